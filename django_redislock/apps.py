@@ -1,0 +1,33 @@
+"""The Django app: settings checks, admin, and the request path in a lock's owner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.apps import AppConfig
+from django.core.signals import request_finished, request_started
+
+from django_redislock.owner import Activity, current_activity
+
+
+class RedislockConfig(AppConfig):
+    """Put "django_redislock" into INSTALLED_APPS."""
+
+    name = "django_redislock"
+    verbose_name = "Distributed locks"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        request_started.connect(_note_request, dispatch_uid="django_redislock.note_request")
+        request_finished.connect(_forget_request, dispatch_uid="django_redislock.forget_request")
+
+
+def _note_request(
+    environ: dict[str, Any] | None = None, scope: dict[str, Any] | None = None, **kwargs: object
+) -> None:
+    path = (environ or {}).get("PATH_INFO") or (scope or {}).get("path") or ""
+    current_activity.set(Activity(path=str(path)))
+
+
+def _forget_request(**kwargs: object) -> None:
+    current_activity.set(Activity())

@@ -1,0 +1,242 @@
+"""What every backend does the same way: perform flows, keep leases alive, know who holds what."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+import threading
+from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from weakref import ReferenceType, WeakSet, ref
+
+from django_redislock import clock, flows, scripts, signals
+from django_redislock import lease as lease_module
+from django_redislock.exceptions import LockLost, LockUnavailable
+from django_redislock.flows import Call
+from django_redislock.lease import Holding, Owner
+from django_redislock.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from django_redislock.conf import Conf
+    from django_redislock.flows import Answer, Flow, Refused, Unanswered
+    from django_redislock.lease import Lease
+
+logger = logging.getLogger("django_redislock")
+
+Result = TypeVar("Result")
+
+LONGEST_PATIENCE = 5.0  # Seconds until a server counts as not answering.
+
+_STATES = {"h": "held", "c": "claimed", "k": "cooling"}
+
+
+class Seen(NamedTuple):
+    """A lock as the server shows it."""
+
+    name: str
+    holding: Holding | None  # None: it is free.
+    expires_in: float | None  # Seconds; None if it is free or has no expiry.
+    waiters: int
+    server_time: float  # Seconds since the epoch.
+
+
+class Backend(ABC):
+    """One alias of REDISLOCK: a place where locks are kept, shared by all threads and loops."""
+
+    clock: Callable[[], float] = staticmethod(clock.now)
+
+    def __init__(self, conf: Conf) -> None:
+        self.conf = conf
+        self.alias = conf.alias
+        self.prefix = conf.key_prefix
+        self._start()
+        _backends.add(self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.alias!r}>"
+
+    def _start(self) -> None:
+        """Make all that belongs to this process alone; once more in a forked child."""
+        self.process = secrets.token_hex(8)
+        self.watchdog = Watchdog(self)
+        # Leases that this process relies on, by name. Weak: a lease that nobody refers to any
+        # more must not be renewed.
+        self._leases: dict[str, ReferenceType[Lease]] = {}
+        self._callbacks: ThreadPoolExecutor | None = None
+        self._starting_callbacks = threading.Lock()
+
+    def after_fork(self) -> None:
+        """In a forked child: nothing of the parent's connections, threads and leases is ours."""
+        self._start()
+
+    def retire(self) -> None:
+        """No new locks will come. Those that are held go on being renewed and released here."""
+        self.watchdog.retire()
+
+    def patience(self, ttl: float) -> float:
+        """The operation timeout in seconds: how long a server may take for one operation."""
+        return min(LONGEST_PATIENCE, ttl / 3)
+
+    # --- performing -------------------------------------------------------------------------
+
+    @abstractmethod
+    def run(self, flow: Flow[Result]) -> Result:
+        """Perform a flow, blocking this thread."""
+
+    @abstractmethod
+    async def arun(self, flow: Flow[Result]) -> Result:
+        """Perform a flow without blocking the event loop."""
+
+    @abstractmethod
+    def renew_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
+        """Run many scripts at once for the watchdog, on a connection of its own."""
+
+    @abstractmethod
+    def ask_many(self, calls: Sequence[Call]) -> list[Any]:
+        """Run many scripts at once, and return what they returned.
+
+        Raises:
+            LockUnavailable: The server refused, or did not answer.
+        """
+
+    @abstractmethod
+    def held_names(self, limit: int) -> tuple[list[str], bool]:
+        """Names of up to *limit* held locks by expiry, and whether there may be more."""
+
+    # --- knowing leases ---------------------------------------------------------------------
+
+    def lease_of(self, name: str) -> Lease | None:
+        """The lease of *name* that this process relies on, or relied on until it was lost."""
+        reference = self._leases.get(name)
+        return None if reference is None else reference()
+
+    def watch(self, lease: Lease) -> None:
+        """Look after a new lease."""
+        self._leases[lease.name] = ref(lease)
+        self.watchdog.watch(lease)
+
+    def forget(self, lease: Lease) -> None:
+        """The lease is over."""
+        self._leases.pop(lease.name, None)
+        self.watchdog.forget(lease)
+
+    # --- keeping leases (lease.Keeper) --------------------------------------------------------
+
+    def renew(self, lease: Lease) -> None:
+        """See Lease.renew()."""
+        renewal = self._renewal(lease)
+        try:
+            lease._extend(self.run(flows.renew(renewal, self.patience(lease.ttl))))
+        except LockLost as lost:
+            lease._lose(lost.reason)
+            raise
+
+    async def arenew(self, lease: Lease) -> None:
+        """See Lease.renew()."""
+        renewal = self._renewal(lease)
+        try:
+            lease._extend(await self.arun(flows.renew(renewal, self.patience(lease.ttl))))
+        except LockLost as lost:
+            lease._lose(lost.reason)
+            raise
+
+    def settle(self, lease: Lease) -> None:
+        """Ask the server about a handed-over lease whose claim time is over by our clock."""
+        with suppress(LockLost, LockUnavailable):  # Then it is not held, and the caller sees it.
+            self.renew(lease)
+
+    def _renewal(self, lease: Lease) -> flows.Renewal:
+        if lease._settled and not lease.held:
+            raise lease._loss()
+        ttl = lease._renewable_ttl()
+        if ttl <= 0:
+            raise LockLost(lease.name, "expired")
+        return flows.Renewal(lease.name, lease._token, ttl, lease.renewals + 1)
+
+    def tell_lost(self, lease: Lease) -> None:
+        """Tell everybody who wants to know that *lease* is lost, outside the calling thread."""
+        self.watchdog.forget(lease)
+        logger.error(
+            "Lost the lease %s of lock %r (%s); the code under it may still run",
+            lease.id,
+            lease.name,
+            lease.lost_reason,
+        )
+        if lease._callbacks or signals.lock_lost.receivers:
+            with self._starting_callbacks:
+                if self._callbacks is None:
+                    self._callbacks = ThreadPoolExecutor(4, thread_name_prefix="redislock-lost")
+            try:
+                self._callbacks.submit(_tell, lease)
+            except RuntimeError:  # The interpreter is shutting down and takes no new threads.
+                _tell(lease)
+
+    # --- looking ------------------------------------------------------------------------------
+
+    @property
+    def within(self) -> float:
+        """Seconds that one try of an operation without a ttl of its own may take."""
+        return 0.75 * self.patience(self.conf.ttl)
+
+    def look(self, name: str) -> Call:
+        """The step that looks at a lock; see seen()."""
+        return Call(scripts.LOOK, name, (), self.within)
+
+    def look_many(self, names: Sequence[str]) -> list[Seen]:
+        """The state of many locks, in few round trips."""
+        values = self.ask_many([self.look(name) for name in names]) if names else []
+        return [self.seen(name, value) for name, value in zip(names, values, strict=True)]
+
+    def seen(self, name: str, value: list[Any]) -> Seen:
+        """Read the answer of the look script."""
+        data, left_ms, waiters, server_ms = value
+        text = data.decode(errors="replace")
+        return Seen(
+            name=name,
+            holding=read_holding(text) if text else None,
+            expires_in=int(left_ms) / 1000 if int(left_ms) >= 0 else None,
+            waiters=int(waiters),
+            server_time=int(server_ms) / 1000,
+        )
+
+
+def read_holding(value: str) -> Holding:
+    """Read what the lock key holds, see lua/_lock.lua. Never raises: it may be anything."""
+    head, *rest = value.split("|", 5)
+    if len(head) == 55 and len(rest) == 5 and head[32] in _STATES:
+        fence, since, _, _, owner = rest
+        renewals = head[33:39]
+        if fence.isdecimal() and since.isdecimal() and renewals.isdecimal():
+            return Holding(
+                id=head[39:],
+                owner=Owner.unpack(owner),
+                state=_STATES[head[32]],
+                fence=int(fence),
+                since=int(since) / 1000,
+                renewals=int(renewals),
+            )
+    digest = hashlib.sha1(value.encode(errors="replace"), usedforsecurity=False).hexdigest()
+    return Holding(id=digest[:16], owner=Owner(), state="foreign")
+
+
+def _tell(lease: Lease) -> None:
+    lease._run_callbacks()
+    signals.lock_lost.send_robust(sender=type(lease), lease=lease, reason=lease.lost_reason)
+
+
+_backends: WeakSet[Backend] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    lease_module._renew_process()
+    for backend in list(_backends):
+        backend.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,404 @@
+"""Locks within one process, by the same flows: for tests and first steps, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from django_redislock import drivers
+from django_redislock.backends.base import Backend
+from django_redislock.flows import Answer, Bell
+from django_redislock.keys import channel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from django_redislock.conf import Conf
+    from django_redislock.flows import Call, Flow, Listen, Pause, Refused, Tell, Unanswered
+
+Result = TypeVar("Result")
+
+CLAIM_MS = 1000
+PATIENCE_MS = 6000
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Lease:
+    token: str
+    state: str  # As in lua/_lock.lua: h, c or k.
+    id: str
+    fence: int
+    since: int  # ms
+    expires: int  # ms
+    owner: str
+    claim: int = 0  # ms
+    channel: str = ""
+    renewals: str = "000000"
+
+    def packed(self) -> bytes:
+        head = self.token + self.state + self.renewals + self.id
+        parts = (head, self.fence, self.since, self.claim, self.channel, self.owner)
+        return "|".join(map(str, parts)).encode()
+
+
+@dataclass(kw_only=True)
+class _Waiter:
+    token: str
+    ticket: int
+    expires: int  # ms
+    channel: str
+    ttl: int  # ms
+    id: str
+    owner: str
+
+
+@dataclass
+class _Lock:
+    lease: _Lease | None = None
+    queue: list[_Waiter] = field(default_factory=list)  # In the order of their tickets.
+    fence: int = 0
+    done: tuple[int, str] | None = None  # When it ends in ms, and its value.
+    forced: str = ""
+
+
+class Server:
+    """What lua/*.lua do, line by line, on Python objects. Not thread-safe; knows no clock."""
+
+    def __init__(self, publish: Callable[[str, str], int]) -> None:
+        """*publish* rings a channel, and returns how many heard it."""
+        self.locks: dict[str, _Lock] = {}
+        self._publish = publish
+
+    def perform(self, script: str, name: str, args: Sequence[Any], us: int) -> Any:
+        """Run an operation at server time *us*, and return what its script would."""
+        lock = self.locks.setdefault(name, _Lock())
+        ms = us // 1000
+        if lock.lease is not None and lock.lease.expires <= ms:
+            lock.lease = None
+        if lock.done is not None and lock.done[0] <= ms:
+            lock.done = None
+        text = [arg.decode() if isinstance(arg, bytes) else arg for arg in args]
+        return getattr(self, f"_{script}")(lock, us, ms, *text)
+
+    def _acquire(
+        self,
+        lock: _Lock,
+        us: int,
+        ms: int,
+        token: str,
+        id: str,  # noqa: A002
+        ttl: int,
+        mode: str,
+        ticket: str,
+        heed_done: str,
+        owner: str,
+        channel: str,
+    ) -> Any:
+        lease = lock.lease
+        mine = lease is not None and lease.token == token and lease.state != "k"
+        if heed_done == "1" and lock.done is not None:
+            if mine:
+                self._pass_on(lock, us, ms)
+            _dequeue(lock, token)
+            return [b"done", lock.done[1].encode()]
+        previous, left = lock.fence, 0
+        if lease is not None:
+            if mine:
+                state = "h" if lease.state == "c" else lease.state
+                lock.lease = replace(lease, state=state, expires=ms + ttl)
+                return [b"granted", b"%d" % lease.fence]
+            left = (lease.claim if lease.state == "c" else lease.expires) - ms
+            if left <= 0:
+                process = lease.channel.rpartition(":")[0]
+                if process != channel.rpartition(":")[0]:
+                    lock.queue = [
+                        one for one in lock.queue if one.channel.rpartition(":")[0] != process
+                    ]
+                previous = lease.fence
+        if left <= 0:
+            head = self._hand_over(lock, us, ms, previous, token)
+            if head is None or head == token:
+                _dequeue(lock, token)
+                fence = max(us, previous + 1)
+                lock.fence = fence
+                lock.lease = _Lease(
+                    token=token,
+                    state="h",
+                    id=id,
+                    fence=fence,
+                    since=ms,
+                    expires=ms + ttl,
+                    owner=owner,
+                )
+                return [b"granted", b"%d" % fence]
+            left = CLAIM_MS
+        assert lock.lease is not None
+        if mode != "queue":
+            if mode == "last":
+                _dequeue(lock, token)
+            return [b"busy", left, lock.lease.packed()]
+        entry = next((one for one in lock.queue if one.token == token), None)
+        newly = entry is None
+        last = lock.queue[-1].ticket if lock.queue else 0
+        place = entry.ticket if entry else int(ticket) or max(us, last + 1)
+        _dequeue(lock, token)
+        lock.queue.append(
+            _Waiter(
+                token=token,
+                ticket=place,
+                expires=ms + PATIENCE_MS,
+                channel=channel,
+                ttl=ttl,
+                id=id,
+                owner=owner,
+            )
+        )
+        lock.queue.sort(key=lambda one: one.ticket)
+        return [b"queued", b"%d" % place, left, b"%d" % us, int(newly)]
+
+    def _renew(
+        self, lock: _Lock, us: int, ms: int, token: str, ttl: int, renewals: str, _: str
+    ) -> bytes:
+        lease = lock.lease
+        if lease is None or lease.token != token or lease.state == "k":
+            return _absence(lock, token)
+        lock.lease = replace(lease, state="h", renewals=renewals, expires=ms + ttl)
+        return b"renewed"
+
+    def _release(
+        self,
+        lock: _Lock,
+        us: int,
+        ms: int,
+        token: str,
+        min_hold: int,
+        once: int,
+        owner: str,
+        _: str,
+    ) -> bytes:
+        lease = lock.lease
+        if lease is None or lease.token != token:
+            return _absence(lock, token)
+        if lease.state == "k":
+            return b"released"
+        left = lease.since + min_hold - ms
+        if once > 0:
+            lock.done = (ms + once, f"{ms}|{owner}")
+        if left > 0:
+            lock.lease = replace(lease, state="k", expires=ms + left)
+            if lock.queue:
+                head = lock.queue[0]
+                self._publish(head.channel, f"look {head.id} {left} {us}")
+        else:
+            self._pass_on(lock, us, ms)
+        return b"released"
+
+    def _leave(self, lock: _Lock, us: int, ms: int, token: str, _: str) -> int:
+        _dequeue(lock, token)
+        lease = lock.lease
+        if lease is not None and lease.token == token and lease.state != "k":
+            self._pass_on(lock, us, ms)
+            return 1
+        return 0
+
+    def _force_release(self, lock: _Lock, us: int, ms: int, id: str, _: str) -> list[bytes]:  # noqa: A002
+        lease = lock.lease
+        if lease is None:
+            return [b"gone", b""]
+        if lease.id != id:
+            return [b"taken", lease.packed()]
+        self._pass_on(lock, us, ms)
+        lock.forced = lease.token
+        return [b"released", lease.packed()]
+
+    def _look(self, lock: _Lock, us: int, ms: int, _: str) -> list[Any]:
+        lease = lock.lease
+        waiters = sum(one.expires > ms for one in lock.queue)
+        if lease is None or (lease.state == "c" and lease.claim <= ms):
+            return [b"", -2, waiters, b"%d" % ms]
+        left = min(lease.expires, lease.claim) if lease.state == "c" else lease.expires
+        return [lease.packed(), left - ms, waiters, b"%d" % ms]
+
+    def _hand_over(
+        self, lock: _Lock, us: int, ms: int, previous: int, me: str | None = None
+    ) -> str | None:
+        while lock.queue:
+            head = lock.queue[0]
+            if head.token == me:
+                return me
+            fence = max(us, previous + 1)
+            rung = head.expires > ms and self._publish(
+                head.channel, f"granted {head.id} {fence} {us}"
+            )
+            lock.queue.pop(0)
+            if rung:
+                lock.fence = fence
+                lock.lease = _Lease(
+                    token=head.token,
+                    state="c",
+                    id=head.id,
+                    fence=fence,
+                    since=ms,
+                    expires=ms + head.ttl + CLAIM_MS,
+                    owner=head.owner,
+                    claim=ms + min(CLAIM_MS, head.ttl),
+                    channel=head.channel,
+                )
+                return head.token
+        return None
+
+    def _pass_on(self, lock: _Lock, us: int, ms: int) -> None:
+        assert lock.lease is not None
+        if self._hand_over(lock, us, ms, lock.lease.fence) is None:
+            lock.lease = None
+
+
+def _dequeue(lock: _Lock, token: str) -> None:
+    lock.queue = [one for one in lock.queue if one.token != token]
+
+
+def _absence(lock: _Lock, token: str) -> bytes:
+    if lock.forced == token:
+        return b"forced"
+    return b"taken" if lock.lease is not None and lock.lease.token != token else b"gone"
+
+
+class InMemoryBackend(Backend):
+    """Locks within this process. They exclude threads and tasks, not processes."""
+
+    def __init__(self, conf: Conf) -> None:
+        super().__init__(conf)
+        # As a server would count: its time only has to grow, also over restarts of a fence.
+        self._epoch = time.time() - self.clock()
+
+    def _start(self) -> None:
+        super()._start()
+        self._mutex = threading.Lock()
+        self._listeners: dict[str, Callable[[str], object]] = {}
+        self._numbers = count(1)
+        self.server = Server(self._publish)
+
+    def run(self, flow: Flow[Result]) -> Result:
+        session = _Session(self)
+        try:
+            return drivers.run(flow, session)
+        finally:
+            session.close()
+
+    async def arun(self, flow: Flow[Result]) -> Result:
+        session = _AsyncSession(self)
+        try:
+            return await drivers.arun(flow, session)
+        finally:
+            session.close()
+
+    def renew_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
+        return [self.perform(call, "") for call in calls]
+
+    def ask_many(self, calls: Sequence[Call]) -> list[Any]:
+        return [self.perform(call, "").value for call in calls]
+
+    def held_names(self, limit: int) -> tuple[list[str], bool]:
+        now = self._server_us() // 1000
+        with self._mutex:
+            held = sorted(
+                (lock.lease.expires, name)
+                for name, lock in self.server.locks.items()
+                if lock.lease is not None and lock.lease.expires > now
+            )
+        return [name for _, name in held[:limit]], len(held) > limit
+
+    def perform(self, step: Call | Tell, channel: str) -> Answer:
+        """Run one operation."""
+        sent = self.clock()
+        with self._mutex:
+            value = self.server.perform(
+                step.script.name, step.name, (*step.args, channel), self._server_us()
+            )
+        return Answer(value, sent, self.clock())
+
+    def listen(self, ring: Callable[[str], object]) -> str:
+        """Call *ring* with what is published on the channel that is returned."""
+        name = channel(self.prefix, self.process, next(self._numbers))
+        self._listeners[name] = ring
+        return name
+
+    def stop_listening(self, name: str) -> None:
+        """Nobody listens on this channel any more."""
+        self._listeners.pop(name, None)
+
+    def _publish(self, name: str, message: str) -> int:
+        ring = self._listeners.get(name)
+        if ring is None:
+            return 0
+        ring(message)
+        return 1
+
+    def _server_us(self) -> int:
+        return int((self._epoch + self.clock()) * 1_000_000)
+
+
+class _Session:
+    def __init__(self, backend: InMemoryBackend) -> None:
+        self._backend = backend
+        self._channel = ""
+        self._rings: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def call(self, step: Call) -> Answer:
+        if step.listening and not self._channel:
+            self._channel = self._backend.listen(self._rings.put)
+        return self._backend.perform(step, self._channel)
+
+    def tell(self, step: Tell) -> None:
+        self._backend.perform(step, self._channel)
+
+    def listen(self, step: Listen) -> Bell:
+        try:
+            ring = self._rings.get(timeout=max(step.seconds, 0.0))
+        except queue.Empty:
+            return Bell([], self._backend.clock())
+        return Bell(ring.split(), self._backend.clock())
+
+    def pause(self, step: Pause) -> float:
+        time.sleep(step.seconds)
+        return self._backend.clock()
+
+    def close(self) -> None:
+        self._backend.stop_listening(self._channel)
+
+
+class _AsyncSession:
+    def __init__(self, backend: InMemoryBackend) -> None:
+        self._backend = backend
+        self._channel = ""
+        self._rings: asyncio.Queue[str] = asyncio.Queue()
+
+    async def call(self, step: Call) -> Answer:
+        if step.listening and not self._channel:
+            loop = asyncio.get_running_loop()
+            self._channel = self._backend.listen(
+                lambda ring: loop.call_soon_threadsafe(self._rings.put_nowait, ring)
+            )
+        return self._backend.perform(step, self._channel)
+
+    async def tell(self, step: Tell) -> None:
+        self._backend.perform(step, self._channel)
+
+    async def listen(self, step: Listen) -> Bell:
+        try:
+            ring = await asyncio.wait_for(self._rings.get(), max(step.seconds, 0.0))
+        except TimeoutError:
+            return Bell([], self._backend.clock())
+        return Bell(ring.split(), self._backend.clock())
+
+    async def pause(self, step: Pause) -> float:
+        await asyncio.sleep(step.seconds)
+        return self._backend.clock()
+
+    def close(self) -> None:
+        self._backend.stop_listening(self._channel)

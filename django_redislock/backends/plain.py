@@ -1,0 +1,180 @@
+"""The operations where scripting is forbidden: ``SET NX PX`` and optimistic transactions.
+
+The keys hold the same as with scripts, so both kinds of client exclude each other. What is
+missing is the queue: a release wakes nobody, and waiters come back by bounded backoff.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, Protocol
+
+from django_redislock import scripts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from django_redislock.flows import Call
+    from django_redislock.keys import Keys
+
+DAY_MS = 86_400_000
+ATTEMPTS = 32  # Transactions lost to others before the server counts as not answering.
+
+
+class Ask(Protocol):
+    """Runs one command and returns its reply, or raises its error."""
+
+    def __call__(self, *command: str | bytes | int) -> Any: ...
+
+
+Commands = list[tuple[str | bytes | int, ...]]
+# What an operation decided after reading: the commands of the transaction, and its answer.
+Decision = tuple[Commands, Any]
+
+
+def perform(step: Call, keys: Keys, ask: Ask) -> Any:
+    """Run an operation, and return what its script would."""
+    args = [arg.encode() if isinstance(arg, str) else arg for arg in step.args]
+    decide = _OPERATIONS[step.script.name]
+    for _ in range(ATTEMPTS):
+        ask("WATCH", keys.lock, keys.fence, keys.done, keys.forced)
+        in_transaction = False
+        try:
+            commands, answer = decide(keys, ask, args)
+            if not commands:
+                ask("UNWATCH")
+                return answer
+            ask("MULTI")
+            in_transaction = True
+            for command in commands:
+                ask(*command)
+            if ask("EXEC") is not None:
+                return answer
+        except Exception:
+            # A connection in the middle of a transaction would swallow the next flow's commands.
+            ask("DISCARD" if in_transaction else "UNWATCH")
+            raise
+    raise ConnectionError("the lock changed hands during every try of a transaction")
+
+
+def _acquire(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
+    token, id, ttl, _, _, heed_done, owner = args  # noqa: A001
+    value = ask("GET", keys.lock)
+    if heed_done == b"1" and (done := ask("GET", keys.done)) is not None:
+        mine = value is not None and _is_held_by(value, token)
+        return (_free(keys) if mine else []), [b"done", done]
+    fence, now_us = ask("GET", keys.fence), _clock(ask)
+    if value is not None:
+        if _is_held_by(value, token):
+            commands: Commands = [("PEXPIRE", keys.lock, ttl), ("SETRANGE", keys.lock, 32, "h")]
+            return commands, [b"granted", value.split(b"|")[1]]
+        left = ask("PTTL", keys.lock)
+        if left == -1:
+            return [], [b"endless"]
+        if value[32:33] == b"c" and value.count(b"|") >= 5:
+            left = min(left, int(value.split(b"|")[3]) - now_us // 1000)
+        if left > 0:
+            return [], [b"busy", left, value]
+    next_fence = b"%d" % max(now_us, _number(fence) + 1)
+    head = token + b"h000000" + id
+    lease = b"|".join([head, next_fence, b"%d" % (now_us // 1000), b"0", b"", owner])
+    set_lock: tuple[str | bytes | int, ...] = ("SET", keys.lock, lease, "NX", "PX", ttl)
+    return [
+        # A lapsed claim is still in its place.
+        *([("DEL", keys.lock)] if value is not None else []),
+        ("SET", keys.fence, next_fence, "PX", ttl + DAY_MS),
+        set_lock,
+        ("ZADD", keys.held, now_us // 1000 + ttl, keys.lock),
+    ], [b"granted", next_fence]
+
+
+def _renew(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
+    token, ttl, renewals = args
+    value = ask("GET", keys.lock)
+    if value is None or not _is_held_by(value, token):
+        return [], _absence(keys, ask, value, token)
+    return [
+        ("PEXPIRE", keys.lock, ttl),
+        ("SETRANGE", keys.lock, 32, b"h" + renewals),
+        ("ZADD", keys.held, _clock(ask) // 1000 + ttl, keys.lock),
+    ], b"renewed"
+
+
+def _release(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
+    token, min_hold, once, owner = args
+    value = ask("GET", keys.lock)
+    if value is None or value[:32] != token:
+        return [], _absence(keys, ask, value, token)
+    if value[32:33] == b"k":
+        return [], b"released"
+    now = _clock(ask) // 1000
+    left = int(value.split(b"|")[2]) + min_hold - now
+    commands = _free(keys)
+    if left > 0:
+        commands = [
+            ("PEXPIRE", keys.lock, left),
+            ("SETRANGE", keys.lock, 32, "k"),
+            ("ZADD", keys.held, now + left, keys.lock),
+        ]
+    if once > 0:
+        commands.append(("SET", keys.done, b"%d|" % now + owner, "PX", once))
+    return commands, b"released"
+
+
+def _leave(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
+    value = ask("GET", keys.lock)
+    mine = value is not None and _is_held_by(value, args[0])
+    return (_free(keys) if mine else []), int(mine)
+
+
+def _force_release(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
+    value = ask("GET", keys.lock)
+    if value is None:
+        return [], [b"gone", b""]
+    ours = value.count(b"|") >= 5
+    digest = hashlib.sha1(value, usedforsecurity=False).hexdigest()[:16].encode()
+    if (value[39:55] if ours else digest) != args[0]:
+        return [], [b"taken", value]
+    commands = _free(keys)
+    if ours:
+        left = max(ask("PTTL", keys.lock), 0) + 60_000
+        commands.append(("SET", keys.forced, value[:32], "PX", left))
+    return commands, [b"released", value]
+
+
+def _look(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
+    value, left, now = ask("GET", keys.lock) or b"", ask("PTTL", keys.lock), _clock(ask) // 1000
+    return [], [value, left, 0, now]
+
+
+_OPERATIONS: dict[str, Callable[[Keys, Ask, list[Any]], Decision]] = {
+    scripts.ACQUIRE.name: _acquire,
+    scripts.RENEW.name: _renew,
+    scripts.RELEASE.name: _release,
+    scripts.LEAVE.name: _leave,
+    scripts.FORCE_RELEASE.name: _force_release,
+    scripts.LOOK.name: _look,
+}
+
+
+def _free(keys: Keys) -> Commands:
+    return [("DEL", keys.lock), ("ZREM", keys.held, keys.lock)]
+
+
+def _is_held_by(value: bytes, token: bytes) -> bool:
+    return value[:32] == token and value[32:33] != b"k"
+
+
+def _absence(keys: Keys, ask: Ask, value: bytes | None, token: bytes) -> bytes:
+    if ask("GET", keys.forced) == token:
+        return b"forced"
+    return b"taken" if value is not None and value[:32] != token else b"gone"
+
+
+def _clock(ask: Ask) -> int:
+    seconds, us = ask("TIME")
+    return int(seconds) * 1_000_000 + int(us)
+
+
+def _number(data: bytes | None) -> int:
+    return int(data) if data is not None and data.isdigit() else 0

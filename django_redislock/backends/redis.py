@@ -1,0 +1,523 @@
+"""Locks on one Redis or Valkey server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import contextmanager
+from itertools import count
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from weakref import WeakKeyDictionary
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_redislock import drivers
+from django_redislock.backends import plain
+from django_redislock.backends.base import Backend
+from django_redislock.backends.wires import (
+    Dialer,
+    Exhausted,
+    Pool,
+    ReplyError,
+    is_transient,
+    packed,
+)
+from django_redislock.exceptions import LockUnavailable
+from django_redislock.flows import Answer, Bell, Refused, Unanswered
+from django_redislock.keys import channel, index_key, lock_keys, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Sequence
+
+    from django_redislock.backends.wires import AsyncWire, Wire
+    from django_redislock.conf import Conf
+    from django_redislock.flows import Call, Flow, Listen, Pause, Tell
+
+logger = logging.getLogger("django_redislock")
+
+Result = TypeVar("Result")
+
+BATCH = 500  # Commands sent before their replies are read; more could fill both buffers.
+DEFAULT_MAX_CONNECTIONS = 128
+# The watchdog's own, two that waiters may not take (Pool.KEPT_BACK), and one for a waiter.
+LEAST_MAX_CONNECTIONS = 4
+
+
+class RedisBackend(Backend):
+    """Locks on one Redis (7.0 or newer) or Valkey server.
+
+    OPTIONS are redis-py's connection options (username, password, ssl_*, socket_timeout, …), and
+    ``max_connections``: how many connections a process may open for sync code, its watchdog
+    included (default 128). Async code uses one connection per event loop.
+    """
+
+    def __init__(self, conf: Conf) -> None:
+        options = dict(conf.options)
+        where = f"REDISLOCK[{conf.alias!r}]"
+        limit = options.pop("max_connections", DEFAULT_MAX_CONNECTIONS)
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < LEAST_MAX_CONNECTIONS:
+            raise ImproperlyConfigured(
+                f"{where}['OPTIONS']['max_connections'] must be an integer of at least"
+                f" {LEAST_MAX_CONNECTIONS}, not {limit!r}."
+            )
+        self._most_connections = limit
+        self._patience = options.get("socket_timeout")
+        if self._patience is not None and not (
+            isinstance(self._patience, int | float) and self._patience > 0
+        ):
+            raise ImproperlyConfigured(
+                f"{where}['OPTIONS']['socket_timeout'] must be a positive number of seconds,"
+                f" not {self._patience!r}."
+            )
+        if not isinstance(conf.location, str):
+            raise ImproperlyConfigured(
+                f"{where}['LOCATION'] must be one URL: {type(self).__name__} uses one server."
+            )
+        try:
+            self._dialer = Dialer(conf.location, options)
+        except TypeError as error:
+            # Its text names the option, not its value.
+            raise ImproperlyConfigured(f"{where}['OPTIONS'] is not accepted: {error}") from error
+        except Exception:  # noqa: BLE001 - whatever a URL parser raises
+            # The text may quote a part of the URL, and so of the password: from None.
+            raise ImproperlyConfigured(
+                f"{where}['LOCATION'] is not a URL that redis-py understands; it should look like"
+                " redis://host:6379/0, rediss://host:6379/0 or unix:///path/to/socket."
+            ) from None
+        self.scripting = True  # Until the server says that we may not.
+        super().__init__(conf)
+
+    def _start(self) -> None:
+        super()._start()
+        self._pool = Pool(self._dialer.dial, self._most_connections - 1)
+        self._numbers = count(1)
+        self._watchdog_wire: Wire | None = None
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopWire] = WeakKeyDictionary()
+
+    def after_fork(self) -> None:
+        inherited = (self._pool, self._watchdog_wire, self._loops)
+        pool, watchdog_wire, loops = inherited
+        # Only this process's copies are closed; the parent goes on using its own.
+        pool.close()
+        if watchdog_wire is not None:
+            watchdog_wire.close()
+        for loop_wire in loops.values():
+            if loop_wire.wire is not None:
+                loop_wire.wire.forsake()
+        self._inherited = inherited  # A loop's transport must not be collected before its loop.
+        super().after_fork()
+
+    def retire(self) -> None:
+        super().retire()
+        self._pool.close()
+
+    def patience(self, ttl: float) -> float:
+        return self._patience or super().patience(ttl)
+
+    def run(self, flow: Flow[Result]) -> Result:
+        session = _Session(self)
+        try:
+            return drivers.run(flow, session)
+        finally:
+            session.close()
+
+    async def arun(self, flow: Flow[Result]) -> Result:
+        session = _AsyncSession(self)
+        try:
+            return await drivers.arun(flow, session)
+        finally:
+            session.close()
+
+    def renew_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
+        within = calls[0].within
+        sent = self.clock()
+        try:
+            if self._watchdog_wire is None:
+                self._watchdog_wire = self._dialer.dial(within)
+            answers: list[Answer | Unanswered | Refused] = []
+            for start in range(0, len(calls), BATCH):
+                part = calls[start : start + BATCH]
+                answers += self._exchange_many(self._watchdog_wire, part)
+            return answers
+        except Exception as error:  # noqa: BLE001 - told apart by _outcome
+            if self._watchdog_wire is not None:
+                self._watchdog_wire.close()
+                self._watchdog_wire = None
+            return [self._outcome(error, sent)] * len(calls)
+
+    def ask_many(self, calls: Sequence[Call]) -> list[Any]:
+        answers: list[Any] = []
+        with self._lent_wire() as wire:
+            for start in range(0, len(calls), BATCH):
+                answers += self._exchange_many(wire, calls[start : start + BATCH])
+        for answer, call in zip(answers, calls, strict=True):
+            if not isinstance(answer, Answer):
+                raise LockUnavailable(call.name, answer.problem) from answer.__cause__
+        return [answer.value for answer in answers]
+
+    def held_names(self, limit: int) -> tuple[list[str], bool]:
+        with self._lent_wire() as wire:
+            keys = wire.ask(packed("ZRANGE", index_key(self.prefix), 0, limit), self.within)
+        if isinstance(keys, ReplyError):
+            raise LockUnavailable(index_key(self.prefix), _described(keys)) from keys
+        texts = [key.decode(errors="replace") for key in keys[:limit]]
+        return [name for key in texts if (name := name_of(self.prefix, key))], len(keys) > limit
+
+    @contextmanager
+    def _lent_wire(self) -> Iterator[Wire]:
+        wire = None
+        try:
+            wire = self._pool.take(self.within)
+            yield wire
+        except BaseException as error:
+            if wire is not None:
+                self._pool.drop(wire)
+            if isinstance(error, Exception):
+                raise LockUnavailable(self.prefix, _described(error)) from error
+            raise
+        self._pool.give(wire)
+
+    def _exchange_many(
+        self, wire: Wire, calls: Sequence[Call]
+    ) -> list[Answer | Unanswered | Refused]:
+        if not self.scripting:
+            return [self._call_plain(wire, call) for call in calls]
+        within = calls[0].within
+        batch = b"".join([self.pack(call, "") for call in calls])
+        sent = self.clock()
+        wire.send(batch, within)
+        replies = [wire.reply(within) for _ in calls]
+        now = self.clock()
+        answers: list[Answer | Unanswered | Refused] = []
+        for call, reply in zip(calls, replies, strict=True):
+            if not isinstance(reply, ReplyError):
+                answers.append(Answer(reply, sent, now))
+            elif reply.code == "NOSCRIPT":
+                # The first brings the script back; the others find it. All are safe to repeat.
+                try:
+                    answers.append(self.exchange(wire, call))
+                except ReplyError as error:
+                    answers.append(self._outcome(error, sent))
+            elif self.forbids_scripting(reply):
+                answers.append(self._call_plain(wire, call))
+            else:
+                answers.append(self._outcome(reply, sent))
+        return answers
+
+    # --- for the sessions -----------------------------------------------------------------------
+
+    def pack(self, step: Call | Tell, channel: str, *, in_full: bool = False) -> bytes:
+        """One script call as bytes: by its SHA, or *in_full* with the whole text."""
+        keys = lock_keys(self.prefix, step.name)
+        if in_full:
+            head: tuple[str | bytes | int, ...] = ("EVAL", step.script.source, len(keys))
+        else:
+            head = ("EVALSHA", step.script.sha, len(keys))
+        return packed(*head, *keys, *step.args, channel)
+
+    def new_channel(self) -> str:
+        """A channel for one more connection of this process."""
+        return channel(self.prefix, self.process, next(self._numbers))
+
+    def exchange(self, wire: Wire, step: Call) -> Answer:
+        """Send one call and read its answer; transport errors go through."""
+        if not self.scripting:
+            return self._call_plain(wire, step)
+        command = self.pack(step, wire.channel)
+        replicas = _wait_for_replicas(step) if step.replicas else b""
+        sent = self.clock()
+        reply = wire.ask(command + replicas, step.within)
+        acknowledged = wire.reply(step.within) if replicas else 0
+        if isinstance(reply, ReplyError) and reply.code == "NOSCRIPT":
+            sent = self.clock()
+            command = self.pack(step, wire.channel, in_full=True)
+            reply = wire.ask(command + replicas, step.within)
+            acknowledged = wire.reply(step.within) if replicas else 0
+        error = reply if isinstance(reply, ReplyError) else acknowledged
+        if isinstance(error, ReplyError):
+            if self.forbids_scripting(error):
+                return self._call_plain(wire, step)
+            raise error
+        return Answer(reply, sent, self.clock(), acknowledged)
+
+    def forbids_scripting(self, error: ReplyError) -> bool:
+        """Whether the server's rights leave us only plain commands; says so once in the log."""
+        if error.code != "NOPERM" or not any(
+            f"'{command}'" in str(error) for command in ("evalsha", "eval")
+        ):
+            return False
+        if self.scripting:
+            self.scripting = False
+            logger.warning(
+                "REDISLOCK[%r]: the server forbids scripts (%s). Locks work with plain commands,"
+                " with less: waiters poll instead of being served in turn, and operations take"
+                " more round trips. Allow +eval and +evalsha to get both back.",
+                self.alias,
+                error,
+            )
+        return True
+
+    def raise_outcome(self, error: BaseException, sent: float) -> NoReturn:
+        """Raise what *error* means to a flow."""
+        raise self._outcome(error, sent) from error
+
+    def _outcome(self, error: BaseException, sent: float) -> Unanswered | Refused:
+        outcome: Unanswered | Refused
+        if isinstance(error, Exhausted) or is_transient(error):
+            outcome = Unanswered(_described(error), sent, self.clock())
+        else:
+            outcome = Refused(_described(error))
+        outcome.__cause__ = error
+        return outcome
+
+    def _call_plain(self, wire: Wire, step: Call) -> Answer:
+        sent = self.clock()
+        value = plain.perform(step, lock_keys(self.prefix, step.name), _Asker(wire, step.within))
+        return Answer(value, sent, self.clock())
+
+    async def wire(self, seconds: float) -> AsyncWire:
+        """The connection of the running loop."""
+        loop = asyncio.get_running_loop()
+        loop_wire = self._loops.get(loop)
+        if loop_wire is None:
+            loop_wire = self._loops[loop] = _LoopWire()
+            await loop_wire.close_with_loop()
+        return await loop_wire.get(self._dialer, seconds)
+
+
+class _Asker:
+    """Runs plain commands one by one on a wire, for backends.plain."""
+
+    def __init__(self, wire: Wire, seconds: float) -> None:
+        self._wire = wire
+        self._seconds = seconds
+
+    def __call__(self, *command: str | bytes | int) -> Any:
+        reply = self._wire.ask(packed(*command), self._seconds)
+        if isinstance(reply, ReplyError):
+            raise reply
+        return reply
+
+
+class _Session:
+    """One flow's use of the blocking connections: one, kept from the first step to the last."""
+
+    __slots__ = ("_backend", "_wire")
+
+    def __init__(self, backend: RedisBackend) -> None:
+        self._backend = backend
+        self._wire: Wire | None = None
+
+    def call(self, step: Call) -> Answer:
+        backend = self._backend
+        sent = backend.clock()
+        wire = self._wire
+        try:
+            if wire is None:
+                wire = self._wire = backend._pool.take(step.within, to_wait=bool(step.listening))
+            if step.listening and not wire.channel and backend.scripting:
+                wire.subscribe(backend.new_channel(), step.within)
+            return backend.exchange(wire, step)
+        except ReplyError as error:
+            backend.raise_outcome(error, sent)  # The connection is in step.
+        except Exception as error:  # noqa: BLE001 - told apart by _outcome
+            self._drop()
+            backend.raise_outcome(error, sent)
+        except BaseException:
+            self._drop()
+            raise
+
+    def tell(self, step: Tell) -> None:
+        backend = self._backend
+        wire = self._wire
+        assert wire is not None
+        sent = backend.clock()
+        try:
+            wire.tell(backend.pack(step, wire.channel), backend.patience(1.0))
+        except Exception as error:  # noqa: BLE001
+            self._drop()
+            backend.raise_outcome(error, sent)
+
+    def listen(self, step: Listen) -> Bell:
+        backend = self._backend
+        wire = self._wire
+        now = backend.clock()
+        until = now + step.seconds
+        if wire is None:
+            raise Unanswered("the connection was lost", now, now)
+        try:
+            while True:
+                ring = wire.bell(until - now)
+                now = backend.clock()
+                if ring is None:
+                    return Bell([], now)
+                words = ring.decode().split()
+                if len(words) > 1 and words[1] == step.id:
+                    return Bell(words, now)
+        except Exception as error:  # noqa: BLE001
+            self._drop()
+            backend.raise_outcome(error, now)
+        except BaseException:
+            self._drop()
+            raise
+
+    def pause(self, step: Pause) -> float:
+        time.sleep(step.seconds)
+        return self._backend.clock()
+
+    def close(self) -> None:
+        if self._wire is not None:
+            self._wire.clear_bells()
+            self._backend._pool.give(self._wire)
+            self._wire = None
+
+    def _drop(self) -> None:
+        if self._wire is not None:
+            self._backend._pool.drop(self._wire)
+            self._wire = None
+
+
+class _AsyncSession:
+    """One flow's use of its event loop's connection."""
+
+    __slots__ = ("_backend", "_id", "_wire")
+
+    def __init__(self, backend: RedisBackend) -> None:
+        self._backend = backend
+        self._wire: AsyncWire | None = None
+        self._id = ""
+
+    async def call(self, step: Call) -> Answer:
+        if step.shielded:
+            return await self._call_shielded(step)
+        backend = self._backend
+        sent = backend.clock()
+        try:
+            wire = self._wire
+            if wire is None or wire.closed:
+                wire = self._wire = await backend.wire(step.within)
+            if not backend.scripting:
+                return await asyncio.to_thread(_call_in_thread, backend, step)
+            if step.listening:
+                if not wire.channel:
+                    await wire.subscribe(backend.new_channel())
+                self._id = step.listening
+                wire.expect_bell(step.listening)
+            sent = backend.clock()
+            command = backend.pack(step, wire.channel)
+            reply, acknowledged = await _answered(wire, command, step)
+            if isinstance(reply, ReplyError) and reply.code == "NOSCRIPT":
+                sent = backend.clock()
+                command = backend.pack(step, wire.channel, in_full=True)
+                reply, acknowledged = await _answered(wire, command, step)
+            if isinstance(reply, ReplyError):
+                if backend.forbids_scripting(reply):
+                    return await asyncio.to_thread(_call_in_thread, backend, step)
+                raise reply
+            return Answer(reply, sent, backend.clock(), acknowledged)
+        except (Unanswered, Refused):
+            raise
+        except Exception as error:  # noqa: BLE001 - told apart by _outcome
+            backend.raise_outcome(error, sent)
+
+    async def tell(self, step: Tell) -> None:
+        wire = self._wire
+        assert wire is not None
+        sent = self._backend.clock()
+        try:
+            wire.tell(self._backend.pack(step, wire.channel))
+        except Exception as error:  # noqa: BLE001
+            self._backend.raise_outcome(error, sent)
+
+    async def listen(self, step: Listen) -> Bell:
+        backend = self._backend
+        now = backend.clock()
+        try:
+            assert self._wire is not None
+            ring = await self._wire.bell(step.id, step.seconds)
+        except Exception as error:  # noqa: BLE001
+            backend.raise_outcome(error, now)
+        return Bell(ring.decode().split() if ring else [], backend.clock())
+
+    async def pause(self, step: Pause) -> float:
+        await asyncio.sleep(step.seconds)
+        return self._backend.clock()
+
+    def close(self) -> None:
+        if self._wire is not None and self._id:
+            self._wire.forget_bell(self._id)
+
+    async def _call_shielded(self, step: Call) -> Answer:
+        # An undo runs to its end, which is bounded, however often its task is cancelled.
+        task = asyncio.ensure_future(self.call(step._replace(shielded=False)))
+        while not task.done():
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError:
+                if task.cancelled():
+                    raise
+            except (Unanswered, Refused):
+                break
+        return task.result()
+
+
+async def _answered(wire: AsyncWire, command: bytes, step: Call) -> tuple[Any, int]:
+    alarm = asyncio.get_running_loop().call_later(
+        step.within, wire.close, TimeoutError("the server did not answer in time")
+    )
+    try:
+        reply = wire.send(command)
+        if step.replicas:
+            acknowledged = wire.send(_wait_for_replicas(step))
+            return await reply, await acknowledged
+        return await reply, 0
+    finally:
+        alarm.cancel()
+
+
+def _wait_for_replicas(step: Call) -> bytes:
+    return packed("WAIT", step.replicas, max(1, int(step.within * 500)))
+
+
+def _call_in_thread(backend: RedisBackend, step: Call) -> Answer:
+    # Without scripting an operation is several commands between WATCH and EXEC, which cannot
+    # share a connection with other tasks.
+    session = _Session(backend)
+    try:
+        return session.call(step._replace(listening=""))
+    finally:
+        session.close()
+
+
+class _LoopWire:
+    """The connection of one event loop: dialed once for all tasks that want it, closed with it."""
+
+    def __init__(self) -> None:
+        self.wire: AsyncWire | None = None
+        self._dialing = asyncio.Lock()
+        self._closer: AsyncGenerator[None, None] | None = None
+
+    async def get(self, dialer: Dialer, seconds: float) -> AsyncWire:
+        async with self._dialing:
+            if self.wire is None or self.wire.closed:
+                self.wire = await dialer.adial(seconds)
+            return self.wire
+
+    async def close_with_loop(self) -> None:
+        # asyncio.run() closes the asynchronous generators of its loop at the end, and with this
+        # one our connection; otherwise nobody would tell us that the loop is going away.
+        self._closer = self._close_at_end()
+        await anext(self._closer)
+
+    async def _close_at_end(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            if self.wire is not None:
+                self.wire.close()
+
+
+def _described(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    return text.rstrip(".")

@@ -1,0 +1,481 @@
+"""Connections to a Redis or Valkey server that are made by redis-py and then driven by us.
+
+TLS, passwords, sockets and the handshake stay redis-py's business. After it, commands are packed
+once and replies are read by hiredis directly: the client's own call path costs several times the
+server's work, and it retries behind the caller's back (rules R5, R15).
+
+All connections speak RESP3, in which the server may ring a waiter on the same connection that
+carries its commands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import hiredis
+from redis import exceptions as redis_errors
+from redis.asyncio.connection import Connection as AsyncConnection
+from redis.asyncio.connection import parse_url as async_parse_url
+from redis.connection import Connection, parse_url
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping
+
+# Error codes after which trying again may help. All others are refusals: rights, types, memory.
+_TRANSIENT = frozenset(
+    {"BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "TRYAGAIN"}
+)
+_TRANSIENT_TEXT = ("max number of clients", "ERR max number of clients reached")
+
+_NOTHING = object()
+_CHUNK = 8192
+
+
+class ReplyError(redis_errors.ResponseError):
+    """An error reply of the server; its first word is the code."""
+
+    @property
+    def code(self) -> str:
+        return str(self).partition(" ")[0]
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether trying again may help (R13)."""
+    if isinstance(error, ReplyError):
+        return error.code in _TRANSIENT or any(text in str(error) for text in _TRANSIENT_TEXT)
+    if isinstance(error, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
+        return False
+    if isinstance(error, redis_errors.ReadOnlyError | redis_errors.MasterDownError):
+        return True
+    if any(text in str(error) for text in _TRANSIENT_TEXT):
+        return True
+    if isinstance(error, redis_errors.ConnectionError | redis_errors.TimeoutError):
+        return not _is_tls_refusal(error)
+    return isinstance(error, OSError | EOFError | TimeoutError) and not _is_tls_refusal(error)
+
+
+def _is_tls_refusal(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, ssl.SSLError):
+            return not isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError)
+        error = error.__cause__ or error.__context__
+    return False
+
+
+# What we decide ourselves, whatever OPTIONS says.
+_OURS: dict[str, Any] = {
+    "protocol": 3,
+    "decode_responses": False,
+    "health_check_interval": 0,
+    "retry": None,
+    "retry_on_timeout": False,
+    "retry_on_error": [],
+}
+
+
+class Dialer:
+    """Makes connections to one server, sync and async, from a URL and client options."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        """Check them, without dialing.
+
+        Raises:
+            ValueError, TypeError: redis-py does not understand the URL or an option.
+        """
+        common = {**_without_maintenance_notifications(), **options, **_OURS}
+        self._sync = {**common, **parse_url(url)}  # type: ignore[no-untyped-call]
+        self._async = {**common, **async_parse_url(url)}
+        self._sync_class = self._sync.pop("connection_class", Connection)
+        self._async_class = self._async.pop("connection_class", AsyncConnection)
+        self._sync_class(**self._sync)
+
+    def dial(self, seconds: float) -> Wire:
+        """A new blocking connection, or redis-py's exception."""
+        connection = self._sync_class(**{**self._sync, **_limits(seconds)})
+        connection.connect()
+        return Wire(connection)
+
+    async def adial(self, seconds: float) -> AsyncWire:
+        """A new connection of the running loop, or redis-py's exception."""
+        connection = self._async_class(**{**self._async, **_limits(seconds)})
+        try:
+            async with asyncio.timeout(seconds):
+                await connection.connect()
+        except TimeoutError as error:
+            raise redis_errors.TimeoutError("Timeout connecting to server") from error
+        finally:
+            if not connection.is_connected:
+                await connection.disconnect(nowait=True)
+        return AsyncWire(connection)
+
+
+def _limits(seconds: float) -> dict[str, float]:
+    return {"socket_timeout": seconds, "socket_connect_timeout": seconds}
+
+
+def _without_maintenance_notifications() -> dict[str, Any]:
+    # Newer clients ask servers to announce maintenance on RESP3 connections, which would only be
+    # noise on ours; older ones do not know the option.
+    try:
+        from redis.maint_notifications import MaintNotificationsConfig
+    except ImportError:
+        return {}
+    return {"maint_notifications_config": MaintNotificationsConfig(enabled=False)}
+
+
+class Wire:
+    """One blocking connection. Used by one thread at a time; see Pool."""
+
+    __slots__ = ("_bells", "_connection", "_reader", "_seconds", "_socket", "_unread", "channel")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection  # Kept: it closes the socket when it is collected.
+        self._socket: socket.socket = connection._sock  # type: ignore[assignment] # connected
+        self._reader = _reader()
+        self._bells: deque[bytes] = deque()
+        self._seconds = -1.0
+        self._unread = 0  # Replies to tell() that are still to come.
+        self.channel = ""  # Where this connection is rung, once it has subscribed.
+
+    def send(self, command: bytes, seconds: float) -> None:
+        """Send packed commands."""
+        self._limit(seconds)
+        self._socket.sendall(command)
+
+    def tell(self, command: bytes, seconds: float) -> None:
+        """Send one packed command whose reply will be dropped."""
+        self.send(command, seconds)
+        self._unread += 1
+
+    def ask(self, command: bytes, seconds: float) -> Any:
+        """Send packed commands and return the first reply; see reply()."""
+        if seconds != self._seconds:
+            self._limit(seconds)
+        sock, reader = self._socket, self._reader
+        sock.sendall(command)
+        if self._unread:
+            return self.reply(seconds)
+        # The usual case without detours: one read brings one whole reply.
+        data = sock.recv(_CHUNK)
+        reader.feed(data)
+        item = reader.gets()
+        if item is _NOTHING or not data:
+            return self.reply(seconds)
+        if type(item) is hiredis.PushNotification:
+            self._pushed(item)
+            return self.reply(seconds)
+        return item
+
+    def reply(self, seconds: float) -> Any:
+        """The next reply; an error reply is returned, not raised."""
+        self._limit(seconds)
+        while True:
+            item = self._item()
+            if isinstance(item, hiredis.PushNotification):
+                self._pushed(item)
+            elif self._unread:
+                self._unread -= 1
+            else:
+                return item
+
+    def subscribe(self, channel: str, seconds: float) -> None:
+        """Be rung on *channel* from now on."""
+        self.send(packed("SUBSCRIBE", channel), seconds)
+        while True:
+            item = self._item()
+            if isinstance(item, hiredis.PushNotification):
+                if item[0] == b"subscribe":
+                    self.channel = channel
+                    return
+                self._pushed(item)
+            elif self._unread:
+                self._unread -= 1
+            else:
+                raise item if isinstance(item, ReplyError) else ConnectionError("out of step")
+
+    def bell(self, seconds: float) -> bytes | None:
+        """The next ring, or None if there is none within *seconds*."""
+        if self._bells:
+            return self._bells.popleft()
+        if seconds <= 0:
+            return None
+        self._limit(seconds)
+        try:
+            item = self._item()
+        except TimeoutError:
+            return None
+        if isinstance(item, hiredis.PushNotification):
+            self._pushed(item)
+        elif self._unread:
+            self._unread -= 1
+        else:
+            raise ConnectionError("out of step")
+        return self._bells.popleft() if self._bells else b""
+
+    def clear_bells(self) -> None:
+        """Forget rings that nobody waits for any more."""
+        self._bells.clear()
+
+    def close(self) -> None:
+        """Close it. In a forked child only the child's copy is closed, without a shutdown."""
+        self._connection.disconnect()  # type: ignore[no-untyped-call]
+
+    def _item(self) -> Any:
+        reader = self._reader
+        while (item := reader.gets()) is _NOTHING:
+            data = self._socket.recv(_CHUNK)
+            if not data:
+                raise ConnectionError("the server closed the connection")
+            reader.feed(data)
+        return item
+
+    def _pushed(self, item: list[Any]) -> None:
+        if item[0] == b"message":
+            self._bells.append(item[2])
+
+    def _limit(self, seconds: float) -> None:
+        # Only when it changes: it is a system call.
+        if seconds != self._seconds:
+            self._socket.settimeout(seconds)
+            self._seconds = seconds
+
+
+class Exhausted(Exception):
+    """No connection became free in time."""
+
+
+class Pool:
+    """The blocking connections of one backend: never more than *limit*, each used by one thread.
+
+    The last one returned is the first one lent. A waiter keeps its connection while it sleeps,
+    so that the server can ring it; a few are kept back from waiters, or sleeping waiters could
+    starve the releases that would wake them.
+    """
+
+    KEPT_BACK = 2
+
+    def __init__(self, dial: Callable[[float], Wire], limit: int) -> None:
+        self._dial = dial
+        self._limit = limit
+        self._idle: list[Wire] = []
+        self._made = 0
+        self._waiting = 0
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+
+    def take(self, seconds: float, *, to_wait: bool = False) -> Wire:
+        """Lend a connection.
+
+        Args:
+            seconds: How long to wait for one that is returned, and for a new one to connect.
+            to_wait: Whether it may be kept for long, by a waiter.
+
+        Raises:
+            Exhausted: All are in use and none was returned within *seconds*.
+        """
+        idle = self._idle
+        if not to_wait or len(idle) + self._limit - self._made > self.KEPT_BACK:
+            try:
+                return idle.pop()
+            except IndexError:
+                pass
+        return self._take(seconds, self.KEPT_BACK if to_wait else 0)
+
+    def give(self, wire: Wire) -> None:
+        """Return a connection that is in step: all its replies were read, or are known to come."""
+        self._idle.append(wire)
+        if self._waiting:
+            with self._lock:
+                self._changed.notify_all()
+
+    def drop(self, wire: Wire) -> None:
+        """Close a broken or interrupted connection, and the idle ones, which may be as dead."""
+        wire.close()
+        with self._lock:
+            self._made -= 1
+        self.close()
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+            self._made -= len(idle)
+            self._changed.notify_all()
+        for wire in idle:
+            wire.close()
+
+    def _take(self, seconds: float, kept_back: int) -> Wire:
+        with self._lock:
+            self._waiting += 1
+            try:
+                if not self._changed.wait_for(lambda: self._free() > kept_back, seconds):
+                    raise Exhausted(
+                        f"this process uses all of its {self._limit} connections; raise"
+                        " OPTIONS['max_connections']"
+                    )
+            finally:
+                self._waiting -= 1
+            if self._idle:
+                return self._idle.pop()
+            self._made += 1
+        try:
+            return self._dial(seconds)
+        except BaseException:
+            with self._lock:
+                self._made -= 1
+                self._changed.notify_all()
+            raise
+
+    def _free(self) -> int:
+        return len(self._idle) + self._limit - self._made
+
+
+class AsyncWire(asyncio.Protocol):
+    """One connection shared by all tasks of one event loop.
+
+    Replies come in the order of the commands, so any number of tasks may have one under way; a
+    cancelled task's reply is read and dropped, which keeps the others in step. Rings carry the
+    id of the lease they are for.
+    """
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        writer = connection._writer
+        assert writer is not None
+        # Ours from here on; redis-py would warn about an open connection when it is collected.
+        connection._writer = connection._reader = None
+        self._writer = writer  # Kept: it would close the transport when it is collected.
+        self._transport: Any = writer.transport
+        self._loop = asyncio.get_running_loop()
+        self._reader = _reader()
+        self._awaited: deque[asyncio.Future[Any] | None] = deque()
+        self._subscribing: asyncio.Future[Any] | None = None
+        self._bells: dict[str, deque[bytes]] = {}
+        self._listeners: dict[str, asyncio.Future[None]] = {}
+        self.closed: Exception | None = None
+        self.channel = ""
+        self._transport.set_protocol(self)
+
+    def send(self, command: bytes) -> asyncio.Future[Any]:
+        """Send one packed command; the future is its reply, or raises when the wire is lost."""
+        future = self._loop.create_future()
+        if self.closed:
+            future.set_exception(self.closed)
+        else:
+            self._awaited.append(future)
+            self._transport.write(command)
+        return future
+
+    def tell(self, command: bytes) -> None:
+        """Send one packed command whose reply will be dropped."""
+        if self.closed:
+            raise self.closed
+        self._awaited.append(None)
+        self._transport.write(command)
+
+    async def subscribe(self, channel: str) -> None:
+        """Be rung on *channel* from now on."""
+        if self._subscribing is None:
+            self._subscribing = self.send(packed("SUBSCRIBE", channel))
+            # Whoever awaits it may be cancelled; its exception is theirs, not the loop's.
+            self._subscribing.add_done_callback(lambda future: future.exception())
+        reply = await asyncio.shield(self._subscribing)
+        if isinstance(reply, ReplyError):
+            self._subscribing = None
+            raise reply
+        self.channel = channel
+
+    def expect_bell(self, id: str) -> None:  # noqa: A002
+        """Keep the rings for *id* until forget_bell()."""
+        self._bells.setdefault(id, deque())
+
+    def forget_bell(self, id: str) -> None:  # noqa: A002
+        """Drop what comes for *id*."""
+        self._bells.pop(id, None)
+
+    async def bell(self, id: str, seconds: float) -> bytes | None:  # noqa: A002
+        """The next ring for *id*, or None if there is none within *seconds*."""
+        if self.closed:
+            raise self.closed
+        rings = self._bells[id]
+        if not rings and seconds > 0:
+            listener = self._listeners[id] = self._loop.create_future()
+            alarm = self._loop.call_later(seconds, _wake, listener)
+            try:
+                await listener
+            finally:
+                alarm.cancel()
+                del self._listeners[id]
+        return rings.popleft() if rings else None
+
+    def close(self, error: Exception | None = None) -> None:
+        """Close it at once; what is under way fails with *error*."""
+        self._lose(error or ConnectionError("the connection was closed"))
+        self._transport.abort()
+
+    def forsake(self) -> None:
+        """In a forked child: free the copy of the socket without telling the server or the loop."""
+        self.closed = ConnectionError("the connection belongs to the parent process")
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None and sock.fileno() >= 0:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, sock.fileno())
+            os.close(null)
+
+    # --- asyncio.Protocol ---
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        while (item := self._reader.gets()) is not _NOTHING:
+            if isinstance(item, hiredis.PushNotification):
+                self._pushed(item)
+            else:
+                self._answered(item)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lose(exc or ConnectionError("the server closed the connection"))
+
+    def _answered(self, item: Any) -> None:
+        future = self._awaited.popleft()
+        if future is not None and not future.done():
+            future.set_result(item)
+
+    def _pushed(self, item: list[Any]) -> None:
+        if item[0] == b"subscribe":
+            self._answered(None)  # It comes in the order of the commands, like a reply.
+        elif item[0] == b"message":
+            id = item[2].split(b" ", 2)[1].decode()  # noqa: A001
+            if id in self._bells:
+                self._bells[id].append(item[2])
+                if listener := self._listeners.get(id):
+                    _wake(listener)
+
+    def _lose(self, error: Exception) -> None:
+        if self.closed:
+            return
+        self.closed = error
+        for future in (*self._awaited, *self._listeners.values()):
+            if future is not None and not future.done():
+                future.set_exception(error)
+        self._awaited.clear()
+
+
+def packed(*command: str | bytes | int) -> bytes:
+    """A command as the server reads it."""
+    # The stubs of hiredis speak of a tuple of one.
+    data: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]
+    return data
+
+
+def _wake(listener: asyncio.Future[None]) -> None:
+    if not listener.done():
+        listener.set_result(None)
+
+
+def _reader() -> hiredis.Reader:
+    return hiredis.Reader(replyError=ReplyError, notEnoughData=_NOTHING)

@@ -1,0 +1,224 @@
+"""The REDISLOCK setting: alias -> server, checked once, frozen, forgotten when tests change it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from django_redislock.backends.base import Backend
+
+DEFAULT_ALIAS = "default"
+DEFAULT_BACKEND = "django_redislock.backends.RedisBackend"
+DEFAULT_LOCATION = "redis://127.0.0.1:6379/0"
+
+SHORTEST_TTL = 0.01
+LONGEST = 10 * 365 * 24 * 3600.0  # Ten years: more seconds than a lock can be meant to last.
+
+
+def seconds(value: object, argument: str, *, least: float = 0.0, endless: bool = False) -> float:
+    """Return a duration in seconds from an int, a float or a timedelta.
+
+    Args:
+        value: What the caller gave.
+        argument: Its name, for the message.
+        least: The smallest duration allowed.
+        endless: Whether math.inf is allowed.
+
+    Raises:
+        ValueError: It is not a duration, or not in range.
+    """
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{argument} must be a number of seconds or a timedelta, not {value!r}.")
+    if endless and value == math.inf:
+        return math.inf
+    if not least <= value <= LONGEST:  # Also refuses nan.
+        rule = f"at least {least:g} seconds" if least else "0 or more seconds"
+        rest = ", or math.inf" if endless else f", at most {LONGEST:.0f}"
+        raise ValueError(f"{argument} must be {rule}{rest}, not {value!r}.")
+    return float(value)
+
+
+def flag(value: object, argument: str) -> bool:
+    """Return a bool, or raise ValueError naming the argument."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{argument} must be True or False, not {value!r}.")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conf:
+    """One alias of REDISLOCK. Durations are seconds."""
+
+    alias: str
+    backend: str = DEFAULT_BACKEND
+    location: str | tuple[str, ...] = field(default=DEFAULT_LOCATION, repr=False)  # Has passwords.
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # Has passwords too.
+    key_prefix: str = "redislock"
+    ttl: float = 30.0
+    wait: float = 10.0
+    renew: bool = True
+    max_hold: float | None = None
+    replicas_ack: int = 0
+
+
+def parse(alias: str, raw: object) -> Conf:
+    """Check one alias of REDISLOCK.
+
+    Raises:
+        ImproperlyConfigured: Names the key and says what to do.
+    """
+    where = f"REDISLOCK[{alias!r}]"
+    if not isinstance(raw, dict):
+        raise ImproperlyConfigured(f"{where} must be a dictionary, not {type(raw).__name__}.")
+    known = {name.upper(): name for name in Conf.__dataclass_fields__ if name != "alias"}
+    if unknown := sorted(str(key) for key in raw if key not in known):
+        raise ImproperlyConfigured(
+            f"{where} has unknown keys: {', '.join(unknown)}. Known are: {', '.join(known)}."
+        )
+    values: dict[str, Any] = {}
+    try:
+        for key, value in raw.items():
+            values[known[key]] = _PARSERS[key](value, f"{where}[{key!r}]")
+    except ValueError as error:
+        raise ImproperlyConfigured(str(error)) from error
+    return Conf(alias=alias, **values)
+
+
+def _ttl(value: object, where: str) -> float:
+    return seconds(value, where, least=SHORTEST_TTL)
+
+
+def _wait(value: object, where: str) -> float:
+    return seconds(value, where, endless=True)
+
+
+def _max_hold(value: object, where: str) -> float | None:
+    return None if value is None else seconds(value, where, least=SHORTEST_TTL)
+
+
+def _text(value: object, where: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{where} must be a non-empty string, not {value!r}.")
+    return value
+
+
+def _prefix(value: object, where: str) -> str:
+    prefix = _text(value, where)
+    if any(char in "{}*?[]\\" or char.isspace() or not char.isprintable() for char in prefix):
+        raise ValueError(
+            f"{where} must have no braces, glob characters or white space, not {prefix!r}:"
+            " a lock's name alone decides its cluster slot, and listings match the prefix."
+        )
+    return prefix
+
+
+def _location(value: object, where: str) -> str | tuple[str, ...]:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value):
+        return tuple(value)
+    # The value may hold a password, so it is not shown.
+    raise ValueError(f"{where} must be a URL, or a list of URLs, not {type(value).__name__}.")
+
+
+def _options(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise ValueError(f"{where} must be a dictionary of client options.")
+    return dict(value)
+
+
+def _replicas(value: object, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 100:
+        raise ValueError(f"{where} must be a number of replicas, 0 to 100, not {value!r}.")
+    return value
+
+
+_PARSERS: dict[str, Any] = {
+    "BACKEND": _text,
+    "LOCATION": _location,
+    "OPTIONS": _options,
+    "KEY_PREFIX": _prefix,
+    "TTL": _ttl,
+    "WAIT": _wait,
+    "RENEW": flag,
+    "MAX_HOLD": _max_hold,
+    "REPLICAS_ACK": _replicas,
+}
+
+
+def aliases() -> list[str]:
+    """The aliases in REDISLOCK; "default" is always one of them."""
+    return list({DEFAULT_ALIAS: None, **_setting()})
+
+
+def conf(alias: str) -> Conf:
+    """The checked settings of one alias.
+
+    Raises:
+        ImproperlyConfigured: There is no such alias, or something about it is wrong.
+    """
+    setting = _setting()
+    if alias not in setting and alias != DEFAULT_ALIAS:
+        known = ", ".join(repr(name) for name in aliases())
+        raise ImproperlyConfigured(f"REDISLOCK has no alias {alias!r}. Known are: {known}.")
+    return parse(alias, setting.get(alias, {}))
+
+
+def _setting() -> dict[str, Any]:
+    setting = getattr(settings, "REDISLOCK", {})
+    if not isinstance(setting, dict):
+        raise ImproperlyConfigured(
+            f"REDISLOCK must be a dictionary of aliases, not {type(setting).__name__}."
+        )
+    return setting
+
+
+class Backends:
+    """The backend of each alias, made when first used and shared by all threads."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Backend] = {}
+
+    def __getitem__(self, alias: str) -> Backend:
+        try:
+            return self._made[alias]
+        except KeyError:
+            return self._made.setdefault(alias, make(conf(alias)))
+
+    def reset(self) -> None:
+        """Forget them, as when settings change. Leases keep the backend that granted them."""
+        made, self._made = self._made, {}
+        for backend in made.values():
+            backend.retire()
+
+
+def make(conf: Conf) -> Backend:
+    """The backend that *conf* describes."""
+    try:
+        cls = import_string(conf.backend)
+    except ImportError as error:
+        raise ImproperlyConfigured(
+            f"REDISLOCK[{conf.alias!r}]['BACKEND'] {conf.backend!r} cannot be imported: {error}"
+        ) from error
+    backend: Backend = cls(conf)
+    return backend
+
+
+backends = Backends()
+
+
+def forget(*, setting: str, **kwargs: object) -> None:
+    """Receiver of Django's setting_changed."""
+    if setting == "REDISLOCK":
+        backends.reset()

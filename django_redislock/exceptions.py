@@ -1,0 +1,121 @@
+"""Everything that can go wrong with a lock.
+
+LockError
+├── LockTimeout      somebody else held the lock until the wait ran out
+├── LockLost         the lease ended while it was relied on
+├── LockUnavailable  the server did not, could not or would not answer
+├── LockMisuse       the call can never work: a deadlock with itself, a lease of another process
+└── InvalidLockName  the name cannot be a lock's name (also a ValueError)
+
+The arguments of an exception are its data, so that it survives pickling and Celery's result
+backends; the sentence is made by ``__str__``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+LostReason = Literal["expired", "forced", "taken", "unreachable"]
+
+_LOST_BECAUSE: dict[str, str] = {
+    "expired": "its time ran out before it was renewed",
+    "forced": "an operator released it by force",
+    "taken": "another owner holds the lock now",
+    "unreachable": "the server could not be reached in time to renew it",
+}
+
+
+class LockError(Exception):
+    """Base of all errors about a lock. Do not raise it directly."""
+
+    name: str
+
+    def __init__(self, name: str, *details: object) -> None:
+        super().__init__(name, *details)
+        self.name = name
+
+
+class LockTimeout(LockError):
+    """Another owner held the lock until the wait ran out.
+
+    Attributes:
+        name: The lock.
+        holder: Who holds it, as ``host:pid`` and what it runs; None if unknown.
+        expires_in: Seconds until the holder's lease ends unless renewed; None if unknown.
+    """
+
+    def __init__(
+        self, name: str, holder: str | None = None, expires_in: float | None = None
+    ) -> None:
+        super().__init__(name, holder, expires_in)
+        self.holder = holder
+        self.expires_in = expires_in
+
+    def __str__(self) -> str:
+        who = f"held by {self.holder}" if self.holder else "held by another owner"
+        until = "" if self.expires_in is None else f" for up to {self.expires_in:.1f} s more"
+        return f"Lock {self.name!r} is busy: {who}{until}."
+
+
+class LockLost(LockError):
+    """The lease ended while it was relied on.
+
+    Attributes:
+        name: The lock.
+        reason: "expired", "forced", "taken" or "unreachable".
+    """
+
+    def __init__(self, name: str, reason: LostReason = "expired") -> None:
+        super().__init__(name, reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"The lease of lock {self.name!r} was lost: {_LOST_BECAUSE[self.reason]}."
+
+
+class LockUnavailable(LockError):
+    """The server did not, could not or would not answer. It never means "busy".
+
+    Attributes:
+        name: The lock.
+        problem: What happened, as a clause. The client's own exception is the ``__cause__``.
+    """
+
+    def __init__(self, name: str, problem: str = "the server did not answer") -> None:
+        super().__init__(name, problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"Lock {self.name!r} is unavailable: {self.problem}."
+
+
+class LockMisuse(LockError):
+    """The call can never work, so it is refused at once instead of waiting for ever.
+
+    Attributes:
+        name: The lock.
+        problem: What was wrong and what to do, as a sentence.
+    """
+
+    def __init__(self, name: str, problem: str = "") -> None:
+        super().__init__(name, problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"Lock {self.name!r}: {self.problem}"
+
+
+class InvalidLockName(LockError, ValueError):
+    """The name cannot be a lock's name.
+
+    Attributes:
+        name: The ``repr`` of what was given, cut to a readable length.
+        problem: The rule it breaks, as a clause.
+    """
+
+    def __init__(self, name: str, problem: str = "") -> None:
+        super().__init__(name, problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"Invalid lock name {self.name}: {self.problem}."

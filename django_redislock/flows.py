@@ -1,0 +1,482 @@
+"""The rules of the lock, written once, without I/O and without a clock.
+
+A flow is a generator. It yields what it wants done (call a script, wait for the bell, pause), is
+sent the answer, and returns its result. ``drivers.run`` and ``drivers.arun`` perform flows on a
+server, blocking or not; the in-memory backend performs the same ones without a server. Time
+comes in as an argument and with every answer, in seconds of one monotonic clock.
+
+An exception thrown in at a ``yield`` means that the step was interrupted and that its effect on
+the server is unknown: a flow then undoes it before the exception leaves (rule R4).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Generator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+from django_redislock import scripts
+from django_redislock.exceptions import LockLost, LockUnavailable
+from django_redislock.lease import drift
+
+if TYPE_CHECKING:
+    from django_redislock.exceptions import LostReason
+    from django_redislock.lease import Owner
+    from django_redislock.scripts import Script
+
+CLAIM = 1.0  # Seconds; the same as in lua/_lock.lua.
+LOOK_EVERY = 2.0  # A waiter who may have missed the bell looks by itself, in seconds.
+UNDO_WITHIN = 1.0  # Seconds that undoing an interrupted acquire may take.
+
+# Waiting without a queue, where scripting is forbidden: pauses in seconds, doubled each time.
+SHORTEST_PAUSE = 0.001
+LONGEST_PAUSE = 0.128
+
+
+# --- what a flow may ask for ----------------------------------------------------------------
+
+
+class Performer(Protocol):
+    """Performs the steps of one flow: each method returns the answer, or an awaitable of it."""
+
+    def call(self, step: Call) -> Any: ...
+    def tell(self, step: Tell) -> Any: ...
+    def listen(self, step: Listen) -> Any: ...
+    def pause(self, step: Pause) -> Any: ...
+
+
+class Call(NamedTuple):
+    """Run a script; the answer is an :class:`Answer`.
+
+    Whoever performs it adds the channel on which its connection is rung to the arguments.
+    """
+
+    script: Script
+    name: str
+    args: tuple[str | bytes | int, ...]
+    within: float  # Seconds after which the answer is no longer awaited.
+    listening: str = ""  # Lease id for which the bell must be able to ring us.
+    replicas: int = 0  # How many replicas are asked to acknowledge it.
+    shielded: bool = False  # An undo: a second cancellation must not interrupt it.
+
+    def perform(self, by: Performer) -> Any:
+        return by.call(self)
+
+
+class Tell(NamedTuple):
+    """Send a script on its way without awaiting its answer."""
+
+    script: Script
+    name: str
+    args: tuple[str | bytes | int, ...]
+
+    def perform(self, by: Performer) -> Any:
+        return by.tell(self)
+
+
+class Listen(NamedTuple):
+    """Sleep until the bell rings for *id*; the answer is a :class:`Bell`."""
+
+    id: str
+    seconds: float
+
+    def perform(self, by: Performer) -> Any:
+        return by.listen(self)
+
+
+class Pause(NamedTuple):
+    """Sleep; the answer is the time."""
+
+    seconds: float
+
+    def perform(self, by: Performer) -> Any:
+        return by.pause(self)
+
+
+class Answer(NamedTuple):
+    """What a script returned. Deadlines count from *sent*: the server acted at some later time."""
+
+    value: Any
+    sent: float
+    now: float
+    replicas: int = 0  # How many acknowledged.
+
+
+class Bell(NamedTuple):
+    """What the server said to a waiter, and when we read it; no words if it said nothing."""
+
+    words: list[str]
+    now: float
+
+
+class Unanswered(Exception):
+    """The command may or may not have been carried out; trying again may help."""
+
+    def __init__(self, problem: str, sent: float, now: float) -> None:
+        super().__init__(problem, sent, now)
+        self.problem = problem
+        self.sent = sent
+        self.now = now
+
+
+class Refused(Exception):
+    """The server refuses, and would again: rights, types, memory, configuration."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+Result = TypeVar("Result")
+Flow = Generator[Call | Tell | Listen | Pause, Any, Result]
+
+
+# --- what a flow may end with ---------------------------------------------------------------
+
+
+class Request(NamedTuple):
+    """One acquire: the same token goes with all that is sent for it (R1)."""
+
+    name: str
+    token: str
+    id: str
+    owner: Owner
+    ttl: float  # Of the first grant; max_hold may make it shorter than the lease's.
+    wait: float
+    patience: float  # The operation timeout: seconds until a server counts as not answering.
+    replicas: int = 0
+    heed_done: bool = False
+
+
+class Granted(NamedTuple):
+    """The lock is ours."""
+
+    fence: int
+    deadline: float
+    at: float  # When, by our clock; max_hold counts from here.
+    settled: bool = True  # False: a claim whose confirmation is on its way.
+
+
+class Busy(NamedTuple):
+    """Somebody else's, until the wait ran out."""
+
+    value: str  # As the server keeps it; see backends.base.read_holding.
+    expires_in: float
+
+
+class Done(NamedTuple):
+    """A `once` of this name is done."""
+
+    value: str
+
+
+# --- the flows ------------------------------------------------------------------------------
+
+
+def acquire(request: Request, now: float) -> Flow[Granted | Busy | Done]:
+    """Ask for the lock until it is ours or the wait is over.
+
+    Raises:
+        LockUnavailable: The server refused, or left the last two tries unanswered.
+    """
+    try:
+        return (yield from _acquire(request, now))
+    except Refused as refused:
+        raise LockUnavailable(request.name, refused.problem) from refused.__cause__
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        yield from _undo(request)
+        if isinstance(error, Unanswered):
+            raise LockUnavailable(request.name, error.problem) from error.__cause__
+        raise
+
+
+def _acquire(  # noqa: PLR0912 - one branch per answer of the server
+    request: Request, now: float
+) -> Flow[Granted | Busy | Done]:
+    give_up = now + request.wait
+    mode = "queue" if request.wait > 0 else "try"
+    ticket, kept = b"0", False
+    failures, pause = 0, SHORTEST_PAUSE
+    while True:
+        call = _acquire_call(request, mode, ticket)
+        try:
+            answer: Answer = yield call
+            now = answer.now
+            match answer.value:
+                case [b"granted", fence]:
+                    return (yield from _granted(request, answer, fence))
+                case [b"queued", place, left_ms, server_us, newly]:
+                    # A place in the queue is kept for a waiter who comes back late, but only
+                    # once: a waiter who is always late would cost the others a claim each time.
+                    kept = kept or bool(newly and ticket != b"0")
+                    ticket = b"0" if kept else place
+                    failures = 0
+                    look = _Look(answer.sent, int(server_us) / 1e6, _next_look(now, left_ms))
+                    outcome = yield from _await_bell(request, call, look, now, give_up)
+                    if isinstance(outcome, Granted):
+                        return outcome
+                    now = outcome
+                case [b"busy", left_ms, value]:
+                    if mode != "queue":
+                        return Busy(value.decode(errors="replace"), int(left_ms) / 1000)
+                    # There is no queue where scripting is forbidden: jittered, bounded backoff.
+                    failures = 0
+                    seconds = pause * random.uniform(0.5, 1.0)
+                    now = yield Pause(max(min(seconds, give_up - now), 0.0))
+                    pause = min(pause * 2, LONGEST_PAUSE)
+                case [b"done", value]:
+                    return Done(value.decode(errors="replace"))
+                case [b"endless"]:
+                    raise Refused(
+                        "its key has no expiry, so it would never become free; find out who wrote"
+                        " it, then delete it"
+                    )
+                case other:
+                    raise Refused(f"the server gave an answer that is not ours: {other!r}")
+        except Unanswered as unanswered:
+            # The same token again, at least once, also when there is no time left to wait.
+            now = unanswered.now
+            failures += 1
+            if failures > 1:
+                if now >= give_up:
+                    raise
+                seconds = _backoff(failures) * random.uniform(0.5, 1.0)
+                now = yield Pause(min(seconds, give_up - now))
+        if now >= give_up and mode == "queue" and not failures:
+            mode = "last"
+
+
+def _acquire_call(request: Request, mode: str, ticket: bytes) -> Call:
+    args = (
+        request.token,
+        request.id,
+        milliseconds(request.ttl),
+        mode,
+        ticket,
+        "1" if request.heed_done else "0",
+        request.owner.packed,
+    )
+    return Call(
+        scripts.ACQUIRE,
+        request.name,
+        args,
+        0.75 * request.patience,
+        request.id if mode == "queue" else "",
+        request.replicas,
+    )
+
+
+def _granted(request: Request, answer: Answer, fence: bytes) -> Flow[Granted]:
+    if answer.replicas < request.replicas:
+        problem = (
+            f"{answer.replicas} of the {request.replicas} replicas that REPLICAS_ACK asks for"
+            " acknowledged the grant"
+        )
+    else:
+        deadline = answer.sent + request.ttl - drift(request.ttl)
+        if answer.now < deadline:
+            return Granted(int(fence), deadline, answer.sent)
+        # It was over before it came (R3): not a grant.
+        problem = "the grant arrived later than the ttl"
+    yield from _undo(request)
+    raise Unanswered(problem, answer.sent, answer.now)
+
+
+class _Look(NamedTuple):
+    """A waiter's last look at the lock."""
+
+    sent: float
+    server_time: float  # At that look, in seconds.
+    next: float  # When to look again, should the bell not ring.
+
+
+def _next_look(now: float, left_ms: bytes | str | int) -> float:
+    # Just after the current lease must have ended.
+    return now + min(int(left_ms) / 1000 + 0.001, LOOK_EVERY)
+
+
+def _await_bell(
+    request: Request, call: Call, look: _Look, now: float, give_up: float
+) -> Flow[Granted | float]:
+    """Sleep until the lock is handed to us, or until it is time to look; returns the time then."""
+    while True:
+        bell: Bell = yield Listen(request.id, min(look.next, give_up) - now)
+        now = bell.now
+        match bell.words:
+            case []:
+                return now
+            case ["look", _, left_ms, _]:
+                look = look._replace(next=_next_look(now, left_ms))
+            case ["granted", _, fence, granted_us]:
+                # It was granted this long after the server answered our look, so no earlier than
+                # that after the look was sent: a bell that lay unread while this process was
+                # stopped is recognised as old, and then it is safer to ask.
+                waited = int(granted_us) / 1e6 - look.server_time
+                at = min(look.sent + max(waited, 0.0), now)
+                claim = min(CLAIM, request.ttl)
+                fresh = waited >= 0 and now < at + claim / 2
+                if not fresh or request.replicas or request.heed_done:
+                    return now
+                # Confirmed on the way, without waiting for the answer: until it is known, the
+                # lease counts for the claim time only (see Lease._settle and the watchdog).
+                yield Tell(call.script, call.name, call.args)
+                deadline = at + claim - drift(claim + waited)
+                return Granted(int(fence), deadline, at, settled=False)
+
+
+def _backoff(failures: int) -> float:
+    """Seconds before one more try: short at first, at most 1.28."""
+    return float(0.02 * 2 ** min(failures, 6))
+
+
+def _undo(request: Request) -> Flow[None]:
+    """Leave nothing behind of an acquire whose outcome nobody will know (R4)."""
+    # Should it stay unanswered too, the lease ends by itself after one ttl.
+    with suppress(Unanswered, Refused):
+        yield Call(
+            scripts.LEAVE,
+            request.name,
+            (request.token,),
+            within=min(UNDO_WITHIN, request.patience / 2),
+            shielded=True,
+        )
+
+
+class Ending(NamedTuple):
+    """One release."""
+
+    name: str
+    token: str
+    owner: Owner
+    deadline: float  # Of the lease, as far as we know.
+    min_hold: float
+    once: float
+    patience: float
+    insist: bool  # Try until the deadline, as leaving a block does.
+
+
+def release(ending: Ending) -> Flow[LostReason | None]:
+    """End a lease. Returns None, or why it was lost before.
+
+    Raises:
+        LockUnavailable: The server refused, or did not answer.
+    """
+    call = Call(
+        scripts.RELEASE,
+        ending.name,
+        (
+            ending.token,
+            milliseconds(ending.min_hold) if ending.min_hold > 0 else 0,
+            milliseconds(ending.once) if ending.once > 0 else 0,
+            ending.owner.packed,
+        ),
+        within=0.75 * ending.patience,
+    )
+    failures, in_time = 0, False
+    while True:
+        try:
+            answer: Answer = yield call
+            break
+        except Refused as refused:
+            raise LockUnavailable(ending.name, refused.problem) from refused.__cause__
+        except Unanswered as unanswered:
+            failures += 1
+            # The first try may have worked, if it was sent while the lease was ours (R6).
+            in_time = in_time or unanswered.sent < ending.deadline
+            if failures >= 2 and not (ending.insist and unanswered.now < ending.deadline):
+                raise LockUnavailable(ending.name, unanswered.problem) from unanswered.__cause__
+            if failures > 1:
+                yield Pause(min(_backoff(failures), ending.patience))
+        except GeneratorExit:
+            raise
+        except BaseException:
+            with suppress(Unanswered, Refused):
+                yield call._replace(within=min(UNDO_WITHIN, call.within), shielded=True)
+            raise
+    word = answer.value.decode()
+    if word == "released" or (in_time and word != "forced"):
+        return None
+    return _reason(word)
+
+
+class Renewal(NamedTuple):
+    """What renewing needs to know of a lease."""
+
+    name: str
+    token: str
+    ttl: float
+    renewals: int
+
+
+def renewal_call(renewal: Renewal, within: float) -> Call:
+    """The step that renews; the watchdog sends many of them at once."""
+    return Call(
+        scripts.RENEW,
+        renewal.name,
+        (renewal.token, milliseconds(renewal.ttl), f"{min(renewal.renewals, 999_999):06}"),
+        within=within,
+    )
+
+
+def renewed(renewal: Renewal, answer: Answer) -> float:
+    """The new deadline.
+
+    Raises:
+        LockLost: The server says that the lease is over.
+    """
+    word = answer.value.decode()
+    if word != "renewed":
+        raise LockLost(renewal.name, _reason(word))
+    # From when it was sent, not from when the reply came (R2).
+    return answer.sent + renewal.ttl - drift(renewal.ttl)
+
+
+def renew(renewal: Renewal, patience: float) -> Flow[float]:
+    """Restart the ttl, and return the new deadline.
+
+    Raises:
+        LockLost: The server says that the lease is over.
+        LockUnavailable: The server refused, or did not answer twice.
+    """
+    failures = 0
+    while True:
+        try:
+            return renewed(renewal, (yield renewal_call(renewal, 0.75 * patience)))
+        except Refused as refused:
+            raise LockUnavailable(renewal.name, refused.problem) from refused.__cause__
+        except Unanswered as unanswered:
+            failures += 1
+            if failures >= 2:
+                raise LockUnavailable(renewal.name, unanswered.problem) from unanswered.__cause__
+
+
+def ask(call: Call) -> Flow[Any]:
+    """Run one harmless or repeatable script, with one resend.
+
+    Raises:
+        LockUnavailable: The server refused, or did not answer twice.
+    """
+    failures = 0
+    while True:
+        try:
+            answer: Answer = yield call
+            return answer.value
+        except Refused as refused:
+            raise LockUnavailable(call.name, refused.problem) from refused.__cause__
+        except Unanswered as unanswered:
+            failures += 1
+            if failures >= 2:
+                raise LockUnavailable(call.name, unanswered.problem) from unanswered.__cause__
+
+
+def milliseconds(seconds: float) -> int:
+    """For the server: rounded up, and at least 1, since PEXPIRE 0 deletes."""
+    return max(1, math.ceil(seconds * 1000))
+
+
+def _reason(word: str) -> LostReason:
+    return {"forced": "forced", "taken": "taken"}.get(word, "expired")  # type: ignore[return-value]

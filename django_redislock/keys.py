@@ -1,0 +1,57 @@
+"""The only place where the names of keys are spelled."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+# What may stand in a key as it is. Everything else is percent-encoded: braces, so that a name
+# cannot choose its cluster slot or split a lock's keys, and glob characters, so that a name is
+# harmless in a scan.
+_PLAIN = " !#$&'()+,-./:;<=>@_`|~\""
+
+
+class Keys(NamedTuple):
+    """The keys of one lock, in the order in which every script receives them as KEYS."""
+
+    lock: str  # String: the current lease, see lua/_lock.lua. Its TTL is the lease's.
+    queue: str  # Sorted set: waiter's token -> ticket.
+    waiters: str  # Hash: waiter's token -> how to ring it and what to grant it.
+    fence: str  # String: the last fencing token given out; outlives the lock by a day.
+    done: str  # String: set while a `once` of this name is done.
+    forced: str  # String: token of the lease that an operator released last.
+    held: str  # Sorted set: the index of all held locks (their lock keys) by expiry in ms.
+
+
+def index_key(prefix: str) -> str:
+    """The sorted set of all held locks under *prefix*."""
+    return f"{prefix}:index"
+
+
+def channel(prefix: str, process: str, number: int) -> str:
+    """The channel on which the connection *number* of a process is rung."""
+    return f"{prefix}:bell:{process}:{number}"
+
+
+@lru_cache(maxsize=4096)
+def lock_keys(prefix: str, name: str) -> Keys:
+    """The keys of the lock *name*; all but the index share one hash tag."""
+    base = f"{prefix}:{{{quote(name, safe=_PLAIN)}}}:"
+    return Keys(
+        lock=base + "lock",
+        queue=base + "queue",
+        waiters=base + "waiters",
+        fence=base + "fence",
+        done=base + "done",
+        forced=base + "forced",
+        held=index_key(prefix),
+    )
+
+
+def name_of(prefix: str, lock_key: str) -> str | None:
+    """The lock name behind a lock key; None if the key is not one of ours."""
+    head, tail = f"{prefix}:{{", "}:lock"
+    if not (lock_key.startswith(head) and lock_key.endswith(tail)):
+        return None
+    return unquote(lock_key[len(head) : -len(tail)])

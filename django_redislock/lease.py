@@ -1,0 +1,324 @@
+"""Values: who holds a lock, and for how long."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+from django_redislock.exceptions import LockLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from django_redislock.exceptions import LostReason
+
+logger = logging.getLogger("django_redislock")
+
+# Clocks of two machines run at about the same rate, not at the same: a lease is given up this
+# much before the server does (https://redis.io/docs/latest/develop/use/patterns/distributed-locks/).
+DRIFT_RATE = 0.01
+DRIFT_FIXED = 0.002
+
+
+def drift(seconds: float) -> float:
+    """How much two clocks may differ after *seconds*, in seconds."""
+    return seconds * DRIFT_RATE + DRIFT_FIXED
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who holds or wants a lock, for humans; never a proof. Carries no task arguments."""
+
+    host: str = ""
+    pid: int | None = None
+    thread: str = ""
+    command: str = ""  # What the process was started as, e.g. "manage.py import_users".
+    path: str = ""  # Path of the HTTP request being served.
+    task: str = ""
+    task_id: str = ""
+
+    @cached_property
+    def packed(self) -> bytes:
+        """As the server keeps it: JSON without the empty fields."""
+        full = asdict(self)
+        return json.dumps({k: v for k, v in full.items() if v}, separators=(",", ":")).encode()
+
+    @classmethod
+    def unpack(cls, data: str) -> Owner:
+        """Read what :attr:`packed` wrote. Whatever else it may be, it never raises."""
+        try:
+            found = json.loads(data)
+        except ValueError:
+            return cls()
+        if not isinstance(found, dict):
+            return cls()
+        known = {
+            field.name: str(found[field.name])[:200]
+            for field in fields(cls)
+            if field.name != "pid" and field.name in found
+        }
+        pid = found.get("pid")
+        return cls(pid=pid if type(pid) is int else None, **known)
+
+    def __str__(self) -> str:
+        doing = " ".join(
+            part for part in (self.task_id or self.task or self.path or self.command,) if part
+        )
+        place = f"{self.host}:{self.pid}" if self.pid is not None else self.host
+        return f"{place} {doing}".strip() or "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The current lease of a lock as the server knows it: what anyone may see of it."""
+
+    id: str  # The lease id. For a value that is not ours, a prefix of its SHA-1.
+    owner: Owner
+    state: str  # "held", "claimed" (handed over, not yet confirmed), "cooling" or "foreign".
+    fence: int | None = None
+    since: float | None = None  # Server time of the grant, seconds since the epoch.
+    renewals: int = 0
+
+
+class Keeper(Protocol):
+    """What keeps a lease alive and answers for it; see backends."""
+
+    clock: Callable[[], float]
+
+    def renew(self, lease: Lease) -> None: ...
+    async def arenew(self, lease: Lease) -> None: ...
+    def tell_lost(self, lease: Lease) -> None: ...
+    def settle(self, lease: Lease) -> None: ...
+
+
+class Process:
+    """This process, as opposed to the one it was forked from."""
+
+
+process = Process()
+
+
+class Lease:
+    """One grant of a lock to one owner, until a deadline.
+
+    Attributes:
+        name: The lock.
+        fence: Fencing token: greater than that of every earlier lease of this lock. Pass it to
+            what the lock protects, so that it can refuse a writer whose lease has ended.
+        owner: Who holds it, for humans.
+        id: Short hash of the secret token; stands for the lease in logs and listings.
+        ttl: Seconds it lasts unless renewed.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_callbacks",
+        "_deadline",
+        "_ended",
+        "_hold_until",
+        "_holder",
+        "_holds",
+        "_keeper",
+        "_lost_reason",
+        "_mutex",
+        "_process",
+        "_settled",
+        "_slot",
+        "_token",
+        "_unanswered",
+        "auto_renew",
+        "fence",
+        "granted_at",
+        "id",
+        "name",
+        "owner",
+        "renewals",
+        "ttl",
+    )
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        token: str,
+        id: str,  # noqa: A002 - the word of the contract
+        fence: int,
+        owner: Owner,
+        ttl: float,
+        deadline: float,
+        settled: bool,
+        granted_at: float,
+        hold_until: float,
+        auto_renew: bool,
+        keeper: Keeper,
+        holder: Callable[[], object],
+    ) -> None:
+        self.name = name
+        self.id = id
+        self.fence = fence
+        self.owner = owner
+        self.ttl = ttl
+        self.auto_renew = auto_renew
+        self.granted_at = granted_at
+        self.renewals = 0
+        self._token = token
+        self._holder = holder  # Weak reference to the thread or asyncio task it was granted to.
+        self._holds = 1  # How often that holds it, counting reentrant acquires.
+        self._deadline = deadline
+        self._settled = settled
+        self._hold_until = hold_until
+        self._keeper = keeper
+        self._process = process
+        self._lost_reason: LostReason | None = None
+        self._ended = False
+        self._unanswered = False  # Whether the last renewal was.
+        self._slot = 0  # Where the watchdog keeps it.
+        self._callbacks: list[Callable[[Lease], object]] | None = None
+        self._mutex = threading.Lock()
+
+    def __repr__(self) -> str:
+        state = "held" if self.held else self.lost_reason or "ended"
+        return f"<Lease {self.id} of {self.name!r}: {state}, fence {self.fence}>"
+
+    def __del__(self) -> None:
+        # __init__ may not have run to its end, and a destructor must not ask a server.
+        if hasattr(self, "_mutex") and self._active and self._keeper.clock() < self._deadline:
+            logger.warning(
+                "The held lease %s of lock %r was dropped without a release; the lock stays"
+                " taken for %.1f s more. Keep the handle, or use `with`.",
+                self.id,
+                self.name,
+                self._deadline - self._keeper.clock(),
+            )
+
+    @property
+    def held(self) -> bool:
+        """Whether the lock is ours right now, by our own clock: no call to the server."""
+        if not self._active:
+            return False
+        return self._keeper.clock() < self._deadline or self._settle()
+
+    @property
+    def expires_in(self) -> float:
+        """Seconds until the lease ends unless renewed; 0.0 when it is not held."""
+        return max(0.0, self._deadline - self._keeper.clock()) if self.held else 0.0
+
+    @property
+    def lost_reason(self) -> LostReason | None:
+        """Why it was lost: "expired", "forced", "taken" or "unreachable"; None if it was not."""
+        if self._active and not self.held and self._lost_reason is None:
+            return "expired"
+        return self._lost_reason
+
+    def ensure_held(self, verify: bool = False) -> None:
+        """Return if the lock is ours, raise if it is not; the check before touching the resource.
+
+        Args:
+            verify: Ask the server too, which restarts the ttl.
+
+        Raises:
+            LockLost: The lease has ended.
+            LockUnavailable: With *verify*: the server did not answer.
+        """
+        if not self.held:
+            raise self._loss()
+        if verify:
+            self.renew()
+
+    async def aensure_held(self, verify: bool = False) -> None:
+        """See ensure_held()."""
+        if not self.held:
+            raise self._loss()
+        if verify:
+            await self.arenew()
+
+    def renew(self) -> None:
+        """Restart the ttl now.
+
+        Raises:
+            LockLost: The lease has ended, or max_hold is over.
+            LockUnavailable: The server did not answer; the lease may still be held.
+        """
+        self._keeper.renew(self)
+
+    async def arenew(self) -> None:
+        """See renew()."""
+        await self._keeper.arenew(self)
+
+    def on_lost(self, callback: Callable[[Lease], object]) -> None:
+        """Call *callback* with this lease once if it is lost; at once if it already is.
+
+        It runs in a thread of its own, so it cannot delay the renewal of other leases; what it
+        raises is logged.
+        """
+        with self._mutex:
+            if self._lost_reason is None:
+                self._callbacks = [*(self._callbacks or ()), callback]
+                return
+        self._call(callback)
+
+    # What follows is for the package itself.
+
+    def _settle(self) -> bool:
+        """A handed-over lease whose confirmation was not read yet: read the server's word."""
+        if self._settled:
+            return False
+        self._keeper.settle(self)
+        self._settled = True
+        return self._lost_reason is None and self._keeper.clock() < self._deadline
+
+    @property
+    def _active(self) -> bool:
+        """Whether it is neither ended nor known to be lost; its deadline may have passed."""
+        return not self._ended and self._lost_reason is None and self._process is process
+
+    def _renewable_ttl(self) -> float:
+        """Seconds that a renewal may ask for now: the ttl, shortened to end at max_hold."""
+        return min(self.ttl, self._hold_until - self._keeper.clock())
+
+    def _loss(self) -> LockLost:
+        return LockLost(self.name, self.lost_reason or "expired")
+
+    def _extend(self, deadline: float) -> None:
+        # A renewal's reply may be overtaken by that of a later one.
+        self._settled = True
+        self._unanswered = False
+        self.renewals += 1
+        self._deadline = max(self._deadline, deadline)
+
+    def _end(self) -> LostReason | None:
+        """Rely on it no more. Returns why it was lost, if it was."""
+        with self._mutex:
+            self._ended = True
+            return self._lost_reason
+
+    def _lose(self, reason: LostReason, *, at_release: bool = False) -> bool:
+        """Note the loss; True for the one caller who was first."""
+        with self._mutex:
+            # The answer to a renewal that was overtaken by the release says nothing.
+            if self._lost_reason is not None or (self._ended and not at_release):
+                return False
+            self._lost_reason = reason
+        self._keeper.tell_lost(self)
+        return True
+
+    def _run_callbacks(self) -> None:
+        with self._mutex:
+            callbacks, self._callbacks = self._callbacks or [], []
+        for callback in callbacks:
+            self._call(callback)
+
+    def _call(self, callback: Callable[[Lease], object]) -> None:
+        try:
+            callback(self)
+        except Exception:
+            logger.exception("An on_lost callback of lock %r failed", self.name)
+
+
+def _renew_process() -> None:
+    global process  # noqa: PLW0603 - a forked child is another process
+    process = Process()

@@ -1,0 +1,483 @@
+"""distributed_lock: context manager, async context manager, decorator and handle."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import inspect
+import logging
+import math
+import secrets
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from weakref import ref
+
+from django_redislock import flows, signals
+from django_redislock import lease as lease_module
+from django_redislock.backends.base import read_holding
+from django_redislock.conf import DEFAULT_ALIAS, SHORTEST_TTL, backends, flag, seconds
+from django_redislock.exceptions import LockLost, LockMisuse, LockTimeout, LockUnavailable
+from django_redislock.flows import Busy, Done, Granted
+from django_redislock.lease import Lease, Owner
+from django_redislock.names import check_name, formatter
+from django_redislock.owner import current_owner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+    from types import TracebackType
+
+    from django_redislock.backends.base import Backend
+    from django_redislock.exceptions import LostReason
+
+    Seconds = float | timedelta
+
+logger = logging.getLogger("django_redislock")
+
+# None without a loop, where get_running_loop() would raise, ten times as slow.
+_running_loop = asyncio._get_running_loop
+
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
+
+
+class _Thread:
+    """A thread as a holder. Its ident would not do: idents are used again."""
+
+
+class _ThisThread(threading.local):
+    def __init__(self) -> None:
+        self.holder = _Thread()
+
+
+_this_thread = _ThisThread()
+
+
+def _current_holder() -> asyncio.Task[Any] | _Thread:
+    """What a lease granted here belongs to: the running asyncio task, or else the thread."""
+    loop = _running_loop()
+    return (loop and asyncio.current_task(loop)) or _this_thread.holder
+
+
+class Options(NamedTuple):
+    """How to lock, checked; None means the setting. Durations are seconds."""
+
+    ttl: float | None = None
+    wait: float | None = None
+    renew: bool | None = None
+    max_hold: float | None = None
+    min_hold: float = 0.0
+    reentrant: bool = False
+    using: str = DEFAULT_ALIAS
+    once: float = 0.0
+
+
+def distributed_lock(
+    name: str,
+    *,
+    ttl: Seconds | None = None,
+    wait: Seconds | None = None,
+    renew: bool | None = None,
+    max_hold: Seconds | None = None,
+    min_hold: Seconds | None = None,
+    reentrant: bool = False,
+    using: str = DEFAULT_ALIAS,
+) -> Lock:
+    """A lock shared by all processes and machines that use the same server and name.
+
+    Use it as ``with distributed_lock("lottery") as lease:``, as ``async with``, as a decorator of
+    a function or coroutine function, or by its ``acquire()`` and ``release()``. Making it does no
+    I/O. All durations are seconds or a timedelta; None means the setting in REDISLOCK.
+
+    Args:
+        name: What is contended for: 1 to 200 bytes of UTF-8 without control characters. As a
+            decorator it is a format string over the function's arguments: "report:{report_id}".
+        ttl: How long the lease lasts unless renewed; a dead holder blocks others no longer.
+        wait: How long to wait for it; 0 tries once, math.inf waits for ever.
+        renew: Whether the lease is renewed, every ttl/3, while it is held.
+        max_hold: The lease is renewed at most this long, so that a body that never ends does not
+            hold for ever.
+        min_hold: After a success the lock stays taken at least this long, counted from the grant.
+        reentrant: Whether the thread or asyncio task that holds it already may take it again.
+        using: Alias in REDISLOCK.
+
+    Raises:
+        InvalidLockName: The name cannot be a lock's name.
+        ValueError: An argument is of the wrong type or out of range.
+    """
+    return Lock(
+        check_name(name, template=isinstance(name, str) and "{" in name),
+        Options(
+            ttl=None if ttl is None else seconds(ttl, "ttl", least=SHORTEST_TTL),
+            wait=None if wait is None else seconds(wait, "wait", endless=True),
+            renew=None if renew is None else flag(renew, "renew"),
+            max_hold=None
+            if max_hold is None
+            else seconds(max_hold, "max_hold", least=SHORTEST_TTL),
+            min_hold=0.0 if min_hold is None else seconds(min_hold, "min_hold"),
+            reentrant=flag(reentrant, "reentrant"),
+            using=using,
+        ),
+    )
+
+
+class Lock:
+    """A handle on a lock: holds one lease at a time. Made by distributed_lock()."""
+
+    __slots__ = ("_backend", "_depth", "_lease", "_options", "name")
+
+    _backend: Backend  # Set by acquire: a lease stays with the backend that granted it.
+
+    def __init__(self, name: str, options: Options) -> None:
+        self.name = name
+        self._options = options
+        self._lease: Lease | None = None
+        self._depth = 0  # How often this handle holds the lease, if it is reentrant.
+
+    def __repr__(self) -> str:
+        return f"<Lock {self.name!r}: {self._lease or 'not held by this handle'}>"
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease that this handle holds, or None."""
+        return self._lease
+
+    # --- acquire ------------------------------------------------------------------------------
+
+    def acquire(self) -> bool:
+        """Take the lock, waiting up to ``wait`` seconds for it. Returns whether it is ours.
+
+        Raises:
+            LockUnavailable: The server did not or could not answer; never means "busy".
+            LockMisuse: This handle, thread or asyncio task holds it already.
+            LockLost: A reentrant acquire within a lease that was lost.
+        """
+        return isinstance(self.attempt(), Lease)
+
+    async def aacquire(self) -> bool:
+        """See acquire()."""
+        return isinstance(await self.aattempt(), Lease)
+
+    def attempt(self) -> Lease | Busy | Done:
+        """As acquire(), with the whole outcome. For the package's own integrations."""
+        if nested := self._nest(blocking=True):
+            return nested
+        request = self._request()
+        started = self._backend.clock()
+        outcome = self._backend.run(flows.acquire(request, started))
+        return self._conclude(request, outcome, started)
+
+    async def aattempt(self) -> Lease | Busy | Done:
+        """See attempt()."""
+        if nested := self._nest(blocking=False):
+            return nested
+        request = self._request()
+        started = self._backend.clock()
+        outcome = await self._backend.arun(flows.acquire(request, started))
+        return self._conclude(request, outcome, started)
+
+    def _nest(self, *, blocking: bool) -> Lease | None:
+        """The lease we are in already, if it may be taken again; None if we are in none."""
+        lease = self._lease
+        if lease is None or not lease._active:
+            self._backend = backends[self._options.using]
+            lease = self._backend.lease_of(self.name)
+        if lease is None or lease._ended or lease._process is not lease_module.process:
+            return None
+        me = _current_holder()
+        holder = lease._holder()
+        held = lease.held
+        if holder is me and self._options.reentrant:
+            if not held:
+                raise LockLost(self.name, lease.lost_reason or "expired")
+            lease._holds += 1
+            self._depth += 1
+            self._lease = lease
+            return lease
+        if not held:
+            return None
+        if holder is me:
+            who = "asyncio task" if isinstance(me, asyncio.Task) else "thread"
+            raise LockMisuse(
+                self.name,
+                f"this {who} holds it already, so waiting for it would never end. Pass"
+                " reentrant=True to nest, or release it first.",
+            )
+        if lease is self._lease:
+            raise LockMisuse(
+                self.name,
+                "this handle holds it already, in another thread or asyncio task. Make one for"
+                " each with distributed_lock().",
+            )
+        if blocking and isinstance(holder, asyncio.Task) and holder.get_loop() is _running_loop():
+            raise LockMisuse(
+                self.name,
+                "a task of this thread's event loop holds it, which cannot release it while this"
+                " call blocks the loop. Use `async with`.",
+            )
+        return None
+
+    def _request(self) -> flows.Request:
+        options, backend = self._options, self._backend
+        conf = backend.conf
+        ttl = self._ttl
+        max_hold = self._max_hold
+        token = secrets.token_hex(16)
+        return flows.Request(
+            name=check_name(self.name),
+            token=token,
+            id=hashlib.sha256(token.encode()).hexdigest()[:16],
+            owner=current_owner(),
+            ttl=ttl if max_hold is None else min(ttl, max_hold),
+            wait=conf.wait if options.wait is None else options.wait,
+            patience=backend.patience(ttl),
+            replicas=conf.replicas_ack,
+            heed_done=options.once > 0,
+        )
+
+    def _conclude(
+        self, request: flows.Request, outcome: Granted | Busy | Done, started: float
+    ) -> Lease | Busy | Done:
+        backend = self._backend
+        if isinstance(outcome, Granted):
+            max_hold, renew = self._max_hold, self._options.renew
+            lease = Lease(
+                name=self.name,
+                token=request.token,
+                id=request.id,
+                fence=outcome.fence,
+                owner=request.owner,
+                ttl=self._ttl,
+                deadline=outcome.deadline,
+                settled=outcome.settled,
+                granted_at=outcome.at,
+                hold_until=math.inf if max_hold is None else outcome.at + max_hold,
+                auto_renew=backend.conf.renew if renew is None else renew,
+                keeper=backend,
+                holder=ref(_current_holder()),
+            )
+            self._lease, self._depth = lease, 1
+            backend.watch(lease)
+            if signals.lock_acquired.receivers:
+                waited = backend.clock() - started
+                signals.lock_acquired.send_robust(sender=Lock, lease=lease, waited=waited)
+            return lease
+        if isinstance(outcome, Busy) and signals.lock_timed_out.receivers:
+            signals.lock_timed_out.send_robust(
+                sender=Lock,
+                name=self.name,
+                using=backend.alias,
+                holder=holder_of(outcome),
+                waited=backend.clock() - started,
+            )
+        return outcome
+
+    @property
+    def _ttl(self) -> float:
+        ttl = self._options.ttl
+        return self._backend.conf.ttl if ttl is None else ttl
+
+    @property
+    def _max_hold(self) -> float | None:
+        max_hold = self._options.max_hold
+        return self._backend.conf.max_hold if max_hold is None else max_hold
+
+    # --- release ------------------------------------------------------------------------------
+
+    def release(self, success: bool = True) -> None:
+        """End the lease; the next waiter has the lock when this returns.
+
+        Args:
+            success: Whether what the lock was taken for is done: only then min_hold counts.
+
+        Raises:
+            LockLost: It had been lost before.
+            LockUnavailable: The server did not answer. The lease is not held any more, and ends
+                on the server within one ttl.
+            LockMisuse: This handle holds no lease, or it belongs to the parent process.
+        """
+        if lease := self._surrender():
+            ending = self._ending(lease, success, insist=False)
+            self._finish(lease, success, self._backend.run(flows.release(ending)))
+
+    async def arelease(self, success: bool = True) -> None:
+        """See release()."""
+        if lease := self._surrender():
+            ending = self._ending(lease, success, insist=False)
+            self._finish(lease, success, await self._backend.arun(flows.release(ending)))
+
+    def _surrender(self) -> Lease | None:
+        """Stop relying on the lease; None if an outer acquire still does."""
+        lease = self._lease
+        if lease is None:
+            raise LockMisuse(self.name, "this handle holds no lease, so there is none to release.")
+        if lease._process is not lease_module.process:
+            raise LockMisuse(
+                self.name, "its lease belongs to the parent process; only that may release it."
+            )
+        self._depth -= 1
+        if self._depth == 0:
+            self._lease = None
+        lease._holds -= 1
+        if lease._holds:
+            return None
+        self._backend.forget(lease)
+        if reason := lease._end():
+            raise LockLost(self.name, reason)
+        return lease
+
+    def _ending(self, lease: Lease, success: bool, *, insist: bool) -> flows.Ending:
+        return flows.Ending(
+            name=self.name,
+            token=lease._token,
+            owner=lease.owner,
+            deadline=lease._deadline,
+            min_hold=self._options.min_hold if success else 0.0,
+            once=self._options.once if success else 0.0,
+            patience=self._backend.patience(lease.ttl),
+            insist=insist,
+        )
+
+    def _finish(self, lease: Lease, success: bool, reason: LostReason | None) -> None:
+        if reason is not None:
+            lease._lose(reason, at_release=True)
+            raise LockLost(self.name, reason)
+        if signals.lock_released.receivers:
+            signals.lock_released.send_robust(
+                sender=Lock,
+                lease=lease,
+                held_for=self._backend.clock() - lease.granted_at,
+                success=success,
+            )
+
+    # --- with, async with ---------------------------------------------------------------------
+
+    def __enter__(self) -> Lease:
+        depth = self._depth
+        try:
+            return self._granted(self.attempt())
+        except BaseException as error:
+            # A signal handler may raise after the grant and before the block.
+            if self._depth > depth:
+                self.__exit__(type(error), error, None)
+            raise
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        success = exc_type is None
+        if self._is_left_behind():
+            return
+        try:
+            if lease := self._surrender():
+                ending = self._ending(lease, success, insist=True)
+                self._finish(lease, success, self._backend.run(flows.release(ending)))
+        except (LockLost, LockUnavailable) as error:
+            self._leave_with(error, success)
+
+    async def __aenter__(self) -> Lease:
+        depth = self._depth
+        try:
+            return self._granted(await self.aattempt())
+        except BaseException as error:
+            if self._depth > depth:
+                await self.__aexit__(type(error), error, None)
+            raise
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        success = exc_type is None
+        if self._is_left_behind():
+            return
+        try:
+            if lease := self._surrender():
+                ending = self._ending(lease, success, insist=True)
+                self._finish(lease, success, await self._backend.arun(flows.release(ending)))
+        except (LockLost, LockUnavailable) as error:
+            self._leave_with(error, success)
+
+    def _granted(self, outcome: Lease | Busy | Done) -> Lease:
+        if isinstance(outcome, Lease):
+            return outcome
+        assert isinstance(outcome, Busy)
+        raise LockTimeout(self.name, holder_of(outcome), outcome.expires_in)
+
+    def _is_left_behind(self) -> bool:
+        """Whether the block that ends holds nothing: released within it, or a forked child's."""
+        lease = self._lease
+        return lease is None or lease._process is not lease_module.process
+
+    def _leave_with(self, error: LockLost | LockUnavailable, success: bool) -> None:
+        # The work is done, or its own exception is on its way and must not be masked. A loss is
+        # news to a body that succeeded; an unanswered release is not, the lease ends by itself.
+        if success and isinstance(error, LockLost):
+            raise error
+        logger.error("Left the block of lock %r: %s", self.name, error)
+
+    # --- decorator ----------------------------------------------------------------------------
+
+    def __call__(self, function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+        """Decorate a function or coroutine function: each call is made under the lock."""
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"distributed_lock cannot decorate the generator function"
+                f" {function.__qualname__}(): its body runs after the call has returned. Use"
+                " `with` within the body."
+            )
+        name_of = formatter(self.name, function)
+        options = self._options
+
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def alocked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Any:
+                async with Lock(name_of(args, kwargs), options):
+                    return await function(*args, **kwargs)
+
+            return alocked  # type: ignore[return-value] # it is the coroutine that is returned
+
+        @functools.wraps(function)
+        def locked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+            with Lock(name_of(args, kwargs), options):
+                return function(*args, **kwargs)
+
+        return locked
+
+    # --- looking ------------------------------------------------------------------------------
+
+    def locked(self) -> bool:
+        """Whether anyone holds the lock on the server; also True while it cools down.
+
+        Raises:
+            LockUnavailable: The server did not or could not answer.
+        """
+        backend = backends[self._options.using]
+        return backend.run(self._look(backend))
+
+    async def alocked(self) -> bool:
+        """See locked()."""
+        backend = backends[self._options.using]
+        return await backend.arun(self._look(backend))
+
+    def _look(self, backend: Backend) -> flows.Flow[bool]:
+        name = check_name(self.name)
+        value = yield from flows.ask(backend.look(name))
+        return backend.seen(name, value).holding is not None
+
+
+def holder_of(busy: Busy) -> str:
+    """Who holds the lock that an acquire found busy, as ``host:pid task-id``."""
+    return str(read_holding(busy.value).owner)
+
+
+def done_by(done: Done) -> str:
+    """Who did what a `once` says is done, in the same form."""
+    return str(Owner.unpack(done.value.partition("|")[2]))

@@ -1,0 +1,98 @@
+-- acquire: a waiter's question "may I?"; first try, resend, look, confirmation and last look alike.
+-- ARGV  token, id, ttl (ms), mode, ticket, heed_done, owner
+--       mode: try (do not queue), queue, last (leave the queue if not granted)
+--       ticket: place in the queue to go back to, 0 for a new one
+--       heed_done: 1 if a `once` of this name is to be respected
+-- returns {'granted', fence}
+--         {'queued', ticket, ms until the current lease must have ended, server time in us, 1 if newly queued}
+--         {'busy', ms until the current lease must have ended, value of lock or ''}
+--         {'done', value of done}
+--         {'endless'} if the key has no expiry, so that waiting for it would never end
+local token, id, ttl, mode, ticket, heed_done, owner, channel = unpack(ARGV)
+ttl = tonumber(ttl)
+local value = call('GET', LOCK)
+
+if heed_done == '1' then
+  local done = call('GET', DONE)
+  if done then
+    if value and is_of(value, token) and state_of(value) ~= 'k' then
+      pass_on(value)
+    end
+    dequeue(token)
+    return { 'done', done }
+  end
+end
+
+local us, ms = clock()
+local previous, left
+if value then
+  local state = state_of(value)
+  local fence, _, claim, claimant = read(value)
+  if is_of(value, token) and state ~= 'k' then
+    call('PEXPIRE', LOCK, digits(ttl))
+    if state == 'c' then
+      call('SETRANGE', LOCK, 32, 'h')
+    end
+    return { 'granted', fence }
+  end
+  left = call('PTTL', LOCK)
+  if left == -1 then
+    return { 'endless' }
+  end
+  if claim and state == 'c' then
+    left = math.min(left, claim - ms)
+    if left <= 0 then
+      -- Nobody confirmed: the claimant's whole process is suspect. Its entries are passed over
+      -- until it looks again, so that a stopped process delays the others once, not per waiter.
+      local process = string.match(claimant, '^(.*):')
+      if process ~= string.match(channel, '^(.*):') then
+        local records = call('HGETALL', WAITERS)
+        for i = 1, #records, 2 do
+          if string.match(records[i + 1], '^%d+|([^|]*):%d+|') == process then
+            dequeue(records[i])
+          end
+        end
+      end
+      previous, value, left = fence, '', nil
+    end
+  end
+end
+
+if not left then
+  previous = previous or call('GET', FENCE)
+  local head = hand_over(first_waiter(), previous, token)
+  if not head or head == token then
+    if head then
+      dequeue(token)
+    end
+    local fence = grant(token, 'h', id, ttl, 0, '', owner, us, ms, previous)
+    -- Leases that expired leave an entry in the index; now and then is enough to drop them.
+    if INDEX and us % 16 == 0 then
+      redis.pcall('ZREMRANGEBYSCORE', INDEX, '-inf', ms - 60000)
+    end
+    return { 'granted', fence }
+  end
+  value, left = call('GET', LOCK), CLAIM
+end
+
+if mode ~= 'queue' then
+  if mode == 'last' then
+    dequeue(token)
+  end
+  return { 'busy', left, value }
+end
+
+local last = call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
+if ticket == '0' then
+  -- Not the bare clock: when it is set back, newcomers would overtake.
+  ticket = digits(math.max(us, (tonumber(last) or 0) + 1))
+end
+local entry = table.concat({ digits(ms + PATIENCE), channel, digits(ttl), id, owner }, '|')
+call('HSET', WAITERS, token, entry)
+local queued = call('ZADD', QUEUE, 'NX', ticket, token)
+if queued == 0 then
+  ticket = digits(call('ZSCORE', QUEUE, token))
+end
+call('PEXPIRE', WAITERS, PATIENCE)
+call('PEXPIRE', QUEUE, PATIENCE)
+return { 'queued', ticket, left, digits(us), queued }

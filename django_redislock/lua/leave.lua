@@ -1,0 +1,13 @@
+-- leave: forget a waiter whose acquire did not end in a grant that it knows of.
+-- ARGV  token
+-- returns 1 if it held the lock after all (which is handed on), else 0
+local token = ARGV[1]
+local value = call('GET', LOCK)
+call('ZSCORE', QUEUE, token)
+call('HEXISTS', WAITERS, token)
+dequeue(token)
+if value and is_of(value, token) and state_of(value) ~= 'k' then
+  pass_on(value)
+  return 1
+end
+return 0

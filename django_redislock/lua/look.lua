@@ -1,0 +1,23 @@
+-- look: the state of a lock, without changing it; the same rule as acquire says whether it is free.
+-- ARGV  -
+-- returns {value or '', PTTL, live waiters, server time in ms}
+local _, ms = clock()
+local value = call('GET', LOCK) or ''
+local left = call('PTTL', LOCK)
+local _, _, claim = read(value)
+if claim and state_of(value) == 'c' then
+  left = math.min(left, claim - ms)
+  if left <= 0 then
+    value, left = '', -2
+  end
+end
+local waiting = call('ZCARD', QUEUE)
+if waiting > 0 and waiting <= 1000 then
+  waiting = 0
+  for _, record in ipairs(call('HVALS', WAITERS)) do
+    if tonumber(string.match(record, '^(%d+)|') or 0) > ms then
+      waiting = waiting + 1
+    end
+  end
+end
+return { value, left, waiting, digits(ms) }

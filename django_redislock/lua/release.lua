@@ -1,0 +1,42 @@
+-- release: end a lease, only for the owner's token, and hand the lock to the next waiter.
+-- ARGV  token, min_hold (ms since the grant), once (ms from now, 0 for not), owner
+-- returns 'released', or why not: 'gone', 'taken', 'forced'
+local token, min_hold, once, owner = unpack(ARGV)
+local value = call('GET', LOCK)
+if not value or not is_of(value, token) then
+  return absence(value, token)
+end
+if state_of(value) == 'k' then
+  return 'released' -- a resend: the first try has started the cooling
+end
+
+local cooling = false
+if min_hold ~= '0' or once ~= '0' then
+  local us, ms = clock()
+  local _, since = read(value)
+  local left = since + min_hold - ms
+  cooling = left > 0
+  if cooling then
+    local head = call('ZRANGE', QUEUE, 0, 0)[1]
+    local record = head and call('HGET', WAITERS, head)
+    call('PEXPIRE', LOCK, left)
+    call('SETRANGE', LOCK, 32, 'k')
+    if INDEX then
+      redis.pcall('ZADD', INDEX, ms + left, LOCK)
+    end
+    if record then
+      -- Or the first waiter would sleep until the end that the lease had before.
+      local channel, id = string.match(record, '^%d+|([^|]*)|%d+|(%x+)|')
+      call('PUBLISH', channel, 'look ' .. id .. ' ' .. digits(left) .. ' ' .. digits(us))
+    end
+  end
+  if once ~= '0' then
+    -- A server out of memory refuses SET as the first write of a script, but not as a later one.
+    call('PEXPIRE', LOCK, cooling and left or CLAIM)
+    call('SET', DONE, digits(ms) .. '|' .. owner, 'PX', once)
+  end
+end
+if not cooling then
+  pass_on(value)
+end
+return 'released'

@@ -1,0 +1,119 @@
+"""What a lock may be called, and names made from a function's arguments."""
+
+from __future__ import annotations
+
+import inspect
+import string
+import unicodedata
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from django_redislock.exceptions import InvalidLockName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MAX_NAME_BYTES = 200
+
+
+def check_name(name: object, *, template: bool = False) -> str:
+    """Return *name* in NFC, the form in which two equal-looking names are one lock.
+
+    Args:
+        name: What the caller gave.
+        template: It may still grow or shrink by formatting, so its length is not judged.
+
+    Raises:
+        InvalidLockName: It is not a string, is empty, is longer than 200 bytes of UTF-8, or
+            has control characters (a line break in a name could forge log lines).
+    """
+    if not isinstance(name, str):
+        raise InvalidLockName(_shown(name), f"it is {type(name).__name__}, not str")
+    return _checked(name, template)
+
+
+@lru_cache(maxsize=4096)  # Programs use few names, many times.
+def _checked(name: str, template: bool) -> str:
+    normal = unicodedata.normalize("NFC", name)
+    try:
+        size = len(normal.encode())
+    except UnicodeEncodeError:
+        raise InvalidLockName(_shown(name), "it is not valid Unicode (lone surrogate)") from None
+    if not normal:
+        raise InvalidLockName(_shown(name), "it is empty")
+    if size > MAX_NAME_BYTES and not template:
+        raise InvalidLockName(
+            _shown(name), f"it has {size} bytes of UTF-8, at most {MAX_NAME_BYTES} are allowed"
+        )
+    if any(unicodedata.category(char) == "Cc" for char in normal):
+        raise InvalidLockName(_shown(name), "it contains control characters")
+    return normal
+
+
+def formatter(
+    template: str, function: Callable[..., Any]
+) -> Callable[[tuple[Any, ...], Mapping[str, Any]], str]:
+    """How to make a lock's name from a call of *function*: (args, kwargs) -> checked name.
+
+    The fields of *template* are the function's arguments, with their defaults applied; those
+    that arrive in ``**kwargs`` count by their own names.
+
+    Raises:
+        InvalidLockName: A field names no argument, now; or the name cannot be made or is not
+            valid, at the call.
+    """
+    signature = inspect.signature(function)
+    rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
+    try:
+        wanted = {
+            string.Formatter().get_field(field, (), _Anything())[1]
+            for _, field, _, _ in string.Formatter().parse(template)
+            if field is not None
+        }
+    except (ValueError, IndexError) as error:
+        raise InvalidLockName(
+            _shown(template),
+            f"it is no format string over the names of arguments: {error}",
+        ) from None
+    if not wanted:
+        name = check_name(template.format())
+        return lambda args, kwargs: name
+    for field in wanted:
+        if field not in signature.parameters and rest is None:
+            known = ", ".join(signature.parameters) or "none"
+            raise InvalidLockName(
+                _shown(template),
+                f"it uses the argument {field!r}, which {function.__qualname__}() does not take;"
+                f" its arguments are: {known}",
+            )
+
+    def name_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        bound = signature.bind(*args, **kwargs)  # Raises TypeError as the call itself would.
+        bound.apply_defaults()
+        fields = dict(bound.arguments)
+        if rest is not None:
+            fields = {**fields.pop(rest), **fields}
+        try:
+            name = template.format_map(fields)
+        except (LookupError, AttributeError, ValueError, TypeError) as error:
+            raise InvalidLockName(
+                _shown(template), f"it cannot be formatted: {type(error).__name__}: {error}"
+            ) from error
+        return check_name(name)
+
+    return name_of
+
+
+class _Anything(dict[str, object]):
+    """Lets Formatter.get_field() find every name, however it goes on: {a.b[c]}."""
+
+    def __missing__(self, key: str) -> object:
+        return self
+
+    def __getattr__(self, name: str) -> object:
+        return self
+
+
+def _shown(name: object) -> str:
+    text = repr(name)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,83 @@
+"""Who is asking for a lock right now, as humans will read it."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_redislock import lease as lease_module
+from django_redislock.lease import Owner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Activity(NamedTuple):
+    """What the current thread or asyncio task is busy with."""
+
+    path: str = ""  # Of the HTTP request being served.
+    task: str = ""
+    task_id: str = ""
+
+
+_IDLE = Activity()
+
+current_activity: ContextVar[Activity] = ContextVar("redislock_activity", default=_IDLE)
+
+
+@contextmanager
+def busy_with(activity: Activity) -> Iterator[None]:
+    """Name *activity* as the reason of all locks that are asked for within the block."""
+    reset = current_activity.set(activity)
+    try:
+        yield
+    finally:
+        current_activity.reset(reset)
+
+
+class _Remembered(threading.local):
+    process: object = None
+    activity: Activity | None = None
+    owner: Owner
+
+
+_remembered = _Remembered()
+
+
+def current_owner() -> Owner:
+    """The owner that a lease granted now will have."""
+    activity = current_activity.get()
+    here = _remembered
+    if here.activity is not activity or here.process is not lease_module.process:
+        here.owner = Owner(
+            host=socket.gethostname(),
+            pid=_pid(),
+            thread=threading.current_thread().name,
+            command=_command(),
+            path=activity.path[:200],
+            task=activity.task,
+            task_id=activity.task_id,
+        )
+        here.activity, here.process = activity, lease_module.process
+    return here.owner
+
+
+def _pid() -> int:
+    import os
+
+    return os.getpid()
+
+
+@cache
+def _command() -> str:
+    # The program and, of manage.py, the subcommand. Arguments may carry secrets.
+    program = Path(sys.argv[0] if sys.argv else "").name or "python"
+    if program in {"manage.py", "django-admin"} and len(sys.argv) > 1:
+        return f"{program} {sys.argv[1]}"[:100]
+    return program[:100]

@@ -1,0 +1,173 @@
+"""Renews every lease of this process each third of its ttl, until it is released or lost."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+from typing import TYPE_CHECKING
+from weakref import ref
+
+from django_redislock import flows
+from django_redislock.exceptions import LockLost
+from django_redislock.flows import CLAIM, Answer, Renewal
+from django_redislock.lease import drift
+
+if TYPE_CHECKING:
+    from weakref import ReferenceType
+
+    from django_redislock.backends.base import Backend
+    from django_redislock.lease import Lease
+
+logger = logging.getLogger("django_redislock.watchdog")
+
+GRAIN = 1 / 64  # Seconds: leases due within the same grain are renewed in one batch.
+SOONEST_RETRY = 0.02  # Seconds after a renewal that was not answered.
+
+
+class Watchdog:
+    """One thread for all leases of one backend in this process, sync and async alike.
+
+    It is started by the first lease, holds leases weakly, and sleeps until the next one is due.
+    No exception ends it (R7).
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        # Due leases by time in grains. A released lease takes itself out, in constant time.
+        self._slots: dict[int, dict[str, ReferenceType[Lease]]] = {}
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._wakes_at = math.inf
+        self._thread: threading.Thread | None = None
+        self._retired = False
+
+    def watch(self, lease: Lease) -> None:
+        """Look after a new lease."""
+        # Without jitter: a later lease is then due later, and an idle watchdog is not woken by
+        # every acquire.
+        if not lease._settled:
+            first = lease._deadline - min(CLAIM, lease.ttl) * 2 / 3
+        elif lease.auto_renew:
+            first = min(lease.granted_at + lease.ttl / 3, lease._deadline)
+        else:
+            first = lease._deadline
+        with self._lock:
+            self._put(lease, first)
+
+    def forget(self, lease: Lease) -> None:
+        """The lease is over."""
+        with self._lock:
+            slot = self._slots.get(lease._slot)
+            if slot is not None:
+                slot.pop(lease._token, None)
+
+    def retire(self) -> None:
+        """End the thread when the last lease is over."""
+        with self._lock:
+            self._retired = True
+            self._changed.notify()
+
+    def _put(self, lease: Lease, due: float) -> None:
+        lease._slot = slot = int(due / GRAIN) + 1
+        leases = self._slots.get(slot)
+        if leases is None:
+            leases = self._slots[slot] = {}
+        leases[lease._token] = ref(lease)
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, name=f"redislock-watchdog-{self._backend.alias}", daemon=True
+            )
+            self._thread.start()
+        elif slot * GRAIN < self._wakes_at:
+            self._wakes_at = slot * GRAIN
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                due = self._wait_until_due()
+            if due is None:
+                return
+            try:
+                self._renew(due)
+            except Exception:
+                # A bug of ours must not cost the other leases their renewal.
+                logger.exception("The watchdog met an error; it goes on")
+                self._put_off(due)
+
+    def _wait_until_due(self) -> list[Lease] | None:
+        while True:
+            now = self._backend.clock()
+            late = [slot for slot in self._slots if slot * GRAIN <= now]
+            if late:
+                references = [found for slot in late for found in self._slots.pop(slot).values()]
+                leases = [lease for reference in references if (lease := reference()) is not None]
+                if leases:
+                    return leases
+                continue  # They were released meanwhile.
+            if self._retired and not any(self._slots.values()):
+                self._thread = None
+                return None
+            self._wakes_at = min(self._slots, default=math.inf) * GRAIN
+            self._changed.wait(None if self._wakes_at == math.inf else self._wakes_at - now)
+            self._wakes_at = -math.inf  # Awake: nobody needs to notify us.
+
+    def _renew(self, leases: list[Lease]) -> None:
+        batch: list[tuple[Lease, Renewal]] = []
+        now = self._backend.clock()
+        for lease in leases:
+            if not lease._active:
+                continue
+            if lease._settled and now >= lease._deadline:
+                lease._lose("unreachable" if lease._unanswered else "expired")
+                continue
+            ttl = lease._renewable_ttl()
+            # Near max_hold a renewal would win nothing.
+            gain = now + ttl - drift(ttl) - lease._deadline
+            if lease._settled and (not lease.auto_renew or gain < GRAIN):
+                self._put_back(lease, lease._deadline)
+                continue
+            count = lease.renewals + (1 if lease.auto_renew else 0)
+            batch.append((lease, Renewal(lease.name, lease._token, ttl, count)))
+        if batch:
+            self._send(batch)
+
+    def _send(self, batch: list[tuple[Lease, Renewal]]) -> None:
+        # Short enough for more than one try before the first of them ends.
+        within = min(self._backend.patience(lease.ttl) / 2 for lease, _ in batch)
+        calls = [flows.renewal_call(renewal, within) for _, renewal in batch]
+        answers = self._backend.renew_many(calls)
+        now = self._backend.clock()
+        for (lease, renewal), answer in zip(batch, answers, strict=True):
+            if not lease._active:
+                continue
+            if not isinstance(answer, Answer):
+                self._note_failure(lease, answer, now)
+                continue
+            try:
+                lease._extend(flows.renewed(renewal, answer))
+            except LockLost as lost:
+                lease._lose(lost.reason)
+            else:
+                next_time = now + lease.ttl / 3 * random.uniform(0.9, 1.0)
+                self._put_back(lease, next_time if lease.auto_renew else lease._deadline)
+
+    def _note_failure(self, lease: Lease, answer: Exception, now: float) -> None:
+        # A lease whose confirmation stays unanswered is judged by its deadline from now on.
+        lease._settled = True
+        if not lease._unanswered:
+            logger.warning("Could not renew lock %r yet: %s", lease.name, answer)
+        lease._unanswered = True
+        self._put_back(lease, now + max(SOONEST_RETRY, min(lease.ttl / 10, 1.0)))
+
+    def _put_back(self, lease: Lease, due: float) -> None:
+        with self._lock:
+            if lease._active:
+                self._put(lease, min(due, lease._deadline))
+
+    def _put_off(self, leases: list[Lease]) -> None:
+        now = self._backend.clock()
+        for lease in leases:
+            self._put_back(lease, now + SOONEST_RETRY)
