@@ -1,0 +1,3 @@
+"""The test suite of django_redislock."""
+
+from __future__ import annotations

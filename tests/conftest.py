@@ -1,0 +1,267 @@
+"""Fixtures of the suite: real servers, a faulty network, child processes.
+
+A test that asks for `server` (or `own_server`, `locks`, `proxy`) runs on Redis and on Valkey.
+
+    def test_a_lost_reply_is_no_busy(locks, proxy):
+        locks.on(proxy, TTL=2)
+        proxy.rule("EVALSHA", "cut_after")
+        with distributed_lock("lottery", wait=0): ...
+        assert locks.keys() == []
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+from tests.processes import Child
+from tests.proxy import Proxy
+from tests.servers import (
+    IMAGES,
+    KINDS,
+    Container,
+    Endpoint,
+    Kind,
+    Server,
+    binary,
+    docker_answers,
+    missing,
+    shared,
+)
+
+if TYPE_CHECKING:
+    import redis
+    from pytest_django import Settings
+
+_REPORTERS = pytest.StashKey[list[tuple[str, Callable[[], str]]]]()
+
+
+class MakeServer(Protocol):
+    """The type of the fixture `make_server`."""
+
+    def __call__(self, kind: Kind | None = None, *arguments: str, **config: Any) -> Server: ...
+
+
+class MakeProxy(Protocol):
+    """The type of the fixture `make_proxy`."""
+
+    def __call__(self, server: Endpoint, *, seed: int = 0) -> Proxy: ...
+
+
+class Spawn(Protocol):
+    """The type of the fixture `spawn`."""
+
+    def __call__(
+        self, code: str | Callable[..., Any], *args: Any, prelude: str = "", **kwargs: Any
+    ) -> Child: ...
+
+
+class Locks:
+    """The REDISLOCK setting of a test, and a look at what is on its server."""
+
+    def __init__(self, settings: Settings, server: Endpoint, prefix: str) -> None:
+        self.prefix = prefix
+        self._settings = settings
+        self.on(server)
+
+    def on(self, target: Endpoint, **options: Any) -> Locks:
+        """Point the default alias at a server or a proxy; *options* are its other settings."""
+        self.server = target.server if isinstance(target, Proxy) else target
+        self.redis: redis.Redis = self.server.client()  # Straight to the server, past any proxy.
+        if isinstance(target, Server) and target.scheme == "rediss":
+            options["OPTIONS"] = {"ssl_ca_certs": target.ca, **options.get("OPTIONS", {})}
+        self._apply({"LOCATION": target.url, "KEY_PREFIX": self.prefix, **options})
+        return self
+
+    def configure(self, **options: Any) -> Locks:
+        """Change some settings of the default alias, and keep the others."""
+        self._apply({**self._settings.REDISLOCK["default"], **options})
+        return self
+
+    def keys(self) -> list[bytes]:
+        """Return all keys of this test, by a connection of our own."""
+        return sorted(self.redis.scan_iter(match=f"{self.prefix}*", count=1000))
+
+    def without_ttl(self) -> list[bytes]:
+        """Return the keys that would stay for ever."""
+        return [key for key in self.keys() if self.redis.pttl(key) == -1]
+
+    def _apply(self, default: dict[str, Any]) -> None:
+        self._settings.REDISLOCK = {"default": default}
+
+
+# Servers
+
+
+@pytest.fixture(scope="session")
+def shared_servers() -> Iterator[Callable[[Kind], Server | Container]]:
+    """One server of each kind for the whole run (of an xdist worker), started when first asked for.
+
+    Apart from `server`, which pytest ends and begins anew with each change of its parameter.
+    """
+    servers: dict[Kind, Server | Container] = {}
+
+    def get(kind: Kind) -> Server | Container:
+        if kind not in servers:
+            servers[kind] = shared(kind)
+        return servers[kind]
+
+    yield get
+    for server in servers.values():
+        server.close()
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def server_kind(request: pytest.FixtureRequest) -> Kind:
+    """Run the test once with "redis" and once with "valkey"; in CI neither may be missing."""
+    kind: Kind = request.param
+    if reason := missing(kind):
+        _skip_or_fail(reason)
+    return kind
+
+
+@pytest.fixture(scope="session")
+def server(
+    server_kind: Kind, shared_servers: Callable[[Kind], Server | Container]
+) -> Server | Container:
+    """A running server shared by many tests: to use, not to break. See own_server."""
+    return shared_servers(server_kind)
+
+
+@pytest.fixture
+def make_server(request: pytest.FixtureRequest) -> Iterator[MakeServer]:
+    """Start servers of the test's own: ``make_server("redis", maxmemory="20mb", tls=True)``.
+
+    Without a kind it is that of the test's other servers, or whatever this machine has.
+    """
+    servers: list[Server] = []
+
+    def make(kind: Kind | None = None, *arguments: str, **config: Any) -> Server:
+        chosen: Kind
+        if kind is not None:
+            chosen = kind
+        elif "server_kind" in request.fixturenames:
+            chosen = request.getfixturevalue("server_kind")
+        else:
+            chosen = next(filter(binary, KINDS), KINDS[0])
+        if binary(chosen) is None:
+            _skip_or_fail(f"no {chosen} program here, and a container cannot be broken as needed")
+        server = Server(chosen, *arguments, **config)
+        servers.append(server)
+        _on_failure(request, f"log of {server!r}", lambda: server.log)
+        return server.start()
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def own_server(server_kind: Kind, make_server: MakeServer) -> Server:
+    """A fresh server for a test that stops, kills, freezes or reconfigures it."""
+    return make_server(server_kind)
+
+
+@pytest.fixture
+def make_proxy(request: pytest.FixtureRequest) -> Iterator[MakeProxy]:
+    """Put a fault proxy in front of any server."""
+    proxies: list[Proxy] = []
+
+    def make(server: Endpoint, *, seed: int = 0) -> Proxy:
+        proxy = Proxy(server, seed=seed)
+        proxies.append(proxy)
+        _on_failure(request, "commands through the proxy", proxy.report)
+        return proxy
+
+    yield make
+    for proxy in proxies:
+        proxy.close()
+    # redis-py may send INCR as INCRBY: a rule that misses its command proves nothing, silently.
+    for proxy in proxies:
+        assert not proxy.idle_rules(), f"these faults never happened: {proxy.idle_rules()}"
+
+
+@pytest.fixture
+def proxy(server: Endpoint, make_proxy: MakeProxy) -> Proxy:
+    """A fault proxy in front of the shared server."""
+    return make_proxy(server)
+
+
+# Locks and processes
+
+
+@pytest.fixture
+def key_prefix() -> str:
+    """A KEY_PREFIX that no other test has."""
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def redis_url(server: Endpoint) -> Iterator[str]:
+    """The address of the shared server, emptied for this test."""
+    with server.client() as client:
+        client.flushall()
+    yield server.url
+    if isinstance(server, Server):
+        server.resume()  # Should the test have left it frozen.
+
+
+@pytest.fixture
+def locks(settings: Settings, server: Endpoint, redis_url: str, key_prefix: str) -> Iterator[Locks]:
+    """REDISLOCK for this test, on the shared server unless ``locks.on(...)`` says otherwise."""
+    locks = Locks(settings, server, key_prefix)
+    yield locks
+    locks.redis.close()
+
+
+@pytest.fixture
+def spawn(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Spawn]:
+    """Run code in child processes, with the REDISLOCK of this moment; see tests/processes.py."""
+    children: list[Child] = []
+
+    def start(
+        code: str | Callable[..., Any], *args: Any, prelude: str = "", **kwargs: Any
+    ) -> Child:
+        child = Child(code, *args, redislock=settings.REDISLOCK, prelude=prelude, **kwargs)
+        children.append(child)
+        _on_failure(request, f"stderr of child {child.pid}", lambda: child.stderr)
+        return child
+
+    yield start
+    for child in children:
+        child.close()
+
+
+# Reports
+
+
+def pytest_report_header() -> list[str]:
+    """Say which servers the tests will run on."""
+    origin = IMAGES if docker_answers() else {kind: binary(kind) for kind in KINDS}
+    return [f"{kind} server: {missing(kind) or origin[kind]}" for kind in KINDS]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what servers, proxies and children have to say about a failure."""
+    report = yield
+    if report.failed and report.when != "teardown":
+        for title, tell in item.stash.get(_REPORTERS, []):
+            report.sections.append((title, tell()))
+    return report
+
+
+def _on_failure(request: pytest.FixtureRequest, title: str, tell: Callable[[], str]) -> None:
+    request.node.stash.setdefault(_REPORTERS, []).append((title, tell))
+
+
+def _skip_or_fail(reason: str) -> None:
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"CI needs both servers: {reason}")
+    pytest.skip(reason)
