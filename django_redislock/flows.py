@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from django_redislock.lease import Owner
     from django_redislock.scripts import Script
 
-CLAIM = 1.0  # Seconds; the same as in lua/_lock.lua.
+CLAIM = 1.0  # Seconds; the same as in lua/_lease.lua.
 LOOK_EVERY = 2.0  # A waiter who may have missed the bell looks by itself, in seconds.
 UNDO_WITHIN = 1.0  # Seconds that undoing an interrupted acquire may take.
 
@@ -202,12 +202,11 @@ def _acquire(  # noqa: PLR0912 - one branch per answer of the server
     ticket, kept = b"0", False
     failures, pause = 0, SHORTEST_PAUSE
     while True:
-        call = _acquire_call(request, mode, ticket)
         try:
-            answer: Answer = yield call
+            answer: Answer = yield _acquire_call(request, mode, ticket)
             now = answer.now
             match answer.value:
-                case [b"granted", fence]:
+                case bytes(fence):
                     return (yield from _granted(request, answer, fence))
                 case [b"queued", place, left_ms, server_us, newly]:
                     # A place in the queue is kept for a waiter who comes back late, but only
@@ -216,7 +215,7 @@ def _acquire(  # noqa: PLR0912 - one branch per answer of the server
                     ticket = b"0" if kept else place
                     failures = 0
                     look = _Look(answer.sent, int(server_us) / 1e6, _next_look(now, left_ms))
-                    outcome = yield from _await_bell(request, call, look, now, give_up)
+                    outcome = yield from _await_bell(request, look, now, give_up)
                     if isinstance(outcome, Granted):
                         return outcome
                     now = outcome
@@ -251,19 +250,18 @@ def _acquire(  # noqa: PLR0912 - one branch per answer of the server
 
 
 def _acquire_call(request: Request, mode: str, ticket: bytes) -> Call:
-    args = (
-        request.token,
-        request.id,
-        milliseconds(request.ttl),
-        mode,
-        ticket,
-        "1" if request.heed_done else "0",
-        request.owner.packed,
-    )
     return Call(
         scripts.ACQUIRE,
         request.name,
-        args,
+        (
+            request.token,
+            request.id,
+            milliseconds(request.ttl),
+            mode,
+            ticket,
+            "1" if request.heed_done else "0",
+            request.owner.packed,
+        ),
         0.75 * request.patience,
         request.id if mode == "queue" else "",
         request.replicas,
@@ -300,7 +298,7 @@ def _next_look(now: float, left_ms: bytes | str | int) -> float:
 
 
 def _await_bell(
-    request: Request, call: Call, look: _Look, now: float, give_up: float
+    request: Request, look: _Look, now: float, give_up: float
 ) -> Flow[Granted | float]:
     """Sleep until the lock is handed to us, or until it is time to look; returns the time then."""
     while True:
@@ -309,7 +307,7 @@ def _await_bell(
         match bell.words:
             case []:
                 return now
-            case ["look", _, left_ms, _]:
+            case ["look", _, left_ms]:
                 look = look._replace(next=_next_look(now, left_ms))
             case ["granted", _, fence, granted_us]:
                 # It was granted this long after the server answered our look, so no earlier than
@@ -322,8 +320,10 @@ def _await_bell(
                 if not fresh or request.replicas or request.heed_done:
                     return now
                 # Confirmed on the way, without waiting for the answer: until it is known, the
-                # lease counts for the claim time only (see Lease._settle and the watchdog).
-                yield Tell(call.script, call.name, call.args)
+                # lease counts for the claim time only (see Lease._settle and the watchdog). By a
+                # renewal, which never grants: the release may overtake it on another connection.
+                confirmation = Renewal(request.name, request.token, request.ttl, 0)
+                yield Tell(*renewal_call(confirmation, request.patience)[:3])
                 deadline = at + claim - drift(claim + waited)
                 return Granted(int(fence), deadline, at, settled=False)
 

@@ -15,7 +15,7 @@ _PLAIN = " !#$&'()+,-./:;<=>@_`|~\""
 class Keys(NamedTuple):
     """The keys of one lock, in the order in which every script receives them as KEYS."""
 
-    lock: str  # String: the current lease, see lua/_lock.lua. Its TTL is the lease's.
+    lock: str  # String: the current lease, see lua/_lease.lua. Its TTL is the lease's.
     queue: str  # Sorted set: waiter's token -> ticket.
     waiters: str  # Hash: waiter's token -> how to ring it and what to grant it.
     fence: str  # String: the last fencing token given out; outlives the lock by a day.

@@ -42,6 +42,9 @@ Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
 
+MAX_KNOWN_TERMS = 1000
+
+
 class _Thread:
     """A thread as a holder. Its ident would not do: idents are used again."""
 
@@ -71,6 +74,38 @@ class Options(NamedTuple):
     reentrant: bool = False
     using: str = DEFAULT_ALIAS
     once: float = 0.0
+
+
+class Terms(NamedTuple):
+    """What options and settings come to. Durations are seconds."""
+
+    ttl: float
+    first_ttl: float  # Of the grant: max_hold may be shorter than ttl.
+    wait: float
+    renew: bool
+    max_hold: float  # math.inf if there is no bound.
+    patience: float  # The operation timeout.
+
+
+def _terms(backend: Backend, options: Options) -> Terms:
+    # Programs use few combinations, many times.
+    known: Terms | None = backend.terms.get(options)
+    if known is not None:
+        return known
+    conf = backend.conf
+    ttl = conf.ttl if options.ttl is None else options.ttl
+    max_hold = conf.max_hold if options.max_hold is None else options.max_hold
+    terms = Terms(
+        ttl=ttl,
+        first_ttl=ttl if max_hold is None else min(ttl, max_hold),
+        wait=conf.wait if options.wait is None else options.wait,
+        renew=conf.renew if options.renew is None else options.renew,
+        max_hold=math.inf if max_hold is None else max_hold,
+        patience=backend.patience(ttl),
+    )
+    if len(backend.terms) < MAX_KNOWN_TERMS:
+        backend.terms[options] = terms
+    return terms
 
 
 def distributed_lock(
@@ -125,9 +160,11 @@ def distributed_lock(
 class Lock:
     """A handle on a lock: holds one lease at a time. Made by distributed_lock()."""
 
-    __slots__ = ("_backend", "_depth", "_lease", "_options", "name")
+    __slots__ = ("_backend", "_depth", "_lease", "_options", "_terms", "name")
 
-    _backend: Backend  # Set by acquire: a lease stays with the backend that granted it.
+    # Set by acquire: a lease stays with the backend and the settings that granted it.
+    _backend: Backend
+    _terms: Terms
 
     def __init__(self, name: str, options: Options) -> None:
         self.name = name
@@ -194,6 +231,7 @@ class Lock:
             lease._holds += 1
             self._depth += 1
             self._lease = lease
+            self._terms = _terms(self._backend, self._options)
             return lease
         if not held:
             return None
@@ -219,21 +257,18 @@ class Lock:
         return None
 
     def _request(self) -> flows.Request:
-        options, backend = self._options, self._backend
-        conf = backend.conf
-        ttl = self._ttl
-        max_hold = self._max_hold
+        terms = self._terms = _terms(self._backend, self._options)
         token = secrets.token_hex(16)
         return flows.Request(
-            name=check_name(self.name),
-            token=token,
-            id=hashlib.sha256(token.encode()).hexdigest()[:16],
-            owner=current_owner(),
-            ttl=ttl if max_hold is None else min(ttl, max_hold),
-            wait=conf.wait if options.wait is None else options.wait,
-            patience=backend.patience(ttl),
-            replicas=conf.replicas_ack,
-            heed_done=options.once > 0,
+            check_name(self.name),
+            token,
+            hashlib.sha256(token.encode()).hexdigest()[:16],
+            current_owner(),
+            terms.first_ttl,
+            terms.wait,
+            terms.patience,
+            self._backend.conf.replicas_ack,
+            self._options.once > 0,
         )
 
     def _conclude(
@@ -241,19 +276,19 @@ class Lock:
     ) -> Lease | Busy | Done:
         backend = self._backend
         if isinstance(outcome, Granted):
-            max_hold, renew = self._max_hold, self._options.renew
+            terms = self._terms
             lease = Lease(
-                name=self.name,
+                name=request.name,
                 token=request.token,
                 id=request.id,
                 fence=outcome.fence,
                 owner=request.owner,
-                ttl=self._ttl,
+                ttl=terms.ttl,
                 deadline=outcome.deadline,
                 settled=outcome.settled,
                 granted_at=outcome.at,
-                hold_until=math.inf if max_hold is None else outcome.at + max_hold,
-                auto_renew=backend.conf.renew if renew is None else renew,
+                hold_until=outcome.at + terms.max_hold,
+                auto_renew=terms.renew,
                 keeper=backend,
                 holder=ref(_current_holder()),
             )
@@ -272,16 +307,6 @@ class Lock:
                 waited=backend.clock() - started,
             )
         return outcome
-
-    @property
-    def _ttl(self) -> float:
-        ttl = self._options.ttl
-        return self._backend.conf.ttl if ttl is None else ttl
-
-    @property
-    def _max_hold(self) -> float | None:
-        max_hold = self._options.max_hold
-        return self._backend.conf.max_hold if max_hold is None else max_hold
 
     # --- release ------------------------------------------------------------------------------
 
@@ -335,7 +360,7 @@ class Lock:
             deadline=lease._deadline,
             min_hold=self._options.min_hold if success else 0.0,
             once=self._options.once if success else 0.0,
-            patience=self._backend.patience(lease.ttl),
+            patience=self._terms.patience,
             insist=insist,
         )
 

@@ -1,11 +1,13 @@
 """The operations on a lock: one Lua file each, read once.
 
-A script is known by its name. Its text is ``lua/_lock.lua``, which all share, and its own file.
+What several of them need stands in files that begin with an underscore; a line
+``-- include NAME`` puts one there.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from importlib import resources
 from typing import NamedTuple
 
@@ -18,9 +20,13 @@ class Script(NamedTuple):
     sha: str  # What EVALSHA asks for: the SHA-1 of the source.
 
 
+def _read(name: str) -> str:
+    text = (resources.files("django_redislock") / "lua" / f"{name}.lua").read_text("utf-8")
+    return re.sub(r"(?m)^-- include (\w+)$", lambda match: _read(match[1]), text)
+
+
 def _load(name: str) -> Script:
-    folder = resources.files("django_redislock") / "lua"
-    source = (folder / "_lock.lua").read_bytes() + (folder / f"{name}.lua").read_bytes()
+    source = _read(name).encode()
     return Script(name, source, hashlib.sha1(source, usedforsecurity=False).hexdigest())
 
 

@@ -55,6 +55,7 @@ class Backend(ABC):
         self.conf = conf
         self.alias = conf.alias
         self.prefix = conf.key_prefix
+        self.terms: dict[Any, Any] = {}  # Kept for lock.py: options -> what they come to here.
         self._start()
         _backends.add(self)
 
@@ -207,7 +208,7 @@ class Backend(ABC):
 
 
 def read_holding(value: str) -> Holding:
-    """Read what the lock key holds, see lua/_lock.lua. Never raises: it may be anything."""
+    """Read what the lock key holds, see lua/_lease.lua. Never raises: it may be anything."""
     head, *rest = value.split("|", 5)
     if len(head) == 55 and len(rest) == 5 and head[32] in _STATES:
         fence, since, _, _, owner = rest

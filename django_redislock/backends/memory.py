@@ -30,7 +30,7 @@ PATIENCE_MS = 6000
 @dataclass(frozen=True, kw_only=True)
 class _Lease:
     token: str
-    state: str  # As in lua/_lock.lua: h, c or k.
+    state: str  # As in lua/_lease.lua: h, c or k.
     id: str
     fence: int
     since: int  # ms
@@ -111,7 +111,7 @@ class Server:
             if mine:
                 state = "h" if lease.state == "c" else lease.state
                 lock.lease = replace(lease, state=state, expires=ms + ttl)
-                return [b"granted", b"%d" % lease.fence]
+                return b"%d" % lease.fence
             left = (lease.claim if lease.state == "c" else lease.expires) - ms
             if left <= 0:
                 process = lease.channel.rpartition(":")[0]
@@ -135,7 +135,7 @@ class Server:
                     expires=ms + ttl,
                     owner=owner,
                 )
-                return [b"granted", b"%d" % fence]
+                return b"%d" % fence
             left = CLAIM_MS
         assert lock.lease is not None
         if mode != "queue":
@@ -193,7 +193,7 @@ class Server:
             lock.lease = replace(lease, state="k", expires=ms + left)
             if lock.queue:
                 head = lock.queue[0]
-                self._publish(head.channel, f"look {head.id} {left} {us}")
+                self._publish(head.channel, f"look {head.id} {left}")
         else:
             self._pass_on(lock, us, ms)
         return b"released"

@@ -67,7 +67,7 @@ def _acquire(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     if value is not None:
         if _is_held_by(value, token):
             commands: Commands = [("PEXPIRE", keys.lock, ttl), ("SETRANGE", keys.lock, 32, "h")]
-            return commands, [b"granted", value.split(b"|")[1]]
+            return commands, value.split(b"|")[1]
         left = ask("PTTL", keys.lock)
         if left == -1:
             return [], [b"endless"]
@@ -85,7 +85,7 @@ def _acquire(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
         ("SET", keys.fence, next_fence, "PX", ttl + DAY_MS),
         set_lock,
         ("ZADD", keys.held, now_us // 1000 + ttl, keys.lock),
-    ], [b"granted", next_fence]
+    ], next_fence
 
 
 def _renew(keys: Keys, ask: Ask, args: list[Any]) -> Decision:

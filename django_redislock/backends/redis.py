@@ -367,9 +367,11 @@ class _Session:
         return self._backend.clock()
 
     def close(self) -> None:
-        if self._wire is not None:
-            self._wire.clear_bells()
-            self._backend._pool.give(self._wire)
+        wire = self._wire
+        if wire is not None:
+            if wire.bells:
+                wire.bells.clear()  # Nobody waits for them any more.
+            self._backend._pool.give(wire)
             self._wire = None
 
     def _drop(self) -> None:

@@ -132,13 +132,13 @@ def _without_maintenance_notifications() -> dict[str, Any]:
 class Wire:
     """One blocking connection. Used by one thread at a time; see Pool."""
 
-    __slots__ = ("_bells", "_connection", "_reader", "_seconds", "_socket", "_unread", "channel")
+    __slots__ = ("_connection", "_reader", "_seconds", "_socket", "_unread", "bells", "channel")
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection  # Kept: it closes the socket when it is collected.
         self._socket: socket.socket = connection._sock  # type: ignore[assignment] # connected
         self._reader = _reader()
-        self._bells: deque[bytes] = deque()
+        self.bells: deque[bytes] = deque()  # Rings that came while a reply was awaited.
         self._seconds = -1.0
         self._unread = 0  # Replies to tell() that are still to come.
         self.channel = ""  # Where this connection is rung, once it has subscribed.
@@ -201,8 +201,8 @@ class Wire:
 
     def bell(self, seconds: float) -> bytes | None:
         """The next ring, or None if there is none within *seconds*."""
-        if self._bells:
-            return self._bells.popleft()
+        if self.bells:
+            return self.bells.popleft()
         if seconds <= 0:
             return None
         self._limit(seconds)
@@ -216,11 +216,7 @@ class Wire:
             self._unread -= 1
         else:
             raise ConnectionError("out of step")
-        return self._bells.popleft() if self._bells else b""
-
-    def clear_bells(self) -> None:
-        """Forget rings that nobody waits for any more."""
-        self._bells.clear()
+        return self.bells.popleft() if self.bells else b""
 
     def close(self) -> None:
         """Close it. In a forked child only the child's copy is closed, without a shutdown."""
@@ -237,7 +233,7 @@ class Wire:
 
     def _pushed(self, item: list[Any]) -> None:
         if item[0] == b"message":
-            self._bells.append(item[2])
+            self.bells.append(item[2])
 
     def _limit(self, seconds: float) -> None:
         # Only when it changes: it is a system call.

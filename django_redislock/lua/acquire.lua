@@ -3,37 +3,43 @@
 --       mode: try (do not queue), queue, last (leave the queue if not granted)
 --       ticket: place in the queue to go back to, 0 for a new one
 --       heed_done: 1 if a `once` of this name is to be respected
--- returns {'granted', fence}
+-- returns the fence, if it is granted; or
 --         {'queued', ticket, ms until the current lease must have ended, server time in us, 1 if newly queued}
---         {'busy', ms until the current lease must have ended, value of lock or ''}
+--         {'busy', ms until the current lease must have ended, value of lock}
 --         {'done', value of done}
 --         {'endless'} if the key has no expiry, so that waiting for it would never end
+-- include _lease
+-- include _grant
 local token, id, ttl, mode, ticket, heed_done, owner, channel = unpack(ARGV)
 ttl = tonumber(ttl)
 local value = call('GET', LOCK)
+local done = heed_done == '1' and call('GET', DONE)
 
-if heed_done == '1' then
-  local done = call('GET', DONE)
-  if done then
-    if value and is_of(value, token) and state_of(value) ~= 'k' then
-      pass_on(value)
-    end
-    dequeue(token)
-    return { 'done', done }
-  end
+if not value and not done and not call('ZRANGE', QUEUE, 0, 0)[1] then
+  return grant(token, id, ttl, owner, call('GET', FENCE), call('TIME'), '')
 end
 
-local us, ms = clock()
+-- include _queue
+if done then
+  if value and is_of(value, token) and state_of(value) ~= 'k' then
+    pass_on(value)
+  end
+  dequeue(token)
+  return { 'done', done }
+end
+
+local time = call('TIME')
+local ms = milliseconds(time)
 local previous, left
 if value then
   local state = state_of(value)
   local fence, _, claim, claimant = read(value)
   if is_of(value, token) and state ~= 'k' then
-    call('PEXPIRE', LOCK, digits(ttl))
+    call('PEXPIRE', LOCK, ttl)
     if state == 'c' then
       call('SETRANGE', LOCK, 32, 'h')
     end
-    return { 'granted', fence }
+    return fence
   end
   left = call('PTTL', LOCK)
   if left == -1 then
@@ -53,24 +59,19 @@ if value then
           end
         end
       end
-      previous, value, left = fence, '', nil
+      previous, left = fence, nil
     end
   end
 end
 
 if not left then
   previous = previous or call('GET', FENCE)
-  local head = hand_over(first_waiter(), previous, token)
+  local head = hand_over(previous, token)
   if not head or head == token then
     if head then
       dequeue(token)
     end
-    local fence = grant(token, 'h', id, ttl, 0, '', owner, us, ms, previous)
-    -- Leases that expired leave an entry in the index; now and then is enough to drop them.
-    if INDEX and us % 16 == 0 then
-      redis.pcall('ZREMRANGEBYSCORE', INDEX, '-inf', ms - 60000)
-    end
-    return { 'granted', fence }
+    return grant(token, id, ttl, owner, previous, time, '')
   end
   value, left = call('GET', LOCK), CLAIM
 end
@@ -82,13 +83,14 @@ if mode ~= 'queue' then
   return { 'busy', left, value }
 end
 
-local last = call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
+local us = time[1] * 1000000 + time[2]
 if ticket == '0' then
   -- Not the bare clock: when it is set back, newcomers would overtake.
+  local last = call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
   ticket = digits(math.max(us, (tonumber(last) or 0) + 1))
 end
-local entry = table.concat({ digits(ms + PATIENCE), channel, digits(ttl), id, owner }, '|')
-call('HSET', WAITERS, token, entry)
+local entry = { digits(ms + PATIENCE), channel, digits(ttl), id, owner }
+call('HSET', WAITERS, token, table.concat(entry, '|'))
 local queued = call('ZADD', QUEUE, 'NX', ticket, token)
 if queued == 0 then
   ticket = digits(call('ZSCORE', QUEUE, token))

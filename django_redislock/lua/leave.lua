@@ -1,6 +1,9 @@
 -- leave: forget a waiter whose acquire did not end in a grant that it knows of.
 -- ARGV  token
 -- returns 1 if it held the lock after all (which is handed on), else 0
+-- include _lease
+-- include _grant
+-- include _queue
 local token = ARGV[1]
 local value = call('GET', LOCK)
 call('ZSCORE', QUEUE, token)

@@ -1,7 +1,10 @@
 -- look: the state of a lock, without changing it; the same rule as acquire says whether it is free.
 -- ARGV  -
 -- returns {value or '', PTTL, live waiters, server time in ms}
-local _, ms = clock()
+-- include _lease
+-- include _grant
+-- include _queue
+local ms = milliseconds(call('TIME'))
 local value = call('GET', LOCK) or ''
 local left = call('PTTL', LOCK)
 local _, _, claim = read(value)

@@ -1,8 +1,23 @@
 -- release: end a lease, only for the owner's token, and hand the lock to the next waiter.
--- ARGV  token, min_hold (ms since the grant), once (ms from now, 0 for not), owner
+-- ARGV  token, min_hold (ms since the grant, 0 for none), once (ms from now, 0 for none), owner
 -- returns 'released', or why not: 'gone', 'taken', 'forced'
+-- include _lease
 local token, min_hold, once, owner = unpack(ARGV)
 local value = call('GET', LOCK)
+local plain = min_hold == '0' and once == '0'
+
+if value and plain and string.sub(value, 1, 33) == token .. 'h' then
+  if not call('ZRANGE', QUEUE, 0, 0)[1] then
+    call('DEL', LOCK)
+    if INDEX then
+      redis.pcall('ZREM', INDEX, LOCK)
+    end
+    return 'released'
+  end
+end
+
+-- include _grant
+-- include _queue
 if not value or not is_of(value, token) then
   return absence(value, token)
 end
@@ -11,13 +26,14 @@ if state_of(value) == 'k' then
 end
 
 local cooling = false
-if min_hold ~= '0' or once ~= '0' then
-  local us, ms = clock()
+if not plain then
+  local time = call('TIME')
+  local ms = milliseconds(time)
   local _, since = read(value)
   local left = since + min_hold - ms
   cooling = left > 0
   if cooling then
-    local head = call('ZRANGE', QUEUE, 0, 0)[1]
+    local head = first_waiter()
     local record = head and call('HGET', WAITERS, head)
     call('PEXPIRE', LOCK, left)
     call('SETRANGE', LOCK, 32, 'k')
@@ -27,7 +43,7 @@ if min_hold ~= '0' or once ~= '0' then
     if record then
       -- Or the first waiter would sleep until the end that the lease had before.
       local channel, id = string.match(record, '^%d+|([^|]*)|%d+|(%x+)|')
-      call('PUBLISH', channel, 'look ' .. id .. ' ' .. digits(left) .. ' ' .. digits(us))
+      call('PUBLISH', channel, 'look ' .. id .. ' ' .. digits(left))
     end
   end
   if once ~= '0' then

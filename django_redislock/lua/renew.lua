@@ -1,16 +1,22 @@
 -- renew: restart the ttl of a lease; never bring one back to life.
 -- ARGV  token, ttl (ms), renewals so far (6 digits)
 -- returns 'renewed', or why not: 'gone', 'taken', 'forced'
+-- include _lease
 local token, ttl, renewals = unpack(ARGV)
 local value = call('GET', LOCK)
-if not value or not is_of(value, token) or state_of(value) == 'k' then
-  return absence(value, token)
+local state = value and string.sub(value, 1, 32) == token and string.sub(value, 33, 33)
+
+if state and state ~= 'k' then
+  -- PEXPIRE first: it is allowed on a server out of memory, and so is what follows it.
+  call('PEXPIRE', LOCK, ttl)
+  call('SETRANGE', LOCK, 32, 'h' .. renewals)
+  if INDEX then
+    local time = call('TIME')
+    redis.pcall('ZADD', INDEX, time[1] * 1000 + math.floor(time[2] / 1000) + ttl, LOCK)
+  end
+  return 'renewed'
 end
--- PEXPIRE first: it is allowed on a server out of memory, and so is what follows it.
-call('PEXPIRE', LOCK, ttl)
-call('SETRANGE', LOCK, 32, 'h' .. renewals)
-if INDEX then
-  local _, ms = clock()
-  redis.pcall('ZADD', INDEX, digits(ms + ttl), LOCK)
-end
-return 'renewed'
+
+-- include _grant
+-- include _queue
+return absence(value, token)

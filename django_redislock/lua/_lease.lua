@@ -1,0 +1,25 @@
+-- lease: how a lock is written down. Every operation begins with this file.
+--
+-- KEYS of every operation: lock queue waiters fence done forced [index]   (see keys.py)
+-- ARGV of every operation: its own, then the channel on which the asking connection is rung or ''
+--
+-- lock     token(32) state(1) renewals(6) id(16) "|" fence "|" since "|" claim "|" channel "|" owner
+--          state: h held; c claimed (handed over, not yet confirmed); k kept by min_hold (cooling)
+--          since: server time of the grant in ms; claim: server time in ms at which a claim lapses
+--
+-- Scripts do not roll back, so every read that can fail comes before the first write. The index
+-- is only a hint for listings: trouble with it (pcall) never fails an operation on the lock.
+--
+-- Operations answer the uncontended case first, and only then go on to _queue.lua (by the line
+-- "include"): each run of a script creates all the functions it passes by.
+
+local call = redis.call
+local LOCK, QUEUE, WAITERS, FENCE, DONE, FORCED, INDEX = unpack(KEYS)
+local CLAIM = 1000 -- ms a handed-over lease waits for its owner's confirmation
+local PATIENCE = 6000 -- ms a waiter's entry lives without a look; a waiter looks every 2000 ms
+local DAY = 86400000 -- ms the fence's record outlives the lease
+
+-- Lua prints large numbers as 1.7e+15; the server wants digits.
+local function digits(number)
+  return string.format('%.0f', number)
+end

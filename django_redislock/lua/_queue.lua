@@ -1,0 +1,74 @@
+-- queue: how a lock passes from one owner to the next.
+--
+-- queue    the waiters' tokens by ticket
+-- waiters  token -> expiry(ms) "|" channel "|" ttl(ms) "|" id "|" owner
+
+local function is_of(value, token)
+  return string.sub(value, 1, 32) == token
+end
+
+local function state_of(value)
+  return string.sub(value, 33, 33)
+end
+
+-- fence, since, claim, channel of a lease; nothing if the value is not one of ours.
+local function read(value)
+  return string.match(value, '^|(%d+)|(%d+)|(%d+)|([^|]*)|', 56)
+end
+
+local function milliseconds(time)
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function first_waiter()
+  return call('ZRANGE', QUEUE, 0, 0)[1]
+end
+
+local function dequeue(token)
+  call('ZREM', QUEUE, token)
+  call('HDEL', WAITERS, token)
+end
+
+-- Grants the lock to the first waiter who can be rung, as a claim, and returns that token.
+-- If the first is *me*, who is awake and asking, returns it without a grant; nil without waiters.
+local function hand_over(previous, me)
+  local token = first_waiter()
+  while token and token ~= me do
+    local time = call('TIME')
+    local record = call('HGET', WAITERS, token) or ''
+    local expiry, channel, ttl, id, owner =
+      string.match(record, '^(%d+)|([^|]*)|(%d+)|(%x+)|(.*)$')
+    -- A PUBLISH that nobody receives tells of a killed waiter at once. The bell brings the server
+    -- time of the grant; the waiter learns the fence from it too.
+    local us = time[1] * 1000000 + time[2]
+    local fence = digits(math.max(us, (tonumber(previous) or 0) + 1))
+    local rung = expiry
+      and tonumber(expiry) > milliseconds(time)
+      and call('PUBLISH', channel, 'granted ' .. id .. ' ' .. fence .. ' ' .. digits(us)) > 0
+    dequeue(token)
+    if rung then
+      grant(token, id, tonumber(ttl), owner, previous, time, channel)
+      return token
+    end
+    token = first_waiter()
+  end
+  return token
+end
+
+-- Ends the current lease: the next waiter has the lock, or nobody has.
+local function pass_on(value)
+  if not hand_over((read(value))) then
+    call('DEL', LOCK)
+    if INDEX then
+      redis.pcall('ZREM', INDEX, LOCK)
+    end
+  end
+end
+
+-- Why the token does not hold the lock.
+local function absence(value, token)
+  if call('GET', FORCED) == token then
+    return 'forced'
+  end
+  return value and not is_of(value, token) and 'taken' or 'gone'
+end
