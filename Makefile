@@ -1,0 +1,61 @@
+# Needs Python 3.11 or newer, and nothing else: every target installs what it needs into .venv.
+# Another Python: make PYTHON=python3.13 VENV=.venv-3.13 test
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# Servers in the demo: make demo N=12
+N ?= 4
+# Test processes, and further arguments: make test JOBS=4 ARGS='-k fence'
+JOBS ?= 2
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo demo-without-lock demo-stop test bench lint types imports clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/demo ## Let four servers race for the lottery: one draws
+	@exec $(BIN)/python example_project/manage.py demo --servers $(N)
+
+demo-without-lock: $(VENV)/demo ## The same with the lock off: see what goes wrong
+	@exec $(BIN)/python example_project/manage.py demo --servers $(N) --without-lock
+
+demo-stop: $(VENV)/demo ## Stop the embedded server that the example project has started
+	@exec $(BIN)/python -m example_project.embedded_server stop
+
+test: $(VENV)/test ## Run the test suite
+	@exec $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+bench: $(VENV)/bench ## Compare the speed with other lock libraries
+	@exec $(BIN)/python -m benchmarks $(ARGS)
+
+lint: $(VENV)/lint ## Check style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/test $(VENV)/lint ## Check the types
+	$(BIN)/mypy --strict django_redislock
+
+imports: $(VENV)/test $(VENV)/lint ## Check that imports respect the layers
+	$(BIN)/lint-imports
+
+clean: ## Remove the environment and what the tools have left
+	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* htmlcov
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The empty file $(VENV)/EXTRA says that the extra is installed as setup.cfg has it now.
+$(VENV)/demo $(VENV)/test $(VENV)/bench $(VENV)/lint: $(VENV)/%: setup.cfg pyproject.toml | $(BIN)/python
+	@echo "Installing django_redislock[$*] into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed: make PYTHON=/path/to/it ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,1 @@
+"""The lottery at noon: several servers start it, one draws."""

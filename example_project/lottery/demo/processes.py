@@ -1,0 +1,108 @@
+"""Child processes that are gone when the demo ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+STOP_WITHIN = 5  # seconds, before a child is killed
+
+
+class ChildDied(Exception):
+    """A child failed."""
+
+
+class Child:
+    """A process; what it writes is kept in files."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, directory: Path, env: Mapping[str, str]
+    ) -> None:
+        self._name = name
+        self._out = directory / f"{name}.out"
+        self._err = directory / f"{name}.err"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self._process = subprocess.Popen(
+                command,
+                env=env,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=err,
+                # A group of its own: Ctrl-C reaches only the demo, which then ends the children.
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is also its group's."""
+        return self._process.pid
+
+    def out(self) -> str:
+        """What it has written to standard output so far."""
+        return self._out.read_text(encoding="utf-8", errors="replace")
+
+    def err(self) -> str:
+        """What it has written to standard error so far."""
+        return self._err.read_text(encoding="utf-8", errors="replace")
+
+    def tell(self, line: str) -> None:
+        """Write a line to its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line.encode() + b"\n")
+        self._process.stdin.flush()
+
+    def check(self) -> None:
+        """Raise ChildDied, with its last words, if it has failed."""
+        if self._process.poll():
+            last_words = "\n".join((self.out() + self.err()).splitlines()[-20:])
+            raise ChildDied(f"{self._name} ended with {self._process.returncode}:\n{last_words}")
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._signal_group(signal.SIGTERM)
+
+    def wait(self, deadline: float) -> None:
+        """Wait for its end; kill it if that has not come by the (monotonic) deadline."""
+        try:
+            self._process.wait(max(0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._signal_group(signal.SIGKILL)
+            self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def _signal_group(self, number: int) -> None:
+        # The pid of a process that has not been waited for is still its own.
+        if self._process.poll() is None:
+            os.killpg(self.pid, number)
+
+
+class Children:
+    """The children started through it; leaving the block ends them all."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._children: list[Child] = []
+
+    def start(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> Child:
+        """Start a child."""
+        child = Child(name, command, directory=self._directory, env=env)
+        self._children.append(child)
+        return child
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for child in self._children:
+            child.terminate()
+        deadline = time.monotonic() + STOP_WITHIN
+        for child in self._children:
+            child.wait(deadline)
