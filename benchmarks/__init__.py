@@ -1,0 +1,3 @@
+"""Same-run comparison of Redis locks: `python -m benchmarks [names] [--quick] [--write]`."""
+
+from __future__ import annotations
