@@ -297,9 +297,7 @@ def _next_look(now: float, left_ms: bytes | str | int) -> float:
     return now + min(int(left_ms) / 1000 + 0.001, LOOK_EVERY)
 
 
-def _await_bell(
-    request: Request, look: _Look, now: float, give_up: float
-) -> Flow[Granted | float]:
+def _await_bell(request: Request, look: _Look, now: float, give_up: float) -> Flow[Granted | float]:
     """Sleep until the lock is handed to us, or until it is time to look; returns the time then."""
     while True:
         bell: Bell = yield Listen(request.id, min(look.next, give_up) - now)

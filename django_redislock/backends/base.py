@@ -124,8 +124,14 @@ class Backend(ABC):
 
     def forget(self, lease: Lease) -> None:
         """The lease is over."""
-        self._leases.pop(lease.name, None)
+        if self.lease_of(lease.name) in (lease, None):  # Not a newer one, after a loss.
+            self._leases.pop(lease.name, None)
         self.watchdog.forget(lease)
+
+    def dropped(self, name: str) -> None:
+        """A lease was collected while it was held. Takes no lock: it is called by a destructor."""
+        if self.lease_of(name) is None:
+            self._leases.pop(name, None)
 
     # --- keeping leases (lease.Keeper) --------------------------------------------------------
 

@@ -299,12 +299,16 @@ class Pool:
 
     def close(self) -> None:
         """Close the idle connections."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-            self._made -= len(idle)
-            self._changed.notify_all()
-        for wire in idle:
+        # One by one: take() pops from the same list without the lock.
+        while self._idle:
+            try:
+                wire = self._idle.pop()
+            except IndexError:
+                break
             wire.close()
+            with self._lock:
+                self._made -= 1
+                self._changed.notify_all()
 
     def _take(self, seconds: float, kept_back: int) -> Wire:
         with self._lock:

@@ -29,10 +29,9 @@ local function dequeue(token)
   call('HDEL', WAITERS, token)
 end
 
--- Grants the lock to the first waiter who can be rung, as a claim, and returns that token.
+-- Grants the lock to *token*, the first waiter, or to the next one who can be rung, as a claim, and returns that token.
 -- If the first is *me*, who is awake and asking, returns it without a grant; nil without waiters.
-local function hand_over(previous, me)
-  local token = first_waiter()
+local function hand_over(token, previous, me)
   while token and token ~= me do
     local time = call('TIME')
     local record = call('HGET', WAITERS, token) or ''
@@ -56,8 +55,8 @@ local function hand_over(previous, me)
 end
 
 -- Ends the current lease: the next waiter has the lock, or nobody has.
-local function pass_on(value)
-  if not hand_over((read(value))) then
+local function pass_on(value, head)
+  if not (head and hand_over(head, (read(value)))) then
     call('DEL', LOCK)
     if INDEX then
       redis.pcall('ZREM', INDEX, LOCK)

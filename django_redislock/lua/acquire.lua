@@ -22,7 +22,7 @@ end
 -- include _queue
 if done then
   if value and is_of(value, token) and state_of(value) ~= 'k' then
-    pass_on(value)
+    pass_on(value, first_waiter())
   end
   dequeue(token)
   return { 'done', done }
@@ -66,7 +66,7 @@ end
 
 if not left then
   previous = previous or call('GET', FENCE)
-  local head = hand_over(previous, token)
+  local head = hand_over(first_waiter(), previous, token)
   if not head or head == token then
     if head then
       dequeue(token)

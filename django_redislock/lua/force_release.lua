@@ -15,7 +15,7 @@ if id ~= ARGV[1] then
 end
 local left = call('PTTL', LOCK)
 call('GET', FORCED)
-pass_on(value)
+pass_on(value, first_waiter())
 if ours then
   -- So that the holder's next renewal says "forced", however late within its lease it comes.
   call('SET', FORCED, string.sub(value, 1, 32), 'PX', digits(math.max(left, 0) + 60000))

@@ -10,7 +10,7 @@ call('ZSCORE', QUEUE, token)
 call('HEXISTS', WAITERS, token)
 dequeue(token)
 if value and is_of(value, token) and state_of(value) ~= 'k' then
-  pass_on(value)
+  pass_on(value, first_waiter())
   return 1
 end
 return 0

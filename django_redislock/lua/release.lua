@@ -4,16 +4,15 @@
 -- include _lease
 local token, min_hold, once, owner = unpack(ARGV)
 local value = call('GET', LOCK)
+local head = call('ZRANGE', QUEUE, 0, 0)[1]
 local plain = min_hold == '0' and once == '0'
 
-if value and plain and string.sub(value, 1, 33) == token .. 'h' then
-  if not call('ZRANGE', QUEUE, 0, 0)[1] then
-    call('DEL', LOCK)
-    if INDEX then
-      redis.pcall('ZREM', INDEX, LOCK)
-    end
-    return 'released'
+if value and plain and not head and string.sub(value, 1, 33) == token .. 'h' then
+  call('DEL', LOCK)
+  if INDEX then
+    redis.pcall('ZREM', INDEX, LOCK)
   end
+  return 'released'
 end
 
 -- include _grant
@@ -33,7 +32,6 @@ if not plain then
   local left = since + min_hold - ms
   cooling = left > 0
   if cooling then
-    local head = first_waiter()
     local record = head and call('HGET', WAITERS, head)
     call('PEXPIRE', LOCK, left)
     call('SETRANGE', LOCK, 32, 'k')
@@ -53,6 +51,6 @@ if not plain then
   end
 end
 if not cooling then
-  pass_on(value)
+  pass_on(value, head)
 end
 return 'released'

@@ -1,5 +1,5 @@
 -- renew: restart the ttl of a lease; never bring one back to life.
--- ARGV  token, ttl (ms), renewals so far (6 digits)
+-- ARGV  token, ttl (ms), renewals so far (6 digits; 000000 only confirms a hand-over)
 -- returns 'renewed', or why not: 'gone', 'taken', 'forced'
 -- include _lease
 local token, ttl, renewals = unpack(ARGV)
@@ -10,7 +10,7 @@ if state and state ~= 'k' then
   -- PEXPIRE first: it is allowed on a server out of memory, and so is what follows it.
   call('PEXPIRE', LOCK, ttl)
   call('SETRANGE', LOCK, 32, 'h' .. renewals)
-  if INDEX then
+  if INDEX and renewals ~= '000000' then
     local time = call('TIME')
     redis.pcall('ZADD', INDEX, time[1] * 1000 + math.floor(time[2] / 1000) + ttl, LOCK)
   end
