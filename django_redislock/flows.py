@@ -162,14 +162,14 @@ class Granted(NamedTuple):
 class Busy(NamedTuple):
     """Somebody else's, until the wait ran out."""
 
-    value: str  # As the server keeps it; see backends.base.read_holding.
+    value: bytes  # As the server keeps it; see backends.base.read_holding.
     expires_in: float
 
 
 class Done(NamedTuple):
     """A `once` of this name is done."""
 
-    value: str
+    value: bytes
 
 
 # --- the flows ------------------------------------------------------------------------------
@@ -221,14 +221,14 @@ def _acquire(  # noqa: PLR0912 - one branch per answer of the server
                     now = outcome
                 case [b"busy", left_ms, value]:
                     if mode != "queue":
-                        return Busy(value.decode(errors="replace"), int(left_ms) / 1000)
+                        return Busy(value, int(left_ms) / 1000)
                     # There is no queue where scripting is forbidden: jittered, bounded backoff.
                     failures = 0
                     seconds = pause * random.uniform(0.5, 1.0)
                     now = yield Pause(max(min(seconds, give_up - now), 0.0))
                     pause = min(pause * 2, LONGEST_PAUSE)
                 case [b"done", value]:
-                    return Done(value.decode(errors="replace"))
+                    return Done(value)
                 case [b"endless"]:
                     raise Refused(
                         "its key has no expiry, so it would never become free; find out who wrote"

@@ -98,7 +98,7 @@ def force_release(name: str, id: str, *, using: str = DEFAULT_ALIAS, by: str = "
     if word != b"released":
         audit.info("Lock %r (%s): lease %s was not there to release, by %s", name, using, id, by)
         return False
-    holder = str(read_holding(value.decode(errors="replace")).owner)
+    holder = str(read_holding(value).owner)
     audit.warning("Lock %r (%s): lease %s of %s released by %s", name, using, id, holder, by)
     signals.lock_force_released.send_robust(
         sender=HeldLock, name=name, using=using, id=id, holder=holder, by=by

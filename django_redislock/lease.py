@@ -81,6 +81,7 @@ class Holding:
     state: str  # "held", "claimed" (handed over, not yet confirmed), "cooling" or "foreign".
     fence: int | None = None
     since: float | None = None  # Server time of the grant, seconds since the epoch.
+    ttl: float | None = None  # Seconds it lasts unless renewed.
     renewals: int = 0
 
 

@@ -505,4 +505,4 @@ def holder_of(busy: Busy) -> str:
 
 def done_by(done: Done) -> str:
     """Who did what a `once` says is done, in the same form."""
-    return str(Owner.unpack(done.value.partition("|")[2]))
+    return str(Owner.unpack(done.value.decode(errors="replace").partition("|")[2]))

@@ -203,32 +203,33 @@ class Backend(ABC):
     def seen(self, name: str, value: list[Any]) -> Seen:
         """Read the answer of the look script."""
         data, left_ms, waiters, server_ms = value
-        text = data.decode(errors="replace")
         return Seen(
             name=name,
-            holding=read_holding(text) if text else None,
+            holding=read_holding(data) if data else None,
             expires_in=int(left_ms) / 1000 if int(left_ms) >= 0 else None,
             waiters=int(waiters),
             server_time=int(server_ms) / 1000,
         )
 
 
-def read_holding(value: str) -> Holding:
+def read_holding(data: bytes) -> Holding:
     """Read what the lock key holds, see lua/_lease.lua. Never raises: it may be anything."""
-    head, *rest = value.split("|", 5)
-    if len(head) == 55 and len(rest) == 5 and head[32] in _STATES:
-        fence, since, _, _, owner = rest
+    value = data.decode(errors="replace")
+    head, *rest = value.split("|", 6)
+    if len(head) == 55 and len(rest) == 6 and head[32] in _STATES:
+        fence, since, ttl, _, _, owner = rest
         renewals = head[33:39]
-        if fence.isdecimal() and since.isdecimal() and renewals.isdecimal():
+        if all(number.isdecimal() for number in (fence, since, ttl, renewals)):
             return Holding(
                 id=head[39:],
                 owner=Owner.unpack(owner),
                 state=_STATES[head[32]],
                 fence=int(fence),
                 since=int(since) / 1000,
+                ttl=int(ttl) / 1000,
                 renewals=int(renewals),
             )
-    digest = hashlib.sha1(value.encode(errors="replace"), usedforsecurity=False).hexdigest()
+    digest = hashlib.sha1(data, usedforsecurity=False).hexdigest()
     return Holding(id=digest[:16], owner=Owner(), state="foreign")
 
 

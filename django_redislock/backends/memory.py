@@ -34,6 +34,7 @@ class _Lease:
     id: str
     fence: int
     since: int  # ms
+    ttl: int  # ms
     expires: int  # ms
     owner: str
     claim: int = 0  # ms
@@ -42,7 +43,7 @@ class _Lease:
 
     def packed(self) -> bytes:
         head = self.token + self.state + self.renewals + self.id
-        parts = (head, self.fence, self.since, self.claim, self.channel, self.owner)
+        parts = (head, self.fence, self.since, self.ttl, self.claim, self.channel, self.owner)
         return "|".join(map(str, parts)).encode()
 
 
@@ -132,6 +133,7 @@ class Server:
                     id=id,
                     fence=fence,
                     since=ms,
+                    ttl=ttl,
                     expires=ms + ttl,
                     owner=owner,
                 )
@@ -244,6 +246,7 @@ class Server:
                     id=head.id,
                     fence=fence,
                     since=ms,
+                    ttl=head.ttl,
                     expires=ms + head.ttl + CLAIM_MS,
                     owner=head.owner,
                     claim=ms + min(CLAIM_MS, head.ttl),

@@ -71,13 +71,14 @@ def _acquire(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
         left = ask("PTTL", keys.lock)
         if left == -1:
             return [], [b"endless"]
-        if value[32:33] == b"c" and value.count(b"|") >= 5:
-            left = min(left, int(value.split(b"|")[3]) - now_us // 1000)
+        if value[32:33] == b"c" and value.count(b"|") >= 6:
+            left = min(left, int(value.split(b"|")[4]) - now_us // 1000)
         if left > 0:
             return [], [b"busy", left, value]
     next_fence = b"%d" % max(now_us, _number(fence) + 1)
     head = token + b"h000000" + id
-    lease = b"|".join([head, next_fence, b"%d" % (now_us // 1000), b"0", b"", owner])
+    since = b"%d" % (now_us // 1000)
+    lease = b"|".join([head, next_fence, since, b"%d" % ttl, b"0", b"", owner])
     set_lock: tuple[str | bytes | int, ...] = ("SET", keys.lock, lease, "NX", "PX", ttl)
     return [
         # A lapsed claim is still in its place.
@@ -131,7 +132,7 @@ def _force_release(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     value = ask("GET", keys.lock)
     if value is None:
         return [], [b"gone", b""]
-    ours = value.count(b"|") >= 5
+    ours = value.count(b"|") >= 6
     digest = hashlib.sha1(value, usedforsecurity=False).hexdigest()[:16].encode()
     if (value[39:55] if ours else digest) != args[0]:
         return [], [b"taken", value]

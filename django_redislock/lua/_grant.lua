@@ -10,9 +10,9 @@ local function grant(token, id, ttl, owner, previous, time, channel)
     -- A claim's key outlives the claim, or a lapsed one would leave no trace of who let it lapse.
     state, claim, px = 'c000000', digits(ms + math.min(CLAIM, ttl)), ttl + CLAIM
   end
-  local value = token .. state .. id .. '|' .. fence .. '|' .. digits(ms) .. '|' .. claim .. '|'
+  local head = token .. state .. id .. '|' .. fence .. '|' .. digits(ms) .. '|' .. ttl
   call('SET', FENCE, fence, 'PX', ttl + DAY)
-  call('SET', LOCK, value .. channel .. '|' .. owner, 'PX', px)
+  call('SET', LOCK, head .. '|' .. claim .. '|' .. channel .. '|' .. owner, 'PX', px)
   if INDEX then
     redis.pcall('ZADD', INDEX, ms + px, LOCK)
     -- Leases that expired leave their entry behind; now and then is enough to drop those.

@@ -3,9 +3,10 @@
 -- KEYS of every operation: lock queue waiters fence done forced [index]   (see keys.py)
 -- ARGV of every operation: its own, then the channel on which the asking connection is rung or ''
 --
--- lock     token(32) state(1) renewals(6) id(16) "|" fence "|" since "|" claim "|" channel "|" owner
+-- lock     token(32) state(1) renewals(6) id(16) "|" fence "|" since "|" ttl "|" claim "|" channel "|" owner
 --          state: h held; c claimed (handed over, not yet confirmed); k kept by min_hold (cooling)
---          since: server time of the grant in ms; claim: server time in ms at which a claim lapses
+--          since: server time of the grant; ttl: as granted; claim: server time at which it lapses;
+--          all in ms
 --
 -- Scripts do not roll back, so every read that can fail comes before the first write. The index
 -- is only a hint for listings: trouble with it (pcall) never fails an operation on the lock.

@@ -13,7 +13,7 @@ end
 
 -- fence, since, claim, channel of a lease; nothing if the value is not one of ours.
 local function read(value)
-  return string.match(value, '^|(%d+)|(%d+)|(%d+)|([^|]*)|', 56)
+  return string.match(value, '^|(%d+)|(%d+)|%d+|(%d+)|([^|]*)|', 56)
 end
 
 local function milliseconds(time)
