@@ -355,6 +355,7 @@ class Ending(NamedTuple):
     once: float
     patience: float
     insist: bool  # Try until the deadline, as leaving a block does.
+    ended: str = ""  # "done" or "failed", if the lease is to be remembered.
 
 
 def release(ending: Ending) -> Flow[LostReason | None]:
@@ -371,6 +372,7 @@ def release(ending: Ending) -> Flow[LostReason | None]:
             milliseconds(ending.min_hold) if ending.min_hold > 0 else 0,
             milliseconds(ending.once) if ending.once > 0 else 0,
             ending.owner.packed,
+            ending.ended,
         ),
         within=0.75 * ending.patience,
     )

@@ -54,11 +54,11 @@ def list(*, using: str = DEFAULT_ALIAS, limit: int = 1000) -> HeldLocks:  # noqa
         LockUnavailable: The server did not or could not answer.
     """
     backend = backends[using]
-    names, partial = backend.held_names(limit)
+    names, total = backend.held_names(limit)
     found = HeldLocks(
         held for seen in backend.look_many(names) if (held := _held(backend, seen)) is not None
     )
-    found.partial = partial
+    found.partial = total > limit
     return found
 
 

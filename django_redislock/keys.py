@@ -21,6 +21,7 @@ class Keys(NamedTuple):
     fence: str  # String: the last fencing token given out; outlives the lock by a day.
     done: str  # String: set while a `once` of this name is done.
     forced: str  # String: token of the lease that an operator released last.
+    past: str  # List: the last leases that lasted a while, see lua/_past.lua.
     held: str  # Sorted set: the index of all held locks (their lock keys) by expiry in ms.
 
 
@@ -45,6 +46,7 @@ def lock_keys(prefix: str, name: str) -> Keys:
         fence=base + "fence",
         done=base + "done",
         forced=base + "forced",
+        past=base + "past",
         held=index_key(prefix),
     )
 

@@ -43,6 +43,9 @@ Returned = TypeVar("Returned")
 
 
 MAX_KNOWN_TERMS = 1000
+# Leases at least this long, in seconds, and those of tasks are remembered for the timeline of who
+# held a lock. Shorter ones would only push these out, and cost a release more than it takes.
+REMEMBERED = 1.0
 
 
 class _Thread:
@@ -353,6 +356,7 @@ class Lock:
         return lease
 
     def _ending(self, lease: Lease, success: bool, *, insist: bool) -> flows.Ending:
+        lasted = lease.owner.task or self._backend.clock() - lease.granted_at >= REMEMBERED
         return flows.Ending(
             name=self.name,
             token=lease._token,
@@ -362,6 +366,7 @@ class Lock:
             once=self._options.once if success else 0.0,
             patience=self._terms.patience,
             insist=insist,
+            ended=("done" if success else "failed") if lasted else "",
         )
 
     def _finish(self, lease: Lease, success: bool, reason: LostReason | None) -> None:

@@ -22,7 +22,7 @@ class Script(NamedTuple):
 
 def _read(name: str) -> str:
     text = (resources.files("django_redislock") / "lua" / f"{name}.lua").read_text("utf-8")
-    return re.sub(r"(?m)^-- include (\w+)$", lambda match: _read(match[1]), text)
+    return re.sub(r"(?m)^ *-- include (\w+)$", lambda match: _read(match[1]), text)
 
 
 def _load(name: str) -> Script:
@@ -36,3 +36,4 @@ RELEASE = _load("release")
 LEAVE = _load("leave")
 FORCE_RELEASE = _load("force_release")
 LOOK = _load("look")
+INSPECT = _load("inspect")

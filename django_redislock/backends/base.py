@@ -107,8 +107,13 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def held_names(self, limit: int) -> tuple[list[str], bool]:
-        """Names of up to *limit* held locks by expiry, and whether there may be more."""
+    def held_names(
+        self, limit: int, offset: int = 0, *, latest_first: bool = False
+    ) -> tuple[list[str], int]:
+        """Names of held locks by expiry, the next to end first, and how many there are in all.
+
+        It is a look at an index: a name may have become free. Nobody scans the keyspace for it.
+        """
 
     # --- knowing leases ---------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import asyncio
 import queue
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -65,6 +66,7 @@ class _Lock:
     fence: int = 0
     done: tuple[int, str] | None = None  # When it ends in ms, and its value.
     forced: str = ""
+    past: deque[str] = field(default_factory=lambda: deque(maxlen=40))
 
 
 class Server:
@@ -170,6 +172,8 @@ class Server:
         if lease is None or lease.token != token or lease.state == "k":
             return _absence(lock, token)
         lock.lease = replace(lease, state="h", renewals=renewals, expires=ms + ttl)
+        if renewals == "000001":
+            _remember(lock, lease)
         return b"renewed"
 
     def _release(
@@ -181,6 +185,7 @@ class Server:
         min_hold: int,
         once: int,
         owner: str,
+        ended: str,
         _: str,
     ) -> bytes:
         lease = lock.lease
@@ -198,6 +203,8 @@ class Server:
                 self._publish(head.channel, f"look {head.id} {left}")
         else:
             self._pass_on(lock, us, ms)
+        if ended:
+            _remember(lock, lease, ms, ended)
         return b"released"
 
     def _leave(self, lock: _Lock, us: int, ms: int, token: str, _: str) -> int:
@@ -216,6 +223,7 @@ class Server:
             return [b"taken", lease.packed()]
         self._pass_on(lock, us, ms)
         lock.forced = lease.token
+        _remember(lock, lease, ms, "forced")
         return [b"released", lease.packed()]
 
     def _look(self, lock: _Lock, us: int, ms: int, _: str) -> list[Any]:
@@ -225,6 +233,14 @@ class Server:
             return [b"", -2, waiters, b"%d" % ms]
         left = min(lease.expires, lease.claim) if lease.state == "c" else lease.expires
         return [lease.packed(), left - ms, waiters, b"%d" % ms]
+
+    def _inspect(self, lock: _Lock, us: int, ms: int, limit: int, _: str) -> list[Any]:
+        live = [one for one in lock.queue if one.expires > ms][:limit]
+        return [
+            b"%d" % ms,
+            [[b"%d" % one.ticket, one.id.encode(), one.owner.encode()] for one in live],
+            [entry.encode() for entry in lock.past],
+        ]
 
     def _hand_over(
         self, lock: _Lock, us: int, ms: int, previous: int, me: str | None = None
@@ -259,6 +275,11 @@ class Server:
         assert lock.lease is not None
         if self._hand_over(lock, us, ms, lock.lease.fence) is None:
             lock.lease = None
+
+
+def _remember(lock: _Lock, lease: _Lease, until: int | str = "", ended: str = "") -> None:
+    entry = (lease.id, lease.fence, lease.since, until, ended, lease.owner)
+    lock.past.append("|".join(map(str, entry)))
 
 
 def _dequeue(lock: _Lock, token: str) -> None:
@@ -306,15 +327,20 @@ class InMemoryBackend(Backend):
     def ask_many(self, calls: Sequence[Call]) -> list[Any]:
         return [self.perform(call, "").value for call in calls]
 
-    def held_names(self, limit: int) -> tuple[list[str], bool]:
+    def held_names(
+        self, limit: int, offset: int = 0, *, latest_first: bool = False
+    ) -> tuple[list[str], int]:
         now = self._server_us() // 1000
         with self._mutex:
             held = sorted(
-                (lock.lease.expires, name)
-                for name, lock in self.server.locks.items()
-                if lock.lease is not None and lock.lease.expires > now
+                (
+                    (lock.lease.expires, name)
+                    for name, lock in self.server.locks.items()
+                    if lock.lease is not None and lock.lease.expires > now
+                ),
+                reverse=latest_first,
             )
-        return [name for _, name in held[:limit]], len(held) > limit
+        return [name for _, name in held[offset : offset + limit]], len(held)
 
     def perform(self, step: Call | Tell, channel: str) -> Answer:
         """Run one operation."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from django_redislock.keys import Keys
 
 DAY_MS = 86_400_000
+REMEMBERED = 40  # Entries of past leases.
 ATTEMPTS = 32  # Transactions lost to others before the server counts as not answering.
 
 
@@ -98,11 +99,12 @@ def _renew(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
         ("PEXPIRE", keys.lock, ttl),
         ("SETRANGE", keys.lock, 32, b"h" + renewals),
         ("ZADD", keys.held, _clock(ask) // 1000 + ttl, keys.lock),
+        *(_remember(keys, value, b"", b"") if renewals == b"000001" else []),
     ], b"renewed"
 
 
 def _release(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
-    token, min_hold, once, owner = args
+    token, min_hold, once, owner, ended = args
     value = ask("GET", keys.lock)
     if value is None or value[:32] != token:
         return [], _absence(keys, ask, value, token)
@@ -119,6 +121,8 @@ def _release(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
         ]
     if once > 0:
         commands.append(("SET", keys.done, b"%d|" % now + owner, "PX", once))
+    if ended:
+        commands += _remember(keys, value, b"%d" % now, ended)
     return commands, b"released"
 
 
@@ -140,12 +144,17 @@ def _force_release(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     if ours:
         left = max(ask("PTTL", keys.lock), 0) + 60_000
         commands.append(("SET", keys.forced, value[:32], "PX", left))
+        commands += _remember(keys, value, b"%d" % (_clock(ask) // 1000), b"forced")
     return commands, [b"released", value]
 
 
 def _look(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     value, left, now = ask("GET", keys.lock) or b"", ask("PTTL", keys.lock), _clock(ask) // 1000
     return [], [value, left, 0, now]
+
+
+def _inspect(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
+    return [], [_clock(ask) // 1000, [], ask("LRANGE", keys.past, 0, -1)]
 
 
 _OPERATIONS: dict[str, Callable[[Keys, Ask, list[Any]], Decision]] = {
@@ -155,11 +164,21 @@ _OPERATIONS: dict[str, Callable[[Keys, Ask, list[Any]], Decision]] = {
     scripts.LEAVE.name: _leave,
     scripts.FORCE_RELEASE.name: _force_release,
     scripts.LOOK.name: _look,
+    scripts.INSPECT.name: _inspect,
 }
 
 
 def _free(keys: Keys) -> Commands:
     return [("DEL", keys.lock), ("ZREM", keys.held, keys.lock)]
+
+
+def _remember(keys: Keys, value: bytes, until: bytes, ended: bytes) -> Commands:
+    head, fence, since, _, _, _, owner = value.split(b"|", 6)
+    return [
+        ("RPUSH", keys.past, b"|".join([head[39:], fence, since, until, ended, owner])),
+        ("LTRIM", keys.past, -REMEMBERED, -1),
+        ("PEXPIRE", keys.past, 2 * DAY_MS),
+    ]
 
 
 def _is_held_by(value: bytes, token: bytes) -> bool:

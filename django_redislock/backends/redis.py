@@ -38,6 +38,7 @@ logger = logging.getLogger("django_redislock")
 
 Result = TypeVar("Result")
 
+RESENT_MS = 10_000  # Longer than any acquire is resent for.
 BATCH = 500  # Commands sent before their replies are read; more could fill both buffers.
 DEFAULT_MAX_CONNECTIONS = 128
 # The watchdog's own, two that waiters may not take (Pool.KEPT_BACK), and one for a waiter.
@@ -156,13 +157,34 @@ class RedisBackend(Backend):
                 raise LockUnavailable(call.name, answer.problem) from answer.__cause__
         return [answer.value for answer in answers]
 
-    def held_names(self, limit: int) -> tuple[list[str], bool]:
+    def held_names(
+        self, limit: int, offset: int = 0, *, latest_first: bool = False
+    ) -> tuple[list[str], int]:
+        index = index_key(self.prefix)
+        (time,) = self.commands(("TIME",))
+        # Entries of expired leases are dropped only now and then. An acquire that was resent
+        # extends its lease a little without a note in the index.
+        since = int(time[0]) * 1000 - RESENT_MS if isinstance(time, list) else 0
+        bounds = ("+inf", since, "BYSCORE", "REV") if latest_first else (since, "+inf", "BYSCORE")
+        total, keys = self.commands(
+            ("ZCOUNT", index, since, "+inf"),
+            ("ZRANGE", index, *bounds, "LIMIT", offset, limit),
+        )
+        for reply in (total, keys):
+            if isinstance(reply, ReplyError):
+                raise LockUnavailable(index, _described(reply)) from reply
+        texts = [key.decode(errors="replace") for key in keys]
+        return [name for key in texts if (name := name_of(self.prefix, key))], total
+
+    def commands(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]:
+        """Run plain commands in one round trip; an error reply is returned, not raised.
+
+        Raises:
+            LockUnavailable: The server did not answer.
+        """
         with self._lent_wire() as wire:
-            keys = wire.ask(packed("ZRANGE", index_key(self.prefix), 0, limit), self.within)
-        if isinstance(keys, ReplyError):
-            raise LockUnavailable(index_key(self.prefix), _described(keys)) from keys
-        texts = [key.decode(errors="replace") for key in keys[:limit]]
-        return [name for key in texts if (name := name_of(self.prefix, key))], len(keys) > limit
+            wire.send(b"".join([packed(*command) for command in commands]), self.within)
+            return [wire.reply(self.within) for _ in commands]
 
     @contextmanager
     def _lent_wire(self) -> Iterator[Wire]:

@@ -379,7 +379,7 @@ class AsyncWire(asyncio.Protocol):
         self._transport.write(command)
 
     async def subscribe(self, channel: str) -> None:
-        """Be rung on *channel* from now on."""
+        """Be rung from now on, on *channel* or on the one that another task asked for before."""
         if self._subscribing is None:
             self._subscribing = self.send(packed("SUBSCRIBE", channel))
             # Whoever awaits it may be cancelled; its exception is theirs, not the loop's.
@@ -388,7 +388,7 @@ class AsyncWire(asyncio.Protocol):
         if isinstance(reply, ReplyError):
             self._subscribing = None
             raise reply
-        self.channel = channel
+        self.channel = reply
 
     def expect_bell(self, id: str) -> None:  # noqa: A002
         """Keep the rings for *id* until forget_bell()."""
@@ -447,7 +447,7 @@ class AsyncWire(asyncio.Protocol):
 
     def _pushed(self, item: list[Any]) -> None:
         if item[0] == b"subscribe":
-            self._answered(None)  # It comes in the order of the commands, like a reply.
+            self._answered(item[1].decode())  # It comes in the order of the commands, like a reply.
         elif item[0] == b"message":
             id = item[2].split(b" ", 2)[1].decode()  # noqa: A001
             if id in self._bells:

@@ -4,6 +4,7 @@
 -- include _lease
 -- include _grant
 -- include _queue
+-- include _past
 local value = call('GET', LOCK)
 if not value then
   return { 'gone', '' }
@@ -19,5 +20,6 @@ pass_on(value, first_waiter())
 if ours then
   -- So that the holder's next renewal says "forced", however late within its lease it comes.
   call('SET', FORCED, string.sub(value, 1, 32), 'PX', digits(math.max(left, 0) + 60000))
+  remember(value, 'forced')
 end
 return { 'released', value }

@@ -5,7 +5,11 @@
 -- include _grant
 -- include _queue
 local ms = milliseconds(call('TIME'))
-local value = call('GET', LOCK) or ''
+-- What is not ours must not spoil a list of locks.
+local value = redis.pcall('GET', LOCK) or ''
+if type(value) == 'table' then
+  value = 'not a string, but a ' .. call('TYPE', LOCK).ok
+end
 local left = call('PTTL', LOCK)
 local _, _, claim = read(value)
 if claim and state_of(value) == 'c' then
@@ -14,10 +18,10 @@ if claim and state_of(value) == 'c' then
     value, left = '', -2
   end
 end
-local waiting = call('ZCARD', QUEUE)
+local waiting = tonumber(redis.pcall('ZCARD', QUEUE)) or 0
 if waiting > 0 and waiting <= 1000 then
   waiting = 0
-  for _, record in ipairs(call('HVALS', WAITERS)) do
+  for _, record in ipairs(redis.pcall('HVALS', WAITERS)) do
     if tonumber(string.match(record, '^(%d+)|') or 0) > ms then
       waiting = waiting + 1
     end

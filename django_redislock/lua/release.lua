@@ -1,11 +1,12 @@
 -- release: end a lease, only for the owner's token, and hand the lock to the next waiter.
--- ARGV  token, min_hold (ms since the grant, 0 for none), once (ms from now, 0 for none), owner
+-- ARGV  token, min_hold (ms since the grant, 0 for none), once (ms from now, 0 for none), owner, ended
+--       ended: done or failed if the lease is to be remembered (see _past.lua), else ''
 -- returns 'released', or why not: 'gone', 'taken', 'forced'
 -- include _lease
-local token, min_hold, once, owner = unpack(ARGV)
+local token, min_hold, once, owner, ended = unpack(ARGV)
 local value = call('GET', LOCK)
 local head = call('ZRANGE', QUEUE, 0, 0)[1]
-local plain = min_hold == '0' and once == '0'
+local plain = min_hold == '0' and once == '0' and ended == ''
 
 if value and plain and not head and string.sub(value, 1, 33) == token .. 'h' then
   call('DEL', LOCK)
@@ -17,6 +18,7 @@ end
 
 -- include _grant
 -- include _queue
+-- include _past
 if not value or not is_of(value, token) then
   return absence(value, token)
 end
@@ -52,5 +54,8 @@ if not plain then
 end
 if not cooling then
   pass_on(value, head)
+end
+if ended ~= '' then
+  remember(value, ended)
 end
 return 'released'

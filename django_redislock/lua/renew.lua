@@ -14,6 +14,11 @@ if state and state ~= 'k' then
     local time = call('TIME')
     redis.pcall('ZADD', INDEX, time[1] * 1000 + math.floor(time[2] / 1000) + ttl, LOCK)
   end
+  -- A lease that is renewed once is long enough to be remembered, also if its owner dies.
+  if renewals == '000001' then
+    -- include _past
+    remember(value, '')
+  end
   return 'renewed'
 end
 
