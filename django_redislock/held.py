@@ -8,21 +8,31 @@ from __future__ import annotations
 import builtins
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
 
 from django_redislock import flows, scripts, signals
 from django_redislock.backends.base import read_holding
 from django_redislock.conf import DEFAULT_ALIAS, backends
 from django_redislock.flows import Call
+from django_redislock.lease import Owner
 from django_redislock.names import check_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from django_redislock.backends.base import Backend, Seen
-    from django_redislock.lease import Owner
 
 audit = logging.getLogger("django_redislock.audit")
 
-State = Literal["held", "cooling", "no-expiry"]
+State = Literal["held", "cooling", "overdue", "no-expiry"]
+Ended = Literal["done", "failed", "forced", "expired"]
+
+# Lists are bounded, whatever the server holds: names are cheap, looks are not.
+MOST_NAMES = 100_000
+MOST_LOOKS = 10_000
+LOOKED_AT_ONCE = 1000
+MOST_WAITERS_NAMED = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,27 +49,186 @@ class HeldLock:
     expires_in: float | None
     waiters: int
     renewals: int
+    ttl: float | None = None  # As granted.
+
+    def as_dict(self) -> dict[str, Any]:
+        """What ``manage.py locks --json`` prints. Keys are added, never renamed or removed."""
+        return {
+            "name": self.name,
+            "alias": self.alias,
+            "state": self.state,
+            "id": self.id,
+            "fence": self.fence,
+            **_described(self.owner),
+            "held_for": _rounded(self.held_for),
+            "expires_in": _rounded(self.expires_in),
+            "ttl": _rounded(self.ttl),
+            "renewals": self.renewals,
+            "waiters": self.waiters,
+        }
 
 
 class HeldLocks(builtins.list[HeldLock]):
-    """A list of held locks; ``partial`` says that there are more than it has."""
+    """Some of the held locks.
 
-    partial = False
+    Attributes:
+        total: How many there are in all, by the server's index.
+        partial: Whether there may be more than were asked for or looked at.
+    """
+
+    total: int = 0
+    partial: bool = False
 
 
-def list(*, using: str = DEFAULT_ALIAS, limit: int = 1000) -> HeldLocks:  # noqa: A001
+@dataclass(frozen=True, kw_only=True)
+class Waiter:
+    """One who is queued for a lock."""
+
+    id: str  # Of the lease it will have.
+    owner: Owner
+    waiting_for: float  # Seconds.
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``manage.py locks show --json``."""
+        waiting_for = _rounded(self.waiting_for)
+        return {"id": self.id, **_described(self.owner), "waiting_for": waiting_for}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastLease:
+    """A lease that has ended. Only those that lasted a second or were a task's are remembered."""
+
+    id: str
+    owner: Owner
+    fence: int
+    since: float  # Server time, seconds since the epoch.
+    until: float | None  # None: nobody knows, since its owner never released it.
+    ended: Ended
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``manage.py locks show --json``."""
+        return {
+            "id": self.id,
+            "fence": self.fence,
+            **_described(self.owner),
+            "since": _rounded(self.since),
+            "until": _rounded(self.until),
+            "ended": self.ended,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detail:
+    """All there is to know about one lock, held or not."""
+
+    name: str
+    alias: str
+    lock: HeldLock | None  # None: nobody holds it.
+    waiters: builtins.list[Waiter]  # The next to be served first.
+    past: builtins.list[PastLease]  # The oldest first.
+    server_time: float  # Seconds since the epoch.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which locks are meant; what is empty does not matter.
+
+    Attributes:
+        search: Is part of the name, or of what is known about the owner, in any case.
+        state: Is the state.
+        host: Is the owner's host.
+        task: Is the full name of the owner's task.
+        prefix: Is how the name begins.
+        older_than: Seconds for which the lock has been held, or longer.
+    """
+
+    search: str = ""
+    state: str = ""
+    host: str = ""
+    task: str = ""
+    prefix: str = ""
+    older_than: float | None = None
+
+    def admits(self, lock: HeldLock) -> bool:
+        """Whether *lock* is one of those that are meant."""
+        owner = lock.owner
+        return (
+            (not self.state or lock.state == self.state)
+            and (not self.host or owner.host == self.host)
+            and (not self.task or owner.task == self.task)
+            and lock.name.startswith(self.prefix)
+            and (
+                self.older_than is None
+                or (lock.held_for is not None and lock.held_for >= self.older_than)
+            )
+            and (not self.search or self.search.casefold() in _searchable(lock))
+        )
+
+    def narrow(self, names: builtins.list[str]) -> builtins.list[str]:
+        """Those of *names* worth a look; if a name is searched for, the best ones first."""
+        if self.prefix:
+            names = [name for name in names if name.startswith(self.prefix)]
+        if self.search:
+            wanted = self.search.casefold()
+            names = sorted(names, key=lambda name: wanted not in name.casefold())
+        return names
+
+
+def list(  # noqa: A001
+    *,
+    using: str = DEFAULT_ALIAS,
+    limit: int = 1000,
+    offset: int = 0,
+    latest_first: bool = False,
+    only: Selection | None = None,
+) -> HeldLocks:
     """Up to *limit* held locks of one alias, those first that end first.
+
+    It takes a few round trips and never scans the keyspace.
+
+    Args:
+        using: Alias in REDISLOCK.
+        limit: How many at most.
+        offset: How many to pass over.
+        latest_first: Those that end last come first.
+        only: Leave out others. At most 10,000 locks are looked at to find them.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
     backend = backends[using]
-    names, total = backend.held_names(limit)
-    found = HeldLocks(
-        held for seen in backend.look_many(names) if (held := _held(backend, seen)) is not None
+    found = HeldLocks()
+    if only is None:
+        names, found.total = backend.held_names(limit, offset, latest_first=latest_first)
+        found.extend(_look_through(backend, names))
+        found.partial = found.total > offset + limit
+        return found
+    names, found.total = backend.held_names(MOST_NAMES, latest_first=latest_first)
+    names = only.narrow(names)
+    admitted = filter(only.admits, _look_through(backend, names[:MOST_LOOKS]))
+    found.extend(islice(admitted, offset, offset + limit))
+    found.partial = (
+        found.total > MOST_NAMES or len(names) > MOST_LOOKS or next(admitted, None) is not None
     )
-    found.partial = total > limit
+    if only.search:
+        # The names that matched were looked at first.
+        found.sort(key=lambda lock: lock.expires_in or 0.0, reverse=latest_first)
     return found
+
+
+def every(*, using: str = DEFAULT_ALIAS, only: Selection | None = None) -> Iterator[HeldLock]:
+    """All held locks of one alias, however many: for programs that act on all that are meant.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    only = only or Selection()
+    backend = backends[using]
+    offset, total = 0, 1
+    while offset < total:
+        names, total = backend.held_names(MOST_NAMES, offset)
+        offset += MOST_NAMES
+        yield from filter(only.admits, _look_through(backend, only.narrow(names)))
 
 
 def get(name: str, *, using: str = DEFAULT_ALIAS) -> HeldLock | None:
@@ -73,7 +242,45 @@ def get(name: str, *, using: str = DEFAULT_ALIAS) -> HeldLock | None:
     return _held(backend, backend.look_many([check_name(name)])[0])
 
 
-def force_release(name: str, id: str, *, using: str = DEFAULT_ALIAS, by: str = "") -> bool:  # noqa: A002
+def detail(name: str, *, using: str = DEFAULT_ALIAS) -> Detail:
+    """Who holds the lock *name*, who waits for it, and who held it before.
+
+    Raises:
+        InvalidLockName: The name cannot be a lock's name.
+        LockUnavailable: The server did not or could not answer.
+    """
+    backend = backends[using]
+    name = check_name(name)
+    inspect = Call(scripts.INSPECT, name, (MOST_WAITERS_NAMED,), backend.within)
+    looked, (server_ms, waiters, past) = backend.ask_many([backend.look(name), inspect])
+    lock = _held(backend, backend.seen(name, looked))
+    now = int(server_ms) / 1000
+    return Detail(
+        name=name,
+        alias=using,
+        lock=lock,
+        waiters=[
+            Waiter(
+                id=id.decode(),
+                owner=Owner.unpack(owner.decode(errors="replace")),
+                # A waiter's ticket is the server time at which it came, in microseconds.
+                waiting_for=max(0.0, now - int(ticket) / 1_000_000),
+            )
+            for ticket, id, owner in waiters  # noqa: A001
+        ],
+        past=_read_past(past, lock),
+        server_time=now,
+    )
+
+
+def force_release(
+    name: str,
+    id: str,  # noqa: A002
+    *,
+    using: str = DEFAULT_ALIAS,
+    by: str = "",
+    reason: str = "",
+) -> bool:
     """End exactly the lease *id* of the lock *name*; the next waiter gets the lock.
 
     The holder is not stopped: its lease is lost, with the reason "forced", at its next renewal.
@@ -83,6 +290,7 @@ def force_release(name: str, id: str, *, using: str = DEFAULT_ALIAS, by: str = "
         id: The lease that was seen; a newer one is left alone.
         using: Alias in REDISLOCK.
         by: Who does it, for the audit log.
+        reason: Why, for the audit log.
 
     Returns:
         Whether it was ended; False if it was gone or somebody newer holds the lock.
@@ -95,24 +303,48 @@ def force_release(name: str, id: str, *, using: str = DEFAULT_ALIAS, by: str = "
     name = check_name(name)
     call = Call(scripts.FORCE_RELEASE, name, (id,), backend.within)
     word, value = backend.run(flows.ask(call))
+    # Owners, operators and reasons are what somebody wrote: %r, so that none forges a line.
     if word != b"released":
-        audit.info("Lock %r (%s): lease %s was not there to release, by %s", name, using, id, by)
+        text = "Lock %r (%s): lease %r was not there to release, by %r, reason %r"
+        audit.info(text, name, using, id, by, reason)
         return False
     holder = str(read_holding(value).owner)
-    audit.warning("Lock %r (%s): lease %s of %s released by %s", name, using, id, holder, by)
+    text = "Lock %r (%s): lease %r of %r released by %r, reason %r"
+    audit.warning(text, name, using, id, holder, by, reason)
     signals.lock_force_released.send_robust(
         sender=HeldLock, name=name, using=using, id=id, holder=holder, by=by
     )
     return True
 
 
+def visible(text: str) -> str:
+    r"""*text* with all that is not seen written out, such as \u202e, which turns text around."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def _look_through(backend: Backend, names: builtins.list[str]) -> Iterator[HeldLock]:
+    for start in range(0, len(names), LOOKED_AT_ONCE):
+        for seen in backend.look_many(names[start : start + LOOKED_AT_ONCE]):
+            if held := _held(backend, seen):
+                yield held
+
+
 def _held(backend: Backend, seen: Seen) -> HeldLock | None:
     holding = seen.holding
     if holding is None:
         return None
-    state: State = "cooling" if holding.state == "cooling" else "held"
+    state: State = "held"
     if seen.expires_in is None:
         state = "no-expiry"
+    elif holding.state == "cooling":
+        state = "cooling"
+    elif holding.renewals and holding.ttl and seen.expires_in < holding.ttl / 2:
+        # Its watchdog renews it every third of the ttl, and has not.
+        state = "overdue"
     return HeldLock(
         name=seen.name,
         alias=backend.alias,
@@ -124,7 +356,63 @@ def _held(backend: Backend, seen: Seen) -> HeldLock | None:
         expires_in=seen.expires_in,
         waiters=seen.waiters,
         renewals=holding.renewals,
+        ttl=holding.ttl,
     )
 
 
-__all__ = ["HeldLock", "HeldLocks", "force_release", "get", "list"]
+def _read_past(entries: Iterable[bytes], lock: HeldLock | None) -> builtins.list[PastLease]:
+    leases: dict[str, PastLease] = {}  # The entry of a lease's end takes the place of its first.
+    for entry in entries:
+        id, *rest = entry.decode(errors="replace").split("|", 5)  # noqa: A001
+        if len(rest) != 5 or not (rest[0].isdecimal() and rest[1].isdecimal()):
+            continue  # Somebody else's.
+        fence, since, until, ended, owner = rest
+        leases[id] = PastLease(
+            id=id,
+            owner=Owner.unpack(owner),
+            fence=int(fence),
+            since=int(since) / 1000,
+            until=int(until) / 1000 if until.isdecimal() else None,
+            ended=ended if ended in {"done", "failed", "forced"} else "expired",  # type: ignore[arg-type]
+        )
+    if lock is not None and lock.id in leases and leases[lock.id].until is None:
+        del leases[lock.id]  # It has not ended.
+    return sorted(leases.values(), key=lambda lease: lease.since)
+
+
+def _searchable(lock: HeldLock) -> str:
+    owner = lock.owner
+    about = (lock.name, str(owner), owner.task, owner.command, owner.path, owner.thread)
+    return "\n".join(about).casefold()
+
+
+def _described(owner: Owner) -> dict[str, Any]:
+    return {
+        "host": owner.host or None,
+        "pid": owner.pid,
+        "thread": owner.thread or None,
+        "task": owner.task or None,
+        "task_id": owner.task_id or None,
+        "command": owner.command or None,
+        "path": owner.path or None,
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
+
+
+__all__ = [
+    "Detail",
+    "HeldLock",
+    "HeldLocks",
+    "PastLease",
+    "Selection",
+    "Waiter",
+    "detail",
+    "every",
+    "force_release",
+    "get",
+    "list",
+    "visible",
+]

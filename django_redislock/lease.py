@@ -309,6 +309,10 @@ class Lease:
         self._keeper.tell_lost(self)
         return True
 
+    def _expire(self) -> None:
+        """Note that the deadline has passed."""
+        self._lose("unreachable" if self._unanswered else "expired")
+
     def _run_callbacks(self) -> None:
         with self._mutex:
             callbacks, self._callbacks = self._callbacks or [], []

@@ -219,25 +219,29 @@ class Lock:
 
     def _nest(self, *, blocking: bool) -> Lease | None:
         """The lease we are in already, if it may be taken again; None if we are in none."""
-        lease = self._lease
-        if lease is None or not lease._active:
+        if self._lease is None or not self._lease._active:
             self._backend = backends[self._options.using]
-            lease = self._backend.lease_of(self.name)
-        if lease is None or lease._ended or lease._process is not lease_module.process:
+        leases = self._backend.leases_of(self.name)
+        if not leases:
             return None
         me = _current_holder()
-        holder = lease._holder()
-        held = lease.held
-        if holder is me and self._options.reentrant:
-            if not held:
-                raise LockLost(self.name, lease.lost_reason or "expired")
-            lease._holds += 1
-            self._depth += 1
-            self._lease = lease
-            self._terms = _terms(self._backend, self._options)
-            return lease
-        if not held:
-            return None
+        for lease in leases:
+            if lease._ended or lease._process is not lease_module.process:
+                continue
+            holder, held = lease._holder(), lease.held
+            if holder is me and self._options.reentrant:
+                if not held:
+                    raise LockLost(self.name, lease.lost_reason or "expired")
+                lease._holds += 1
+                self._depth += 1
+                self._lease = lease
+                self._terms = _terms(self._backend, self._options)
+                return lease
+            if held:
+                self._refuse_misuse(lease, holder, me, blocking=blocking)
+        return None
+
+    def _refuse_misuse(self, lease: Lease, holder: object, me: object, *, blocking: bool) -> None:
         if holder is me:
             who = "asyncio task" if isinstance(me, asyncio.Task) else "thread"
             raise LockMisuse(
@@ -257,7 +261,6 @@ class Lock:
                 "a task of this thread's event loop holds it, which cannot release it while this"
                 " call blocks the loop. Use `async with`.",
             )
-        return None
 
     def _request(self) -> flows.Request:
         terms = self._terms = _terms(self._backend, self._options)
@@ -350,13 +353,20 @@ class Lock:
         lease._holds -= 1
         if lease._holds:
             return None
+        if not lease.held:
+            lease._expire()
         self._backend.forget(lease)
         if reason := lease._end():
             raise LockLost(self.name, reason)
         return lease
 
     def _ending(self, lease: Lease, success: bool, *, insist: bool) -> flows.Ending:
-        lasted = lease.owner.task or self._backend.clock() - lease.granted_at >= REMEMBERED
+        # One that was renewed has a beginning in the timeline, so it must have an end.
+        lasted = (
+            lease.renewals
+            or lease.owner.task
+            or self._backend.clock() - lease.granted_at >= REMEMBERED
+        )
         return flows.Ending(
             name=self.name,
             token=lease._token,

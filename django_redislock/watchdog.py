@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from weakref import ReferenceType
 
     from django_redislock.backends.base import Backend
+    from django_redislock.flows import Refused, Unanswered
     from django_redislock.lease import Lease
 
 logger = logging.getLogger("django_redislock.watchdog")
@@ -121,7 +122,7 @@ class Watchdog:
             if not lease._active:
                 continue
             if lease._settled and now >= lease._deadline:
-                lease._lose("unreachable" if lease._unanswered else "expired")
+                lease._expire()
                 continue
             ttl = lease._renewable_ttl()
             # Near max_hold a renewal would win nothing.
@@ -154,11 +155,11 @@ class Watchdog:
                 next_time = now + lease.ttl / 3 * random.uniform(0.9, 1.0)
                 self._put_back(lease, next_time if lease.auto_renew else lease._deadline)
 
-    def _note_failure(self, lease: Lease, answer: Exception, now: float) -> None:
+    def _note_failure(self, lease: Lease, answer: Unanswered | Refused, now: float) -> None:
         # A lease whose confirmation stays unanswered is judged by its deadline from now on.
         lease._settled = True
         if not lease._unanswered:
-            logger.warning("Could not renew lock %r yet: %s", lease.name, answer)
+            logger.warning("Could not renew lock %r yet: %s", lease.name, answer.problem)
         lease._unanswered = True
         self._put_back(lease, now + max(SOONEST_RETRY, min(lease.ttl / 10, 1.0)))
 

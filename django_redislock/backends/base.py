@@ -66,9 +66,9 @@ class Backend(ABC):
         """Make all that belongs to this process alone; once more in a forked child."""
         self.process = secrets.token_hex(8)
         self.watchdog = Watchdog(self)
-        # Leases that this process relies on, by name. Weak: a lease that nobody refers to any
-        # more must not be renewed.
-        self._leases: dict[str, ReferenceType[Lease]] = {}
+        # Leases that this process relies on, by name: one, or more after a loss. Weak: a lease
+        # that nobody refers to any more must not be renewed.
+        self._leases: dict[str, tuple[ReferenceType[Lease], ...]] = {}
         self._callbacks: ThreadPoolExecutor | None = None
         self._starting_callbacks = threading.Lock()
 
@@ -117,25 +117,34 @@ class Backend(ABC):
 
     # --- knowing leases ---------------------------------------------------------------------
 
-    def lease_of(self, name: str) -> Lease | None:
-        """The lease of *name* that this process relies on, or relied on until it was lost."""
-        reference = self._leases.get(name)
-        return None if reference is None else reference()
+    def leases_of(self, name: str) -> list[Lease]:
+        """The leases of *name* that this process relies on, the newest last.
+
+        All but the last were lost, or will turn out to be, and are not released yet.
+        """
+        references = self._leases.get(name, ())
+        return [lease for reference in references if (lease := reference()) is not None]
 
     def watch(self, lease: Lease) -> None:
         """Look after a new lease."""
-        self._leases[lease.name] = ref(lease)
+        self._leases[lease.name] = (*self._leases.get(lease.name, ()), ref(lease))
         self.watchdog.watch(lease)
 
     def forget(self, lease: Lease) -> None:
         """The lease is over."""
-        if self.lease_of(lease.name) in (lease, None):  # Not a newer one, after a loss.
-            self._leases.pop(lease.name, None)
+        self._forget_all_but(
+            lease.name, [one for one in self.leases_of(lease.name) if one != lease]
+        )
         self.watchdog.forget(lease)
 
     def dropped(self, name: str) -> None:
         """A lease was collected while it was held. Takes no lock: it is called by a destructor."""
-        if self.lease_of(name) is None:
+        self._forget_all_but(name, self.leases_of(name))
+
+    def _forget_all_but(self, name: str, leases: list[Lease]) -> None:
+        if leases:
+            self._leases[name] = tuple(map(ref, leases))
+        else:
             self._leases.pop(name, None)
 
     # --- keeping leases (lease.Keeper) --------------------------------------------------------
@@ -165,6 +174,7 @@ class Backend(ABC):
 
     def _renewal(self, lease: Lease) -> flows.Renewal:
         if lease._settled and not lease.held:
+            lease._expire()
             raise lease._loss()
         ttl = lease._renewable_ttl()
         if ttl <= 0:

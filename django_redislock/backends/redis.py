@@ -16,8 +16,8 @@ from django_redislock import drivers
 from django_redislock.backends import plain
 from django_redislock.backends.base import Backend
 from django_redislock.backends.wires import (
+    TROUBLE,
     Dialer,
-    Exhausted,
     Pool,
     ReplyError,
     is_transient,
@@ -195,7 +195,7 @@ class RedisBackend(Backend):
         except BaseException as error:
             if wire is not None:
                 self._pool.drop(wire)
-            if isinstance(error, Exception):
+            if isinstance(error, TROUBLE):
                 raise LockUnavailable(self.prefix, _described(error)) from error
             raise
         self._pool.give(wire)
@@ -286,7 +286,7 @@ class RedisBackend(Backend):
 
     def _outcome(self, error: BaseException, sent: float) -> Unanswered | Refused:
         outcome: Unanswered | Refused
-        if isinstance(error, Exhausted) or is_transient(error):
+        if is_transient(error):
             outcome = Unanswered(_described(error), sent, self.clock())
         else:
             outcome = Refused(_described(error))
@@ -340,10 +340,13 @@ class _Session:
                 wire = self._wire = backend._pool.take(step.within, to_wait=bool(step.listening))
             if step.listening and not wire.channel and backend.scripting:
                 wire.subscribe(backend.new_channel(), step.within)
+            left = step.within - (backend.clock() - sent)
+            if left < 0.9 * step.within:  # It took long to get here; all is one try.
+                step = step._replace(within=max(left, 0.001))
             return backend.exchange(wire, step)
         except ReplyError as error:
             backend.raise_outcome(error, sent)  # The connection is in step.
-        except Exception as error:  # noqa: BLE001 - told apart by _outcome
+        except TROUBLE as error:
             self._drop()
             backend.raise_outcome(error, sent)
         except BaseException:
@@ -357,9 +360,12 @@ class _Session:
         sent = backend.clock()
         try:
             wire.tell(backend.pack(step, wire.channel), backend.patience(1.0))
-        except Exception as error:  # noqa: BLE001
+        except TROUBLE as error:
             self._drop()
             backend.raise_outcome(error, sent)
+        except BaseException:
+            self._drop()
+            raise
 
     def listen(self, step: Listen) -> Bell:
         backend = self._backend
@@ -377,7 +383,7 @@ class _Session:
                 words = ring.decode().split()
                 if len(words) > 1 and words[1] == step.id:
                     return Bell(words, now)
-        except Exception as error:  # noqa: BLE001
+        except TROUBLE as error:
             self._drop()
             backend.raise_outcome(error, now)
         except BaseException:
@@ -422,10 +428,11 @@ class _AsyncSession:
             if wire is None or wire.closed:
                 wire = self._wire = await backend.wire(step.within)
             if not backend.scripting:
-                return await asyncio.to_thread(_call_in_thread, backend, step)
+                return await _call_in_thread(backend, step)
             if step.listening:
                 if not wire.channel:
-                    await wire.subscribe(backend.new_channel())
+                    with _time_limit(wire, step.within):
+                        await wire.subscribe(backend.new_channel())
                 self._id = step.listening
                 wire.expect_bell(step.listening)
             sent = backend.clock()
@@ -437,12 +444,10 @@ class _AsyncSession:
                 reply, acknowledged = await _answered(wire, command, step)
             if isinstance(reply, ReplyError):
                 if backend.forbids_scripting(reply):
-                    return await asyncio.to_thread(_call_in_thread, backend, step)
+                    return await _call_in_thread(backend, step)
                 raise reply
             return Answer(reply, sent, backend.clock(), acknowledged)
-        except (Unanswered, Refused):
-            raise
-        except Exception as error:  # noqa: BLE001 - told apart by _outcome
+        except TROUBLE as error:
             backend.raise_outcome(error, sent)
 
     async def tell(self, step: Tell) -> None:
@@ -451,7 +456,7 @@ class _AsyncSession:
         sent = self._backend.clock()
         try:
             wire.tell(self._backend.pack(step, wire.channel))
-        except Exception as error:  # noqa: BLE001
+        except TROUBLE as error:
             self._backend.raise_outcome(error, sent)
 
     async def listen(self, step: Listen) -> Bell:
@@ -460,7 +465,7 @@ class _AsyncSession:
         try:
             assert self._wire is not None
             ring = await self._wire.bell(step.id, step.seconds)
-        except Exception as error:  # noqa: BLE001
+        except TROUBLE as error:
             backend.raise_outcome(error, now)
         return Bell(ring.decode().split() if ring else [], backend.clock())
 
@@ -487,15 +492,21 @@ class _AsyncSession:
 
 
 async def _answered(wire: AsyncWire, command: bytes, step: Call) -> tuple[Any, int]:
-    alarm = asyncio.get_running_loop().call_later(
-        step.within, wire.close, TimeoutError("the server did not answer in time")
-    )
-    try:
+    with _time_limit(wire, step.within):
         reply = wire.send(command)
         if step.replicas:
             acknowledged = wire.send(_wait_for_replicas(step))
             return await reply, await acknowledged
         return await reply, 0
+
+
+@contextmanager
+def _time_limit(wire: AsyncWire, seconds: float) -> Iterator[None]:
+    # Replies come in order, so a late one makes the whole connection late: give it up.
+    late = TimeoutError("the server did not answer in time")
+    alarm = asyncio.get_running_loop().call_later(seconds, wire.close, late)
+    try:
+        yield
     finally:
         alarm.cancel()
 
@@ -504,9 +515,19 @@ def _wait_for_replicas(step: Call) -> bytes:
     return packed("WAIT", step.replicas, max(1, int(step.within * 500)))
 
 
-def _call_in_thread(backend: RedisBackend, step: Call) -> Answer:
+async def _call_in_thread(backend: RedisBackend, step: Call) -> Answer:
     # Without scripting an operation is several commands between WATCH and EXEC, which cannot
-    # share a connection with other tasks.
+    # share a connection with other tasks. A cancelled one is awaited, which is bounded: undoing
+    # it must not begin before it has ended.
+    call = asyncio.ensure_future(asyncio.to_thread(_call_blocking, backend, step))
+    try:
+        return await asyncio.shield(call)
+    except asyncio.CancelledError:
+        await asyncio.wait([call])
+        raise
+
+
+def _call_blocking(backend: RedisBackend, step: Call) -> Answer:
     session = _Session(backend)
     try:
         return session.call(step._replace(listening=""))

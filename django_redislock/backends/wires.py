@@ -15,6 +15,7 @@ import os
 import ssl
 import threading
 from collections import deque
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import hiredis
@@ -37,12 +38,21 @@ _NOTHING = object()
 _CHUNK = 8192
 
 
+class Exhausted(Exception):
+    """No connection became free in time."""
+
+
 class ReplyError(redis_errors.ResponseError):
     """An error reply of the server; its first word is the code."""
 
     @property
     def code(self) -> str:
         return str(self).partition(" ")[0]
+
+
+# What trouble with a server looks like. Whatever else is raised in between comes from outside: a
+# signal handler, Celery's soft time limit, a cancellation.
+TROUBLE = (OSError, EOFError, redis_errors.RedisError, hiredis.HiredisError, Exhausted)
 
 
 def is_transient(error: BaseException) -> bool:
@@ -88,7 +98,7 @@ class Dialer:
         Raises:
             ValueError, TypeError: redis-py does not understand the URL or an option.
         """
-        common = {**_without_maintenance_notifications(), **options, **_OURS}
+        common = {**_quiet(), **options, **_OURS}
         self._sync = {**common, **parse_url(url)}  # type: ignore[no-untyped-call]
         self._async = {**common, **async_parse_url(url)}
         self._sync_class = self._sync.pop("connection_class", Connection)
@@ -97,13 +107,13 @@ class Dialer:
 
     def dial(self, seconds: float) -> Wire:
         """A new blocking connection, or redis-py's exception."""
-        connection = self._sync_class(**{**self._sync, **_limits(seconds)})
+        connection = self._sync_class(**{**self._sync, **_limits(seconds, self._sync)})
         connection.connect()
         return Wire(connection)
 
     async def adial(self, seconds: float) -> AsyncWire:
         """A new connection of the running loop, or redis-py's exception."""
-        connection = self._async_class(**{**self._async, **_limits(seconds)})
+        connection = self._async_class(**{**self._async, **_limits(seconds, self._async)})
         try:
             async with asyncio.timeout(seconds):
                 await connection.connect()
@@ -115,18 +125,31 @@ class Dialer:
         return AsyncWire(connection)
 
 
-def _limits(seconds: float) -> dict[str, float]:
-    return {"socket_timeout": seconds, "socket_connect_timeout": seconds}
+def _limits(seconds: float, kwargs: Mapping[str, Any]) -> dict[str, float]:
+    # Half for the connection, half for the one or two round trips of the handshake, each of
+    # which redis-py times by itself.
+    round_trips = 2 if kwargs.get("db") else 1
+    return {
+        "socket_connect_timeout": seconds / 2,
+        "socket_timeout": seconds / 2 / round_trips,
+    }
 
 
-def _without_maintenance_notifications() -> dict[str, Any]:
-    # Newer clients ask servers to announce maintenance on RESP3 connections, which would only be
-    # noise on ours; older ones do not know the option.
+def _quiet() -> dict[str, Any]:
+    """Options without which clients send more at a handshake than they have to.
+
+    They differ by version: telling the server one's name takes two round trips, and newer
+    clients ask it to announce maintenance on RESP3 connections.
+    """
     try:
         from redis.maint_notifications import MaintNotificationsConfig
     except ImportError:
-        return {}
-    return {"maint_notifications_config": MaintNotificationsConfig(enabled=False)}
+        options: dict[str, Any] = {}
+    else:
+        options = {"maint_notifications_config": MaintNotificationsConfig(enabled=False)}
+    if find_spec("redis.driver_info"):
+        return {**options, "driver_info": None}
+    return {**options, "lib_name": None, "lib_version": None}
 
 
 class Wire:
@@ -240,10 +263,6 @@ class Wire:
         if seconds != self._seconds:
             self._socket.settimeout(seconds)
             self._seconds = seconds
-
-
-class Exhausted(Exception):
-    """No connection became free in time."""
 
 
 class Pool:

@@ -1,0 +1,196 @@
+"""System checks. Each id has a section in docs/checks.md; ids are never used again.
+
+E001 to W019 judge the settings alone. E020 to W039 ask the server, which ``manage.py check`` does
+with ``--deploy`` only. (Celery's are in django_redislock.celery.)
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
+from redis.connection import parse_url
+
+from django_redislock import doctor
+from django_redislock.backends.memory import InMemoryBackend
+from django_redislock.conf import DEFAULT_LOCATION, aliases, conf, make
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from django.apps import AppConfig
+
+    from django_redislock.backends.base import Backend
+    from django_redislock.conf import Conf
+
+DOCS = "See docs/checks.md."
+
+# What the doctor finds, by what it is about: the id of a "warn" and of a "fail".
+_FOUND = {
+    "server": ("W020", "E020"),
+    "version": ("W021", "E021"),
+    "cluster": ("W022", "E022"),
+    "rights": ("W023", "E023"),
+    "scripting": ("W024", "E024"),
+    "eviction": ("W025", "E025"),
+    "persistence": ("W026", "E026"),
+    "replication": ("W027", "E027"),
+    "clock": ("W028", "E028"),
+    "keys": ("W029", "E029"),
+    "index": ("W030", "E030"),
+}
+
+
+def register_checks() -> None:
+    """Let ``manage.py check`` run them."""
+    checks.register(check_settings, checks.Tags.security)
+    checks.register(check_passwords, checks.Tags.security, deploy=True)
+    checks.register(check_servers, checks.Tags.database, deploy=True)
+
+
+def check_settings(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[checks.CheckMessage]:
+    """Whether REDISLOCK can work, as far as can be said without asking a server."""
+    return list(_check_settings())
+
+
+def check_passwords(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[checks.CheckMessage]:
+    """Whether a password stands where Django's own error pages would show it."""
+    return [
+        checks.Warning(
+            f"REDISLOCK[{one.alias!r}]['LOCATION'] contains a password, and Django's error reports"
+            " show it: they hide what is called PASSWORD, but look into no URL.",
+            hint="Move it to OPTIONS: {'username': ..., 'password': ...}.",
+            id="django_redislock.W007",
+        )
+        for one, _ in _configured()
+        if any(_parsed(url).get("password") for url in _urls(one))
+    ]
+
+
+def check_servers(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[checks.CheckMessage]:
+    """What ``manage.py locks doctor`` finds wrong with the servers."""
+    found: list[checks.CheckMessage] = []
+    for one, backend in _configured():
+        if isinstance(backend, InMemoryBackend):
+            continue
+        for finding in doctor.examine(one.alias):
+            if finding.level == "ok" or finding.about not in _FOUND:
+                continue
+            warning, error = _FOUND[finding.about]
+            kind, id = (  # noqa: A001
+                (checks.Error, error) if finding.level == "fail" else (checks.Warning, warning)
+            )
+            text = f"REDISLOCK[{one.alias!r}], {finding.about}: {finding.says}."
+            found.append(kind(text, hint=finding.advice, id=f"django_redislock.{id}"))
+    return found
+
+
+def _check_settings() -> Iterator[checks.CheckMessage]:
+    if not hasattr(settings, "REDISLOCK"):
+        yield checks.Warning(
+            f"REDISLOCK is not set, so locks are kept on {DEFAULT_LOCATION}.",
+            hint="Name the server: REDISLOCK = {'default': {'LOCATION': 'redis://...'}}.",
+            id="django_redislock.W001",
+        )
+    try:
+        names = aliases()
+    except ImproperlyConfigured as error:
+        yield _malformed(error)
+        return
+    for alias in names:
+        try:
+            one = conf(alias)
+        except ImproperlyConfigured as error:
+            yield _malformed(error)
+            continue
+        try:
+            backend = make(one)
+        except ImproperlyConfigured as error:
+            yield checks.Error(str(error), hint=DOCS, id="django_redislock.E002")
+            continue
+        yield from _check_alias(one, backend)
+
+
+def _malformed(error: ImproperlyConfigured) -> checks.CheckMessage:
+    return checks.Error(str(error), hint=DOCS, id="django_redislock.E001")
+
+
+def _check_alias(conf: Conf, backend: Backend) -> Iterator[checks.CheckMessage]:
+    where = f"REDISLOCK[{conf.alias!r}]"
+    if isinstance(backend, InMemoryBackend):
+        if not settings.DEBUG:
+            yield checks.Warning(
+                f"{where} keeps locks in memory, and DEBUG is off: they exclude nothing outside of"
+                " one process.",
+                hint="Use django_redislock.backends.RedisBackend.",
+                id="django_redislock.W005",
+            )
+        return
+    yield from _check_timeout(conf, where)
+    for alias in doctor.shared_caches(conf):
+        yield checks.Warning(
+            f"{where} and CACHES[{alias!r}] use the same database: the cache's clear() flushes all"
+            " locks.",
+            hint="Give locks a database number of their own, such as .../1 in LOCATION.",
+            id="django_redislock.W004",
+        )
+    for url in _urls(conf):
+        parts = {**_parsed(url), **conf.options}
+        host = str(parts.get("host", "localhost"))
+        encrypted = url.startswith(("rediss://", "unix://"))
+        if parts.get("password") and not encrypted and not doctor.is_this_machine(host):
+            yield checks.Warning(
+                f"{where} sends its password to {host} over a connection that is not encrypted.",
+                hint="Use rediss://, or a tunnel that ends on this machine.",
+                id="django_redislock.W006",
+            )
+
+
+def _check_timeout(conf: Conf, where: str) -> Iterator[checks.CheckMessage]:
+    timeout = conf.options.get("socket_timeout")
+    if timeout is None:
+        return
+    says = f"{where}: socket_timeout is {timeout:g} s and TTL is {conf.ttl:g} s"
+    hint = "Make socket_timeout at most a third of TTL, or leave it out."
+    if timeout >= conf.ttl:
+        yield checks.Error(
+            f"{says}: a lease may have ended before its grant or its renewal is known to have"
+            " failed.",
+            hint=hint,
+            id="django_redislock.E003",
+        )
+    elif timeout > conf.ttl / 3:
+        yield checks.Warning(
+            f"{says}: a renewal that is not answered cannot be repeated in time.",
+            hint=hint,
+            id="django_redislock.W003",
+        )
+
+
+def _configured() -> Iterator[tuple[Conf, Backend]]:
+    """The aliases whose settings are well-formed; check_settings() complains about the others."""
+    with suppress(ImproperlyConfigured):
+        for alias in aliases():
+            with suppress(ImproperlyConfigured):
+                one = conf(alias)
+                yield one, make(one)
+
+
+def _urls(conf: Conf) -> Sequence[str]:
+    return (conf.location,) if isinstance(conf.location, str) else conf.location
+
+
+def _parsed(url: str) -> dict[str, Any]:
+    try:
+        return dict(parse_url(url))  # type: ignore[no-untyped-call]
+    except ValueError:
+        return {}

@@ -1,0 +1,403 @@
+"""Is the server fit to keep locks? Each finding says ok, warn or fail, and what to do.
+
+``manage.py locks doctor`` and ``manage.py check --deploy`` are made of these.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from django.conf import settings
+from redis.connection import parse_url
+
+from django_redislock import scripts
+from django_redislock.backends.redis import RedisBackend
+from django_redislock.backends.wires import ReplyError
+from django_redislock.conf import backends
+from django_redislock.exceptions import LockError, LockUnavailable
+from django_redislock.keys import index_key
+from django_redislock.lock import distributed_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from django_redislock.conf import Conf
+
+Level = Literal["ok", "warn", "fail"]
+
+SLOW_ROUND_TRIP = 0.01  # Seconds.
+CLOCK_DIFFERENCE = 1.0  # Seconds.
+OLDEST_VERSION = (7, 0)
+MOST_KEYS = 20_000  # Looked at for what should not be there.
+PROBE = "django_redislock.doctor"  # A lock that is taken and released to see whether it works.
+
+# What a connection needs before and beside the scripts.
+_CONNECTION = "auth eval evalsha hello info ping publish select subscribe"
+_SCRIPTS = (
+    scripts.ACQUIRE,
+    scripts.RENEW,
+    scripts.RELEASE,
+    scripts.LEAVE,
+    scripts.FORCE_RELEASE,
+    scripts.LOOK,
+    scripts.INSPECT,
+)
+# For listings: `manage.py locks`, the admin.
+_LISTINGS = "zcount zrange"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was examined."""
+
+    about: str  # One word, which never changes.
+    level: Level
+    says: str
+    advice: str = ""  # What to do, unless all is well.
+
+
+def examine(using: str) -> Iterator[Finding]:
+    """Examine the server of one alias; stops early if it does not answer.
+
+    Raises:
+        ImproperlyConfigured: The settings of the alias are wrong.
+    """
+    backend = backends[using]
+    if not isinstance(backend, RedisBackend):
+        yield Finding(
+            "server",
+            "warn",
+            f"{type(backend).__name__} keeps locks within one process",
+            "Use RedisBackend for locks that several processes or machines share.",
+        )
+        return
+    try:
+        yield _reachable(backend)
+        info = _info(backend)
+        for check in _CHECKS:
+            yield from check(_Patient(backend, info))
+    except LockUnavailable as error:
+        yield Finding(
+            "server",
+            "fail",
+            f"no answer: {error.problem}",
+            "Check REDISLOCK['LOCATION'] and OPTIONS, the network, and whether the server runs.",
+        )
+
+
+def minimal_acl(prefix: str, *, replicas: bool = False) -> str:
+    """The ACL rules that suffice for all operations on locks under *prefix*, and no more."""
+    source = b"".join(script.source for script in _SCRIPTS)
+    called = {name.decode().lower() for name in re.findall(rb"p?call\('([A-Z]+)'", source)}
+    words = {*_CONNECTION.split(), *_LISTINGS.split(), *called, *(["wait"] if replicas else [])}
+    rights = " ".join(f"+{word}" for word in sorted(words))
+    return f"resetkeys ~{prefix}:* resetchannels &{prefix}:bell:* -@all {rights}"
+
+
+def shared_caches(conf: Conf) -> list[str]:
+    """The aliases in CACHES that use the database of these locks: their clear() flushes it."""
+    ours = _places(conf.location, conf.options)
+    return [
+        alias
+        for alias, cache in getattr(settings, "CACHES", {}).items()
+        if "redis" in str(cache.get("BACKEND", "")).lower()
+        and ours & _places(cache.get("LOCATION", ""), cache.get("OPTIONS", {}))
+    ]
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether *host* is a name of this machine's own loopback."""
+    return host.lower() in {"localhost", "::1"} or host.startswith("127.")
+
+
+def _places(location: Any, options: Mapping[str, Any]) -> set[tuple[Any, ...]]:
+    """Where URLs lead: (host, port, db) or (path, db). What is no URL leads nowhere."""
+    urls = re.split("[;,]", location) if isinstance(location, str) else location
+    places = set()
+    for url in urls:
+        try:
+            parts = {**parse_url(url), **options}  # type: ignore[no-untyped-call]
+        except (ValueError, TypeError):
+            continue
+        host = str(parts.get("host", "localhost")).lower()
+        host = "localhost" if is_this_machine(host) else host
+        place = (parts["path"],) if "path" in parts else (host, int(parts.get("port", 6379)))
+        places.add((*place, int(parts.get("db") or 0)))
+    return places
+
+
+class _Patient:
+    """A server under examination, and what it tells about itself."""
+
+    def __init__(self, backend: RedisBackend, info: Mapping[str, str]) -> None:
+        self.backend = backend
+        self.info = info
+
+    def number(self, key: str) -> int:
+        """A number in INFO; 0 if the server does not tell."""
+        value = self.info.get(key, "0")
+        return int(value) if value.isdecimal() else 0
+
+    def ask(self, *command: str | int) -> Any:
+        """Run one command; an error reply is returned."""
+        return self.backend.commands(command)[0]
+
+
+def _reachable(backend: RedisBackend) -> Finding:
+    took = []
+    for _ in range(5):
+        started = time.perf_counter()
+        (reply,) = backend.commands(("PING",))
+        took.append(time.perf_counter() - started)
+        if isinstance(reply, ReplyError):
+            raise LockUnavailable(PROBE, str(reply)) from reply
+    median = statistics.median(took)
+    says = f"answers, in {median * 1000:.1f} ms"
+    if median > SLOW_ROUND_TRIP:
+        return Finding(
+            "server",
+            "warn",
+            says,
+            "An uncontended lock costs two round trips. Use a server that is closer.",
+        )
+    return Finding("server", "ok", says)
+
+
+def _info(backend: RedisBackend) -> dict[str, str]:
+    (reply,) = backend.commands(("INFO",))
+    if isinstance(reply, ReplyError):  # No right to ask: then much remains unknown.
+        return {}
+    lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
+    return {key: value for key, colon, value in lines if colon}
+
+
+def _version(patient: _Patient) -> Iterator[Finding]:
+    info = patient.info
+    if "valkey_version" in info:
+        yield Finding("version", "ok", f"Valkey {info['valkey_version']}")
+        return
+    version = info.get("redis_version", "")
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if not numbers:
+        yield Finding("version", "warn", "unknown: the server does not tell", "Allow +info.")
+    elif numbers < OLDEST_VERSION:
+        yield Finding(
+            "version", "fail", f"Redis {version}", "Use Redis 7.0 or newer, or any Valkey."
+        )
+    else:
+        yield Finding("version", "ok", f"Redis {version}")
+
+
+def _rights(patient: _Patient) -> Iterator[Finding]:
+    backend = patient.backend
+    conf = backend.conf
+    line = (
+        "A user with no more rights than needed: ACL SETUSER redislock on >PASSWORD "
+        f"{minimal_acl(conf.key_prefix, replicas=conf.replicas_ack > 0)}"
+    )
+    try:
+        lock = distributed_lock(PROBE, ttl=10, wait=0, renew=False, using=backend.alias)
+        if lock.acquire():
+            lock.release()
+    except LockError as error:
+        yield Finding("rights", "fail", f"a lock cannot be taken: {error}", line)
+        return
+    who = patient.ask("ACL", "WHOAMI")
+    user = "" if isinstance(who, ReplyError) else f" as user {who.decode(errors='replace')!r}"
+    yield Finding("rights", "ok", f"a lock was taken and released{user}", line)
+    if backend.scripting:
+        yield Finding("scripting", "ok", "scripts are allowed")
+    else:
+        yield Finding(
+            "scripting",
+            "warn",
+            "scripts are forbidden: waiters poll, nobody is served in turn, operations take more"
+            " round trips",
+            "Allow +eval and +evalsha.",
+        )
+
+
+def _memory(patient: _Patient) -> Iterator[Finding]:
+    policy = patient.info.get("maxmemory_policy", "")
+    if not policy:
+        yield Finding("eviction", "warn", "unknown: the server does not tell", "Allow +info.")
+    elif not patient.number("maxmemory"):
+        yield Finding("eviction", "ok", "no memory limit, so no lock is evicted")
+    elif policy == "noeviction":
+        yield Finding("eviction", "ok", "memory is limited and nothing is evicted (noeviction)")
+    else:
+        evicted = patient.number("evicted_keys")
+        already = f"; it has evicted {evicted} keys already" if evicted else ""
+        yield Finding(
+            "eviction",
+            "fail",
+            f"the policy {policy} may evict a held lock{already}",
+            "Set maxmemory-policy noeviction, or keep locks on a server of their own.",
+        )
+
+
+def _persistence(patient: _Patient) -> Iterator[Finding]:
+    info = patient.info
+    failed = [
+        key
+        for key in ("rdb_last_bgsave_status", "aof_last_write_status")
+        if info.get(key, "ok") != "ok"
+    ]
+    if failed:
+        yield Finding(
+            "persistence",
+            "fail",
+            f"the last write to disk failed ({', '.join(failed)}); the server may refuse writes",
+            "Look into the server's log, and at its disk.",
+        )
+    elif info.get("aof_enabled") == "1":
+        yield Finding("persistence", "ok", "held locks survive a restart (append-only file)")
+    else:
+        yield Finding(
+            "persistence",
+            "warn",
+            "a restart of the server frees locks that are still relied on",
+            "Set appendonly yes; or guard what locks protect with the fence.",
+        )
+
+
+def _replication(patient: _Patient) -> Iterator[Finding]:
+    replicas = patient.number("connected_slaves")
+    acknowledged = patient.backend.conf.replicas_ack
+    if patient.info.get("role") == "slave":
+        yield Finding(
+            "replication",
+            "fail",
+            "LOCATION names a replica, which refuses writes",
+            "Name the primary.",
+        )
+    elif acknowledged > replicas:
+        yield Finding(
+            "replication",
+            "fail",
+            f"REPLICAS_ACK is {acknowledged}, but {replicas} replicas are connected: no lock can"
+            " be taken",
+            "Connect more replicas, or lower REPLICAS_ACK.",
+        )
+    elif replicas and not acknowledged:
+        yield Finding(
+            "replication",
+            "warn",
+            f"{replicas} replicas; a failover may forget the last grants",
+            "Set REPLICAS_ACK to 1 or more, so that a grant counts only when replicas know it.",
+        )
+    elif replicas:
+        yield Finding("replication", "ok", f"{acknowledged} of {replicas} replicas acknowledge")
+    else:
+        yield Finding("replication", "ok", "no replicas")
+
+
+def _clock(patient: _Patient) -> Iterator[Finding]:
+    before = time.time()
+    reply = patient.ask("TIME")
+    after = time.time()
+    if isinstance(reply, ReplyError):
+        return  # Then no lock works either, and that was said.
+    theirs = int(reply[0]) + int(reply[1]) / 1_000_000
+    difference = theirs - (before + after) / 2
+    ahead = "ahead of" if difference > 0 else "behind"
+    says = f"the server's clock is {abs(difference):.1f} s {ahead} this machine's"
+    if abs(difference) < CLOCK_DIFFERENCE:
+        yield Finding("clock", "ok", "the server's clock and this machine's agree")
+    else:
+        yield Finding(
+            "clock",
+            "warn",
+            says,
+            "Locks do not mind, but jobs that start at a time of day do. Let NTP set both.",
+        )
+
+
+def _cluster(patient: _Patient) -> Iterator[Finding]:
+    if not patient.number("cluster_enabled"):
+        yield Finding("cluster", "ok", "a server of its own, not one of a cluster")
+        return
+    yield Finding(
+        "cluster",
+        "fail",
+        f"the server is one of a cluster, which {type(patient.backend).__name__} cannot use",
+        "Use a server that is not in cluster mode.",
+    )
+
+
+def _keys(patient: _Patient) -> Iterator[Finding]:
+    """Look through a bounded part of the keyspace for what should not be there."""
+    backend = patient.backend
+    index = index_key(backend.prefix)
+    cursor, seen = "0", 0
+    endless: list[str] = []
+    unlisted = 0
+    while True:
+        reply = patient.ask("SCAN", cursor, "MATCH", f"{backend.prefix}:{{*", "COUNT", 1000)
+        if isinstance(reply, ReplyError):
+            yield Finding("keys", "ok", "not looked through: SCAN is not allowed")
+            return
+        cursor, keys = reply[0].decode(), reply[1]
+        seen += 1000
+        if keys:
+            times = backend.commands(*[("PTTL", key) for key in keys])
+            endless += [
+                key.decode(errors="backslashreplace")
+                for key, left in zip(keys, times, strict=True)
+                if left == -1
+            ]
+        locks = [key for key in keys if key.endswith(b"}:lock")]
+        if locks:
+            scores = patient.ask("ZMSCORE", index, *locks)
+            unlisted += 0 if isinstance(scores, ReplyError) else sum(s is None for s in scores)
+        if cursor == "0" or seen >= MOST_KEYS:
+            break
+    part = "" if cursor == "0" else f" among the first {seen} keys"
+    if endless:
+        yield Finding(
+            "keys",
+            "fail",
+            f"{len(endless)} keys never expire{part}, the first is {endless[0]!r}",
+            "Nothing of ours does that: find out who wrote them, then delete them.",
+        )
+    else:
+        yield Finding("keys", "ok", f"every key has an expiry{part}")
+    if unlisted:
+        yield Finding(
+            "index",
+            "warn",
+            f"{unlisted} held locks are missing in the index{part}, so lists do not show them",
+            "A renewed lock comes back into it by itself. Did somebody delete the index?",
+        )
+    else:
+        yield Finding("index", "ok", f"every held lock is in the index{part}")
+
+
+def _caches(patient: _Patient) -> Iterator[Finding]:
+    shared = shared_caches(patient.backend.conf)
+    if shared:
+        yield Finding(
+            "cache",
+            "warn",
+            f"CACHES[{shared[0]!r}] uses the same database, and its clear() flushes all locks",
+            "Give locks a database number of their own in LOCATION.",
+        )
+    else:
+        yield Finding("cache", "ok", "no Django cache uses the same database")
+
+
+_CHECKS: tuple[Callable[[_Patient], Iterator[Finding]], ...] = (
+    _version,
+    _cluster,
+    _rights,
+    _memory,
+    _persistence,
+    _replication,
+    _clock,
+    _keys,
+    _caches,
+)
