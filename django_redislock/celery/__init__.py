@@ -1,0 +1,14 @@
+"""@single_instance_task: a Celery task of which only one run happens at a time, anywhere.
+
+The lock is taken around the task's body, by the process that runs it. So a worker, eager mode, a
+direct call, beat, ``send_task`` and every canvas behave alike; a lock that is taken when a task
+is published, or in a Celery signal, guards none of them.
+"""
+
+from __future__ import annotations
+
+from django_redislock.celery.decorator import SingleInstanceTask, single_instance_task
+from django_redislock.celery.options import SingleInstance
+from django_redislock.celery.run import current_lease
+
+__all__ = ["SingleInstance", "SingleInstanceTask", "current_lease", "single_instance_task"]

@@ -1,0 +1,34 @@
+"""What the tasks of the tests did, written down by themselves: a list in Redis per key.
+
+The journal is not on the lock server, which some tests stop or empty.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from functools import cache
+from typing import Any
+
+import redis
+
+PATIENCE = 60  # Seconds that a body waits for its gate; a test that needs longer has failed.
+
+
+@cache
+def server() -> redis.Redis:
+    """The journal's server; in a worker, and once per process."""
+    return redis.Redis.from_url(os.environ["TESTS_JOURNAL"])
+
+
+def note(key: str, event: str, **details: Any) -> None:
+    """Write down that something happened."""
+    entry = {"event": event, "pid": os.getpid(), "time": time.time(), **details}
+    server().rpush(f"journal:{key}", json.dumps(entry))
+
+
+def wait_at_gate(key: str) -> None:
+    """Stand still until the test opens the gate of *key*."""
+    if server().blpop([f"gate:{key}"], PATIENCE) is None:
+        raise TimeoutError(f"nobody opened the gate of {key}")

@@ -1,0 +1,398 @@
+"""@single_instance_task without a worker: eager mode, direct calls, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from datetime import timedelta
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import celery._state
+import pytest
+from celery import Celery, Task, shared_task
+
+from django_redislock import InvalidLockName, LockMisuse, LockTimeout, distributed_lock, signals
+from django_redislock.celery import SingleInstanceTask, current_lease, single_instance_task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from django_redislock.testing import LockTestKit
+
+_names = count(1)
+
+
+@pytest.fixture(autouse=True)
+def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+    """An application in eager mode. The shared tasks of a test end with it."""
+    monkeypatch.setattr(celery._state, "_on_app_finalizers", set(celery._state._on_app_finalizers))
+    app = Celery("tests", set_as_current=False)
+    app.conf.update(task_always_eager=True, task_store_eager_result=False)
+    app.set_current()
+    yield app
+    app.close()
+
+
+def make(function: Callable[..., Any] | None = None, /, *args: Any, **options: Any) -> Any:
+    """A single-instance task with a name of its own; its body returns the lock's name."""
+
+    def body(*args: Any, **kwargs: Any) -> str:
+        lease = current_lease()
+        assert lease is not None
+        return lease.name
+
+    function = function or body
+    function.__name__ = "body"  # Celery cannot make a task of "<lambda>".
+    options.setdefault("name", f"task-{next(_names)}")
+    return single_instance_task(*args, **options)(function)
+
+
+def running(task: Any, how: str) -> Callable[..., Any]:
+    """How to run a task and have its result."""
+    return {
+        "direct": task,
+        "eager": lambda *args, **kwargs: task.delay(*args, **kwargs).get(),
+        "apply": lambda *args, **kwargs: task.apply(args, kwargs).get(),
+    }[how]
+
+
+class TestKey:
+    @pytest.mark.parametrize("how", ["direct", "eager", "apply"])
+    def test_by_default_it_is_the_full_name_of_the_task(
+        self, redislock: LockTestKit, how: str
+    ) -> None:
+        task = make(name=f"lottery.tasks.{how}")
+        assert running(task, how)() == f"lottery.tasks.{how}"
+
+    @pytest.mark.parametrize("how", ["direct", "eager", "apply"])
+    def test_it_is_formatted_from_arguments_with_their_defaults(
+        self, redislock: LockTestKit, how: str
+    ) -> None:
+        def draw(draw_id: int, country: str = "nl") -> str:
+            return current_lease().name  # type: ignore[union-attr]
+
+        task = make(draw, key="lottery:{country}:{draw_id}")
+        assert running(task, how)(7) == "lottery:nl:7"
+        assert running(task, how)(country="be", draw_id=8) == "lottery:be:8"
+
+    def test_it_may_name_what_arrives_in_kwargs_and_parts_of_an_argument(
+        self, redislock: LockTestKit
+    ) -> None:
+        def draw(place: dict[str, str], **extra: int) -> str:
+            return current_lease().name  # type: ignore[union-attr]
+
+        task = make(draw, key="{place[city]}:{year}")
+        assert task.delay({"city": "Utrecht"}, year=2030).get() == "Utrecht:2030"
+
+    def test_it_may_be_a_function_of_the_arguments(self, redislock: LockTestKit) -> None:
+        task = make(key=lambda draw_id, **rest: f"lottery:{draw_id % 10}")
+        assert task.delay(127, other=1).get() == "lottery:7"
+
+    @pytest.mark.parametrize("key", ["lottery:{draw_id}", lambda draw_id: f"lottery:{draw_id}"])
+    def test_the_task_itself_is_no_argument(self, redislock: LockTestKit, key: Any) -> None:
+        def draw(self: Task, draw_id: int) -> str:
+            return current_lease().name  # type: ignore[union-attr]
+
+        assert make(draw, key=key, bind=True).delay(7).get() == "lottery:7"
+
+    def test_two_keys_are_two_locks(self, redislock: LockTestKit) -> None:
+        def draw(draw_id: int) -> Any:
+            return draw_id if draw_id == 2 else task(2)
+
+        task = make(draw, key="lottery:{draw_id}")
+        assert task.delay(1).get() == 2
+
+    def test_an_address_in_memory_is_no_key(self, redislock: LockTestKit) -> None:
+        def draw(what: object) -> None: ...
+
+        with pytest.raises(InvalidLockName, match="differs from process to process"):
+            make(draw, key="lottery:{what}")(object())
+
+
+class TestLease:
+    def test_it_is_there_within_the_body_and_nowhere_else(self, redislock: LockTestKit) -> None:
+        def draw(self: Any) -> tuple[bool, bool]:
+            lease = current_lease()
+            return lease is self.lease, lease is not None and lease.held
+
+        task = make(draw, bind=True)
+        assert task.delay().get() == (True, True)
+        assert current_lease() is None
+        assert task.lease is None
+
+    def test_its_owner_is_the_run(self, redislock: LockTestKit) -> None:
+        task = make(lambda: current_lease().owner)  # type: ignore[union-attr]
+        owner = task.apply(task_id="the-id").get()
+        assert (owner.task, owner.task_id) == (task.name, "the-id")
+        assert task().task_id == ""
+
+    @pytest.mark.parametrize("ttl", [7, 7.0, timedelta(seconds=7)])
+    def test_the_ttl_may_stand_first(self, redislock: LockTestKit, ttl: Any) -> None:
+        task = make(lambda: current_lease().ttl, ttl)  # type: ignore[union-attr]
+        assert task.delay().get() == 7.0
+
+    def test_the_lock_is_free_after_a_success_and_after_a_failure(
+        self, redislock: LockTestKit
+    ) -> None:
+        task = make(lambda divisor: 1 / divisor, key="division")
+        task.delay(1).get()
+        redislock.assert_not_locked("division")
+        with pytest.raises(ZeroDivisionError):
+            task.delay(0).get()
+        redislock.assert_not_locked("division")
+
+
+class TestConflict:
+    @pytest.mark.parametrize("how", ["direct", "eager", "apply"])
+    def test_a_skipped_run_returns_a_marked_value(self, redislock: LockTestKit, how: str) -> None:
+        task = make(key="lottery")
+        with redislock.simulate_held_by_other("lottery"):
+            result = running(task, how)()
+        assert result == {
+            "skipped": "busy",
+            "lock": "lottery",
+            "holder": "another-host:1 simulated",
+        }
+
+    def test_a_skip_is_logged_and_signalled(
+        self, redislock: LockTestKit, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        seen: list[dict[str, Any]] = []
+
+        def receiver(**what: Any) -> None:
+            seen.append(what)
+
+        signals.task_skipped.connect(receiver)
+        task = make(key="lottery")
+        with redislock.simulate_held_by_other("lottery"):
+            result = task.apply(task_id="the-id").get()
+        signals.task_skipped.disconnect(receiver)
+
+        (record,) = [one for one in caplog.records if one.name == "django_redislock.celery"]
+        assert record.levelno == logging.WARNING
+        assert "lottery" in record.message
+        assert "another-host:1" in record.message
+        assert [(one["sender"].name, one["result"], one["task_id"]) for one in seen] == [
+            (task.name, result, "the-id")
+        ]
+
+    @pytest.mark.parametrize("how", ["direct", "eager", "apply"])
+    def test_raise_raises_lock_timeout(self, redislock: LockTestKit, how: str) -> None:
+        task = make(key="lottery", on_conflict="raise")
+        with (
+            redislock.simulate_held_by_other("lottery"),
+            pytest.raises(LockTimeout, match="another-host:1") as raised,
+        ):
+            running(task, how)()
+        assert raised.value.name == "lottery"
+
+    def test_autoretry_may_act_on_it(self, redislock: LockTestKit) -> None:
+        task = make(
+            key="lottery",
+            on_conflict="raise",
+            autoretry_for=(LockTimeout,),
+            retry_kwargs={"max_retries": 2, "countdown": 0},
+        )
+        tries: list[object] = []
+        signals.lock_timed_out.connect(receiver := lambda **_: tries.append(1), weak=False)
+        with redislock.simulate_held_by_other("lottery"), pytest.raises(LockTimeout):
+            task.delay().get()
+        signals.lock_timed_out.disconnect(receiver)
+        assert len(tries) == 3
+
+    def test_a_task_that_calls_itself_is_told_so(self, redislock: LockTestKit) -> None:
+        def draw() -> None:
+            task()
+
+        task = make(draw)
+        with pytest.raises(LockMisuse, match="holds it already"):
+            task.delay().get()
+
+    def test_a_lock_of_the_same_name_excludes_the_task(self, redislock: LockTestKit) -> None:
+        task = make(key="lottery")
+        with redislock.simulate_held_by_other("lottery"):
+            assert task.delay().get()["skipped"] == "busy"
+        with distributed_lock("something else"):
+            assert task.delay().get() == "lottery"
+
+
+class TestAfterASuccess:
+    def test_min_hold_keeps_the_lock(self, redislock: LockTestKit) -> None:
+        task = make(key="lottery", min_hold=60)
+        assert task.delay().get() == "lottery"
+        assert task.delay().get()["skipped"] == "busy"
+        redislock.assert_locked("lottery")
+
+    def test_once_makes_the_name_done(self, redislock: LockTestKit) -> None:
+        task = make(key="lottery", once=timedelta(days=7))
+        task.apply(task_id="first").get()
+        redislock.assert_not_locked("lottery")
+        result = task.delay().get()
+        assert (result["skipped"], result["lock"]) == ("done", "lottery")
+        assert result["holder"].endswith(" first")
+
+    @pytest.mark.parametrize("options", [{"min_hold": 60}, {"once": 60}])
+    def test_a_failure_leaves_it_free(
+        self, redislock: LockTestKit, options: dict[str, Any]
+    ) -> None:
+        results = iter([ValueError("first"), "second"])
+
+        def draw() -> str:
+            result = next(results)
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        task = make(draw, **options)
+        with pytest.raises(ValueError, match="first"):
+            task.delay().get()
+        assert task.delay().get() == "second"
+
+
+class TestComposition:
+    def test_options_of_celery_pass_through(self, redislock: LockTestKit) -> None:
+        task = make(rate_limit="3/m", acks_late=True, max_retries=7, time_limit=60)
+        assert (task.rate_limit, task.acks_late, task.max_retries) == ("3/m", True, 7)
+
+    def test_arguments_are_checked_before_a_task_is_published(self, app: Celery) -> None:
+        app.conf.task_always_eager = False
+
+        def draw(self: Task, draw_id: int) -> None: ...
+
+        with pytest.raises(TypeError, match="draw_id"):
+            make(draw, bind=True).delay()
+
+    def test_retry_within_the_body_runs_again(self, redislock: LockTestKit) -> None:
+        def draw(self: Task) -> int:
+            if self.request.retries < 2:
+                raise self.retry(countdown=0)
+            return self.request.retries
+
+        assert make(draw, bind=True).delay().get() == 2
+
+    def test_a_base_class_is_combined_with_ours(self, redislock: LockTestKit) -> None:
+        class Greeting(Task):
+            greeting = "hello"
+
+            def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+                greeted.append(self.greeting)
+
+        greeted: list[str] = []
+        task = make(base=Greeting, key="lottery", greeting="hi")
+        assert task.delay().get() == "lottery"
+        assert greeted == ["hi"]
+        assert isinstance(task, Greeting)
+        assert isinstance(task, SingleInstanceTask)
+
+    def test_so_is_the_class_that_an_app_has_for_its_tasks(self, redislock: LockTestKit) -> None:
+        class Tenant(Task):
+            tenant = "first"
+
+        task = make(key="lottery")
+        with Celery("other", task_cls=Tenant, set_as_current=False) as other:
+            assert other.tasks[task.name].tenant == "first"
+            assert not hasattr(task, "tenant")
+
+    def test_delay_on_commit_works_in_a_django_project(
+        self,
+        redislock: LockTestKit,
+        db: None,
+        django_capture_on_commit_callbacks: Callable[..., Any],
+    ) -> None:
+        ran: list[int] = []
+        task = make(lambda: ran.append(1))
+        with django_capture_on_commit_callbacks(execute=True):
+            task.delay_on_commit()
+            assert ran == []
+        assert ran == [1]
+
+    def test_app_task_takes_our_class(self, redislock: LockTestKit, app: Celery) -> None:
+        @app.task(base=SingleInstanceTask, single_instance={"key": "lottery:{draw_id}"})
+        def draw(draw_id: int) -> str:
+            return current_lease().name  # type: ignore[union-attr]
+
+        assert draw.delay(3).get() == "lottery:3"
+
+    def test_a_task_may_be_a_class(self, redislock: LockTestKit, app: Celery) -> None:
+        class Draw(SingleInstanceTask):
+            name = "draw"
+            single_instance = {"key": "lottery:{draw_id}"}
+
+            def run(self, draw_id: int) -> str:
+                return self.lease.name  # type: ignore[union-attr]
+
+        class Redraw(Draw):
+            name = "redraw"
+
+            def run(self, draw_id: int) -> str:
+                return super().run(draw_id) + ", again"
+
+        assert app.register_task(Draw()).delay(3).get() == "lottery:3"
+        assert app.register_task(Redraw()).delay(3).get() == "lottery:3, again"
+
+    @pytest.mark.parametrize("above", ["shared_task", "app.task"])
+    def test_a_task_decorator_above_ours_changes_nothing(
+        self, redislock: LockTestKit, app: Celery, above: str
+    ) -> None:
+        decorator = shared_task if above == "shared_task" else app.task
+        task = make(key="lottery")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Celery 5.7 says that this makes no sense.
+            try:
+                outer = decorator(name=task.name)(task)
+            except TypeError:
+                return  # Refused by itself.
+        with redislock.simulate_held_by_other("lottery"):
+            assert outer.delay().get()["skipped"] == "busy"
+
+
+def draw(draw_id: int) -> None:
+    """A function to decorate."""
+
+
+async def draw_async() -> None:
+    """Celery cannot run this one."""
+
+
+class TestRefusedAtImport:
+    """A mistake shows at the line that has it, not when the task first runs."""
+
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({"on_conlict": "skip"}, TypeError, "did you mean 'on_conflict'"),
+            ({"timeout": 30}, TypeError, "the lease's length is 'ttl'"),
+            ({"unique_on": ["draw_id"]}, TypeError, "name the arguments in 'key'"),
+            ({"colour": "red"}, TypeError, "'colour'.*belongs on the class given as base="),
+            ({"key": "lottery:{draw}"}, InvalidLockName, "'draw'.*its arguments are: draw_id"),
+            ({"key": "lottery:{"}, InvalidLockName, "no format string"),
+            ({"key": 7}, ValueError, "key must be a format string"),
+            ({"ttl": 0}, ValueError, "ttl must be"),
+            ({"ttl": "30"}, ValueError, "ttl must be"),
+            ({"max_hold": -1}, ValueError, "max_hold must be"),
+            ({"min_hold": float("nan")}, ValueError, "min_hold must be"),
+            ({"once": True}, ValueError, "once must be"),
+            ({"renew": 1}, ValueError, "renew must be"),
+            ({"on_conflict": "explode"}, ValueError, "on_conflict must be one of 'skip', 'raise'"),
+        ],
+    )
+    def test_an_option(self, options: dict[str, Any], error: type[Exception], message: str) -> None:
+        with pytest.raises(error, match=message):
+            single_instance_task(**options)(draw)
+
+    def test_the_ttl_given_twice(self) -> None:
+        with pytest.raises(TypeError, match="ttl twice"):
+            single_instance_task(30, ttl=30)
+
+    @pytest.mark.parametrize("options", [{}, {"ttl": 30, "acks_late": True}])
+    def test_the_wrong_order_of_decorators(self, app: Celery, options: dict[str, Any]) -> None:
+        given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        for task in (shared_task(draw), app.task(draw), make()):
+            with pytest.raises(TypeError, match="in the place of @shared_task") as raised:
+                single_instance_task(**options)(task)
+            assert f"\n    @single_instance_task({given})\n    def " in str(raised.value)
+
+    def test_a_coroutine_function(self) -> None:
+        with pytest.raises(TypeError, match=r"draw_async\(\) cannot be a task"):
+            single_instance_task(draw_async)

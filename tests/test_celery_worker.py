@@ -1,0 +1,113 @@
+"""@single_instance_task in a real worker: four processes, a real broker, a real result backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from celery import chain, chord, group
+
+from django_redislock import LockTimeout, distributed_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.celery_app.stage import Stage
+
+pytest_plugins = ["tests.celery_app.stage"]
+pytestmark = pytest.mark.usefixtures("worker")
+
+
+def test_of_two_runs_one_is_skipped_and_says_who_has_the_lock(stage: Stage) -> None:
+    key = stage.key()
+    first = stage.send("skipping", key, hold=True)
+    pid = stage.wait_for(key, "start")["pid"]
+
+    second = stage.send("skipping", key).get(timeout=10)
+    stage.open_gate(key)
+
+    host_and_pid, task_id = second.pop("holder").split()
+    assert second == {"skipped": "busy", "lock": key}
+    assert task_id == first.id
+    assert host_and_pid.endswith(f":{pid}")
+    assert first.get(timeout=10) == f"did {key}"
+    assert len(stage.events(key, "start")) == 1
+
+
+def test_one_run_after_the_other_both_run(stage: Stage) -> None:
+    key = stage.key()
+    for _ in range(3):
+        assert stage.send("skipping", key).get(timeout=10) == f"did {key}"
+
+
+def test_a_failed_run_leaves_the_lock_free(stage: Stage) -> None:
+    key = stage.key()
+    with pytest.raises(ValueError, match="as asked"):
+        stage.send("skipping", key, fail=True).get(timeout=10)
+    assert not distributed_lock(key).locked()
+    assert stage.send("skipping", key).get(timeout=10) == f"did {key}"
+
+
+def test_send_task_is_no_way_around_the_lock(stage: Stage) -> None:
+    key = stage.key()
+    first = stage.app.send_task("tests.celery_app.tasks.skipping", (key,), {"hold": True})
+    stage.wait_for(key, "start")
+    second = stage.app.send_task("tests.celery_app.tasks.skipping", (key,))
+    assert second.get(timeout=10)["skipped"] == "busy"
+    stage.open_gate(key)
+    assert first.get(timeout=10) == f"did {key}"
+
+
+def test_raise_fails_the_task(stage: Stage) -> None:
+    key = stage.key()
+    with distributed_lock(key), pytest.raises(LockTimeout) as raised:
+        stage.send("raising", key).get(timeout=10)
+    assert raised.value.name == key
+    assert stage.events(key) == []
+
+
+def test_raise_and_autoretry_run_it_when_the_lock_is_free(stage: Stage) -> None:
+    key = stage.key()
+    first = stage.send("skipping", key, hold=True)
+    stage.wait_for(key, "start")
+    second = stage.send("insisting", key)
+    third = stage.send("insisting", key)
+    stage.open_gate(key)
+    assert {one.get(timeout=20) for one in (first, second, third)} == {f"did {key}"}
+    events = [event["event"] for event in stage.events(key)]
+    assert events == ["start", "end"] * 3
+
+
+class TestCanvas:
+    """A skipped member ends normally, so that what depends on it goes on."""
+
+    @pytest.fixture
+    def busy(self, stage: Stage) -> Iterator[str]:
+        """A key whose lock is held by somebody else during the test."""
+        key = stage.key()
+        with distributed_lock(key):
+            yield key
+
+    def test_a_chord_has_its_body_run(self, stage: Stage, busy: str) -> None:
+        skipping, collect = stage.task("skipping"), stage.task("collect")
+        header = [skipping.s(stage.key()), skipping.s(busy), skipping.s(stage.key())]
+        first, second, third = chord(header)(collect.s()).get(timeout=10)
+        assert first.startswith("did ")
+        assert second["skipped"] == "busy"
+        assert third.startswith("did ")
+
+    def test_a_chain_goes_on_with_the_marked_value(self, stage: Stage, busy: str) -> None:
+        append = stage.task("append")
+        result, more = chain(stage.task("skipping").s(busy), append.s("more"))().get(timeout=10)
+        assert (result["skipped"], more) == ("busy", "more")
+
+    def test_a_group_is_complete(self, stage: Stage, busy: str) -> None:
+        skipping = stage.task("skipping")
+        first, second = group(skipping.s(busy), skipping.s(stage.key()))().get(timeout=10)
+        assert first["skipped"] == "busy"
+        assert second.startswith("did ")
+
+    def test_a_callback_is_called(self, stage: Stage, busy: str) -> None:
+        collect = stage.task("collect").s().set(task_id=(task_id := stage.key()))
+        stage.task("skipping").apply_async((busy,), link=collect)
+        assert stage.app.AsyncResult(task_id).get(timeout=10)["skipped"] == "busy"
