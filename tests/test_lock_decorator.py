@@ -1,0 +1,213 @@
+"""The lock as a decorator: any function or coroutine function, named from its arguments."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import InvalidLockName, LockMisuse, LockTimeout, distributed_lock
+from tests.backends import both_ways, held_by_other
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.backends import Place, Way
+
+pytest_plugins = ["tests.backends"]
+
+
+def held_names() -> list[str]:
+    """The locks that are held at this moment."""
+    from django_redislock import held
+
+    return [one.name for one in held.list()]
+
+
+@both_ways
+async def test_each_call_is_made_under_the_lock(way: Way, place: Place) -> None:
+    draw = distributed_lock("lottery")(way.function(held_names))
+    assert await way.call(draw) == ["lottery"]
+    assert await way.call(draw) == ["lottery"]
+    assert held_names() == []
+
+
+@both_ways
+async def test_a_call_that_cannot_have_the_lock_raises_lock_timeout(
+    way: Way, place: Place
+) -> None:
+    draw = distributed_lock("lottery", wait=0)(way.function(held_names))
+    with held_by_other("lottery"), pytest.raises(LockTimeout, match="'lottery' is busy"):
+        await way.call(draw)
+
+
+@both_ways
+async def test_what_the_function_raises_goes_through(way: Way, place: Place) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("of the body")
+
+    with pytest.raises(ZeroDivisionError, match="of the body"):
+        await way.call(distributed_lock("lottery")(way.function(fail)))
+    assert held_names() == []
+
+
+class Report:
+    """Something with an attribute and items, to name locks by."""
+
+    id = 7
+    parts = ("head", "body")
+
+
+def by_position(report_id: int) -> list[str]:
+    return held_names()
+
+
+def by_default(report_id: int = 7) -> list[str]:
+    return held_names()
+
+
+def by_keyword(*, report_id: int) -> list[str]:
+    return held_names()
+
+
+def by_rest(**options: Any) -> list[str]:
+    return held_names()
+
+
+def by_two(kind: str, report_id: int = 7) -> list[str]:
+    return held_names()
+
+
+def by_object(report: Report) -> list[str]:
+    return held_names()
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("template", "function", "args", "kwargs", "name"),
+    [
+        ("report:{report_id}", by_position, (7,), {}, "report:7"),
+        ("report:{report_id}", by_position, (), {"report_id": 7}, "report:7"),
+        ("report:{report_id}", by_default, (), {}, "report:7"),
+        ("report:{report_id}", by_default, (8,), {}, "report:8"),
+        ("report:{report_id}", by_keyword, (), {"report_id": 7}, "report:7"),
+        ("report:{report_id}", by_rest, (), {"report_id": 7, "more": 1}, "report:7"),
+        ("{kind}:{report_id:04}", by_two, ("pdf",), {}, "pdf:0007"),
+        ("{report.id}:{report.parts[1]}", by_object, (Report(),), {}, "7:body"),
+        ("a{{b}}", by_position, (7,), {}, "a{b}"),
+        ("constant", by_position, (7,), {}, "constant"),
+    ],
+)
+async def test_the_name_is_made_of_the_arguments(  # noqa: PLR0913
+    way: Way,
+    place: Place,
+    template: str,
+    function: Callable[..., list[str]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+) -> None:
+    decorated = distributed_lock(template)(way.function(function))
+    assert await way.call(decorated, *args, **kwargs) == [name]
+
+
+@both_ways
+async def test_a_method_is_locked_by_its_object(way: Way, place: Place) -> None:
+    class Shelf:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        sort = distributed_lock("shelf:{self.number}")(way.function(lambda self: held_names()))
+
+    assert await way.call(Shelf(3).sort) == ["shelf:3"]
+
+
+@both_ways
+async def test_a_wrong_call_raises_type_error_as_without_the_decorator(
+    way: Way, place: Place
+) -> None:
+    decorated = distributed_lock("report:{report_id}")(way.function(by_position))
+    with pytest.raises(TypeError, match="report_id"):
+        await way.call(decorated)
+    assert held_names() == []
+
+
+@both_ways
+async def test_the_name_is_checked_after_formatting(way: Way, place: Place) -> None:
+    decorated = distributed_lock("report:{report_id}")(way.function(by_position))
+    with pytest.raises(InvalidLockName, match="control characters"):
+        await way.call(decorated, "7\nFAKE LOG LINE")
+    with pytest.raises(InvalidLockName, match="at most 200"):
+        await way.call(decorated, "7" * 200)
+    long = distributed_lock("{a}" + "{b}" * 100)(way.function(lambda a, b: held_names()))
+    assert await way.call(long, "x", "") == ["x"]
+
+
+def test_a_field_that_is_no_argument_is_an_error_where_it_is_written() -> None:
+    with pytest.raises(InvalidLockName, match=r"'reportid'.*by_position\(\).*: report_id"):
+        distributed_lock("report:{reportid}")(by_position)
+
+
+@pytest.mark.parametrize("template", ["report:{", "report:{}", "report:{0}", "a}b"])
+def test_a_template_that_is_no_format_string_is_an_error_where_it_is_written(
+    template: str,
+) -> None:
+    with pytest.raises(InvalidLockName):
+        distributed_lock(template)(by_position)
+
+
+@both_ways
+async def test_braces_are_fields_only_in_the_decorator(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("report:{report_id}")) as lease:
+        assert lease.name == "report:{report_id}"
+        assert held_names() == ["report:{report_id}"]
+
+
+@pytest.mark.parametrize("kind", ["generator", "async generator"])
+def test_a_generator_function_is_refused_because_its_body_runs_later(kind: str) -> None:
+    def numbers() -> Any:
+        yield 1
+
+    async def anumbers() -> Any:
+        yield 1
+
+    with pytest.raises(TypeError, match=r"generator function.*numbers\(\)"):
+        distributed_lock("lottery")(numbers if kind == "generator" else anumbers)
+
+
+def test_the_decorated_function_looks_like_itself() -> None:
+    def draw(count: int, *, seed: int = 1) -> list[int]:
+        """Draw the winners."""
+        return [count, seed]
+
+    decorated = distributed_lock("lottery:{count}")(draw)
+    assert (decorated.__name__, decorated.__doc__) == ("draw", "Draw the winners.")
+    assert inspect.signature(decorated) == inspect.signature(draw)
+    assert not inspect.iscoroutinefunction(decorated)
+
+
+def test_a_decorated_coroutine_function_is_one() -> None:
+    async def draw() -> None:
+        """Draw the winners."""
+
+    assert inspect.iscoroutinefunction(distributed_lock("lottery")(draw))
+
+
+@both_ways
+async def test_a_function_that_calls_itself_needs_reentrant(way: Way, place: Place) -> None:
+    if way.name == "sync":
+
+        def deep(levels: int) -> int:
+            return 1 + (nested(levels - 1) if levels else 0)
+    else:
+
+        async def deep(levels: int) -> int:
+            return 1 + (await nested(levels - 1) if levels else 0)
+
+    nested: Any = distributed_lock("lottery", reentrant=True)(deep)
+    assert await way.call(nested, 2) == 3
+    nested = distributed_lock("lottery")(deep)
+    with pytest.raises(LockMisuse, match="reentrant=True"):
+        await way.call(nested, 1)
+    assert held_names() == []
