@@ -185,7 +185,7 @@ def acquire(request: Request, now: float) -> Flow[Granted | Busy | Done]:
         return (yield from _acquire(request, now))
     except Refused as refused:
         raise LockUnavailable(request.name, refused.problem) from refused.__cause__
-    except GeneratorExit:
+    except (GeneratorExit, LockUnavailable):
         raise
     except BaseException as error:
         yield from _undo(request)
@@ -280,7 +280,9 @@ def _granted(request: Request, answer: Answer, fence: bytes) -> Flow[Granted]:
             return Granted(int(fence), deadline, answer.sent)
         # It was over before it came (R3): not a grant.
         problem = "the grant arrived later than the ttl"
-    yield from _undo(request)
+    if not (yield from _undo(request)):
+        # The undo may still be on its way, and would end whatever this token is granted next.
+        raise LockUnavailable(request.name, problem)
     raise Unanswered(problem, answer.sent, answer.now)
 
 
@@ -331,9 +333,11 @@ def _backoff(failures: int) -> float:
     return float(0.02 * 2 ** min(failures, 6))
 
 
-def _undo(request: Request) -> Flow[None]:
-    """Leave nothing behind of an acquire whose outcome nobody will know (R4)."""
-    # Should it stay unanswered too, the lease ends by itself after one ttl.
+def _undo(request: Request) -> Flow[bool]:
+    """Leave nothing behind of an acquire whose outcome nobody will know (R4).
+
+    Returns whether it was answered. If not, what is left behind ends by itself after one ttl.
+    """
     with suppress(Unanswered, Refused):
         yield Call(
             scripts.LEAVE,
@@ -342,6 +346,8 @@ def _undo(request: Request) -> Flow[None]:
             within=min(UNDO_WITHIN, request.patience / 2),
             shielded=True,
         )
+        return True
+    return False
 
 
 class Ending(NamedTuple):
@@ -379,6 +385,8 @@ def release(ending: Ending) -> Flow[LostReason | None]:
     failures, in_time = 0, False
     while True:
         try:
+            if failures > 1:
+                yield Pause(min(_backoff(failures), ending.patience))
             answer: Answer = yield call
             break
         except Refused as refused:
@@ -389,8 +397,6 @@ def release(ending: Ending) -> Flow[LostReason | None]:
             in_time = in_time or unanswered.sent < ending.deadline
             if failures >= 2 and not (ending.insist and unanswered.now < ending.deadline):
                 raise LockUnavailable(ending.name, unanswered.problem) from unanswered.__cause__
-            if failures > 1:
-                yield Pause(min(_backoff(failures), ending.patience))
         except GeneratorExit:
             raise
         except BaseException:

@@ -122,12 +122,15 @@ class Backend(ABC):
 
         All but the last were lost, or will turn out to be, and are not released yet.
         """
-        references = self._leases.get(name, ())
+        references = self._leases.get(name)
+        if references is None:
+            return []
         return [lease for reference in references if (lease := reference()) is not None]
 
     def watch(self, lease: Lease) -> None:
         """Look after a new lease."""
-        self._leases[lease.name] = (*self._leases.get(lease.name, ()), ref(lease))
+        earlier = self._leases.get(lease.name)
+        self._leases[lease.name] = (*earlier, ref(lease)) if earlier else (ref(lease),)
         self.watchdog.watch(lease)
 
     def forget(self, lease: Lease) -> None:
