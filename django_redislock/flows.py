@@ -147,7 +147,7 @@ class Request(NamedTuple):
     wait: float
     patience: float  # The operation timeout: seconds until a server counts as not answering.
     replicas: int = 0
-    heed_done: bool = False
+    heed: str = ""  # What would make it pointless, see lua/_heed.lua.
 
 
 class Granted(NamedTuple):
@@ -172,10 +172,23 @@ class Done(NamedTuple):
     value: bytes
 
 
+class Finished(NamedTuple):
+    """The task run for which the lock was wanted has succeeded already."""
+
+    ago: float
+
+
+class Run(NamedTuple):
+    """A run of a task, for which a lock is wanted."""
+
+    id: str  # Of the task; "" if it was called directly.
+    remembered: float  # Seconds for which a duplicate of it is recognised after it succeeded.
+
+
 # --- the flows ------------------------------------------------------------------------------
 
 
-def acquire(request: Request, now: float) -> Flow[Granted | Busy | Done]:
+def acquire(request: Request, now: float) -> Flow[Granted | Busy | Done | Finished]:
     """Ask for the lock until it is ours or the wait is over.
 
     Raises:
@@ -196,7 +209,7 @@ def acquire(request: Request, now: float) -> Flow[Granted | Busy | Done]:
 
 def _acquire(  # noqa: PLR0912 - one branch per answer of the server
     request: Request, now: float
-) -> Flow[Granted | Busy | Done]:
+) -> Flow[Granted | Busy | Done | Finished]:
     give_up = now + request.wait
     mode = "queue" if request.wait > 0 else "try"
     ticket, kept = b"0", False
@@ -229,6 +242,8 @@ def _acquire(  # noqa: PLR0912 - one branch per answer of the server
                     pause = min(pause * 2, LONGEST_PAUSE)
                 case [b"done", value]:
                     return Done(value)
+                case [b"finished", ms]:
+                    return Finished(int(ms) / 1000)
                 case [b"endless"]:
                     raise Refused(
                         "its key has no expiry, so it would never become free; find out who wrote"
@@ -259,7 +274,7 @@ def _acquire_call(request: Request, mode: str, ticket: bytes) -> Call:
             milliseconds(request.ttl),
             mode,
             ticket,
-            "1" if request.heed_done else "0",
+            request.heed,
             request.owner.packed,
         ),
         0.75 * request.patience,
@@ -317,7 +332,7 @@ def _await_bell(request: Request, look: _Look, now: float, give_up: float) -> Fl
                 at = min(look.sent + max(waited, 0.0), now)
                 claim = min(CLAIM, request.ttl)
                 fresh = waited >= 0 and now < at + claim / 2
-                if not fresh or request.replicas or request.heed_done:
+                if not fresh or request.replicas or request.heed:
                     return now
                 # Confirmed on the way, without waiting for the answer: until it is known, the
                 # lease counts for the claim time only (see Lease._settle and the watchdog). By a
@@ -362,6 +377,7 @@ class Ending(NamedTuple):
     patience: float
     insist: bool  # Try until the deadline, as leaving a block does.
     ended: str = ""  # "done" or "failed", if the lease is to be remembered.
+    run: Run | None = None
 
 
 def release(ending: Ending) -> Flow[LostReason | None]:
@@ -379,6 +395,8 @@ def release(ending: Ending) -> Flow[LostReason | None]:
             milliseconds(ending.once) if ending.once > 0 else 0,
             ending.owner.packed,
             ending.ended,
+            ending.run.id if ending.run else "",
+            milliseconds(ending.run.remembered) if ending.run else 0,
         ),
         within=0.75 * ending.patience,
     )

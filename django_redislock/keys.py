@@ -22,12 +22,20 @@ class Keys(NamedTuple):
     done: str  # String: set while a `once` of this name is done.
     forced: str  # String: token of the lease that an operator released last.
     past: str  # List: the last leases that lasted a while, see lua/_past.lua.
+    finished: str  # Sorted set: ids of the task runs that succeeded -> when, in ms.
+    runs: str  # Hash: what became of the last task runs, see lua/_runs.lua; who waits to start.
     held: str  # Sorted set: the index of all held locks (their lock keys) by expiry in ms.
+    ran: str  # Sorted set: the index of all locks of tasks by their last run in ms.
 
 
 def index_key(prefix: str) -> str:
     """The sorted set of all held locks under *prefix*."""
     return f"{prefix}:index"
+
+
+def ran_index_key(prefix: str) -> str:
+    """The sorted set of all locks under *prefix* that tasks have run under."""
+    return f"{prefix}:ran"
 
 
 def channel(prefix: str, process: str, number: int) -> str:
@@ -37,7 +45,7 @@ def channel(prefix: str, process: str, number: int) -> str:
 
 @lru_cache(maxsize=4096)
 def lock_keys(prefix: str, name: str) -> Keys:
-    """The keys of the lock *name*; all but the index share one hash tag."""
+    """The keys of the lock *name*; all but the indexes share one hash tag."""
     base = f"{prefix}:{{{quote(name, safe=_PLAIN)}}}:"
     return Keys(
         lock=base + "lock",
@@ -47,7 +55,10 @@ def lock_keys(prefix: str, name: str) -> Keys:
         done=base + "done",
         forced=base + "forced",
         past=base + "past",
+        finished=base + "finished",
+        runs=base + "runs",
         held=index_key(prefix),
+        ran=ran_index_key(prefix),
     )
 
 

@@ -18,7 +18,7 @@ from django_redislock import lease as lease_module
 from django_redislock.backends.base import read_holding
 from django_redislock.conf import DEFAULT_ALIAS, SHORTEST_TTL, backends, flag, seconds
 from django_redislock.exceptions import LockLost, LockMisuse, LockTimeout, LockUnavailable
-from django_redislock.flows import Busy, Done, Granted
+from django_redislock.flows import Busy, Done, Finished, Granted
 from django_redislock.lease import Lease, Owner
 from django_redislock.names import check_name, formatter
 from django_redislock.owner import current_owner
@@ -163,15 +163,16 @@ def distributed_lock(
 class Lock:
     """A handle on a lock: holds one lease at a time. Made by distributed_lock()."""
 
-    __slots__ = ("_backend", "_depth", "_lease", "_options", "_terms", "name")
+    __slots__ = ("_backend", "_depth", "_lease", "_options", "_run", "_terms", "name")
 
     # Set by acquire: a lease stays with the backend and the settings that granted it.
     _backend: Backend
     _terms: Terms
 
-    def __init__(self, name: str, options: Options) -> None:
+    def __init__(self, name: str, options: Options, run: flows.Run | None = None) -> None:
         self.name = name
         self._options = options
+        self._run = run  # The run of a task that it is for.
         self._lease: Lease | None = None
         self._depth = 0  # How often this handle holds the lease, if it is reentrant.
 
@@ -199,7 +200,7 @@ class Lock:
         """See acquire()."""
         return isinstance(await self.aattempt(), Lease)
 
-    def attempt(self) -> Lease | Busy | Done:
+    def attempt(self) -> Lease | Busy | Done | Finished:
         """As acquire(), with the whole outcome. For the package's own integrations."""
         if nested := self._nest(blocking=True):
             return nested
@@ -208,7 +209,7 @@ class Lock:
         outcome = self._backend.run(flows.acquire(request, started))
         return self._conclude(request, outcome, started)
 
-    async def aattempt(self) -> Lease | Busy | Done:
+    async def aattempt(self) -> Lease | Busy | Done | Finished:
         """See attempt()."""
         if nested := self._nest(blocking=False):
             return nested
@@ -274,12 +275,17 @@ class Lock:
             terms.wait,
             terms.patience,
             self._backend.conf.replicas_ack,
-            self._options.once > 0,
+            self._heed(),
         )
 
+    def _heed(self) -> str:
+        """What would make it pointless, see lua/_heed.lua."""
+        once, run = self._options.once > 0, self._run
+        return f"{once:d}{run.id if run else ''}" if once or run else ""
+
     def _conclude(
-        self, request: flows.Request, outcome: Granted | Busy | Done, started: float
-    ) -> Lease | Busy | Done:
+        self, request: flows.Request, outcome: Granted | Busy | Done | Finished, started: float
+    ) -> Lease | Busy | Done | Finished:
         backend = self._backend
         if isinstance(outcome, Granted):
             terms = self._terms
@@ -376,7 +382,8 @@ class Lock:
             once=self._options.once if success else 0.0,
             patience=self._terms.patience,
             insist=insist,
-            ended=("done" if success else "failed") if lasted else "",
+            ended=("done" if success else "failed") if lasted or self._run else "",
+            run=self._run,
         )
 
     def _finish(self, lease: Lease, success: bool, reason: LostReason | None) -> None:
@@ -444,7 +451,7 @@ class Lock:
         except (LockLost, LockUnavailable) as error:
             self._leave_with(error, success)
 
-    def _granted(self, outcome: Lease | Busy | Done) -> Lease:
+    def _granted(self, outcome: Lease | Busy | Done | Finished) -> Lease:
         if isinstance(outcome, Lease):
             return outcome
         assert isinstance(outcome, Busy)

@@ -37,3 +37,9 @@ LEAVE = _load("leave")
 FORCE_RELEASE = _load("force_release")
 LOOK = _load("look")
 INSPECT = _load("inspect")
+
+# Of tasks alone:
+SKIP = _load("skip")
+RUNS = _load("runs")
+ANNOUNCE = _load("announce")
+RETRACT = _load("retract")

@@ -115,6 +115,10 @@ class Backend(ABC):
         It is a look at an index: a name may have become free. Nobody scans the keyspace for it.
         """
 
+    @abstractmethod
+    def ran_names(self, limit: int) -> tuple[list[str], int]:
+        """Names of the locks of tasks, the last to run first, and how many there are."""
+
     # --- knowing leases ---------------------------------------------------------------------
 
     def leases_of(self, name: str) -> list[Lease]:

@@ -67,6 +67,11 @@ class _Lock:
     done: tuple[int, str] | None = None  # When it ends in ms, and its value.
     forced: str = ""
     past: deque[str] = field(default_factory=lambda: deque(maxlen=40))
+    finished: dict[str, int] = field(default_factory=dict)  # Id of a task run -> when in ms.
+    runs: dict[str, str] = field(default_factory=dict)
+    skips: int = 0
+    queued: tuple[int, str] = (0, "")  # Until when in ms, and the id of the task run.
+    ran: int = 0  # When a task ran last, in ms.
 
 
 class Server:
@@ -98,17 +103,17 @@ class Server:
         ttl: int,
         mode: str,
         ticket: str,
-        heed_done: str,
+        heed: str,
         owner: str,
         channel: str,
     ) -> Any:
         lease = lock.lease
         mine = lease is not None and lease.token == token and lease.state != "k"
-        if heed_done == "1" and lock.done is not None:
+        if heed and (pointless := _why_pointless(lock, ms, heed)):
             if mine:
                 self._pass_on(lock, us, ms)
             _dequeue(lock, token)
-            return [b"done", lock.done[1].encode()]
+            return pointless
         previous, left = lock.fence, 0
         if lease is not None:
             if mine:
@@ -186,6 +191,8 @@ class Server:
         once: int,
         owner: str,
         ended: str,
+        run: str,
+        remembered: int,
         _: str,
     ) -> bytes:
         lease = lock.lease
@@ -205,7 +212,36 @@ class Server:
             self._pass_on(lock, us, ms)
         if ended:
             _remember(lock, lease, ms, ended)
+        if remembered:
+            what = "success" if ended == "done" else "failure"
+            _note(lock, what, ms, ms - lease.since, "", owner)
+            if ended == "done" and run:
+                lock.finished[run] = ms
+                lock.finished = {
+                    one: when for one, when in lock.finished.items() if when > ms - remembered
+                }
         return b"released"
+
+    def _skip(self, lock: _Lock, us: int, ms: int, why: str, owner: str, _: str) -> int:
+        _note(lock, "skip", ms, 0, why, owner)
+        return lock.skips
+
+    def _runs(self, lock: _Lock, us: int, ms: int, _: str) -> list[Any]:
+        notes = [lock.runs.get(what, "").encode() for what in ("success", "failure", "skip")]
+        return [b"%d" % ms, *notes, lock.skips]
+
+    def _announce(self, lock: _Lock, us: int, ms: int, id: str, ttl: int, _: str) -> bytes:  # noqa: A002
+        until, waiting = lock.queued
+        if until > ms and waiting != id:
+            return waiting.encode()
+        lock.queued = (ms + ttl, id)
+        return b""
+
+    def _retract(self, lock: _Lock, us: int, ms: int, id: str, _: str) -> int:  # noqa: A002
+        mine = lock.queued[1] == id
+        if mine:
+            lock.queued = (0, "")
+        return int(mine)
 
     def _leave(self, lock: _Lock, us: int, ms: int, token: str, _: str) -> int:
         _dequeue(lock, token)
@@ -282,6 +318,21 @@ def _remember(lock: _Lock, lease: _Lease, until: int | str = "", ended: str = ""
     lock.past.append("|".join(map(str, entry)))
 
 
+def _note(lock: _Lock, what: str, ms: int, lasted: int, why: str, owner: str) -> None:
+    lock.runs[what] = f"{ms}|{lasted}|{why}|{owner}"
+    lock.ran = ms
+    if what != "failure":
+        lock.skips = lock.skips + 1 if what == "skip" else 0
+
+
+def _why_pointless(lock: _Lock, ms: int, heed: str) -> list[bytes]:
+    finished = lock.finished.get(heed[1:]) if heed[1:] else None
+    if finished is not None:
+        return [b"finished", b"%d" % (ms - finished)]
+    done = lock.done if heed[0] == "1" else None
+    return [] if done is None else [b"done", done[1].encode()]
+
+
 def _dequeue(lock: _Lock, token: str) -> None:
     lock.queue = [one for one in lock.queue if one.token != token]
 
@@ -341,6 +392,14 @@ class InMemoryBackend(Backend):
                 reverse=latest_first,
             )
         return [name for _, name in held[offset : offset + limit]], len(held)
+
+    def ran_names(self, limit: int) -> tuple[list[str], int]:
+        with self._mutex:
+            ran = sorted(
+                ((lock.ran, name) for name, lock in self.server.locks.items() if lock.ran),
+                reverse=True,
+            )
+        return [name for _, name in ran[:limit]], len(ran)
 
     def perform(self, step: Call | Tell, channel: str) -> Answer:
         """Run one operation."""

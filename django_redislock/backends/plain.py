@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 DAY_MS = 86_400_000
 REMEMBERED = 40  # Entries of past leases.
+MOST_FINISHED = (
+    10_000  # Task runs of one lock that are remembered, and locks of tasks in the index.
+)
 ATTEMPTS = 32  # Transactions lost to others before the server counts as not answering.
 
 
@@ -38,7 +41,7 @@ def perform(step: Call, keys: Keys, ask: Ask) -> Any:
     args = [arg.encode() if isinstance(arg, str) else arg for arg in step.args]
     decide = _OPERATIONS[step.script.name]
     for _ in range(ATTEMPTS):
-        ask("WATCH", keys.lock, keys.fence, keys.done, keys.forced)
+        ask("WATCH", keys.lock, keys.fence, keys.done, keys.forced, keys.runs)
         in_transaction = False
         try:
             commands, answer = decide(keys, ask, args)
@@ -59,11 +62,11 @@ def perform(step: Call, keys: Keys, ask: Ask) -> Any:
 
 
 def _acquire(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
-    token, id, ttl, _, _, heed_done, owner = args  # noqa: A001
+    token, id, ttl, _, _, heed, owner = args  # noqa: A001
     value = ask("GET", keys.lock)
-    if heed_done == b"1" and (done := ask("GET", keys.done)) is not None:
+    if pointless := heed and _why_pointless(keys, ask, heed):
         mine = value is not None and _is_held_by(value, token)
-        return (_free(keys) if mine else []), [b"done", done]
+        return (_free(keys) if mine else []), pointless
     fence, now_us = ask("GET", keys.fence), _clock(ask)
     if value is not None:
         if _is_held_by(value, token):
@@ -104,7 +107,7 @@ def _renew(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
 
 
 def _release(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
-    token, min_hold, once, owner, ended = args
+    token, min_hold, once, owner, ended, run, remembered = args
     value = ask("GET", keys.lock)
     if value is None or value[:32] != token:
         return [], _absence(keys, ask, value, token)
@@ -123,6 +126,17 @@ def _release(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
         commands.append(("SET", keys.done, b"%d|" % now + owner, "PX", once))
     if ended:
         commands += _remember(keys, value, b"%d" % now, ended)
+    if remembered > 0:
+        lasted = now - int(value.split(b"|")[2])
+        what = "success" if ended == b"done" else "failure"
+        commands += _note(keys, what, now, lasted, b"", owner)
+        if ended == b"done" and run:
+            commands += [
+                ("ZADD", keys.finished, now, run),
+                ("ZREMRANGEBYSCORE", keys.finished, "-inf", now - remembered),
+                ("ZREMRANGEBYRANK", keys.finished, 0, -MOST_FINISHED - 1),
+                ("PEXPIRE", keys.finished, remembered),
+            ]
     return commands, b"released"
 
 
@@ -157,6 +171,35 @@ def _inspect(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     return [], [_clock(ask) // 1000, [], ask("LRANGE", keys.past, 0, -1)]
 
 
+def _skip(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
+    why, owner = args
+    skips = int(ask("HGET", keys.runs, "skips") or 0) + 1
+    return _note(keys, "skip", _clock(ask) // 1000, 0, why, owner), skips
+
+
+def _runs(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
+    *notes, skips = ask("HMGET", keys.runs, "success", "failure", "skip", "skips")
+    return [], [_clock(ask) // 1000, *(note or b"" for note in notes), int(skips or 0)]
+
+
+def _announce(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
+    id, ttl = args  # noqa: A001
+    now = _clock(ask) // 1000
+    expiry, _, waiting = (ask("HGET", keys.runs, "queued") or b"").partition(b"|")
+    if _number(expiry) > now and waiting != id:
+        return [], waiting
+    return [
+        ("HSET", keys.runs, "queued", b"%d|" % (now + ttl) + id),
+        ("PEXPIRE", keys.runs, max(30 * DAY_MS, ttl)),
+    ], b""
+
+
+def _retract(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
+    waiting = (ask("HGET", keys.runs, "queued") or b"").partition(b"|")[2]
+    mine = waiting == args[0]
+    return ([("HDEL", keys.runs, "queued")] if mine else []), int(mine)
+
+
 _OPERATIONS: dict[str, Callable[[Keys, Ask, list[Any]], Decision]] = {
     scripts.ACQUIRE.name: _acquire,
     scripts.RENEW.name: _renew,
@@ -165,6 +208,10 @@ _OPERATIONS: dict[str, Callable[[Keys, Ask, list[Any]], Decision]] = {
     scripts.FORCE_RELEASE.name: _force_release,
     scripts.LOOK.name: _look,
     scripts.INSPECT.name: _inspect,
+    scripts.SKIP.name: _skip,
+    scripts.RUNS.name: _runs,
+    scripts.ANNOUNCE.name: _announce,
+    scripts.RETRACT.name: _retract,
 }
 
 
@@ -178,6 +225,27 @@ def _remember(keys: Keys, value: bytes, until: bytes, ended: bytes) -> Commands:
         ("RPUSH", keys.past, b"|".join([head[39:], fence, since, until, ended, owner])),
         ("LTRIM", keys.past, -REMEMBERED, -1),
         ("PEXPIRE", keys.past, 2 * DAY_MS),
+    ]
+
+
+def _why_pointless(keys: Keys, ask: Ask, heed: bytes) -> list[Any]:
+    run = heed[1:]
+    if run and (finished := ask("ZSCORE", keys.finished, run)) is not None:
+        return [b"finished", _clock(ask) // 1000 - int(float(finished))]
+    done = ask("GET", keys.done) if heed[:1] == b"1" else None
+    return [] if done is None else [b"done", done]
+
+
+def _note(keys: Keys, what: str, ms: int, lasted: int, why: bytes, owner: bytes) -> Commands:
+    skips: tuple[str | bytes | int, ...] = ("HDEL", keys.runs, "skips")
+    if what == "skip":
+        skips = ("HINCRBY", keys.runs, "skips", 1)
+    return [
+        ("HSET", keys.runs, what, b"%d|%d|%b|%b" % (ms, lasted, why, owner)),
+        *([] if what == "failure" else [skips]),
+        ("PEXPIRE", keys.runs, 30 * DAY_MS),
+        ("ZADD", keys.ran, ms, keys.lock),
+        ("ZREMRANGEBYRANK", keys.ran, 0, -MOST_FINISHED - 1),
     ]
 
 

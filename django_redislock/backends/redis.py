@@ -25,7 +25,7 @@ from django_redislock.backends.wires import (
 )
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.flows import Answer, Bell, Refused, Unanswered
-from django_redislock.keys import channel, index_key, lock_keys, name_of
+from django_redislock.keys import channel, index_key, lock_keys, name_of, ran_index_key
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -173,8 +173,19 @@ class RedisBackend(Backend):
         for reply in (total, keys):
             if isinstance(reply, ReplyError):
                 raise LockUnavailable(index, _described(reply)) from reply
+        return self._names(keys), total
+
+    def ran_names(self, limit: int) -> tuple[list[str], int]:
+        index = ran_index_key(self.prefix)
+        total, keys = self.commands(("ZCARD", index), ("ZRANGE", index, 0, limit - 1, "REV"))
+        for reply in (total, keys):
+            if isinstance(reply, ReplyError):
+                raise LockUnavailable(index, _described(reply)) from reply
+        return self._names(keys), total
+
+    def _names(self, keys: list[bytes]) -> list[str]:
         texts = [key.decode(errors="replace") for key in keys]
-        return [name for key in texts if (name := name_of(self.prefix, key))], total
+        return [name for key in texts if (name := name_of(self.prefix, key))]
 
     def commands(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]:
         """Run plain commands in one round trip; an error reply is returned, not raised.
@@ -204,7 +215,7 @@ class RedisBackend(Backend):
         self, wire: Wire, calls: Sequence[Call]
     ) -> list[Answer | Unanswered | Refused]:
         if not self.scripting:
-            return [self._call_plain(wire, call) for call in calls]
+            return [self._answer_plain(wire, call) for call in calls]
         within = calls[0].within
         batch = b"".join([self.pack(call, "") for call in calls])
         sent = self.clock()
@@ -222,7 +233,7 @@ class RedisBackend(Backend):
                 except ReplyError as error:
                     answers.append(self._outcome(error, sent))
             elif self.forbids_scripting(reply):
-                answers.append(self._call_plain(wire, call))
+                answers.append(self._answer_plain(wire, call))
             else:
                 answers.append(self._outcome(reply, sent))
         return answers
@@ -297,6 +308,13 @@ class RedisBackend(Backend):
         sent = self.clock()
         value = plain.perform(step, lock_keys(self.prefix, step.name), _Asker(wire, step.within))
         return Answer(value, sent, self.clock())
+
+    def _answer_plain(self, wire: Wire, call: Call) -> Answer | Unanswered | Refused:
+        sent = self.clock()
+        try:
+            return self._call_plain(wire, call)
+        except ReplyError as error:  # Of one lock; the others want their answers.
+            return self._outcome(error, sent)
 
     async def wire(self, seconds: float) -> AsyncWire:
         """The connection of the running loop."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock import signals
 from django_redislock.exceptions import InvalidLockName, LockTimeout
-from django_redislock.flows import Done
+from django_redislock.flows import Done, Finished
 from django_redislock.lease import Lease
 from django_redislock.lock import Lock, Options, done_by, holder_of
 from django_redislock.names import check_name, formatter
@@ -129,9 +129,13 @@ def _run_alone(task: Task, name: str, options: SingleInstance, body: Callable[[]
         return body()
 
 
-def _conflict(task: Task, name: str, options: SingleInstance, outcome: Busy | Done) -> Any:
+def _conflict(
+    task: Task, name: str, options: SingleInstance, outcome: Busy | Done | Finished
+) -> Any:
     if isinstance(outcome, Done):
         return _skip(task, "done", name, done_by(outcome))
+    if isinstance(outcome, Finished):
+        return _skip(task, "duplicate", name, "")
     holder = holder_of(outcome)
     if options.on_conflict == "raise":
         raise LockTimeout(name, holder, outcome.expires_in)

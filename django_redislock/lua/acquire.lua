@@ -1,31 +1,35 @@
 -- acquire: a waiter's question "may I?"; first try, resend, look, confirmation and last look alike.
--- ARGV  token, id, ttl (ms), mode, ticket, heed_done, owner
+-- ARGV  token, id, ttl (ms), mode, ticket, heed, owner
 --       mode: try (do not queue), queue, last (leave the queue if not granted)
 --       ticket: place in the queue to go back to, 0 for a new one
---       heed_done: 1 if a `once` of this name is to be respected
+--       heed: what would make it pointless, see _heed.lua; '' for nothing
 -- returns the fence, if it is granted; or
 --         {'queued', ticket, ms until the current lease must have ended, server time in us, 1 if newly queued}
 --         {'busy', ms until the current lease must have ended, value of lock}
---         {'done', value of done}
+--         {'done', value of done} or {'finished', ms since}, if it is pointless
 --         {'endless'} if the key has no expiry, so that waiting for it would never end
 -- include _lease
 -- include _grant
-local token, id, ttl, mode, ticket, heed_done, owner, channel = unpack(ARGV)
+local token, id, ttl, mode, ticket, heed, owner, channel = unpack(ARGV)
 ttl = tonumber(ttl)
 local value = call('GET', LOCK)
-local done = heed_done == '1' and call('GET', DONE)
+local pointless
+if heed ~= '' then
+  -- include _heed
+  pointless = why_pointless(heed)
+end
 
-if not value and not done and not call('ZRANGE', QUEUE, 0, 0)[1] then
+if not value and not pointless and not call('ZRANGE', QUEUE, 0, 0)[1] then
   return grant(token, id, ttl, owner, call('GET', FENCE), call('TIME'), '')
 end
 
 -- include _queue
-if done then
+if pointless then
   if value and is_of(value, token) and state_of(value) ~= 'k' then
     pass_on(value, first_waiter())
   end
   dequeue(token)
-  return { 'done', done }
+  return pointless
 end
 
 local time = call('TIME')

@@ -1,9 +1,11 @@
 -- release: end a lease, only for the owner's token, and hand the lock to the next waiter.
--- ARGV  token, min_hold (ms since the grant, 0 for none), once (ms from now, 0 for none), owner, ended
+-- ARGV  token, min_hold (ms since the grant, 0 for none), once (ms from now, 0 for none), owner, ended, run, remembered
 --       ended: done or failed if the lease is to be remembered (see _past.lua), else ''
+--       run: id of the task run that ends with it, '' if it has none
+--       remembered: ms for which a run that succeeded is (see _runs.lua), 0 if it is no run of a task
 -- returns 'released', or why not: 'gone', 'taken', 'forced'
 -- include _lease
-local token, min_hold, once, owner, ended = unpack(ARGV)
+local token, min_hold, once, owner, ended, run, remembered = unpack(ARGV)
 local value = call('GET', LOCK)
 local head = call('ZRANGE', QUEUE, 0, 0)[1]
 local plain = min_hold == '0' and once == '0' and ended == ''
@@ -57,5 +59,14 @@ if not cooling then
 end
 if ended ~= '' then
   remember(value, ended)
+end
+if remembered ~= '0' then
+  -- include _runs
+  local ms = milliseconds(call('TIME'))
+  local _, since = read(value)
+  note(ended == 'done' and 'success' or 'failure', ms, ms - since, '', owner)
+  if ended == 'done' and run ~= '' then
+    finish(run, ms, remembered)
+  end
 end
 return 'released'

@@ -1,0 +1,149 @@
+"""What became of the runs of tasks: the last success, failure and skip under each lock.
+
+Also who waits in the broker's queue to run, for tasks that are queued one at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from django_redislock import flows, scripts
+from django_redislock.conf import DEFAULT_ALIAS, backends
+from django_redislock.flows import Call
+from django_redislock.lease import Owner
+from django_redislock.names import check_name
+from django_redislock.owner import current_owner
+
+if TYPE_CHECKING:
+    from django_redislock.backends.base import Backend
+    from django_redislock.scripts import Script
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run of a task, or one that was skipped."""
+
+    at: float  # When it ended, in seconds since the epoch, by the server's clock.
+    ago: float
+    owner: Owner  # Who ran it; of one that was skipped, who did not.
+    lasted: float | None  # None: it was skipped.
+    why: str  # Why it was skipped: "busy" or "done"; else "".
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What became of the task runs under one lock. None: there was none in the last 30 days."""
+
+    name: str
+    alias: str
+    last_success: Run | None
+    last_failure: Run | None
+    last_skip: Run | None
+    skips: int  # Since the last success.
+
+
+class Records(list[Record]):
+    """A list of records; ``partial`` says that there are more than it has."""
+
+    partial = False
+
+
+def records(*, using: str = DEFAULT_ALIAS, limit: int = 1000) -> Records:
+    """What became of the task runs under up to *limit* locks, the last to run first.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    backend = backends[using]
+    names, total = backend.ran_names(limit)
+    found = Records(record for record in _records(backend, names) if record is not None)
+    found.partial = total > limit
+    return found
+
+
+def record(name: str, *, using: str = DEFAULT_ALIAS) -> Record | None:
+    """What became of the task runs under the lock *name*; None if it has seen none.
+
+    Raises:
+        InvalidLockName: The name cannot be a lock's name.
+        LockUnavailable: The server did not or could not answer.
+    """
+    return _records(backends[using], [check_name(name)])[0]
+
+
+def _records(backend: Backend, names: list[str]) -> list[Record | None]:
+    calls = [Call(scripts.RUNS, name, (), backend.within) for name in names]
+    found: list[Record | None] = []
+    for name, answer in zip(names, backend.ask_many(calls) if calls else (), strict=True):
+        now_ms, *notes, skips = answer
+        runs = [_run(note, int(now_ms) / 1000) for note in notes]
+        if not any(runs):
+            found.append(None)
+            continue
+        success, failure, skip = runs
+        found.append(
+            Record(
+                name=name,
+                alias=backend.alias,
+                last_success=success,
+                last_failure=failure,
+                last_skip=skip,
+                skips=int(skips),
+            )
+        )
+    return found
+
+
+def _run(note: bytes, now: float) -> Run | None:
+    at, _, rest = note.decode(errors="replace").partition("|")
+    lasted, _, rest = rest.partition("|")
+    why, _, owner = rest.partition("|")
+    if not at.isdecimal() or not lasted.isdecimal():
+        return None
+    return Run(
+        at=int(at) / 1000,
+        ago=max(0.0, now - int(at) / 1000),
+        owner=Owner.unpack(owner),
+        lasted=None if why else int(lasted) / 1000,
+        why=why,
+    )
+
+
+# What follows is for the package's own integrations.
+
+
+def note_skip(name: str, why: str, *, using: str) -> None:
+    """Note that what this thread is busy with did not happen because of the lock *name*.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    _ask(scripts.SKIP, name, why, current_owner().packed, using=using)
+
+
+def announce(name: str, run: str, ttl: float, *, using: str) -> str:
+    """Say that the task run *run* is about to be queued; one at a time is, for *ttl* seconds.
+
+    Returns:
+        "" if it is the one, else the id of the run that is.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    waiting: bytes = _ask(scripts.ANNOUNCE, name, run, flows.milliseconds(ttl), using=using)
+    return waiting.decode()
+
+
+def retract(name: str, run: str, *, using: str) -> None:
+    """The announced run has started, or never will. Harmless if it is not the one.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    _ask(scripts.RETRACT, name, run, using=using)
+
+
+def _ask(script: Script, name: str, *args: str | bytes | int, using: str) -> Any:
+    backend = backends[using]
+    return backend.run(flows.ask(Call(script, name, args, backend.within)))
