@@ -7,6 +7,7 @@ from typing import Any
 from django.apps import AppConfig
 from django.core.signals import request_finished, request_started
 
+from django_redislock import checks
 from django_redislock.owner import Activity, current_activity
 
 
@@ -18,6 +19,7 @@ class RedislockConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        checks.register_checks()
         request_started.connect(_note_request, dispatch_uid="django_redislock.note_request")
         request_finished.connect(_forget_request, dispatch_uid="django_redislock.forget_request")
 

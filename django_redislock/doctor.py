@@ -37,15 +37,6 @@ PROBE = "django_redislock.doctor"  # A lock that is taken and released to see wh
 
 # What a connection needs before and beside the scripts.
 _CONNECTION = "auth eval evalsha hello info ping publish select subscribe"
-_SCRIPTS = (
-    scripts.ACQUIRE,
-    scripts.RENEW,
-    scripts.RELEASE,
-    scripts.LEAVE,
-    scripts.FORCE_RELEASE,
-    scripts.LOOK,
-    scripts.INSPECT,
-)
 # For listings: `manage.py locks`, the admin.
 _LISTINGS = "zcount zrange"
 
@@ -91,7 +82,8 @@ def examine(using: str) -> Iterator[Finding]:
 
 def minimal_acl(prefix: str, *, replicas: bool = False) -> str:
     """The ACL rules that suffice for all operations on locks under *prefix*, and no more."""
-    source = b"".join(script.source for script in _SCRIPTS)
+    every = [one for one in vars(scripts).values() if isinstance(one, scripts.Script)]
+    source = b"".join(script.source for script in every)
     called = {name.decode().lower() for name in re.findall(rb"p?call\('([A-Z]+)'", source)}
     words = {*_CONNECTION.split(), *_LISTINGS.split(), *called, *(["wait"] if replicas else [])}
     rights = " ".join(f"+{word}" for word in sorted(words))

@@ -17,6 +17,7 @@ from django_redislock.conf import DEFAULT_ALIAS, backends
 from django_redislock.flows import Call
 from django_redislock.lease import Owner
 from django_redislock.names import check_name
+from django_redislock.records import Record, Records, Run, record, records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -198,7 +199,7 @@ def list(  # noqa: A001
     """
     backend = backends[using]
     found = HeldLocks()
-    if only is None:
+    if only is None or only == Selection():
         names, found.total = backend.held_names(limit, offset, latest_first=latest_first)
         found.extend(_look_through(backend, names))
         found.partial = found.total > offset + limit
@@ -317,15 +318,6 @@ def force_release(
     return True
 
 
-def visible(text: str) -> str:
-    r"""*text* with all that is not seen written out, such as \u202e, which turns text around."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
-
-
 def _look_through(backend: Backend, names: builtins.list[str]) -> Iterator[HeldLock]:
     for start in range(0, len(names), LOOKED_AT_ONCE):
         for seen in backend.look_many(names[start : start + LOOKED_AT_ONCE]):
@@ -407,6 +399,9 @@ __all__ = [
     "HeldLock",
     "HeldLocks",
     "PastLease",
+    "Record",
+    "Records",
+    "Run",
     "Selection",
     "Waiter",
     "detail",
@@ -414,5 +409,6 @@ __all__ = [
     "force_release",
     "get",
     "list",
-    "visible",
+    "record",
+    "records",
 ]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
-import binascii
+from typing import TYPE_CHECKING
 
 from django.db import models
+
+if TYPE_CHECKING:
+    from django_redislock import held
 
 
 class HeldLock(models.Model):
@@ -14,6 +17,8 @@ class HeldLock(models.Model):
     The key stands for alias and name in addresses. A name could be ``..`` or hold a slash, which
     browsers and proxies rewrite, so it is base64 there.
     """
+
+    lock: held.HeldLock  # Only those that are made by of() have it.
 
     key = models.CharField(primary_key=True, max_length=1000, editable=False)
 
@@ -30,19 +35,26 @@ class HeldLock(models.Model):
     @classmethod
     def named(cls, name: str, alias: str) -> HeldLock:
         """The page of a lock, whether it is held or not."""
-        packed = base64.urlsafe_b64encode(f"{alias}/{name}".encode())
+        packed = base64.urlsafe_b64encode(f"{alias}\0{name}".encode())
         return cls(key=packed.decode().rstrip("="))
+
+    @classmethod
+    def of(cls, lock: held.HeldLock) -> HeldLock:
+        """The page of a lock that is held."""
+        page = cls.named(lock.name, lock.alias)
+        page.lock = lock
+        return page
 
     @classmethod
     def with_key(cls, key: str) -> HeldLock | None:
         """The page with this key; None if the key is none of ours."""
         found = cls(key=key)
-        return found if found._unpacked and cls.named(found.name, found.alias) == found else None
+        return found if found.name and cls.named(found.name, found.alias).key == key else None
 
     @property
     def name(self) -> str:
         """The lock's name."""
-        return self._unpacked[2]
+        return self._unpacked[1]
 
     @property
     def alias(self) -> str:
@@ -50,9 +62,10 @@ class HeldLock(models.Model):
         return self._unpacked[0]
 
     @property
-    def _unpacked(self) -> tuple[str, str, str] | tuple[()]:
+    def _unpacked(self) -> tuple[str, str]:
         try:
-            packed = base64.urlsafe_b64decode(self.key + "=" * (-len(self.key) % 4))
-            return packed.decode().partition("/")
-        except (binascii.Error, ValueError):
-            return ()
+            packed = base64.urlsafe_b64decode(self.key + "=" * (-len(self.key) % 4)).decode()
+        except ValueError:  # Of base64 and of UTF-8.
+            return "", ""
+        alias, _, name = packed.partition("\0")
+        return alias, name

@@ -122,6 +122,18 @@ def note_skip(name: str, why: str, *, using: str) -> None:
     _ask(scripts.SKIP, name, why, current_owner().packed, using=using)
 
 
+def note_end(name: str, run: flows.Run, *, success: bool, lasted: float, using: str) -> None:
+    """Note how a run ended that held a permit of many; a release tells of its own name only.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    what = "success" if success else "failure"
+    times = flows.milliseconds(lasted), flows.milliseconds(run.remembered)
+    owner = current_owner().packed
+    _ask(scripts.FINISH, name, what, times[0], owner, run.id, times[1], using=using)
+
+
 def announce(name: str, run: str, ttl: float, *, using: str) -> str:
     """Say that the task run *run* is about to be queued; one at a time is, for *ttl* seconds.
 

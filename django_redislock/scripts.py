@@ -40,6 +40,8 @@ INSPECT = _load("inspect")
 
 # Of tasks alone:
 SKIP = _load("skip")
+FINISH = _load("finish")
+FINISHED = _load("finished")
 RUNS = _load("runs")
 ANNOUNCE = _load("announce")
 RETRACT = _load("retract")

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from django.core.exceptions import ImproperlyConfigured
+
 from django_redislock import drivers
 from django_redislock.backends.base import Backend
 from django_redislock.flows import Answer, Bell
@@ -216,15 +218,32 @@ class Server:
             what = "success" if ended == "done" else "failure"
             _note(lock, what, ms, ms - lease.since, "", owner)
             if ended == "done" and run:
-                lock.finished[run] = ms
-                lock.finished = {
-                    one: when for one, when in lock.finished.items() if when > ms - remembered
-                }
+                _finish_run(lock, run, ms, remembered)
         return b"released"
 
     def _skip(self, lock: _Lock, us: int, ms: int, why: str, owner: str, _: str) -> int:
         _note(lock, "skip", ms, 0, why, owner)
         return lock.skips
+
+    def _finish(
+        self,
+        lock: _Lock,
+        us: int,
+        ms: int,
+        what: str,
+        lasted: int,
+        owner: str,
+        run: str,
+        remembered: int,
+        _: str,
+    ) -> int:
+        _note(lock, what, ms, lasted, "", owner)
+        if what == "success" and run:
+            _finish_run(lock, run, ms, remembered)
+        return 1
+
+    def _finished(self, lock: _Lock, us: int, ms: int, run: str, _: str) -> int:
+        return ms - lock.finished[run] if run in lock.finished else -1
 
     def _runs(self, lock: _Lock, us: int, ms: int, _: str) -> list[Any]:
         notes = [lock.runs.get(what, "").encode() for what in ("success", "failure", "skip")]
@@ -325,6 +344,11 @@ def _note(lock: _Lock, what: str, ms: int, lasted: int, why: str, owner: str) ->
         lock.skips = lock.skips + 1 if what == "skip" else 0
 
 
+def _finish_run(lock: _Lock, run: str, ms: int, remembered: int) -> None:
+    lock.finished[run] = ms
+    lock.finished = {one: when for one, when in lock.finished.items() if when > ms - remembered}
+
+
 def _why_pointless(lock: _Lock, ms: int, heed: str) -> list[bytes]:
     finished = lock.finished.get(heed[1:]) if heed[1:] else None
     if finished is not None:
@@ -347,6 +371,11 @@ class InMemoryBackend(Backend):
     """Locks within this process. They exclude threads and tasks, not processes."""
 
     def __init__(self, conf: Conf) -> None:
+        if conf.replicas_ack:
+            raise ImproperlyConfigured(
+                f"REDISLOCK[{conf.alias!r}]['REPLICAS_ACK'] must be 0: InMemoryBackend has no"
+                " replicas."
+            )
         super().__init__(conf)
         # As a server would count: its time only has to grow, also over restarts of a fence.
         self._epoch = time.time() - self.clock()

@@ -131,12 +131,7 @@ def _release(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
         what = "success" if ended == b"done" else "failure"
         commands += _note(keys, what, now, lasted, b"", owner)
         if ended == b"done" and run:
-            commands += [
-                ("ZADD", keys.finished, now, run),
-                ("ZREMRANGEBYSCORE", keys.finished, "-inf", now - remembered),
-                ("ZREMRANGEBYRANK", keys.finished, 0, -MOST_FINISHED - 1),
-                ("PEXPIRE", keys.finished, remembered),
-            ]
+            commands += _finish_run(keys, run, now, remembered)
     return commands, b"released"
 
 
@@ -177,6 +172,20 @@ def _skip(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     return _note(keys, "skip", _clock(ask) // 1000, 0, why, owner), skips
 
 
+def _finish(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
+    what, lasted, owner, run, remembered = args
+    now = _clock(ask) // 1000
+    commands = _note(keys, what.decode(), now, lasted, b"", owner)
+    if what == b"success" and run:
+        commands += _finish_run(keys, run, now, remembered)
+    return commands, 1
+
+
+def _finished(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
+    pointless = _why_pointless(keys, ask, b"0" + args[0])
+    return [], pointless[1] if pointless else -1
+
+
 def _runs(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     *notes, skips = ask("HMGET", keys.runs, "success", "failure", "skip", "skips")
     return [], [_clock(ask) // 1000, *(note or b"" for note in notes), int(skips or 0)]
@@ -209,6 +218,8 @@ _OPERATIONS: dict[str, Callable[[Keys, Ask, list[Any]], Decision]] = {
     scripts.LOOK.name: _look,
     scripts.INSPECT.name: _inspect,
     scripts.SKIP.name: _skip,
+    scripts.FINISH.name: _finish,
+    scripts.FINISHED.name: _finished,
     scripts.RUNS.name: _runs,
     scripts.ANNOUNCE.name: _announce,
     scripts.RETRACT.name: _retract,
@@ -234,6 +245,15 @@ def _why_pointless(keys: Keys, ask: Ask, heed: bytes) -> list[Any]:
         return [b"finished", _clock(ask) // 1000 - int(float(finished))]
     done = ask("GET", keys.done) if heed[:1] == b"1" else None
     return [] if done is None else [b"done", done]
+
+
+def _finish_run(keys: Keys, run: bytes, now: int, remembered: int) -> Commands:
+    return [
+        ("ZADD", keys.finished, now, run),
+        ("ZREMRANGEBYSCORE", keys.finished, "-inf", now - remembered),
+        ("ZREMRANGEBYRANK", keys.finished, 0, -MOST_FINISHED - 1),
+        ("PEXPIRE", keys.finished, remembered),
+    ]
 
 
 def _note(keys: Keys, what: str, ms: int, lasted: int, why: bytes, owner: bytes) -> Commands:

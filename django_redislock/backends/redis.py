@@ -258,7 +258,7 @@ class RedisBackend(Backend):
         if not self.scripting:
             return self._call_plain(wire, step)
         command = self.pack(step, wire.channel)
-        replicas = _wait_for_replicas(step) if step.replicas else b""
+        replicas = packed(*_wait_for_replicas(step)) if step.replicas else b""
         sent = self.clock()
         reply = wire.ask(command + replicas, step.within)
         acknowledged = wire.reply(step.within) if replicas else 0
@@ -306,8 +306,10 @@ class RedisBackend(Backend):
 
     def _call_plain(self, wire: Wire, step: Call) -> Answer:
         sent = self.clock()
-        value = plain.perform(step, lock_keys(self.prefix, step.name), _Asker(wire, step.within))
-        return Answer(value, sent, self.clock())
+        ask = _Asker(wire, step.within)
+        value = plain.perform(step, lock_keys(self.prefix, step.name), ask)
+        acknowledged = ask(*_wait_for_replicas(step)) if step.replicas else 0
+        return Answer(value, sent, self.clock(), acknowledged)
 
     def _answer_plain(self, wire: Wire, call: Call) -> Answer | Unanswered | Refused:
         sent = self.clock()
@@ -513,7 +515,7 @@ async def _answered(wire: AsyncWire, command: bytes, step: Call) -> tuple[Any, i
     with _time_limit(wire, step.within):
         reply = wire.send(command)
         if step.replicas:
-            acknowledged = wire.send(_wait_for_replicas(step))
+            acknowledged = wire.send(packed(*_wait_for_replicas(step)))
             return await reply, await acknowledged
         return await reply, 0
 
@@ -529,8 +531,8 @@ def _time_limit(wire: AsyncWire, seconds: float) -> Iterator[None]:
         alarm.cancel()
 
 
-def _wait_for_replicas(step: Call) -> bytes:
-    return packed("WAIT", step.replicas, max(1, int(step.within * 500)))
+def _wait_for_replicas(step: Call) -> tuple[str | int, ...]:
+    return "WAIT", step.replicas, max(1, int(step.within * 500))
 
 
 async def _call_in_thread(backend: RedisBackend, step: Call) -> Answer:

@@ -1,0 +1,227 @@
+"""Held locks where Django's changelist expects the rows of a database."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, overload
+
+from django.contrib.admin import SimpleListFilter
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import ImproperlyConfigured
+
+from django_redislock import held, markup
+from django_redislock.conf import aliases
+from django_redislock.exceptions import LockUnavailable
+from django_redislock.held import Selection
+from django_redislock.models import HeldLock
+from django_redislock.wording import visible
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from django.http import HttpRequest
+
+LOADED = 1000  # Up to so many locks are loaded as a whole; of more, a page at a time.
+SORTED = 5000  # So many of more are looked at, if the page wants them filtered or sorted.
+MOST_CHOICES = 50
+
+Order = list[tuple[str, bool]]  # Column, and whether descending; the first counts most.
+
+SORTS: dict[str, Callable[[held.HeldLock], Any]] = {
+    "name": lambda lock: lock.name.casefold(),
+    "state": lambda lock: lock.state,
+    "holder": lambda lock: str(lock.owner).casefold(),
+    "held_for": lambda lock: lock.held_for or 0.0,
+    "expires_in": lambda lock: float("inf") if lock.expires_in is None else lock.expires_in,
+    "renewals": lambda lock: lock.renewals,
+    "waiters": lambda lock: lock.waiters,
+    "fence": lambda lock: lock.fence or 0,
+    "alias": lambda lock: lock.alias,
+}
+
+
+class Rows:
+    """The locks of one page: looks like a queryset to ChangeList and its paginator.
+
+    Attributes:
+        problems: What each server that did not answer has said, by alias.
+        partial: Whether the filter or the order was applied to a part of the locks only.
+        seconds: How long it took to load them.
+    """
+
+    def __init__(self, chosen: str, only: Selection, order: Order) -> None:
+        started = time.monotonic()
+        self.problems: dict[str, str] = {}
+        self.aliases = self._known_aliases()
+        using = [chosen] if chosen in self.aliases else self.aliases
+        self.partial = False
+        self._latest_first = order[:1] == [("expires_in", True)]
+        self._paged = ""  # The alias that is too large to be loaded as a whole.
+        self._facets: list[held.HeldLock] = []
+        locks: list[held.HeldLock] = []
+        total = 0
+        plain = only == Selection() and all(column == "expires_in" for column, _ in order)
+        for alias in using:
+            try:
+                found = held.list(using=alias, limit=LOADED, latest_first=self._latest_first)
+                self._facets += found
+                if found.partial and plain and len(using) == 1:
+                    self._paged = alias
+                elif found.partial:
+                    found = held.list(using=alias, limit=SORTED, only=only)
+                    self.partial = self.partial or found.partial
+            except LockUnavailable as error:
+                self.problems[alias] = error.problem
+            except ImproperlyConfigured as error:
+                self.problems[alias] = str(error)
+            else:
+                locks += filter(only.admits, found)
+                total = found.total
+        for column, descending in reversed(order or [("expires_in", False)]):
+            locks.sort(key=SORTS[column], reverse=descending)
+        self.locks = locks
+        self._total = total if self._paged else len(locks)
+        self.seconds = time.monotonic() - started
+
+    def _known_aliases(self) -> list[str]:
+        try:
+            return aliases()
+        except ImproperlyConfigured as error:
+            self.problems["REDISLOCK"] = str(error)
+            return []
+
+    def choices(self, value_of: Callable[[held.HeldLock], str]) -> list[str]:
+        """What to filter by."""
+        return sorted({value for lock in self._facets if (value := value_of(lock))})[:MOST_CHOICES]
+
+    def count(self) -> int:
+        """How many there are."""
+        return self._total
+
+    def __len__(self) -> int:
+        return len(self.locks)
+
+    def __iter__(self) -> Iterator[HeldLock]:
+        return map(HeldLock.of, self.locks)
+
+    @overload
+    def __getitem__(self, part: int) -> HeldLock: ...
+    @overload
+    def __getitem__(self, part: slice) -> list[HeldLock]: ...
+    def __getitem__(self, part: int | slice) -> HeldLock | list[HeldLock]:
+        if isinstance(part, int):
+            return HeldLock.of(self.locks[part])
+        if self._paged and part.stop > len(self.locks):
+            return [HeldLock.of(lock) for lock in self._fetch(part.start, part.stop)]
+        return [HeldLock.of(lock) for lock in self.locks[part]]
+
+    def _fetch(self, start: int, stop: int) -> Sequence[held.HeldLock]:
+        try:
+            return held.list(
+                using=self._paged,
+                limit=stop - start,
+                offset=start,
+                latest_first=self._latest_first,
+            )
+        except LockUnavailable as error:
+            self.problems[self._paged] = error.problem
+            return []
+
+    def _clone(self) -> Rows:
+        return self
+
+    def filter(self, *, pk__in: list[str]) -> list[str]:
+        """What was ticked: each box carries the lease that was shown beside it."""
+        return pk__in
+
+
+class HeldLockList(ChangeList):
+    """Filters, sorts and pages held locks."""
+
+    queryset: Rows  # type: ignore[assignment]
+
+    def get_queryset(  # type: ignore[override]
+        self, request: HttpRequest, exclude_parameters: Any = None
+    ) -> Rows:
+        asked = {name: self.params.get(name, "") for name in ("state", "host", "task")}
+        rows = Rows(
+            self.params.get("alias", ""),
+            Selection(search=self.query.strip(), **asked),
+            self._order(),
+        )
+        request.held_locks = rows  # type: ignore[attr-defined] # for the filters' choices
+        (self.filter_specs, self.has_filters, _, _, self.has_active_filters) = self.get_filters(
+            request
+        )
+        self.clear_all_filters_qs = self.get_query_string(remove=list(self.get_filters_params()))
+        return rows
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        self.show_admin_actions = bool(self.result_count)
+
+    def _order(self) -> Order:
+        columns = self.get_ordering_field_columns()
+        return [
+            (column, direction == "desc")
+            for index, direction in columns.items()
+            if 0 <= index < len(self.list_display)
+            and (column := str(self.list_display[index])) in SORTS
+        ]
+
+
+class LockFilter(SimpleListFilter):
+    """Offers what the locks on the page have."""
+
+    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
+        found = self.offered(request.held_locks)
+        chosen = request.GET.get(self.parameter_name, "")
+        if chosen and chosen not in found:
+            found.append(chosen)
+        return [(value, self.label(value)) for value in found]
+
+    def label(self, value: str) -> str:
+        """What a choice is called."""
+        return visible(value)
+
+    def offered(self, rows: Rows) -> list[str]:
+        """The values to choose from."""
+        raise NotImplementedError
+
+    def queryset(self, request: Any, queryset: Any) -> Any:
+        return queryset  # HeldLockList has filtered already.
+
+
+class StateFilter(LockFilter):
+    title = "state"
+    parameter_name = "state"
+
+    def offered(self, rows: Rows) -> list[str]:
+        return list(markup.STATES)
+
+    def label(self, value: str) -> str:
+        return markup.STATES[value][0] if value in markup.STATES else visible(value)
+
+
+class HostFilter(LockFilter):
+    title = "host"
+    parameter_name = "host"
+
+    def offered(self, rows: Rows) -> list[str]:
+        return rows.choices(lambda lock: lock.owner.host)
+
+
+class TaskFilter(LockFilter):
+    title = "task"
+    parameter_name = "task"
+
+    def offered(self, rows: Rows) -> list[str]:
+        return rows.choices(lambda lock: lock.owner.task)
+
+
+class AliasFilter(LockFilter):
+    title = "alias"
+    parameter_name = "alias"
+
+    def offered(self, rows: Rows) -> list[str]:
+        return rows.aliases if len(rows.aliases) > 1 else []

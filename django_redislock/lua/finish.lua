@@ -1,0 +1,13 @@
+-- finish: note how a task run ended of which no release tells, since it held a permit of many.
+-- ARGV  success or failure, how long (ms), owner, id of the run or '', remembered (ms)
+-- returns 1
+-- include _lease
+-- include _runs
+local what, lasted, owner, run, remembered = unpack(ARGV)
+local time = call('TIME')
+local ms = time[1] * 1000 + math.floor(time[2] / 1000)
+note(what, ms, tonumber(lasted), '', owner)
+if what == 'success' and run ~= '' then
+  finish(run, ms, remembered)
+end
+return 1

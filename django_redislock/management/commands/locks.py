@@ -1,0 +1,347 @@
+"""See who holds what, free it safely, and ask whether the server is fit: docs/locks-command.md."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shutil
+import socket
+import sys
+import time
+from argparse import SUPPRESS, ArgumentTypeError
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from django_redislock import doctor, held
+from django_redislock.conf import DEFAULT_ALIAS, aliases, conf
+from django_redislock.exceptions import InvalidLockName, LockUnavailable
+from django_redislock.management import terminal
+from django_redislock.management.screen import Screen, listed
+from django_redislock.wording import parse_duration, visible
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+FOUND = 1  # Exit status: found what --fail looks for, or failed.
+USAGE = 2
+UNAVAILABLE = 3
+
+CLEAR = "\x1b[H\x1b[J"
+OTHER_SCREEN, MAIN_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+
+
+class Command(BaseCommand):
+    """``manage.py locks list | show | release | clean | doctor | watch``."""
+
+    help = "Show held locks, release them by force, and examine the server that keeps them."
+    requires_system_checks = ()  # It must help also when something is wrong.
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Each act has its own; --alias and --json go with all."""
+        parser.set_defaults(act="list", alias=None, json=False, **_LIST_DEFAULTS)
+        _add_common(parser)
+        acts = parser.add_subparsers(title="acts", metavar="ACT")
+
+        act = _add_act(acts, "list", "the held locks (the default)")
+        _add_selection(act)
+        act.add_argument("--state", default="", choices=("held", "cooling", "overdue", "no-expiry"))
+        act.add_argument("--search", default="", help="part of a name or of a holder")
+        act.add_argument("--limit", type=int, default=1000, help="how many at most (1000)")
+        act.add_argument("--fail", action="store_true", help="exit with 1 if there is any")
+
+        act = _add_act(acts, "show", "all about one lock")
+        act.add_argument("name")
+
+        act = _add_act(acts, "release", "end somebody's lease by force")
+        act.add_argument("names", nargs="+", metavar="NAME")
+        act.add_argument("--id", dest="lease", help="only this lease; asks nothing")
+        _add_decision(act)
+
+        act = _add_act(acts, "clean", "end many leases by force")
+        _add_selection(act)
+        act.add_argument("--all", dest="every", action="store_true", help="all locks")
+        act.add_argument("--dry-run", action="store_true", help="only print what would be done")
+        _add_decision(act)
+
+        _add_act(acts, "doctor", "whether the server is fit to keep locks")
+
+        act = _add_act(acts, "watch", "the held locks, again and again, until Ctrl-C")
+        act.add_argument("--interval", type=_duration, default=1.0, help="between looks (1s)")
+
+    def handle(self, *args: Any, act: str, **options: Any) -> None:
+        """Do one act; errors become exit statuses."""
+        try:
+            getattr(self, f"_{act}")(**options)
+        except LockUnavailable as error:
+            raise CommandError(_unavailable(error), returncode=UNAVAILABLE) from error
+        except (InvalidLockName, ImproperlyConfigured) as error:
+            raise CommandError(visible(str(error)), returncode=USAGE) from error
+
+    # --- acts -----------------------------------------------------------------------------------
+
+    def _list(self, alias: str | None, limit: int, fail: bool, **options: Any) -> None:
+        found, partial = listed(_aliases(alias), limit, _selection(**options))
+        if options["json"]:
+            self._print_json([lock.as_dict() for lock in found])
+        elif found:
+            self._print(terminal.locks(found, aliases=_are_several(alias)))
+        else:
+            self.stdout.write("No lock is held.")
+        if partial:
+            self.stderr.write("These are not all of them; see --limit.")
+        if fail and found:
+            raise CommandError(f"{_count(found)} found.", returncode=FOUND)
+
+    def _show(self, name: str, alias: str | None, **options: Any) -> None:
+        detail = held.detail(name, using=alias or DEFAULT_ALIAS)
+        if not options["json"]:
+            self._print(terminal.detail(detail))
+            return
+        free = {"name": detail.name, "alias": detail.alias, "state": "free"}
+        self._print_json(
+            {
+                **(detail.lock.as_dict() if detail.lock else free),
+                "waiting": [waiter.as_dict() for waiter in detail.waiters],
+                "past": [lease.as_dict() for lease in detail.past],
+            }
+        )
+
+    def _release(
+        self, names: list[str], lease: str | None, alias: str | None, yes: bool, **options: Any
+    ) -> None:
+        using = alias or DEFAULT_ALIAS
+        if lease is not None and len(names) > 1:
+            raise CommandError("--id goes with one name.", returncode=USAGE)
+        if lease is not None:
+            leases = [(names[0], lease)]
+        else:
+            looked = [held.get(name, using=using) for name in names]
+            locks = [lock for lock in looked if lock]
+            if locks and not options["json"]:
+                self._print(terminal.locks(locks))
+            if locks and not yes:
+                self._ask(f"Release {_count(locks)}? The holders are not stopped.")
+            # The leases that were shown. A name that nobody holds is reported below.
+            leases = [(n, lock.id if lock else "") for n, lock in zip(names, looked, strict=True)]
+        done = [
+            bool(lease) and self._free(name, lease, using, options["reason"])
+            for name, lease in leases
+        ]
+        if options["json"]:
+            self._print_json(
+                [
+                    {"name": name, "alias": using, "id": lease or None, "released": one}
+                    for (name, lease), one in zip(leases, done, strict=True)
+                ]
+            )
+        elif any(done):
+            self.stdout.write(f"Released {_count(filter(None, done))}.")
+        if not all(done):
+            raise CommandError(
+                "\n".join(
+                    f"{visible(name)} was not released: {_why_not(name, using)}"
+                    for (name, _), one in zip(leases, done, strict=True)
+                    if not one
+                ),
+                returncode=FOUND,
+            )
+
+    def _clean(
+        self, alias: str | None, every: bool, dry_run: bool, yes: bool, **options: Any
+    ) -> None:
+        only = _selection(**options)
+        if every == (only != held.Selection()):
+            raise CommandError(
+                "Say which locks: --host, --task, --prefix, --older-than, or else --all.",
+                returncode=USAGE,
+            )
+        using = alias or DEFAULT_ALIAS
+        locks = list(held.every(using=using, only=only))
+        if not options["json"]:
+            self._print(terminal.locks(locks) if locks else ("No such lock is held.",))
+        done = [False] * len(locks)
+        if locks and not dry_run:
+            if not yes:
+                self._ask(f"Release {_count(locks)}? The holders are not stopped.")
+            done = [self._free(lock.name, lock.id, using, options["reason"]) for lock in locks]
+        if options["json"]:
+            self._print_json(
+                [{**lock.as_dict(), "released": one} for lock, one in zip(locks, done, strict=True)]
+            )
+        elif locks and dry_run:
+            self.stdout.write(f"Would release {_count(locks)}.")
+        elif locks:
+            ended = len(done) - sum(done)
+            meanwhile = f" {ended} had ended before." if ended else ""
+            self.stdout.write(f"Released {_count(filter(None, done))}.{meanwhile}")
+
+    def _doctor(self, alias: str | None, **options: Any) -> None:
+        styles = {"ok": self.style.SUCCESS, "warn": self.style.WARNING, "fail": self.style.ERROR}
+        printed = []
+        failed = False
+        for using in _aliases(alias):
+            if not options["json"]:
+                self.stdout.write(self.style.MIGRATE_HEADING(f"REDISLOCK[{using!r}]"))
+            for finding in doctor.examine(using):
+                failed = failed or finding.level == "fail"
+                printed.append({"alias": using, **vars(finding)})
+                if options["json"]:
+                    continue
+                level = styles[finding.level](f"{finding.level:4}")
+                self.stdout.write(f"  {level}  {finding.about:11}  {visible(finding.says)}")
+                if finding.advice:
+                    self.stdout.write(f"{'':21}{visible(finding.advice)}")
+        if options["json"]:
+            self._print_json(printed)
+        if failed:
+            raise CommandError("The server is not fit to keep locks.", returncode=FOUND)
+
+    def _watch(self, alias: str | None, interval: float, **options: Any) -> None:
+        if options["json"]:
+            self._list(alias, **{**_LIST_DEFAULTS, **options})
+            return
+        screen = Screen(_aliases(alias))
+        if not sys.stdout.isatty():
+            self._print(screen.look())
+            return
+        with suppress(KeyboardInterrupt):
+            try:
+                self.stdout.write(OTHER_SCREEN, ending="")
+                while True:
+                    size = shutil.get_terminal_size()
+                    try:
+                        lines = screen.look(size.lines - 1)
+                    except LockUnavailable as error:
+                        lines = [_unavailable(error)]
+                    # In one write, so that it does not flicker.
+                    frame = "\n".join(line[: size.columns] for line in lines)
+                    self.stdout.write(CLEAR + frame, ending="")
+                    self.stdout.flush()
+                    time.sleep(interval)
+            finally:
+                self.stdout.write(MAIN_SCREEN, ending="")
+                self.stdout.flush()
+
+    # --- the rest ---------------------------------------------------------------------------------
+
+    def _free(self, name: str, id: str, using: str, reason: str) -> bool:  # noqa: A002
+        return held.force_release(name, id, using=using, by=_operator(), reason=reason)
+
+    def _ask(self, question: str) -> None:
+        try:
+            answer = input(f"{question} [y/N] ")
+        except EOFError:
+            raise CommandError(
+                "Nobody is here to ask; pass --yes if you are sure.", returncode=USAGE
+            ) from None
+        if answer.strip().lower() not in {"y", "yes"}:
+            raise CommandError("Nothing was released.", returncode=FOUND)
+
+    def _print(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.stdout.write(line)
+
+    def _print_json(self, value: Any) -> None:
+        self.stdout.write(json.dumps(value, indent=2))
+
+
+def _aliases(alias: str | None) -> list[str]:
+    if alias is None:
+        return aliases()
+    conf(alias)  # Raises if there is none.
+    return [alias]
+
+
+def _are_several(alias: str | None) -> bool:
+    return len(_aliases(alias)) > 1
+
+
+def _selection(
+    host: str = "",
+    task: str = "",
+    prefix: str = "",
+    older_than: float | None = None,
+    state: str = "",
+    search: str = "",
+    **options: Any,
+) -> held.Selection:
+    return held.Selection(
+        host=host, task=task, prefix=prefix, older_than=older_than, state=state, search=search
+    )
+
+
+def _unavailable(error: LockUnavailable) -> str:
+    return visible(f"The server of the locks cannot answer: {error.problem}.")
+
+
+def _why_not(name: str, using: str) -> str:
+    lock = held.get(name, using=using)
+    if lock is None:
+        return "nobody holds it."
+    return f"somebody else holds it now, {terminal.place(lock.owner)} by lease {lock.id}."
+
+
+def _operator() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # A container's user may have no name.
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()} by manage.py locks"
+
+
+def _count(locks: Iterable[object]) -> str:
+    number = sum(1 for _ in locks)
+    return "1 lock" if number == 1 else f"{number} locks"
+
+
+def _duration(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+_LIST_DEFAULTS: dict[str, Any] = {
+    "host": "",
+    "task": "",
+    "prefix": "",
+    "older_than": None,
+    "state": "",
+    "search": "",
+    "limit": 1000,
+    "fail": False,
+}
+
+
+def _add_act(acts: Any, name: str, help: str) -> CommandParser:  # noqa: A002
+    parser: CommandParser = acts.add_parser(name, help=help, description=f"Print {help}.")
+    parser.set_defaults(act=name)
+    _add_common(parser)
+    return parser
+
+
+def _add_common(parser: CommandParser) -> None:
+    # They may stand before or after the act: SUPPRESS, or the act's would undo the command's.
+    parser.add_argument("--alias", default=SUPPRESS, help="in REDISLOCK")
+    parser.add_argument(
+        "--json", action="store_true", default=SUPPRESS, help="print JSON, see docs"
+    )
+
+
+def _add_selection(parser: CommandParser) -> None:
+    parser.add_argument("--host", default="", help="held from this host")
+    parser.add_argument("--task", default="", help="held by runs of this task (full name)")
+    parser.add_argument("--prefix", default="", help="with names that begin like this")
+    parser.add_argument(
+        "--older-than", type=_duration, metavar="TIME", help="held for 10m, 1h30m, ... or longer"
+    )
+
+
+def _add_decision(parser: CommandParser) -> None:
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--reason", default="", help="why, for the audit log")

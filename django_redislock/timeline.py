@@ -1,0 +1,137 @@
+"""Where the bars go in the picture of who held a lock recently. Shares of the width, no pixels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from django.utils.timezone import localtime
+
+from django_redislock.wording import duration, visible
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from django_redislock.held import Detail
+
+THINNEST = 0.5  # Percent: a bar must be seen however short the lease was.
+MOST_LANES = 8
+TICKS = 4
+LANE_HEIGHT, AXIS_HEIGHT = 38, 26  # Pixels: only widths give way on a small screen.
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One lease."""
+
+    x: str  # Percent, as SVG wants it: never with a decimal comma.
+    width: str
+    ended: str  # done, failed, forced, expired or held: what colours it.
+    says: str
+
+
+@dataclass
+class Lane:
+    """The leases of one host."""
+
+    host: str
+    y: int  # Pixels.
+    bars: list[Bar] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A time on the axis."""
+
+    x: str
+    label: str
+    anchor: str
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The picture."""
+
+    lanes: list[Lane]
+    ticks: list[Tick]
+    height: int
+    says: str  # For those who do not see it.
+
+    @property
+    def axis(self) -> int:
+        """Where the axis is, in pixels from the top."""
+        return self.height - AXIS_HEIGHT
+
+
+@dataclass(frozen=True)
+class _Span:
+    host: str
+    since: float
+    until: float
+    ended: str
+    says: str
+
+
+def draw(detail: Detail) -> Timeline | None:
+    """The timeline of a lock; None if there is nothing to draw."""
+    spans = list(_spans(detail))
+    if not spans:
+        return None
+    start = min(span.since for span in spans)
+    length = max(detail.server_time - start, 1.0)
+    lanes: dict[str, Lane] = {}
+    # The latest hosts have lanes of their own.
+    for span in sorted(spans, key=lambda span: span.until, reverse=True):
+        host = span.host if span.host in lanes or len(lanes) < MOST_LANES - 1 else "other hosts"
+        lane = lanes.setdefault(host, Lane(host, len(lanes) * LANE_HEIGHT))
+        width = max(100 * (span.until - span.since) / length, THINNEST)
+        x = min(100 * (span.since - start) / length, 100 - THINNEST)
+        lane.bars.append(Bar(_percent(x), _percent(min(width, 100 - x)), span.ended, span.says))
+    return Timeline(
+        lanes=list(lanes.values()),
+        ticks=[_tick(start, length, number) for number in range(TICKS + 1)],
+        height=len(lanes) * LANE_HEIGHT + AXIS_HEIGHT,
+        says=f"{len(spans)} leases of {len(lanes)} hosts within {duration(length)}",
+    )
+
+
+def _spans(detail: Detail) -> Iterable[_Span]:
+    leases = detail.past
+    following = [*(lease.since for lease in leases[1:]), detail.server_time]
+    lock = detail.lock
+    if lock is not None and lock.held_for is not None:
+        since = detail.server_time - lock.held_for
+        following = [min(end, since) if end > since else end for end in following]
+        says = f"{visible(str(lock.owner))}, held for {duration(lock.held_for)} so far"
+        yield _Span(_host(lock.owner.host), since, detail.server_time, "held", says)
+    for lease, next_since in zip(leases, following, strict=True):
+        # Of one that expired nobody knows the end; it was before the next one began.
+        until = max(lease.until or next_since, lease.since)
+        known = "" if lease.until is not None else "at most "
+        says = f"{visible(str(lease.owner))}, {lease.ended} after {known}"
+        yield _Span(
+            _host(lease.owner.host),
+            lease.since,
+            until,
+            lease.ended,
+            says + duration(until - lease.since),
+        )
+
+
+def _host(host: str) -> str:
+    return visible(host) or "unknown host"
+
+
+def _tick(start: float, length: float, number: int) -> Tick:
+    share = number / TICKS
+    at = localtime(datetime.fromtimestamp(start + share * length, UTC))
+    label = at.strftime(
+        "%H:%M:%S" if length < 3600 else "%H:%M" if length < 86400 else "%d.%m. %H:%M"
+    )
+    anchor = "start" if number == 0 else "end" if number == TICKS else "middle"
+    return Tick(_percent(100 * share), label, anchor)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.2f}%"

@@ -1,0 +1,50 @@
+"""How names and times are shown to humans, in the admin and in a terminal alike."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def visible(text: str) -> str:
+    r"""*text* with all that is not seen written out, such as \u202e, which turns text around."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def duration(seconds: float | None) -> str:
+    """A duration as two units at most: 4.2 s, 42 s, 12 min 05 s, 3 h 04 min, 2 d 5 h.
+
+    static/django_redislock/held.js counts on in the same words.
+    """
+    if seconds is None:
+        return "unknown"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def parse_duration(text: str) -> float:
+    """Seconds from 90, 90s, 10m, 1h30m or 2d.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    if not re.fullmatch(r"(\d+[smhd])+", text):
+        raise ValueError(f"{text!r} is no duration; write 90s, 10m, 1h30m or 2d.")
+    return float(
+        sum(int(number) * _UNITS[unit] for number, unit in re.findall(r"(\d+)([smhd])", text))
+    )
