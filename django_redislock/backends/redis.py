@@ -97,16 +97,14 @@ class RedisBackend(Backend):
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopWire] = WeakKeyDictionary()
 
     def after_fork(self) -> None:
-        inherited = (self._pool, self._watchdog_wire, self._loops)
-        pool, watchdog_wire, loops = inherited
         # Only this process's copies are closed; the parent goes on using its own.
-        pool.close()
-        if watchdog_wire is not None:
-            watchdog_wire.close()
-        for loop_wire in loops.values():
+        self._pool.forsake()
+        if self._watchdog_wire is not None:
+            self._watchdog_wire.close()
+        for loop_wire in self._loops.values():
             if loop_wire.wire is not None:
                 loop_wire.wire.forsake()
-        self._inherited = inherited  # A loop's transport must not be collected before its loop.
+        self._inherited = self._loops  # A transport must not be collected before its loop.
         super().after_fork()
 
     def retire(self) -> None:

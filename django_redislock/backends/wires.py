@@ -329,6 +329,11 @@ class Pool:
                 self._made -= 1
                 self._changed.notify_all()
 
+    def forsake(self) -> None:
+        """In a forked child: close its copies. Takes no lock: a thread that is gone may hold it."""
+        for wire in self._idle:
+            wire.close()
+
     def _take(self, seconds: float, kept_back: int) -> Wire:
         with self._lock:
             self._waiting += 1
