@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from django.apps import AppConfig
@@ -22,6 +23,8 @@ class RedislockConfig(AppConfig):
         checks.register_checks()
         request_started.connect(_note_request, dispatch_uid="django_redislock.note_request")
         request_finished.connect(_forget_request, dispatch_uid="django_redislock.forget_request")
+        if "celery" in sys.modules:  # The project uses it; its tasks may not be imported yet.
+            from django_redislock.celery import checks as task_checks  # noqa: F401 - registers them
 
 
 def _note_request(

@@ -138,7 +138,7 @@ class Rows:
 class HeldLockList(ChangeList):
     """Filters, sorts and pages held locks."""
 
-    queryset: Rows  # type: ignore[assignment]
+    queryset: Rows
 
     def get_queryset(  # type: ignore[override]
         self, request: HttpRequest, exclude_parameters: Any = None
@@ -149,7 +149,7 @@ class HeldLockList(ChangeList):
             Selection(search=self.query.strip(), **asked),
             self._order(),
         )
-        request.held_locks = rows  # type: ignore[attr-defined] # for the filters' choices
+        request.held_locks = rows  # type: ignore[attr-defined] # For the filters' choices
         (self.filter_specs, self.has_filters, _, _, self.has_active_filters) = self.get_filters(
             request
         )
@@ -159,6 +159,8 @@ class HeldLockList(ChangeList):
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
         self.show_admin_actions = bool(self.result_count)
+        if not (self.query or self.has_active_filters):
+            self.full_result_count = self.result_count
 
     def _order(self) -> Order:
         columns = self.get_ordering_field_columns()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 THINNEST = 0.5  # Percent: a bar must be seen however short the lease was.
 MOST_LANES = 8
+COLOURED = ("held", "done", "failed", "forced", "expired")
 TICKS = 4
 LANE_HEIGHT, AXIS_HEIGHT = 38, 26  # Pixels: only widths give way on a small screen.
 
@@ -36,7 +37,7 @@ class Lane:
     """The leases of one host."""
 
     host: str
-    y: int  # Pixels.
+    y: int = 0  # Pixels.
     bars: list[Bar] = field(default_factory=list)
 
 
@@ -57,6 +58,12 @@ class Timeline:
     ticks: list[Tick]
     height: int
     says: str  # For those who do not see it.
+
+    @property
+    def legend(self) -> list[str]:
+        """What the colours mean, of those that are there."""
+        used = {bar.ended for lane in self.lanes for bar in lane.bars}
+        return [ended for ended in COLOURED if ended in used]
 
     @property
     def axis(self) -> int:
@@ -84,12 +91,15 @@ def draw(detail: Detail) -> Timeline | None:
     # The latest hosts have lanes of their own.
     for span in sorted(spans, key=lambda span: span.until, reverse=True):
         host = span.host if span.host in lanes or len(lanes) < MOST_LANES - 1 else "other hosts"
-        lane = lanes.setdefault(host, Lane(host, len(lanes) * LANE_HEIGHT))
+        lane = lanes.setdefault(host, Lane(host))
         width = max(100 * (span.until - span.since) / length, THINNEST)
         x = min(100 * (span.since - start) / length, 100 - THINNEST)
         lane.bars.append(Bar(_percent(x), _percent(min(width, 100 - x)), span.ended, span.says))
+    in_order = sorted(lanes.values(), key=lambda lane: lane.host)
+    for number, lane in enumerate(in_order):
+        lane.y = number * LANE_HEIGHT
     return Timeline(
-        lanes=list(lanes.values()),
+        lanes=in_order,
         ticks=[_tick(start, length, number) for number in range(TICKS + 1)],
         height=len(lanes) * LANE_HEIGHT + AXIS_HEIGHT,
         says=f"{len(spans)} leases of {len(lanes)} hosts within {duration(length)}",
@@ -98,16 +108,16 @@ def draw(detail: Detail) -> Timeline | None:
 
 def _spans(detail: Detail) -> Iterable[_Span]:
     leases = detail.past
-    following = [*(lease.since for lease in leases[1:]), detail.server_time]
+    last = detail.server_time
     lock = detail.lock
     if lock is not None and lock.held_for is not None:
-        since = detail.server_time - lock.held_for
-        following = [min(end, since) if end > since else end for end in following]
+        last = since = detail.server_time - lock.held_for
         says = f"{visible(str(lock.owner))}, held for {duration(lock.held_for)} so far"
         yield _Span(_host(lock.owner.host), since, detail.server_time, "held", says)
-    for lease, next_since in zip(leases, following, strict=True):
+    following = [*(lease.since for lease in leases[1:]), last]
+    for number, lease in enumerate(leases):
         # Of one that expired nobody knows the end; it was before the next one began.
-        until = max(lease.until or next_since, lease.since)
+        until = max(lease.until or following[number], lease.since)
         known = "" if lease.until is not None else "at most "
         says = f"{visible(str(lease.owner))}, {lease.ended} after {known}"
         yield _Span(

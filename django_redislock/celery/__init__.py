@@ -7,8 +7,15 @@ is published, or in a Celery signal, guards none of them.
 
 from __future__ import annotations
 
+from django_redislock.celery import checks as _checks  # noqa: F401 - registers them
 from django_redislock.celery.decorator import SingleInstanceTask, single_instance_task
 from django_redislock.celery.options import SingleInstance
-from django_redislock.celery.run import current_lease
+from django_redislock.celery.run import Conflict, current_lease
 
-__all__ = ["SingleInstance", "SingleInstanceTask", "current_lease", "single_instance_task"]
+__all__ = [
+    "Conflict",
+    "SingleInstance",
+    "SingleInstanceTask",
+    "current_lease",
+    "single_instance_task",
+]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 from celery import Task
 from celery._state import _get_active_apps, connect_on_app_finalize, get_current_app
 from celery.local import Proxy
 
-from django_redislock.celery.options import SingleInstance, split
-from django_redislock.celery.run import current_lease, guarded, name_of
+from django_redislock.celery.defer import HEADER
+from django_redislock.celery.options import HOUR, SingleInstance, split
+from django_redislock.celery.queued import is_exempt, publish_once, withdraw
+from django_redislock.celery.run import current_lease, function_of, guarded, name_of
 from django_redislock.conf import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from celery import Celery
+    from celery.result import AsyncResult
 
+    from django_redislock.celery.run import Conflict
     from django_redislock.lease import Lease
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
@@ -33,17 +37,64 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
     abstract = True
     single_instance: Mapping[str, Any] = {}
 
+    _single_instance: ClassVar[SingleInstance]
+    _named: ClassVar[Any]  # (args, kwargs) -> name of the lock; None for the task's own name.
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         # Celery makes a class of each task, with the function as `run`. The lock belongs around
         # that, so that it is within autoretry, and outside of nothing but the body.
         if "run" in vars(cls):
-            cls.run = guarded(vars(cls)["run"], SingleInstance.parse(cls.single_instance))
+            run = vars(cls)["run"]
+            function, bound = function_of(run)
+            options = cls._single_instance = SingleInstance.parse(cls.single_instance)
+            named = name_of(options.key, function, bound=bound)
+            cls._named = None if named is None else staticmethod(named)
+            cls.run = guarded(run, options, named)
 
     @property
     def lease(self) -> Lease | None:
         """The lease of the current run; the same as current_lease()."""
         return current_lease()
+
+    def lock_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """The name of the lock of a run with these arguments."""
+        return self._named(tuple(args), kwargs) if self._named else str(self.name)
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        **options: Any,
+    ) -> AsyncResult:
+        """As Celery's; with unique_queued only if no call with the same key waits in the queue."""
+        if serializer := options.get("serializer"):
+            # A message does not tell the task how it was serialized, in case it is put off.
+            headers = options.get("headers") or {}
+            ours = {**headers.get(HEADER, {}), "serializer": serializer}
+            options["headers"] = {**headers, HEADER: ours}
+
+        def publish(task_id: str | None) -> AsyncResult:
+            return super(SingleInstanceTask, self).apply_async(
+                args, kwargs, task_id, producer, link, link_error, shadow, **options
+            )
+
+        depends = {**options, "link": link, "link_error": link_error}
+        if not self._single_instance.unique_queued or is_exempt(self, depends):
+            return publish(task_id)
+        name = self.lock_name(tuple(args or ()), kwargs or {})
+        return publish_once(self, name, self._single_instance, task_id, publish)
+
+    def withdraw_queued(self, task_id: str, args: Any, kwargs: Mapping[str, Any]) -> None:
+        """With unique_queued: the call *task_id* will not start; another one may be published."""
+        if self._single_instance.unique_queued:
+            name = self.lock_name(tuple(args), kwargs)
+            withdraw(self, name, task_id, self._single_instance)
 
 
 @overload
@@ -56,11 +107,18 @@ def single_instance_task(
     /,
     *,
     key: str | Callable[..., str] | None = None,
+    wait: float | timedelta | None = None,
     renew: bool | None = None,
     max_hold: float | timedelta | None = None,
     min_hold: float | timedelta = 0,
     once: float | timedelta = 0,
-    on_conflict: str = "skip",
+    on_conflict: str | Callable[[Conflict], Any] = "skip",
+    conflict_deadline: float | timedelta = HOUR,
+    on_unavailable: str = "raise",
+    abort_on_lost: bool = False,
+    limit: int = 1,
+    unique_queued: bool = False,
+    queued_ttl: float | timedelta = HOUR,
     using: str = DEFAULT_ALIAS,
     **task_options: Any,
 ) -> Callable[[Function], Function]: ...
@@ -76,6 +134,7 @@ def single_instance_task(first: Any = None, /, **options: Any) -> Any:
         key: Name of the lock: a format string over the task's arguments, defaults applied, or a
             function that is given them. Default: the task's full name.
         ttl: How long the lease lasts unless renewed: a dead worker blocks others no longer.
+        wait: How long to queue for the lock with on_conflict="wait".
         renew: Whether the lease is renewed, every ttl/3, while the body runs.
         max_hold: The lease is renewed at most this long.
         min_hold: After a success the lock stays taken at least this long, counted from when it
@@ -84,7 +143,19 @@ def single_instance_task(first: Any = None, /, **options: Any) -> Any:
         once: After a success, later runs are skipped for this long. A failure leaves it free.
         on_conflict: What a run does that finds another one: "skip" returns a marked value,
             ``{"skipped": "busy", "lock": name, "holder": "host:pid task-id"}``; "raise" raises
-            LockTimeout.
+            LockTimeout; "retry" comes back later, until conflict_deadline, then skips; "wait"
+            queues for the lock in its worker slot, then skips; a function is given a Conflict,
+            and its return value is the result.
+        conflict_deadline: How long "retry" is ready to come back.
+        on_unavailable: What a run does if Redis cannot answer: "raise" raises LockUnavailable,
+            "retry" comes back until conflict_deadline, then raises; "run" runs without the lock.
+        abort_on_lost: Whether the body ends with LockLost at the next current_lease(), self.lease
+            or ensure_held() after its lease is lost.
+        limit: How many runs may happen at a time. Each holds a permit, a lock of its own:
+            "name#1", "name#2", …
+        unique_queued: Whether a call is not published while one with the same key waits in the
+            queue; the AsyncResult of that one is returned.
+        queued_ttl: How long a call counts as waiting in the queue if nothing is heard of it.
         using: Alias in REDISLOCK.
 
     Raises:

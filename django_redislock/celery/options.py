@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING, Any
 from celery import Task
 
 from django_redislock.conf import DEFAULT_ALIAS, SHORTEST_TTL, flag, seconds
+from django_redislock.lock import Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-CONFLICT_POLICIES = ("skip", "raise")
+    from django_redislock.celery.run import Conflict
+
+CONFLICT_POLICIES = ("skip", "raise", "retry", "wait")
+UNAVAILABLE_POLICIES = ("raise", "retry", "run")
+
+MOST_PERMITS = 100
+HOUR = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +29,18 @@ class SingleInstance:
 
     key: str | Callable[..., str] | None = None
     ttl: float | None = None
+    wait: float | None = None
     renew: bool | None = None
     max_hold: float | None = None
     min_hold: float = 0.0
     once: float = 0.0
-    on_conflict: str = "skip"
+    on_conflict: str | Callable[[Conflict], Any] = "skip"
+    conflict_deadline: float = HOUR
+    on_unavailable: str = "raise"
+    abort_on_lost: bool = False
+    limit: int = 1
+    unique_queued: bool = False
+    queued_ttl: float = HOUR
     using: str = DEFAULT_ALIAS
 
     @classmethod
@@ -40,28 +54,70 @@ class SingleInstance:
         if unknown := sorted(set(raw) - OPTIONS):
             raise TypeError(_unknown(unknown, OPTIONS))
         options = dict(raw)
-        for name in ("ttl", "max_hold"):
+        for name, (optional, least) in _DURATIONS.items():
+            if name in options and not (optional and options[name] is None):
+                options[name] = seconds(options[name] or 0, name, least=least)
+        for name in ("renew", "abort_on_lost", "unique_queued"):
             if options.get(name) is not None:
-                options[name] = seconds(options[name], name, least=SHORTEST_TTL)
-        for name in ("min_hold", "once"):
-            if name in options:
-                options[name] = seconds(options[name] or 0, name)
-        if options.get("renew") is not None:
-            flag(options["renew"], "renew")
+                flag(options[name], name)
+        _check_choice(options, "on_conflict", CONFLICT_POLICIES, or_callable=True)
+        _check_choice(options, "on_unavailable", UNAVAILABLE_POLICIES)
         key = options.get("key")
         if not (key is None or isinstance(key, str) or callable(key)):
             raise ValueError(
                 f"key must be a format string over the task's arguments, or a function of them,"
                 f" not {key!r}."
             )
-        policy = options.get("on_conflict", "skip")
-        if policy not in CONFLICT_POLICIES:
-            choices = ", ".join(map(repr, CONFLICT_POLICIES))
-            raise ValueError(f"on_conflict must be one of {choices}, not {policy!r}.")
-        return cls(**options)
+        limit = options.get("limit", 1)
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_PERMITS:
+            raise ValueError(f"limit must be an integer, 1 to {MOST_PERMITS}, not {limit!r}.")
+        parsed = cls(**options)
+        parsed._check_together()
+        return parsed
+
+    def _check_together(self) -> None:
+        if self.wait is not None and self.on_conflict != "wait":
+            raise ValueError('wait needs on_conflict="wait": no other policy waits for the lock.')
+        if self.once and self.limit > 1:
+            raise ValueError("once and limit exclude each other: once lets one run succeed.")
+
+    @property
+    def lock_options(self) -> Options:
+        """How the lock of a run is taken."""
+        return Options(
+            ttl=self.ttl,
+            wait=self.wait if self.on_conflict == "wait" else 0.0,
+            renew=self.renew,
+            max_hold=self.max_hold,
+            min_hold=self.min_hold,
+            using=self.using,
+            once=self.once,
+        )
 
 
 OPTIONS = frozenset(field.name for field in fields(SingleInstance))
+
+# Name -> whether None, for the setting, is allowed; and the shortest.
+_DURATIONS = {
+    "ttl": (True, SHORTEST_TTL),
+    "wait": (True, 0.0),
+    "max_hold": (True, SHORTEST_TTL),
+    "min_hold": (False, 0.0),
+    "once": (False, 0.0),
+    "conflict_deadline": (False, 0.0),
+    "queued_ttl": (False, 1.0),
+}
+
+
+def _check_choice(
+    options: Mapping[str, Any], name: str, choices: tuple[str, ...], *, or_callable: bool = False
+) -> None:
+    choice = options.get(name, choices[0])
+    if choice not in choices and not (or_callable and callable(choice)):
+        rest = ", or a function" if or_callable else ""
+        listed = ", ".join(map(repr, choices))
+        raise ValueError(f"{name} must be one of {listed}{rest}, not {choice!r}.")
+
 
 # What Celery takes beside the attributes of a task: from its decorators, for autoretry, and for
 # publishing (celery.app.task.extract_exec_options).
@@ -116,4 +172,7 @@ _CALLED_ELSEWHERE = {
     "lock_key": "the lock's name is 'key'",
     "unique_on": "name the arguments in 'key'",
     "keys": "name the arguments in 'key'",
+    "raise_on_duplicate": "say on_conflict='raise'",
+    "graceful": "on_conflict='skip' is the default",
+    "once_per": "name the slot in 'key', and say 'once'",
 }

@@ -5,20 +5,28 @@ from __future__ import annotations
 import inspect
 import logging
 import re
+import time
 from contextlib import ExitStack
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_redislock import signals
-from django_redislock.exceptions import InvalidLockName, LockTimeout
-from django_redislock.flows import Done, Finished
+from celery import states
+from celery.exceptions import Ignore
+
+from django_redislock import records, signals
+from django_redislock.backends.base import read_holding
+from django_redislock.celery import permits
+from django_redislock.celery.defer import can_defer, carry, defer, notes, visibility_timeout
+from django_redislock.exceptions import InvalidLockName, LockTimeout, LockUnavailable
+from django_redislock.flows import Done, Finished, Run
 from django_redislock.lease import Lease
-from django_redislock.lock import Lock, Options, done_by, holder_of
+from django_redislock.lock import Lock, done_by, holder_of
 from django_redislock.names import check_name, formatter
 from django_redislock.owner import Activity, busy_with
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from celery import Task
 
@@ -27,26 +35,52 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_redislock.celery")
 
+# Seconds for which a finished run is recognised, on top of the visibility timeout.
+REMEMBERED = 86_400.0
+# Seconds after its success within which a run is expected to have reported it.
+REPORTS_WITHIN = 10.0
 
-class _Run(NamedTuple):
+
+class _Current(NamedTuple):
     """The run whose body this thread, greenlet or asyncio task is in."""
 
     request: object
-    lease: Lease
+    lease: Lease | None
+    abort_on_lost: bool
 
 
-_current: ContextVar[_Run | None] = ContextVar("redislock_run", default=None)
+_current: ContextVar[_Current | None] = ContextVar("redislock_run", default=None)
 
 
 def current_lease() -> Lease | None:
-    """The lease under which the current task's body runs; None outside of one."""
+    """The lease under which the current task's body runs; None outside of one.
+
+    Raises:
+        LockLost: The task has abort_on_lost, and its lease is lost.
+    """
     current = _current.get()
-    return None if current is None else current.lease
+    if current is None or current.lease is None:
+        return None
+    if current.abort_on_lost:
+        current.lease.ensure_held()
+    return current.lease
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """What a function given as on_conflict is told. Its return value is the task's result."""
+
+    task: Task
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    lock: str  # The lock's name.
+    holder: str  # Who holds it, as "host:pid task-id".
+    expires_in: float  # Seconds until the holder's lease ends unless renewed.
 
 
 def name_of(
     key: str | Callable[..., str] | None, function: Callable[..., Any], *, bound: bool
-) -> Callable[..., str] | None:
+) -> Callable[[tuple[Any, ...], Mapping[str, Any]], str] | None:
     """How to name the lock of a run from the task's arguments; None for the task's own name."""
     if key is None:
         return None
@@ -72,11 +106,19 @@ def _shared(name: str) -> str:
     return name
 
 
-def guarded(run: Any, options: SingleInstance) -> Callable[..., Any]:
-    """The method ``run`` of a task class, with the lock around it."""
+def function_of(run: Any) -> tuple[Callable[..., Any], bool]:
+    """The function behind a task class's ``run``, and whether it is given the task."""
     bound = not isinstance(run, staticmethod)
-    function = inspect.unwrap(run.__func__ if isinstance(run, staticmethod) else run)
-    named = name_of(options.key, function, bound=bound)
+    return inspect.unwrap(run if bound else run.__func__), bound
+
+
+def guarded(
+    run: Any,
+    options: SingleInstance,
+    named: Callable[[tuple[Any, ...], Mapping[str, Any]], str] | None,
+) -> Callable[..., Any]:
+    """The method ``run`` of a task class, with the lock around it."""
+    function, bound = function_of(run)
 
     def guarded_run(task: Task, *args: Any, **kwargs: Any) -> Any:
         body = run.__get__(task, type(task))
@@ -84,7 +126,7 @@ def guarded(run: Any, options: SingleInstance) -> Callable[..., Any]:
         if current is not None and current.request is task.request:
             return body(*args, **kwargs)  # Called by super().run() of a subclass.
         name = named(args, kwargs) if named else task.name
-        return _run_alone(task, name, options, lambda: body(*args, **kwargs))
+        return _Attempt(task, args, kwargs, name, options).run(body)
 
     # Celery reads the signature of run to check a call's arguments before it is published.
     guarded_run.__wrapped__ = function  # type: ignore[attr-defined]
@@ -105,54 +147,177 @@ def _with_self(function: Callable[..., Any]) -> inspect.Signature:
     return signature.replace(parameters=parameters)
 
 
-def _run_alone(task: Task, name: str, options: SingleInstance, body: Callable[[], Any]) -> Any:
-    lock = Lock(
-        name,
-        Options(
-            ttl=options.ttl,
-            wait=0.0,
-            renew=options.renew,
-            max_hold=options.max_hold,
-            min_hold=options.min_hold,
-            using=options.using,
-            once=options.once,
-        ),
-    )
-    activity = Activity(task=task.name, task_id=task.request.id or "")
-    with busy_with(activity), ExitStack() as stack:
-        outcome = lock.attempt()
-        if not isinstance(outcome, Lease):
-            return _conflict(task, name, options, outcome)
-        stack.push(lock)
-        reset = _current.set(_Run(task.request, outcome))
-        stack.callback(_current.reset, reset)
-        return body()
+@dataclass(frozen=True)
+class _Attempt:
+    """A task wants to run under its lock."""
 
+    task: Task
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    name: str
+    options: SingleInstance
 
-def _conflict(
-    task: Task, name: str, options: SingleInstance, outcome: Busy | Done | Finished
-) -> Any:
-    if isinstance(outcome, Done):
-        return _skip(task, "done", name, done_by(outcome))
-    if isinstance(outcome, Finished):
-        return _skip(task, "duplicate", name, "")
-    holder = holder_of(outcome)
-    if options.on_conflict == "raise":
-        raise LockTimeout(name, holder, outcome.expires_in)
-    return _skip(task, "busy", name, holder)
+    def run(self, body: Callable[..., Any]) -> Any:
+        """Run *body*, or do what is done instead, and return the result."""
+        with busy_with(Activity(task=self.task.name, task_id=self._id)):
+            if self.options.unique_queued and can_defer(self.task):
+                self._leave_queue()
+            try:
+                lock, outcome = self._take()
+            except LockUnavailable as error:
+                return self._unavailable(error, body)
+            match outcome:
+                case Lease():
+                    assert lock is not None
+                    return self._run_under(lock, outcome, body)
+                case Finished():
+                    return self._duplicate(outcome.ago)
+                case Done():
+                    return self._skip("done", done_by(outcome))
+                case _:
+                    return self._conflict(outcome)
 
+    @property
+    def _id(self) -> str:
+        return self.task.request.id or ""
 
-def _skip(task: Task, why: str, name: str, holder: str) -> dict[str, str]:
-    """Finish this run without running it, visibly: a canvas goes on with the marked value."""
-    result = {"skipped": why, "lock": name, "holder": holder}
-    logger.warning(
-        "Skipped %s[%s]: lock %r is %s, held by %s",
-        task.name,
-        task.request.id,
-        name,
-        why,
-        holder,
-        extra={"data": result},
-    )
-    signals.task_skipped.send_robust(sender=task, result=result, task_id=task.request.id)
-    return result
+    def _leave_queue(self) -> None:
+        try:
+            records.retract(self.name, self._id, using=self.options.using)
+        except LockUnavailable as error:
+            logger.warning("%s; until queued_ttl is over, its next call is not published", error)
+
+    def _take(self) -> tuple[Lock | None, Lease | Busy | Done | Finished]:
+        run = Run(self._id, visibility_timeout(self.task.app) + REMEMBERED)
+        if self.options.limit > 1:
+            return permits.take(self.name, self.options.limit, self.options.lock_options, run)
+        lock = Lock(self.name, self.options.lock_options, run)
+        return lock, lock.attempt()
+
+    def _run_under(self, lock: Lock | None, lease: Lease | None, body: Callable[..., Any]) -> Any:
+        if can_defer(self.task):
+            # What is put off later, by a retry, is put off for the first time again.
+            carry(self.task, tries=None, since=None, raised=None)
+        with ExitStack() as stack:
+            if lock is not None:
+                stack.push(lock)
+                if self.options.limit > 1:
+                    stack.push(self._note_end_of(lease))
+            current = _Current(self.task.request, lease, self.options.abort_on_lost)
+            stack.callback(_current.reset, _current.set(current))
+            return body(*self.args, **self.kwargs)
+
+    def _note_end_of(self, lease: Lease | None) -> Callable[..., None]:
+        """Note the end of a run under a permit, before the permit is given back."""
+        began = time.monotonic()
+
+        def note(exc_type: object, *exc_info: object) -> None:
+            if lease is None or not lease.held:
+                return
+            run = Run(self._id, visibility_timeout(self.task.app) + REMEMBERED)
+            try:
+                records.note_end(
+                    self.name,
+                    run,
+                    success=exc_type is None,
+                    lasted=time.monotonic() - began,
+                    using=self.options.using,
+                )
+            except LockUnavailable as error:
+                logger.warning("The end of %s[%s] is not noted: %s", self.task.name, run.id, error)
+
+        return note
+
+    def _unavailable(self, error: LockUnavailable, body: Callable[..., Any]) -> Any:
+        policy = self.options.on_unavailable
+        if policy == "run":
+            logger.error(
+                "%s[%s] runs WITHOUT its lock, as on_unavailable says: %s",
+                self.task.name,
+                self._id,
+                error,
+            )
+            return self._run_under(None, None, body)
+        if policy == "retry" and (until := self._deadline()) is not None:
+            logger.warning("Put off %s[%s]: %s", self.task.name, self._id, error)
+            defer(self.task, self.options.conflict_deadline, until=until)
+        raise error
+
+    def _deadline(self) -> float | None:
+        """Until when this run may be put off, in seconds since the epoch; None if no longer."""
+        if not can_defer(self.task):
+            return None
+        now = time.time()
+        deadline = float(notes(self.task).get("since", now)) + self.options.conflict_deadline
+        return deadline if now < deadline else None
+
+    def _conflict(self, busy: Busy) -> Any:
+        task, policy = self.task, self.options.on_conflict
+        holding = read_holding(busy.value)
+        if can_defer(task):
+            if holding.owner.task_id == self._id:
+                # Delivered twice, or again after a crash; or a retry that was published before
+                # its first try let go. Skipping would acknowledge the only copy of the work.
+                if holding.state == "cooling":
+                    return self._duplicate(REPORTS_WITHIN)
+                self._put_off("its own earlier delivery holds it", busy)
+            if task.request.retries and not (policy == "raise" and notes(task).get("raised")):
+                # Work that has begun is not dropped because somebody else got in between.
+                self._put_off("a retry finds it held", busy)
+        if policy == "raise":
+            carry(task, raised=True)
+            raise LockTimeout(self.name, holder_of(busy), busy.expires_in)
+        if policy == "retry" and (until := self._deadline()) is not None:
+            self._put_off("on_conflict is 'retry'", busy, until=until)
+        result = self._skip("busy", holder_of(busy))
+        if not callable(policy):
+            return result
+        return policy(
+            Conflict(task, self.args, self.kwargs, self.name, holder_of(busy), busy.expires_in)
+        )
+
+    def _put_off(self, why: str, busy: Busy, until: float | None = None) -> None:
+        logger.info(
+            "Put off %s[%s]: lock %r is busy, held by %s, and %s",
+            self.task.name,
+            self._id,
+            self.name,
+            holder_of(busy),
+            why,
+        )
+        defer(self.task, busy.expires_in, until=until)
+
+    def _duplicate(self, ago: float) -> Any:
+        """This task id has succeeded already: never run it again, and leave its result alone."""
+        if can_defer(self.task):
+            if self._has_reported():
+                raise Ignore
+            if ago < REPORTS_WITHIN and not self.task.ignore_result:
+                # Between its release and its report are milliseconds; a crash there is rare.
+                defer(self.task, REPORTS_WITHIN - ago)
+        return self._skip("duplicate", self._id)
+
+    def _has_reported(self) -> bool:
+        state = self.task.backend.get_state(self._id)
+        return state in states.READY_STATES
+
+    def _skip(self, why: str, holder: str) -> dict[str, str]:
+        """Finish this run without running it, visibly: a canvas goes on with the marked value."""
+        result = {"skipped": why, "lock": self.name, "holder": holder}
+        logger.warning(
+            "Skipped %s[%s]: lock %r is %s, held by %s",
+            self.task.name,
+            self._id,
+            self.name,
+            why,
+            holder,
+            extra={"data": result},
+        )
+        try:
+            records.note_skip(self.name, why, using=self.options.using)
+        except LockUnavailable as error:
+            logger.warning("The skip is not in the records: %s", error)
+        signals.task_skipped.send_robust(
+            sender=self.task, result=result, task_id=self.task.request.id
+        )
+        return result

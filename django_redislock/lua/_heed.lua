@@ -8,8 +8,7 @@ local function why_pointless(heed)
   local finished = run ~= '' and call('ZSCORE', FINISHED, run)
   local done = string.sub(heed, 1, 1) == '1' and call('GET', DONE)
   if finished then
-    local time = call('TIME')
-    return { 'finished', time[1] * 1000 + math.floor(time[2] / 1000) - finished }
+    return { 'finished', milliseconds(clock()) - finished }
   end
   return done and { 'done', done }
 end

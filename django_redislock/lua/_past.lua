@@ -11,8 +11,7 @@ local function remember(value, ended)
   local fence, since, owner = string.match(value, '^|(%d+)|(%d+)|%d+|%d+|[^|]*|(.*)$', 56)
   local stop = ''
   if ended ~= '' then
-    local time = call('TIME')
-    stop = digits(time[1] * 1000 + math.floor(time[2] / 1000))
+    stop = digits(milliseconds(clock()))
   end
   local entry = { string.sub(value, 40, 55), fence, since, stop, ended, owner }
   redis.pcall('RPUSH', PAST, table.concat(entry, '|'))

@@ -16,10 +16,6 @@ local function read(value)
   return string.match(value, '^|(%d+)|(%d+)|%d+|(%d+)|([^|]*)|', 56)
 end
 
-local function milliseconds(time)
-  return time[1] * 1000 + math.floor(time[2] / 1000)
-end
-
 local function first_waiter()
   return call('ZRANGE', QUEUE, 0, 0)[1]
 end
@@ -33,20 +29,19 @@ end
 -- If the first is *me*, who is awake and asking, returns it without a grant; nil without waiters.
 local function hand_over(token, previous, me)
   while token and token ~= me do
-    local time = call('TIME')
+    local us = clock()
     local record = call('HGET', WAITERS, token) or ''
     local expiry, channel, ttl, id, owner =
       string.match(record, '^(%d+)|([^|]*)|(%d+)|(%x+)|(.*)$')
     -- A PUBLISH that nobody receives tells of a killed waiter at once. The bell brings the server
     -- time of the grant; the waiter learns the fence from it too.
-    local us = time[1] * 1000000 + time[2]
-    local fence = digits(math.max(us, (tonumber(previous) or 0) + 1))
+    local fence = next_fence(previous, us)
     local rung = expiry
-      and tonumber(expiry) > milliseconds(time)
-      and call('PUBLISH', channel, 'granted ' .. id .. ' ' .. fence .. ' ' .. digits(us)) > 0
+      and tonumber(expiry) > milliseconds(us)
+      and call('PUBLISH', channel, 'granted ' .. id .. ' ' .. fence .. ' ' .. us) > 0
     dequeue(token)
     if rung then
-      grant(token, id, tonumber(ttl), owner, previous, time, channel)
+      grant(token, id, tonumber(ttl), owner, fence, us, channel)
       return token
     end
     token = first_waiter()

@@ -19,8 +19,9 @@ if heed ~= '' then
   pointless = why_pointless(heed)
 end
 
-if not value and not pointless and not call('ZRANGE', QUEUE, 0, 0)[1] then
-  return grant(token, id, ttl, owner, call('GET', FENCE), call('TIME'), '')
+if not value and not pointless and call('EXISTS', QUEUE) == 0 then
+  local us = clock()
+  return grant(token, id, ttl, owner, next_fence(call('GET', FENCE), us), us, '')
 end
 
 -- include _queue
@@ -32,8 +33,8 @@ if pointless then
   return pointless
 end
 
-local time = call('TIME')
-local ms = milliseconds(time)
+local us = clock()
+local ms = milliseconds(us)
 local previous, left
 if value then
   local state = state_of(value)
@@ -75,7 +76,7 @@ if not left then
     if head then
       dequeue(token)
     end
-    return grant(token, id, ttl, owner, previous, time, '')
+    return grant(token, id, ttl, owner, next_fence(previous, us), us, '')
   end
   value, left = call('GET', LOCK), CLAIM
 end
@@ -87,11 +88,10 @@ if mode ~= 'queue' then
   return { 'busy', left, value }
 end
 
-local us = time[1] * 1000000 + time[2]
 if ticket == '0' then
   -- Not the bare clock: when it is set back, newcomers would overtake.
   local last = call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
-  ticket = digits(math.max(us, (tonumber(last) or 0) + 1))
+  ticket = next_fence(last, us)
 end
 local entry = { digits(ms + PATIENCE), channel, digits(ttl), id, owner }
 call('HSET', WAITERS, token, table.concat(entry, '|'))
@@ -101,4 +101,4 @@ if queued == 0 then
 end
 call('PEXPIRE', WAITERS, PATIENCE)
 call('PEXPIRE', QUEUE, PATIENCE)
-return { 'queued', ticket, left, digits(us), queued }
+return { 'queued', ticket, left, us, queued }

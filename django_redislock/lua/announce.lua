@@ -3,8 +3,7 @@
 -- returns '' if it may be published, else the id of the run that waits already
 -- include _lease
 local id, ttl = unpack(ARGV)
-local time = call('TIME')
-local ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local ms = milliseconds(clock())
 local expiry, waiting = string.match(call('HGET', RUNS, 'queued') or '', '^(%d+)|(.*)$')
 if expiry and tonumber(expiry) > ms and waiting ~= id then
   return waiting

@@ -4,8 +4,7 @@
 -- include _lease
 -- include _runs
 local what, lasted, owner, run, remembered = unpack(ARGV)
-local time = call('TIME')
-local ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local ms = milliseconds(clock())
 note(what, ms, tonumber(lasted), '', owner)
 if what == 'success' and run ~= '' then
   finish(run, ms, remembered)

@@ -2,8 +2,7 @@
 -- ARGV  how many waiters to name
 -- returns {server time in ms, {{ticket, id, owner}, ...}, {entry of past, ...}}
 -- include _lease
-local time = call('TIME')
-local ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local ms = milliseconds(clock())
 local waiters = {}
 local queue = call('ZRANGE', QUEUE, 0, ARGV[1] - 1, 'WITHSCORES')
 for i = 1, #queue, 2 do

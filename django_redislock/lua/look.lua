@@ -4,7 +4,7 @@
 -- include _lease
 -- include _grant
 -- include _queue
-local ms = milliseconds(call('TIME'))
+local ms = milliseconds(clock())
 -- What is not ours must not spoil a list of locks.
 local value = redis.pcall('GET', LOCK) or ''
 if type(value) == 'table' then

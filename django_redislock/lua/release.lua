@@ -30,8 +30,7 @@ end
 
 local cooling = false
 if not plain then
-  local time = call('TIME')
-  local ms = milliseconds(time)
+  local ms = milliseconds(clock())
   local _, since = read(value)
   local left = since + min_hold - ms
   cooling = left > 0
@@ -62,7 +61,7 @@ if ended ~= '' then
 end
 if remembered ~= '0' then
   -- include _runs
-  local ms = milliseconds(call('TIME'))
+  local ms = milliseconds(clock())
   local _, since = read(value)
   note(ended == 'done' and 'success' or 'failure', ms, ms - since, '', owner)
   if ended == 'done' and run ~= '' then

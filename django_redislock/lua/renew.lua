@@ -11,8 +11,7 @@ if state and state ~= 'k' then
   call('PEXPIRE', LOCK, ttl)
   call('SETRANGE', LOCK, 32, 'h' .. renewals)
   if INDEX and renewals ~= '000000' then
-    local time = call('TIME')
-    redis.pcall('ZADD', INDEX, time[1] * 1000 + math.floor(time[2] / 1000) + ttl, LOCK)
+    redis.pcall('ZADD', INDEX, milliseconds(clock()) + ttl, LOCK)
   end
   -- A lease that is renewed once is long enough to be remembered, also if its owner dies.
   if renewals == '000001' then

@@ -4,6 +4,5 @@
 -- include _lease
 -- include _runs
 local why, owner = unpack(ARGV)
-local time = call('TIME')
-note('skip', time[1] * 1000 + math.floor(time[2] / 1000), 0, why, owner)
+note('skip', milliseconds(clock()), 0, why, owner)
 return tonumber(call('HGET', RUNS, 'skips'))

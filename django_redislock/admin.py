@@ -1,0 +1,397 @@
+"""The admin's page of held locks: who holds what, since when, and a way to free it.
+
+A page is read-only but for one act: releasing by force, by POST alone, after a confirmation, and
+only the lease that was shown.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin import helpers
+from django.contrib.admin.utils import quote, unquote
+from django.contrib.auth import get_permission_codename
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.http import HttpResponseNotAllowed, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils import timezone
+
+from django_redislock import conf, held, markup, timeline
+from django_redislock.changelist import (
+    AliasFilter,
+    HeldLockList,
+    HostFilter,
+    StateFilter,
+    TaskFilter,
+)
+from django_redislock.exceptions import InvalidLockName, LockUnavailable
+from django_redislock.models import HeldLock
+from django_redislock.wording import duration, visible
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest, HttpResponse
+    from django.utils.safestring import SafeString
+
+PANEL_LINES = 5
+PAST_LINES = 12
+RECORDS = 500
+SAME_OCCASION = 60.0  # Seconds.
+REFRESH_SECONDS = 5
+# Refreshing may cost the server this share of its time, per open page.
+REFRESH_SHARE = 0.05
+
+
+@admin.register(HeldLock)
+class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """See docs/admin.md."""
+
+    list_display = (
+        "name",
+        "state",
+        "holder",
+        "expires_in",
+        "held_for",
+        "waiters",
+        "renewals",
+        "fence",
+    )
+    list_filter = (StateFilter, HostFilter, TaskFilter, AliasFilter)
+    search_fields = ("key",)  # HeldLockList searches; this lets the search box appear.
+    search_help_text = "Part of a name, host, task, task id, command or path."
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+    actions = ("force_release",)
+    change_list_template = "admin/django_redislock/heldlock/change_list.html"
+
+    class Media:
+        css = {"all": ("django_redislock/held.css",)}
+        js = ("django_redislock/held.js",)
+
+    # --- who may what -------------------------------------------------------------------------
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Nobody makes locks here."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Nobody changes them here."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Force release is another permission."""
+        return False
+
+    def has_force_release_permission(self, request: HttpRequest) -> bool:
+        """Whether this user may see locks and release them by force."""
+        codename = get_permission_codename("force_release", self.opts)
+        return self.has_view_permission(request) and request.user.has_perm(
+            f"{self.opts.app_label}.{codename}"
+        )
+
+    # --- the list -----------------------------------------------------------------------------
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[HeldLockList]:
+        """Rows come from the lock servers."""
+        return HeldLockList
+
+    def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
+        """With the alias if there are several."""
+        many = _has_many_aliases()
+        return (*self.list_display, "alias") if many else self.list_display
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """The list, and the confirmation of its action."""
+        response = super().changelist_view(request, extra_context)
+        context = getattr(response, "context_data", None) or {}
+        if "cl" in context:
+            context.update(self._around(context["cl"]))
+        return response
+
+    def _around(self, cl: HeldLockList) -> dict[str, Any]:
+        """What the page shows beside the table."""
+        rows = cl.queryset
+        skipped = _only_skipped([one for one in rows.aliases if one not in rows.problems])
+        return {
+            "title": "Held locks",
+            "as_of": timezone.localtime(),
+            "refresh": max(REFRESH_SECONDS, round(rows.seconds / REFRESH_SHARE)),
+            "problems": rows.problems,
+            "partial": rows.partial,
+            "skipped": skipped[:PANEL_LINES],
+            "more_skipped": len(skipped[PANEL_LINES:]),
+        }
+
+    @admin.display(description="")
+    def action_checkbox(self, obj: HeldLock) -> SafeString:
+        """The box carries the lease that is shown, so that no newer one is freed."""
+        box = forms.CheckboxInput(
+            {"class": "action-select", "aria-label": f"Select lock {visible(obj.name)}"},
+            lambda value: False,
+        )
+        return box.render(helpers.ACTION_CHECKBOX_NAME, _reference(obj.lock))
+
+    @admin.display(ordering="name")
+    def name(self, obj: HeldLock) -> SafeString:
+        """The name, with what is not seen written out."""
+        return markup.name(obj.name)
+
+    @admin.display(ordering="state")
+    def state(self, obj: HeldLock) -> SafeString:
+        """A badge."""
+        return markup.state(obj.lock)
+
+    @admin.display(ordering="holder")
+    def holder(self, obj: HeldLock) -> SafeString:
+        """Where the owner is, and what it is busy with."""
+        return markup.owner(obj.lock.owner)
+
+    @admin.display(ordering="held_for")
+    def held_for(self, obj: HeldLock) -> SafeString:
+        """Counts on in the browser."""
+        return markup.counting(obj.lock.held_for, "up")
+
+    @admin.display(ordering="expires_in")
+    def expires_in(self, obj: HeldLock) -> SafeString:
+        """Counts down in the browser, with a gauge."""
+        return markup.expiry(obj.lock)
+
+    @admin.display(ordering="renewals")
+    def renewals(self, obj: HeldLock) -> int:
+        """How often it was renewed."""
+        return obj.lock.renewals
+
+    @admin.display(ordering="waiters")
+    def waiters(self, obj: HeldLock) -> SafeString:
+        """How many wait; stands out if any do."""
+        return markup.waiters(obj.lock.waiters)
+
+    @admin.display(ordering="fence")
+    def fence(self, obj: HeldLock) -> int | None:
+        """The fencing token."""
+        return obj.lock.fence
+
+    @admin.display(ordering="alias")
+    def alias(self, obj: HeldLock) -> str:
+        """Where it is kept."""
+        return visible(obj.alias)
+
+    # --- one lock -----------------------------------------------------------------------------
+
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> HeldLock | None:
+        """The page of a lock, whether it is held or not."""
+        return HeldLock.with_key(object_id)
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """All about one lock."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        page = HeldLock.with_key(unquote(object_id))
+        if page is None:
+            return self._get_obj_does_not_exist_redirect(request, self.opts, object_id)  # type: ignore[attr-defined,no-any-return]
+        detail, problem, record = None, "", None
+        try:
+            detail = held.detail(page.name, using=page.alias)
+            record = _record(page)
+        except (LockUnavailable, InvalidLockName, ImproperlyConfigured) as error:
+            problem = _problem(error)
+        lock = detail.lock if detail else None
+        context = {
+            **self.admin_site.each_context(request),
+            "title": visible(page.name),
+            "subtitle": None,
+            "opts": self.opts,
+            "media": self.media,
+            "page": page,
+            "name": visible(page.name),
+            "as_of": timezone.localtime(),
+            "refresh": REFRESH_SECONDS,
+            "problems": {page.alias: problem} if problem else {},
+            "detail": detail,
+            "facts": markup.facts(lock) if lock else [],
+            "reference": _reference(lock) if lock else "",
+            "waiting": [markup.waiter(one) for one in detail.waiters] if detail else [],
+            "unnamed_waiters": lock.waiters - len(detail.waiters) if detail and lock else 0,
+            "past": [markup.past(lease) for lease in detail.past[: -PAST_LINES - 1 : -1]]
+            if detail
+            else [],
+            "earlier": max(0, len(detail.past) - PAST_LINES) if detail else 0,
+            "timeline": timeline.draw(detail) if detail else None,
+            "record": record,
+            "may_release": self.has_force_release_permission(request),
+            **(extra_context or {}),
+        }
+        request.current_app = self.admin_site.name
+        template = "admin/django_redislock/heldlock/detail.html"
+        return TemplateResponse(request, template, context)
+
+    # --- force release ------------------------------------------------------------------------
+
+    def get_urls(self) -> list[Any]:
+        """One more: the confirmation and the act."""
+        view = self.admin_site.admin_view(self.force_release_view)
+        return [
+            path("force-release/", view, name="django_redislock_heldlock_force_release"),
+            *super().get_urls(),
+        ]
+
+    @admin.action(
+        permissions=["force_release"], description="Force release selected %(verbose_name_plural)s"
+    )
+    def force_release(self, request: HttpRequest, queryset: list[str]) -> HttpResponse:
+        """From the list: what was ticked goes to the confirmation."""
+        return self._confirm(request, queryset)
+
+    def force_release_view(self, request: HttpRequest) -> HttpResponse:
+        """Asks for confirmation, and having it releases exactly the leases that were shown."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        if not self.has_force_release_permission(request):
+            raise PermissionDenied
+        references = request.POST.getlist("lease")
+        if "confirmed" not in request.POST:
+            return self._confirm(request, references)
+        pages = [page for one in references if (page := self._release(request, one))]
+        name = "change" if len(pages) == len(references) == 1 else "changelist"
+        args = [quote(pages[0].key)] if name == "change" else []
+        return HttpResponseRedirect(
+            reverse(f"admin:{self._url_name(name)}", args=args, current_app=self.admin_site.name)
+        )
+
+    def _url_name(self, name: str) -> str:
+        return f"{self.opts.app_label}_{self.opts.model_name}_{name}"
+
+    def _confirm(self, request: HttpRequest, references: list[str]) -> HttpResponse:
+        locks, gone = [], []
+        try:
+            for page, id in filter(None, map(_referred, references)):  # noqa: A001
+                lock = held.get(page.name, using=page.alias)
+                if lock is not None and lock.id == id:
+                    shown = {"title": visible(page.name), "reference": _reference(lock)}
+                    locks.append((shown, markup.facts(lock)))
+                else:
+                    gone.append((visible(page.name), lock and markup.owner(lock.owner)))
+        except (LockUnavailable, InvalidLockName, ImproperlyConfigured) as error:
+            messages.error(request, _problem(error))
+            return HttpResponseRedirect(reverse(f"admin:{self._url_name('changelist')}"))
+        context = {
+            **self.admin_site.each_context(request),
+            "title": "Force release",
+            "subtitle": None,
+            "opts": self.opts,
+            "media": self.media,
+            "locks": locks,
+            "gone": gone,
+        }
+        request.current_app = self.admin_site.name
+        template = "admin/django_redislock/heldlock/force_release_confirmation.html"
+        return TemplateResponse(request, template, context)
+
+    def _release(self, request: HttpRequest, reference: str) -> HeldLock | None:
+        """Release one lease, and say what came of it."""
+        referred = _referred(reference)
+        if referred is None:
+            return None
+        page, id = referred  # noqa: A001
+        reason = request.POST.get("reason", "")[:200]
+        by = f"{request.user.get_username()} in the admin"
+        try:
+            lock = held.get(page.name, using=page.alias)
+            released = held.force_release(page.name, id, using=page.alias, by=by, reason=reason)
+            now = held.get(page.name, using=page.alias)
+        except (LockUnavailable, InvalidLockName, ImproperlyConfigured) as error:
+            messages.error(request, f"{visible(page.name)} was not released. {_problem(error)}")
+            return page
+        if released:
+            holder = visible(str(lock.owner)) if lock and lock.id == id else "somebody"
+            done = f"Released by force: lease {visible(id)} of {holder}."
+            self.log_change(request, page, f"{done} {visible(reason)}".strip())
+            follows = f" {visible(str(now.owner))} has it now." if now else ""
+            messages.success(
+                request,
+                f"{visible(page.name)} was released. {holder} is not stopped; it learns of its"
+                f" loss when it next renews or checks the lease.{follows}",
+            )
+        elif now is None:
+            messages.warning(
+                request, f"{visible(page.name)} was free already. Nothing was released."
+            )
+        else:
+            messages.warning(
+                request,
+                f"{visible(page.name)} was not released: somebody newer holds it now,"
+                f" {visible(str(now.owner))}.",
+            )
+        return page
+
+
+def _reference(lock: held.HeldLock) -> str:
+    """One lease of a lock, as forms carry it."""
+    return f"{HeldLock.of(lock).key}:{lock.id}"
+
+
+def _referred(reference: str) -> tuple[HeldLock, str] | None:
+    """The lock and the lease id; None if it is no reference of ours."""
+    key, colon, id = reference.partition(":")  # noqa: A001
+    page = HeldLock.with_key(key)
+    return (page, id) if page and colon else None
+
+
+def _problem(error: Exception) -> str:
+    """What keeps us from looking, as a sentence."""
+    if isinstance(error, LockUnavailable):
+        return f"The server of the locks cannot answer: {visible(error.problem)}."
+    return visible(str(error))
+
+
+def _has_many_aliases() -> bool:
+    try:
+        return len(conf.aliases()) > 1
+    except ImproperlyConfigured:
+        return False
+
+
+def _record(page: HeldLock) -> list[tuple[str, Any]]:
+    found = held.record(page.name, using=page.alias)
+    return markup.record(found) if found else []
+
+
+def _only_skipped(aliases: list[str]) -> list[dict[str, Any]]:
+    """Tasks that have only been skipped since their last success, the longest ago first."""
+    found = []
+    for alias in aliases:
+        with suppress(LockUnavailable, ImproperlyConfigured):  # The list has said so already.
+            found += [one for one in held.records(using=alias, limit=RECORDS) if _is_stuck(one)]
+    found.sort(key=lambda one: one.last_success.at if one.last_success else 0.0)
+    return [
+        {
+            "key": quote(HeldLock.named(one.name, one.alias).key),
+            "name": markup.name(one.name),
+            "skips": one.skips,
+            "last_success": one.last_success and duration(one.last_success.ago),
+            "last_skip": one.last_skip and duration(one.last_skip.ago),
+        }
+        for one in found
+    ]
+
+
+def _is_stuck(record: held.Record) -> bool:
+    skip, success, failure = record.last_skip, record.last_success, record.last_failure
+    if not record.skips or skip is None:
+        return False
+    done = max(run.at if run else 0.0 for run in (success, failure))
+    # The runs of other servers on the same occasion are skipped too: that is what locks are for.
+    return skip.at > done + SAME_OCCASION

@@ -1,0 +1,105 @@
+"""System checks of tasks: what their options promise and Celery's settings do not keep.
+
+W050 to W054; see docs/celery.md.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from celery import current_app
+from celery.backends.base import DisabledBackend
+from django.apps import apps
+from django.core import checks
+
+from django_redislock.celery.decorator import SingleInstanceTask
+from django_redislock.celery.defer import acks_late, visibility_timeout
+from django_redislock.conf import backends
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+LONGEST_WAIT = 60.0  # Seconds that a run may keep a worker slot waiting.
+
+
+def check_tasks(app_configs: Any, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Check every single-instance task of the current Celery application."""
+    app = current_app._get_current_object()
+    # Tasks are known once their modules are imported. (Not by import_default_modules(): Celery
+    # then runs all system checks first, this one among them.)
+    for module in app.loader.default_modules:
+        app.loader.import_task_module(module)
+    if apps.ready:
+        app.autodiscover_tasks(force=True)
+    tasks = [task for task in app.tasks.values() if isinstance(task, SingleInstanceTask)]
+    return [message for task in tasks for message in _check(task)]
+
+
+def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
+    options = task._single_instance
+    conf = backends[options.using].conf
+    max_hold = conf.max_hold if options.max_hold is None else options.max_hold
+    time_limit = _seconds(task.time_limit, task.app.conf.task_time_limit)
+    visible = visibility_timeout(task.app)
+
+    if options.key is None and (names := _arguments(task)):
+        yield _warning(
+            task,
+            "W050",
+            f"takes arguments ({', '.join(names)}) but names no key, so one run with any"
+            " arguments keeps out all others",
+            f'Put what tells runs apart into the key: key="{task.name}:{{{names[0]}}}"; or say'
+            f' that one lock for all is meant: key="{task.name}".',
+        )
+    longest = max(max_hold or 0.0, time_limit or 0.0)
+    if acks_late(task) and longest > visible:
+        yield _warning(
+            task,
+            "W051",
+            f"may run for {longest:g} s and has acks_late, but the broker delivers it again after"
+            f" {visible:g} s (visibility_timeout)",
+            "It would not run twice, but go back and forth meanwhile. Raise visibility_timeout in"
+            " broker_transport_options above its longest run.",
+        )
+    if max_hold is not None and time_limit is not None and time_limit > max_hold:
+        yield _warning(
+            task,
+            "W052",
+            f"has a hard time limit of {time_limit:g} s, but its lease ends after {max_hold:g} s"
+            " (max_hold), while it still may run",
+            "Let max_hold be above the time limit.",
+        )
+    wait = conf.wait if options.wait is None else options.wait
+    if options.on_conflict == "wait" and wait > LONGEST_WAIT:
+        yield _warning(
+            task,
+            "W053",
+            f"may keep a worker slot waiting for {wait:g} s",
+            'on_conflict="retry" comes back later and leaves the slot to others meanwhile.',
+        )
+    if acks_late(task) and not task.ignore_result and isinstance(task.backend, DisabledBackend):
+        yield _warning(
+            task,
+            "W054",
+            "has acks_late, but there is no result backend that tells a duplicate delivery"
+            " whether the first one has reported",
+            "Set result_backend, or ignore_result=True on the task: then what follows it in a"
+            " chain may start twice.",
+        )
+
+
+def _warning(task: SingleInstanceTask, id: str, what: str, hint: str) -> checks.Warning:  # noqa: A002
+    return checks.Warning(f"Task {task.name} {what}.", hint=hint, id=f"django_redislock.{id}")
+
+
+def _seconds(*limits: Any) -> float | None:
+    """The first that is set."""
+    return next((float(limit) for limit in limits if limit is not None), None)
+
+
+def _arguments(task: SingleInstanceTask) -> Sequence[str]:
+    return list(inspect.signature(inspect.getattr_static(type(task), "run")).parameters)[1:]
+
+
+checks.register(check_tasks, "django_redislock")

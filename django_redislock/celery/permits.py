@@ -1,0 +1,104 @@
+"""limit=N: a run needs one permit of N, and each permit is a lock of its own.
+
+The permits of the name "report" are the locks "report#1", "report#2" and so on. So each has its
+own lease, expiry, renewal and fence, is a row of its own for operators, and can be released by
+force alone; no counter can drift. What it costs: a look at all of them before and after a grant,
+and no order among those who wait.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from django_redislock import flows, scripts
+from django_redislock.backends.base import read_holding
+from django_redislock.conf import backends
+from django_redislock.flows import Busy, Call, Finished
+from django_redislock.lease import Lease
+from django_redislock.lock import Lock
+
+if TYPE_CHECKING:
+    from django_redislock.backends.base import Backend
+    from django_redislock.flows import Done, Run
+    from django_redislock.lock import Options
+
+LOOK_EVERY = 1.0  # Seconds; one who waits stands in the queue of one permit at a time.
+
+
+def take(
+    name: str, limit: int, options: Options, run: Run
+) -> tuple[Lock | None, Lease | Busy | Done | Finished]:
+    """Take one of the permits of *name* for *run*.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    backend = backends[options.using]
+    names = [f"{name}#{number}" for number in range(1, limit + 1)]
+    wait = backend.conf.wait if options.wait is None else options.wait
+    give_up = backend.clock() + wait
+    while True:
+        left = max(give_up - backend.clock(), 0.0)
+        taken = _look(backend, name, names, run)
+        if isinstance(taken, Finished):
+            return None, taken
+        if duplicate := _held_by(run, taken.values()):
+            return None, duplicate
+        free = [one for one in names if one not in taken]
+        # All start with another one, or all but the first would find it taken.
+        random.shuffle(free)
+        for one in free:
+            lock = Lock(one, options._replace(wait=0.0))
+            outcome = lock.attempt()
+            if isinstance(outcome, Lease):
+                return _checked(backend, name, names, lock, outcome, run)
+        if not free:
+            first = min(taken, key=lambda one: taken[one].expires_in)
+            if not left:
+                return None, taken[first]
+            lock = Lock(first, options._replace(wait=min(left, LOOK_EVERY)))
+            outcome = lock.attempt()
+            if isinstance(outcome, Lease):
+                return _checked(backend, name, names, lock, outcome, run)
+
+
+def _checked(
+    backend: Backend, name: str, names: list[str], lock: Lock, lease: Lease, run: Run
+) -> tuple[Lock | None, Lease | Busy | Finished]:
+    """Give the permit back if the same run has got another one, or is finished, meanwhile.
+
+    Each looks after its grant, so of two duplicates at least one sees the other; both may.
+    """
+    if not run.id:
+        return lock, lease
+    try:
+        taken = _look(backend, name, [one for one in names if one != lock.name], run)
+    except BaseException:
+        lock.release(success=False)
+        raise
+    in_the_way = taken if isinstance(taken, Finished) else _held_by(run, taken.values())
+    if in_the_way is None:
+        return lock, lease
+    lock.release(success=False)
+    return None, in_the_way
+
+
+def _look(backend: Backend, name: str, names: list[str], run: Run) -> dict[str, Busy] | Finished:
+    """Which of the permits are taken, by whom; or that the run is finished. One round trip."""
+    calls = [backend.look(one) for one in names]
+    if run.id:
+        calls.append(Call(scripts.FINISHED, name, (run.id,), backend.within))
+    answers = backend.ask_many(calls)
+    if run.id and (ago := int(answers.pop())) >= 0:
+        return Finished(ago / 1000)
+    return {
+        one: Busy(data, max(int(left_ms), 0) / 1000)
+        for one, (data, left_ms, *_) in zip(names, answers, strict=True)
+        if data
+    }
+
+
+def _held_by(run: flows.Run, taken: object) -> Busy | None:
+    held = (one for one in taken if read_holding(one.value).owner.task_id == run.id)  # type: ignore[attr-defined]
+    return next(held, None) if run.id else None
