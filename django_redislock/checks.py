@@ -1,7 +1,7 @@
 """System checks. Each id has a section in docs/checks.md; ids are never used again.
 
 E001 to W019 judge the settings alone. E020 to W039 ask the server, which ``manage.py check`` does
-with ``--deploy`` only. (Celery's are in django_redislock.celery.)
+with ``--deploy`` only. (Those of tasks are in django_redislock.celery.checks, from W050 on.)
 """
 
 from __future__ import annotations
@@ -28,19 +28,24 @@ if TYPE_CHECKING:
 
 DOCS = "See docs/checks.md."
 
-# What the doctor finds, by what it is about: the id of a "warn" and of a "fail".
+# What the doctor may find. (That a cache shares the database is known without asking: W004.)
 _FOUND = {
-    "server": ("W020", "E020"),
-    "version": ("W021", "E021"),
-    "cluster": ("W022", "E022"),
-    "rights": ("W023", "E023"),
-    "scripting": ("W024", "E024"),
-    "eviction": ("W025", "E025"),
-    "persistence": ("W026", "E026"),
-    "replication": ("W027", "E027"),
-    "clock": ("W028", "E028"),
-    "keys": ("W029", "E029"),
-    "index": ("W030", "E030"),
+    ("server", "warn"): "W020",
+    ("server", "fail"): "E020",
+    ("version", "warn"): "W021",
+    ("version", "fail"): "E021",
+    ("cluster", "fail"): "E022",
+    ("rights", "fail"): "E023",
+    ("scripting", "warn"): "W024",
+    ("eviction", "warn"): "W025",
+    ("eviction", "fail"): "E025",
+    ("persistence", "warn"): "W026",
+    ("persistence", "fail"): "E026",
+    ("replication", "warn"): "W027",
+    ("replication", "fail"): "E027",
+    ("clock", "warn"): "W028",
+    ("keys", "fail"): "E029",
+    ("index", "warn"): "W030",
 }
 
 
@@ -83,12 +88,10 @@ def check_servers(
         if isinstance(backend, InMemoryBackend):
             continue
         for finding in doctor.examine(one.alias):
-            if finding.level == "ok" or finding.about not in _FOUND:
+            id = _FOUND.get((finding.about, finding.level))  # noqa: A001
+            if id is None:
                 continue
-            warning, error = _FOUND[finding.about]
-            kind, id = (  # noqa: A001
-                (checks.Error, error) if finding.level == "fail" else (checks.Warning, warning)
-            )
+            kind = checks.Error if finding.level == "fail" else checks.Warning
             text = f"REDISLOCK[{one.alias!r}], {finding.about}: {finding.says}."
             found.append(kind(text, hint=finding.advice, id=f"django_redislock.{id}"))
     return found

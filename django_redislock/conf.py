@@ -184,22 +184,16 @@ def _setting() -> dict[str, Any]:
     return setting
 
 
-class Backends:
+class Backends(dict[str, "Backend"]):
     """The backend of each alias, made when first used and shared by all threads."""
 
-    def __init__(self) -> None:
-        self._made: dict[str, Backend] = {}
-
-    def __getitem__(self, alias: str) -> Backend:
-        try:
-            return self._made[alias]
-        except KeyError:
-            return self._made.setdefault(alias, make(conf(alias)))
+    def __missing__(self, alias: str) -> Backend:
+        return self.setdefault(alias, make(conf(alias)))
 
     def reset(self) -> None:
         """Forget them, as when settings change. Leases keep the backend that granted them."""
-        made, self._made = self._made, {}
-        for backend in made.values():
+        while self:
+            _, backend = self.popitem()
             backend.retire()
 
 

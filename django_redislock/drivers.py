@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from django_redislock.flows import Call
+
 if TYPE_CHECKING:
     from django_redislock.flows import Flow, Performer
 
@@ -16,7 +18,8 @@ def run(flow: Flow[Result], by: Performer) -> Result:
         step = next(flow)
         while True:
             try:
-                answer = step.perform(by)
+                # Most steps are calls: by name, without a detour.
+                answer = by.call(step) if type(step) is Call else step.perform(by)
             except BaseException as error:  # noqa: BLE001 - the flow undoes what was interrupted
                 step = flow.throw(error)
             else:
@@ -24,6 +27,8 @@ def run(flow: Flow[Result], by: Performer) -> Result:
     except StopIteration as end:
         result: Result = end.value
         return result
+    finally:
+        by.close()
 
 
 async def arun(flow: Flow[Result], by: Performer) -> Result:
@@ -32,7 +37,7 @@ async def arun(flow: Flow[Result], by: Performer) -> Result:
         step = next(flow)
         while True:
             try:
-                answer = await step.perform(by)
+                answer = await (by.call(step) if type(step) is Call else step.perform(by))
             except BaseException as error:  # noqa: BLE001 - cancellation too is thrown in
                 step = flow.throw(error)
             else:
@@ -40,3 +45,5 @@ async def arun(flow: Flow[Result], by: Performer) -> Result:
     except StopIteration as end:
         result: Result = end.value
         return result
+    finally:
+        by.close()

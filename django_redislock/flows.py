@@ -15,7 +15,8 @@ import math
 import random
 from collections.abc import Generator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 from django_redislock import scripts
 from django_redislock.exceptions import LockLost, LockUnavailable
@@ -39,12 +40,16 @@ LONGEST_PAUSE = 0.128
 
 
 class Performer(Protocol):
-    """Performs the steps of one flow: each method returns the answer, or an awaitable of it."""
+    """Performs the steps of one flow: each method returns the answer, or an awaitable of it.
+
+    It is closed when the flow has ended.
+    """
 
     def call(self, step: Call) -> Any: ...
     def tell(self, step: Tell) -> Any: ...
     def listen(self, step: Listen) -> Any: ...
     def pause(self, step: Pause) -> Any: ...
+    def close(self) -> None: ...
 
 
 class Call(NamedTuple):
@@ -220,7 +225,10 @@ def _acquire(  # noqa: PLR0912 - one branch per answer of the server
             now = answer.now
             match answer.value:
                 case bytes(fence):
-                    return (yield from _granted(request, answer, fence))
+                    deadline = answer.sent + request.ttl - drift(request.ttl)
+                    if now < deadline and answer.replicas >= request.replicas:
+                        return Granted(int(fence), deadline, answer.sent)
+                    yield from _renounce(request, answer)
                 case [b"queued", place, left_ms, server_us, newly]:
                     # A place in the queue is kept for a waiter who comes back late, but only
                     # once: a waiter who is always late would cost the others a claim each time.
@@ -283,18 +291,14 @@ def _acquire_call(request: Request, mode: str, ticket: bytes) -> Call:
     )
 
 
-def _granted(request: Request, answer: Answer, fence: bytes) -> Flow[Granted]:
+def _renounce(request: Request, answer: Answer) -> Flow[NoReturn]:
+    """Give back what was over before it came (R3), or is not safe on enough servers (R11)."""
+    problem = "the grant arrived later than the ttl"
     if answer.replicas < request.replicas:
         problem = (
             f"{answer.replicas} of the {request.replicas} replicas that REPLICAS_ACK asks for"
             " acknowledged the grant"
         )
-    else:
-        deadline = answer.sent + request.ttl - drift(request.ttl)
-        if answer.now < deadline:
-            return Granted(int(fence), deadline, answer.sent)
-        # It was over before it came (R3): not a grant.
-        problem = "the grant arrived later than the ttl"
     if not (yield from _undo(request)):
         # The undo may still be on its way, and would end whatever this token is granted next.
         raise LockUnavailable(request.name, problem)
@@ -497,6 +501,7 @@ def ask(call: Call) -> Flow[Any]:
                 raise LockUnavailable(call.name, unanswered.problem) from unanswered.__cause__
 
 
+@lru_cache(maxsize=1024)  # Programs use few durations, many times.
 def milliseconds(seconds: float) -> int:
     """For the server: rounded up, and at least 1, since PEXPIRE 0 deletes."""
     return max(1, math.ceil(seconds * 1000))

@@ -176,19 +176,24 @@ class Lease:
         self._keeper = keeper
         self._process = process
         self._lost_reason: LostReason | None = None
-        self._ended = False
         self._unanswered = False  # Whether the last renewal was.
         self._slot = 0  # Where the watchdog keeps it.
         self._callbacks: list[Callable[[Lease], object]] | None = None
         self._mutex = threading.Lock()
+        self._ended = False  # Set last, see __del__.
 
     def __repr__(self) -> str:
         state = "held" if self.held else self.lost_reason or "ended"
         return f"<Lease {self.id} of {self.name!r}: {state}, fence {self.fence}>"
 
     def __del__(self) -> None:
-        # __init__ may not have run to its end, and a destructor must not ask a server.
-        if hasattr(self, "_mutex") and self._active and self._keeper.clock() < self._deadline:
+        try:
+            if self._ended:
+                return
+        except AttributeError:
+            return  # __init__ did not run to its end.
+        # A destructor must not ask a server.
+        if self._active and self._keeper.clock() < self._deadline:
             logger.warning(
                 "The held lease %s of lock %r was dropped without a release; the lock stays"
                 " taken for %.1f s more. Keep the handle, or use `with`.",

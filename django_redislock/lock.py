@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import inspect
 import logging
 import math
-import secrets
+import os
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from functools import lru_cache
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, ParamSpec, TypeVar
 from weakref import ref
 
 from django_redislock import flows, signals
@@ -91,10 +92,6 @@ class Terms(NamedTuple):
 
 
 def _terms(backend: Backend, options: Options) -> Terms:
-    # Programs use few combinations, many times.
-    known: Terms | None = backend.terms.get(options)
-    if known is not None:
-        return known
     conf = backend.conf
     ttl = conf.ttl if options.ttl is None else options.ttl
     max_hold = conf.max_hold if options.max_hold is None else options.max_hold
@@ -144,19 +141,33 @@ def distributed_lock(
         InvalidLockName: The name cannot be a lock's name.
         ValueError: An argument is of the wrong type or out of range.
     """
-    return Lock(
-        check_name(name, template=isinstance(name, str) and "{" in name),
-        Options(
-            ttl=None if ttl is None else seconds(ttl, "ttl", least=SHORTEST_TTL),
-            wait=None if wait is None else seconds(wait, "wait", endless=True),
-            renew=None if renew is None else flag(renew, "renew"),
-            max_hold=None
-            if max_hold is None
-            else seconds(max_hold, "max_hold", least=SHORTEST_TTL),
-            min_hold=0.0 if min_hold is None else seconds(min_hold, "min_hold"),
-            reentrant=flag(reentrant, "reentrant"),
-            using=using,
-        ),
+    given = (ttl, wait, renew, max_hold, min_hold, reentrant, using)
+    try:
+        options = _options(*given)
+    except TypeError:  # An argument that cannot be hashed; the check says which.
+        options = _options.__wrapped__(*given)
+    return Lock(check_name(name, template=isinstance(name, str) and "{" in name), options)
+
+
+# Programs use few combinations, many times. Typed: 1 is no flag, though it equals True.
+@lru_cache(maxsize=MAX_KNOWN_TERMS, typed=True)
+def _options(
+    ttl: Seconds | None,
+    wait: Seconds | None,
+    renew: bool | None,
+    max_hold: Seconds | None,
+    min_hold: Seconds | None,
+    reentrant: bool,
+    using: str,
+) -> Options:
+    return Options(
+        ttl=None if ttl is None else seconds(ttl, "ttl", least=SHORTEST_TTL),
+        wait=None if wait is None else seconds(wait, "wait", endless=True),
+        renew=None if renew is None else flag(renew, "renew"),
+        max_hold=None if max_hold is None else seconds(max_hold, "max_hold", least=SHORTEST_TTL),
+        min_hold=0.0 if min_hold is None else seconds(min_hold, "min_hold"),
+        reentrant=flag(reentrant, "reentrant"),
+        using=using,
     )
 
 
@@ -202,31 +213,51 @@ class Lock:
 
     def attempt(self) -> Lease | Busy | Done | Finished:
         """As acquire(), with the whole outcome. For the package's own integrations."""
-        if nested := self._nest(blocking=True):
-            return nested
-        request = self._request()
-        started = self._backend.clock()
-        outcome = self._backend.run(flows.acquire(request, started))
+        request = self._begin(blocking=True)
+        if isinstance(request, Lease):
+            return request
+        backend = self._backend
+        started = backend.clock()
+        outcome = backend.run(flows.acquire(request, started))
         return self._conclude(request, outcome, started)
 
     async def aattempt(self) -> Lease | Busy | Done | Finished:
         """See attempt()."""
-        if nested := self._nest(blocking=False):
-            return nested
-        request = self._request()
-        started = self._backend.clock()
-        outcome = await self._backend.arun(flows.acquire(request, started))
+        request = self._begin(blocking=False)
+        if isinstance(request, Lease):
+            return request
+        backend = self._backend
+        started = backend.clock()
+        outcome = await backend.arun(flows.acquire(request, started))
         return self._conclude(request, outcome, started)
+
+    def _begin(self, *, blocking: bool) -> flows.Request | Lease:
+        """What to ask for; or the lease we are in already, if it may be taken again."""
+        if self._lease is None or not self._lease._active:
+            self._backend = backends[self._options.using]
+        backend, options, name = self._backend, self._options, self.name
+        if name in backend.leases and (nested := self._nest(blocking=blocking)):
+            return nested
+        # Programs use few combinations, many times.
+        terms = self._terms = backend.terms.get(options) or _terms(backend, options)
+        token = os.urandom(16).hex()
+        return flows.Request(
+            # What might have been a template was not judged by its length before.
+            check_name(name) if "{" in name else name,
+            token,
+            sha256(token.encode()).hexdigest()[:16],
+            current_owner(),
+            terms.first_ttl,
+            terms.wait,
+            terms.patience,
+            backend.conf.replicas_ack,
+            self._heed() if options.once or self._run else "",
+        )
 
     def _nest(self, *, blocking: bool) -> Lease | None:
         """The lease we are in already, if it may be taken again; None if we are in none."""
-        if self._lease is None or not self._lease._active:
-            self._backend = backends[self._options.using]
-        leases = self._backend.leases_of(self.name)
-        if not leases:
-            return None
         me = _current_holder()
-        for lease in leases:
+        for lease in self._backend.leases_of(self.name):
             if lease._ended or lease._process is not lease_module.process:
                 continue
             holder, held = lease._holder(), lease.held
@@ -263,25 +294,9 @@ class Lock:
                 " call blocks the loop. Use `async with`.",
             )
 
-    def _request(self) -> flows.Request:
-        terms = self._terms = _terms(self._backend, self._options)
-        token = secrets.token_hex(16)
-        return flows.Request(
-            check_name(self.name),
-            token,
-            hashlib.sha256(token.encode()).hexdigest()[:16],
-            current_owner(),
-            terms.first_ttl,
-            terms.wait,
-            terms.patience,
-            self._backend.conf.replicas_ack,
-            self._heed(),
-        )
-
     def _heed(self) -> str:
         """What would make it pointless, see lua/_heed.lua."""
-        once, run = self._options.once > 0, self._run
-        return f"{once:d}{run.id if run else ''}" if once or run else ""
+        return f"{self._options.once > 0:d}{self._run.id if self._run else ''}"
 
     def _conclude(
         self, request: flows.Request, outcome: Granted | Busy | Done | Finished, started: float
@@ -334,18 +349,18 @@ class Lock:
                 on the server within one ttl.
             LockMisuse: This handle holds no lease, or it belongs to the parent process.
         """
-        if lease := self._surrender():
-            ending = self._ending(lease, success, insist=False)
+        if surrendered := self._surrender(success, insist=False):
+            lease, ending = surrendered
             self._finish(lease, success, self._backend.run(flows.release(ending)))
 
     async def arelease(self, success: bool = True) -> None:
         """See release()."""
-        if lease := self._surrender():
-            ending = self._ending(lease, success, insist=False)
+        if surrendered := self._surrender(success, insist=False):
+            lease, ending = surrendered
             self._finish(lease, success, await self._backend.arun(flows.release(ending)))
 
-    def _surrender(self) -> Lease | None:
-        """Stop relying on the lease; None if an outer acquire still does."""
+    def _surrender(self, success: bool, *, insist: bool) -> tuple[Lease, flows.Ending] | None:
+        """Stop relying on the lease, which is to be ended; None if an outer acquire still does."""
         lease = self._lease
         if lease is None:
             raise LockMisuse(self.name, "this handle holds no lease, so there is none to release.")
@@ -359,31 +374,26 @@ class Lock:
         lease._holds -= 1
         if lease._holds:
             return None
-        if not lease.held:
+        backend, options = self._backend, self._options
+        now = backend.clock()
+        if now >= lease._deadline and not lease.held:
             lease._expire()
-        self._backend.forget(lease)
+        backend.forget(lease)
         if reason := lease._end():
             raise LockLost(self.name, reason)
-        return lease
-
-    def _ending(self, lease: Lease, success: bool, *, insist: bool) -> flows.Ending:
         # One that was renewed has a beginning in the timeline, so it must have an end.
-        lasted = (
-            lease.renewals
-            or lease.owner.task
-            or self._backend.clock() - lease.granted_at >= REMEMBERED
-        )
-        return flows.Ending(
-            name=self.name,
-            token=lease._token,
-            owner=lease.owner,
-            deadline=lease._deadline,
-            min_hold=self._options.min_hold if success else 0.0,
-            once=self._options.once if success else 0.0,
-            patience=self._terms.patience,
-            insist=insist,
-            ended=("done" if success else "failed") if lasted or self._run else "",
-            run=self._run,
+        lasted = lease.renewals or lease.owner.task or now - lease.granted_at >= REMEMBERED
+        return lease, flows.Ending(
+            lease.name,
+            lease._token,
+            lease.owner,
+            lease._deadline,
+            options.min_hold if success else 0.0,
+            options.once if success else 0.0,
+            self._terms.patience,
+            insist,
+            ("done" if success else "failed") if lasted or self._run else "",
+            self._run,
         )
 
     def _finish(self, lease: Lease, success: bool, reason: LostReason | None) -> None:
@@ -403,7 +413,8 @@ class Lock:
     def __enter__(self) -> Lease:
         depth = self._depth
         try:
-            return self._granted(self.attempt())
+            outcome = self.attempt()
+            return outcome if isinstance(outcome, Lease) else self._refuse(outcome)
         except BaseException as error:
             # A signal handler may raise after the grant and before the block.
             if self._depth > depth:
@@ -420,8 +431,8 @@ class Lock:
         if self._is_left_behind():
             return
         try:
-            if lease := self._surrender():
-                ending = self._ending(lease, success, insist=True)
+            if surrendered := self._surrender(success, insist=True):
+                lease, ending = surrendered
                 self._finish(lease, success, self._backend.run(flows.release(ending)))
         except (LockLost, LockUnavailable) as error:
             self._leave_with(error, success)
@@ -429,7 +440,8 @@ class Lock:
     async def __aenter__(self) -> Lease:
         depth = self._depth
         try:
-            return self._granted(await self.aattempt())
+            outcome = await self.aattempt()
+            return outcome if isinstance(outcome, Lease) else self._refuse(outcome)
         except BaseException as error:
             if self._depth > depth:
                 await self.__aexit__(type(error), error, None)
@@ -445,15 +457,13 @@ class Lock:
         if self._is_left_behind():
             return
         try:
-            if lease := self._surrender():
-                ending = self._ending(lease, success, insist=True)
+            if surrendered := self._surrender(success, insist=True):
+                lease, ending = surrendered
                 self._finish(lease, success, await self._backend.arun(flows.release(ending)))
         except (LockLost, LockUnavailable) as error:
             self._leave_with(error, success)
 
-    def _granted(self, outcome: Lease | Busy | Done | Finished) -> Lease:
-        if isinstance(outcome, Lease):
-            return outcome
+    def _refuse(self, outcome: Busy | Done | Finished) -> NoReturn:
         assert isinstance(outcome, Busy)
         raise LockTimeout(self.name, holder_of(outcome), outcome.expires_in)
 

@@ -68,7 +68,7 @@ class Backend(ABC):
         self.watchdog = Watchdog(self)
         # Leases that this process relies on, by name: one, or more after a loss. Weak: a lease
         # that nobody refers to any more must not be renewed.
-        self._leases: dict[str, tuple[ReferenceType[Lease], ...]] = {}
+        self.leases: dict[str, tuple[ReferenceType[Lease], ...]] = {}
         self._callbacks: ThreadPoolExecutor | None = None
         self._starting_callbacks = threading.Lock()
 
@@ -126,22 +126,25 @@ class Backend(ABC):
 
         All but the last were lost, or will turn out to be, and are not released yet.
         """
-        references = self._leases.get(name)
+        references = self.leases.get(name)
         if references is None:
             return []
         return [lease for reference in references if (lease := reference()) is not None]
 
     def watch(self, lease: Lease) -> None:
         """Look after a new lease."""
-        earlier = self._leases.get(lease.name)
-        self._leases[lease.name] = (*earlier, ref(lease)) if earlier else (ref(lease),)
+        earlier = self.leases.get(lease.name)
+        self.leases[lease.name] = (*earlier, ref(lease)) if earlier else (ref(lease),)
         self.watchdog.watch(lease)
 
     def forget(self, lease: Lease) -> None:
         """The lease is over."""
-        self._forget_all_but(
-            lease.name, [one for one in self.leases_of(lease.name) if one != lease]
-        )
+        references = self.leases.get(lease.name, ())
+        if len(references) == 1 and references[0]() is lease:
+            self.leases.pop(lease.name, None)
+        else:
+            others = [one for one in self.leases_of(lease.name) if one != lease]
+            self._forget_all_but(lease.name, others)
         self.watchdog.forget(lease)
 
     def dropped(self, name: str) -> None:
@@ -150,9 +153,9 @@ class Backend(ABC):
 
     def _forget_all_but(self, name: str, leases: list[Lease]) -> None:
         if leases:
-            self._leases[name] = tuple(map(ref, leases))
+            self.leases[name] = tuple(map(ref, leases))
         else:
-            self._leases.pop(name, None)
+            self.leases.pop(name, None)
 
     # --- keeping leases (lease.Keeper) --------------------------------------------------------
 

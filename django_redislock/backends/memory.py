@@ -388,18 +388,10 @@ class InMemoryBackend(Backend):
         self.server = Server(self._publish)
 
     def run(self, flow: Flow[Result]) -> Result:
-        session = _Session(self)
-        try:
-            return drivers.run(flow, session)
-        finally:
-            session.close()
+        return drivers.run(flow, _Session(self))
 
     async def arun(self, flow: Flow[Result]) -> Result:
-        session = _AsyncSession(self)
-        try:
-            return await drivers.arun(flow, session)
-        finally:
-            session.close()
+        return await drivers.arun(flow, _AsyncSession(self))
 
     def renew_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
         return [self.perform(call, "") for call in calls]

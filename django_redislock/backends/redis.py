@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from django_redislock.backends.wires import AsyncWire, Wire
     from django_redislock.conf import Conf
     from django_redislock.flows import Call, Flow, Listen, Pause, Tell
+    from django_redislock.scripts import Script
 
 logger = logging.getLogger("django_redislock")
 
@@ -115,18 +117,10 @@ class RedisBackend(Backend):
         return self._patience or super().patience(ttl)
 
     def run(self, flow: Flow[Result]) -> Result:
-        session = _Session(self)
-        try:
-            return drivers.run(flow, session)
-        finally:
-            session.close()
+        return drivers.run(flow, _Session(self))
 
     async def arun(self, flow: Flow[Result]) -> Result:
-        session = _AsyncSession(self)
-        try:
-            return await drivers.arun(flow, session)
-        finally:
-            session.close()
+        return await drivers.arun(flow, _AsyncSession(self))
 
     def renew_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
         within = calls[0].within
@@ -240,12 +234,11 @@ class RedisBackend(Backend):
 
     def pack(self, step: Call | Tell, channel: str, *, in_full: bool = False) -> bytes:
         """One script call as bytes: by its SHA, or *in_full* with the whole text."""
-        keys = lock_keys(self.prefix, step.name)
+        args = (*step.args, channel)
         if in_full:
-            head: tuple[str | bytes | int, ...] = ("EVAL", step.script.source, len(keys))
-        else:
-            head = ("EVALSHA", step.script.sha, len(keys))
-        return packed(*head, *keys, *step.args, channel)
+            keys = lock_keys(self.prefix, step.name)
+            return packed("EVAL", step.script.source, len(keys), *keys, *args)
+        return _head(self.prefix, step.name, step.script, len(args)) + _items(packed(*args))
 
     def new_channel(self) -> str:
         """A channel for one more connection of this process."""
@@ -316,6 +309,12 @@ class RedisBackend(Backend):
         except ReplyError as error:  # Of one lock; the others want their answers.
             return self._outcome(error, sent)
 
+    def open_wire(self) -> AsyncWire | None:
+        """The connection of the running loop, if it has one."""
+        loop_wire = self._loops.get(asyncio.get_running_loop())
+        wire = loop_wire.wire if loop_wire is not None else None
+        return None if wire is None or wire.closed else wire
+
     async def wire(self, seconds: float) -> AsyncWire:
         """The connection of the running loop."""
         loop = asyncio.get_running_loop()
@@ -324,6 +323,19 @@ class RedisBackend(Backend):
             loop_wire = self._loops[loop] = _LoopWire()
             await loop_wire.close_with_loop()
         return await loop_wire.get(self._dialer, seconds)
+
+
+@lru_cache(maxsize=4096)
+def _head(prefix: str, name: str, script: Script, args: int) -> bytes:
+    """What a call of *script* with so many arguments begins with, packed once: it has many keys."""
+    keys = lock_keys(prefix, name)
+    command = ("EVALSHA", script.sha, len(keys), *keys)
+    return b"*%d\r\n" % (len(command) + args) + _items(packed(*command))
+
+
+def _items(command: bytes) -> bytes:
+    """A packed command without its length."""
+    return command[command.index(b"$") :]
 
 
 class _Asker:
@@ -444,22 +456,25 @@ class _AsyncSession:
         try:
             wire = self._wire
             if wire is None or wire.closed:
-                wire = self._wire = await backend.wire(step.within)
+                wire = self._wire = backend.open_wire() or await backend.wire(step.within)
             if not backend.scripting:
                 return await _call_in_thread(backend, step)
             if step.listening:
                 if not wire.channel:
-                    with _time_limit(wire, step.within):
-                        await wire.subscribe(backend.new_channel())
+                    await wire.subscribe(backend.new_channel(), step.within)
                 self._id = step.listening
                 wire.expect_bell(step.listening)
-            sent = backend.clock()
-            command = backend.pack(step, wire.channel)
-            reply, acknowledged = await _answered(wire, command, step)
-            if isinstance(reply, ReplyError) and reply.code == "NOSCRIPT":
+            for in_full in (False, True):
                 sent = backend.clock()
-                command = backend.pack(step, wire.channel, in_full=True)
-                reply, acknowledged = await _answered(wire, command, step)
+                command = backend.pack(step, wire.channel, in_full=in_full)
+                answered, acknowledged = wire.send(command, step.within), 0
+                if step.replicas:
+                    replicas = wire.send(packed(*_wait_for_replicas(step)), step.within)
+                    reply, acknowledged = await answered, await replicas
+                else:
+                    reply = await answered
+                if not (isinstance(reply, ReplyError) and reply.code == "NOSCRIPT"):
+                    break
             if isinstance(reply, ReplyError):
                 if backend.forbids_scripting(reply):
                     return await _call_in_thread(backend, step)
@@ -507,26 +522,6 @@ class _AsyncSession:
             except (Unanswered, Refused):
                 break
         return task.result()
-
-
-async def _answered(wire: AsyncWire, command: bytes, step: Call) -> tuple[Any, int]:
-    with _time_limit(wire, step.within):
-        reply = wire.send(command)
-        if step.replicas:
-            acknowledged = wire.send(packed(*_wait_for_replicas(step)))
-            return await reply, await acknowledged
-        return await reply, 0
-
-
-@contextmanager
-def _time_limit(wire: AsyncWire, seconds: float) -> Iterator[None]:
-    # Replies come in order, so a late one makes the whole connection late: give it up.
-    late = TimeoutError("the server did not answer in time")
-    alarm = asyncio.get_running_loop().call_later(seconds, wire.close, late)
-    try:
-        yield
-    finally:
-        alarm.cancel()
 
 
 def _wait_for_replicas(step: Call) -> tuple[str | int, ...]:

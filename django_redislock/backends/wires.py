@@ -11,6 +11,7 @@ carries its commands.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import ssl
 import threading
@@ -360,7 +361,7 @@ class Pool:
         return len(self._idle) + self._limit - self._made
 
 
-class AsyncWire(asyncio.Protocol):
+class AsyncWire(asyncio.BufferedProtocol):
     """One connection shared by all tasks of one event loop.
 
     Replies come in the order of the commands, so any number of tasks may have one under way; a
@@ -377,7 +378,11 @@ class AsyncWire(asyncio.Protocol):
         self._transport: Any = writer.transport
         self._loop = asyncio.get_running_loop()
         self._reader = _reader()
-        self._awaited: deque[asyncio.Future[Any] | None] = deque()
+        self._buffer = bytearray(_CHUNK)
+        # What replies are still to come, and until when; a reply to tell() is for nobody.
+        self._awaited: deque[tuple[asyncio.Future[Any] | None, float]] = deque()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = math.inf
         self._subscribing: asyncio.Future[Any] | None = None
         self._bells: dict[str, deque[bytes]] = {}
         self._listeners: dict[str, asyncio.Future[None]] = {}
@@ -385,13 +390,20 @@ class AsyncWire(asyncio.Protocol):
         self.channel = ""
         self._transport.set_protocol(self)
 
-    def send(self, command: bytes) -> asyncio.Future[Any]:
-        """Send one packed command; the future is its reply, or raises when the wire is lost."""
+    def send(self, command: bytes, seconds: float) -> asyncio.Future[Any]:
+        """Send one packed command; the future is its reply, or raises when the wire is lost.
+
+        Replies come in order, so one that is late makes the whole connection late: it is given up
+        if the reply has not come after so many seconds.
+        """
         future = self._loop.create_future()
         if self.closed:
             future.set_exception(self.closed)
         else:
-            self._awaited.append(future)
+            deadline = self._loop.time() + seconds
+            self._awaited.append((future, deadline))
+            if deadline < self._alarm_at:
+                self._set_alarm(deadline)
             self._transport.write(command)
         return future
 
@@ -399,13 +411,13 @@ class AsyncWire(asyncio.Protocol):
         """Send one packed command whose reply will be dropped."""
         if self.closed:
             raise self.closed
-        self._awaited.append(None)
+        self._awaited.append((None, math.inf))
         self._transport.write(command)
 
-    async def subscribe(self, channel: str) -> None:
+    async def subscribe(self, channel: str, seconds: float) -> None:
         """Be rung from now on, on *channel* or on the one that another task asked for before."""
         if self._subscribing is None:
-            self._subscribing = self.send(packed("SUBSCRIBE", channel))
+            self._subscribing = self.send(packed("SUBSCRIBE", channel), seconds)
             # Whoever awaits it may be cancelled; its exception is theirs, not the loop's.
             self._subscribing.add_done_callback(lambda future: future.exception())
         reply = await asyncio.shield(self._subscribing)
@@ -451,10 +463,13 @@ class AsyncWire(asyncio.Protocol):
             os.dup2(null, sock.fileno())
             os.close(null)
 
-    # --- asyncio.Protocol ---
+    # --- asyncio.BufferedProtocol: a plain one is given a new buffer of 256 KB for each reply ---
 
-    def data_received(self, data: bytes) -> None:
-        self._reader.feed(data)
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._reader.feed(self._buffer, 0, nbytes)  # type: ignore[arg-type] # any buffer
         while (item := self._reader.gets()) is not _NOTHING:
             if isinstance(item, hiredis.PushNotification):
                 self._pushed(item)
@@ -465,7 +480,7 @@ class AsyncWire(asyncio.Protocol):
         self._lose(exc or ConnectionError("the server closed the connection"))
 
     def _answered(self, item: Any) -> None:
-        future = self._awaited.popleft()
+        future, _ = self._awaited.popleft()
         if future is not None and not future.done():
             future.set_result(item)
 
@@ -483,10 +498,30 @@ class AsyncWire(asyncio.Protocol):
         if self.closed:
             return
         self.closed = error
-        for future in (*self._awaited, *self._listeners.values()):
+        if self._alarm is not None:
+            self._alarm.cancel()
+        for future in (*(future for future, _ in self._awaited), *self._listeners.values()):
             if future is not None and not future.done():
                 future.set_exception(error)
         self._awaited.clear()
+
+    # One alarm for all that is awaited. It is not taken back when a reply comes: most go off once
+    # in a while, and find that nothing is late.
+
+    def _set_alarm(self, when: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_at = when
+        self._alarm = self._loop.call_at(when, self._find_late)
+
+    def _find_late(self) -> None:
+        first = min((deadline for _, deadline in self._awaited), default=math.inf)
+        if first <= self._alarm_at:
+            self.close(TimeoutError("the server did not answer in time"))
+        elif first < math.inf:
+            self._set_alarm(first)
+        else:
+            self._alarm, self._alarm_at = None, math.inf
 
 
 def packed(*command: str | bytes | int) -> bytes:
