@@ -56,6 +56,13 @@ def flag(value: object, argument: str) -> bool:
     return value
 
 
+def text(value: object, argument: str) -> str:
+    """Return a non-empty string, or raise ValueError naming the argument."""
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{argument} must be a non-empty string, not {value!r}.")
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Conf:
     """One alias of REDISLOCK. Durations are seconds."""
@@ -107,17 +114,11 @@ def _max_hold(value: object, where: str) -> float | None:
     return None if value is None else seconds(value, where, least=SHORTEST_TTL)
 
 
-def _text(value: object, where: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{where} must be a non-empty string, not {value!r}.")
-    return value
-
-
 def _prefix(value: object, where: str) -> str:
-    prefix = _text(value, where)
-    if any(char in "{}*?[]\\" or char.isspace() or not char.isprintable() for char in prefix):
+    prefix = text(value, where)
+    if any(char in "{}*?[]\\|" or char.isspace() or not char.isprintable() for char in prefix):
         raise ValueError(
-            f"{where} must have no braces, glob characters or white space, not {prefix!r}:"
+            f"{where} must have no braces, glob characters, bars or white space, not {prefix!r}:"
             " a lock's name alone decides its cluster slot, and listings match the prefix."
         )
     return prefix
@@ -145,7 +146,7 @@ def _replicas(value: object, where: str) -> int:
 
 
 _PARSERS: dict[str, Any] = {
-    "BACKEND": _text,
+    "BACKEND": text,
     "LOCATION": _location,
     "OPTIONS": _options,
     "KEY_PREFIX": _prefix,

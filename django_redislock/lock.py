@@ -14,10 +14,12 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, ParamSpec, TypeVar
 from weakref import ref
 
+from asgiref.sync import iscoroutinefunction
+
 from django_redislock import flows, signals
 from django_redislock import lease as lease_module
 from django_redislock.backends.base import read_holding
-from django_redislock.conf import DEFAULT_ALIAS, SHORTEST_TTL, backends, flag, seconds
+from django_redislock.conf import DEFAULT_ALIAS, SHORTEST_TTL, backends, flag, seconds, text
 from django_redislock.exceptions import LockLost, LockMisuse, LockTimeout, LockUnavailable
 from django_redislock.flows import Busy, Done, Finished, Granted
 from django_redislock.lease import Lease, Owner
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
     from types import TracebackType
+
+    from django.dispatch import Signal
 
     from django_redislock.backends.base import Backend
     from django_redislock.exceptions import LostReason
@@ -167,7 +171,7 @@ def _options(
         max_hold=None if max_hold is None else seconds(max_hold, "max_hold", least=SHORTEST_TTL),
         min_hold=0.0 if min_hold is None else seconds(min_hold, "min_hold"),
         reentrant=flag(reentrant, "reentrant"),
-        using=using,
+        using=text(using, "using"),
     )
 
 
@@ -218,8 +222,10 @@ class Lock:
             return request
         backend = self._backend
         started = backend.clock()
-        outcome = backend.run(flows.acquire(request, started))
-        return self._conclude(request, outcome, started)
+        outcome = self._conclude(request, backend.run(flows.acquire(request, started)))
+        if news := self._news_of(outcome, started):
+            _tell(*news)
+        return outcome
 
     async def aattempt(self) -> Lease | Busy | Done | Finished:
         """See attempt()."""
@@ -228,8 +234,10 @@ class Lock:
             return request
         backend = self._backend
         started = backend.clock()
-        outcome = await backend.arun(flows.acquire(request, started))
-        return self._conclude(request, outcome, started)
+        outcome = self._conclude(request, await backend.arun(flows.acquire(request, started)))
+        if news := self._news_of(outcome, started):
+            await _atell(*news)
+        return outcome
 
     def _begin(self, *, blocking: bool) -> flows.Request | Lease:
         """What to ask for; or the lease we are in already, if it may be taken again."""
@@ -299,41 +307,45 @@ class Lock:
         return f"{self._options.once > 0:d}{self._run.id if self._run else ''}"
 
     def _conclude(
-        self, request: flows.Request, outcome: Granted | Busy | Done | Finished, started: float
+        self, request: flows.Request, outcome: Granted | Busy | Done | Finished
     ) -> Lease | Busy | Done | Finished:
-        backend = self._backend
-        if isinstance(outcome, Granted):
-            terms = self._terms
-            lease = Lease(
-                name=request.name,
-                token=request.token,
-                id=request.id,
-                fence=outcome.fence,
-                owner=request.owner,
-                ttl=terms.ttl,
-                deadline=outcome.deadline,
-                settled=outcome.settled,
-                granted_at=outcome.at,
-                hold_until=outcome.at + terms.max_hold,
-                auto_renew=terms.renew,
-                keeper=backend,
-                holder=ref(_current_holder()),
-            )
-            self._lease, self._depth = lease, 1
-            backend.watch(lease)
+        if not isinstance(outcome, Granted):
+            return outcome
+        backend, terms = self._backend, self._terms
+        lease = Lease(
+            name=request.name,
+            token=request.token,
+            id=request.id,
+            fence=outcome.fence,
+            owner=request.owner,
+            ttl=terms.ttl,
+            deadline=outcome.deadline,
+            settled=outcome.settled,
+            granted_at=outcome.at,
+            hold_until=outcome.at + terms.max_hold,
+            auto_renew=terms.renew,
+            keeper=backend,
+            holder=ref(_current_holder()),
+        )
+        self._lease, self._depth = lease, 1
+        backend.watch(lease)
+        return lease
+
+    def _news_of(
+        self, outcome: Lease | Busy | Done | Finished, started: float
+    ) -> tuple[Signal, dict[str, Any]] | None:
+        if isinstance(outcome, Lease):
             if signals.lock_acquired.receivers:
-                waited = backend.clock() - started
-                signals.lock_acquired.send_robust(sender=Lock, lease=lease, waited=waited)
-            return lease
-        if isinstance(outcome, Busy) and signals.lock_timed_out.receivers:
-            signals.lock_timed_out.send_robust(
-                sender=Lock,
-                name=self.name,
-                using=backend.alias,
-                holder=holder_of(outcome),
-                waited=backend.clock() - started,
-            )
-        return outcome
+                waited = self._backend.clock() - started
+                return signals.lock_acquired, {"lease": outcome, "waited": waited}
+        elif isinstance(outcome, Busy) and signals.lock_timed_out.receivers:
+            return signals.lock_timed_out, {
+                "name": self.name,
+                "using": self._backend.alias,
+                "holder": holder_of(outcome),
+                "waited": self._backend.clock() - started,
+            }
+        return None
 
     # --- release ------------------------------------------------------------------------------
 
@@ -351,13 +363,16 @@ class Lock:
         """
         if surrendered := self._surrender(success, insist=False):
             lease, ending = surrendered
-            self._finish(lease, success, self._backend.run(flows.release(ending)))
+            if news := self._finish(lease, success, self._backend.run(flows.release(ending))):
+                _tell(*news)
 
     async def arelease(self, success: bool = True) -> None:
         """See release()."""
         if surrendered := self._surrender(success, insist=False):
             lease, ending = surrendered
-            self._finish(lease, success, await self._backend.arun(flows.release(ending)))
+            reason = await self._backend.arun(flows.release(ending))
+            if news := self._finish(lease, success, reason):
+                await _atell(*news)
 
     def _surrender(self, success: bool, *, insist: bool) -> tuple[Lease, flows.Ending] | None:
         """Stop relying on the lease, which is to be ended; None if an outer acquire still does."""
@@ -396,17 +411,17 @@ class Lock:
             self._run,
         )
 
-    def _finish(self, lease: Lease, success: bool, reason: LostReason | None) -> None:
+    def _finish(
+        self, lease: Lease, success: bool, reason: LostReason | None
+    ) -> tuple[Signal, dict[str, Any]] | None:
         if reason is not None:
             lease._lose(reason, at_release=True)
             raise LockLost(self.name, reason)
-        if signals.lock_released.receivers:
-            signals.lock_released.send_robust(
-                sender=Lock,
-                lease=lease,
-                held_for=self._backend.clock() - lease.granted_at,
-                success=success,
-            )
+        if not signals.lock_released.receivers:
+            return None
+        held_for = self._backend.clock() - lease.granted_at
+        news = {"lease": lease, "held_for": held_for, "success": success}
+        return signals.lock_released, news
 
     # --- with, async with ---------------------------------------------------------------------
 
@@ -433,7 +448,8 @@ class Lock:
         try:
             if surrendered := self._surrender(success, insist=True):
                 lease, ending = surrendered
-                self._finish(lease, success, self._backend.run(flows.release(ending)))
+                if news := self._finish(lease, success, self._backend.run(flows.release(ending))):
+                    _tell(*news)
         except (LockLost, LockUnavailable) as error:
             self._leave_with(error, success)
 
@@ -459,7 +475,9 @@ class Lock:
         try:
             if surrendered := self._surrender(success, insist=True):
                 lease, ending = surrendered
-                self._finish(lease, success, await self._backend.arun(flows.release(ending)))
+                reason = await self._backend.arun(flows.release(ending))
+                if news := self._finish(lease, success, reason):
+                    await _atell(*news)
         except (LockLost, LockUnavailable) as error:
             self._leave_with(error, success)
 
@@ -483,28 +501,35 @@ class Lock:
 
     def __call__(self, function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
         """Decorate a function or coroutine function: each call is made under the lock."""
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        if not callable(function):
             raise TypeError(
-                f"distributed_lock cannot decorate the generator function"
-                f" {function.__qualname__}(): its body runs after the call has returned. Use"
-                " `with` within the body."
+                f"distributed_lock decorates functions, not {function!r}; write it below"
+                " @classmethod and @property."
             )
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise _too_late(function)
         name_of = formatter(self.name, function)
         options = self._options
 
-        if inspect.iscoroutinefunction(function):
+        # asgiref knows coroutine functions that were marked as such, too.
+        if iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__):
 
             @functools.wraps(function)
             async def alocked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Any:
                 async with Lock(name_of(args, kwargs), options):
-                    return await function(*args, **kwargs)
+                    return await function(*args, **kwargs)  # type: ignore[misc] # see above
 
             return alocked  # type: ignore[return-value] # it is the coroutine that is returned
 
         @functools.wraps(function)
         def locked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
             with Lock(name_of(args, kwargs), options):
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+                if inspect.isawaitable(result) or inspect.isgenerator(result):
+                    if hasattr(result, "close"):
+                        result.close()
+                    raise _too_late(function)
+                return result
 
         return locked
 
@@ -528,6 +553,29 @@ class Lock:
         name = check_name(self.name)
         value = yield from flows.ask(backend.look(name))
         return backend.seen(name, value).holding is not None
+
+
+def _too_late(function: Callable[..., Any]) -> TypeError:
+    generates = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    what = "the generator function " if generates else ""
+    return TypeError(
+        f"distributed_lock cannot decorate {what}{getattr(function, '__qualname__', function)}():"
+        " its body runs after the call has returned, when the lock is released. Use `with` within"
+        " the body, or decorate the coroutine function itself."
+    )
+
+
+def _tell(signal: Signal, news: dict[str, Any]) -> None:
+    try:
+        signal.send_robust(sender=Lock, **news)
+    except Exception:
+        # Not a receiver's, which are logged by Django: it cannot call asynchronous receivers
+        # from blocking code in an event loop's thread.
+        logger.exception("Could not send a signal about a lock")
+
+
+async def _atell(signal: Signal, news: dict[str, Any]) -> None:
+    await signal.asend_robust(sender=Lock, **news)
 
 
 def holder_of(busy: Busy) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import string
 import unicodedata
 from functools import lru_cache
@@ -50,6 +51,24 @@ def _checked(name: str, template: bool) -> str:
     return normal
 
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
+
+
+def check_shared(name: str) -> str:
+    """Refuse a name that no other process can arrive at, and return any other.
+
+    Raises:
+        InvalidLockName: It was made from an object that shows itself by its address.
+    """
+    if _ADDRESS.search(name):
+        raise InvalidLockName(
+            _shown(name),
+            "it shows an object's address in memory, which differs from process to process; name"
+            " an attribute of the object, such as {order.pk}",
+        )
+    return name
+
+
 def formatter(
     template: str, function: Callable[..., Any]
 ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], str]:
@@ -63,6 +82,7 @@ def formatter(
             valid, at the call.
     """
     signature = inspect.signature(function)
+    called = f"{function.__qualname__}()" if hasattr(function, "__qualname__") else repr(function)
     rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
     try:
         wanted = {
@@ -83,7 +103,7 @@ def formatter(
             known = ", ".join(signature.parameters) or "none"
             raise InvalidLockName(
                 _shown(template),
-                f"it uses the argument {field!r}, which {function.__qualname__}() does not take;"
+                f"it uses the argument {field!r}, which {called} does not take;"
                 f" its arguments are: {known}",
             )
 
@@ -99,7 +119,7 @@ def formatter(
             raise InvalidLockName(
                 _shown(template), f"it cannot be formatted: {type(error).__name__}: {error}"
             ) from error
-        return check_name(name)
+        return check_shared(check_name(name))
 
     return name_of
 

@@ -77,10 +77,17 @@ class Watchdog:
             leases = self._slots[slot] = {}
         leases[lease._token] = ref(lease)
         if self._thread is None:
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._run, name=f"redislock-watchdog-{self._backend.alias}", daemon=True
             )
-            self._thread.start()
+            try:
+                thread.start()
+            except RuntimeError:
+                # No more threads, or the interpreter is shutting down. The lease is good until its
+                # deadline, and the next one tries again.
+                logger.exception("Cannot start the thread that renews lock %r", lease.name)
+            else:
+                self._thread = thread
         elif slot * GRAIN < self._wakes_at:
             self._wakes_at = slot * GRAIN
             self._changed.notify()
@@ -90,6 +97,7 @@ class Watchdog:
             with self._lock:
                 due = self._wait_until_due()
             if due is None:
+                self._backend.close_watchdog()
                 return
             try:
                 self._renew(due)

@@ -8,7 +8,6 @@ import os
 import secrets
 import threading
 from abc import ABC, abstractmethod
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import ReferenceType, WeakSet, ref
@@ -69,8 +68,6 @@ class Backend(ABC):
         # Leases that this process relies on, by name: one, or more after a loss. Weak: a lease
         # that nobody refers to any more must not be renewed.
         self.leases: dict[str, tuple[ReferenceType[Lease], ...]] = {}
-        self._callbacks: ThreadPoolExecutor | None = None
-        self._starting_callbacks = threading.Lock()
 
     def after_fork(self) -> None:
         """In a forked child: nothing of the parent's connections, threads and leases is ours."""
@@ -97,6 +94,10 @@ class Backend(ABC):
     @abstractmethod
     def renew_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
         """Run many scripts at once for the watchdog, on a connection of its own."""
+
+    @abstractmethod
+    def close_watchdog(self) -> None:
+        """Close that connection; no lease is left to renew."""
 
     @abstractmethod
     def ask_many(self, calls: Sequence[Call]) -> list[Any]:
@@ -201,12 +202,13 @@ class Backend(ABC):
             lease.lost_reason,
         )
         if lease._callbacks or signals.lock_lost.receivers:
-            with self._starting_callbacks:
-                if self._callbacks is None:
-                    self._callbacks = ThreadPoolExecutor(4, thread_name_prefix="redislock-lost")
+            # Losses are rare. A callback that hangs must stop neither other losses nor the exit.
+            thread = threading.Thread(
+                target=_tell, args=(lease,), name="redislock-lost", daemon=True
+            )
             try:
-                self._callbacks.submit(_tell, lease)
-            except RuntimeError:  # The interpreter is shutting down and takes no new threads.
+                thread.start()
+            except RuntimeError:  # No more threads, or the interpreter is shutting down.
                 _tell(lease)
 
     # --- looking ------------------------------------------------------------------------------

@@ -396,6 +396,9 @@ class InMemoryBackend(Backend):
     def renew_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
         return [self.perform(call, "") for call in calls]
 
+    def close_watchdog(self) -> None:
+        pass  # It needs none.
+
     def ask_many(self, calls: Sequence[Call]) -> list[Any]:
         return [self.perform(call, "").value for call in calls]
 

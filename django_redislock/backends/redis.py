@@ -6,10 +6,9 @@ import asyncio
 import logging
 import time
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-from weakref import WeakKeyDictionary
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -29,7 +28,7 @@ from django_redislock.flows import Answer, Bell, Refused, Unanswered
 from django_redislock.keys import channel, index_key, lock_keys, name_of, ran_index_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
     from django_redislock.backends.wires import AsyncWire, Wire
     from django_redislock.conf import Conf
@@ -96,7 +95,7 @@ class RedisBackend(Backend):
         self._pool = Pool(self._dialer.dial, self._most_connections - 1)
         self._numbers = count(1)
         self._watchdog_wire: Wire | None = None
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopWire] = WeakKeyDictionary()
+        self._loops: dict[asyncio.AbstractEventLoop, _LoopWire] = {}
 
     def after_fork(self) -> None:
         # Only this process's copies are closed; the parent goes on using its own.
@@ -112,6 +111,11 @@ class RedisBackend(Backend):
     def retire(self) -> None:
         super().retire()
         self._pool.close()
+
+    def close_watchdog(self) -> None:
+        wire, self._watchdog_wire = self._watchdog_wire, None
+        if wire is not None:
+            wire.close()
 
     def patience(self, ttl: float) -> float:
         return self._patience or super().patience(ttl)
@@ -134,9 +138,7 @@ class RedisBackend(Backend):
                 answers += self._exchange_many(self._watchdog_wire, part)
             return answers
         except Exception as error:  # noqa: BLE001 - told apart by _outcome
-            if self._watchdog_wire is not None:
-                self._watchdog_wire.close()
-                self._watchdog_wire = None
+            self.close_watchdog()
             return [self._outcome(error, sent)] * len(calls)
 
     def ask_many(self, calls: Sequence[Call]) -> list[Any]:
@@ -320,7 +322,10 @@ class RedisBackend(Backend):
         loop = asyncio.get_running_loop()
         loop_wire = self._loops.get(loop)
         if loop_wire is None:
-            loop_wire = self._loops[loop] = _LoopWire()
+            # A connection refers to its loop, so those of loops that did not end well stay here.
+            for other in [other for other in self._loops if other.is_closed()]:
+                self._loops.pop(other, None)
+            loop_wire = self._loops[loop] = _LoopWire(partial(self._loops.pop, loop, None))
             await loop_wire.close_with_loop()
         return await loop_wire.get(self._dialer, seconds)
 
@@ -470,7 +475,7 @@ class _AsyncSession:
                 answered, acknowledged = wire.send(command, step.within), 0
                 if step.replicas:
                     replicas = wire.send(packed(*_wait_for_replicas(step)), step.within)
-                    reply, acknowledged = await answered, await replicas
+                    reply, acknowledged = await asyncio.gather(answered, replicas)
                 else:
                     reply = await answered
                 if not (isinstance(reply, ReplyError) and reply.code == "NOSCRIPT"):
@@ -551,8 +556,9 @@ def _call_blocking(backend: RedisBackend, step: Call) -> Answer:
 class _LoopWire:
     """The connection of one event loop: dialed once for all tasks that want it, closed with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, forget: Callable[[], object]) -> None:
         self.wire: AsyncWire | None = None
+        self._forget = forget
         self._dialing = asyncio.Lock()
         self._closer: AsyncGenerator[None, None] | None = None
 
@@ -572,6 +578,7 @@ class _LoopWire:
         try:
             yield
         finally:
+            self._forget()
             if self.wire is not None:
                 self.wire.close()
 

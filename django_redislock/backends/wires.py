@@ -15,6 +15,7 @@ import math
 import os
 import ssl
 import threading
+import time
 from collections import deque
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -315,6 +316,7 @@ class Pool:
         wire.close()
         with self._lock:
             self._made -= 1
+            self._changed.notify_all()
         self.close()
 
     def close(self) -> None:
@@ -336,19 +338,27 @@ class Pool:
             wire.close()
 
     def _take(self, seconds: float, kept_back: int) -> Wire:
+        until = time.monotonic() + seconds
         with self._lock:
             self._waiting += 1
             try:
-                if not self._changed.wait_for(lambda: self._free() > kept_back, seconds):
-                    raise Exhausted(
-                        f"this process uses all of its {self._limit} connections; raise"
-                        " OPTIONS['max_connections']"
-                    )
+                while True:
+                    if not self._changed.wait_for(
+                        lambda: self._free() > kept_back, until - time.monotonic()
+                    ):
+                        raise Exhausted(
+                            f"this process uses all of its {self._limit} connections; raise"
+                            " OPTIONS['max_connections']"
+                        )
+                    try:
+                        return self._idle.pop()
+                    except IndexError:
+                        pass  # take() of another thread, which needs no lock, was faster.
+                    if self._made < self._limit:
+                        self._made += 1
+                        break
             finally:
                 self._waiting -= 1
-            if self._idle:
-                return self._idle.pop()
-            self._made += 1
         try:
             return self._dial(seconds)
         except BaseException:

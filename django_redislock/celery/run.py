@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import re
 import time
 from contextlib import ExitStack
 from contextvars import ContextVar
@@ -18,11 +17,11 @@ from django_redislock import records, signals
 from django_redislock.backends.base import read_holding
 from django_redislock.celery import permits
 from django_redislock.celery.defer import can_defer, carry, defer, notes, visibility_timeout
-from django_redislock.exceptions import InvalidLockName, LockTimeout, LockUnavailable
+from django_redislock.exceptions import LockTimeout, LockUnavailable
 from django_redislock.flows import Done, Finished, Run
 from django_redislock.lease import Lease
 from django_redislock.lock import Lock, done_by, holder_of
-from django_redislock.names import check_name, formatter
+from django_redislock.names import check_name, check_shared, formatter
 from django_redislock.owner import Activity, busy_with
 
 if TYPE_CHECKING:
@@ -85,25 +84,11 @@ def name_of(
     if key is None:
         return None
     if callable(key):
-        return lambda args, kwargs: _shared(check_name(key(*args, **kwargs)))
+        return lambda args, kwargs: check_shared(check_name(key(*args, **kwargs)))
     named = formatter(key, function)
     # The task itself is no argument of a run.
     itself = (None,) if bound else ()
-    return lambda args, kwargs: _shared(named((*itself, *args), kwargs))
-
-
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
-
-
-def _shared(name: str) -> str:
-    """Refuse a name that no other process can arrive at."""
-    if _ADDRESS.search(name):
-        raise InvalidLockName(
-            repr(name),
-            "it shows an object's address in memory, which differs from process to process; name"
-            " an attribute of the object in the key, such as {order.pk}",
-        )
-    return name
+    return lambda args, kwargs: named((*itself, *args), kwargs)
 
 
 def function_of(run: Any) -> tuple[Callable[..., Any], bool]:
