@@ -206,8 +206,13 @@ def make(conf: Conf) -> Backend:
         raise ImproperlyConfigured(
             f"REDISLOCK[{conf.alias!r}]['BACKEND'] {conf.backend!r} cannot be imported: {error}"
         ) from error
-    backend: Backend = cls(conf)
-    return backend
+    from django_redislock.backends.base import Backend
+
+    if not (isinstance(cls, type) and issubclass(cls, Backend)):
+        raise ImproperlyConfigured(
+            f"REDISLOCK[{conf.alias!r}]['BACKEND'] {conf.backend!r} is no backend of locks."
+        )
+    return cls(conf)
 
 
 backends = Backends()

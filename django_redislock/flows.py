@@ -119,11 +119,12 @@ class Bell(NamedTuple):
 class Unanswered(Exception):
     """The command may or may not have been carried out; trying again may help."""
 
-    def __init__(self, problem: str, sent: float, now: float) -> None:
+    def __init__(self, problem: str, sent: float, now: float, *, crowded: bool = False) -> None:
         super().__init__(problem, sent, now)
         self.problem = problem
         self.sent = sent
         self.now = now
+        self.crowded = crowded  # It was not sent: this process has no connection left to wait on.
 
 
 class Refused(Exception):
@@ -218,10 +219,12 @@ def _acquire(  # noqa: PLR0912 - one branch per answer of the server
     give_up = now + request.wait
     mode = "queue" if request.wait > 0 else "try"
     ticket, kept = b"0", False
-    failures, pause = 0, SHORTEST_PAUSE
+    failures, pause, crowded = 0, SHORTEST_PAUSE, False
     while True:
         try:
-            answer: Answer = yield _acquire_call(request, mode, ticket)
+            # A process whose waiters have taken all connections asks without queueing.
+            asked = "try" if crowded and mode == "queue" else mode
+            answer: Answer = yield _acquire_call(request, asked, ticket)
             now = answer.now
             match answer.value:
                 case bytes(fence):
@@ -243,7 +246,7 @@ def _acquire(  # noqa: PLR0912 - one branch per answer of the server
                 case [b"busy", left_ms, value]:
                     if mode != "queue":
                         return Busy(value, int(left_ms) / 1000)
-                    # There is no queue where scripting is forbidden: jittered, bounded backoff.
+                    # Not queued, for want of a connection or of scripting: bounded backoff.
                     failures = 0
                     seconds = pause * random.uniform(0.5, 1.0)
                     now = yield Pause(max(min(seconds, give_up - now), 0.0))
@@ -262,6 +265,7 @@ def _acquire(  # noqa: PLR0912 - one branch per answer of the server
         except Unanswered as unanswered:
             # The same token again, at least once, also when there is no time left to wait.
             now = unanswered.now
+            crowded = crowded or unanswered.crowded
             failures += 1
             if failures > 1:
                 if now >= give_up:

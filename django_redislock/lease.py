@@ -219,7 +219,7 @@ class Lease:
     def lost_reason(self) -> LostReason | None:
         """Why it was lost: "expired", "forced", "taken" or "unreachable"; None if it was not."""
         if self._active and not self.held and self._lost_reason is None:
-            return "expired"
+            return self._expiry_reason()
         return self._lost_reason
 
     def ensure_held(self, verify: bool = False) -> None:
@@ -316,7 +316,10 @@ class Lease:
 
     def _expire(self) -> None:
         """Note that the deadline has passed."""
-        self._lose("unreachable" if self._unanswered else "expired")
+        self._lose(self._expiry_reason())
+
+    def _expiry_reason(self) -> LostReason:
+        return "unreachable" if self._unanswered else "expired"
 
     def _run_callbacks(self) -> None:
         with self._mutex:

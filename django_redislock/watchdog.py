@@ -69,6 +69,9 @@ class Watchdog:
         with self._lock:
             self._retired = True
             self._changed.notify()
+            running = self._thread is not None
+        if not running:
+            self._backend.close_watchdog()
 
     def _put(self, lease: Lease, due: float) -> None:
         lease._slot = slot = int(due / GRAIN) + 1
@@ -93,18 +96,27 @@ class Watchdog:
             self._changed.notify()
 
     def _run(self) -> None:
-        while True:
-            with self._lock:
-                due = self._wait_until_due()
-            if due is None:
-                self._backend.close_watchdog()
-                return
-            try:
-                self._renew(due)
-            except Exception:
-                # A bug of ours must not cost the other leases their renewal.
-                logger.exception("The watchdog met an error; it goes on")
-                self._put_off(due)
+        while self._round():
+            pass
+        self._backend.close_watchdog()
+
+    def _round(self) -> bool:
+        """Renew what is due next; False if nothing will ever be.
+
+        A method of its own, so that no local variable keeps the leases while it sleeps: one that
+        nobody else refers to must not be renewed.
+        """
+        with self._lock:
+            due = self._wait_until_due()
+        if due is None:
+            return False
+        try:
+            self._renew(due)
+        except Exception:
+            # A bug of ours must not cost the other leases their renewal.
+            logger.exception("The watchdog met an error; it goes on")
+            self._put_off(due)
+        return True
 
     def _wait_until_due(self) -> list[Lease] | None:
         while True:
@@ -144,8 +156,11 @@ class Watchdog:
             self._send(batch)
 
     def _send(self, batch: list[tuple[Lease, Renewal]]) -> None:
-        # Short enough for more than one try before the first of them ends.
-        within = min(self._backend.patience(lease.ttl) / 2 for lease, _ in batch)
+        # Short enough for more than one try before the first of them ends, whatever patience the
+        # settings ask for.
+        within = (
+            min(min(self._backend.patience(lease.ttl), lease.ttl / 3) for lease, _ in batch) / 2
+        )
         calls = [flows.renewal_call(renewal, within) for _, renewal in batch]
         answers = self._backend.renew_many(calls)
         now = self._backend.clock()

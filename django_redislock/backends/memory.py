@@ -202,7 +202,7 @@ class Server:
             return _absence(lock, token)
         if lease.state == "k":
             return b"released"
-        left = lease.since + min_hold - ms
+        left = min(lease.since + min_hold - ms, min_hold)
         if once > 0:
             lock.done = (ms + once, f"{ms}|{owner}")
         if left > 0:

@@ -114,7 +114,7 @@ def _release(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     if value[32:33] == b"k":
         return [], b"released"
     now = _clock(ask) // 1000
-    left = int(value.split(b"|")[2]) + min_hold - now
+    left = min(int(value.split(b"|")[2]) + min_hold - now, min_hold)
     commands = _free(keys)
     if left > 0:
         commands = [

@@ -17,6 +17,7 @@ from django_redislock.backends import plain
 from django_redislock.backends.base import Backend
 from django_redislock.backends.wires import (
     TROUBLE,
+    Crowded,
     Dialer,
     Pool,
     ReplyError,
@@ -110,7 +111,7 @@ class RedisBackend(Backend):
 
     def retire(self) -> None:
         super().retire()
-        self._pool.close()
+        self._pool.retire()
 
     def close_watchdog(self) -> None:
         wire, self._watchdog_wire = self._watchdog_wire, None
@@ -291,7 +292,8 @@ class RedisBackend(Backend):
     def _outcome(self, error: BaseException, sent: float) -> Unanswered | Refused:
         outcome: Unanswered | Refused
         if is_transient(error):
-            outcome = Unanswered(_described(error), sent, self.clock())
+            crowded = isinstance(error, Crowded)
+            outcome = Unanswered(_described(error), sent, self.clock(), crowded=crowded)
         else:
             outcome = Refused(_described(error))
         outcome.__cause__ = error

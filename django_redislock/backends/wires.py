@@ -44,6 +44,10 @@ class Exhausted(Exception):
     """No connection became free in time."""
 
 
+class Crowded(Exhausted):
+    """There is a connection, but none that a waiter may keep."""
+
+
 class ReplyError(redis_errors.ResponseError):
     """An error reply of the server; its first word is the code."""
 
@@ -283,6 +287,7 @@ class Pool:
         self._idle: list[Wire] = []
         self._made = 0
         self._waiting = 0
+        self._retired = False
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
 
@@ -295,19 +300,22 @@ class Pool:
 
         Raises:
             Exhausted: All are in use and none was returned within *seconds*.
+            Crowded: Waiters have so many that the rest is needed for those who do not wait.
         """
         idle = self._idle
-        if not to_wait or len(idle) + self._limit - self._made > self.KEPT_BACK:
-            try:
-                return idle.pop()
-            except IndexError:
-                pass
-        return self._take(seconds, self.KEPT_BACK if to_wait else 0)
+        if to_wait and len(idle) + self._limit - self._made <= self.KEPT_BACK:
+            raise Crowded("waiters use all connections that may be kept for long")
+        try:
+            return idle.pop()
+        except IndexError:
+            return self._take(seconds)
 
     def give(self, wire: Wire) -> None:
         """Return a connection that is in step: all its replies were read, or are known to come."""
         self._idle.append(wire)
-        if self._waiting:
+        if self._retired:
+            self.close()
+        elif self._waiting:
             with self._lock:
                 self._changed.notify_all()
 
@@ -332,22 +340,26 @@ class Pool:
                 self._made -= 1
                 self._changed.notify_all()
 
+    def retire(self) -> None:
+        """Keep no idle connection from now on."""
+        self._retired = True
+        self.close()
+
     def forsake(self) -> None:
         """In a forked child: close its copies. Takes no lock: a thread that is gone may hold it."""
         for wire in self._idle:
             wire.close()
 
-    def _take(self, seconds: float, kept_back: int) -> Wire:
+    def _take(self, seconds: float) -> Wire:
         until = time.monotonic() + seconds
         with self._lock:
             self._waiting += 1
             try:
                 while True:
-                    if not self._changed.wait_for(
-                        lambda: self._free() > kept_back, until - time.monotonic()
-                    ):
+                    if not self._changed.wait_for(self._has_room, until - time.monotonic()):
+                        # One more belongs to the watchdog.
                         raise Exhausted(
-                            f"this process uses all of its {self._limit} connections; raise"
+                            f"this process uses all of its {self._limit + 1} connections; raise"
                             " OPTIONS['max_connections']"
                         )
                     try:
@@ -367,8 +379,8 @@ class Pool:
                 self._changed.notify_all()
             raise
 
-    def _free(self) -> int:
-        return len(self._idle) + self._limit - self._made
+    def _has_room(self) -> bool:
+        return bool(self._idle) or self._made < self._limit
 
 
 class AsyncWire(asyncio.BufferedProtocol):

@@ -32,7 +32,8 @@ local cooling = false
 if not plain then
   local ms = milliseconds(clock())
   local _, since = read(value)
-  local left = since + min_hold - ms
+  -- Not longer than min_hold from now, should the clock have been set back meanwhile.
+  local left = math.min(since + min_hold - ms, min_hold)
   cooling = left > 0
   if cooling then
     local record = head and call('HGET', WAITERS, head)
