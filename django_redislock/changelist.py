@@ -60,7 +60,8 @@ class Rows:
         self._facets: list[held.HeldLock] = []
         locks: list[held.HeldLock] = []
         total = 0
-        plain = only == Selection() and all(column == "expires_in" for column, _ in order)
+        by_expiry = all(column == "expires_in" for column, _ in order)
+        plain = by_expiry and only == Selection()
         for alias in using:
             try:
                 found = held.list(using=alias, limit=LOADED, latest_first=self._latest_first)
@@ -68,7 +69,9 @@ class Rows:
                 if found.partial and plain and len(using) == 1:
                     self._paged = alias
                 elif found.partial:
-                    found = held.list(using=alias, limit=SORTED, only=only)
+                    found = held.list(
+                        using=alias, limit=SORTED, only=only, latest_first=self._latest_first
+                    )
                     self.partial = self.partial or found.partial
             except LockUnavailable as error:
                 self.problems[alias] = error.problem
@@ -77,8 +80,10 @@ class Rows:
             else:
                 locks += filter(only.admits, found)
                 total = found.total
-        for column, descending in reversed(order or [("expires_in", False)]):
-            locks.sort(key=SORTS[column], reverse=descending)
+        # Those of one server come in the order in which they end, which is exact there.
+        if len(using) > 1 or not by_expiry:
+            for column, descending in reversed(order or [("expires_in", False)]):
+                locks.sort(key=SORTS[column], reverse=descending)
         self.locks = locks
         self._total = total if self._paged else len(locks)
         self.seconds = time.monotonic() - started

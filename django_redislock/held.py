@@ -211,8 +211,7 @@ def list(  # noqa: A001
     found.partial = (
         found.total > MOST_NAMES or len(names) > MOST_LOOKS or next(admitted, None) is not None
     )
-    if only.search:
-        # The names that matched were looked at first.
+    if only.search:  # The names that matched were looked at first.
         found.sort(key=lambda lock: lock.expires_in or 0.0, reverse=latest_first)
     return found
 

@@ -153,5 +153,9 @@ def moment(seconds: float) -> datetime:
 def _run(run: Run | None) -> SafeString | str:
     if run is None:
         return ""
-    how = f"took {duration(run.lasted)}" if run.lasted is not None else f"because it was {visible(run.why)}"
+    how = (
+        f"took {duration(run.lasted)}"
+        if run.lasted is not None
+        else f"because it was {visible(run.why)}"
+    )
     return format_html("{} ago, {}, {}", duration(run.ago), how, visible(str(run.owner)))

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from django.db import models
 
+from django_redislock.wording import visible
+
 if TYPE_CHECKING:
     from django_redislock import held
 
@@ -30,7 +32,7 @@ class HeldLock(models.Model):
         permissions = [("force_release_heldlock", "Can force release held locks")]
 
     def __str__(self) -> str:
-        return self.name
+        return visible(self.name)  # Django's log shows it too.
 
     @classmethod
     def named(cls, name: str, alias: str) -> HeldLock:

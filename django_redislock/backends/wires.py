@@ -63,6 +63,8 @@ TROUBLE = (OSError, EOFError, redis_errors.RedisError, hiredis.HiredisError, Exh
 
 def is_transient(error: BaseException) -> bool:
     """Whether trying again may help (R13)."""
+    if isinstance(error, Exhausted):
+        return True
     if isinstance(error, ReplyError):
         return error.code in _TRANSIENT or any(text in str(error) for text in _TRANSIENT_TEXT)
     if isinstance(error, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
