@@ -428,6 +428,7 @@ class _Session:
             raise
 
     def pause(self, step: Pause) -> float:
+        self.close()  # Others may need the connection meanwhile.
         time.sleep(step.seconds)
         return self._backend.clock()
 
