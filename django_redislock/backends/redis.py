@@ -211,27 +211,36 @@ class RedisBackend(Backend):
     ) -> list[Answer | Unanswered | Refused]:
         if not self.scripting:
             return [self._answer_plain(wire, call) for call in calls]
-        within = calls[0].within
-        batch = b"".join([self.pack(call, "") for call in calls])
         sent = self.clock()
-        wire.send(batch, within)
-        replies = [wire.reply(within) for _ in calls]
+        replies = self._ask_all(wire, calls)
+        lacking = [number for number, reply in enumerate(replies) if _lacks_script(reply)]
+        if lacking:
+            # Once more in one go, or a first look at many locks would take a trip for each. All
+            # are safe to repeat.
+            again = self._ask_all(wire, [calls[number] for number in lacking], in_full=True)
+            for number, reply in zip(lacking, again, strict=True):
+                replies[number] = reply
         now = self.clock()
         answers: list[Answer | Unanswered | Refused] = []
         for call, reply in zip(calls, replies, strict=True):
             if not isinstance(reply, ReplyError):
                 answers.append(Answer(reply, sent, now))
-            elif reply.code == "NOSCRIPT":
-                # The first brings the script back; the others find it. All are safe to repeat.
-                try:
-                    answers.append(self.exchange(wire, call))
-                except ReplyError as error:
-                    answers.append(self._outcome(error, sent))
             elif self.forbids_scripting(reply):
                 answers.append(self._answer_plain(wire, call))
             else:
                 answers.append(self._outcome(reply, sent))
         return answers
+
+    def _ask_all(self, wire: Wire, calls: Sequence[Call], *, in_full: bool = False) -> list[Any]:
+        """The replies to many calls; *in_full* sends the text of each script with its first one."""
+        lacking = {call.script.name for call in calls} if in_full else set()
+        batch = []
+        for call in calls:
+            batch.append(self.pack(call, "", in_full=call.script.name in lacking))
+            lacking.discard(call.script.name)
+        within = calls[0].within
+        wire.send(b"".join(batch), within)
+        return [wire.reply(within) for _ in calls]
 
     # --- for the sessions -----------------------------------------------------------------------
 
@@ -530,6 +539,10 @@ class _AsyncSession:
             except (Unanswered, Refused):
                 break
         return task.result()
+
+
+def _lacks_script(reply: Any) -> bool:
+    return isinstance(reply, ReplyError) and reply.code == "NOSCRIPT"
 
 
 def _wait_for_replicas(step: Call) -> tuple[str | int, ...]:

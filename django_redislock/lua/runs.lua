@@ -2,11 +2,11 @@
 -- ARGV  -
 -- returns {server time in ms, success or '', failure or '', skip or '', skips since the last success}; see _runs.lua
 -- include _lease
-local found = call('HMGET', RUNS, 'success', 'failure', 'skip', 'skips')
+local found = redis.pcall('HMGET', RUNS, 'success', 'failure', 'skip', 'skips')
 return {
   digits(milliseconds(clock())),
   found[1] or '',
   found[2] or '',
   found[3] or '',
-  tonumber(found[4] or 0),
+  tonumber(found[4] or 0) or 0,
 }

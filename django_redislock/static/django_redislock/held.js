@@ -194,6 +194,10 @@
         if (bar) {
             start(bar);
         }
+    });
+
+    // After Django's own script has begun to watch the boxes: the last one to count is right.
+    window.addEventListener("load", () => {
         if (boxes().length && window.Actions) {
             window.Actions(nowThere);
         }
