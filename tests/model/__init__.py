@@ -1,0 +1,13 @@
+"""An exhaustive model of the protocol: every interleaving of a few clients, a server and faults.
+
+It runs the real rules (django_redislock.flows) against the real in-memory server
+(django_redislock.backends.memory.Server); only time and the network are made up.
+
+* book.py: a flow as a function of what it was told so far, so that it can be branched.
+* world.py: one moment of the world, and all that may happen next.
+* search.py: visits every moment within the bounds, and checks the promises in each.
+* naive.py: variants of the protocol that look right and are not. The model must catch them.
+
+    report = explore(Setup(waits=(math.inf, 0.0), faults=1, kinds={"cut"}))
+    print(report)          # 23456 states, 78901 steps, nobody waited longer than 3.5 s
+"""
