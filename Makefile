@@ -14,7 +14,7 @@ ARGS ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-without-lock demo-stop test bench lint types imports clean
+.PHONY: help demo demo-without-lock demo-chaos demo-stop test bench lint types imports clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ demo: $(VENV)/demo ## Let four servers race for the lottery: one draws
 
 demo-without-lock: $(VENV)/demo ## The same with the lock off: see what goes wrong
 	@exec $(BIN)/python example_project/manage.py demo --servers $(N) --without-lock
+
+demo-chaos: $(VENV)/demo ## Kill workers at random: each of 200 lotteries is drawn exactly once
+	@exec $(BIN)/python example_project/manage.py demo_chaos
 
 demo-stop: $(VENV)/demo ## Stop the embedded server that the example project has started
 	@exec $(BIN)/python -m example_project.embedded_server stop

@@ -12,7 +12,15 @@ import celery._state
 import pytest
 from celery import Celery, Task, shared_task
 
-from django_redislock import InvalidLockName, LockMisuse, LockTimeout, distributed_lock, signals
+from django_redislock import (
+    InvalidLockName,
+    LockLost,
+    LockMisuse,
+    LockTimeout,
+    distributed_lock,
+    held,
+    signals,
+)
 from django_redislock.celery import SingleInstanceTask, current_lease, single_instance_task
 
 if TYPE_CHECKING:
@@ -217,6 +225,75 @@ class TestConflict:
             assert task.delay().get() == "lottery"
 
 
+class TestLoss:
+    """The lease is lost while the body runs."""
+
+    def test_the_task_fails_at_the_end_of_its_body(self, redislock: LockTestKit) -> None:
+        ended: list[bool] = []
+
+        def draw() -> None:
+            redislock.simulate_lost("lottery")
+            ended.append(current_lease() is not None)
+
+        with pytest.raises(LockLost):
+            make(draw, key="lottery").delay().get()
+        assert ended == [True]
+
+    @pytest.mark.parametrize("look", ["current_lease", "self.lease", "ensure_held"])
+    def test_with_abort_on_lost_the_body_ends_at_its_next_look(
+        self, redislock: LockTestKit, look: str
+    ) -> None:
+        ended: list[bool] = []
+
+        def draw(self: Any) -> None:
+            lease = self.lease
+            redislock.simulate_lost("lottery", "taken")
+            {
+                "current_lease": current_lease,
+                "self.lease": lambda: self.lease,
+                "ensure_held": lease.ensure_held,
+            }[look]()
+            ended.append(True)
+
+        with pytest.raises(LockLost, match="another owner"):
+            make(draw, key="lottery", bind=True, abort_on_lost=True).delay().get()
+        assert ended == []
+
+
+class TestRecords:
+    """What became of the runs under each lock."""
+
+    def test_the_last_success_failure_and_skip_are_kept(self, redislock: LockTestKit) -> None:
+        task = make(lambda divisor: 1 / divisor, key="division")
+        task.apply((1,), task_id="success").get()
+        with pytest.raises(ZeroDivisionError):
+            task.apply((0,), task_id="failure").get()
+        with redislock.simulate_held_by_other("division"):
+            task.apply((1,), task_id="skip").get()
+            task.apply((1,), task_id="last skip").get()
+        (record,) = held.records()
+        assert (record.name, record.alias, record.skips) == ("division", "default", 2)
+        runs = (record.last_success, record.last_failure, record.last_skip)
+        assert [run and run.owner.task_id for run in runs] == ["success", "failure", "last skip"]
+        assert record.last_skip is not None
+        assert (record.last_skip.why, record.last_skip.lasted) == ("busy", None)
+
+    def test_a_success_ends_the_count_of_skips(self, redislock: LockTestKit) -> None:
+        task = make(key="lottery")
+        with redislock.simulate_held_by_other("lottery"):
+            task.delay()
+        task.delay()
+        record = held.record("lottery")
+        assert record is not None
+        assert record.skips == 0
+
+    def test_a_lock_of_no_task_has_no_record(self, redislock: LockTestKit) -> None:
+        with distributed_lock("lottery"):
+            pass
+        assert held.record("lottery") is None
+        assert held.records() == []
+
+
 class TestAfterASuccess:
     def test_min_hold_keeps_the_lock(self, redislock: LockTestKit) -> None:
         task = make(key="lottery", min_hold=60)
@@ -374,6 +451,13 @@ class TestRefusedAtImport:
             ({"min_hold": float("nan")}, ValueError, "min_hold must be"),
             ({"once": True}, ValueError, "once must be"),
             ({"renew": 1}, ValueError, "renew must be"),
+            ({"on_unavailable": "skip"}, ValueError, "on_unavailable must be one of 'raise'"),
+            ({"wait": 5}, ValueError, "wait needs on_conflict"),
+            ({"limit": 0}, ValueError, "limit must be an integer, 1 to 100"),
+            ({"limit": 2, "once": 60}, ValueError, "once and limit exclude each other"),
+            ({"queued_ttl": 0}, ValueError, "queued_ttl must be"),
+            ({"conflict_deadline": -1}, ValueError, "conflict_deadline must be"),
+            ({"abort_on_lost": "yes"}, ValueError, "abort_on_lost must be"),
             ({"on_conflict": "explode"}, ValueError, "on_conflict must be one of 'skip', 'raise'"),
         ],
     )

@@ -15,11 +15,13 @@ class StaleFence(Exception):
     """Somebody drew under the same or a later lease: ours ended without our noticing."""
 
 
-def draw_winners(*, server: str, fence: int | None) -> Draw:
+def draw_winners(*, server: str, fence: int | None, number: int | None = None) -> Draw:
     """Draw the winners among the eligible participants and record them.
 
     Args:
         server: Who draws.
+        number: Of the lottery, where there are many. Each is drawn once: a worker that was killed
+            after its draw, and before it could say so, has its task run again.
         fence: The fence of the lease held for it. A server that was paused until its lease had
             ended cannot know that another has drawn since; its fence tells. Without one, nothing
             keeps a second draw out.
@@ -33,10 +35,13 @@ def draw_winners(*, server: str, fence: int | None) -> Draw:
         eligible = Participant.objects.select_for_update().filter(eligible=True)
         candidates = list(eligible.values_list("pk", flat=True))
 
-        if fence is not None and Draw.objects.filter(fence__gte=fence).exists():
+        draws = Draw.objects.filter(number=number)
+        if number is not None and (drawn := draws.first()):
+            return drawn
+        if fence is not None and draws.filter(fence__gte=fence).exists():
             raise StaleFence(f"Fence {fence} comes too late: a later draw exists.")
 
-        draw = Draw.objects.create(server=server, fence=fence)
+        draw = Draw.objects.create(server=server, fence=fence, number=number)
         winners = secrets.SystemRandom().sample(candidates, min(PRIZES, len(candidates)))
         Winner.objects.bulk_create(Winner(draw=draw, participant_id=pk) for pk in winners)
     return draw

@@ -27,6 +27,12 @@ class Draw(models.Model):
 
     drawn_at = models.DateTimeField(auto_now_add=True)
     server = models.CharField(max_length=255, help_text="The Celery worker that drew.")
+    number = models.PositiveIntegerField(
+        null=True,
+        db_index=True,
+        editable=False,
+        help_text="Of the lottery that was drawn, where there are many.",
+    )
     fence = models.BigIntegerField(
         unique=True,
         null=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from celery import Task, shared_task
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
 def run_lottery(self: Task) -> dict[str, Any]:
     """Draw the winners; of all the servers that start this, one does, the others skip."""
     return _report(draw_winners(server=_server(self), fence=current_lease().fence))
+
+
+@single_instance_task(key="lottery:{number}", ttl=2, bind=True, acks_late=True)
+def run_numbered_lottery(self: Task, number: int, drum_roll: float = 0.1) -> dict[str, Any]:
+    """Draw one lottery of many, whatever happens to the workers; see `manage.py demo_chaos`."""
+    time.sleep(drum_roll)
+    draw = draw_winners(server=_server(self), fence=self.lease.fence, number=number)
+    time.sleep(drum_roll)
+    return _report(draw)
 
 
 @shared_task(bind=True)

@@ -7,6 +7,16 @@ import os
 from typing import Any
 
 from celery import Celery
+from kombu.serialization import register
+
+# A serializer of the project's own: JSON that knows sets.
+register(
+    "sets",
+    lambda data: json.dumps(data, default=lambda found: {"set": sorted(found)}),
+    lambda data: json.loads(data, object_hook=lambda it: set(it["set"]) if "set" in it else it),
+    content_type="application/x-sets",
+    content_encoding="utf-8",
+)
 
 
 def make_app(conf: dict[str, Any]) -> Celery:
@@ -15,8 +25,8 @@ def make_app(conf: dict[str, Any]) -> Celery:
     app.conf.update(
         include=["tests.celery_app.tasks"],
         worker_prefetch_multiplier=1,
+        accept_content=["json", "sets"],
         broker_connection_retry_on_startup=True,
-        worker_hijack_root_logger=False,
         worker_cancel_long_running_tasks_on_connection_loss=True,
         **conf,
     )

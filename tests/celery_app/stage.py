@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from kombu import pools
 
+from django_redislock import held
 from tests.celery_app import tasks
 from tests.celery_app.app import make_app
 from tests.servers import KINDS, Server, binary, missing, tied_to_us
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
 ROOT = Path(__file__).parent.parent.parent
+# With the naive lock (see naive.py) the tests fail, and need not be patient about it.
+PATIENCE = 2 if "TESTS_NAIVE" in os.environ else 20
 DATABASES = 1000  # Of the server; each stage takes one that nobody has used.
 
 
@@ -38,12 +42,18 @@ class Worker:
     """A ``celery worker`` process with its children."""
 
     def __init__(
-        self, stage: Stage, *options: str, pool: str = "solo", concurrency: int = 1, **conf: Any
+        self,
+        stage: Stage,
+        *options: str,
+        pool: str = "solo",
+        concurrency: int = 1,
+        settings: str = "tests.settings",
+        **conf: Any,
     ) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
         self.name = f"worker-{uuid.uuid4().hex[:8]}"
         environment = os.environ | {
-            "DJANGO_SETTINGS_MODULE": "tests.settings",
+            "DJANGO_SETTINGS_MODULE": settings,
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")])),
             "PYTHONUNBUFFERED": "1",
             "TESTS_CELERY": json.dumps({**stage.conf, **conf}),
@@ -121,6 +131,7 @@ class Stage:
         self.conf = {"broker_url": self.url, "result_backend": self.url, **conf}
         self.redislock: dict[str, Any] = {"default": {"LOCATION": self.url}}
         self.workers: list[Worker] = []
+        self.current_key = ""
 
     @cached_property
     def app(self) -> Celery:
@@ -145,12 +156,34 @@ class Stage:
         """Publish a task."""
         return self.task(name).apply_async((key,), how, queue=queue)
 
+    def redeliver(self, task_id: str) -> None:
+        """Deliver a message again that is being worked on, as a broker does that gave it up.
+
+        Only a task with acks_late has its message still at the broker by then.
+        """
+
+        def find() -> dict[str, Any] | None:
+            kept = (json.loads(one) for one in self.redis.hvals("unacked"))
+            found = (message for message, *_ in kept if message["headers"]["id"] == task_id)
+            return next(found, None)
+
+        message = wait_until(find, message=f"the message of {task_id} is unacknowledged")
+        message["properties"]["delivery_tag"] = str(uuid.uuid4())
+        message["properties"]["delivery_info"]["redelivered"] = True
+        self.redis.lpush("celery", json.dumps(message))
+
+    def result(self, sent: AsyncResult) -> Any:
+        """Return the result of a task once it is there, or raise what it raised."""
+        return sent.get(timeout=PATIENCE, interval=0.02)
+
     def events(self, key: str, event: str | None = None) -> list[dict[str, Any]]:
         """What the journal says of *key*, in order; of one kind of event, if named."""
         entries = [json.loads(entry) for entry in self.redis.lrange(f"journal:{key}", 0, -1)]
         return [one for one in entries if event in (None, one["event"])]
 
-    def wait_for(self, key: str, event: str, count: int = 1, timeout: float = 20) -> dict[str, Any]:
+    def wait_for(
+        self, key: str, event: str, count: int = 1, timeout: float = PATIENCE
+    ) -> dict[str, Any]:
         """Return the *count*-th event of this kind once it is there."""
         found = wait_until(
             lambda: self.events(key, event)[count - 1 :],
@@ -159,6 +192,35 @@ class Stage:
             every=0.01,
         )
         return found[0]
+
+    def count(self, key: str, event: str) -> int:
+        """How often this happened."""
+        return len(self.events(key, event))
+
+    def wait_for_log(self, text: str, count: int = 1, timeout: float = PATIENCE) -> None:
+        """Return once the workers' logs have *text* this often."""
+
+        def logged() -> bool:
+            return sum(worker.log.count(text) for worker in self.workers) >= count
+
+        wait_until(logged, timeout, f"the workers' logs have {text!r} {count} times", every=0.02)
+
+    def wait_for_waiter(self, key: str) -> None:
+        """Return once somebody stands in the queue of the lock *key*."""
+
+        def queued() -> bool:
+            lock = held.get(key)
+            return lock is not None and lock.waiters > 0
+
+        wait_until(queued, PATIENCE, f"somebody waits for {key}", every=0.02)
+
+    def wait_until_idle(self, timeout: float = PATIENCE) -> None:
+        """Return once no message is queued, delayed or being worked on."""
+
+        def idle() -> bool:
+            return not (self.redis.llen("celery") or self.redis.hlen("unacked"))
+
+        wait_until(idle, timeout, "no message is left at the broker", every=0.02)
 
     def open_gate(self, key: str, times: int = 1) -> None:
         """Let bodies that stand at the gate of *key* go on, now or when they come."""
@@ -170,6 +232,8 @@ class Stage:
             worker.close()
         if "app" in vars(self):
             self.app.pool.force_close_all()
+            for group in (pools.connections, pools.producers):
+                group.clear()  # Another stage may use the same broker.
             self.app.backend.client.close()
             self.app.close()
         self.redis.close()

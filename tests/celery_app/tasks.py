@@ -1,27 +1,36 @@
 """Tasks that do nothing but say so, each under another kind of lock.
 
-All take a *key*, which is in the name of their lock, so that tests do not meet.
+All take a *key*, which is the name of their lock, so that tests do not meet.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
 from celery import Task, shared_task
 
-from django_redislock import LockTimeout, single_instance_task
-from django_redislock.celery import current_lease
+from django_redislock import LockTimeout
+from django_redislock import single_instance_task as the_real_one
+from django_redislock.celery import Conflict, current_lease
 from tests.celery_app.journal import note, wait_at_gate
+from tests.celery_app.naive import single_instance_task as the_naive_one
+
+single_instance_task: Any = the_naive_one if "TESTS_NAIVE" in os.environ else the_real_one
 
 
 def work(key: str, *, hold: bool = False, seconds: float = 0.0, fail: bool = False) -> str:
     """The body of all tasks: note the start and the end, and in between do as asked."""
     lease = current_lease()
     note(key, "start", fence=lease and lease.fence)
-    if hold:
-        wait_at_gate(key)
-    time.sleep(seconds)
+    try:
+        if hold:
+            wait_at_gate(key)
+        time.sleep(seconds)
+    except BaseException:  # A time limit, or the end of the worker.
+        note(key, "interrupted")
+        raise
     if fail:
         note(key, "failure")
         raise ValueError("as asked")
@@ -32,6 +41,42 @@ def work(key: str, *, hold: bool = False, seconds: float = 0.0, fail: bool = Fal
 @single_instance_task(key="{key}")
 def skipping(key: str, **how: Any) -> str:
     """Skip when busy."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", acks_late=True, ttl=2)
+def late(key: str, **how: Any) -> str:
+    """Skip when busy; acknowledged when it ends, so that it survives its worker."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", ttl=0.5)
+def brisk(key: str, **how: Any) -> str:
+    """Skip when busy; its lease is short."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", ttl=2)
+def brief(key: str, **how: Any) -> str:
+    """As late, but acknowledged when it starts, as is Celery's default."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", acks_late=True, ttl=5)
+def lasting(key: str, **how: Any) -> str:
+    """As late, with a lease that outlasts a short visibility timeout by far."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", acks_late=True, ttl=2, reject_on_worker_lost=True)
+def rejecting(key: str, **how: Any) -> str:
+    """As late, and back in the queue at once when its process dies."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", ignore_result=True, acks_late=True)
+def quiet(key: str, **how: Any) -> str:
+    """Has no result."""
     return work(key, **how)
 
 
@@ -48,8 +93,149 @@ def raising(key: str, **how: Any) -> str:
     retry_kwargs={"countdown": 0.2, "max_retries": 100},
 )
 def insisting(key: str, **how: Any) -> str:
-    """Retry when busy."""
+    """Fail when busy, and let Celery retry."""
     return work(key, **how)
+
+
+@single_instance_task(
+    key="{key}",
+    on_conflict="raise",
+    autoretry_for=(LockTimeout,),
+    retry_kwargs={"countdown": 0.1, "max_retries": 2},
+)
+def resigning(key: str, **how: Any) -> str:
+    """Fail when busy, and let Celery retry twice."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", on_conflict="retry", bind=True)
+def retrying(self: Task, key: str, tags: frozenset[str] = frozenset(), **how: Any) -> str:
+    """Come back when busy; tell how the message came."""
+    request = self.request
+    note(
+        key,
+        "request",
+        tags=sorted(tags),
+        priority=request.delivery_info["priority"],
+        timelimit=request.timelimit,
+        expires=request.expires,
+        headers=request.headers,
+        retries=request.retries,
+    )
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", on_conflict="retry", conflict_deadline=1)
+def hurried(key: str, **how: Any) -> str:
+    """Come back when busy, for a second."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", on_conflict="wait", wait=20)
+def waiting(key: str, **how: Any) -> str:
+    """Wait when busy."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", on_conflict="wait", wait=0.2)
+def impatient(key: str, **how: Any) -> str:
+    """Wait a moment when busy."""
+    return work(key, **how)
+
+
+def answer(conflict: Conflict) -> dict[str, Any]:
+    """What answering says when busy."""
+    return {"sorry": conflict.kwargs, "key": conflict.args[0], "holder": conflict.holder}
+
+
+@single_instance_task(key="{key}", on_conflict=answer)
+def answering(key: str, **how: Any) -> str:
+    """Call a function when busy."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", once=3600)
+def once(key: str, **how: Any) -> str:
+    """Succeed once."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", min_hold=3600, acks_late=True)
+def cooling(key: str, **how: Any) -> str:
+    """Keep the lock after a success."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", limit=3, ttl=2, acks_late=True)
+def limited(key: str, **how: Any) -> str:
+    """Run three times at a time."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", limit=2, on_conflict="wait", wait=20)
+def sharing(key: str, **how: Any) -> str:
+    """Run twice at a time; wait when both permits are taken."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", unique_queued=True)
+def queued(key: str, **how: Any) -> str:
+    """Wait in the queue once."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", unique_queued=True, queued_ttl=1)
+def queued_briefly(key: str, **how: Any) -> str:
+    """Wait in the queue once, for a second."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", unique_queued=True, on_conflict="retry")
+def queued_retrying(key: str, **how: Any) -> str:
+    """Wait in the queue once; come back when busy."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", on_unavailable="retry")
+def hopeful(key: str, **how: Any) -> str:
+    """Come back when Redis does not answer."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", on_unavailable="run")
+def careless(key: str, **how: Any) -> str:
+    """Run without a lock when Redis does not answer."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", ttl=1, abort_on_lost=True)
+def aborting(key: str) -> str:
+    """Look at the lease between steps."""
+    note(key, "start")
+    wait_at_gate(key)
+    lease = current_lease()
+    note(key, "step")
+    return f"did {key} under {lease.fence}" if lease else "no lease"
+
+
+@single_instance_task(key="{key}", bind=True, max_retries=1)
+def flaky(self: Task, key: str, pause: float = 0.0, hold: bool = False) -> str:
+    """Retry once within the body; the retry is published while the lock is still held."""
+    note(key, "start", retries=self.request.retries)
+    if self.request.retries == 0:
+        retry = self.retry(countdown=pause, throw=False)
+        if hold:
+            wait_at_gate(key)
+        raise retry
+    note(key, "end")
+    return f"did {key}"
+
+
+@single_instance_task(key="{key}", bind=True)
+def replacing(self: Task, key: str) -> Any:
+    """Replace itself by another task."""
+    note(key, "start")
+    raise self.replace(skipping.si(key))
 
 
 @single_instance_task(key="{key}", min_hold=0.3)
@@ -74,7 +260,7 @@ def collect(results: Any) -> Any:
     return results
 
 
-@shared_task(bind=True)
-def append(self: Task, result: Any, more: Any) -> list[Any]:
+@shared_task
+def append(result: Any, more: Any) -> list[Any]:
     """What comes next in a chain."""
     return [result, more]

@@ -64,6 +64,11 @@ class Child:
             last_words = "\n".join((self.out() + self.err()).splitlines()[-20:])
             raise ChildDied(f"{self._name} ended with {self._process.returncode}:\n{last_words}")
 
+    def kill(self) -> None:
+        """End it at once, without a chance to clean up (SIGKILL)."""
+        self._signal_group(signal.SIGKILL)
+        self._process.wait()
+
     def terminate(self) -> None:
         """Ask it to end."""
         self._signal_group(signal.SIGTERM)

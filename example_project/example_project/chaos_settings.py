@@ -1,0 +1,14 @@
+"""Settings of the workers of demo_chaos: the broker soon gives up on a silent worker."""
+
+from __future__ import annotations
+
+from example_project.settings import *  # noqa: F403
+
+# A message that a worker has not acknowledged after this long is delivered again. Such a short
+# time is for the demo; the lock has its duplicates come back until the first delivery is over.
+CELERY_BROKER_TRANSPORT_OPTIONS = {
+    "visibility_timeout": 2,
+    "unacked_restore_interval": 0.5,
+    "unacked_restore_throttle": 1,
+}
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1

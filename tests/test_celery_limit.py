@@ -1,0 +1,101 @@
+"""limit=N: at most N runs at a time, each with a permit that is a lock of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import held
+
+if TYPE_CHECKING:
+    from tests.celery_app.stage import Stage
+
+pytest_plugins = ["tests.celery_app.stage"]
+pytestmark = pytest.mark.usefixtures("worker")
+
+
+def most_at_a_time(events: list[dict[str, Any]]) -> int:
+    """How many runs were under way at the same time, at most."""
+    most = now = 0
+    for event in events:
+        now += {"start": 1, "end": -1}.get(event["event"], 0)
+        most = max(most, now)
+    return most
+
+
+@pytest.mark.row("limit")
+def test_one_more_than_the_limit_is_skipped(stage: Stage) -> None:
+    key = stage.key()
+    running = [stage.send("limited", key, hold=True) for _ in range(3)]
+    stage.wait_for(key, "start", 3)
+    assert stage.result(stage.send("limited", key))["skipped"] == "busy"
+    stage.open_gate(key, 3)
+    assert [stage.result(one) for one in running] == [f"did {key}"] * 3
+    assert most_at_a_time(stage.events(key)) == 3
+
+
+def test_each_permit_is_a_row_of_its_own(stage: Stage) -> None:
+    key = stage.key()
+    running = [stage.send("limited", key, hold=True) for _ in range(3)]
+    stage.wait_for(key, "start", 3)
+    rows = [lock for lock in held.list() if lock.name.startswith(key)]
+    assert sorted(lock.name for lock in rows) == [f"{key}#1", f"{key}#2", f"{key}#3"]
+    assert {lock.owner.task_id for lock in rows} == {one.id for one in running}
+    assert len({lock.id for lock in rows}) == 3
+    stage.open_gate(key, 3)
+    for one in running:
+        stage.result(one)
+    assert not [lock for lock in held.list() if lock.name.startswith(key)]
+
+
+def test_a_permit_taken_by_force_lets_one_more_run(stage: Stage) -> None:
+    key = stage.key()
+    running = [stage.send("limited", key, hold=True) for _ in range(3)]
+    stage.wait_for(key, "start", 3)
+    victim = held.get(f"{key}#2")
+    assert victim is not None
+    assert held.force_release(victim.name, victim.id, by="a test")
+    assert stage.result(stage.send("limited", key)) == f"did {key}"
+    stage.open_gate(key, 3)
+    outcomes = [one.get(timeout=20, propagate=False) for one in running]
+    assert sum(isinstance(outcome, Exception) for outcome in outcomes) == 1
+
+
+def test_those_who_wait_take_whatever_permit_is_free(stage: Stage) -> None:
+    key = stage.key()
+    running = [stage.send("sharing", key, seconds=0.05) for _ in range(12)]
+    assert [stage.result(one) for one in running] == [f"did {key}"] * 12
+    assert most_at_a_time(stage.events(key)) == 2
+
+
+@pytest.mark.row("limit-duplicate")
+def test_a_duplicate_takes_no_second_permit(stage: Stage) -> None:
+    key = stage.key()
+    first = stage.send("limited", key, hold=True)
+    stage.wait_for(key, "start")
+    stage.redeliver(first.id)
+    stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy")
+    stage.open_gate(key)
+    assert stage.result(first) == f"did {key}"
+    stage.wait_until_idle()
+    assert stage.count(key, "start") == 1
+
+
+def test_duplicates_that_start_together_do_not_run_together(stage: Stage) -> None:
+    key, task_id = stage.key(), stage.key()
+    for _ in range(4):
+        stage.task("limited").apply_async((key,), {"seconds": 0.1}, task_id=task_id)
+    assert stage.result(stage.app.AsyncResult(task_id)) == f"did {key}"
+    stage.wait_until_idle()
+    assert stage.count(key, "start") == 1
+
+
+def test_the_record_is_that_of_the_name(stage: Stage) -> None:
+    key = stage.key()
+    sent = stage.send("limited", key)
+    stage.result(sent)
+    record = held.record(key)
+    assert record is not None
+    assert record.last_success is not None
+    assert record.last_success.owner.task_id == sent.id

@@ -1,0 +1,149 @@
+"""unique_queued: of the calls with one key, one waits in the broker's queue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import chain
+from kombu.exceptions import EncodeError, OperationalError
+
+from django_redislock import distributed_lock
+from tests.celery_app.app import make_app
+from tests.servers import free_port
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from celery.result import AsyncResult
+
+    from tests.celery_app.stage import Stage
+
+pytest_plugins = ["tests.celery_app.stage"]
+
+
+def waiting(stage: Stage) -> int:
+    """How many messages wait in the queue."""
+    return int(stage.redis.llen("celery"))
+
+
+class TestWithoutWorker:
+    """Nothing starts, so everything waits."""
+
+    def test_a_second_call_returns_the_first_one_and_publishes_nothing(
+        self, own_stage: Stage
+    ) -> None:
+        key = own_stage.key()
+        first = own_stage.send("queued", key)
+        assert own_stage.send("queued", key, seconds=3).id == first.id
+        assert own_stage.task("queued").delay(key).id == first.id
+        assert waiting(own_stage) == 1
+
+    def test_another_key_is_another_call(self, own_stage: Stage) -> None:
+        assert own_stage.send("queued", "a").id != own_stage.send("queued", "b").id
+        assert waiting(own_stage) == 2
+
+    def test_the_second_caller_gets_the_result_of_the_first_call(self, own_stage: Stage) -> None:
+        key = own_stage.key()
+        own_stage.send("queued", key)
+        second = own_stage.send("queued", key)
+        own_stage.start()
+        assert own_stage.result(second) == f"did {key}"
+        assert own_stage.count(key, "start") == 1
+
+    def test_it_ends_with_queued_ttl(self, own_stage: Stage) -> None:
+        key = own_stage.key()
+        first = own_stage.send("queued_briefly", key)
+        assert own_stage.send("queued_briefly", key).id == first.id
+
+        def published() -> bool:
+            return own_stage.send("queued_briefly", key).id != first.id
+
+        wait_until(published, 5, "another call is published")
+
+    def test_a_call_that_cannot_be_serialized_leaves_nothing(self, own_stage: Stage) -> None:
+        key = own_stage.key()
+        with pytest.raises(EncodeError):
+            own_stage.send("queued", key, what=object())
+        own_stage.send("queued", key)
+        assert waiting(own_stage) == 1
+
+    @pytest.mark.slow
+    def test_nor_does_one_that_no_broker_takes(self, own_stage: Stage) -> None:
+        key = own_stage.key()
+        nowhere = f"redis://127.0.0.1:{free_port()}/0"
+        with make_app({**own_stage.conf, "broker_url": nowhere}) as app:
+            with pytest.raises(OperationalError):
+                app.tasks[own_stage.task("queued").name].apply_async((key,), retry=False)
+            app.pool.force_close_all()
+        own_stage.send("queued", key)
+        assert waiting(own_stage) == 1
+
+    def test_wrong_arguments_are_refused_and_leave_nothing(self, own_stage: Stage) -> None:
+        with pytest.raises(TypeError):
+            own_stage.task("queued").delay()
+        assert waiting(own_stage) == 0
+
+    def test_a_call_that_something_depends_on_is_published(self, own_stage: Stage) -> None:
+        key = own_stage.key()
+        queued, append = own_stage.task("queued"), own_stage.task("append")
+        queued.delay(key)
+        chain(queued.s(key), append.s(1))()
+        queued.apply_async((key,), link=append.s(1))
+        assert waiting(own_stage) == 3
+
+    def test_send_task_is_no_way_to_break_it(self, own_stage: Stage) -> None:
+        key = own_stage.key()
+        own_stage.app.send_task(own_stage.task("queued").name, (key,))
+        own_stage.send("queued", key)
+        assert waiting(own_stage) == 2
+
+    def test_without_redis_it_is_published(self, own_stage: Stage, settings: Any) -> None:
+        settings.REDISLOCK = {"default": {"LOCATION": f"redis://127.0.0.1:{free_port()}/0"}}
+        key = own_stage.key()
+        own_stage.send("queued", key)
+        own_stage.send("queued", key)
+        assert waiting(own_stage) == 2
+
+
+@pytest.mark.slow
+class TestWithWorker:
+    """What waits no longer may be called again."""
+
+    def test_a_call_that_has_started_waits_no_longer(self, own_stage: Stage) -> None:
+        own_stage.start()
+        key = own_stage.key()
+        first = own_stage.send("queued", key, hold=True)
+        own_stage.wait_for(key, "start")
+        second = own_stage.send("queued", key)
+        assert second.id != first.id
+        assert own_stage.send("queued", key).id == second.id
+        own_stage.open_gate(key)
+        assert own_stage.result(first) == own_stage.result(second) == f"did {key}"
+        assert own_stage.count(key, "start") == 2
+
+    @pytest.mark.parametrize("how", ["expired", "revoked"])
+    def test_a_call_that_never_starts_is_forgotten(self, own_stage: Stage, how: str) -> None:
+        own_stage.start()
+        key, queued = own_stage.key(), own_stage.task("queued")
+        if how == "expired":
+            first = queued.apply_async((key,), expires=-1)
+        else:
+            first = queued.apply_async((key,), countdown=0.5)
+            own_stage.wait_for_log(f"[{first.id}] received")
+            first.revoke()
+
+        def publish_another() -> AsyncResult | None:
+            sent = own_stage.send("queued", key)
+            return None if sent.id == first.id else sent
+
+        second = wait_until(publish_another, 20, "another call is published", every=0.02)
+        assert own_stage.result(second) == f"did {key}"
+        assert "Discarding revoked task" in own_stage.workers[0].log
+
+    def test_a_run_that_was_put_off_is_published_again(self, own_stage: Stage) -> None:
+        own_stage.start()
+        key = own_stage.key()
+        with distributed_lock(key):
+            sent = own_stage.send("queued_retrying", key)
+            own_stage.wait_for_log(f"[{sent.id}]: lock {key!r} is busy", 2)
+        assert own_stage.result(sent) == f"did {key}"
