@@ -7,6 +7,7 @@ import os
 
 SECRET_KEY = "not a secret"
 USE_TZ = True
+TIME_ZONE = "UTC"
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
 INSTALLED_APPS = [
     "django.contrib.admin",
@@ -14,13 +15,21 @@ INSTALLED_APPS = [
     "django.contrib.contenttypes",
     "django.contrib.messages",
     "django.contrib.sessions",
+    "django.contrib.staticfiles",
     "django_redislock",
 ]
 MIDDLEWARE = [
+    "tests.site.strict_policy",
     "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
 ]
+# A real one takes a second for each user of each test.
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+ALLOWED_HOSTS = ["127.0.0.1", "testserver"]
+ROOT_URLCONF = "tests.site"
+STATIC_URL = "/static/"
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",

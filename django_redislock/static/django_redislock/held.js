@@ -95,13 +95,13 @@
     }
 
     function replace(fresh) {
+        const problem = Boolean(fresh.querySelector("#redislock-problems .error"));
         for (const part of document.querySelectorAll("[data-redislock-live]")) {
             const other = fresh.getElementById(part.id);
             if (other) {
                 part.replaceChildren(...other.childNodes);
             }
         }
-        const problem = Boolean(fresh.querySelector("#redislock-problems .error"));
         if (rows(document) && rows(fresh)) {
             replaceRows(fresh);
         } else if (rows(document) && problem) {

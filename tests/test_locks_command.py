@@ -1,0 +1,613 @@
+"""``manage.py locks``: what it prints, what it does, and its exit statuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_redislock import distributed_lock, held
+from django_redislock.keys import lock_keys
+from django_redislock.lease import Owner
+from django_redislock.testing import LockTestKit
+from tests.processes import ROOT, hear, say
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.conftest import Locks, MakeProxy, Spawn
+
+pytestmark = pytest.mark.usefixtures("locks")
+
+
+class Outcome(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def locks_command(*args: str) -> Outcome:
+    """Run the command in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    status = 0
+    try:
+        call_command("locks", *args, stdout=out, stderr=err, no_color=True)
+    except CommandError as error:
+        status = error.returncode
+        err.write(str(error))
+    return Outcome(status, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture
+def shell(settings: Any) -> Callable[..., Outcome]:
+    """Run the command as from a shell."""
+
+    def run(*args: str, answer: str = "") -> Outcome:
+        done = subprocess.run(
+            [sys.executable, "-m", "django", "locks", *args],
+            cwd=ROOT,
+            env=environment(settings),
+            input=answer,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+def environment(settings: Any) -> dict[str, str]:
+    return os.environ | {
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "TESTS_REDISLOCK": json.dumps(settings.REDISLOCK),
+        "PYTHONIOENCODING": "utf-8",
+    }
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let somebody answer the command's question."""
+
+    def answer(text: str) -> None:
+        monkeypatch.setattr("builtins.input", lambda question: text)
+
+    return answer
+
+
+def held_by(name: str, host: str = "web-3", task: str = "", ttl: float = 60) -> Any:
+    """Another machine holds *name* during the block."""
+    owner = Owner(
+        host=host, pid=4711, thread="MainThread", task=task, task_id="id-1" if task else ""
+    )
+    return LockTestKit().simulate_held_by_other(name, ttl=ttl, owner=owner)
+
+
+# --- list -----------------------------------------------------------------------------------------
+
+
+def test_without_an_act_it_lists() -> None:
+    with held_by("lottery"):
+        assert [one["name"] for one in locks_command("--json").json] == ["lottery"]
+        assert locks_command().out.startswith("NAME")
+
+
+def test_no_held_lock_is_said_so() -> None:
+    assert locks_command("list") == Outcome(0, "No lock is held.\n", "")
+    assert locks_command("list", "--json").json == []
+
+
+def test_the_table_is_aligned_also_with_wide_characters() -> None:
+    with held_by("lottery"), held_by("宝くじ"):
+        head, *rows = locks_command("list").out.splitlines()
+        column = head.index("STATE")
+        for row in rows:
+            name = row.split()[0]
+            spaces = column - len(name) - sum(ord(char) > 0x3000 for char in name)
+            assert row[len(name) + spaces :].startswith("held")
+
+
+def test_the_schema_of_json_is_the_documented_one() -> None:
+    with held_by("lottery", task="lottery.tasks.draw"):
+        (lock,) = locks_command("list", "--json").json
+    fence, id_ = lock.pop("fence"), lock.pop("id")
+    held_for, expires_in = lock.pop("held_for"), lock.pop("expires_in")
+    assert lock == {
+        "name": "lottery",
+        "alias": "default",
+        "state": "held",
+        "host": "web-3",
+        "pid": 4711,
+        "thread": "MainThread",
+        "task": "lottery.tasks.draw",
+        "task_id": "id-1",
+        "command": None,
+        "path": None,
+        "ttl": 60.0,
+        "renewals": 0,
+        "waiters": 0,
+    }
+    assert isinstance(fence, int)
+    assert len(id_) == 16
+    assert 0 <= held_for < 5
+    assert 55 < expires_in <= 60
+
+
+def test_what_is_unknown_is_null(locks: Locks) -> None:
+    locks.redis.set(lock_keys(locks.prefix, "odd").lock, "somebody's")
+    lock = locks_command("show", "odd", "--json").json
+    assert lock["state"] == "no-expiry"
+    unknown = ("host", "pid", "task", "task_id", "fence", "held_for", "expires_in", "ttl")
+    assert all(lock[key] is None for key in unknown)
+
+
+def test_json_and_alias_may_stand_before_and_after_the_act() -> None:
+    with held_by("lottery"):
+        before = locks_command("--json", "--alias", "default", "list").json
+        after = locks_command("list", "--json", "--alias", "default").json
+    assert [one["name"] for one in before] == [one["name"] for one in after] == ["lottery"]
+
+
+@pytest.mark.parametrize(
+    ("criterion", "found"),
+    [
+        (("--host", "web-1"), ["a:1"]),
+        (("--task", "shop.tasks.pay"), ["b:1"]),
+        (("--prefix", "a:"), ["a:1", "a:2"]),
+        (("--prefix", "a:", "--host", "web-2"), ["a:2"]),
+        (("--search", "SHOP"), ["b:1"]),
+        (("--search", "b:"), ["b:1"]),
+        (("--search", "web-2:4711"), ["a:2", "b:1"]),
+        (("--state", "cooling"), []),
+        (("--older-than", "10m"), []),
+        (("--older-than", "0"), ["a:1", "a:2", "b:1"]),
+    ],
+    ids=" ".join,
+)
+def test_a_list_can_be_narrowed(criterion: tuple[str, ...], found: list[str]) -> None:
+    with (
+        held_by("a:1", "web-1", ttl=50),
+        held_by("a:2", "web-2", ttl=60),
+        held_by("b:1", "web-2", task="shop.tasks.pay", ttl=70),
+    ):
+        listed = locks_command("list", "--json", *criterion).json
+    assert [one["name"] for one in listed] == found
+
+
+def test_all_aliases_are_listed_unless_one_is_named(settings: Any) -> None:
+    one = settings.REDISLOCK["default"]
+    settings.REDISLOCK = {"default": one, "other": {**one, "KEY_PREFIX": "test-other"}}
+    with held_by("lottery"), distributed_lock("prizes", using="other"):
+        assert [lock["alias"] for lock in locks_command("--json").json] == ["default", "other"]
+        assert "ALIAS" in locks_command().out
+        (lock,) = locks_command("--json", "--alias", "other").json
+        assert lock["name"] == "prizes"
+        assert "ALIAS" not in locks_command("--alias", "other").out
+
+
+def test_a_part_of_a_list_is_said_to_be_one() -> None:
+    with held_by("a"), held_by("b"):
+        outcome = locks_command("list", "--limit", "1", "--json")
+        assert len(outcome.json) == 1
+        assert "not all" in outcome.err
+        assert locks_command("list", "--limit", "2").err == ""
+
+
+# --- show -----------------------------------------------------------------------------------------
+
+
+def test_show_tells_who_waits_and_who_held_it_before(spawn: Spawn) -> None:
+    for outcome in (True, False):
+        lock = distributed_lock("lottery", ttl=10)
+        assert lock.acquire()
+        assert lock.lease is not None
+        lock.lease.renew()  # Long enough to be remembered.
+        lock.release(success=outcome)
+    with distributed_lock("lottery"):
+        child = spawn(wait_for, "lottery")
+        wait_until(lambda: locks_command("show", "lottery", "--json").json["waiters"] == 1)
+        shown = locks_command("show", "lottery", "--json").json
+        assert shown["state"] == "held"
+        assert [one["pid"] for one in shown["waiting"]] == [child.pid]
+        assert [one["ended"] for one in shown["past"]] == ["done", "failed"]
+        assert all(one["until"] >= one["since"] for one in shown["past"])
+        text = locks_command("show", "lottery").out
+        for part in ("Waiting", f":{child.pid}", "Held before", "failed"):
+            assert part in text
+
+
+def test_show_of_a_free_lock_says_so() -> None:
+    assert "nobody holds it" in locks_command("show", "lottery").out
+    assert locks_command("show", "lottery", "--json").json["state"] == "free"
+
+
+def wait_for(name: str) -> None:
+    """In a child."""
+    with distributed_lock(name, wait=60):
+        hear()
+
+
+# --- release --------------------------------------------------------------------------------------
+
+
+def test_release_asks_and_frees_the_lease_that_it_has_shown(
+    answers: Callable[[str], None],
+) -> None:
+    with held_by("lottery"):
+        answers("y")
+        outcome = locks_command("release", "lottery")
+        assert outcome.status == 0
+        assert "web-3:4711" in outcome.out
+        assert "Released 1 lock." in outcome.out
+        assert held.get("lottery") is None
+
+
+@pytest.mark.parametrize("answer", ["", "n", "yess", "j"])
+def test_release_frees_nothing_without_a_yes(answers: Callable[[str], None], answer: str) -> None:
+    with held_by("lottery"):
+        answers(answer)
+        assert locks_command("release", "lottery").status == 1
+        assert held.get("lottery") is not None
+
+
+def test_release_frees_no_newer_lease_than_the_one_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with held_by("lottery"):
+
+        def while_it_is_asked(question: str) -> str:
+            shown = held.get("lottery")
+            assert shown is not None
+            held.force_release("lottery", shown.id)
+            assert later.acquire()
+            return "y"
+
+        later = distributed_lock("lottery")
+        monkeypatch.setattr("builtins.input", while_it_is_asked)
+        outcome = locks_command("release", "lottery")
+        assert outcome.status == 1
+        assert "somebody else holds it now" in outcome.err
+        assert later.lease is not None
+        later.lease.ensure_held(verify=True)
+        later.release()
+
+
+def test_release_with_an_id_asks_nothing_and_frees_only_that_lease() -> None:
+    with held_by("lottery"):
+        lock = held.get("lottery")
+        assert lock is not None
+        other = locks_command("release", "lottery", "--id", "0" * 16)
+        assert other.status == 1
+        assert "somebody else" in other.err
+        assert held.get("lottery") is not None
+        assert locks_command("release", "lottery", "--id", lock.id).status == 0
+        again = locks_command("release", "lottery", "--id", lock.id)
+        assert again.status == 1
+        assert "nobody holds it" in again.err
+
+
+def test_release_of_several_names_reports_each() -> None:
+    with held_by("a"), held_by("b"):
+        outcome = locks_command("release", "a", "free", "b", "--yes", "--json")
+        assert outcome.status == 1
+        assert [(one["name"], one["released"]) for one in outcome.json] == [
+            ("a", True),
+            ("free", False),
+            ("b", True),
+        ]
+        assert "free was not released" in outcome.err
+
+
+def test_a_holder_in_another_process_learns_that_it_was_forced(spawn: Spawn) -> None:
+    child = spawn(hold_until_lost, "lottery")
+    lease = child.read()
+    assert locks_command("release", "lottery", "--id", lease).status == 0
+    assert child.read() == "forced"
+
+
+def hold_until_lost(name: str) -> None:
+    """In a child."""
+    with distributed_lock(name, ttl=0.6) as lease:
+        say(lease.id)
+        wait_until(lambda: lease.lost_reason, 10)
+        say(lease.lost_reason)
+        hear()
+
+
+def test_the_audit_log_says_who_released_it_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    with held_by("lottery"):
+        locks_command("release", "lottery", "--yes", "--reason", "stuck\nsince noon")
+    (record,) = [one for one in caplog.records if one.name == "django_redislock.audit"]
+    message = record.getMessage()
+    for part in ("'lottery'", "web-3:4711", "manage.py locks", r"stuck\nsince noon"):
+        assert part in message
+
+
+# --- clean ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("criterion", "left"),
+    [
+        (("--host", "web-1"), ["a:2", "b:1"]),
+        (("--prefix", "a:"), ["b:1"]),
+        (("--task", "shop.tasks.pay"), ["a:1", "a:2"]),
+        (("--host", "web-1", "--prefix", "b:"), ["a:1", "a:2", "b:1"]),
+        (("--older-than", "1h"), ["a:1", "a:2", "b:1"]),
+        (("--all",), []),
+    ],
+    ids=" ".join,
+)
+def test_clean_frees_only_what_is_meant(criterion: tuple[str, ...], left: list[str]) -> None:
+    with (
+        held_by("a:1", "web-1", ttl=50),
+        held_by("a:2", "web-2", ttl=60),
+        held_by("b:1", "web-2", task="shop.tasks.pay", ttl=70),
+    ):
+        assert locks_command("clean", *criterion, "--yes").status == 0
+        assert [lock.name for lock in held.list()] == left
+
+
+def test_a_dry_run_prints_what_clean_would_free_and_frees_nothing() -> None:
+    with held_by("a:1"), held_by("b:1"):
+        outcome = locks_command("clean", "--prefix", "a:", "--dry-run")
+        assert outcome.status == 0
+        assert "a:1" in outcome.out
+        assert "b:1" not in outcome.out
+        assert "Would release 1 lock." in outcome.out
+        assert len(held.list()) == 2
+        (lock,) = locks_command("clean", "--prefix", "a:", "--dry-run", "--json").json
+        assert (lock["name"], lock["released"]) == ("a:1", False)
+
+
+def test_clean_asks_first(answers: Callable[[str], None]) -> None:
+    with held_by("lottery"):
+        answers("no")
+        assert locks_command("clean", "--all").status == 1
+        assert held.get("lottery") is not None
+
+
+@pytest.mark.parametrize("arguments", [(), ("--all", "--host", "web-1"), ("--yes",)])
+def test_clean_wants_to_know_what_is_meant(arguments: tuple[str, ...]) -> None:
+    with held_by("lottery"):
+        assert locks_command("clean", *arguments).status == 2
+        assert held.get("lottery") is not None
+
+
+def test_clean_frees_more_locks_than_a_list_shows(
+    locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held, "MOST_NAMES", 3)
+    handles = [distributed_lock(f"lottery:{number}", renew=False) for number in range(10)]
+    assert all(handle.acquire() for handle in handles)
+    assert "Released 10 locks." in locks_command("clean", "--all", "--yes").out
+    assert held.list() == []
+
+
+# --- exit statuses and bad input ------------------------------------------------------------------
+
+
+def test_fail_turns_a_find_into_status_1() -> None:
+    assert locks_command("list", "--fail").status == 0
+    with held_by("lottery"):
+        assert locks_command("list", "--fail", "--older-than", "10m").status == 0
+        outcome = locks_command("list", "--fail")
+        assert (outcome.status, outcome.err) == (1, "1 lock found.")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("list",),
+        ("show", "lottery"),
+        ("release", "lottery", "--yes"),
+        ("release", "lottery", "--id", "0" * 16),
+        ("clean", "--all", "--yes"),
+        ("watch",),
+    ],
+    ids=" ".join,
+)
+def test_a_server_that_does_not_answer_is_status_3(
+    locks: Locks, make_proxy: MakeProxy, arguments: tuple[str, ...]
+) -> None:
+    proxy = make_proxy(locks.server)
+    locks.on(proxy)
+    proxy.refuse()
+    outcome = locks_command(*arguments)
+    assert outcome.status == 3
+    assert "cannot answer" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("show", "line\nbreak"),
+        ("show", ""),
+        ("release", "x" * 201, "--yes"),
+        ("list", "--alias", "nope"),
+        ("doctor", "--alias", "nope"),
+        ("release", "a", "b", "--id", "0" * 16),
+    ],
+    ids=ascii,
+)
+def test_bad_input_is_status_2(arguments: tuple[str, ...]) -> None:
+    assert locks_command(*arguments).status == 2
+
+
+def test_exit_statuses_reach_the_shell(shell: Callable[..., Outcome]) -> None:
+    with held_by("lottery"):
+        assert shell("list").status == 0
+        assert shell("list", "--fail").status == 1
+        assert shell("frobnicate").status == 2
+        assert shell("list", "--older-than", "soon").status == 2
+
+
+def test_a_question_that_nobody_answers_frees_nothing(shell: Callable[..., Outcome]) -> None:
+    with held_by("lottery"):
+        outcome = shell("release", "lottery")
+        assert outcome.status == 2
+        assert "--yes" in outcome.err
+        assert held.get("lottery") is not None
+        assert shell("release", "lottery", answer="y\n").status == 0
+        assert held.get("lottery") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("1.5", 1.5), ("90s", 90), ("10m", 600), ("1h30m", 5400), ("2d", 172_800)],
+)
+def test_durations_are_written_as_people_do(text: str, seconds: float) -> None:
+    from django_redislock.wording import parse_duration
+
+    assert parse_duration(text) == seconds
+
+
+# --- hostile text ---------------------------------------------------------------------------------
+
+HOSTILE = ["\x1b[2J", "a\u202eb", "\u200b", "x" * 200, "../../x", "{a}", "*", "-n", "<b>"]
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if "\x1b" not in name], ids=ascii)
+def test_any_name_can_be_listed_shown_and_released(name: str) -> None:
+    with held_by(name):
+        assert [lock["name"] for lock in locks_command("--json").json] == [name]
+        assert locks_command("show", "--json", "--", name).json["name"] == name
+        assert locks_command("release", "--yes", "--", name).status == 0
+        assert held.get(name) is None
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+def test_nothing_that_somebody_wrote_moves_the_cursor_or_hides(text: str) -> None:
+    owner = Owner(host=f"h{text}", pid=1, task=f"t{text}", task_id=text, thread=text, path=text)
+    name = "lottery" if "\x1b" in text else text
+    with LockTestKit().simulate_held_by_other(name, owner=owner):
+        for outcome in (
+            locks_command("list"),
+            locks_command("show", "--", name),
+            locks_command("watch"),
+            locks_command("clean", "--all", "--dry-run"),
+        ):
+            assert all(line.isprintable() for line in outcome.out.splitlines())
+
+
+def test_garbage_in_the_index_spoils_no_list(locks: Locks) -> None:
+    with held_by("lottery"):
+        index = lock_keys(locks.prefix, "lottery").held
+        garbage = [
+            b"\xff\xfe",
+            b"x",
+            f"{locks.prefix}:{{gone}}:lock",
+            f"{locks.prefix}:{{%00}}:lock",
+        ]
+        locks.redis.zadd(index, dict.fromkeys(garbage, 9e15))
+        locks.redis.lpush(lock_keys(locks.prefix, "list").lock, "x")
+        locks.redis.set(lock_keys(locks.prefix, "bytes").lock, b"\x00\xff" * 5000)
+        for name in ("list", "bytes"):
+            locks.redis.zadd(index, {lock_keys(locks.prefix, name).lock: 9e15})
+        listed = {one["name"]: one["state"] for one in locks_command("--json").json}
+        assert listed == {"lottery": "held", "list": "no-expiry", "bytes": "no-expiry"}
+        assert locks_command("release", "bytes", "--yes").status == 0
+        assert locks_command("release", "list", "--yes").status == 3  # Refused: WRONGTYPE.
+
+
+def test_an_index_of_the_wrong_type_is_a_message(locks: Locks) -> None:
+    locks.redis.set(lock_keys(locks.prefix, "x").held, "x")
+    outcome = locks_command("list")
+    assert outcome.status == 3
+    assert "WRONGTYPE" in outcome.err
+
+
+# --- watch ----------------------------------------------------------------------------------------
+
+
+def test_watch_without_a_terminal_prints_once() -> None:
+    with held_by("lottery"):
+        outcome = locks_command("watch")
+        assert outcome.status == 0
+        assert "held: 1" in outcome.out
+        assert "lottery" in outcome.out
+        assert [lock["name"] for lock in locks_command("watch", "--json").json] == ["lottery"]
+
+
+@pytest.fixture
+def terminal(settings: Any) -> Iterator[Callable[..., tuple[subprocess.Popen[bytes], Any]]]:
+    """Run the command on a terminal of its own; returns it and what reads its screen."""
+    started: list[tuple[subprocess.Popen[bytes], int]] = []
+
+    def run(*args: str) -> tuple[subprocess.Popen[bytes], Any]:
+        ours, theirs = pty.openpty()
+        os.set_blocking(ours, False)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "django", "locks", *args],
+            cwd=ROOT,
+            env=environment(settings) | {"COLUMNS": "120", "LINES": "40", "TERM": "xterm"},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        started.append((process, ours))
+        screen = bytearray()
+
+        def read() -> str:
+            try:
+                while chunk := os.read(ours, 65536):
+                    screen.extend(chunk)
+            except (BlockingIOError, OSError):
+                pass
+            return screen.decode(errors="replace")
+
+        return process, read
+
+    yield run
+    for process, ours in started:
+        process.kill()
+        process.wait(5)
+        os.close(ours)
+
+
+def test_watch_shows_waiters_and_hand_offs_until_ctrl_c(
+    terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]], spawn: Spawn
+) -> None:
+    process, read = terminal("watch", "--interval", "0.05")
+    lock = distributed_lock("lottery")
+    with lock:
+        wait_until(lambda: "held: 1" in read(), 20)
+        child = spawn(wait_for, "lottery")
+        wait_until(lambda: "waiting: 1" in read() and f":{child.pid}" in read(), 10)
+    wait_until(lambda: "handed over" in read(), 10)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 0
+    assert read().endswith("\x1b[?1049l")  # The screen is as it was.
+
+
+def test_watch_goes_on_while_the_server_does_not_answer(
+    terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
+    locks: Locks,
+    make_proxy: MakeProxy,
+) -> None:
+    proxy = make_proxy(locks.server)
+    locks.on(proxy)
+    process, read = terminal("watch", "--interval", "0.05")
+    wait_until(lambda: "held: 0" in read(), 20)
+    proxy.refuse()
+    wait_until(lambda: "cannot answer" in read(), 10)
+    proxy.heal()
+    seen = len(read())
+    wait_until(lambda: "held: 0" in read()[seen:], 10)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 0
