@@ -29,6 +29,7 @@ import pytest
 from django_redislock import held
 from django_redislock.backends.memory import InMemoryBackend
 from django_redislock.conf import backends
+from django_redislock.keys import lock_keys
 from django_redislock.testing import IN_MEMORY, LockTestKit
 from tests.conftest import Locks, _skip_or_fail
 from tests.servers import KINDS, Container, Endpoint, Kind, Server, missing
@@ -37,22 +38,25 @@ from tests.waiting import await_until, wait_until
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from types import TracebackType
 
     from pytest_django import Settings
 
     from django_redislock import Lease
+    from django_redislock.backends.memory import Server as MemoryServer
     from django_redislock.lock import Lock
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 # --- ways ------------------------------------------------------------------------------------
 
 
-class Running(Protocol[T]):
+class Running(Protocol[T_co]):
     """Something that goes on beside the test."""
 
-    async def result(self) -> T: ...
+    async def result(self) -> T_co: ...
     def done(self) -> bool: ...
 
 
@@ -208,8 +212,13 @@ class _Entered:
     async def __aenter__(self) -> Lease:
         return self._lock.__enter__()
 
-    async def __aexit__(self, *raised: Any) -> None:
-        self._lock.__exit__(*raised)
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._lock.__exit__(exc_type, exc, traceback)
 
 
 class _Thread(Generic[T]):
@@ -288,6 +297,10 @@ class Place(ABC):
         """Let the server lose all that it keeps."""
 
     @abstractmethod
+    def lapse(self, name: str) -> None:
+        """Let the lease of a lock end on the server before its time."""
+
+    @abstractmethod
     def setting(self) -> dict[str, Any]:
         """Return the setting of the default alias."""
 
@@ -318,6 +331,9 @@ class ServerPlace(Place):
         if keys := self.locks.keys():
             self.locks.redis.delete(*keys)
 
+    def lapse(self, name: str) -> None:
+        self.locks.redis.delete(lock_keys(self.locks.prefix, name).lock)
+
     def setting(self) -> dict[str, Any]:
         return dict(self.locks._settings.REDISLOCK["default"])
 
@@ -338,9 +354,15 @@ class MemoryPlace(Place):
         self._settings.REDISLOCK = {"default": {**self.setting(), **options}}
 
     def lose_data(self) -> None:
+        self._server().locks.clear()
+
+    def lapse(self, name: str) -> None:
+        self._server().locks[name].lease = None
+
+    def _server(self) -> MemoryServer:
         backend = backends["default"]
         assert isinstance(backend, InMemoryBackend)
-        backend.server.locks.clear()
+        return backend.server
 
     def setting(self) -> dict[str, Any]:
         return dict(self._settings.REDISLOCK["default"])
@@ -362,9 +384,8 @@ def place(
     if name == MEMORY:
         yield MemoryPlace(settings)
         return
-    kind = next((kind for kind in KINDS if kind == name), None)
-    if kind is None:
-        kind = next((kind for kind in KINDS if not missing(kind)), "redis")
+    fit = [kind for kind in KINDS if kind == name or (name == UNSCRIPTED and not missing(kind))]
+    kind = (fit or KINDS)[0]
     if reason := missing(kind):
         _skip_or_fail(reason)
     locks = Locks(settings, shared_servers(kind), key_prefix)
@@ -393,4 +414,3 @@ def waiters(name: str) -> int:
     """How many wait for the lock."""
     seen = held.get(name)
     return seen.waiters if seen else 0
-

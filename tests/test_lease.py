@@ -14,13 +14,14 @@ import pytest
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from tests.backends import both_ways, held_by_other, on_servers
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from django_redislock import Lease
     from tests.backends import Place, ServerPlace, Way
-    from tests.conftest import MakeProxy
+    from tests.conftest import Locks, MakeProxy, Spawn
 
 pytest_plugins = ["tests.backends"]
 
@@ -48,12 +49,13 @@ async def test_a_lease_ends_here_before_it_ends_on_the_server(way: Way, place: P
 @both_ways
 async def test_expires_in_goes_down_and_a_renewal_brings_it_up(way: Way, place: Place) -> None:
     async with way.entered(distributed_lock("lottery", ttl=5, renew=False)) as lease:
-        await way.until(lambda: lease.expires_in < 4.9)
+        await way.until(lambda: lease.expires_in < 4.5)
+        before = lease.expires_in
         await way.renew(lease)
-        assert lease.expires_in > 4.9
+        assert lease.expires_in > before
         seen = held.get("lottery")
         assert seen is not None
-        assert seen.expires_in == pytest.approx(5, abs=0.1)
+        assert seen.expires_in == pytest.approx(5, abs=1)
 
 
 @both_ways
@@ -65,7 +67,7 @@ async def test_ensure_held_passes_while_it_is_held(way: Way, place: Place) -> No
 
 @both_ways
 async def test_ensure_held_asks_the_server_only_to_verify(way: Way, place: Place) -> None:
-    with pytest.raises(LockLost):  # Of the block.
+    with pytest.raises(LockLost):  # noqa: PT012 - by leaving the block
         async with way.entered(distributed_lock("lottery")) as lease:
             place.lose_data()
             await way.ensure_held(lease)
@@ -156,7 +158,8 @@ async def test_a_renewal_learns_of_the_loss_and_its_reason(
 async def test_the_watchdog_learns_of_the_loss_and_tells(
     way: Way, place: Place, losing: Losing, reason: str
 ) -> None:
-    lock, told = distributed_lock("lottery", ttl=0.6), []
+    lock = distributed_lock("lottery", ttl=0.6)
+    told: list[Lease] = []
     assert await way.acquire(lock)
     lease = lock.lease
     assert lease is not None
@@ -174,7 +177,8 @@ async def test_a_server_out_of_reach_until_the_deadline_means_unreachable(
     way: Way, place: Place, losing: Losing
 ) -> None:
     losing.prepare("unreachable")
-    lock, told = distributed_lock("lottery", ttl=0.6), []
+    lock = distributed_lock("lottery", ttl=0.6)
+    told: list[Lease] = []
     assert await way.acquire(lock)
     lease = lock.lease
     assert lease is not None
@@ -207,7 +211,7 @@ async def test_releasing_learns_of_the_loss_too(
 async def test_leaving_the_block_after_a_loss_raises_lock_lost(
     way: Way, place: Place, losing: Losing, noticed: bool
 ) -> None:
-    with pytest.raises(LockLost) as raised:
+    with pytest.raises(LockLost) as raised:  # noqa: PT012 - by leaving the block
         async with way.entered(distributed_lock("lottery")) as lease:
             losing.lose(lease, "forced")
             if noticed:
@@ -221,7 +225,7 @@ async def test_a_loss_never_masks_what_the_body_raised(
     way: Way, place: Place, losing: Losing, caplog: pytest.LogCaptureFixture
 ) -> None:
     error = ZeroDivisionError("of the body")
-    with pytest.raises(ZeroDivisionError) as raised:
+    with pytest.raises(ZeroDivisionError) as raised:  # noqa: PT012 - by leaving the block
         async with way.entered(distributed_lock("lottery")) as lease:
             losing.lose(lease, "forced")
             raise error
@@ -258,7 +262,8 @@ async def lose_now(way: Way, place: Place, lease: Lease) -> None:
 
 @both_ways
 async def test_on_lost_is_called_once_with_the_lease(way: Way, place: Place) -> None:
-    lock, told = distributed_lock("lottery"), []
+    lock = distributed_lock("lottery")
+    told: list[tuple[str, Lease, bool]] = []
     assert await way.acquire(lock)
     lease = lock.lease
     assert lease is not None
@@ -277,7 +282,8 @@ async def test_on_lost_is_called_once_with_the_lease(way: Way, place: Place) -> 
 async def test_on_lost_is_called_at_once_if_the_lease_is_lost_already(
     way: Way, place: Place
 ) -> None:
-    lock, told = distributed_lock("lottery"), []
+    lock = distributed_lock("lottery")
+    told: list[Lease] = []
     assert await way.acquire(lock)
     lease = lock.lease
     assert lease is not None
@@ -328,7 +334,8 @@ async def test_what_on_lost_raises_is_logged_and_stops_nobody(
     def fail(lease: Lease) -> None:
         raise ZeroDivisionError("of the callback")
 
-    lock, told = distributed_lock("lottery"), []
+    lock = distributed_lock("lottery")
+    told: list[Lease] = []
     assert await way.acquire(lock)
     lease = lock.lease
     assert lease is not None
@@ -343,7 +350,8 @@ async def test_what_on_lost_raises_is_logged_and_stops_nobody(
 
 @both_ways
 async def test_on_lost_is_not_called_after_a_release(way: Way, place: Place) -> None:
-    lock, told = distributed_lock("lottery", ttl=0.2), []
+    lock = distributed_lock("lottery", ttl=0.2)
+    told: list[Lease] = []
     assert await way.acquire(lock)
     assert lock.lease is not None
     lock.lease.on_lost(told.append)
@@ -391,7 +399,7 @@ async def test_release_on_a_silent_server_raises_unavailable_and_ends_the_lease(
     assert lock.lease is None
     proxy.heal()
     # Nothing renews it, so it ends on the server.
-    await way.until(lambda: held.get("lottery") is None, 2)
+    await way.until(lambda: held.get("lottery") is None)
 
 
 @on_servers
@@ -404,7 +412,7 @@ async def test_leaving_a_block_on_a_silent_server_logs_and_raises_nothing(
     async with way.entered(distributed_lock("lottery", ttl=0.5)) as lease:
         proxy.refuse()
         start = time.monotonic()
-    assert time.monotonic() - start < 1.5
+    assert time.monotonic() - start < 3
     assert not lease.held
     left = [record for record in caplog.records if "Left the block" in record.getMessage()]
     assert [record.levelno for record in left] == [logging.ERROR]
@@ -465,9 +473,69 @@ async def test_a_lease_that_is_over_is_dropped_in_silence(
 async def test_a_dropped_lease_is_not_renewed(way: Way, place: Place) -> None:
     assert await way.acquire(distributed_lock("lottery", ttl=0.4))
     gc.collect()
-    await way.until(lambda: held.get("lottery") is None, 1)
+    await way.until(lambda: held.get("lottery") is None)
 
 
 def test_a_lease_cannot_be_pickled_and_so_not_be_sent_elsewhere(place: Place) -> None:
     with distributed_lock("lottery") as lease, pytest.raises(TypeError):
         pickle.dumps(lease)
+
+
+def lose_with_a_callback_that_never_returns() -> None:
+    """In a child."""
+    lock = distributed_lock("lottery")
+    assert lock.acquire()
+    assert lock.lease is not None
+    entered = threading.Event()
+
+    def block(lease: Lease) -> None:
+        entered.set()
+        threading.Event().wait()
+
+    lock.lease.on_lost(block)
+    held.force_release("lottery", lock.lease.id)
+    with pytest.raises(LockLost):
+        lock.lease.renew()
+    assert entered.wait(5)
+
+
+def test_on_lost_that_blocks_does_not_keep_the_program_from_ending(
+    locks: Locks, spawn: Spawn
+) -> None:
+    assert spawn(lose_with_a_callback_that_never_returns).wait() == 0
+
+
+def test_many_callbacks_that_block_do_not_delay_the_next(place: Place) -> None:
+    go_on, told = threading.Event(), []
+    locks = [distributed_lock(f"lottery:{number}") for number in range(8)]
+    leases = []
+    for lock in locks:
+        assert lock.acquire()
+        assert lock.lease is not None
+        leases.append(lock.lease)
+        lock.lease.on_lost(lambda lease: (told.append(lease), go_on.wait(10)))
+    place.lose_data()
+    try:
+        for lease in leases:
+            with pytest.raises(LockLost):
+                lease.renew()
+        wait_until(lambda: len(told) == 8)
+    finally:
+        go_on.set()
+
+
+@on_servers
+@both_ways
+async def test_the_reason_of_a_loss_does_not_change(way: Way, place: Place, losing: Losing) -> None:
+    losing.prepare("unreachable")
+    lock, told = distributed_lock("lottery", ttl=0.6), []
+    assert await way.acquire(lock)
+    lease = lock.lease
+    assert lease is not None
+    lease.on_lost(told.append)
+    losing.lose(lease, "unreachable")
+    reasons = []
+    while not told:
+        reasons.append(lease.lost_reason)
+        await way.sleep(0)
+    assert set(reasons) <= {None, "unreachable"}

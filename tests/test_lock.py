@@ -173,9 +173,9 @@ async def test_one_lock_excludes_all_others_of_its_name(way: Way, place: Place) 
 
 @both_ways
 async def test_locks_of_different_names_do_not_exclude_each_other(way: Way, place: Place) -> None:
-    async with way.entered(distributed_lock("lottery")):
-        async with way.entered(distributed_lock("tombola", wait=0)) as lease:
-            assert lease.held
+    lottery, tombola = distributed_lock("lottery"), distributed_lock("tombola", wait=0)
+    async with way.entered(lottery), way.entered(tombola) as lease:
+        assert lease.held
 
 
 @both_ways

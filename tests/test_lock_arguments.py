@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.backends"]
 
-NO_DURATIONS: list[Any] = ["5", b"5", True, [5], object(), math.nan, -1, -0.001, timedelta(days=-1)]
+NO_DURATIONS: list[Any] = ["5", b"5", True, [5], math.nan, -1, -0.001, timedelta(days=-1)]
 
 
 @pytest.mark.parametrize("argument", ["ttl", "wait", "max_hold", "min_hold"])
@@ -50,7 +50,7 @@ def test_what_is_not_true_or_false_is_refused(argument: str, value: Any) -> None
 
 def test_only_the_name_goes_by_position() -> None:
     with pytest.raises(TypeError):
-        distributed_lock("lottery", 30)  # type: ignore[misc]
+        distributed_lock("lottery", 30)  # type: ignore[call-arg]
 
 
 def test_an_unknown_alias_is_named_with_those_that_are_known(place: Place) -> None:
@@ -86,3 +86,9 @@ async def test_an_argument_wins_over_the_setting(way: Way, place: Place) -> None
         assert lease.ttl == 4.0
     with held_by_other("lottery"):
         assert not await way.acquire(distributed_lock("lottery", wait=0))
+
+
+@pytest.mark.parametrize("using", [None, 7, [], ("default",)], ids=repr)
+def test_an_alias_that_is_no_text_is_refused(using: Any) -> None:
+    with pytest.raises(ValueError, match=r"^using must be"):
+        distributed_lock("lottery", using=using)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from asgiref.sync import markcoroutinefunction, sync_to_async
 
 from django_redislock import InvalidLockName, LockMisuse, LockTimeout, distributed_lock
 from tests.backends import both_ways, held_by_other
@@ -34,9 +36,7 @@ async def test_each_call_is_made_under_the_lock(way: Way, place: Place) -> None:
 
 
 @both_ways
-async def test_a_call_that_cannot_have_the_lock_raises_lock_timeout(
-    way: Way, place: Place
-) -> None:
+async def test_a_call_that_cannot_have_the_lock_raises_lock_timeout(way: Way, place: Place) -> None:
     draw = distributed_lock("lottery", wait=0)(way.function(held_names))
     with held_by_other("lottery"), pytest.raises(LockTimeout, match="'lottery' is busy"):
         await way.call(draw)
@@ -99,7 +99,7 @@ def by_object(report: Report) -> list[str]:
         ("constant", by_position, (7,), {}, "constant"),
     ],
 )
-async def test_the_name_is_made_of_the_arguments(  # noqa: PLR0913
+async def test_the_name_is_made_of_the_arguments(
     way: Way,
     place: Place,
     template: str,
@@ -211,3 +211,49 @@ async def test_a_function_that_calls_itself_needs_reentrant(way: Way, place: Pla
     with pytest.raises(LockMisuse, match="reentrant=True"):
         await way.call(nested, 1)
     assert held_names() == []
+
+
+async def _in_the_body() -> list[str]:
+    return held_names()
+
+
+class Awaited:
+    """An object that is called like a coroutine function."""
+
+    async def __call__(self) -> list[str]:
+        return held_names()
+
+
+@functools.wraps(_in_the_body)
+def _returns_a_coroutine() -> Any:
+    return _in_the_body()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [Awaited(), sync_to_async(held_names), markcoroutinefunction(_returns_a_coroutine)],
+    ids=["object", "sync_to_async", "marked"],
+)
+async def test_whatever_is_awaited_is_locked_until_it_is_done(
+    place: Place, function: Callable[..., Any]
+) -> None:
+    assert await distributed_lock("lottery")(function)() == ["lottery"]
+
+
+async def test_a_plain_function_whose_answer_is_awaited_is_refused(place: Place) -> None:
+    def later() -> Any:
+        return _in_the_body()
+
+    with pytest.raises(TypeError, match=r"later\(\)"):
+        distributed_lock("lottery")(later)()
+    assert held_names() == []
+
+
+def test_a_name_with_an_objects_address_would_be_a_lock_of_its_own(place: Place) -> None:
+    class Job:
+        @distributed_lock("job:{self}")
+        def run(self) -> None:
+            pytest.fail("it ran")
+
+    with pytest.raises(InvalidLockName):
+        Job().run()

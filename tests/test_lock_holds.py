@@ -27,9 +27,9 @@ async def test_a_lease_is_renewed_until_max_hold_and_not_longer(way: Way, place:
     lease, start = lock.lease, time.monotonic()
     assert lease is not None
     await way.until(lambda: not lease.held)
-    assert 0.5 < time.monotonic() - start < 1.5
+    assert 0.5 < time.monotonic() - start < 3
     assert lease.lost_reason == "expired"
-    assert await way.acquire(distributed_lock("lottery", wait=1))
+    assert await way.acquire(distributed_lock("lottery", wait=3))
     with pytest.raises(LockLost):
         await way.release(lock)
 
@@ -55,15 +55,16 @@ async def test_max_hold_below_ttl_shortens_the_first_grant(way: Way, place: Plac
 
 @both_ways
 async def test_the_last_renewal_is_shortened_to_end_at_max_hold(way: Way, place: Place) -> None:
-    start = time.monotonic()
     async with way.entered(distributed_lock("lottery", ttl=5, max_hold=5.2)) as lease:
-        await way.until(lambda: time.monotonic() - start > 0.5)
+        await way.sleep(0.5)
         await way.renew(lease)
         seen = held.get("lottery")
-        left = 5.2 - (time.monotonic() - start)
         assert seen is not None
-        assert seen.expires_in == pytest.approx(left, abs=0.1)
-        assert lease.expires_in == pytest.approx(left, abs=0.1)
+        assert seen.expires_in is not None
+        # Not 5, which would be 0.3 too long.
+        assert seen.expires_in <= 4.7
+        assert lease.expires_in <= 4.7
+        assert lease.expires_in > 1
 
 
 @both_ways
@@ -166,4 +167,4 @@ async def test_who_waits_has_the_lock_as_soon_as_it_has_cooled(way: Way, place: 
     async with way.entered(lock):
         waiter = way.start(wait)
         await way.until(lambda: waiters("lottery") == 1)
-    assert 0.55 < await waiter.result() - start < 1.5
+    assert 0.55 < await waiter.result() - start < 3

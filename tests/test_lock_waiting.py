@@ -15,7 +15,7 @@ from tests.backends import both_ways, held_by_other, in_turn, waiters
 from tests.waiting import await_until, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Iterator
     from typing import Any
 
     from tests.backends import Place, Way
@@ -31,7 +31,7 @@ async def test_wait_0_tries_once(way: Way, place: Place) -> None:
     with held_by_other("lottery"):
         start = time.monotonic()
         assert await way.acquire(distributed_lock("lottery", wait=0)) is False
-        assert time.monotonic() - start < 0.5
+        assert time.monotonic() - start < 2
 
 
 @both_ways
@@ -39,7 +39,7 @@ async def test_wait_bounds_the_waiting(way: Way, place: Place) -> None:
     with held_by_other("lottery"):
         start = time.monotonic()
         assert await way.acquire(distributed_lock("lottery", wait=0.2)) is False
-        assert 0.2 <= time.monotonic() - start < 1
+        assert 0.2 <= time.monotonic() - start < 2
         assert waiters("lottery") == 0
 
 
@@ -76,7 +76,7 @@ async def test_a_waiter_has_the_lock_when_the_holder_releases_it(way: Way, place
         await way.until(waiting.done, 0.1)
     released = time.monotonic()
     await way.release(lock)
-    assert await waiting.result() - released < 1
+    assert await waiting.result() - released < 1.9
 
 
 @both_ways
@@ -86,7 +86,7 @@ async def test_a_waiter_has_the_lock_when_a_dead_holders_lease_has_expired(
     with held_by_other("lottery", ttl=0.4):
         start = time.monotonic()
         async with way.entered(distributed_lock("lottery")):
-            assert 0.3 < time.monotonic() - start < 1.5
+            assert 0.3 < time.monotonic() - start < 3
 
 
 # --- in which order ------------------------------------------------------------------------------
@@ -146,33 +146,28 @@ async def test_nobody_barges_in_before_those_who_wait(way: Way, place: Place) ->
     await way.until(lambda: waiters("lottery") == 1)
     await way.release(lock)
     # The lock was handed over in the same instant, so this comes too late, or after the waiter.
+    after = None
     if await way.acquire(lock):
-        assert waiting.done()
+        after = lock.lease.fence
         await way.release(lock)
-    assert await waiting.result() > before
+    assert before < await waiting.result()
+    assert after is None or await waiting.result() < after
 
 
 @in_turn
 @both_ways
-async def test_an_expired_lock_goes_to_who_waits_not_to_who_comes(way: Way, place: Place) -> None:
-    async def wait() -> bool:
-        return await way.acquire(distributed_lock("lottery", ttl=60))
-
-    with held_by_other("lottery", ttl=0.3):
-        waiting = way.start(wait)
+async def test_a_lapsed_lock_goes_to_who_waits_not_to_who_comes(way: Way, place: Place) -> None:
+    with held_by_other("lottery", ttl=60):
+        waiting = way.start(lambda: way.acquire(distributed_lock("lottery")))
         await way.until(lambda: waiters("lottery") == 1)
-        newcomer = distributed_lock("lottery", wait=0)
-        while not waiting.done():
-            assert await way.acquire(newcomer) is False
-            await way.sleep(0.01)
+        place.lapse("lottery")
+        assert await way.acquire(distributed_lock("lottery", wait=0)) is False
         assert await waiting.result() is True
 
 
 @in_turn
 @both_ways
-async def test_waiters_that_start_together_are_served_without_delay(
-    way: Way, place: Place
-) -> None:
+async def test_waiters_that_start_together_are_served_without_delay(way: Way, place: Place) -> None:
     async def take() -> None:
         async with way.entered(distributed_lock("lottery")):
             pass
@@ -180,7 +175,7 @@ async def test_waiters_that_start_together_are_served_without_delay(
     start = time.monotonic()
     for other in [way.start(take) for _ in range(5)]:
         await other.result()
-    assert time.monotonic() - start < 1.5
+    assert time.monotonic() - start < 1.9  # Who is not rung looks after 2 s.
 
 
 @both_ways
@@ -219,7 +214,7 @@ async def test_who_gives_up_leaves_the_queue(way: Way, place: Place) -> None:
         assert waiters("lottery") == 1
     start = time.monotonic()
     assert await patient.result() is True
-    assert time.monotonic() - start < 0.9
+    assert time.monotonic() - start < 1.9
 
 
 async def test_a_cancelled_task_leaves_nothing_behind(place: Place) -> None:

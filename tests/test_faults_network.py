@@ -1,0 +1,419 @@
+"""The network cuts, hangs, delays and refuses: nothing is lost, and no answer is a guess."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_redislock import LockLost, LockUnavailable, distributed_lock, held, scripts
+from tests.faults import (
+    NAME,
+    RIVAL,
+    Async,
+    Blocking,
+    Caller,
+    add_rival,
+    callers,
+    immortal,
+    in_thread,
+    is_held_by,
+    is_left_clean,
+    keys_of,
+    load_scripts,
+    loses,
+    one_kind,
+    rival,
+    runs,
+    takes,
+    value_of,
+    waiting,
+)
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_django import Settings
+
+    from tests.conftest import Locks
+    from tests.proxy import Proxy
+
+TTL = 1.2
+PATIENCE = TTL / 3  # The operation timeout that follows from it.
+
+caller = pytest.fixture(callers, params=[Blocking, Async])
+
+
+@pytest.fixture
+def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Iterator[Locks]:
+    """The default alias goes through the proxy, the rival straight to the server."""
+    locks.on(proxy, TTL=TTL, WAIT=0)
+    add_rival(settings, locks)
+    load_scripts(locks)
+    yield locks
+    assert immortal(locks) == []
+
+
+# One command
+
+
+@pytest.mark.parametrize("wait", [0, 5])
+@pytest.mark.parametrize("action", ["cut_after", "cut_before", "hang_after", "hang_before"])
+def test_r1_an_acquire_that_is_not_answered_is_sent_again_with_the_same_token(
+    action: str, wait: float, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    proxy.rule_for_script(scripts.ACQUIRE.sha, action)
+    lock = distributed_lock(NAME, wait=wait)
+
+    assert caller.acquire(lock)
+
+    first, resend = runs(proxy, scripts.ACQUIRE)
+    assert first.token == resend.token
+    assert is_held_by(locks, lock.lease)
+    caller.release(lock)
+    assert is_left_clean(locks)
+
+
+def test_r1_an_answer_that_is_lost_when_the_lock_is_busy_is_not_a_grant(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    with rival():
+        proxy.rule_for_script(scripts.ACQUIRE.sha, "cut_after")
+        assert caller.acquire(distributed_lock(NAME)) is False
+
+
+def test_r2_the_deadline_counts_from_when_the_acquire_was_sent(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    proxy.rule_for_script(scripts.ACQUIRE.sha, "delayreply:0.25")
+    with caller.block(distributed_lock(NAME)) as lease:
+        assert lease.expires_in <= TTL - 0.25
+
+
+def test_r2_the_deadline_counts_from_when_the_renewal_was_sent(locks: Locks, proxy: Proxy) -> None:
+    with distributed_lock(NAME, renew=False) as lease:
+        proxy.rule_for_script(scripts.RENEW.sha, "delayreply:0.25")
+        lease.renew()
+        assert TTL - 0.4 < lease.expires_in <= TTL - 0.25
+
+
+def test_r3_a_grant_that_comes_after_its_deadline_is_given_back_and_asked_for_again(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    locks.configure(OPTIONS={"socket_timeout": 3})
+    proxy.rule_for_script(scripts.ACQUIRE.sha, "delayreply:0.3")
+    lock = distributed_lock(NAME, ttl=0.2)
+
+    assert caller.acquire(lock)
+
+    assert lock.lease is not None
+    assert lock.lease.held
+    assert is_held_by(locks, lock.lease)
+    assert len(runs(proxy, scripts.LEAVE)) == 1
+    caller.release(lock)
+
+
+def test_r3_a_server_whose_every_grant_is_late_is_unavailable_and_keeps_no_lease(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    locks.configure(OPTIONS={"socket_timeout": 3})
+    proxy.rule_for_script(scripts.ACQUIRE.sha, "delayreply:0.3", times=None)
+    with pytest.raises(LockUnavailable, match="later than the ttl"):
+        caller.acquire(distributed_lock(NAME, ttl=0.2))
+    assert is_left_clean(locks)
+
+
+def test_r5_nothing_is_sent_more_often_than_we_decided(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    proxy.rule_for_script(scripts.ACQUIRE.sha, "cut_after", times=None)
+    with pytest.raises(LockUnavailable):
+        caller.acquire(distributed_lock(NAME))
+    assert len(runs(proxy, scripts.ACQUIRE)) == 2
+    assert len(runs(proxy, scripts.LEAVE)) == 1
+
+
+@pytest.mark.parametrize("action", ["cut_after", "cut_before", "hang_after", "hang_before"])
+def test_r6_a_release_that_is_not_answered_is_sent_again_and_is_a_success(
+    action: str, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    lock = distributed_lock(NAME)
+    caller.acquire(lock)
+    proxy.rule_for_script(scripts.RELEASE.sha, action)
+    caller.release(lock)
+    assert is_left_clean(locks)
+
+
+def test_r6_a_release_whose_answer_is_lost_is_a_success_though_the_lock_was_handed_on(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    lock, next_lock = distributed_lock(NAME), rival(wait=5)
+    caller.acquire(lock)
+    waiter = Blocking().begin_waiting(next_lock, locks)
+    proxy.rule_for_script(scripts.RELEASE.sha, "cut_after")
+
+    caller.release(lock)
+
+    assert waiter.result(5)
+    assert is_held_by(locks, next_lock.lease)
+
+
+def test_r6_a_lost_answer_does_not_hide_that_the_lease_was_released_by_force(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    lock = distributed_lock(NAME)
+    caller.acquire(lock)
+    assert lock.lease is not None
+    assert held.force_release(NAME, lock.lease.id, using=RIVAL)
+    proxy.rule_for_script(scripts.RELEASE.sha, "cut_after")
+    with pytest.raises(LockLost, match="by force"):
+        caller.release(lock)
+
+
+def test_release_says_so_if_the_server_never_answers(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    lock = distributed_lock(NAME)
+    caller.acquire(lock)
+    lease = lock.lease
+    proxy.blackhole()
+    with takes(at_most=2 * PATIENCE), pytest.raises(LockUnavailable):
+        caller.release(lock)
+    assert lease is not None
+    assert not lease.held
+
+
+@pytest.mark.parametrize("raised", [None, RuntimeError("of the body")])
+def test_leaving_a_block_tries_until_the_deadline_then_logs_and_does_not_raise(
+    raised: Exception | None,
+    caller: Caller,
+    locks: Locks,
+    proxy: Proxy,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def body() -> None:
+        with caller.block(distributed_lock(NAME, ttl=0.6)):
+            proxy.blackhole()
+            if raised:
+                raise raised
+
+    with takes(at_least=0.3, at_most=0.8):
+        if raised:
+            with pytest.raises(RuntimeError, match="of the body"):
+                body()
+        else:
+            body()
+    assert caplog.text.count(f"Left the block of lock {NAME!r}") == 1
+
+
+def test_leaving_a_block_succeeds_once_the_network_is_back(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    with caller.block(distributed_lock(NAME)):
+        proxy.refuse()
+        threading.Timer(0.3, proxy.heal).start()
+    assert is_left_clean(locks)
+
+
+# The whole connection
+
+
+def test_killed_connections_cost_nothing_between_commands(caller: Caller, locks: Locks) -> None:
+    lock = distributed_lock(NAME)
+    for _ in range(2):
+        assert caller.acquire(lock)
+        locks.redis.client_kill_filter(_type="normal", skipme=True)
+        locks.redis.client_kill_filter(_type="pubsub")
+        caller.release(lock)
+        locks.redis.client_kill_filter(_type="normal", skipme=True)
+    assert is_left_clean(locks)
+
+
+def test_a_waiter_whose_connection_is_cut_keeps_its_place(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    first, second = distributed_lock(NAME, wait=5), rival(wait=5)
+    with rival():
+        front = caller.begin_waiting(first, locks)
+        Blocking().begin_waiting(second, locks)
+        looks = len(runs(proxy, scripts.ACQUIRE))
+        proxy.cut()
+        wait_until(lambda: len(runs(proxy, scripts.ACQUIRE)) > looks)
+    assert front.result(1)
+    assert is_held_by(locks, first.lease)
+
+
+@pytest.mark.parametrize("wait", [0, 0.5])
+@pytest.mark.parametrize("connected", [True, False], ids=["connected", "new"])
+@pytest.mark.parametrize("fault", ["blackhole", "refuse", "hang", "slow"])
+@one_kind
+def test_r5_an_acquire_ends_within_its_wait_and_two_operation_timeouts(
+    fault: str, connected: bool, wait: float, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    if connected:
+        assert caller.acquire(distributed_lock("another"))
+    match fault:
+        case "blackhole":
+            proxy.blackhole()
+        case "refuse":
+            proxy.refuse()
+        case "hang":
+            proxy.rule("*", "hang_after", times=None)
+        case "slow":  # Each single answer comes in time; they add up.
+            proxy.rule("*", f"delayreply:{0.6 * PATIENCE}", times=None)
+    lock = distributed_lock(NAME, wait=wait)
+    with takes(at_most=wait + 2 * PATIENCE):
+        try:
+            assert caller.acquire(lock)
+        except LockUnavailable as unavailable:
+            assert NAME in str(unavailable)  # noqa: PT017
+        else:
+            assert fault == "slow"
+
+
+def test_a_wait_outlasts_an_outage(caller: Caller, locks: Locks, proxy: Proxy) -> None:
+    proxy.refuse()
+    future = caller.begin(distributed_lock(NAME, wait=10))
+    threading.Timer(0.5, proxy.heal).start()
+    assert future.result(5)
+
+
+# Commands that arrive when nobody waits for them any more
+
+
+def test_a_zombie_acquire_holds_the_lock_for_one_ttl_at_most(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    proxy.rule_for_script(scripts.ACQUIRE.sha, "hold", times=2)
+    with pytest.raises(LockUnavailable):
+        caller.acquire(distributed_lock(NAME, ttl=0.6))
+    assert is_left_clean(locks)
+    assert proxy.forward_held() > 0
+    with takes(at_most=0.6):
+        assert rival(wait=5).acquire()
+
+
+def test_a_zombie_acquire_or_release_does_no_harm_to_a_later_lease(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    proxy.rule_for_script(scripts.ACQUIRE.sha, "hold", times=1)
+    proxy.rule_for_script(scripts.RELEASE.sha, "hold", times=1)
+    lock, later = distributed_lock(NAME), rival()
+    assert caller.acquire(lock)
+    caller.release(lock)
+    assert later.acquire()
+
+    assert proxy.forward_held() == 2
+
+    assert is_held_by(locks, later.lease)
+    later.release()
+    assert is_left_clean(locks)
+
+
+def test_a_zombie_place_in_the_queue_does_not_stop_the_others(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    holder, next_lock = rival(ttl=10), rival(wait=5)
+    assert holder.acquire()
+    proxy.rule_for_script(scripts.ACQUIRE.sha, "hold", times=2)
+    with pytest.raises(LockUnavailable):
+        caller.acquire(distributed_lock(NAME, wait=0.1))
+    proxy.forward_held()
+    assert waiting(locks) == 1
+    waiter = Blocking().begin_waiting(next_lock, locks)
+
+    holder.release()
+
+    assert waiter.result(0.5)
+
+
+# The watchdog
+
+
+def test_r7_renewal_outlives_connections_that_are_cut(locks: Locks, proxy: Proxy) -> None:
+    with distributed_lock(NAME, ttl=0.6) as lease:
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            proxy.cut()
+            time.sleep(0.13)
+        assert lease.held
+        assert is_held_by(locks, lease)
+
+
+@pytest.mark.parametrize("action", ["cut_after", "cut_before", "hang_after", "hang_before"])
+def test_r7_renewal_outlives_a_lost_command(action: str, locks: Locks, proxy: Proxy) -> None:
+    with distributed_lock(NAME, ttl=0.6) as lease:
+        rule = proxy.rule_for_script(scripts.RENEW.sha, action)
+        rule.wait()
+        renewed = lease.renewals
+        wait_until(lambda: lease.renewals > renewed + 1)
+        assert is_held_by(locks, lease)
+
+
+@pytest.mark.parametrize("fault", ["blackhole", "refuse"])
+def test_r7_a_lease_that_cannot_be_renewed_is_lost_at_its_deadline(
+    fault: str, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    told: list[str | None] = []
+    with loses("unreachable"), caller.block(distributed_lock(NAME, ttl=0.6)) as lease:
+        lease.on_lost(lambda lost: told.append(lost.lost_reason))
+        getattr(proxy, fault)()
+        with takes(at_least=0.3, at_most=0.6):
+            wait_until(lambda: not lease.held)
+        wait_until(lambda: told)
+    assert told == ["unreachable"]
+    assert lease.lost_reason == "unreachable"
+
+
+def test_r7_a_lost_lease_does_not_come_back_with_the_network(locks: Locks, proxy: Proxy) -> None:
+    lock = distributed_lock(NAME, ttl=0.5)
+    lock.acquire()
+    lease = lock.lease
+    assert lease is not None
+    proxy.blackhole()
+    wait_until(lambda: lease.lost_reason)
+    wait_until(lambda: value_of(locks) is None)
+    proxy.heal(deliver=True)
+    with distributed_lock("another", ttl=0.5) as other:  # Its renewal shares the connection.
+        wait_until(lambda: other.renewals)
+    assert not lease.held
+    assert value_of(locks) is None
+
+
+def test_r7_one_lease_in_trouble_does_not_cost_another_its_renewal(locks: Locks) -> None:
+    with distributed_lock("healthy", ttl=0.6) as healthy:
+        with loses("expired"), distributed_lock(NAME, ttl=0.6) as lease:
+            locks.redis.delete(keys_of(locks).lock)
+            wait_until(lambda: lease.lost_reason)
+        renewals = healthy.renewals
+        wait_until(lambda: healthy.renewals > renewals + 1)
+
+
+# Being asked about it
+
+
+@pytest.mark.parametrize("fault", ["blackhole", "refuse"])
+@pytest.mark.parametrize("verify", [True, False], ids=["ensure_held", "renew"])
+def test_asking_the_server_never_guesses(
+    verify: bool, fault: str, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    with caller.block(distributed_lock(NAME)) as lease:
+        getattr(proxy, fault)()
+        with takes(at_most=2 * PATIENCE), pytest.raises(LockUnavailable):
+            caller.ensure_held(lease) if verify else caller.renew(lease)
+        assert lease.held  # Nothing is known, but its time is not over.
+        proxy.heal()
+
+
+def test_a_connection_lost_by_one_thread_is_not_lent_to_the_next(
+    locks: Locks, proxy: Proxy
+) -> None:
+    names = [f"{NAME}-{number}" for number in range(4)]
+    for name in names:
+        in_thread(distributed_lock(name).acquire).result(5)
+    proxy.cut()
+    for name in names:
+        assert distributed_lock(f"{name}-again").acquire()

@@ -1,0 +1,467 @@
+"""The client is stopped, killed, interrupted, blocked: it never lies, and nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from django_redislock import LockLost, LockMisuse, distributed_lock, held, scripts
+from tests.faults import (
+    NAME,
+    Async,
+    Blocking,
+    Caller,
+    add_rival,
+    block_interpreter,
+    callers,
+    hold,
+    immortal,
+    in_thread,
+    is_held_by,
+    is_left_clean,
+    keys_of,
+    load_scripts,
+    loses,
+    one_kind,
+    rival,
+    takes,
+    value_of,
+    waiting,
+)
+from tests.processes import hear, say
+from tests.waiting import await_until, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from pytest_django import Settings
+
+    from tests.conftest import Locks, Spawn
+    from tests.proxy import Proxy
+
+TTL = 0.6
+
+caller = pytest.fixture(callers, params=[Blocking, Async])
+
+
+@pytest.fixture
+def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Iterator[Locks]:
+    """The default alias goes through a proxy, the rival straight to the server."""
+    locks.on(proxy, TTL=TTL, WAIT=0)
+    add_rival(settings, locks)
+    load_scripts(locks)
+    yield locks
+    assert immortal(locks) == []
+
+
+# Stopped
+
+
+WRITE_IF_NEWEST = """
+if tonumber(redis.call('GET', KEYS[1]) or 0) > tonumber(ARGV[1]) then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'EX', 60)
+return 1
+"""
+
+
+def write(url: str, fence: int) -> bool:
+    """Write to something that the lock protects, and that heeds fences."""
+    with redis.Redis.from_url(url) as resource:
+        return bool(resource.eval(WRITE_IF_NEWEST, 1, "resource", fence))
+
+
+def hold_look_and_write(url: str) -> None:
+    """In a child: hold the lock; when told, look at the lease, write, and leave the block."""
+    try:
+        with distributed_lock(NAME) as lease:
+            say(lease.fence)
+            hear()
+            say([lease.held, lease.lost_reason, lease.expires_in])
+            say(write(url, lease.fence))
+    except LockLost as lost:
+        say(lost.reason)
+
+
+def test_a_holder_stopped_beyond_its_lease_knows_it_and_harms_nobody(
+    locks: Locks, spawn: Spawn
+) -> None:
+    url = locks.server.url
+    child = spawn(hold_look_and_write, url)
+    fence = child.read()
+    child.stop()
+    with rival(wait=5) as lease:
+        assert lease.fence > fence
+        assert write(url, lease.fence)
+        child.cont()
+        child.send("go on")
+        assert child.read() == [False, "expired", 0]  # At the first look.
+        assert child.read() is False  # The fence keeps it from writing.
+        assert child.read() in {"expired", "taken"}
+        assert is_held_by(locks, lease)
+
+
+@one_kind
+def test_a_killed_holder_costs_one_ttl_and_is_shown_meanwhile(locks: Locks, spawn: Spawn) -> None:
+    child = spawn(hold, NAME, ttl=1.5)
+    child.read()
+    child.kill()
+    shown = held.get(NAME)
+    assert shown is not None
+    assert (shown.owner.host, shown.owner.pid) == (socket.gethostname(), child.pid)
+    with takes(at_most=1.5):
+        assert rival(wait=5).acquire()
+
+
+def use(name: str) -> None:
+    """In a child: take, renew and release a lock."""
+    with distributed_lock(name, renew=False) as lease:
+        lease.renew()
+
+
+@one_kind
+@pytest.mark.parametrize("script", [scripts.ACQUIRE, scripts.RENEW, scripts.RELEASE])
+def test_a_client_killed_at_any_step_leaves_nothing_without_expiry(
+    script: scripts.Script, locks: Locks, proxy: Proxy, spawn: Spawn
+) -> None:
+    proxy.rule_for_script(script.sha, "hold")
+    child = spawn(use, NAME)
+    wait_until(lambda: proxy.commands("EVALSHA") and proxy.commands("EVALSHA")[-1].action == "hold")
+    child.kill()
+    proxy.forward_held()  # It arrives when its sender is dead.
+    assert immortal(locks) == []
+    with takes(at_most=TTL):
+        assert rival(wait=5).acquire()
+
+
+# Exceptions
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError, SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit]
+)
+def test_whatever_the_body_raises_goes_through_and_the_lock_is_released(
+    error: type[BaseException], caller: Caller, locks: Locks
+) -> None:
+    def body() -> None:
+        with caller.block(distributed_lock(NAME)):
+            raise error("of the body")
+
+    with pytest.raises(error, match="of the body"):
+        body()
+    assert is_left_clean(locks)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_loss_does_not_mask_what_the_body_raises(
+    error: type[BaseException],
+    caller: Caller,
+    locks: Locks,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def body() -> None:
+        with caller.block(distributed_lock(NAME, renew=False)):
+            locks.redis.delete(keys_of(locks).lock)
+            raise error("of the body")
+
+    with pytest.raises(error, match="of the body"):
+        body()
+    assert f"The lease of lock {NAME!r} was lost" in caplog.text
+
+
+# R4: interrupted
+
+
+class Interrupt(BaseException):
+    """What a signal handler raises."""
+
+
+@contextmanager
+def interrupted_at(line: int) -> Iterator[list[str]]:
+    """Raise Interrupt at the n-th line of the package that runs, as a signal handler may.
+
+    Gives the place where it was, or nothing if the block has fewer lines.
+    """
+    left, where = line, []
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if "django_redislock" not in frame.f_code.co_filename:
+            return None
+        if event == "line" and not where:
+            left -= 1
+            if left < 0:
+                where.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+                raise Interrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield where
+    except Interrupt:
+        pass
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("connected", [True, False], ids=["connected", "new"])
+@one_kind
+def test_r4_an_interrupt_at_any_line_of_acquire_leaves_no_orphan(
+    connected: bool, locks: Locks
+) -> None:
+    locks.configure(TTL=30, OPTIONS={"max_connections": 4})
+    orphans: list[str] = []
+    for line in range(2000):
+        if not connected:
+            locks.configure(TTL=30, OPTIONS={"max_connections": 4})
+        with interrupted_at(line) as where, distributed_lock(NAME):
+            pass
+        if not where:
+            break
+        if value_of(locks):
+            orphans += where
+            locks.redis.delete(keys_of(locks).lock)
+    else:
+        pytest.fail("the end was never reached")
+    assert line > 20
+    assert orphans == []
+    assert distributed_lock(NAME).acquire()  # No connection was lost on the way.
+
+
+@contextmanager
+def signal_in(seconds: float) -> Iterator[None]:
+    """Let a signal handler raise Interrupt in the main thread, and expect that it comes through."""
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(seconds, lambda: signal.pthread_kill(main, signal.SIGUSR1))
+    timer.start()
+    try:
+        with pytest.raises(Interrupt):
+            yield
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("wait", [0, 10])
+@pytest.mark.parametrize("action", ["delayreply:0.5", "hang_after", "hang_before"])
+def test_r4_a_signal_while_an_acquire_awaits_its_answer_leaves_no_orphan(
+    action: str, wait: float, locks: Locks, proxy: Proxy
+) -> None:
+    rule = proxy.rule_for_script(scripts.ACQUIRE.sha, action)
+    with signal_in(0.1):
+        distributed_lock(NAME, wait=wait, ttl=10).acquire()
+    assert rule.hits
+    assert is_left_clean(locks)
+
+
+def test_r4_a_signal_while_it_waits_in_the_queue_leaves_the_queue(locks: Locks) -> None:
+    holder, next_lock = rival(ttl=30), rival(wait=5)
+    assert holder.acquire()
+    in_front = signal_in(0.2)
+    with in_front:
+        distributed_lock(NAME, wait=10).acquire()
+    assert waiting(locks) == 0
+    waiter = Blocking().begin_waiting(next_lock, locks)
+    holder.release()
+    assert waiter.result(0.5)
+
+
+def test_r4_a_signal_while_a_release_awaits_its_answer_ends_the_lease(
+    locks: Locks, proxy: Proxy
+) -> None:
+    lock = distributed_lock(NAME, ttl=10)
+    lock.acquire()
+    proxy.rule_for_script(scripts.RELEASE.sha, "delayreply:0.5")
+    with signal_in(0.1):
+        lock.release()
+    assert is_left_clean(locks)
+
+
+def wait_until_terminated(ttl: float) -> None:
+    """In a child: wait for the lock; SIGTERM ends the process as Celery's worker does."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(3)
+
+    signal.signal(signal.SIGTERM, end)
+    say("ready")
+    with distributed_lock(NAME, wait=60, ttl=ttl):
+        say("held")
+        hear()
+
+
+@one_kind
+@pytest.mark.parametrize("state", ["waiting", "holding"])
+def test_r4_sigterm_leaves_neither_a_waiter_nor_a_lease(
+    state: str, locks: Locks, spawn: Spawn
+) -> None:
+    child = spawn(wait_until_terminated, 30)
+    with rival(ttl=30):
+        child.read()
+        if state == "waiting":
+            wait_until(lambda: waiting(locks))
+            os.kill(child.pid, signal.SIGTERM)
+            assert child.wait() == 3
+            assert waiting(locks) == 0
+    if state == "holding":
+        assert child.read() == "held"
+        os.kill(child.pid, signal.SIGTERM)
+        assert child.wait() == 3
+    assert is_left_clean(locks)
+
+
+# R4: cancelled
+
+
+@pytest.mark.parametrize("wait", [0, 10])
+@pytest.mark.parametrize("action", ["delayreply:0.5", "hang_after", "hang_before"])
+async def test_r4_a_task_cancelled_while_it_awaits_the_answer_leaves_no_orphan(
+    action: str, wait: float, locks: Locks, proxy: Proxy
+) -> None:
+    rule = proxy.rule_for_script(scripts.ACQUIRE.sha, action)
+    task = asyncio.create_task(distributed_lock(NAME, wait=wait, ttl=10).aacquire())
+    await await_until(lambda: rule.hits)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 1.5)
+    await await_until(lambda: is_left_clean(locks), 1)
+
+
+async def test_r4_a_task_cancelled_twice_still_leaves_no_orphan(locks: Locks, proxy: Proxy) -> None:
+    rule = proxy.rule_for_script(scripts.ACQUIRE.sha, "delayreply:0.3")
+    task = asyncio.create_task(distributed_lock(NAME, ttl=10).aacquire())
+    await await_until(lambda: rule.hits)
+    task.cancel()
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert is_left_clean(locks)
+
+
+@pytest.mark.slow
+@one_kind
+async def test_r4_a_task_cancelled_at_any_of_its_steps_leaves_no_orphan(locks: Locks) -> None:
+    async def enter() -> None:
+        nonlocal entered
+        async with distributed_lock(NAME, ttl=10):
+            entered = True
+
+    entered, steps = False, 0
+    while not entered:
+        task = asyncio.create_task(enter())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        assert is_left_clean(locks), f"after {steps} steps"
+        steps += 1 + steps // 20
+    assert steps > 3
+
+
+@one_kind
+async def test_r4_the_other_tasks_of_the_loop_do_not_notice_a_cancellation(
+    locks: Locks, proxy: Proxy
+) -> None:
+    proxy.rule("EVALSHA", "delayreply:0.1", match="cancelled")
+    doomed = asyncio.create_task(distributed_lock("cancelled").aacquire())
+    await asyncio.sleep(0)
+    others = [distributed_lock(f"other-{number}") for number in range(5)]
+    tasks = [asyncio.create_task(lock.aacquire()) for lock in others]
+    await await_until(lambda: proxy.commands("EVALSHA"))
+    doomed.cancel()
+    assert all(await asyncio.gather(*tasks))
+    for lock in others:
+        assert is_held_by(locks, lock.lease)
+        await lock.arelease()
+
+
+async def test_r4_a_timeout_around_a_waiting_task_leaves_the_queue(locks: Locks) -> None:
+    holder = rival(ttl=30)
+    assert await holder.aacquire()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await distributed_lock(NAME, wait=10).aacquire()
+    assert waiting(locks) == 0
+    assert is_held_by(locks, holder.lease)
+    await holder.arelease()
+
+
+# Blocked
+
+
+@one_kind
+def test_after_c_code_that_kept_the_gil_beyond_the_lease_the_holder_knows_it(
+    caller: Caller, locks: Locks
+) -> None:
+    with loses("expired"), caller.block(distributed_lock(NAME)) as lease:
+        block_interpreter(TTL + 0.4)
+        assert not lease.held  # At the first look: not because somebody renewed in vain.
+        assert rival().acquire()
+
+
+@one_kind
+async def test_a_blocked_event_loop_does_not_cost_the_lease(locks: Locks) -> None:
+    async with distributed_lock(NAME) as lease:
+        time.sleep(2 * TTL)
+        assert lease.held
+        assert is_held_by(locks, lease)
+
+
+# Forgotten and shared
+
+
+def test_a_lease_whose_thread_ended_without_a_release_ends_with_its_ttl(
+    locks: Locks, caplog: pytest.LogCaptureFixture
+) -> None:
+    in_thread(lambda: distributed_lock(NAME).acquire()).result(5)
+    gc.collect()
+    assert "was dropped without a release" in caplog.text
+    with takes(at_most=TTL):
+        assert rival(wait=5).acquire()
+
+
+def test_a_handle_that_another_thread_holds_is_refused_at_once(locks: Locks) -> None:
+    lock = distributed_lock(NAME, wait=5)
+    assert in_thread(lock.acquire).result(5)
+    with takes(at_most=0.2), pytest.raises(LockMisuse, match="another thread"):
+        lock.acquire()
+    lock.release()
+
+
+def test_a_late_release_of_a_lost_lease_leaves_a_later_one_of_the_process_alone(
+    caller: Caller, locks: Locks
+) -> None:
+    lost, later = distributed_lock(NAME, ttl=0.2, renew=False), distributed_lock(NAME, wait=2)
+    assert caller.acquire(lost)
+    assert in_thread(later.acquire).result(5)
+    with pytest.raises(LockLost):
+        caller.release(lost)
+    assert later.lease is not None
+    assert later.lease.held
+    with pytest.raises(LockMisuse):  # It is still known as held by this process.
+        later.acquire()
+    renewals = later.lease.renewals
+    wait_until(lambda: later.lease and later.lease.renewals > renewals)
+    later.release()

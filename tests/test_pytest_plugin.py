@@ -1,0 +1,147 @@
+"""The `redislock` fixture, as a project that uses locks has it in its tests."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_redislock import LockLost, LockTimeout, distributed_lock, signals
+from django_redislock.backends import InMemoryBackend
+from django_redislock.conf import backends
+from django_redislock.lease import Owner
+from tests.backends import both_ways
+
+if TYPE_CHECKING:
+    from django_redislock import Lease
+    from django_redislock.testing import LockTestKit
+    from tests.backends import Place, Way
+
+pytest_plugins = ["pytester", "tests.backends"]
+
+
+# --- in memory -----------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_locks_need_no_server(way: Way, redislock: LockTestKit) -> None:
+    assert isinstance(backends["default"], InMemoryBackend)
+    async with way.entered(distributed_lock("lottery")) as lease:
+        assert lease.held
+        assert not await way.start(
+            lambda: way.acquire(distributed_lock("lottery", wait=0))
+        ).result()
+
+
+def test_it_comes_by_itself_and_leaves_no_trace(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        project_settings="""
+        REDISLOCK = {
+            "default": {"LOCATION": "redis://127.0.0.1:1/0", "TTL": 7, "REPLICAS_ACK": 1},
+            "jobs": {"LOCATION": "redis://127.0.0.1:1/0", "KEY_PREFIX": "jobs"},
+        }
+        """,
+        test_project="""
+        import pytest
+        from django_redislock import LockUnavailable, distributed_lock
+
+        def test_with_it(redislock):
+            with distributed_lock("lottery") as lease:
+                assert lease.ttl == 7
+                redislock.assert_locked("lottery")
+                redislock.assert_not_locked("lottery", using="jobs")
+            with distributed_lock("lottery", using="jobs"):
+                redislock.assert_locked("lottery", using="jobs")
+
+        def test_every_test_begins_without_locks(redislock):
+            assert distributed_lock("lottery", wait=0).acquire()
+
+        def test_every_test_begins_without_locks_2(redislock):
+            assert distributed_lock("lottery", wait=0).acquire()
+
+        def test_without_it():
+            with pytest.raises(LockUnavailable):
+                distributed_lock("lottery", wait=0).acquire()
+        """,
+    )
+    arguments = ("--ds=project_settings", "-p", "no:randomly", "-p", "no:xdist")
+    result = pytester.runpytest_subprocess(*arguments)
+    result.assert_outcomes(passed=4)
+
+
+# --- the kit, in memory and on servers -----------------------------------------------------------
+
+
+@pytest.fixture
+def kit() -> LockTestKit:
+    """The test kit on whatever REDISLOCK says; the fixture `redislock` is it in memory."""
+    from django_redislock.testing import LockTestKit
+
+    return LockTestKit()
+
+
+@both_ways
+async def test_simulate_held_by_other(way: Way, place: Place, kit: LockTestKit) -> None:
+    lock = distributed_lock("lottery", wait=0, reentrant=True)
+    with kit.simulate_held_by_other("lottery"):
+        assert not await way.acquire(lock)
+        with pytest.raises(LockTimeout, match="another-host:1"):
+            async with way.entered(lock):
+                pytest.fail("the block ran")
+    assert await way.acquire(lock)
+
+
+def test_the_other_may_have_a_name(place: Place, kit: LockTestKit) -> None:
+    other = Owner(host="web2", pid=7, task="lottery.tasks.draw")
+    held = kit.simulate_held_by_other("lottery", owner=other)
+    with held, pytest.raises(LockTimeout) as raised:
+        distributed_lock("lottery", wait=0).__enter__()
+    assert raised.value.holder == "web2:7 lottery.tasks.draw"
+
+
+def test_nobody_else_can_hold_what_is_held(place: Place, kit: LockTestKit) -> None:
+    other = kit.simulate_held_by_other("lottery")
+    with distributed_lock("lottery"), pytest.raises(AssertionError, match="'lottery' is held"):
+        other.__enter__()
+
+
+@both_ways
+@pytest.mark.parametrize("reason", ["expired", "forced", "taken", "unreachable"])
+async def test_simulate_lost(way: Way, place: Place, kit: LockTestKit, reason: str) -> None:
+    told: list[Lease] = []
+    signalled = threading.Event()
+
+    def receive(lease: Lease, reason: str, **kwargs: object) -> None:
+        signalled.set()
+
+    signals.lock_lost.connect(receive)
+    try:
+        with pytest.raises(LockLost) as raised:  # noqa: PT012 - by leaving the block
+            async with way.entered(distributed_lock("lottery")) as lease:
+                lease.on_lost(told.append)
+                assert kit.simulate_lost("lottery", reason) is lease  # type: ignore[arg-type]
+                assert not lease.held
+                assert lease.lost_reason == reason
+                kit.assert_not_locked("lottery")
+                await way.until(lambda: told == [lease])
+                await way.until(signalled.is_set)
+    finally:
+        signals.lock_lost.disconnect(receive)
+    assert raised.value.reason == reason
+
+
+def test_what_nobody_holds_cannot_be_lost(place: Place, kit: LockTestKit) -> None:
+    with pytest.raises(AssertionError, match="Nobody in this process holds the lock 'lottery'"):
+        kit.simulate_lost("lottery")
+
+
+def test_assert_locked_and_its_opposite(place: Place, kit: LockTestKit) -> None:
+    kit.assert_not_locked("lottery")
+    with pytest.raises(AssertionError, match="'lottery' is not held"):
+        kit.assert_locked("lottery")
+    with distributed_lock("lottery", min_hold=60):
+        kit.assert_locked("lottery")
+        with pytest.raises(AssertionError, match="'lottery' is held"):
+            kit.assert_not_locked("lottery")
+    kit.assert_locked("lottery")  # It cools down.
