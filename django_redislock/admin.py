@@ -306,34 +306,33 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         if referred is None:
             return None
         page, id = referred  # noqa: A001
+        lock = f"The lock “{page}”"
         reason = request.POST.get("reason", "")[:200]
         by = f"{request.user.get_username()} in the admin"
         try:
-            lock = held.get(page.name, using=page.alias)
+            before = held.get(page.name, using=page.alias)
             released = held.force_release(page.name, id, using=page.alias, by=by, reason=reason)
             now = held.get(page.name, using=page.alias)
         except (LockUnavailable, InvalidLockName, ImproperlyConfigured) as error:
-            messages.error(request, f"{visible(page.name)} was not released. {_problem(error)}")
+            messages.error(request, f"{lock} was not released. {_problem(error)}")
             return page
         if released:
-            holder = visible(str(lock.owner)) if lock and lock.id == id else "somebody"
+            known = before is not None and before.id == id
+            holder = visible(str(before.owner)) if before and known else "its holder"
             done = f"Released by force: lease {visible(id)} of {holder}."
             self.log_change(request, page, f"{done} {visible(reason)}".strip())
             follows = f" {visible(str(now.owner))} has it now." if now else ""
             messages.success(
                 request,
-                f"{visible(page.name)} was released. {holder} is not stopped; it learns of its"
-                f" loss when it next renews or checks the lease.{follows}",
+                f"{lock} was released. The code of {holder} is not stopped; it learns of the loss"
+                f" when it next renews or checks its lease.{follows}",
             )
         elif now is None:
-            messages.warning(
-                request, f"{visible(page.name)} was free already. Nothing was released."
-            )
+            messages.warning(request, f"{lock} was free already. Nothing was released.")
         else:
             messages.warning(
                 request,
-                f"{visible(page.name)} was not released: somebody newer holds it now,"
-                f" {visible(str(now.owner))}.",
+                f"{lock} was not released: somebody newer holds it now, {visible(str(now.owner))}.",
             )
         return page
 

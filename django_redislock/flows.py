@@ -361,14 +361,22 @@ def _undo(request: Request) -> Flow[bool]:
 
     Returns whether it was answered. If not, what is left behind ends by itself after one ttl.
     """
-    with suppress(Unanswered, Refused):
-        yield Call(
-            scripts.LEAVE,
-            request.name,
-            (request.token,),
-            within=min(UNDO_WITHIN, request.patience / 2),
-            shielded=True,
-        )
+    leave = Call(
+        scripts.LEAVE,
+        request.name,
+        (request.token,),
+        within=min(UNDO_WITHIN, request.patience / 2) / 2,
+        shielded=True,
+    )
+    # Twice: what was interrupted may have been waiting on a dead connection, which only the first
+    # try gives up.
+    for _ in range(2):
+        try:
+            yield leave
+        except Unanswered:
+            continue
+        except Refused:
+            return False
         return True
     return False
 

@@ -295,6 +295,12 @@ class Lock:
                 "this handle holds it already, in another thread or asyncio task. Make one for"
                 " each with distributed_lock().",
             )
+        if isinstance(me, asyncio.Task) and holder is _this_thread.holder:
+            raise LockMisuse(
+                self.name,
+                "blocking code of this thread holds it, beneath the event loop, and cannot release"
+                " it before the loop has ended.",
+            )
         if blocking and isinstance(holder, asyncio.Task) and holder.get_loop() is _running_loop():
             raise LockMisuse(
                 self.name,

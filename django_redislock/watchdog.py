@@ -170,6 +170,9 @@ class Watchdog:
             if not isinstance(answer, Answer):
                 self._note_failure(lease, answer, now)
                 continue
+            if lease._settled and now >= lease._deadline:
+                lease._expire()  # Lost stays lost, though the answer may be that it was renewed.
+                continue
             try:
                 lease._extend(flows.renewed(renewal, answer))
             except LockLost as lost:

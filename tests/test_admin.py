@@ -450,7 +450,7 @@ def test_a_confirmed_release_ends_the_lease_and_is_logged(
         assert page.status_code == 302
         assert page["Location"] == detail("lottery")
         assert held.get("lottery") is None
-        assert "lottery was released" in told(page)
+        assert "“lottery” was released" in told(page)
     entry = LogEntry.objects.get()
     assert (entry.user.username, entry.object_repr) == ("operator", "lottery")
     for part in (lock.id, "web-3:4711", "stuck since noon"):
@@ -633,7 +633,7 @@ def test_a_release_that_a_read_only_server_refuses_is_a_message(
             page = operator.post(RELEASE, lease)
         finally:
             locks.redis.replicaof("no", "one")
-        assert "lottery was not released" in told(page)
+        assert "“lottery” was not released" in told(page)
         assert held.get("lottery") is not None
     assert not LogEntry.objects.exists()
 

@@ -189,21 +189,22 @@ class Interrupt(BaseException):
 
 
 @contextmanager
-def interrupted_at(line: int) -> Iterator[list[str]]:
-    """Raise Interrupt at the n-th line of the package that runs, as a signal handler may.
+def interrupt_at(step: int) -> Iterator[list[str]]:
+    """Raise Interrupt at the n-th line of the package that runs here, as a signal handler may.
 
-    Gives the place where it was, or nothing if the block has fewer lines.
+    Gives the place where it was, or nothing if fewer lines run.
     """
-    left, where = line, []
+    left, where = step, list[str]()
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left
-        if "django_redislock" not in frame.f_code.co_filename:
+        path = Path(frame.f_code.co_filename)
+        if path.parent.name not in {"django_redislock", "backends"}:
             return None
         if event == "line" and not where:
             left -= 1
             if left < 0:
-                where.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+                where.append(f"{path.name}:{frame.f_lineno}")
                 raise Interrupt
         return trace
 
@@ -223,13 +224,15 @@ def interrupted_at(line: int) -> Iterator[list[str]]:
 def test_r4_an_interrupt_at_any_line_of_acquire_leaves_no_orphan(
     connected: bool, locks: Locks
 ) -> None:
-    locks.configure(TTL=30, OPTIONS={"max_connections": 4})
+    options = {"TTL": 30, "OPTIONS": {"max_connections": 4}}
+    locks.configure(**options)
     orphans: list[str] = []
-    for line in range(2000):
+    for step in range(2000):
         if not connected:
-            locks.configure(TTL=30, OPTIONS={"max_connections": 4})
-        with interrupted_at(line) as where, distributed_lock(NAME):
-            pass
+            locks.configure(**options)
+        lock = distributed_lock(NAME)
+        with interrupt_at(step) as where:
+            lock.__enter__()
         if not where:
             break
         if value_of(locks):
@@ -237,8 +240,9 @@ def test_r4_an_interrupt_at_any_line_of_acquire_leaves_no_orphan(
             locks.redis.delete(keys_of(locks).lock)
     else:
         pytest.fail("the end was never reached")
-    assert line > 20
+    assert step > 20
     assert orphans == []
+    lock.release()
     assert distributed_lock(NAME).acquire()  # No connection was lost on the way.
 
 

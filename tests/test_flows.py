@@ -336,6 +336,7 @@ def test_a_token_whose_undo_is_unanswered_is_not_granted_again(
     # That undo may still be on its way, and would end the new lease while it is relied on.
     stage = acquiring(wait=0.0, **fields).answers(b"7", **answer)
     assert undoes(stage.step)
+    assert undoes(stage.is_silent().step)
     with pytest.raises(LockUnavailable):
         stage.is_silent()
 
@@ -517,7 +518,7 @@ def test_r4_an_interrupted_acquire_undoes_itself_before_the_exception_leaves(
         scripts.LEAVE,
         NAME,
         (TOKEN,),
-        within=min(UNDO_WITHIN, PATIENCE / 2),
+        within=min(UNDO_WITHIN, PATIENCE / 2) / 2,
         shielded=True,
     )
     with pytest.raises(interrupt) as raised:
@@ -525,7 +526,12 @@ def test_r4_an_interrupted_acquire_undoes_itself_before_the_exception_leaves(
     assert raised.value is error
 
 
-@pytest.mark.parametrize("ending", [Stage.is_silent, Stage.refuses])
+@pytest.mark.parametrize(
+    # The first try may go to the dead connection that was waited on, so there is a second.
+    "ending",
+    [lambda stage: stage.is_silent().is_silent(), Stage.refuses],
+    ids=["silent", "refused"],
+)
 @interrupted_by
 def test_r4_an_undo_that_fails_does_not_mask_the_interrupt(
     ending: Any, interrupt: type[BaseException]
@@ -539,7 +545,8 @@ def test_r4_an_undo_that_fails_does_not_mask_the_interrupt(
 
 def test_r4_an_undo_takes_at_most_a_second() -> None:
     stage = acquiring(patience=60.0).raises(KeyboardInterrupt())
-    assert stage.step.within == UNDO_WITHIN
+    within = stage.step.within
+    assert within + stage.is_silent().step.within == UNDO_WITHIN
 
 
 def test_an_undo_that_is_interrupted_itself_gives_up() -> None:
@@ -553,7 +560,7 @@ def test_a_flow_that_nobody_performs_any_more_just_ends(begin: Any) -> None:
 
 
 def test_unavailable_is_told_although_the_undo_is_unanswered() -> None:
-    stage = acquiring(wait=0.0).is_silent().is_silent()
+    stage = acquiring(wait=0.0).is_silent().is_silent().is_silent()
     with pytest.raises(LockUnavailable):
         stage.is_silent()
 

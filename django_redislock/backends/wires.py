@@ -19,6 +19,7 @@ import time
 from collections import deque
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import hiredis
 from redis import exceptions as redis_errors
@@ -69,9 +70,9 @@ def is_transient(error: BaseException) -> bool:
         return error.code in _TRANSIENT or any(text in str(error) for text in _TRANSIENT_TEXT)
     if isinstance(error, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
         return False
-    if isinstance(error, redis_errors.ReadOnlyError | redis_errors.MasterDownError):
-        return True
-    if any(text in str(error) for text in _TRANSIENT_TEXT):
+    if isinstance(error, redis_errors.ReadOnlyError | redis_errors.MasterDownError) or any(
+        text in str(error) for text in _TRANSIENT_TEXT
+    ):
         return True
     if isinstance(error, redis_errors.ConnectionError | redis_errors.TimeoutError):
         return not _is_tls_refusal(error)
@@ -163,7 +164,16 @@ def _quiet() -> dict[str, Any]:
 class Wire:
     """One blocking connection. Used by one thread at a time; see Pool."""
 
-    __slots__ = ("_connection", "_reader", "_seconds", "_socket", "_unread", "bells", "channel")
+    __slots__ = (
+        "__weakref__",
+        "_connection",
+        "_reader",
+        "_seconds",
+        "_socket",
+        "_unread",
+        "bells",
+        "channel",
+    )
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection  # Kept: it closes the socket when it is collected.
@@ -287,7 +297,10 @@ class Pool:
         self._dial = dial
         self._limit = limit
         self._idle: list[Wire] = []
-        self._made = 0
+        # Those that exist, not a count: one that an exception of a signal handler made us lose
+        # gives its place back when it is collected.
+        self._wires: WeakSet[Wire] = WeakSet()
+        self._dialing = 0
         self._waiting = 0
         self._retired = False
         self._lock = threading.Lock()
@@ -305,7 +318,7 @@ class Pool:
             Crowded: Waiters have so many that the rest is needed for those who do not wait.
         """
         idle = self._idle
-        if to_wait and len(idle) + self._limit - self._made <= self.KEPT_BACK:
+        if to_wait and len(idle) + self._free() <= self.KEPT_BACK:
             raise Crowded("waiters use all connections that may be kept for long")
         try:
             return idle.pop()
@@ -324,8 +337,8 @@ class Pool:
     def drop(self, wire: Wire) -> None:
         """Close a broken or interrupted connection, and the idle ones, which may be as dead."""
         wire.close()
+        self._wires.discard(wire)
         with self._lock:
-            self._made -= 1
             self._changed.notify_all()
         self.close()
 
@@ -338,8 +351,8 @@ class Pool:
             except IndexError:
                 break
             wire.close()
+            self._wires.discard(wire)
             with self._lock:
-                self._made -= 1
                 self._changed.notify_all()
 
     def retire(self) -> None:
@@ -368,21 +381,25 @@ class Pool:
                         return self._idle.pop()
                     except IndexError:
                         pass  # take() of another thread, which needs no lock, was faster.
-                    if self._made < self._limit:
-                        self._made += 1
+                    if self._free() > 0:
+                        self._dialing += 1
                         break
             finally:
                 self._waiting -= 1
         try:
-            return self._dial(seconds)
-        except BaseException:
+            wire = self._dial(seconds)
+            self._wires.add(wire)
+            return wire
+        finally:
             with self._lock:
-                self._made -= 1
+                self._dialing -= 1
                 self._changed.notify_all()
-            raise
 
     def _has_room(self) -> bool:
-        return bool(self._idle) or self._made < self._limit
+        return bool(self._idle) or self._free() > 0
+
+    def _free(self) -> int:
+        return self._limit - len(self._wires) - self._dialing
 
 
 class AsyncWire(asyncio.BufferedProtocol):
@@ -550,8 +567,11 @@ class AsyncWire(asyncio.BufferedProtocol):
 
 def packed(*command: str | bytes | int) -> bytes:
     """A command as the server reads it."""
+    # No int is handed to hiredis: printing one runs pending signal handlers, and if one of them
+    # raises (Ctrl-C, Celery's soft time limit), hiredis 3.5 reads through a null pointer.
+    safe = tuple([b"%d" % item if item.__class__ is int else item for item in command])
     # The stubs of hiredis speak of a tuple of one.
-    data: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]
+    data: bytes = hiredis.pack_command(safe)  # type: ignore[arg-type]
     return data
 
 

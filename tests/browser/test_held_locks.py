@@ -143,7 +143,7 @@ def test_refreshing_can_be_paused_and_resumed(stage: Stage, visit: Callable[...,
 
 def test_the_first_lock_of_an_empty_list_appears(stage: Stage, visit: Callable[..., Visit]) -> None:
     here = visit()
-    page = here.list()
+    here.list()
     here.sees("No lock is held right now.")
     stage.hold("lottery")
     here.until(lambda: here.names() == ["lottery"])
@@ -193,7 +193,7 @@ def test_a_lock_held_by_another_process_is_released_by_force(
     here.sees(holder.lease)  # type: ignore[attr-defined]
     page.fill("#id_reason", "stuck since noon")
     page.click("text=Yes, release it")
-    assert "lottery was released" in page.locator(".messagelist").inner_text()
+    assert "“lottery” was released" in page.locator(".messagelist").inner_text()
     here.sees("Nobody holds this lock right now.")
     holder.send("lost?")
     assert holder.read() == "forced"  # Within one renewal: a third of two seconds.
@@ -304,7 +304,7 @@ def test_a_server_that_goes_is_a_message_and_what_was_known_stays(
 ) -> None:
     stage.hold("lottery")
     here = visit()
-    page = here.list()
+    here.list()
     here.mark()
     stage.server.kill()
     here.sees("The locks of default cannot be shown")
@@ -457,6 +457,8 @@ def test_pictures_for_the_docs(
         here.sees("Recently")
         assert page.locator(".redislock-bar").count() > 8
         picture(page, f"detail-{scheme}")
+    here.list()
+    page.click("text=report:2026-11")
     page.click("text=Force release…")
     here.sees("The holder is not stopped.")
     picture(page, "force-release-dark")
