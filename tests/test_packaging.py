@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 from email.parser import Parser
+from fnmatch import fnmatch
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "django_redislock"
+LEFTOVERS = ("__pycache__", "*.orig", "*.rej", "*~")
 
 pytestmark = pytest.mark.slow
 
@@ -31,8 +33,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     source.mkdir()
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(PACKAGE, source / PACKAGE.name, ignore=ignore)
+    shutil.copytree(PACKAGE, source / PACKAGE.name, ignore=shutil.ignore_patterns(*LEFTOVERS))
     for neighbour in ("benchmarks", "example_project", "tests"):
         (source / neighbour).mkdir()
         (source / neighbour / "__init__.py").touch()
@@ -65,7 +66,8 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel: zipfile.ZipFile) -> No
     ours = {
         str(path.relative_to(ROOT))
         for path in PACKAGE.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file()
+        and not any(fnmatch(part, one) for part in path.parts for one in LEFTOVERS)
     }
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == ours
 
