@@ -111,3 +111,25 @@ class TestCanvas:
         collect = stage.task("collect").s().set(task_id=(task_id := stage.key()))
         stage.task("skipping").apply_async((busy,), link=collect)
         assert stage.app.AsyncResult(task_id).get(timeout=10)["skipped"] == "busy"
+
+
+def test_a_task_that_replaces_itself_frees_the_lock_for_the_one_that_takes_its_place(
+    stage: Stage,
+) -> None:
+    # The replacement has the same key: under the lock of the replaced run it would be skipped.
+    key = stage.key()
+    assert stage.send("replacing", key).get(timeout=10) == f"did {key}"
+    assert len(stage.events(key, "start")) == 2
+    assert not distributed_lock(key).locked()
+
+
+def test_celerys_own_deduplication_of_successful_tasks_may_be_on(own_stage: Stage) -> None:
+    own_stage.start(worker_deduplicate_successful_tasks=True, task_acks_late=True)
+    key = own_stage.key()
+    first = own_stage.send("skipping", key, hold=True)
+    own_stage.wait_for(key, "start")
+    second = own_stage.send("skipping", key)
+    own_stage.open_gate(key)
+    assert first.get(timeout=10) == f"did {key}"
+    assert own_stage.result(second)
+    assert own_stage.send("skipping", key).get(timeout=10) == f"did {key}"
