@@ -37,7 +37,6 @@ from tests.faults import (
     one_kind,
     rival,
     takes,
-    value_of,
     waiting,
 )
 from tests.processes import hear, say
@@ -216,34 +215,6 @@ def interrupt_at(step: int) -> Iterator[list[str]]:
         pass
     finally:
         sys.settrace(before)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("connected", [True, False], ids=["connected", "new"])
-@one_kind
-def test_r4_an_interrupt_at_any_line_of_acquire_leaves_no_orphan(
-    connected: bool, locks: Locks
-) -> None:
-    options = {"TTL": 30, "OPTIONS": {"max_connections": 4}}
-    locks.configure(**options)
-    orphans: list[str] = []
-    for step in range(2000):
-        if not connected:
-            locks.configure(**options)
-        lock = distributed_lock(NAME)
-        with interrupt_at(step) as where:
-            lock.__enter__()
-        if not where:
-            break
-        if value_of(locks):
-            orphans += where
-            locks.redis.delete(keys_of(locks).lock)
-    else:
-        pytest.fail("the end was never reached")
-    assert step > 20
-    assert orphans == []
-    lock.release()
-    assert distributed_lock(NAME).acquire()  # No connection was lost on the way.
 
 
 @contextmanager
