@@ -12,10 +12,11 @@ from celery import current_app
 from celery.backends.base import DisabledBackend
 from django.apps import apps
 from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock.celery.decorator import SingleInstanceTask
 from django_redislock.celery.defer import acks_late, visibility_timeout
-from django_redislock.conf import backends
+from django_redislock.conf import conf as settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,7 +39,10 @@ def check_tasks(app_configs: Any, **kwargs: Any) -> list[checks.CheckMessage]:
 
 def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
     options = task._single_instance
-    conf = backends[options.using].conf
+    try:
+        conf = settings_of(options.using)
+    except ImproperlyConfigured:
+        return  # The checks of the settings say so.
     max_hold = conf.max_hold if options.max_hold is None else options.max_hold
     time_limit = _seconds(task.time_limit, task.app.conf.task_time_limit)
     visible = visibility_timeout(task.app)
