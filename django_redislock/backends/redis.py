@@ -161,18 +161,21 @@ class RedisBackend(Backend):
         # extends its lease a little without a note in the index.
         since = int(time[0]) * 1000 - RESENT_MS if isinstance(time, list) else 0
         bounds = ("+inf", since, "BYSCORE", "REV") if latest_first else (since, "+inf", "BYSCORE")
-        total, keys = self.commands(
+        return self._page(
+            index,
             ("ZCOUNT", index, since, "+inf"),
             ("ZRANGE", index, *bounds, "LIMIT", offset, limit),
         )
-        for reply in (total, keys):
-            if isinstance(reply, ReplyError):
-                raise LockUnavailable(index, _described(reply)) from reply
-        return self._names(keys), total
 
     def ran_names(self, limit: int) -> tuple[list[str], int]:
         index = ran_index_key(self.prefix)
-        total, keys = self.commands(("ZCARD", index), ("ZRANGE", index, 0, limit - 1, "REV"))
+        return self._page(index, ("ZCARD", index), ("ZRANGE", index, 0, limit - 1, "REV"))
+
+    def _page(
+        self, index: str, *counted_and_listed: tuple[str | bytes | int, ...]
+    ) -> tuple[list[str], int]:
+        """The names on a page of an index, and how many it has in all."""
+        total, keys = self.commands(*counted_and_listed)
         for reply in (total, keys):
             if isinstance(reply, ReplyError):
                 raise LockUnavailable(index, _described(reply)) from reply
