@@ -304,7 +304,7 @@ def _renounce(request: Request, answer: Answer) -> Flow[NoReturn]:
             " acknowledged the grant"
         )
     if not (yield from _undo(request)):
-        # The undo may still be on its way, and would end whatever this token is granted next.
+        # An undo may still be on its way, and would end whatever this token is granted next.
         raise LockUnavailable(request.name, problem)
     raise Unanswered(problem, answer.sent, answer.now)
 
@@ -359,7 +359,8 @@ def _backoff(failures: int) -> float:
 def _undo(request: Request) -> Flow[bool]:
     """Leave nothing behind of an acquire whose outcome nobody will know (R4).
 
-    Returns whether it was answered. If not, what is left behind ends by itself after one ttl.
+    Returns whether the first try was answered, so that none is still on its way. If no try was,
+    what is left behind ends by itself after one ttl.
     """
     leave = Call(
         scripts.LEAVE,
@@ -370,14 +371,14 @@ def _undo(request: Request) -> Flow[bool]:
     )
     # Twice: what was interrupted may have been waiting on a dead connection, which only the first
     # try gives up.
-    for _ in range(2):
+    for first in (True, False):
         try:
             yield leave
         except Unanswered:
             continue
         except Refused:
-            return False
-        return True
+            break
+        return first
     return False
 
 
