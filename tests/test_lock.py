@@ -7,15 +7,20 @@ import os
 import socket
 import sys
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from django.core.signals import request_finished, request_started
+from django.db import close_old_connections
 
 from django_redislock import Lease, LockMisuse, LockTimeout, distributed_lock
 from tests.backends import both_ways, held_by_other
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pytest_django import Settings
 
     from tests.backends import Place, Way
@@ -229,17 +234,27 @@ async def test_the_owner_is_told_for_humans(way: Way, place: Place) -> None:
     assert str(owner) == f"{owner.host}:{owner.pid} {owner.command}"
 
 
+@contextmanager
+def being_served(path: str) -> Iterator[None]:
+    """A request, to all that Django tells of it except its databases, as in its test client."""
+    for signal in (request_started, request_finished):
+        signal.disconnect(close_old_connections)
+    try:
+        request_started.send(None, environ={"PATH_INFO": path})
+        try:
+            yield
+        finally:
+            request_finished.send(None)
+    finally:
+        for signal in (request_started, request_finished):
+            signal.connect(close_old_connections)
+
+
 @both_ways
 async def test_the_owner_has_the_path_of_the_request_being_served(way: Way, place: Place) -> None:
-    from django.core.signals import request_finished, request_started
-
-    request_started.send(None, environ={"PATH_INFO": "/draw/"})
-    try:
+    with being_served("/draw/"):
         async with way.entered(distributed_lock("lottery")) as lease:
             assert lease.owner.path == "/draw/"
-    finally:
-        request_finished.disconnect(dispatch_uid="django.db.close_old_connections")
-        request_finished.send(None)
     async with way.entered(distributed_lock("lottery")) as lease:
         assert lease.owner.path == ""
 
