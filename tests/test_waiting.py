@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from django_redislock import LockUnavailable, distributed_lock, scripts
+from django_redislock import distributed_lock, scripts
 from tests.faults import (
     NAME,
     Async,
@@ -443,19 +443,3 @@ def most_connections(locks: Locks, works: Sequence[Callable[[], object]]) -> int
     for thread in threads:
         thread.result(0)
     return most
-
-
-@one_kind
-def test_a_pool_that_is_used_up_is_no_busy_lock_and_says_what_to_do(
-    locks: Locks, settings: Settings
-) -> None:
-    locks.configure(OPTIONS={"max_connections": 4, "socket_timeout": 0.2})
-    add_rival(settings, locks)
-    with rival(ttl=60):
-        first = Blocking().begin_waiting(distributed_lock(NAME), locks)
-        with pytest.raises(LockUnavailable, match="max_connections"):
-            distributed_lock(NAME, wait=0.1).acquire()
-        assert distributed_lock(
-            "another", wait=0
-        ).acquire()  # Waiters leave connections for others.
-    assert first.result(5)
