@@ -204,7 +204,7 @@ class StateFilter(LockFilter):
     parameter_name = "state"
 
     def offered(self, rows: Rows) -> list[str]:
-        return list(markup.STATES)
+        return list(held.STATES)
 
     def label(self, value: str) -> str:
         return markup.STATES[value][0] if value in markup.STATES else visible(value)

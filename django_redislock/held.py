@@ -9,7 +9,7 @@ import builtins
 import logging
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from django_redislock import flows, scripts, signals
 from django_redislock.backends.base import read_holding
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 audit = logging.getLogger("django_redislock.audit")
 
 State = Literal["held", "cooling", "overdue", "no-expiry"]
+STATES = (*get_args(State), "permit")  # What a selection may name.
 Ended = Literal["done", "failed", "forced", "expired"]
 
 # Lists are bounded, whatever the server holds: names are cheap, looks are not.
@@ -136,7 +137,7 @@ class Selection:
 
     Attributes:
         search: Is part of the name, or of what is known about the owner, in any case.
-        state: Is the state.
+        state: Is the state; "permit" means the permits of tasks with a limit, in any state.
         host: Is the owner's host.
         task: Is the full name of the owner's task.
         prefix: Is how the name begins.
@@ -154,7 +155,7 @@ class Selection:
         """Whether *lock* is one of those that are meant."""
         owner = lock.owner
         return (
-            (not self.state or lock.state == self.state)
+            (not self.state or self.state in _states(lock))
             and (not self.host or owner.host == self.host)
             and (not self.task or owner.task == self.task)
             and lock.name.startswith(self.prefix)
@@ -371,6 +372,10 @@ def _read_past(entries: Iterable[bytes], lock: HeldLock | None) -> builtins.list
     return sorted(leases.values(), key=lambda lease: lease.since)
 
 
+def _states(lock: HeldLock) -> tuple[str, ...]:
+    return (lock.state, "permit") if lock.owner.permit else (lock.state,)
+
+
 def _searchable(lock: HeldLock) -> str:
     owner = lock.owner
     about = (lock.name, str(owner), owner.task, owner.command, owner.path, owner.thread)
@@ -386,6 +391,7 @@ def _described(owner: Owner) -> dict[str, Any]:
         "task_id": owner.task_id or None,
         "command": owner.command or None,
         "path": owner.path or None,
+        "permit": owner.permit or None,
     }
 
 

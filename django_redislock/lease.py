@@ -40,6 +40,7 @@ class Owner:
     path: str = ""  # Path of the HTTP request being served.
     task: str = ""
     task_id: str = ""
+    permit: str = ""  # "2/5": the lock is the second of five permits of a task with limit=5.
 
     @cached_property
     def packed(self) -> bytes:

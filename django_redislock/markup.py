@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from django_redislock.lease import Owner
     from django_redislock.records import Record, Run
 
+PERMIT = "One of the permits of a task with a limit."
 STATES = {
     "held": ("held", "Somebody holds it."),
     "cooling": ("cooling down", "Its owner is done; min_hold keeps it taken for a while."),
@@ -35,9 +36,12 @@ def name(text: str) -> SafeString:
 
 
 def state(lock: HeldLock) -> SafeString:
-    """A badge."""
+    """A badge; that of a permit says which one of how many it is."""
     label, meaning = STATES[lock.state]
-    return badge(lock.state, label, meaning)
+    if not lock.owner.permit:
+        return badge(lock.state, label, meaning)
+    permit = badge("permit", f"permit {visible(lock.owner.permit)}", PERMIT)
+    return permit if lock.state == "held" else permit + badge(lock.state, label, meaning)
 
 
 def badge(kind: str, label: str, meaning: str = "") -> SafeString:
@@ -98,7 +102,7 @@ def facts(lock: HeldLock) -> list[tuple[str, Any]]:
     """All that is known about a held lock, as labels and values."""
     who = lock.owner
     known = [
-        ("State", format_html("{} {}", state(lock), STATES[lock.state][1])),
+        ("State", format_html("{} {}", state(lock), _meaning(lock))),
         ("Holder", visible(f"{who.host}:{who.pid}" if who.pid else who.host)),
         ("Thread", visible(who.thread)),
         ("Task", visible(who.task)),
@@ -115,6 +119,11 @@ def facts(lock: HeldLock) -> list[tuple[str, Any]]:
         ("Alias", visible(lock.alias)),
     ]
     return [(label, value) for label, value in known if value]
+
+
+def _meaning(lock: HeldLock) -> str:
+    meaning = STATES[lock.state][1]
+    return f"{PERMIT} {meaning}" if lock.owner.permit else meaning
 
 
 def waiter(one: Waiter) -> tuple[SafeString, SafeString]:

@@ -24,6 +24,7 @@ class Activity(NamedTuple):
     path: str = ""  # Of the HTTP request being served.
     task: str = ""
     task_id: str = ""
+    permit: str = ""
 
 
 _IDLE = Activity()
@@ -63,6 +64,7 @@ def current_owner() -> Owner:
             path=activity.path[:200],
             task=activity.task,
             task_id=activity.task_id,
+            permit=activity.permit,
         )
         here.activity, here.process = activity, lease_module.process
     return here.owner

@@ -87,10 +87,14 @@ def reference(name: str) -> str:
     return f"{HeldLock.of(lock).key}:{lock.id}"
 
 
-def held_by(name: str, host: str = "web-3", task: str = "", ttl: float = 60) -> Any:
+def held_by(
+    name: str, host: str = "web-3", task: str = "", ttl: float = 60, permit: str = ""
+) -> Any:
     """Another machine holds *name* during the block."""
     task_id = "id-1" if task else ""
-    owner = Owner(host=host, pid=4711, thread="MainThread", task=task, task_id=task_id)
+    owner = Owner(
+        host=host, pid=4711, thread="MainThread", task=task, task_id=task_id, permit=permit
+    )
     return LockTestKit().simulate_held_by_other(name, ttl=ttl, owner=owner)
 
 
@@ -210,6 +214,15 @@ def test_each_state_has_its_badge(operator: Client, locks: Locks) -> None:
             (name,) = rows(operator.get(LIST, {"state": state}))
             assert name == {"no-expiry": "endless", "held": "lottery"}.get(state, state)
     overdue.release()
+
+
+def test_a_permit_says_which_one_of_how_many_it_is(operator: Client) -> None:
+    with held_by("report#2", permit="2/5"), held_by("lottery"):
+        shown = text(operator.get(LIST))
+        assert "redislock-permit" in shown
+        assert "permit 2/5" in shown
+        assert rows(operator.get(LIST, {"state": "permit"})) == ["report#2"]
+        assert "permit 2/5" in text(operator.get(detail("report#2")))
 
 
 @pytest.mark.parametrize(

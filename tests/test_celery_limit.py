@@ -42,6 +42,7 @@ def test_each_permit_is_a_row_of_its_own(stage: Stage) -> None:
     rows = [lock for lock in held.list() if lock.name.startswith(key)]
     assert sorted(lock.name for lock in rows) == [f"{key}#1", f"{key}#2", f"{key}#3"]
     assert {lock.owner.task_id for lock in rows} == {one.id for one in running}
+    assert sorted(lock.owner.permit for lock in rows) == ["1/3", "2/3", "3/3"]
     assert len({lock.id for lock in rows}) == 3
     stage.open_gate(key, 3)
     for one in running:

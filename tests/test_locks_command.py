@@ -89,10 +89,13 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return answer
 
 
-def held_by(name: str, host: str = "web-3", task: str = "", ttl: float = 60) -> Any:
+def held_by(
+    name: str, host: str = "web-3", task: str = "", ttl: float = 60, permit: str = ""
+) -> Any:
     """Another machine holds *name* during the block."""
+    task_id = "id-1" if task else ""
     owner = Owner(
-        host=host, pid=4711, thread="MainThread", task=task, task_id="id-1" if task else ""
+        host=host, pid=4711, thread="MainThread", task=task, task_id=task_id, permit=permit
     )
     return LockTestKit().simulate_held_by_other(name, ttl=ttl, owner=owner)
 
@@ -137,6 +140,7 @@ def test_the_schema_of_json_is_the_documented_one() -> None:
         "task_id": "id-1",
         "command": None,
         "path": None,
+        "permit": None,
         "ttl": 60.0,
         "renewals": 0,
         "waiters": 0,
@@ -173,6 +177,7 @@ def test_json_and_alias_may_stand_before_and_after_the_act() -> None:
         (("--search", "b:"), ["b:1"]),
         (("--search", "web-2:4711"), ["a:2", "b:1"]),
         (("--state", "cooling"), []),
+        (("--state", "permit"), ["b:1"]),
         (("--older-than", "10m"), []),
         (("--older-than", "0"), ["a:1", "a:2", "b:1"]),
     ],
@@ -182,7 +187,7 @@ def test_a_list_can_be_narrowed(criterion: tuple[str, ...], found: list[str]) ->
     with (
         held_by("a:1", "web-1", ttl=50),
         held_by("a:2", "web-2", ttl=60),
-        held_by("b:1", "web-2", task="shop.tasks.pay", ttl=70),
+        held_by("b:1", "web-2", task="shop.tasks.pay", ttl=70, permit="1/2"),
     ):
         listed = locks_command("list", "--json", *criterion).json
     assert [one["name"] for one in listed] == found
@@ -356,7 +361,7 @@ def test_clean_frees_only_what_is_meant(criterion: tuple[str, ...], left: list[s
     with (
         held_by("a:1", "web-1", ttl=50),
         held_by("a:2", "web-2", ttl=60),
-        held_by("b:1", "web-2", task="shop.tasks.pay", ttl=70),
+        held_by("b:1", "web-2", task="shop.tasks.pay", ttl=70, permit="1/2"),
     ):
         assert locks_command("clean", *criterion, "--yes").status == 0
         assert [lock.name for lock in held.list()] == left

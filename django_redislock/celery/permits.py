@@ -17,6 +17,7 @@ from django_redislock.conf import backends
 from django_redislock.flows import Busy, Call, Finished
 from django_redislock.lease import Lease
 from django_redislock.lock import Lock
+from django_redislock.owner import busy_with, current_activity
 
 if TYPE_CHECKING:
     from django_redislock.backends.base import Backend
@@ -49,18 +50,25 @@ def take(
         # All start with another one, or all but the first would find it taken.
         random.shuffle(free)
         for one in free:
-            lock = Lock(one, options._replace(wait=0.0))
-            outcome = lock.attempt()
+            lock, outcome = _ask(one, limit, options._replace(wait=0.0))
             if isinstance(outcome, Lease):
                 return _checked(backend, name, names, lock, outcome, run)
         if not free:
             first = min(taken, key=lambda one: taken[one].expires_in)
             if not left:
                 return None, taken[first]
-            lock = Lock(first, options._replace(wait=min(left, LOOK_EVERY)))
-            outcome = lock.attempt()
+            patient = options._replace(wait=min(left, LOOK_EVERY))
+            lock, outcome = _ask(first, limit, patient)
             if isinstance(outcome, Lease):
                 return _checked(backend, name, names, lock, outcome, run)
+
+
+def _ask(name: str, limit: int, options: Options) -> tuple[Lock, Lease | Busy | Done | Finished]:
+    """Ask for one permit, and tell operators which one of how many it is."""
+    number = name.rpartition("#")[2]
+    lock = Lock(name, options)
+    with busy_with(current_activity.get()._replace(permit=f"{number}/{limit}")):
+        return lock, lock.attempt()
 
 
 def _checked(

@@ -83,7 +83,7 @@ def doing(owner: Owner) -> str:
 def _row(lock: HeldLock) -> tuple[object, ...]:
     return (
         lock.name,
-        lock.state,
+        f"{lock.state} {lock.owner.permit}".rstrip(),
         duration(lock.held_for),
         "never" if lock.expires_in is None else duration(lock.expires_in),
         lock.waiters,
@@ -100,6 +100,7 @@ def _facts(lock: HeldLock) -> Iterator[str]:
         "name": lock.name,
         "alias": lock.alias,
         "state": lock.state,
+        "permit": owner.permit,
         "lease": lock.id,
         "fence": lock.fence,
         "held for": duration(lock.held_for),

@@ -49,7 +49,7 @@ class Command(BaseCommand):
 
         act = _add_act(acts, "list", "the held locks (the default)")
         _add_selection(act)
-        act.add_argument("--state", default="", choices=("held", "cooling", "overdue", "no-expiry"))
+        act.add_argument("--state", default="", choices=held.STATES)
         act.add_argument("--search", default="", help="part of a name or of a holder")
         act.add_argument("--limit", type=int, default=1000, help="how many at most (1000)")
         act.add_argument("--fail", action="store_true", help="exit with 1 if there is any")
