@@ -12,6 +12,7 @@ A test that asks for `server` (or `own_server`, `locks`, `proxy`) runs on Redis 
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
@@ -237,6 +238,12 @@ def spawn(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Spawn]
 
 
 # Reports
+
+
+def pytest_configure() -> None:
+    # A shell has its background jobs ignore Ctrl-C, and so would all that the tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> list[str]:
