@@ -237,7 +237,7 @@ def tls_server(make_server: MakeServer) -> Server:
 def test_tls_with_the_right_authority_works(
     caller: Caller, locks: Locks, tls_server: Server
 ) -> None:
-    locks.on(tls_server, TTL=0.6)
+    locks.on(tls_server, TTL=2)
     with caller.block(distributed_lock(NAME)) as lease:
         wait_until(lambda: lease.renewals)
         assert is_held_by(locks, lease)
