@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from django_redislock.conf import Conf
 
 DOCS = "See docs/checks.md."
+TAG = "django_redislock"
 
 # What the doctor may find. (That a cache shares the database is known without asking: W004.)
 _FOUND = {
@@ -51,9 +52,10 @@ _FOUND = {
 
 def register_checks() -> None:
     """Let ``manage.py check`` run them."""
-    checks.register(check_settings, checks.Tags.security)
-    checks.register(check_passwords, checks.Tags.security, deploy=True)
-    checks.register(check_servers, checks.Tags.database, deploy=True)
+    checks.register(check_settings, TAG, checks.Tags.security)
+    checks.register(check_passwords, TAG, checks.Tags.security, deploy=True)
+    # Not Tags.database: since Django 6.1, those run only for a named --database.
+    checks.register(check_servers, TAG, deploy=True)
 
 
 def check_settings(

@@ -221,6 +221,8 @@ def test_manage_py_check_deploy_asks(locks: Locks, settings: Any) -> None:
     locks.configure(LOCATION="redis://127.0.0.1:1/0")
     with pytest.raises(Exception, match=r"django_redislock\.E020"):
         call_command("check", deploy=True)
+    with pytest.raises(Exception, match=r"django_redislock\.E020"):
+        call_command("check", deploy=True, tags=["django_redislock"])
 
 
 # --- docs -----------------------------------------------------------------------------------------
