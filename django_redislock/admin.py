@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import django
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin import helpers
@@ -205,16 +206,12 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         detail, problem, record = None, "", None
         try:
             detail = held.detail(page.name, using=page.alias)
-            record = _record(page)
+            record = _record(detail)
         except (LockUnavailable, InvalidLockName, ImproperlyConfigured) as error:
             problem = _problem(error)
         lock = detail.lock if detail else None
         context = {
-            **self.admin_site.each_context(request),
-            "title": visible(page.name),
-            "subtitle": None,
-            "opts": self.opts,
-            "media": self.media,
+            **self._page_context(request, visible(page.name)),
             "page": page,
             "name": visible(page.name),
             "as_of": timezone.localtime(),
@@ -234,9 +231,20 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "may_release": self.has_force_release_permission(request),
             **(extra_context or {}),
         }
-        request.current_app = self.admin_site.name
         template = "admin/django_redislock/heldlock/detail.html"
         return TemplateResponse(request, template, context)
+
+    def _page_context(self, request: HttpRequest, title: str) -> dict[str, Any]:
+        """What each page of an admin site is made with."""
+        request.current_app = self.admin_site.name
+        return {
+            **self.admin_site.each_context(request),
+            "title": title,
+            "subtitle": None,
+            "opts": self.opts,
+            "media": self.media,
+            "breadcrumb_list": django.VERSION >= (6, 1),
+        }
 
     # --- force release ------------------------------------------------------------------------
 
@@ -288,15 +296,10 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             messages.error(request, _problem(error))
             return HttpResponseRedirect(reverse(f"admin:{self._url_name('changelist')}"))
         context = {
-            **self.admin_site.each_context(request),
-            "title": "Force release",
-            "subtitle": None,
-            "opts": self.opts,
-            "media": self.media,
+            **self._page_context(request, "Force release"),
             "locks": locks,
             "gone": gone,
         }
-        request.current_app = self.admin_site.name
         template = "admin/django_redislock/heldlock/force_release_confirmation.html"
         return TemplateResponse(request, template, context)
 
@@ -363,8 +366,11 @@ def _has_many_aliases() -> bool:
         return False
 
 
-def _record(page: HeldLock) -> list[tuple[str, Any]]:
-    found = held.record(page.name, using=page.alias)
+def _record(detail: held.Detail) -> list[tuple[str, Any]]:
+    name = detail.name
+    if detail.lock and detail.lock.owner.permit:
+        name = name.rpartition("#")[0]  # The record is that of all permits.
+    found = held.record(name, using=detail.alias)
     return markup.record(found) if found else []
 
 
@@ -389,7 +395,7 @@ def _only_skipped(aliases: list[str]) -> list[dict[str, Any]]:
 
 def _is_stuck(record: held.Record) -> bool:
     skip, success, failure = record.last_skip, record.last_success, record.last_failure
-    if not record.skips or skip is None:
+    if skip is None or skip.why in {"done", "duplicate"}:  # Its work was done by then.
         return False
     done = max(run.at if run else 0.0 for run in (success, failure))
     # The runs of other servers on the same occasion are skipped too: that is what locks are for.

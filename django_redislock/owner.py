@@ -79,7 +79,9 @@ def _pid() -> int:
 @cache
 def _command() -> str:
     # The program and, of manage.py, the subcommand. Arguments may carry secrets.
-    program = Path(sys.argv[0] if sys.argv else "").name or "python"
+    path = Path(sys.argv[0] if sys.argv else "")
+    # Of "python -m celery", it is the path of celery/__main__.py.
+    program = (path.parent if path.name == "__main__.py" else path).name or "python"
     if program in {"manage.py", "django-admin"} and len(sys.argv) > 1:
         return f"{program} {sys.argv[1]}"[:100]
     return program[:100]

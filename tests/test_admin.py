@@ -756,9 +756,9 @@ def run_task(name: str, *, success: bool = True) -> None:
         lock.release(success=success)
 
 
-def skip_task(name: str) -> None:
+def skip_task(name: str, why: str = "busy") -> None:
     with busy_with(Activity(task="shop.tasks.pay", task_id="id-2")):
-        records.note_skip(name, "busy", using="default")
+        records.note_skip(name, why, using="default")
 
 
 def panel(page: Page) -> str:
@@ -777,6 +777,13 @@ def test_the_page_of_a_lock_shows_its_run_record(operator: Client) -> None:
     for part in ("Last success", "Last failure", "Last skip", "because it was busy", "id-2"):
         assert part in shown
     assert "1 since the last success" in shown
+
+
+def test_the_page_of_a_permit_shows_the_runs_of_its_task(operator: Client) -> None:
+    run_task("report")
+    with held_by("report#2", permit="2/5"):
+        assert "Last success" in text(operator.get(detail("report#2")))
+    assert "Last success" not in text(operator.get(detail("report#2")))
 
 
 def test_a_task_that_is_only_skipped_stands_above_the_list(
@@ -799,6 +806,16 @@ def test_skips_on_the_occasion_of_a_success_are_what_locks_are_for(operator: Cli
     run_task("lottery")
     for _ in range(3):  # The other servers.
         skip_task("lottery")
+    assert panel(operator.get(LIST)) == ""
+
+
+@pytest.mark.parametrize("why", ["done", "duplicate"])
+def test_skips_of_what_was_done_are_no_alarm(
+    why: str, operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", 0.0)
+    run_task("lottery")
+    skip_task("lottery", why)
     assert panel(operator.get(LIST)) == ""
 
 

@@ -8,7 +8,6 @@ import socket
 import sys
 import threading
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -230,7 +229,7 @@ async def test_the_owner_is_told_for_humans(way: Way, place: Place) -> None:
         owner = lease.owner
     assert (owner.host, owner.pid) == (socket.gethostname(), os.getpid())
     assert owner.thread == threading.current_thread().name
-    assert owner.command == Path(sys.argv[0]).name
+    assert owner.command == sys.argv[0].removesuffix("/__main__.py").rpartition("/")[2]
     assert str(owner) == f"{owner.host}:{owner.pid} {owner.command}"
 
 

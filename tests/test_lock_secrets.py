@@ -142,15 +142,25 @@ def test_a_password_in_a_wrong_setting_is_not_shown(
     assert PASSWORD not in shown(raised.value)
 
 
-def test_the_owner_carries_no_arguments(locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("program", "command"),
+    [
+        (["/srv/manage.py", "import_users"], "manage.py import_users"),
+        (["/srv/bin/celery", "worker"], "celery"),
+        (["/usr/lib/python3/celery/__main__.py", "worker"], "celery"),  # python -m celery
+    ],
+)
+def test_the_owner_carries_no_arguments(
+    program: list[str], command: str, locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from django_redislock import owner
 
-    monkeypatch.setattr("sys.argv", ["/srv/manage.py", "import_users", f"--password={PASSWORD}"])
+    monkeypatch.setattr("sys.argv", [*program, f"--password={PASSWORD}"])
     owner._command.cache_clear()
     monkeypatch.setattr(owner, "_remembered", owner._Remembered())
     try:
         with distributed_lock("lottery") as lease:
-            assert lease.owner.command == "manage.py import_users"
+            assert lease.owner.command == command
             keys = locks.keys()
             values = [locks.redis.dump(key) or b"" for key in keys]
             assert not any(PASSWORD.encode() in value for value in values)

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from django_redislock.backends.base import read_holding
+from django_redislock.keys import lock_keys
+from tests.waiting import wait_until
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -188,7 +192,7 @@ def test_a_lock_held_by_another_process_is_released_by_force(
     page = here.list()
     here.row("lottery").locator("input").check()
     page.select_option("select[name=action]", label="Force release selected held locks")
-    page.click("button:text('Go')")
+    page.click(".actions button[name=index]")
     here.sees("The holder is not stopped.")
     here.sees(holder.lease)  # type: ignore[attr-defined]
     page.fill("#id_reason", "stuck since noon")
@@ -330,7 +334,7 @@ def test_everything_works_without_javascript(stage: Stage, visit: Callable[..., 
     assert page.locator("text=Pause").count() == 0
     page.locator("input.action-select").check()
     page.select_option("select[name=action]", label="Force release selected held locks")
-    page.click("button:text('Go')")
+    page.click(".actions button[name=index]")
     page.click("text=Yes, release it")
     here.sees("Nobody holds this lock right now.")
 
@@ -434,9 +438,13 @@ def busy_site(stage: Stage) -> None:
         {"name": "invoices:nightly", "task": "billing.tasks.invoices", "task_id": ids[6]}
         | {"ttl": 18},
     )
-    time.sleep(8)  # A history, and a first renewal of what is frozen then.
+    client = stage.server.client()
+    invoices = lock_keys("redislock", "invoices:nightly").lock
+    history = lock_keys("redislock", "customer:77").past
+    wait_until(lambda: read_holding(client.get(invoices) or b"").renewals, 20)
     frozen.stop()
-    time.sleep(7)
+    # Half of its ttl has gone, and something has happened meanwhile.
+    wait_until(lambda: client.pttl(invoices) < 9_000 and client.llen(history) > 24, 20)
 
 
 def test_pictures_for_the_docs(
