@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 
 # Servers in the demo: make demo N=12
 N ?= 4
+# Of the site: make demo-admin PORT=8080
+PORT ?= 8000
 # Test processes, and further arguments: make test JOBS=4 ARGS='-k fence'
 JOBS ?= 2
 ARGS ?=
@@ -14,7 +16,7 @@ ARGS ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-without-lock demo-chaos demo-stop test bench lint types imports clean
+.PHONY: help demo demo-without-lock demo-chaos demo-admin demo-stop test bench lint types imports clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +29,9 @@ demo-without-lock: $(VENV)/demo ## The same with the lock off: see what goes wro
 
 demo-chaos: $(VENV)/demo ## Kill workers at random: each of 200 lotteries is drawn exactly once
 	@exec $(BIN)/python example_project/manage.py demo_chaos
+
+demo-admin: $(VENV)/demo ## Look at the page of held locks while much goes on, until Ctrl-C
+	@exec $(BIN)/python example_project/manage.py demo_admin --port $(PORT)
 
 demo-stop: $(VENV)/demo ## Stop the embedded server that the example project has started
 	@exec $(BIN)/python -m example_project.embedded_server stop

@@ -50,11 +50,20 @@ def processes_of(home: Path) -> dict[int, str]:
 
 
 @contextmanager
-def running_demo(surroundings: dict[str, str], *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """The demo, started and not waited for; killed if the test ends before it."""
-    command = [sys.executable, str(MANAGE), "demo", *arguments]
+def running_demo(
+    surroundings: dict[str, str],
+    *arguments: str,
+    command: str = "demo",
+    stderr: int | None = None,
+) -> Iterator[subprocess.Popen[str]]:
+    """The demo, started and not waited for; asked to end if the test ends before it."""
     with subprocess.Popen(
-        command, cwd=REPOSITORY, env=surroundings, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(MANAGE), command, *arguments],
+        cwd=REPOSITORY,
+        env=surroundings,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
     ) as demo:
         try:
             yield demo

@@ -126,10 +126,17 @@ def write_config(directory: Path, *, port: int, password: str, daemon: bool) -> 
     return config
 
 
-def free_port() -> int:
-    """A loopback port that nobody uses at the moment."""
+def free_port(wanted: int = 0) -> int:
+    """A loopback port that nobody uses at the moment; the wanted one, unless it is taken."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        # What is left of connections of its last user does not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError:
+            if not wanted:
+                raise
+            return free_port()
         port: int = probe.getsockname()[1]
     return port
 

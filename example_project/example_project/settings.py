@@ -49,6 +49,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "django_redislock",
     "lottery",
+    "shop",
 ]
 
 MIDDLEWARE = [

@@ -1,1 +1,1 @@
-"""The parts of `manage.py demo`: child processes, the servers made of them, a table."""
+"""The parts of the demos: the stage that all share, and what each of them shows on it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -11,14 +10,17 @@ from typing import TYPE_CHECKING
 import redis
 from celery import current_app
 
+from lottery.demo.servers import publish_to, worker_command
 from lottery.models import Draw
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from celery.result import AsyncResult
 
-    from lottery.demo.processes import Child, Children
+    from lottery.demo.processes import Child
+    from lottery.demo.servers import RedisServer
+    from lottery.demo.stage import Stage
 
 QUEUE = "celery"
 
@@ -26,11 +28,10 @@ QUEUE = "celery"
 class Worker:
     """A Celery worker that comes back after each death."""
 
-    def __init__(self, name: str, children: Children, env: Mapping[str, str]) -> None:
+    def __init__(self, name: str, stage: Stage) -> None:
         self.name = name
         self.deaths = 0
-        self._children = children
-        self._env = env
+        self._stage = stage
         self._child = self._start()
 
     def is_ready(self) -> bool:
@@ -45,12 +46,10 @@ class Worker:
         self._child = self._start()
 
     def _start(self) -> Child:
-        command = [
-            *(sys.executable, "-m", "celery", "-A", "example_project", "worker"),
-            *("--hostname", f"{self.name}@%h", "--loglevel", "INFO", "--pool", "solo"),
-            *("--without-gossip", "--without-mingle", "--without-heartbeat"),
-        ]
-        return self._children.start(f"{self.name}-life-{self.deaths + 1}", command, self._env)
+        command = worker_command(self.name, "--pool", "solo")
+        settings = "example_project.chaos_settings"
+        life = f"{self.name}-life-{self.deaths + 1}"
+        return self._stage.start(life, command, DJANGO_SETTINGS_MODULE=settings)
 
 
 class Killer:
@@ -75,9 +74,9 @@ class Killer:
 class Broker:
     """What is still to do, as the broker knows it."""
 
-    def __init__(self, url: str) -> None:
-        current_app.conf.update(broker_url=url, result_backend=url)
-        self._redis = redis.Redis.from_url(url)
+    def __init__(self, server: RedisServer) -> None:
+        publish_to(server)
+        self._redis = redis.Redis.from_url(server.url)
         self._published: dict[int, AsyncResult] = {}
         self._busy_at = time.monotonic()
 

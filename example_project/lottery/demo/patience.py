@@ -30,7 +30,7 @@ class Patience:
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self, seconds: float) -> None:
-        self._deadline = time.monotonic() + seconds
+        self.last(seconds)
         self._signal: int | None = None
 
     def __enter__(self) -> Self:
@@ -41,13 +41,17 @@ class Patience:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def pause(self, what: str) -> None:
+    def last(self, seconds: float) -> None:
+        """Last for so long from now on."""
+        self._deadline = time.monotonic() + seconds
+
+    def pause(self, what: str, seconds: float = POLL) -> None:
         """Wait a moment, or raise Interrupted or TimeoutError if there is no point any more."""
         if self._signal is not None:
             raise Interrupted(self._signal)
         if time.monotonic() > self._deadline:
             raise TimeoutError(f"Took too long: {what}.")
-        time.sleep(POLL)
+        time.sleep(seconds)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._signal = number

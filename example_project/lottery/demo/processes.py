@@ -23,9 +23,16 @@ class Child:
     """A process; what it writes is kept in files."""
 
     def __init__(
-        self, name: str, command: Sequence[str], *, directory: Path, env: Mapping[str, str]
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        directory: Path,
+        env: Mapping[str, str],
+        abrupt: bool,
     ) -> None:
         self._name = name
+        self._last_signal = signal.SIGKILL if abrupt else signal.SIGTERM
         self._out = directory / f"{name}.out"
         self._err = directory / f"{name}.err"
         with self._out.open("wb") as out, self._err.open("wb") as err:
@@ -58,20 +65,26 @@ class Child:
         self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()
 
-    def check(self) -> None:
-        """Raise ChildDied, with its last words, if it has failed."""
-        if self._process.poll():
+    @property
+    def status(self) -> int | None:
+        """Its exit status; negative if a signal has killed it, None as long as it runs."""
+        return self._process.poll()
+
+    def check(self, *, may_end: bool = True) -> None:
+        """Raise ChildDied, with its last words, if it has failed, or ended though it may not."""
+        if self.status or (self.status is not None and not may_end):
             last_words = "\n".join((self.out() + self.err()).splitlines()[-20:])
-            raise ChildDied(f"{self._name} ended with {self._process.returncode}:\n{last_words}")
+            raise ChildDied(f"{self._name} ended with {self.status}:\n{last_words}")
 
     def kill(self) -> None:
         """End it at once, without a chance to clean up (SIGKILL)."""
         self._signal_group(signal.SIGKILL)
         self._process.wait()
+        self._close()
 
     def terminate(self) -> None:
-        """Ask it to end."""
-        self._signal_group(signal.SIGTERM)
+        """Ask it to end; one that is to end abruptly is not asked."""
+        self._signal_group(self._last_signal)
 
     def wait(self, deadline: float) -> None:
         """Wait for its end; kill it if that has not come by the (monotonic) deadline."""
@@ -80,12 +93,15 @@ class Child:
         except subprocess.TimeoutExpired:
             self._signal_group(signal.SIGKILL)
             self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
 
     def _signal_group(self, number: int) -> None:
         # The pid of a process that has not been waited for is still its own.
-        if self._process.poll() is None:
+        if self.status is None:
             os.killpg(self.pid, number)
 
 
@@ -96,9 +112,11 @@ class Children:
         self._directory = directory
         self._children: list[Child] = []
 
-    def start(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> Child:
-        """Start a child."""
-        child = Child(name, command, directory=self._directory, env=env)
+    def start(
+        self, name: str, command: Sequence[str], env: Mapping[str, str], *, abrupt: bool = False
+    ) -> Child:
+        """Start a child; it is killed at the end if *abrupt*, else asked to end."""
+        child = Child(name, command, directory=self._directory, env=env, abrupt=abrupt)
         self._children.append(child)
         return child
 

@@ -7,15 +7,16 @@ import secrets
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from celery import current_app
 from django.conf import settings
 
 from example_project import embedded_server
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from lottery.demo.processes import Children
+    from lottery.demo.stage import Stage
 
 SKEW = 0.1  # seconds by which a server's clock may be late
 
@@ -34,12 +35,16 @@ class RedisServer:
         """Its address."""
         return self._server.url
 
+    def check(self) -> None:
+        """Raise ChildDied if it runs no more."""
+        self._child.check(may_end=False)
+
     def __str__(self) -> str:
         return f"{self._server.version()} on port {self._server.port}"
 
     def is_up(self) -> bool:
         """Whether it answers."""
-        self._child.check()
+        self.check()
         return self._server.answers()
 
 
@@ -59,12 +64,12 @@ class LotteryServer:
     Both are processes; the clock writes down what happens.
     """
 
-    def __init__(
-        self, name: str, children: Children, env: Mapping[str, str], *, without_lock: bool
-    ) -> None:
+    def __init__(self, name: str, stage: Stage, *, without_lock: bool) -> None:
         self.name = name
-        self._worker = children.start(f"{name}-worker", _worker_command(name), env)
-        self._clock = children.start(f"{name}-clock", _clock_command(name, without_lock), env)
+        # A queue of its own; and one process per server is enough here.
+        worker = worker_command(name, "--queues", name, "--pool", "solo")
+        self._worker = stage.start(f"{name}-worker", worker)
+        self._clock = stage.start(f"{name}-clock", _clock_command(name, without_lock))
 
     @property
     def pid(self) -> int:
@@ -96,17 +101,26 @@ class LotteryServer:
         return {step.pop("state"): step for step in map(json.loads, complete_lines)}
 
 
-def _worker_command(name: str) -> list[str]:
+def worker_command(name: str, *options: str) -> list[str]:
+    """A Celery worker that knows nothing of others."""
     return [
         *(sys.executable, "-m", "celery", "-A", "example_project", "worker"),
-        *("--queues", name, "--hostname", f"{name}@%h", "--loglevel", "INFO"),
-        # One process per server is enough here, and they need not know each other.
-        *("--pool", "solo", "--without-gossip", "--without-mingle", "--without-heartbeat"),
+        *("--hostname", f"{name}@%h", "--loglevel", "INFO", *options),
+        *("--without-gossip", "--without-mingle", "--without-heartbeat"),
     ]
 
 
+def manage_command(*arguments: str) -> list[str]:
+    """A command of `manage.py`."""
+    return [sys.executable, str(settings.BASE_DIR / "manage.py"), *arguments]
+
+
+def publish_to(redis: RedisServer) -> None:
+    """What this process publishes goes there."""
+    current_app.conf.update(broker_url=redis.url, result_backend=redis.url)
+
+
 def _clock_command(name: str, without_lock: bool) -> list[str]:
-    manage = settings.BASE_DIR / "manage.py"
-    command = [sys.executable, str(manage), "start_lottery", "--json", "--queue", name]
+    command = manage_command("start_lottery", "--json", "--queue", name)
     command += ["--at", "-", "--skew", str(SKEW)]
     return [*command, "--without-lock"] if without_lock else command
