@@ -100,8 +100,9 @@ class TestDjangoResults:
         subprocess.run(command, env=os.environ | settings, check=True, timeout=60)
         return path
 
+    @pytest.mark.parametrize("track_started", [False, True])
     def test_a_duplicate_leaves_the_stored_result_alone(
-        self, own_stage: Stage, database: Path
+        self, own_stage: Stage, database: Path, track_started: bool
     ) -> None:
         def stored(task_id: str) -> Any:
             columns = "status, result, date_done"
@@ -116,10 +117,16 @@ class TestDjangoResults:
             concurrency=2,
             settings="tests.celery_app.database_settings",
             result_backend="django-db",
+            task_track_started=track_started,
         )
         key = own_stage.key()
         sent = own_stage.send("late", key)
-        before = wait_until(lambda: stored(sent.id), 20, "the result is stored")
+
+        def succeeded() -> Any:
+            found = stored(sent.id)
+            return found if found and found[0] == "SUCCESS" else None
+
+        before = wait_until(succeeded, 20, "the result is stored")
         assert before[:2] == ("SUCCESS", f'"did {key}"')
         own_stage.task("late").apply_async((key,), task_id=sent.id)
         own_stage.wait_for_log(f"[{sent.id}] received", 2)

@@ -1,4 +1,4 @@
-"""System checks of tasks: each of their warnings, and none without a reason."""
+"""System checks of tasks: each of their messages, and none without a reason."""
 
 from __future__ import annotations
 
@@ -64,6 +64,8 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]
         (tidy, {}, {"on_conflict": "wait", "wait": 90}, ["W053"]),
         (tidy, {"result_backend": None}, {"acks_late": True}, ["W054"]),
         (tidy, {"result_backend": None}, {"acks_late": True, "ignore_result": True}, []),
+        (tidy, {}, {"using": "default"}, []),
+        (tidy, {}, {"using": "defautl"}, ["E050"]),
     ],
 )
 def test_each_task_is_judged_by_its_options_and_the_settings(

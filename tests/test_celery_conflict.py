@@ -204,3 +204,17 @@ class TestUnavailable:
         assert own_stage.events(key, "start")[0]["fence"] is None
         own_stage.wait_for_log(f"[{sent.id}] runs WITHOUT its lock")
         assert "ERROR" in own_stage.workers[0].log
+
+    @pytest.mark.row("unavailable-release")
+    def test_if_it_is_gone_when_the_body_ends_the_result_is_kept(
+        self, own_stage: Stage, lock_server: Server
+    ) -> None:
+        lock_server.start()
+        key = own_stage.key()
+        sent = own_stage.send("late", key, hold=True)
+        own_stage.wait_for(key, "start")
+        lock_server.stop()
+        own_stage.open_gate(key)
+        assert own_stage.result(sent) == f"did {key}"
+        own_stage.wait_for_log(f"Left the block of lock {key!r}")
+        assert "ERROR" in own_stage.workers[0].log

@@ -53,6 +53,6 @@ def test_each_option_is_documented() -> None:
 
 def test_each_check_is_documented() -> None:
     source = Path(checks.__file__).read_text()
-    assert set(re.findall(r"\| (W\d+) \|", section("System checks"))) == set(
-        re.findall(r'"(W\d+)"', source)
+    assert set(re.findall(r"\| ([EW]\d+) \|", section("System checks"))) == set(
+        re.findall(r"(?<=[.\"])([EW]\d+)\"", source)
     )

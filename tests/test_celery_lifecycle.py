@@ -232,6 +232,27 @@ def test_a_child_that_is_replaced_after_some_tasks_lets_go(own_stage: Stage) -> 
     assert len({event["pid"] for event in own_stage.events(key, "start")}) == 3
 
 
+@pytest.mark.parametrize("how", ["revoked", "soft time limit", "hard time limit"])
+def test_a_run_that_ends_while_it_waits_leaves_the_queue(own_stage: Stage, how: str) -> None:
+    own_stage.start(pool="prefork")
+    key = own_stage.key()
+    limits = {"soft time limit": {"soft_time_limit": 1}, "hard time limit": {"time_limit": 1}}
+    with distributed_lock(key):
+        sent = own_stage.task("waiting").apply_async((key,), **limits.get(how, {}))
+        own_stage.wait_for_waiter(key)
+        if how == "revoked":
+            sent.revoke(terminate=True)
+        wait_until(lambda: sent.state in {"REVOKED", "FAILURE"}, 20, "it has ended", every=0.02)
+        wait_until(lambda: not _waiters(key), 5, "nobody waits", every=0.02)
+    assert own_stage.result(own_stage.send("waiting", key)) == f"did {key}"
+    assert own_stage.count(key, "start") == 1
+
+
+def _waiters(key: str) -> int:
+    lock = held.get(key)
+    return lock.waiters if lock else 0
+
+
 def _ended(stage: Stage, worker: Worker, pid: int) -> bool:
     """Whether the process that ran the body is gone, or the body has."""
     key = stage.current_key

@@ -8,7 +8,7 @@ import pytest
 from celery import chain
 from kombu.exceptions import EncodeError, OperationalError
 
-from django_redislock import distributed_lock
+from django_redislock import distributed_lock, scripts
 from tests.celery_app.app import make_app
 from tests.servers import free_port
 from tests.waiting import wait_until
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from celery.result import AsyncResult
 
     from tests.celery_app.stage import Stage
+    from tests.conftest import MakeProxy, MakeServer
 
 pytest_plugins = ["tests.celery_app.stage"]
 
@@ -147,3 +148,49 @@ class TestWithWorker:
             sent = own_stage.send("queued_retrying", key)
             own_stage.wait_for_log(f"[{sent.id}]: lock {key!r} is busy", 2)
         assert own_stage.result(sent) == f"did {key}"
+
+    def test_a_call_is_forgotten_although_its_arguments_look_different_in_the_worker(
+        self, own_stage: Stage
+    ) -> None:
+        own_stage.start()
+        key, task = own_stage.key(), own_stage.task("queued_parts")
+        for times in (1, 2):
+            assert own_stage.result(task.delay(key, (1, 2))) == f"did {key}"
+            assert own_stage.count(key, "start") == times
+
+    @pytest.mark.parametrize("place", ["last in a chain", "callback", "of a chosen id"])
+    def test_a_call_that_is_looked_for_under_its_own_id_is_published(
+        self, own_stage: Stage, place: str
+    ) -> None:
+        own_stage.start()
+        key, append = own_stage.key(), own_stage.task("append")
+        own_stage.task("queued").apply_async((key,), countdown=60)
+        queued = own_stage.task("queued").si(key)
+        if place == "last in a chain":
+            sought = chain(append.si(1, 2), queued)()
+        else:
+            queued.set(task_id=own_stage.key())
+            sought = own_stage.app.AsyncResult(queued.options["task_id"])
+            if place == "callback":
+                append.apply_async((1, 2), link=queued)
+            else:
+                queued.apply_async()
+        assert own_stage.result(sought) == f"did {key}"
+
+    def test_a_call_whose_announcement_was_made_but_not_answered_is_forgotten_too(
+        self,
+        own_stage: Stage,
+        settings: Any,
+        make_server: MakeServer,
+        make_proxy: MakeProxy,
+    ) -> None:
+        server = make_server()
+        own_stage.redislock["default"]["LOCATION"] = server.url
+        own_stage.start()
+        proxy = make_proxy(server)
+        settings.REDISLOCK = {"default": {"LOCATION": proxy.url}}
+        proxy.rule_for_script(scripts.ANNOUNCE.sha, "cut_after", times=2)
+        key = own_stage.key()
+        assert own_stage.result(own_stage.send("queued", key)) == f"did {key}"
+        assert own_stage.result(own_stage.send("queued", key)) == f"did {key}"
+        assert own_stage.count(key, "start") == 2

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import warnings
 from datetime import timedelta
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import celery._state
 import pytest
 from celery import Celery, Task, shared_task
+from celery.exceptions import Reject
 
 from django_redislock import (
     InvalidLockName,
@@ -21,7 +25,14 @@ from django_redislock import (
     held,
     signals,
 )
-from django_redislock.celery import SingleInstanceTask, current_lease, single_instance_task
+from django_redislock.celery import (
+    SingleInstance,
+    SingleInstanceTask,
+    current_lease,
+    single_instance_task,
+)
+from django_redislock.celery.options import OPTIONS
+from tests.servers import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,6 +108,28 @@ class TestKey:
         task = make(key=lambda draw_id, **rest: f"lottery:{draw_id % 10}")
         assert task.delay(127, other=1).get() == "lottery:7"
 
+    @pytest.mark.parametrize(
+        "key",
+        [
+            lambda draw_id, country: f"{country}:{draw_id}",
+            lambda country, draw_id: f"{country}:{draw_id}",
+            lambda draw_id, country, prefix="": f"{prefix}{country}:{draw_id}",
+            lambda number, place, limit: f"{place}:{number}",
+            lambda draw_id, **rest: f"{rest['country']}:{draw_id}",
+            lambda *args, **rest: f"{args[1]}:{args[0]}",
+        ],
+        ids=["by name", "in another order", "with a default", "by place", "the rest", "all"],
+    )
+    def test_a_function_is_given_them_with_their_defaults_however_the_task_is_called(
+        self, redislock: LockTestKit, key: Any
+    ) -> None:
+        def draw(draw_id: int, country: str = "nl", limit: int = 5) -> str:
+            return current_lease().name  # type: ignore[union-attr]
+
+        task = make(draw, key=key)
+        assert [task(7), task.delay(draw_id=7).get()] == ["nl:7"] * 2
+        assert [task(7, "be"), task.delay(country="be", draw_id=7).get()] == ["be:7"] * 2
+
     @pytest.mark.parametrize("key", ["lottery:{draw_id}", lambda draw_id: f"lottery:{draw_id}"])
     def test_the_task_itself_is_no_argument(self, redislock: LockTestKit, key: Any) -> None:
         def draw(self: Task, draw_id: int) -> str:
@@ -110,6 +143,12 @@ class TestKey:
 
         task = make(draw, key="lottery:{draw_id}")
         assert task.delay(1).get() == 2
+
+    def test_one_that_leaves_no_room_for_the_number_of_a_permit_is_refused(
+        self, redislock: LockTestKit
+    ) -> None:
+        with pytest.raises(InvalidLockName, match="201 bytes"):
+            make(lambda draw_id: None, key="{draw_id}", limit=10)("x" * 198)
 
     def test_an_address_in_memory_is_no_key(self, redislock: LockTestKit) -> None:
         def draw(what: object) -> None: ...
@@ -326,6 +365,16 @@ class TestAfterASuccess:
             task.delay().get()
         assert task.delay().get() == "second"
 
+    def test_a_retry_is_no_success(self, redislock: LockTestKit) -> None:
+        def draw(self: Task) -> int:
+            if self.request.retries < 2:
+                raise self.retry(countdown=0)
+            return self.request.retries
+
+        task = make(draw, key="lottery", min_hold=60, bind=True)
+        assert task.delay().get() == 2
+        redislock.assert_locked("lottery")
+
 
 class TestComposition:
     def test_options_of_celery_pass_through(self, redislock: LockTestKit) -> None:
@@ -408,6 +457,65 @@ class TestComposition:
         assert app.register_task(Draw()).delay(3).get() == "lottery:3"
         assert app.register_task(Redraw()).delay(3).get() == "lottery:3, again"
 
+    def test_a_body_that_is_inherited_is_locked_too(
+        self, redislock: LockTestKit, app: Celery
+    ) -> None:
+        class Body:
+            def run(self, draw_id: int) -> str:
+                lease = current_lease()
+                return lease.name if lease else "not locked"
+
+        class Draw(Body, SingleInstanceTask):
+            name = "draw"
+            single_instance = {"key": "lottery:{draw_id}"}
+
+        assert app.register_task(Draw()).delay(3).get() == "lottery:3"
+
+    def test_a_subclass_may_change_the_options_alone(
+        self, redislock: LockTestKit, app: Celery
+    ) -> None:
+        class Draw(SingleInstanceTask):
+            name = "draw"
+            single_instance = {"key": "lottery:{draw_id}"}
+
+            def run(self, draw_id: int) -> str:
+                return self.lease.name  # type: ignore[union-attr]
+
+        class Bingo(Draw):
+            name = "bingo"
+            single_instance = {"key": "bingo:{draw_id}"}
+
+        class Again(Bingo):
+            name = "again"
+
+        for task, lock in ((Draw, "lottery:3"), (Bingo, "bingo:3"), (Again, "bingo:3")):
+            assert app.register_task(task()).delay(3).get() == lock
+
+    def test_run_called_in_the_body_is_a_run_of_its_own(self, redislock: LockTestKit) -> None:
+        def draw(self: Task, draw_id: int) -> list[str]:
+            return [current_lease().name, *(self.run(2) if draw_id == 1 else [])]  # type: ignore[union-attr]
+
+        task = make(draw, key="lottery:{draw_id}", bind=True)
+        assert task.delay(1).get() == ["lottery:1", "lottery:2"]
+
+    @pytest.mark.parametrize("autoretry_for", [(), (Exception,)])
+    def test_a_run_that_the_broker_does_not_take_back_stays_where_it_is(
+        self, redislock: LockTestKit, app: Celery, autoretry_for: Any
+    ) -> None:
+        app.conf.update(
+            task_always_eager=False,
+            broker_url=f"redis://127.0.0.1:{free_port()}/0",
+            task_publish_retry=False,
+        )
+        task = make(key="lottery", on_conflict="retry", acks_late=True, autoretry_for=autoretry_for)
+        task.push_request(id="the-id", called_directly=False, args=(), kwargs={})
+        try:
+            with redislock.simulate_held_by_other("lottery"), pytest.raises(Reject) as rejected:
+                task.run()
+        finally:
+            task.pop_request()
+        assert rejected.value.requeue
+
     @pytest.mark.parametrize("above", ["shared_task", "app.task"])
     def test_a_task_decorator_above_ours_changes_nothing(
         self, redislock: LockTestKit, app: Celery, above: str
@@ -445,6 +553,12 @@ class TestRefusedAtImport:
             ({"key": "lottery:{draw}"}, InvalidLockName, "'draw'.*its arguments are: draw_id"),
             ({"key": "lottery:{"}, InvalidLockName, "no format string"),
             ({"key": 7}, ValueError, "key must be a format string"),
+            (
+                {"key": lambda draw_id, country: ""},
+                InvalidLockName,
+                "nor all of the task's, which are draw_id",
+            ),
+            ({"key": draw_async}, InvalidLockName, "draw_async.*returns a str"),
             ({"ttl": 0}, ValueError, "ttl must be"),
             ({"ttl": "30"}, ValueError, "ttl must be"),
             ({"max_hold": -1}, ValueError, "max_hold must be"),
@@ -458,12 +572,17 @@ class TestRefusedAtImport:
             ({"queued_ttl": 0}, ValueError, "queued_ttl must be"),
             ({"conflict_deadline": -1}, ValueError, "conflict_deadline must be"),
             ({"abort_on_lost": "yes"}, ValueError, "abort_on_lost must be"),
+            ({"using": ""}, ValueError, "using must be a non-empty string"),
             ({"on_conflict": "explode"}, ValueError, "on_conflict must be one of 'skip', 'raise'"),
         ],
     )
     def test_an_option(self, options: dict[str, Any], error: type[Exception], message: str) -> None:
         with pytest.raises(error, match=message):
             single_instance_task(**options)(draw)
+
+    def test_none_is_as_if_an_option_was_not_given(self) -> None:
+        nothing = dict.fromkeys(OPTIONS)
+        assert SingleInstance.parse(nothing) == SingleInstance()
 
     def test_the_ttl_given_twice(self) -> None:
         with pytest.raises(TypeError, match="ttl twice"):
@@ -480,3 +599,40 @@ class TestRefusedAtImport:
     def test_a_coroutine_function(self) -> None:
         with pytest.raises(TypeError, match=r"draw_async\(\) cannot be a task"):
             single_instance_task(draw_async)
+
+    def test_a_class_whose_body_is_one(self) -> None:
+        with pytest.raises(TypeError, match=r"run\(\) cannot be a task"):
+
+            class Draw(SingleInstanceTask):
+                async def run(self) -> None: ...
+
+
+@pytest.mark.slow
+def test_to_a_type_checker_it_is_a_task(tmp_path: Path) -> None:
+    pytest.importorskip("mypy_django_plugin")  # django-stubs, and with it mypy.
+    program = tmp_path / "program.py"
+    program.write_text("""
+from django_redislock import single_instance_task
+
+@single_instance_task
+def tidy() -> None: ...
+
+@single_instance_task(30, key="lottery:{draw_id}", bind=True, acks_late=True)
+def draw(self: object, draw_id: int) -> int:
+    return draw_id
+
+tidy.delay()
+draw.apply_async((7,), countdown=3)
+draw.s(7)
+draw(7)
+single_instance_task(limit="3")  # type: ignore[call-overload]
+""")
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", str(program)],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr

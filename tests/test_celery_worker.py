@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from celery import chain, chord, group
 
-from django_redislock import LockTimeout, distributed_lock
+from django_redislock import LockLost, LockTimeout, distributed_lock, held
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,3 +133,35 @@ def test_celerys_own_deduplication_of_successful_tasks_may_be_on(own_stage: Stag
     assert first.get(timeout=10) == f"did {key}"
     assert own_stage.result(second)
     assert own_stage.send("skipping", key).get(timeout=10) == f"did {key}"
+
+
+def test_a_run_that_is_put_off_has_not_started_and_one_whose_body_runs_has(
+    own_stage: Stage,
+) -> None:
+    own_stage.start(task_track_started=True, pool="threads", concurrency=2)
+    key = own_stage.key()
+    with distributed_lock(key):
+        sent = own_stage.send("retrying", key, hold=True)
+        own_stage.wait_for_log(f"[{sent.id}]: lock {key!r} is busy")
+        assert sent.state == "PENDING"
+    pid = own_stage.wait_for(key, "start")["pid"]
+    assert (sent.state, sent.info["pid"]) == ("STARTED", pid)
+    own_stage.open_gate(key)
+    assert own_stage.result(sent) == f"did {key}"
+
+
+def test_a_loss_calls_on_lost_and_with_abort_on_lost_ends_the_body_as_the_result_says(
+    stage: Stage,
+) -> None:
+    key = stage.key()
+    sent = stage.send("aborting", key)
+    stage.wait_for(key, "start")
+    lock = held.get(key)
+    assert lock is not None
+    assert held.force_release(key, lock.id, by="a test")
+    assert stage.wait_for(key, "lost")["reason"] == "forced"
+    stage.open_gate(key)
+    with pytest.raises(LockLost) as lost:
+        stage.result(sent)
+    assert (lost.value.name, lost.value.reason) == (key, "forced")
+    assert stage.count(key, "step") == 0

@@ -1,6 +1,6 @@
 """System checks of tasks: what their options promise and Celery's settings do not keep.
 
-W050 to W054; see docs/celery.md.
+E050 and W050 to W054; see docs/celery.md.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock.celery.decorator import SingleInstanceTask
 from django_redislock.celery.defer import acks_late, visibility_timeout
+from django_redislock.conf import aliases
 from django_redislock.conf import conf as settings_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,14 @@ def check_tasks(app_configs: Any, **kwargs: Any) -> list[checks.CheckMessage]:
 def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
     options = task._single_instance
     try:
+        known = aliases()
+        if options.using not in known:
+            yield checks.Error(
+                f"Task {task.name} uses the alias {options.using!r}, which is not in REDISLOCK.",
+                hint=f"Its aliases are: {', '.join(map(repr, known))}.",
+                id="django_redislock.E050",
+            )
+            return
         conf = settings_of(options.using)
     except ImproperlyConfigured:
         return  # The checks of the settings say so.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 from celery import Task
 from celery._state import _get_active_apps, connect_on_app_finalize, get_current_app
 from celery.local import Proxy
 
-from django_redislock.celery.defer import HEADER
+from django_redislock.celery.defer import noted
+from django_redislock.celery.key import naming
 from django_redislock.celery.options import HOUR, SingleInstance, split
-from django_redislock.celery.queued import is_exempt, publish_once, withdraw
-from django_redislock.celery.run import current_lease, function_of, guarded, name_of
+from django_redislock.celery.queued import is_exempt, publish_once
+from django_redislock.celery.run import current_lease, function_of, guarded
 from django_redislock.conf import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from django_redislock.celery.run import Conflict
     from django_redislock.lease import Lease
 
-Function = TypeVar("Function", bound="Callable[..., Any]")
-
 
 class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
     """A task class whose runs exclude each other; see single_instance_task.
@@ -37,20 +36,35 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
     abstract = True
     single_instance: Mapping[str, Any] = {}
 
-    _single_instance: ClassVar[SingleInstance]
-    _named: ClassVar[Any]  # (args, kwargs) -> name of the lock; None for the task's own name.
+    # What Celery knows as track_started. It would say STARTED before the body is asked whether it
+    # starts, and so write over the result of the run of which this one is a duplicate.
+    reports_start = False
+
+    _single_instance: ClassVar[SingleInstance] = SingleInstance()
+    _named: ClassVar[Any] = None  # See naming().
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         # Celery makes a class of each task, with the function as `run`. The lock belongs around
         # that, so that it is within autoretry, and outside of nothing but the body.
-        if "run" in vars(cls):
-            run = vars(cls)["run"]
-            function, bound = function_of(run)
-            options = cls._single_instance = SingleInstance.parse(cls.single_instance)
-            named = name_of(options.key, function, bound=bound)
-            cls._named = None if named is None else staticmethod(named)
-            cls.run = guarded(run, options, named)
+        run = inspect.getattr_static(cls, "run")
+        guarded_already = hasattr(run, "unguarded")
+        if run is Task.run or (guarded_already and "single_instance" not in vars(cls)):
+            return  # It is abstract, or inherits its body with the lock.
+        run = run.unguarded if guarded_already else run
+        function, bound = function_of(run)
+        _check_body(function)
+        options = cls._single_instance = SingleInstance.parse(cls.single_instance)
+        named = naming(options.key, function, bound=bound)
+        cls._named = None if named is None else staticmethod(named)
+        cls.run = guarded(run, options, named)
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Called by Celery when the task gets to know its app, and so the settings."""
+        super().on_bound(app)
+        if cls.track_started:
+            cls.reports_start, cls.track_started = True, False
 
     @property
     def lease(self) -> Lease | None:
@@ -75,30 +89,23 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         """As Celery's; with unique_queued only if no call with the same key waits in the queue."""
         if serializer := options.get("serializer"):
             # A message does not tell the task how it was serialized, in case it is put off.
-            headers = options.get("headers") or {}
-            ours = {**headers.get(HEADER, {}), "serializer": serializer}
-            options["headers"] = {**headers, HEADER: ours}
+            options = noted(options, serializer=serializer)
 
-        def publish(task_id: str | None) -> AsyncResult:
+        def publish(task_id: str | None, **carried: str) -> AsyncResult:
+            how = noted(options, **carried) if carried else options
             return super(SingleInstanceTask, self).apply_async(
-                args, kwargs, task_id, producer, link, link_error, shadow, **options
+                args, kwargs, task_id, producer, link, link_error, shadow, **how
             )
 
-        depends = {**options, "link": link, "link_error": link_error}
+        depends = {**options, "task_id": task_id, "link": link, "link_error": link_error}
         if not self._single_instance.unique_queued or is_exempt(self, depends):
             return publish(task_id)
         name = self.lock_name(tuple(args or ()), kwargs or {})
-        return publish_once(self, name, self._single_instance, task_id, publish)
-
-    def withdraw_queued(self, task_id: str, args: Any, kwargs: Mapping[str, Any]) -> None:
-        """With unique_queued: the call *task_id* will not start; another one may be published."""
-        if self._single_instance.unique_queued:
-            name = self.lock_name(tuple(args), kwargs)
-            withdraw(self, name, task_id, self._single_instance)
+        return publish_once(self, name, self._single_instance, publish)
 
 
 @overload
-def single_instance_task(function: Function, /) -> Function: ...
+def single_instance_task(function: Callable[..., Any], /) -> SingleInstanceTask: ...
 
 
 @overload
@@ -121,7 +128,7 @@ def single_instance_task(
     queued_ttl: float | timedelta = HOUR,
     using: str = DEFAULT_ALIAS,
     **task_options: Any,
-) -> Callable[[Function], Function]: ...
+) -> Callable[[Callable[..., Any]], SingleInstanceTask]: ...
 
 
 def single_instance_task(first: Any = None, /, **options: Any) -> Any:
@@ -174,15 +181,11 @@ def single_instance_task(first: Any = None, /, **options: Any) -> Any:
 def _make_task(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     if isinstance(function, Task):
         raise TypeError(_in_the_wrong_place(function, options))
-    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
-        raise TypeError(
-            f"{function.__qualname__}() cannot be a task: Celery would not wait for its body, and"
-            " so the lock would not last as long. Make it an ordinary function."
-        )
+    _check_body(function)
     ours, theirs = split(options)
     # Checked now, at the line that is wrong, and not when the app is set up.
     SingleInstance.parse(ours)
-    name_of(ours.get("key"), function, bound=bool(theirs.get("bind")))
+    naming(ours.get("key"), function, bound=bool(theirs.get("bind")))
     base = theirs.pop("base", None)
 
     def register(app: Celery) -> Task:
@@ -208,6 +211,17 @@ def _make_task(function: Callable[..., Any], options: dict[str, Any]) -> Any:
         return app.tasks[name or app.gen_task_name(function.__name__, function.__module__)]
 
     return Proxy(task_of_current_app)
+
+
+def _check_body(function: Callable[..., Any]) -> None:
+    if any(is_lazy(function) for is_lazy in _LAZY):
+        raise TypeError(
+            f"{function.__qualname__}() cannot be a task: Celery would not wait for its body, and"
+            " so the lock would not last as long. Make it an ordinary function."
+        )
+
+
+_LAZY = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 
 def _with_lock(base: type[Task]) -> type[Task]:

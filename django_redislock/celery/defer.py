@@ -6,15 +6,20 @@ import random
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject
 from kombu.exceptions import OperationalError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from celery import Celery, Task
+    from celery.app.task import Context
 
 # What a message of ours carries along, as a dictionary: "tries", how often it was put off in a
 # row; "since", when the first time was (seconds since the epoch); "raised", whether the task
-# failed with LockTimeout before; "serializer", if the publisher chose one.
+# failed with LockTimeout before; "serializer", if the publisher chose one; "queued", the key under
+# which it waits in the queue, if it is the only one that may.
 HEADER = "redislock"
 
 FIRST_PAUSE = 0.5  # Seconds, doubled each time.
@@ -38,15 +43,33 @@ def can_defer(task: Task) -> bool:
     return bool(request.id) and not (request.called_directly or request.is_eager)
 
 
-def notes(task: Task) -> dict[str, Any]:
-    """What the message of this run carries along; see HEADER."""
-    found = (task.request.headers or {}).get(HEADER)
+def has_result(task: Task) -> bool:
+    """Whether the result of this run is stored, so that others can tell that it has ended."""
+    return not (_ignores_result(task) or isinstance(task.backend, DisabledBackend))
+
+
+def _ignores_result(task: Task) -> bool:
+    # As the caller said, else as the task does; a request that is silent shows False.
+    return bool(vars(task.request).get("ignore_result", task.ignore_result))
+
+
+def notes(request: Context) -> dict[str, Any]:
+    """What the message of a run carries along; see HEADER."""
+    found = (request.headers or {}).get(HEADER)
     return dict(found) if isinstance(found, dict) else {}
+
+
+def noted(options: Mapping[str, Any], **added: Any) -> dict[str, Any]:
+    """The options of apply_async() with which a message carries along what is *added*."""
+    headers = options.get("headers") or {}
+    return {**options, "headers": {**headers, HEADER: {**headers.get(HEADER, {}), **added}}}
 
 
 def carry(task: Task, **changed: Any) -> None:
     """Change what a retry or deferral of this run carries along; None removes."""
-    carried = {key: value for key, value in {**notes(task), **changed}.items() if value is not None}
+    carried = {
+        key: value for key, value in {**notes(task.request), **changed}.items() if value is not None
+    }
     headers = {**(task.request.headers or {}), HEADER: carried}
     if not carried:
         del headers[HEADER]
@@ -69,7 +92,7 @@ def defer(task: Task, seconds: float, *, until: float | None = None) -> NoReturn
     Raises:
         Ignore: Always, unless the broker does not take the message.
     """
-    carried = notes(task)
+    carried = notes(task.request)
     tries = int(carried.get("tries", 0))
     now = time.time()
     pause = min(FIRST_PAUSE * 2 ** min(tries, 10), LONGEST_PAUSE) * random.uniform(0.75, 1.25)
@@ -88,7 +111,7 @@ def _republish(task: Task, countdown: float, serializer: str | None) -> None:
         request,
         countdown=countdown,
         retries=request.retries,
-        ignore_result=vars(request).get("ignore_result", task.ignore_result),
+        ignore_result=_ignores_result(task),
         add_to_parent=False,
         **({"serializer": serializer} if serializer else {}),
     )
@@ -97,8 +120,15 @@ def _republish(task: Task, countdown: float, serializer: str | None) -> None:
     except OperationalError as error:
         # With late acknowledgement the message is still the broker's, and comes again.
         if acks_late(task):
-            raise Reject(error, requeue=True) from error
+            raise _Requeue(error, requeue=True) from error
         raise
+
+
+class _Requeue(Reject, Ignore):  # type: ignore[misc] # Celery has no types
+    """A Reject that autoretry_for leaves alone, as it does Ignore.
+
+    The retry would be published in vain too, and Celery then drops the message.
+    """
 
 
 def acks_late(task: Task) -> bool:

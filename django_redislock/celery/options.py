@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Task
 
-from django_redislock.conf import DEFAULT_ALIAS, SHORTEST_TTL, flag, seconds
+from django_redislock.conf import DEFAULT_ALIAS, SHORTEST_TTL, flag, seconds, text
 from django_redislock.lock import Options
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class SingleInstance:
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> SingleInstance:
-        """Check the options, as given by hand.
+        """Check the options, as given by hand; None is as if it was not given.
 
         Raises:
             TypeError: An option is not known.
@@ -53,13 +53,15 @@ class SingleInstance:
         """
         if unknown := sorted(set(raw) - OPTIONS):
             raise TypeError(_unknown(unknown, OPTIONS))
-        options = dict(raw)
-        for name, (optional, least) in _DURATIONS.items():
-            if name in options and not (optional and options[name] is None):
-                options[name] = seconds(options[name] or 0, name, least=least)
+        options = {name: value for name, value in raw.items() if value is not None}
+        for name, least in _SHORTEST.items():
+            if name in options:
+                options[name] = seconds(options[name], name, least=least)
         for name in ("renew", "abort_on_lost", "unique_queued"):
-            if options.get(name) is not None:
+            if name in options:
                 flag(options[name], name)
+        if "using" in options:
+            text(options["using"], "using")
         _check_choice(options, "on_conflict", CONFLICT_POLICIES, or_callable=True)
         _check_choice(options, "on_unavailable", UNAVAILABLE_POLICIES)
         key = options.get("key")
@@ -97,15 +99,15 @@ class SingleInstance:
 
 OPTIONS = frozenset(field.name for field in fields(SingleInstance))
 
-# Name -> whether None, for the setting, is allowed; and the shortest.
-_DURATIONS = {
-    "ttl": (True, SHORTEST_TTL),
-    "wait": (True, 0.0),
-    "max_hold": (True, SHORTEST_TTL),
-    "min_hold": (False, 0.0),
-    "once": (False, 0.0),
-    "conflict_deadline": (False, 0.0),
-    "queued_ttl": (False, 1.0),
+# Of the durations.
+_SHORTEST = {
+    "ttl": SHORTEST_TTL,
+    "wait": 0.0,
+    "max_hold": SHORTEST_TTL,
+    "min_hold": 0.0,
+    "once": 0.0,
+    "conflict_deadline": 0.0,
+    "queued_ttl": 1.0,
 }
 
 

@@ -17,6 +17,7 @@ from django_redislock.conf import backends
 from django_redislock.flows import Busy, Call, Finished
 from django_redislock.lease import Lease
 from django_redislock.lock import Lock
+from django_redislock.names import check_name
 from django_redislock.owner import busy_with, current_activity
 
 if TYPE_CHECKING:
@@ -33,8 +34,10 @@ def take(
     """Take one of the permits of *name* for *run*.
 
     Raises:
+        InvalidLockName: The name is too long to be that of a permit.
         LockUnavailable: The server did not or could not answer.
     """
+    check_name(f"{name}#{limit}")
     backend = backends[options.using]
     names = [f"{name}#{number}" for number in range(1, limit + 1)]
     wait = backend.conf.wait if options.wait is None else options.wait

@@ -13,7 +13,7 @@ from celery.signals import task_revoked
 from celery.utils import uuid
 
 from django_redislock import records
-from django_redislock.celery.defer import HEADER
+from django_redislock.celery.defer import HEADER, notes
 from django_redislock.exceptions import LockUnavailable
 
 if TYPE_CHECKING:
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_redislock.celery")
 
-# A call that something else depends on is published: it must have a result of its own.
-_DEPENDENTS = ("link", "link_error", "chain", "chord", "group_id")
+# A call that something else depends on is published: it must have a result of its own. One whose
+# task id is chosen by the caller, as that of the last in a chain, is looked for under it.
+_DEPENDENTS = ("link", "link_error", "chain", "chord", "group_id", "task_id")
 
 
 def is_exempt(task: Task, options: Mapping[str, Any]) -> bool:
@@ -44,16 +45,16 @@ def publish_once(
     task: Task,
     name: str,
     options: SingleInstance,
-    task_id: str | None,
-    publish: Callable[[str], AsyncResult],
+    publish: Callable[..., AsyncResult],
 ) -> AsyncResult:
     """Publish a call, unless one with the same key waits in the queue; return its result."""
-    task_id = task_id or uuid()
+    task_id = uuid()
     try:
         waiting = records.announce(name, task_id, options.queued_ttl, using=options.using)
     except LockUnavailable as error:
-        logger.warning("Published %s[%s] without asking: %s", task.name, task_id, error)
-        return publish(task_id)
+        # It may be announced nevertheless: only the answer may have been lost.
+        logger.warning("Publishing %s[%s] without asking: %s", task.name, task_id, error)
+        waiting = ""
     if waiting:
         logger.info(
             "Did not publish %s: %s waits in the queue, with the same key %r",
@@ -63,7 +64,7 @@ def publish_once(
         )
         return task.AsyncResult(waiting)
     try:
-        return publish(task_id)
+        return publish(task_id, queued=name)
     except BaseException:
         withdraw(task, name, task_id, options)
         raise
@@ -84,9 +85,9 @@ def withdraw(task: Task, name: str, task_id: str, options: SingleInstance) -> No
 
 def _forget_revoked(sender: Any = None, request: Any = None, **kwargs: Any) -> None:
     """In a worker: a message has expired, or was revoked, before it started."""
-    withdraw_call = getattr(sender, "withdraw_queued", None)
-    if withdraw_call is not None and request is not None:
-        withdraw_call(request.id, request.args or (), request.kwargs or {})
+    options = getattr(sender, "_single_instance", None)
+    if options is not None and (name := notes(request).get("queued")):
+        withdraw(sender, name, request.id, options)
 
 
 task_revoked.connect(_forget_revoked, dispatch_uid="django_redislock.unique_queued")

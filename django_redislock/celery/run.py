@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import time
 from contextlib import ExitStack
 from contextvars import ContextVar
@@ -16,12 +17,19 @@ from celery.exceptions import Ignore
 from django_redislock import records, signals
 from django_redislock.backends.base import read_holding
 from django_redislock.celery import permits
-from django_redislock.celery.defer import can_defer, carry, defer, notes, visibility_timeout
+from django_redislock.celery.defer import (
+    can_defer,
+    carry,
+    defer,
+    has_result,
+    notes,
+    visibility_timeout,
+)
+from django_redislock.celery.queued import withdraw
 from django_redislock.exceptions import LockTimeout, LockUnavailable
 from django_redislock.flows import Done, Finished, Run
 from django_redislock.lease import Lease
 from django_redislock.lock import Lock, done_by, holder_of
-from django_redislock.names import check_name, check_shared, formatter
 from django_redislock.owner import Activity, busy_with
 
 if TYPE_CHECKING:
@@ -29,6 +37,7 @@ if TYPE_CHECKING:
 
     from celery import Task
 
+    from django_redislock.celery.key import Naming
     from django_redislock.celery.options import SingleInstance
     from django_redislock.flows import Busy
 
@@ -77,20 +86,6 @@ class Conflict:
     expires_in: float  # Seconds until the holder's lease ends unless renewed.
 
 
-def name_of(
-    key: str | Callable[..., str] | None, function: Callable[..., Any], *, bound: bool
-) -> Callable[[tuple[Any, ...], Mapping[str, Any]], str] | None:
-    """How to name the lock of a run from the task's arguments; None for the task's own name."""
-    if key is None:
-        return None
-    if callable(key):
-        return lambda args, kwargs: check_shared(check_name(key(*args, **kwargs)))
-    named = formatter(key, function)
-    # The task itself is no argument of a run.
-    itself = (None,) if bound else ()
-    return lambda args, kwargs: named((*itself, *args), kwargs)
-
-
 def function_of(run: Any) -> tuple[Callable[..., Any], bool]:
     """The function behind a task class's ``run``, and whether it is given the task."""
     bound = not isinstance(run, staticmethod)
@@ -100,7 +95,7 @@ def function_of(run: Any) -> tuple[Callable[..., Any], bool]:
 def guarded(
     run: Any,
     options: SingleInstance,
-    named: Callable[[tuple[Any, ...], Mapping[str, Any]], str] | None,
+    named: Naming | None,
 ) -> Callable[..., Any]:
     """The method ``run`` of a task class, with the lock around it."""
     function, bound = function_of(run)
@@ -108,11 +103,13 @@ def guarded(
     def guarded_run(task: Task, *args: Any, **kwargs: Any) -> Any:
         body = run.__get__(task, type(task))
         current = _current.get()
-        if current is not None and current.request is task.request:
+        inherited = type(task).run is not guarded_run
+        if inherited and current is not None and current.request is task.request:
             return body(*args, **kwargs)  # Called by super().run() of a subclass.
         name = named(args, kwargs) if named else task.name
         return _Attempt(task, args, kwargs, name, options).run(body)
 
+    guarded_run.unguarded = run  # type: ignore[attr-defined]
     # Celery reads the signature of run to check a call's arguments before it is published.
     guarded_run.__wrapped__ = function  # type: ignore[attr-defined]
     guarded_run.__name__, guarded_run.__doc__ = function.__name__, function.__doc__
@@ -145,8 +142,7 @@ class _Attempt:
     def run(self, body: Callable[..., Any]) -> Any:
         """Run *body*, or do what is done instead, and return the result."""
         with busy_with(Activity(task=self.task.name, task_id=self._id)):
-            if self.options.unique_queued and can_defer(self.task):
-                self._leave_queue()
+            self._leave_queue()
             try:
                 lock, outcome = self._take()
             except LockUnavailable as error:
@@ -167,10 +163,11 @@ class _Attempt:
         return self.task.request.id or ""
 
     def _leave_queue(self) -> None:
-        try:
-            records.retract(self.name, self._id, using=self.options.using)
-        except LockUnavailable as error:
-            logger.warning("%s; until queued_ttl is over, its next call is not published", error)
+        # By the name that it was announced under: arguments may look different after their way
+        # through the broker, which makes lists of tuples.
+        if can_defer(self.task) and (name := notes(self.task.request).get("queued")):
+            withdraw(self.task, name, self._id, self.options)
+            carry(self.task, queued=None)
 
     def _take(self) -> tuple[Lock | None, Lease | Busy | Done | Finished]:
         run = Run(self._id, visibility_timeout(self.task.app) + REMEMBERED)
@@ -190,7 +187,16 @@ class _Attempt:
                     stack.push(self._note_end_of(lease))
             current = _Current(self.task.request, lease, self.options.abort_on_lost)
             stack.callback(_current.reset, _current.set(current))
+            self._report_start()
             return body(*self.args, **self.kwargs)
+
+    def _report_start(self) -> None:
+        """In place of Celery; see SingleInstanceTask.reports_start."""
+        if self.task.reports_start and can_defer(self.task) and has_result(self.task):
+            meta = {"pid": os.getpid(), "hostname": self.task.request.hostname}
+            self.task.backend.store_result(
+                self._id, meta, states.STARTED, request=self.task.request
+            )
 
     def _note_end_of(self, lease: Lease | None) -> Callable[..., None]:
         """Note the end of a run under a permit, before the permit is given back."""
@@ -233,7 +239,9 @@ class _Attempt:
         if not can_defer(self.task):
             return None
         now = time.time()
-        deadline = float(notes(self.task).get("since", now)) + self.options.conflict_deadline
+        deadline = (
+            float(notes(self.task.request).get("since", now)) + self.options.conflict_deadline
+        )
         return deadline if now < deadline else None
 
     def _conflict(self, busy: Busy) -> Any:
@@ -246,7 +254,9 @@ class _Attempt:
                 if holding.state == "cooling":
                     return self._duplicate(REPORTS_WITHIN)
                 self._put_off("its own earlier delivery holds it", busy)
-            if task.request.retries and not (policy == "raise" and notes(task).get("raised")):
+            if task.request.retries and not (
+                policy == "raise" and notes(task.request).get("raised")
+            ):
                 # Work that has begun is not dropped because somebody else got in between.
                 self._put_off("a retry finds it held", busy)
         if policy == "raise":
@@ -274,17 +284,13 @@ class _Attempt:
 
     def _duplicate(self, ago: float) -> Any:
         """This task id has succeeded already: never run it again, and leave its result alone."""
-        if can_defer(self.task):
-            if self._has_reported():
+        if can_defer(self.task) and has_result(self.task):
+            if self.task.backend.get_state(self._id) in states.READY_STATES:
                 raise Ignore
-            if ago < REPORTS_WITHIN and not self.task.ignore_result:
+            if ago < REPORTS_WITHIN:
                 # Between its release and its report are milliseconds; a crash there is rare.
                 defer(self.task, REPORTS_WITHIN - ago)
         return self._skip("duplicate", self._id)
-
-    def _has_reported(self) -> bool:
-        state = self.task.backend.get_state(self._id)
-        return state in states.READY_STATES
 
     def _skip(self, why: str, holder: str) -> dict[str, str]:
         """Finish this run without running it, visibly: a canvas goes on with the marked value."""

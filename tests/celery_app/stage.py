@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -231,6 +232,7 @@ class Stage:
         for worker in self.workers:
             worker.close()
         if "app" in vars(self):
+            gc.collect()  # A result that goes later connects to the backend once more.
             self.app.pool.force_close_all()
             for group in (pools.connections, pools.producers):
                 group.clear()  # Another stage may use the same broker.

@@ -190,6 +190,12 @@ def queued_briefly(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
+@single_instance_task(key="{key}:{parts}", unique_queued=True)
+def queued_parts(key: str, parts: tuple[int, ...]) -> str:
+    """Wait in the queue once, under a key that looks different after the way through it."""
+    return work(key)
+
+
 @single_instance_task(key="{key}", unique_queued=True, on_conflict="retry")
 def queued_retrying(key: str, **how: Any) -> str:
     """Wait in the queue once; come back when busy."""
@@ -211,11 +217,14 @@ def careless(key: str, **how: Any) -> str:
 @single_instance_task(key="{key}", ttl=1, abort_on_lost=True)
 def aborting(key: str) -> str:
     """Look at the lease between steps."""
+    lease = current_lease()
+    assert lease is not None
+    lease.on_lost(lambda lost: note(key, "lost", reason=lost.lost_reason))
     note(key, "start")
     wait_at_gate(key)
-    lease = current_lease()
+    current_lease()
     note(key, "step")
-    return f"did {key} under {lease.fence}" if lease else "no lease"
+    return f"did {key}"
 
 
 @single_instance_task(key="{key}", bind=True, max_retries=1)
