@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from inspect import GEN_CLOSED, getgeneratorstate
 from typing import TYPE_CHECKING, TypeVar
 
-from django_redislock.flows import Call
+from django_redislock import lease
+from django_redislock.flows import Call, Refused, Unanswered
 
 if TYPE_CHECKING:
-    from django_redislock.flows import Flow, Performer
+    from django_redislock.flows import Flow, Performer, Step
+    from django_redislock.lease import Process
 
 Result = TypeVar("Result")
 
@@ -15,35 +18,65 @@ Result = TypeVar("Result")
 def run(flow: Flow[Result], by: Performer) -> Result:
     """Perform *flow*, blocking this thread."""
     try:
-        step = next(flow)
+        return _go_on(flow, next(flow), by)
+    except BaseException as error:
+        if getgeneratorstate(flow) == GEN_CLOSED:
+            raise  # The flow has ended, with this error or before it.
+        # A signal handler raised between two steps: the flow undoes what it has done so far.
+        return _go_on(flow, flow.throw(error), by)
+    finally:
+        by.close()
+
+
+def _go_on(flow: Flow[Result], step: Step, by: Performer) -> Result:
+    process = lease.process
+    try:
         while True:
             try:
                 # Most steps are calls: by name, without a detour.
                 answer = by.call(step) if type(step) is Call else step.perform(by)
             except BaseException as error:  # noqa: BLE001 - the flow undoes what was interrupted
-                step = flow.throw(error)
+                step = _failed(flow, error, process)
             else:
                 step = flow.send(answer)
     except StopIteration as end:
         result: Result = end.value
         return result
-    finally:
-        by.close()
 
 
 async def arun(flow: Flow[Result], by: Performer) -> Result:
     """Perform *flow* without blocking the event loop; see run()."""
     try:
-        step = next(flow)
+        return await _ago_on(flow, next(flow), by)
+    except BaseException as error:
+        if getgeneratorstate(flow) == GEN_CLOSED:
+            raise
+        return await _ago_on(flow, flow.throw(error), by)
+    finally:
+        by.close()
+
+
+async def _ago_on(flow: Flow[Result], step: Step, by: Performer) -> Result:
+    process = lease.process
+    try:
         while True:
             try:
                 answer = await (by.call(step) if type(step) is Call else step.perform(by))
             except BaseException as error:  # noqa: BLE001 - cancellation too is thrown in
-                step = flow.throw(error)
+                step = _failed(flow, error, process)
             else:
                 step = flow.send(answer)
     except StopIteration as end:
         result: Result = end.value
         return result
-    finally:
-        by.close()
+
+
+def _failed(flow: Flow[Result], error: BaseException, process: Process) -> Step:
+    """The next step after one that *process* began has failed."""
+    if process is lease.process:
+        return flow.throw(error)
+    # A forked child: neither to try again nor to undo what its parent goes on with is its business.
+    if isinstance(error, Unanswered):
+        return flow.throw(Refused("the process was forked meanwhile, and this is the child"))
+    flow.close()
+    raise error

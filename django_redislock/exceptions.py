@@ -63,13 +63,17 @@ class LockLost(LockError):
     Attributes:
         name: The lock.
         reason: "expired", "forced", "taken" or "unreachable".
+        over: Why it is not held although it was not lost, as a clause; "" if it was.
     """
 
-    def __init__(self, name: str, reason: LostReason = "expired") -> None:
-        super().__init__(name, reason)
+    def __init__(self, name: str, reason: LostReason = "expired", over: str = "") -> None:
+        super().__init__(name, reason, over)
         self.reason = reason
+        self.over = over
 
     def __str__(self) -> str:
+        if self.over:
+            return f"The lease of lock {self.name!r} is not held: {self.over}."
         return f"The lease of lock {self.name!r} was lost: {_LOST_BECAUSE[self.reason]}."
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 CLAIM = 1.0  # Seconds; the same as in lua/_lease.lua.
 LOOK_EVERY = 2.0  # A waiter who may have missed the bell looks by itself, in seconds.
+CONFIRMS = "000000"  # The count of renewals that only confirms a hand-over, see lua/renew.lua.
 UNDO_WITHIN = 1.0  # Seconds that undoing an interrupted acquire may take.
 
 # Waiting without a queue, where scripting is forbidden: pauses in seconds, doubled each time.
@@ -136,7 +137,8 @@ class Refused(Exception):
 
 
 Result = TypeVar("Result")
-Flow = Generator[Call | Tell | Listen | Pause, Any, Result]
+Step = Call | Tell | Listen | Pause
+Flow = Generator[Step, Any, Result]
 
 
 # --- what a flow may end with ---------------------------------------------------------------
@@ -194,20 +196,30 @@ class Run(NamedTuple):
 # --- the flows ------------------------------------------------------------------------------
 
 
-def acquire(request: Request, now: float) -> Flow[Granted | Busy | Done | Finished]:
+def acquire(
+    request: Request, now: float, keep: Callable[[Request, Granted], object] | None = None
+) -> Flow[Granted | Busy | Done | Finished]:
     """Ask for the lock until it is ours or the wait is over.
+
+    Args:
+        request: What to ask for.
+        now: When it begins.
+        keep: Called with a grant. Until it returns, whatever interrupts the flow undoes the grant.
 
     Raises:
         LockUnavailable: The server refused, or left the last two tries unanswered.
     """
     try:
-        return (yield from _acquire(request, now))
+        outcome = yield from _acquire(request, now)
+        if keep is not None and isinstance(outcome, Granted):
+            keep(request, outcome)
+        return outcome
     except Refused as refused:
         raise LockUnavailable(request.name, refused.problem) from refused.__cause__
     except (GeneratorExit, LockUnavailable):
         raise
     except BaseException as error:
-        yield from _undo(request)
+        yield from undo(request.name, request.token, request.patience)
         if isinstance(error, Unanswered):
             raise LockUnavailable(request.name, error.problem) from error.__cause__
         raise
@@ -303,7 +315,7 @@ def _renounce(request: Request, answer: Answer) -> Flow[NoReturn]:
             f"{answer.replicas} of the {request.replicas} replicas that REPLICAS_ACK asks for"
             " acknowledged the grant"
         )
-    if not (yield from _undo(request)):
+    if not (yield from undo(request.name, request.token, request.patience)):
         # An undo may still be on its way, and would end whatever this token is granted next.
         raise LockUnavailable(request.name, problem)
     raise Unanswered(problem, answer.sent, answer.now)
@@ -345,8 +357,8 @@ def _await_bell(request: Request, look: _Look, now: float, give_up: float) -> Fl
                 # Confirmed on the way, without waiting for the answer: until it is known, the
                 # lease counts for the claim time only (see Lease._settle and the watchdog). By a
                 # renewal, which never grants: the release may overtake it on another connection.
-                confirmation = Renewal(request.name, request.token, request.ttl, 0)
-                yield Tell(*renewal_call(confirmation, request.patience)[:3])
+                confirmation = _renewal_args(request.token, request.ttl, CONFIRMS)
+                yield Tell(scripts.RENEW, request.name, confirmation)
                 deadline = at + claim - drift(claim + waited)
                 return Granted(int(fence), deadline, at, settled=False)
 
@@ -356,7 +368,7 @@ def _backoff(failures: int) -> float:
     return float(0.02 * 2 ** min(failures, 6))
 
 
-def _undo(request: Request) -> Flow[bool]:
+def undo(name: str, token: str, patience: float) -> Flow[bool]:
     """Leave nothing behind of an acquire whose outcome nobody will know (R4).
 
     Returns whether the first try was answered, so that none is still on its way. If no try was,
@@ -364,9 +376,9 @@ def _undo(request: Request) -> Flow[bool]:
     """
     leave = Call(
         scripts.LEAVE,
-        request.name,
-        (request.token,),
-        within=min(UNDO_WITHIN, request.patience / 2) / 2,
+        name,
+        (token,),
+        within=min(UNDO_WITHIN, patience / 2) / 2,
         shielded=True,
     )
     # Twice: what was interrupted may have been waiting on a dead connection, which only the first
@@ -403,20 +415,7 @@ def release(ending: Ending) -> Flow[LostReason | None]:
     Raises:
         LockUnavailable: The server refused, or did not answer.
     """
-    call = Call(
-        scripts.RELEASE,
-        ending.name,
-        (
-            ending.token,
-            milliseconds(ending.min_hold) if ending.min_hold > 0 else 0,
-            milliseconds(ending.once) if ending.once > 0 else 0,
-            ending.owner.packed,
-            ending.ended,
-            ending.run.id if ending.run else "",
-            milliseconds(ending.run.remembered) if ending.run else 0,
-        ),
-        within=0.75 * ending.patience,
-    )
+    call = _release_call(ending)
     failures, in_time = 0, False
     while True:
         try:
@@ -444,6 +443,26 @@ def release(ending: Ending) -> Flow[LostReason | None]:
     return _reason(word)
 
 
+def _release_call(ending: Ending) -> Call:
+    within = 0.75 * ending.patience
+    if not (ending.min_hold or ending.once or ending.ended):
+        return Call(scripts.RELEASE, ending.name, (ending.token,), within)
+    return Call(
+        scripts.CONCLUDE,
+        ending.name,
+        (
+            ending.token,
+            milliseconds(ending.min_hold) if ending.min_hold else 0,
+            milliseconds(ending.once) if ending.once else 0,
+            ending.owner.packed,
+            ending.ended,
+            ending.run.id if ending.run else "",
+            milliseconds(ending.run.remembered) if ending.run else 0,
+        ),
+        within,
+    )
+
+
 class Renewal(NamedTuple):
     """What renewing needs to know of a lease."""
 
@@ -455,12 +474,13 @@ class Renewal(NamedTuple):
 
 def renewal_call(renewal: Renewal, within: float) -> Call:
     """The step that renews; the watchdog sends many of them at once."""
-    return Call(
-        scripts.RENEW,
-        renewal.name,
-        (renewal.token, milliseconds(renewal.ttl), f"{min(renewal.renewals, 999_999):06}"),
-        within=within,
-    )
+    count = f"{min(renewal.renewals, 999_999):06}"
+    args = _renewal_args(renewal.token, renewal.ttl, count)
+    return Call(scripts.RENEW, renewal.name, args, within)
+
+
+def _renewal_args(token: str, ttl: float, count: str) -> tuple[str | int, ...]:
+    return token, milliseconds(ttl), count
 
 
 def renewed(renewal: Renewal, answer: Answer) -> float:

@@ -13,7 +13,7 @@ _PLAIN = " !#$&'()+,-./:;<=>@_`|~\""
 
 
 class Keys(NamedTuple):
-    """The keys of one lock, in the order in which every script receives them as KEYS."""
+    """The keys of one lock. Each script is given those that it names, see scripts.py."""
 
     lock: str  # String: the current lease, see lua/_lease.lua. Its TTL is the lease's.
     queue: str  # Sorted set: waiter's token -> ticket.

@@ -96,6 +96,7 @@ class Keeper(Protocol):
     def tell_lost(self, lease: Lease) -> None: ...
     def dropped(self, name: str) -> None: ...
     def settle(self, lease: Lease) -> None: ...
+    async def asettle(self, lease: Lease) -> None: ...
 
 
 class Process:
@@ -170,7 +171,7 @@ class Lease:
         self.renewals = 0
         self._token = token
         self._holder = holder  # Weak reference to the thread or asyncio task it was granted to.
-        self._holds = 1  # How often that holds it, counting reentrant acquires.
+        self._holds = 0  # How often that holds it, counting reentrant acquires; see Lock._keep().
         self._deadline = deadline
         self._settled = settled
         self._hold_until = hold_until
@@ -189,8 +190,8 @@ class Lease:
 
     def __del__(self) -> None:
         try:
-            if self._ended:
-                return
+            if self._ended or not self._holds:
+                return  # Nobody relied on it.
         except AttributeError:
             return  # __init__ did not run to its end.
         # A destructor must not ask a server.
@@ -206,7 +207,11 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether the lock is ours right now, by our own clock: no call to the server."""
+        """Whether the lock is ours right now, by our own clock.
+
+        It asks the server, once, only if the lease was handed over a second ago or more and
+        nobody has read its confirmation yet; in an event loop ``await aensure_held()`` first.
+        """
         if not self._active:
             return False
         return self._keeper.clock() < self._deadline or self._settle()
@@ -240,6 +245,9 @@ class Lease:
 
     async def aensure_held(self, verify: bool = False) -> None:
         """See ensure_held()."""
+        if self._active and not self._settled and self._keeper.clock() >= self._deadline:
+            await self._keeper.asettle(self)
+            self._settled = True
         if not self.held:
             raise self._loss()
         if verify:
@@ -290,7 +298,12 @@ class Lease:
         return min(self.ttl, self._hold_until - self._keeper.clock())
 
     def _loss(self) -> LockLost:
-        return LockLost(self.name, self.lost_reason or "expired")
+        over = ""
+        if self._process is not process:
+            over = "it belongs to the process that this one was forked from"
+        elif self._ended and self._lost_reason is None:
+            over = "it was released"
+        return LockLost(self.name, self.lost_reason or "expired", over)
 
     def _extend(self, deadline: float) -> None:
         # A renewal's reply may be overtaken by that of a later one.

@@ -20,7 +20,13 @@ from django_redislock import flows, signals
 from django_redislock import lease as lease_module
 from django_redislock.backends.base import read_holding
 from django_redislock.conf import DEFAULT_ALIAS, SHORTEST_TTL, backends, flag, seconds, text
-from django_redislock.exceptions import LockLost, LockMisuse, LockTimeout, LockUnavailable
+from django_redislock.exceptions import (
+    LockError,
+    LockLost,
+    LockMisuse,
+    LockTimeout,
+    LockUnavailable,
+)
 from django_redislock.flows import Busy, Done, Finished, Granted
 from django_redislock.lease import Lease, Owner
 from django_redislock.names import check_name, formatter
@@ -209,35 +215,55 @@ class Lock:
             LockMisuse: This handle, thread or asyncio task holds it already.
             LockLost: A reentrant acquire within a lease that was lost.
         """
-        return isinstance(self.attempt(), Lease)
+        return self.attempt() is self._lease
 
     async def aacquire(self) -> bool:
         """See acquire()."""
-        return isinstance(await self.aattempt(), Lease)
+        return await self.aattempt() is self._lease
+
+    # Python runs signal handlers, which may raise, where a function begins and after a call of C
+    # code. From the end of attempt() to the code of the caller there is neither, so isinstance()
+    # would not do: a lease that nobody knows of would be renewed for ever.
 
     def attempt(self) -> Lease | Busy | Done | Finished:
         """As acquire(), with the whole outcome. For the package's own integrations."""
-        request = self._begin(blocking=True)
-        if isinstance(request, Lease):
-            return request
-        backend = self._backend
-        started = backend.clock()
-        outcome = self._conclude(request, backend.run(flows.acquire(request, started)))
-        if news := self._news_of(outcome, started):
-            _tell(*news)
-        return outcome
+        before, depth = self._lease, self._depth
+        try:
+            request = self._begin(blocking=True)
+            if isinstance(request, Lease):
+                return request
+            backend = self._backend
+            started = backend.clock()
+            outcome = self._conclude(backend.run(flows.acquire(request, started, self._keep)))
+            if news := self._news_of(outcome, started):
+                _tell(*news)
+            return outcome
+        except BaseException:
+            if undo := self._undo(self._lease, depth if self._lease is before else 0):
+                self._backend.run(undo)
+            raise
 
     async def aattempt(self) -> Lease | Busy | Done | Finished:
         """See attempt()."""
-        request = self._begin(blocking=False)
-        if isinstance(request, Lease):
-            return request
-        backend = self._backend
-        started = backend.clock()
-        outcome = self._conclude(request, await backend.arun(flows.acquire(request, started)))
-        if news := self._news_of(outcome, started):
-            await _atell(*news)
-        return outcome
+        before, depth = self._lease, self._depth
+        try:
+            request = self._begin(blocking=False)
+            if isinstance(request, Lease):
+                return request
+            backend = self._backend
+            started = backend.clock()
+            outcome = self._conclude(
+                await backend.arun(flows.acquire(request, started, self._keep))
+            )
+            if news := self._news_of(outcome, started):
+                await _atell(*news)
+            return outcome
+        except GeneratorExit:
+            raise  # Nothing can be awaited any more.
+        except BaseException:
+            if undo := self._undo(self._lease, depth if self._lease is before else 0):
+                await self._backend.arun(undo)
+            raise
 
     def _begin(self, *, blocking: bool) -> flows.Request | Lease:
         """What to ask for; or the lease we are in already, if it may be taken again."""
@@ -272,10 +298,10 @@ class Lock:
             if holder is me and self._options.reentrant:
                 if not held:
                     raise LockLost(self.name, lease.lost_reason or "expired")
+                self._terms = _terms(self._backend, self._options)
                 lease._holds += 1
                 self._depth += 1
                 self._lease = lease
-                self._terms = _terms(self._backend, self._options)
                 return lease
             if held:
                 self._refuse_misuse(lease, holder, me, blocking=blocking)
@@ -312,30 +338,47 @@ class Lock:
         """What would make it pointless, see lua/_heed.lua."""
         return f"{self._options.once > 0:d}{self._run.id if self._run else ''}"
 
-    def _conclude(
-        self, request: flows.Request, outcome: Granted | Busy | Done | Finished
-    ) -> Lease | Busy | Done | Finished:
-        if not isinstance(outcome, Granted):
-            return outcome
+    def _keep(self, request: flows.Request, granted: Granted) -> None:
+        """Take over from the flow, which undoes the grant if it is interrupted before."""
         backend, terms = self._backend, self._terms
         lease = Lease(
             name=request.name,
             token=request.token,
             id=request.id,
-            fence=outcome.fence,
+            fence=granted.fence,
             owner=request.owner,
             ttl=terms.ttl,
-            deadline=outcome.deadline,
-            settled=outcome.settled,
-            granted_at=outcome.at,
-            hold_until=outcome.at + terms.max_hold,
+            deadline=granted.deadline,
+            settled=granted.settled,
+            granted_at=granted.at,
+            hold_until=granted.at + terms.max_hold,
             auto_renew=terms.renew,
             keeper=backend,
             holder=ref(_current_holder()),
         )
-        self._lease, self._depth = lease, 1
-        backend.watch(lease)
+        self._lease, self._depth, lease._holds = lease, 1, 1
+
+    def _conclude(
+        self, outcome: Granted | Busy | Done | Finished
+    ) -> Lease | Busy | Done | Finished:
+        if not isinstance(outcome, Granted):
+            return outcome
+        lease = self._lease
+        assert lease is not None
+        self._backend.watch(lease)
         return lease
+
+    def _undo(self, lease: Lease | None, depth: int) -> flows.Flow[bool] | None:
+        """Interrupted: hold *lease* only *depth* times. Returns what ends it, if it is over."""
+        if lease is None or lease._process is not lease_module.process:
+            return None
+        if self._depth > depth:
+            self._let_go(lease)
+        if lease._holds:
+            return None
+        lease._end()
+        self._backend.forget(lease)
+        return flows.undo(lease.name, lease._token, self._terms.patience)
 
     def _news_of(
         self, outcome: Lease | Busy | Done | Finished, started: float
@@ -367,32 +410,56 @@ class Lock:
                 on the server within one ttl.
             LockMisuse: This handle holds no lease, or it belongs to the parent process.
         """
-        if surrendered := self._surrender(success, insist=False):
-            lease, ending = surrendered
-            if news := self._finish(lease, success, self._backend.run(flows.release(ending))):
-                _tell(*news)
+        self._end(success, insist=False)
 
     async def arelease(self, success: bool = True) -> None:
         """See release()."""
-        if surrendered := self._surrender(success, insist=False):
-            lease, ending = surrendered
-            reason = await self._backend.arun(flows.release(ending))
-            if news := self._finish(lease, success, reason):
-                await _atell(*news)
+        await self._aend(success, insist=False)
+
+    def _end(self, success: bool, *, insist: bool) -> None:
+        """End the lease, or leave it to an outer acquire; also if it is interrupted."""
+        held, depth = self._lease, self._depth - 1
+        try:
+            if surrendered := self._surrender(success, insist=insist):
+                lease, ending = surrendered
+                reason = self._backend.run(flows.release(ending))
+                if news := self._finish(lease, success, reason):
+                    _tell(*news)
+        except LockError:
+            raise
+        except BaseException:
+            if undo := self._undo(held, depth):
+                self._backend.run(undo)
+            raise
+
+    async def _aend(self, success: bool, *, insist: bool) -> None:
+        """See _end()."""
+        held, depth = self._lease, self._depth - 1
+        try:
+            if surrendered := self._surrender(success, insist=insist):
+                lease, ending = surrendered
+                reason = await self._backend.arun(flows.release(ending))
+                if news := self._finish(lease, success, reason):
+                    await _atell(*news)
+        except (LockError, GeneratorExit):
+            raise
+        except BaseException:
+            if undo := self._undo(held, depth):
+                await self._backend.arun(undo)
+            raise
 
     def _surrender(self, success: bool, *, insist: bool) -> tuple[Lease, flows.Ending] | None:
-        """Stop relying on the lease, which is to be ended; None if an outer acquire still does."""
+        """Stop relying on the lease, which is to be ended; None if there is nothing to end."""
         lease = self._lease
+        if insist and (lease is None or lease._process is not lease_module.process):
+            return None  # The block holds nothing: released within it, or a forked child's.
         if lease is None:
             raise LockMisuse(self.name, "this handle holds no lease, so there is none to release.")
         if lease._process is not lease_module.process:
             raise LockMisuse(
                 self.name, "its lease belongs to the parent process; only that may release it."
             )
-        self._depth -= 1
-        if self._depth == 0:
-            self._lease = None
-        lease._holds -= 1
+        self._let_go(lease)
         if lease._holds:
             return None
         backend, options = self._backend, self._options
@@ -417,6 +484,12 @@ class Lock:
             self._run,
         )
 
+    def _let_go(self, lease: Lease) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._lease = None
+        lease._holds -= 1
+
     def _finish(
         self, lease: Lease, success: bool, reason: LostReason | None
     ) -> tuple[Signal, dict[str, Any]] | None:
@@ -432,15 +505,11 @@ class Lock:
     # --- with, async with ---------------------------------------------------------------------
 
     def __enter__(self) -> Lease:
-        depth = self._depth
-        try:
-            outcome = self.attempt()
-            return outcome if isinstance(outcome, Lease) else self._refuse(outcome)
-        except BaseException as error:
-            # A signal handler may raise after the grant and before the block.
-            if self._depth > depth:
-                self.__exit__(type(error), error, None)
-            raise
+        match self.attempt():
+            case Lease() as lease:
+                return lease
+            case outcome:
+                return self._refuse(outcome)
 
     def __exit__(
         self,
@@ -448,26 +517,17 @@ class Lock:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        success = exc_type is None
-        if self._is_left_behind():
-            return
         try:
-            if surrendered := self._surrender(success, insist=True):
-                lease, ending = surrendered
-                if news := self._finish(lease, success, self._backend.run(flows.release(ending))):
-                    _tell(*news)
+            self._end(exc_type is None, insist=True)
         except (LockLost, LockUnavailable) as error:
-            self._leave_with(error, success)
+            self._leave_with(error, exc_type is None)
 
     async def __aenter__(self) -> Lease:
-        depth = self._depth
-        try:
-            outcome = await self.aattempt()
-            return outcome if isinstance(outcome, Lease) else self._refuse(outcome)
-        except BaseException as error:
-            if self._depth > depth:
-                await self.__aexit__(type(error), error, None)
-            raise
+        match await self.aattempt():
+            case Lease() as lease:
+                return lease
+            case outcome:
+                return self._refuse(outcome)
 
     async def __aexit__(
         self,
@@ -475,26 +535,14 @@ class Lock:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        success = exc_type is None
-        if self._is_left_behind():
-            return
         try:
-            if surrendered := self._surrender(success, insist=True):
-                lease, ending = surrendered
-                reason = await self._backend.arun(flows.release(ending))
-                if news := self._finish(lease, success, reason):
-                    await _atell(*news)
+            await self._aend(exc_type is None, insist=True)
         except (LockLost, LockUnavailable) as error:
-            self._leave_with(error, success)
+            self._leave_with(error, exc_type is None)
 
     def _refuse(self, outcome: Busy | Done | Finished) -> NoReturn:
         assert isinstance(outcome, Busy)
         raise LockTimeout(self.name, holder_of(outcome), outcome.expires_in)
-
-    def _is_left_behind(self) -> bool:
-        """Whether the block that ends holds nothing: released within it, or a forked child's."""
-        lease = self._lease
-        return lease is None or lease._process is not lease_module.process
 
     def _leave_with(self, error: LockLost | LockUnavailable, success: bool) -> None:
         # The work is done, or its own exception is on its way and must not be masked. A loss is
@@ -574,7 +622,7 @@ def _too_late(function: Callable[..., Any]) -> TypeError:
 def _tell(signal: Signal, news: dict[str, Any]) -> None:
     try:
         signal.send_robust(sender=Lock, **news)
-    except Exception:
+    except RuntimeError:
         # Not a receiver's, which are logged by Django: it cannot call asynchronous receivers
         # from blocking code in an event loop's thread.
         logger.exception("Could not send a signal about a lock")

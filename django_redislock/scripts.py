@@ -1,23 +1,34 @@
 """The operations on a lock: one Lua file each, read once.
 
 What several of them need stands in files that begin with an underscore; a line
-``-- include NAME`` puts one there.
+``-- include NAME`` puts one there. The line ``local ... = unpack(KEYS)`` says which keys an
+operation is given.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import dataclass
 from importlib import resources
-from typing import NamedTuple
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from django_redislock.keys import Keys
 
 
-class Script(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Script:
     """One operation, as the server runs it."""
 
     name: str
     source: bytes
     sha: str  # What EVALSHA asks for: the SHA-1 of the source.
+    keys: tuple[str, ...]  # Which of a lock's keys it may touch.
+
+    def given(self, keys: Keys) -> list[str]:
+        """Its KEYS among those of a lock."""
+        return [getattr(keys, key) for key in self.keys]
 
 
 def _read(name: str) -> str:
@@ -26,13 +37,17 @@ def _read(name: str) -> str:
 
 
 def _load(name: str) -> Script:
-    source = _read(name).encode()
-    return Script(name, source, hashlib.sha1(source, usedforsecurity=False).hexdigest())
+    text = _read(name)
+    (keys,) = re.findall(r"(?m)^local (.*) = unpack\(KEYS\)$", text)
+    source = text.encode()
+    sha = hashlib.sha1(source, usedforsecurity=False).hexdigest()
+    return Script(name, source, sha, tuple(keys.lower().split(", ")))
 
 
 ACQUIRE = _load("acquire")
 RENEW = _load("renew")
 RELEASE = _load("release")
+CONCLUDE = _load("conclude")
 LEAVE = _load("leave")
 FORCE_RELEASE = _load("force_release")
 LOOK = _load("look")

@@ -96,6 +96,11 @@ class Watchdog:
             self._changed.notify()
 
     def _run(self) -> None:
+        with self._lock:
+            # A signal handler's exception in start() hides a thread from who started it.
+            if self._thread not in {None, threading.current_thread()}:
+                return
+            self._thread = threading.current_thread()
         while self._round():
             pass
         self._backend.close_watchdog()

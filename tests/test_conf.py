@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
-from django_redislock import conf, distributed_lock, held
+from django_redislock import LockUnavailable, conf, distributed_lock, held
 from django_redislock.backends import InMemoryBackend, RedisBackend
 from django_redislock.conf import backends
 from django_redislock.testing import IN_MEMORY
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from tests.backends import Place, Way
     from tests.conftest import Locks
+    from tests.proxy import Proxy
 
 pytest_plugins = ["tests.backends"]
 
@@ -137,6 +139,10 @@ def test_a_wrong_value_is_named_with_its_key_and_the_rule(
         ({"OPTIONS": {"max_connections": 3}}, "['OPTIONS']['max_connections']", "at least 4"),
         ({"OPTIONS": {"max_connections": "9"}}, "['OPTIONS']['max_connections']", "an integer"),
         ({"OPTIONS": {"socket_timeout": 0}}, "['OPTIONS']['socket_timeout']", "positive"),
+        ({"OPTIONS": {"socket_timeout": True}}, "['OPTIONS']['socket_timeout']", "positive"),
+        ({"LOCATION": "redis://a?socket_timeout=-1"}, "['LOCATION']: socket_timeout", "positive"),
+        ({"LOCATION": "redis://a?socket_timeout=nan"}, "['LOCATION']: socket_timeout", "positive"),
+        ({"LOCATION": "redis://a?socket_timeout=2s"}, "['LOCATION']", "not a URL"),
         ({"OPTIONS": {"sokket": 1}}, "['OPTIONS']", "sokket"),
         ({"LOCATION": "localhost:6379"}, "['LOCATION']", "redis://host:6379/0"),
         ({"LOCATION": ["redis://a", "redis://b"]}, "['LOCATION']", "one server"),
@@ -152,6 +158,31 @@ def test_what_the_backend_cannot_use_is_named_with_its_key(
     with pytest.raises(ImproperlyConfigured, match=rule) as raised:
         distributed_lock("lottery").acquire()
     assert str(raised.value).startswith(f"REDISLOCK['default']{where}")
+
+
+@pytest.mark.parametrize(
+    ("location", "options", "patience"),
+    [
+        ("redis://a", {}, 3),  # A third of the ttl.
+        ("redis://a", {"socket_timeout": 2}, 2),
+        ("redis://a?socket_timeout=0.5", {}, 0.5),
+        ("redis://a?socket_timeout=0.5", {"socket_timeout": 2}, 0.5),
+    ],
+)
+def test_the_operation_timeout_is_that_of_the_url_or_of_the_options(
+    settings: Settings, location: str, options: dict[str, Any], patience: float
+) -> None:
+    settings.REDISLOCK = {"default": {"LOCATION": location, "OPTIONS": options}}
+    assert backends["default"].patience(9) == patience
+
+
+def test_the_operation_timeout_in_the_url_bounds_a_call(locks: Locks, proxy: Proxy) -> None:
+    locks.on(proxy).configure(LOCATION=f"{proxy.url}?socket_timeout=0.2", TTL=60, WAIT=0)
+    proxy.blackhole()
+    begin = time.monotonic()
+    with pytest.raises(LockUnavailable):
+        distributed_lock("lottery").acquire()
+    assert time.monotonic() - begin < 2  # Two tries and an undo; by default it would be 10 s.
 
 
 def test_an_unknown_key_is_named_with_those_that_are_known(settings: Settings) -> None:

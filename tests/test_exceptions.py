@@ -29,6 +29,7 @@ ERRORS = [
     LockTimeout("lottery"),
     LockLost("lottery", "forced"),
     LockLost("lottery"),
+    LockLost("lottery", over="it was released"),
     LockUnavailable("lottery", "connection refused"),
     LockUnavailable("lottery"),
     LockMisuse("lottery", "this thread holds it already."),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import os
+import select
 import signal
 import socket
 import sys
@@ -12,14 +14,24 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Self
 
 import pytest
 import redis
 
-from django_redislock import LockLost, LockMisuse, distributed_lock, held, scripts
+from django_redislock import (
+    LockLost,
+    LockMisuse,
+    clock,
+    distributed_lock,
+    held,
+    scripts,
+    single_instance_task,
+)
+from django_redislock.signals import lock_acquired
 from tests.faults import (
     NAME,
+    SLACK,
     Async,
     Blocking,
     Caller,
@@ -43,7 +55,7 @@ from tests.processes import hear, say
 from tests.waiting import await_until, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
     from pytest_django import Settings
@@ -52,6 +64,7 @@ if TYPE_CHECKING:
     from tests.proxy import Proxy
 
 TTL = 0.6
+OURS = (str(Path(scripts.__file__).parent), str(Path(redis.__file__).parent))
 
 caller = pytest.fixture(callers, params=[Blocking, Async])
 
@@ -131,7 +144,7 @@ def use(name: str) -> None:
 
 
 @one_kind
-@pytest.mark.parametrize("script", [scripts.ACQUIRE, scripts.RENEW, scripts.RELEASE])
+@pytest.mark.parametrize("script", [scripts.ACQUIRE, scripts.RENEW, scripts.CONCLUDE])
 def test_a_client_killed_at_any_step_leaves_nothing_without_expiry(
     script: scripts.Script, locks: Locks, proxy: Proxy, spawn: Spawn
 ) -> None:
@@ -187,34 +200,231 @@ class Interrupt(BaseException):
     """What a signal handler raises."""
 
 
-@contextmanager
-def interrupt_at(step: int) -> Iterator[list[str]]:
-    """Raise Interrupt at the n-th line of the package that runs here, as a signal handler may.
+class _Arrival(int):
+    """A signal number; reading ``again`` lets that signal arrive, and its handler run a bit later.
 
-    Gives the place where it was, or nothing if fewer lines run.
+    An attribute, since Python would run the handler right after a call.
     """
-    left, where = step, list[str]()
 
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
-        path = Path(frame.f_code.co_filename)
-        if path.parent.name not in {"django_redislock", "backends"}:
-            return None
-        if event == "line" and not where:
-            left -= 1
-            if left < 0:
-                where.append(f"{path.name}:{frame.f_lineno}")
+    again = property(ctypes.pythonapi.PyErr_SetInterruptEx)
+
+
+class InterruptAt:
+    """Raise Interrupt at the n-th place in our code or redis-py's where Python runs handlers.
+
+    These are not all lines: it runs handlers of signals where a function begins, where a loop
+    begins anew, and after a call of C code. This one lets its signal arrive once more, so it is
+    called at each of these places in turn. It waits for the end of a destructor: Python drops what
+    that raises.
+
+    Attributes:
+        place: Where it was: in this method or function; "" if there are fewer places.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.place = ""
+        self._left = step
+        self._signal = _Arrival(signal.SIGUSR1)
+        self._going_on = True
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(self._signal, self._handle)
+        _ = self._signal.again
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, *exc_info: object) -> bool:
+        self._going_on = False
+        signal.signal(self._signal, self._before)
+        return exc_type is Interrupt
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        assert frame is not None
+        code = frame.f_code
+        if self._going_on and code.co_filename.startswith(OURS):
+            self._left -= 1
+            if self._left < 0 and not _is_in_a_destructor(frame):
+                begins = frame.f_lineno == code.co_firstlineno
+                self.place = code.co_qualname + " begins" * begins
+                self._going_on = False
                 raise Interrupt
-        return trace
+        if self._going_on:
+            _ = self._signal.again
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield where
-    except Interrupt:
+
+def _is_in_a_destructor(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
+
+
+def sweep(
+    use: Callable[[], object],
+    locks: Locks,
+    prepare: Callable[[], object],
+    names: Sequence[str] = (NAME,),
+) -> tuple[set[str], set[str]]:
+    """Interrupt *use* at each place in turn. Returns all, and those that left the lock taken."""
+    places, orphaned = set[str](), set[str]()
+    prepare()
+    use()  # What is cached is in no one's way later: all runs are as long.
+    for step in range(2000):
+        prepare()
+        with InterruptAt(step) as interruption:
+            use()
+        for name in names:
+            if not is_left_clean(locks, name):
+                orphaned.add(interruption.place)
+                locks.redis.delete(*keys_of(locks, name))
+                gc.collect()  # Of the lease, which the exception may still refer to.
+        if not interruption.place:
+            assert step > 100
+            return places, orphaned
+        places.add(interruption.place)
+    pytest.fail("the end was never reached")
+
+
+# Where Python has called what ends the lease, but not begun with it, nothing can be done: it is so
+# with each context manager and each `finally` that is written in Python. One ttl is lost.
+TOO_EARLY = {
+    f"Lock.{method} begins" for method in ("__exit__", "__aexit__", "release", "_end", "_aend")
+}
+
+
+def enter() -> None:
+    with distributed_lock(NAME, wait=10):
         pass
-    finally:
-        sys.settrace(before)
+
+
+def enter_twice() -> None:
+    with distributed_lock(NAME, reentrant=True), distributed_lock(NAME, reentrant=True):
+        pass
+
+
+def acquire_and_release() -> None:
+    lock = distributed_lock(NAME, wait=10)
+    if lock.acquire():
+        lock.release()
+
+
+async def aenter() -> None:
+    async with asyncio.timeout(10), distributed_lock(NAME, wait=5):
+        pass
+
+
+@pytest.mark.parametrize("use", [enter, enter_twice, acquire_and_release])
+@pytest.mark.timeout(60)
+@one_kind
+def test_r4_an_interrupt_anywhere_leaves_no_orphan(use: Callable[[], object], locks: Locks) -> None:
+    locks.on(locks.server, TTL=30, OPTIONS={"max_connections": 4})
+    # Prepared by a connection: one that was interrupted is given up.
+    places, orphaned = sweep(use, locks, prepare=enter)
+    assert {"Wire.ask", "_acquire", "Lock._keep", "Watchdog.watch"} <= places
+    assert orphaned <= TOO_EARLY
+    enter()  # No connection was lost on the way.
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # redis-py's
+@pytest.mark.timeout(60)
+@one_kind
+def test_r4_an_interrupt_anywhere_in_the_first_use_leaves_no_orphan(locks: Locks) -> None:
+    locks.on(locks.server, TTL=30)
+    places, orphaned = sweep(enter, locks, prepare=lambda: locks.configure(TTL=30))
+    assert {"Dialer.dial", "Pool._take", "_acquire", "Lock._keep", "Watchdog._put"} <= places
+    assert orphaned <= TOO_EARLY
+
+
+@pytest.mark.timeout(60)
+@one_kind
+def test_r4_an_interrupt_anywhere_in_a_task_leaves_no_orphan(locks: Locks) -> None:
+    locks.on(locks.server, TTL=30)
+    with asyncio.Runner() as runner:
+
+        def use() -> None:
+            runner.run(aenter())
+
+        places, orphaned = sweep(use, locks, prepare=use)
+        assert {"AsyncWire.buffer_updated", "_acquire", "Lock._keep", "Watchdog.watch"} <= places
+        assert orphaned <= TOO_EARLY
+        use()
+
+
+@one_kind
+def test_an_interrupt_while_the_watchdog_starts_leaves_no_more_than_one(
+    locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def watchdogs() -> set[threading.Thread]:
+        return {one for one in threading.enumerate() if one.name.startswith("redislock-watchdog")}
+
+    def start_and_be_interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name.startswith("redislock-watchdog"):
+            raise Interrupt
+
+    start, before = threading.Thread.start, watchdogs()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_and_be_interrupted)
+        with pytest.raises(Interrupt):
+            distributed_lock(NAME).acquire()
+    assert is_left_clean(locks)
+    with distributed_lock(NAME) as lease:
+        wait_until(lambda: lease.renewals > 1)
+        assert len(watchdogs() - before) == 1
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.timeout(60)
+@one_kind
+def test_r4_an_interrupt_anywhere_in_a_run_of_a_task_leaves_no_orphan(
+    limit: int, locks: Locks
+) -> None:
+    locks.on(locks.server, TTL=30, OPTIONS={"max_connections": 4})
+
+    @single_instance_task(key=NAME, limit=limit, name=f"tests.draw-{limit}")
+    def draw() -> None: ...
+
+    names = [NAME] if limit == 1 else [f"{NAME}#1", f"{NAME}#2"]
+    places, orphaned = sweep(draw, locks, prepare=draw, names=names)
+    assert {"_Attempt.run", "_Attempt._run_under", "Lock._keep"} <= places
+    assert orphaned <= TOO_EARLY
+
+
+def hold_until_somebody_waits() -> None:
+    """In a child: hold the lock when told, until somebody waits for it or the test says enough."""
+    while True:
+        hear()
+        with distributed_lock(NAME, wait=10):
+            say("held")
+            while not (seen := held.get(NAME)) or not seen.waiters:
+                if select.select([sys.stdin], [], [], 0.001)[0]:
+                    break
+        hear()
+        say("released")
+
+
+@pytest.mark.timeout(60)
+@one_kind
+def test_r4_an_interrupt_anywhere_on_the_way_from_the_queue_leaves_no_orphan(
+    locks: Locks, spawn: Spawn
+) -> None:
+    locks.on(locks.server, TTL=30, OPTIONS={"max_connections": 4})
+    child = spawn(hold_until_somebody_waits)
+
+    def prepare() -> None:
+        enter()
+        child.send("hold it")
+        assert child.read() == "held"
+
+    def use() -> None:
+        try:
+            enter()
+        finally:
+            child.send("enough")
+            assert child.read() == "released"
+
+    places, orphaned = sweep(use, locks, prepare)
+    assert {"_acquire", "_await_bell", "Lock._keep"} <= places
+    assert orphaned <= TOO_EARLY
+    enter()
 
 
 @contextmanager
@@ -308,6 +518,28 @@ def test_r4_sigterm_leaves_neither_a_waiter_nor_a_lease(
 # R4: cancelled
 
 
+@one_kind
+async def test_r4_a_task_cancelled_while_a_receiver_is_told_leaves_no_orphan(locks: Locks) -> None:
+    told = asyncio.Event()
+
+    async def receive(**news: object) -> None:
+        told.set()
+        await asyncio.sleep(60)
+
+    lock = distributed_lock(NAME, ttl=10)
+    lock_acquired.connect(receive)
+    try:
+        task = asyncio.create_task(lock.aacquire())
+        await told.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    finally:
+        lock_acquired.disconnect(receive)
+    assert lock.lease is None
+    assert is_left_clean(locks)
+
+
 @pytest.mark.parametrize("wait", [0, 10])
 @pytest.mark.parametrize("action", ["delayreply:0.5", "hang_after", "hang_before"])
 async def test_r4_a_task_cancelled_while_it_awaits_the_answer_leaves_no_orphan(
@@ -383,6 +615,26 @@ async def test_r4_a_timeout_around_a_waiting_task_leaves_the_queue(locks: Locks)
     await holder.arelease()
 
 
+# Resent
+
+
+@pytest.mark.parametrize("action", ["hang_before", "hang_after"])
+def test_min_hold_counts_from_the_grant_though_the_release_is_sent_twice(
+    action: str, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    lock = distributed_lock(NAME, ttl=1.2, renew=False, min_hold=1.5)
+    assert caller.acquire(lock)
+    granted = time.monotonic()
+    rule = proxy.rule("EVALSHA", action)
+    caller.release(lock)
+    assert rule.hits
+    seen = held.get(NAME)
+    assert seen is not None
+    assert seen.state == "cooling"
+    wait_until(lambda: held.get(NAME) is None)
+    assert 1.45 < time.monotonic() - granted < 1.5 + SLACK
+
+
 # Blocked
 
 
@@ -402,6 +654,37 @@ async def test_a_blocked_event_loop_does_not_cost_the_lease(locks: Locks) -> Non
         time.sleep(2 * TTL)
         assert lease.held
         assert is_held_by(locks, lease)
+
+
+@one_kind
+async def test_a_look_at_a_lease_that_was_handed_over_does_not_block_the_loop(
+    locks: Locks, proxy: Proxy
+) -> None:
+    """Its confirmation has not been read when the time for that is over, so it asks the server."""
+    lock, longest = distributed_lock(NAME, ttl=10, wait=10), 0.0
+
+    async def tick() -> None:
+        nonlocal longest
+        while True:
+            last = time.monotonic()
+            await asyncio.sleep(0.01)
+            longest = max(longest, time.monotonic() - last)
+
+    with rival():
+        waiter = asyncio.create_task(lock.aacquire())
+        await await_until(lambda: waiting(locks))
+        proxy.rule_for_script(scripts.RENEW.sha, "delayreply:1.2", times=None)
+    assert await waiter
+    lease = lock.lease
+    assert lease is not None
+    await await_until(lambda: clock.now() > lease._deadline)
+    ticking, begin = asyncio.create_task(tick()), time.monotonic()
+    await lease.aensure_held()
+    took = time.monotonic() - begin
+    ticking.cancel()
+    assert took > 0.4
+    assert longest < took / 2
+    await lock.arelease()
 
 
 # Forgotten and shared

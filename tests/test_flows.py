@@ -586,8 +586,12 @@ def test_a_release_says_whose_lease_it_is_and_what_shall_stay_behind() -> None:
     run = Run(id="a-task", remembered=60.0)
     call = releasing(min_hold=0.5, once=86_400.0, ended="done", run=run).step
     args = (TOKEN, 500, 86_400_000, OWNER.packed, "done", "a-task", 60_000)
-    assert call == Call(scripts.RELEASE, NAME, args, within=0.75 * PATIENCE)
-    assert releasing().step.args == (TOKEN, 0, 0, OWNER.packed, "", "", 0)
+    assert call == Call(scripts.CONCLUDE, NAME, args, within=0.75 * PATIENCE)
+    assert releasing(ended="failed").step.args == (TOKEN, 0, 0, OWNER.packed, "failed", "", 0)
+
+
+def test_a_release_that_leaves_nothing_behind_says_no_more_than_whose_lease_it_is() -> None:
+    assert releasing().step == Call(scripts.RELEASE, NAME, (TOKEN,), within=0.75 * PATIENCE)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ async def test_a_released_lease_is_neither_held_nor_lost(way: Way, place: Place)
     assert not lease.held
     assert lease.lost_reason is None
     for check in (way.ensure_held, way.renew):
-        with pytest.raises(LockLost):
+        with pytest.raises(LockLost, match="is not held: it was released"):
             await check(lease)
 
 

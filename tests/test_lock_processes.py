@@ -1,19 +1,31 @@
-"""Locks between processes, and what a forked child has of its parent's."""
+"""Locks between processes, what a forked child has of its parent's, and clocks that are set."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import os
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
 
+import pytest
+
 from django_redislock import LockMisuse, distributed_lock, held
+from tests.faults import one_kind
 from tests.processes import hear, say
+from tests.servers import Server
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.conftest import Locks, Spawn
+    from tests.servers import Kind
 
 
 def hold(name: str, ttl: float) -> None:
@@ -104,3 +116,76 @@ def test_a_loop_that_has_ended_leaves_nothing_behind(locks: Locks) -> None:
     loops = [asyncio.run(once()) for _ in range(5)]
     gc.collect()
     assert [loop() for loop in loops] == [None] * 5
+
+
+# Clocks
+
+
+@pytest.fixture
+def shift_clock(
+    locks: Locks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[float], None]:
+    """Let the wall clock of children be so many seconds ahead of ours; see clock_shim.c."""
+    library, clock = tmp_path / "clock.so", tmp_path / "clock"
+    clock.write_bytes(bytes(8))
+    source = Path(__file__).with_name("clock_shim.c")
+    command = ["cc", "-shared", "-fPIC", "-o", str(library), str(source)]
+    subprocess.run(command, check=True, capture_output=True)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    monkeypatch.setenv("CLOCK_SHIM", str(clock))
+
+    def shift(seconds: float) -> None:
+        with clock.open("r+b") as file:  # In place: the children have it mapped.
+            file.write(int(seconds * 1_000_000).to_bytes(8, sys.byteorder, signed=True))
+
+    return shift
+
+
+def hold_while_the_clock_is_set(name: str, min_hold: float) -> None:
+    """In a child: hold the lock over a step of the wall clock, until it was renewed after it."""
+    before, began = time.time(), time.monotonic()
+    with distributed_lock(name, ttl=0.9, min_hold=min_hold) as lease:
+        say("held")
+        hear()
+        step = time.time() - before - (time.monotonic() - began)
+        renewals, expires_in, still = lease.renewals, lease.expires_in, lease.held
+        wait_until(lambda: lease.renewals > renewals + 2)
+        say([step, still, expires_in, lease.held])
+    say("released")
+
+
+@pytest.mark.parametrize("seconds", [86_400, -86_400])
+@one_kind
+def test_a_holder_does_not_mind_when_its_wall_clock_is_set(
+    seconds: float, shift_clock: Callable[[float], None], locks: Locks, spawn: Spawn
+) -> None:
+    began = time.monotonic()
+    child = spawn(hold_while_the_clock_is_set, "lottery", 60)
+    child.read()
+    shift_clock(seconds)
+    child.send(None)
+    step, still, expires_in, after_renewals = child.read()
+    assert step == pytest.approx(seconds, abs=5)
+    assert (still, after_renewals) == (True, True)
+    assert 0 < expires_in < 0.9
+    assert child.read() == "released"
+    # min_hold counts from the grant, by the server's clock.
+    seen = held.get("lottery")
+    assert seen is not None
+    assert seen.state == "cooling"
+    assert seen.expires_in is not None
+    assert 60 - (time.monotonic() - began) - 0.1 < seen.expires_in < 60
+
+
+@one_kind
+def test_a_server_clock_that_is_set_back_does_not_prolong_min_hold(
+    locks: Locks, server_kind: Kind
+) -> None:
+    with Server(server_kind, movable_clock=True) as server:
+        locks.on(server)
+        with distributed_lock("lottery", min_hold=60):
+            server.shift_clock(-3600)
+        seen = held.get("lottery")
+        assert seen is not None
+        assert seen.expires_in is not None
+        assert seen.expires_in <= 60

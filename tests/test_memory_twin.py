@@ -95,7 +95,8 @@ class Real:
 
     def perform(self, script: Script, args: tuple[Any, ...], *, by_script: bool) -> Any:
         if by_script:
-            return self._client.eval(script.source, len(self._keys), *self._keys, *args)
+            keys = script.given(self._keys)
+            return self._client.eval(script.source, len(keys), *keys, *args)
         step = Call(script, NAME, args[:-1], 1.0)  # The channel is for scripts only.
         connection = self._client.connection_pool.get_connection()
 
@@ -166,7 +167,7 @@ def acquires(modes: list[str]) -> st.SearchStrategy[Operation]:
 of_owners = st.one_of(
     st.tuples(st.just("renew"), who, ttls, st.sampled_from(["000000", "000001", "000002"])),
     st.tuples(
-        st.just("release"),
+        st.just("conclude"),
         who,
         st.sampled_from([0, 0, 2170]),
         st.sampled_from([0, 0, 5170]),
@@ -174,6 +175,7 @@ of_owners = st.one_of(
         runs,
         st.sampled_from([0, 60_000]),
     ),
+    st.tuples(st.just("release"), who),
     st.tuples(st.just("leave"), who),
     st.tuples(st.just("force_release"), who),
 )
@@ -201,11 +203,11 @@ def arguments(  # noqa: PLR0911 - one return per operation
             return token, id_, ttl, mode, ticket, heed, owner, channel
         case "renew", [_, ttl, renewals]:
             return token, ttl, renewals, channel
-        case "release", [_, min_hold, once, ended, run, remembered]:
+        case "conclude", [_, min_hold, once, ended, run, remembered]:
             # Only what is remembered as ended is remembered as a run.
             kept = remembered if ended else 0
             return token, min_hold, once, owner, ended, run, kept, channel
-        case "leave", _:
+        case "release" | "leave", _:
             return token, channel
         case "force_release", _:
             return id_, channel
@@ -309,8 +311,8 @@ TAKE: Operation = ("acquire", 0, 4370, "try", False, "")
 QUEUE: Operation = ("acquire", 1, 4370, "queue", True, "")
 QUEUE_TOO: Operation = ("acquire", 2, 4370, "queue", True, "")
 QUEUE_GONE: Operation = ("acquire", 3, 4370, "queue", True, "")
-RELEASE: Operation = ("release", 0, 0, 0, "", "", 0)
-COOL: Operation = ("release", 0, 2170, 0, "", "", 0)
+RELEASE: Operation = ("release", 0)
+COOL: Operation = ("conclude", 0, 2170, 0, "", "", 0)
 LAPSE: Operation = ("advance", 1100)
 FALL_ASLEEP: Operation = ("advance", 6500)
 

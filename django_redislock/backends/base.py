@@ -183,8 +183,15 @@ class Backend(ABC):
         with suppress(LockLost, LockUnavailable):  # Then it is not held, and the caller sees it.
             self.renew(lease)
 
+    async def asettle(self, lease: Lease) -> None:
+        """See settle()."""
+        with suppress(LockLost, LockUnavailable):
+            await self.arenew(lease)
+
     def _renewal(self, lease: Lease) -> flows.Renewal:
-        if lease._settled and not lease.held:
+        if not lease._active:
+            raise lease._loss()  # Lost, ended, or the parent process's.
+        if lease._settled and self.clock() >= lease._deadline:
             lease._expire()
             raise lease._loss()
         ttl = lease._renewable_ttl()

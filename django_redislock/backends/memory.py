@@ -183,7 +183,15 @@ class Server:
             _remember(lock, lease)
         return b"renewed"
 
-    def _release(
+    def _release(self, lock: _Lock, us: int, ms: int, token: str, _: str) -> bytes:
+        lease = lock.lease
+        if lease is None or lease.token != token:
+            return _absence(lock, token)
+        if lease.state != "k":
+            self._pass_on(lock, us, ms)
+        return b"released"
+
+    def _conclude(
         self,
         lock: _Lock,
         us: int,

@@ -107,6 +107,14 @@ def _renew(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
 
 
 def _release(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
+    (token,) = args
+    value = ask("GET", keys.lock)
+    if value is None or value[:32] != token:
+        return [], _absence(keys, ask, value, token)
+    return (_free(keys) if _is_held_by(value, token) else []), b"released"
+
+
+def _conclude(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     token, min_hold, once, owner, ended, run, remembered = args
     value = ask("GET", keys.lock)
     if value is None or value[:32] != token:
@@ -213,6 +221,7 @@ _OPERATIONS: dict[str, Callable[[Keys, Ask, list[Any]], Decision]] = {
     scripts.ACQUIRE.name: _acquire,
     scripts.RENEW.name: _renew,
     scripts.RELEASE.name: _release,
+    scripts.CONCLUDE.name: _conclude,
     scripts.LEAVE.name: _leave,
     scripts.FORCE_RELEASE.name: _force_release,
     scripts.LOOK.name: _look,

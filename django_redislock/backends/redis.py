@@ -24,6 +24,7 @@ from django_redislock.backends.wires import (
     is_transient,
     packed,
 )
+from django_redislock.conf import LONGEST
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.flows import Answer, Bell, Refused, Unanswered
 from django_redislock.keys import channel, index_key, lock_keys, name_of, ran_index_key
@@ -65,14 +66,7 @@ class RedisBackend(Backend):
                 f" {LEAST_MAX_CONNECTIONS}, not {limit!r}."
             )
         self._most_connections = limit
-        self._patience = options.get("socket_timeout")
-        if self._patience is not None and not (
-            isinstance(self._patience, int | float) and self._patience > 0
-        ):
-            raise ImproperlyConfigured(
-                f"{where}['OPTIONS']['socket_timeout'] must be a positive number of seconds,"
-                f" not {self._patience!r}."
-            )
+        _check_timeout(options.get("socket_timeout"), f"{where}['OPTIONS']['socket_timeout']")
         if not isinstance(conf.location, str):
             raise ImproperlyConfigured(
                 f"{where}['LOCATION'] must be one URL: {type(self).__name__} uses one server."
@@ -88,6 +82,9 @@ class RedisBackend(Backend):
                 f"{where}['LOCATION'] is not a URL that redis-py understands; it should look like"
                 " redis://host:6379/0, rediss://host:6379/0 or unix:///path/to/socket."
             ) from None
+        # That of the URL, if there is one: redis-py lets the URL win.
+        self._patience = self._dialer.timeout
+        _check_timeout(self._patience, f"{where}['LOCATION']: socket_timeout")
         self.scripting = True  # Until the server says that we may not.
         super().__init__(conf)
 
@@ -249,11 +246,12 @@ class RedisBackend(Backend):
 
     def pack(self, step: Call | Tell, channel: str, *, in_full: bool = False) -> bytes:
         """One script call as bytes: by its SHA, or *in_full* with the whole text."""
-        args = (*step.args, channel)
         if in_full:
-            keys = lock_keys(self.prefix, step.name)
-            return packed("EVAL", step.script.source, len(keys), *keys, *args)
-        return _head(self.prefix, step.name, step.script, len(args)) + _items(packed(*args))
+            keys = step.script.given(lock_keys(self.prefix, step.name))
+            return packed("EVAL", step.script.source, len(keys), *keys, *step.args, channel)
+        args = packed(*step.args, channel)
+        head = _head(self.prefix, step.name, step.script, len(step.args) + 1)
+        return head + args[args.index(b"$") :]
 
     def new_channel(self) -> str:
         """A channel for one more connection of this process."""
@@ -344,17 +342,20 @@ class RedisBackend(Backend):
         return await loop_wire.get(self._dialer, seconds)
 
 
+def _check_timeout(value: object, what: str) -> None:
+    if value is None:
+        return
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and 0 < value <= LONGEST):  # type: ignore[operator] # Also refuses nan.
+        raise ImproperlyConfigured(f"{what} must be a positive number of seconds, not {value!r}.")
+
+
 @lru_cache(maxsize=4096)
 def _head(prefix: str, name: str, script: Script, args: int) -> bytes:
     """What a call of *script* with so many arguments begins with, packed once: it has many keys."""
-    keys = lock_keys(prefix, name)
-    command = ("EVALSHA", script.sha, len(keys), *keys)
-    return b"*%d\r\n" % (len(command) + args) + _items(packed(*command))
-
-
-def _items(command: bytes) -> bytes:
-    """A packed command without its length."""
-    return command[command.index(b"$") :]
+    keys = script.given(lock_keys(prefix, name))
+    head = packed("EVALSHA", script.sha, len(keys), *keys)
+    return b"*%d\r\n" % (3 + len(keys) + args) + head[head.index(b"$") :]
 
 
 class _Asker:
@@ -408,7 +409,7 @@ class _Session:
         assert wire is not None
         sent = backend.clock()
         try:
-            wire.tell(backend.pack(step, wire.channel), backend.patience(1.0))
+            wire.tell(backend.pack(step, wire.channel))
         except TROUBLE as error:
             self._drop()
             backend.raise_outcome(error, sent)

@@ -11,15 +11,20 @@ carries its commands.
 from __future__ import annotations
 
 import asyncio
+
+# Or socket.getaddrinfo() does so at the first connection: a process that is forked meanwhile by
+# another thread would wait for the end of that import for ever.
+import encodings.idna  # noqa: F401
 import math
 import os
+import socket
 import ssl
 import threading
 import time
 from collections import deque
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import ref
 
 import hiredis
 from redis import exceptions as redis_errors
@@ -28,7 +33,6 @@ from redis.asyncio.connection import parse_url as async_parse_url
 from redis.connection import Connection, parse_url
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Mapping
 
 # Error codes after which trying again may help. All others are refusals: rights, types, memory.
@@ -38,6 +42,7 @@ _TRANSIENT = frozenset(
 _TRANSIENT_TEXT = ("max number of clients", "ERR max number of clients reached")
 
 _NOTHING = object()
+_MSG_MORE: int = getattr(socket, "MSG_MORE", 0)
 _CHUNK = 8192
 
 
@@ -108,11 +113,12 @@ class Dialer:
             ValueError, TypeError: redis-py does not understand the URL or an option.
         """
         common = {**_quiet(), **options, **_OURS}
-        self._sync = {**common, **parse_url(url)}  # type: ignore[no-untyped-call]
+        self._sync = {**common, **parse_url(url), "command_packer": _Packer()}  # type: ignore[no-untyped-call]
         self._async = {**common, **async_parse_url(url)}
         self._sync_class = self._sync.pop("connection_class", Connection)
         self._async_class = self._async.pop("connection_class", AsyncConnection)
         self._sync_class(**self._sync)
+        self.timeout: float | None = self._sync.get("socket_timeout")
 
     def dial(self, seconds: float) -> Wire:
         """A new blocking connection, or redis-py's exception."""
@@ -132,6 +138,13 @@ class Dialer:
             if not connection.is_connected:
                 await connection.disconnect(nowait=True)
         return AsyncWire(connection)
+
+
+class _Packer:
+    """Packs redis-py's own commands, those of the handshake; see packed()."""
+
+    def pack(self, command: str, *args: str | bytes | int) -> list[bytes]:
+        return [packed(*command.split(), *args)]
 
 
 def _limits(seconds: float, kwargs: Mapping[str, Any]) -> dict[str, float]:
@@ -167,6 +180,7 @@ class Wire:
     __slots__ = (
         "__weakref__",
         "_connection",
+        "_more",
         "_reader",
         "_seconds",
         "_socket",
@@ -178,6 +192,8 @@ class Wire:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection  # Kept: it closes the socket when it is collected.
         self._socket: socket.socket = connection._sock  # type: ignore[assignment] # connected
+        # TLS has no such flag, nor have all systems; then it is sent at once.
+        self._more = 0 if isinstance(self._socket, ssl.SSLSocket) else _MSG_MORE
         self._reader = _reader()
         self.bells: deque[bytes] = deque()  # Rings that came while a reply was awaited.
         self._seconds = -1.0
@@ -189,9 +205,14 @@ class Wire:
         self._limit(seconds)
         self._socket.sendall(command)
 
-    def tell(self, command: bytes, seconds: float) -> None:
-        """Send one packed command whose reply will be dropped."""
-        self.send(command, seconds)
+    def tell(self, command: bytes) -> None:
+        """Send one packed command whose reply will be dropped: with the next one, or shortly.
+
+        The kernel keeps it for the next one, and sends it by itself after a moment (about 0.2 s).
+        So a lease that is released at once has cost one message less, and one that is kept is
+        confirmed also by a process that is busy or stopped.
+        """
+        self._socket.sendall(command, self._more)
         self._unread += 1
 
     def ask(self, command: bytes, seconds: float) -> Any:
@@ -299,7 +320,7 @@ class Pool:
         self._idle: list[Wire] = []
         # Those that exist, not a count: one that an exception of a signal handler made us lose
         # gives its place back when it is collected.
-        self._wires: WeakSet[Wire] = WeakSet()
+        self._wires: set[ref[Wire]] = set()
         self._dialing = 0
         self._waiting = 0
         self._retired = False
@@ -337,7 +358,7 @@ class Pool:
     def drop(self, wire: Wire) -> None:
         """Close a broken or interrupted connection, and the idle ones, which may be as dead."""
         wire.close()
-        self._wires.discard(wire)
+        self._wires.discard(ref(wire))
         with self._lock:
             self._changed.notify_all()
         self.close()
@@ -351,7 +372,7 @@ class Pool:
             except IndexError:
                 break
             wire.close()
-            self._wires.discard(wire)
+            self._wires.discard(ref(wire))
             with self._lock:
                 self._changed.notify_all()
 
@@ -361,9 +382,14 @@ class Pool:
         self.close()
 
     def forsake(self) -> None:
-        """In a forked child: close its copies. Takes no lock: a thread that is gone may hold it."""
-        for wire in self._idle:
-            wire.close()
+        """In a forked child: close its copies. Takes no lock: a thread that is gone may hold it.
+
+        Those that are lent too: while a copy is open, the server does not learn that a waiter of
+        the parent has died.
+        """
+        for reference in list(self._wires):
+            if (wire := reference()) is not None:
+                wire.close()
 
     def _take(self, seconds: float) -> Wire:
         until = time.monotonic() + seconds
@@ -388,7 +414,7 @@ class Pool:
                 self._waiting -= 1
         try:
             wire = self._dial(seconds)
-            self._wires.add(wire)
+            self._wires.add(ref(wire, self._wires.discard))
             return wire
         finally:
             with self._lock:
@@ -521,9 +547,11 @@ class AsyncWire(asyncio.BufferedProtocol):
         self._lose(exc or ConnectionError("the server closed the connection"))
 
     def _answered(self, item: Any) -> None:
-        future, _ = self._awaited.popleft()
+        # Popped last: an exception of a signal handler must not hide a future from _lose().
+        future, _ = self._awaited[0]
         if future is not None and not future.done():
             future.set_result(item)
+        self._awaited.popleft()
 
     def _pushed(self, item: list[Any]) -> None:
         if item[0] == b"subscribe":

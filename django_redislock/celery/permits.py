@@ -21,6 +21,8 @@ from django_redislock.names import check_name
 from django_redislock.owner import busy_with, current_activity
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from django_redislock.backends.base import Backend
     from django_redislock.flows import Done, Run
     from django_redislock.lock import Options
@@ -29,9 +31,9 @@ LOOK_EVERY = 1.0  # Seconds; one who waits stands in the queue of one permit at 
 
 
 def take(
-    name: str, limit: int, options: Options, run: Run
-) -> tuple[Lock | None, Lease | Busy | Done | Finished]:
-    """Take one of the permits of *name* for *run*.
+    name: str, limit: int, options: Options, run: Run, held: ExitStack
+) -> Lease | Busy | Done | Finished:
+    """Take one of the permits of *name* for *run*; *held* leaves what was taken.
 
     Raises:
         InvalidLockName: The name is too long to be that of a permit.
@@ -46,43 +48,45 @@ def take(
         left = max(give_up - backend.clock(), 0.0)
         taken = _look(backend, name, names, run)
         if isinstance(taken, Finished):
-            return None, taken
+            return taken
         if duplicate := _held_by(run, taken.values()):
-            return None, duplicate
+            return duplicate
         free = [one for one in names if one not in taken]
         # All start with another one, or all but the first would find it taken.
         random.shuffle(free)
         for one in free:
-            lock, outcome = _ask(one, limit, options._replace(wait=0.0))
+            lock = Lock(one, options._replace(wait=0.0))
+            outcome = _ask(lock, limit, held)
             if isinstance(outcome, Lease):
                 return _checked(backend, name, names, lock, outcome, run)
         if not free:
             first = min(taken, key=lambda one: taken[one].expires_in)
             if not left:
-                return None, taken[first]
-            patient = options._replace(wait=min(left, LOOK_EVERY))
-            lock, outcome = _ask(first, limit, patient)
+                return taken[first]
+            lock = Lock(first, options._replace(wait=min(left, LOOK_EVERY)))
+            outcome = _ask(lock, limit, held)
             if isinstance(outcome, Lease):
                 return _checked(backend, name, names, lock, outcome, run)
 
 
-def _ask(name: str, limit: int, options: Options) -> tuple[Lock, Lease | Busy | Done | Finished]:
+def _ask(lock: Lock, limit: int, held: ExitStack) -> Lease | Busy | Done | Finished:
     """Ask for one permit, and tell operators which one of how many it is."""
-    number = name.rpartition("#")[2]
-    lock = Lock(name, options)
+    held.pop_all()  # The one before was not granted.
+    held.push(lock)  # Before it is: a soft time limit may hit right after the grant.
+    number = lock.name.rpartition("#")[2]
     with busy_with(current_activity.get()._replace(permit=f"{number}/{limit}")):
-        return lock, lock.attempt()
+        return lock.attempt()
 
 
 def _checked(
     backend: Backend, name: str, names: list[str], lock: Lock, lease: Lease, run: Run
-) -> tuple[Lock | None, Lease | Busy | Finished]:
+) -> Lease | Busy | Finished:
     """Give the permit back if the same run has got another one, or is finished, meanwhile.
 
     Each looks after its grant, so of two duplicates at least one sees the other; both may.
     """
     if not run.id:
-        return lock, lease
+        return lease
     try:
         taken = _look(backend, name, [one for one in names if one != lock.name], run)
     except BaseException:
@@ -90,9 +94,9 @@ def _checked(
         raise
     in_the_way = taken if isinstance(taken, Finished) else _held_by(run, taken.values())
     if in_the_way is None:
-        return lock, lease
+        return lease
     lock.release(success=False)
-    return None, in_the_way
+    return in_the_way
 
 
 def _look(backend: Backend, name: str, names: list[str], run: Run) -> dict[str, Busy] | Finished:

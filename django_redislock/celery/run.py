@@ -141,16 +141,17 @@ class _Attempt:
 
     def run(self, body: Callable[..., Any]) -> Any:
         """Run *body*, or do what is done instead, and return the result."""
-        with busy_with(Activity(task=self.task.name, task_id=self._id)):
+        # A lock is left by the stack from before it is asked for: Celery's soft time limit may hit
+        # between the grant and the body.
+        with busy_with(Activity(task=self.task.name, task_id=self._id)), ExitStack() as held:
             self._leave_queue()
             try:
-                lock, outcome = self._take()
+                outcome = self._take(held)
             except LockUnavailable as error:
                 return self._unavailable(error, body)
             match outcome:
                 case Lease():
-                    assert lock is not None
-                    return self._run_under(lock, outcome, body)
+                    return self._run_under(outcome, body)
                 case Finished():
                     return self._duplicate(outcome.ago)
                 case Done():
@@ -169,22 +170,22 @@ class _Attempt:
             withdraw(self.task, name, self._id, self.options)
             carry(self.task, queued=None)
 
-    def _take(self) -> tuple[Lock | None, Lease | Busy | Done | Finished]:
+    def _take(self, held: ExitStack) -> Lease | Busy | Done | Finished:
         run = Run(self._id, visibility_timeout(self.task.app) + REMEMBERED)
+        options = self.options.lock_options
         if self.options.limit > 1:
-            return permits.take(self.name, self.options.limit, self.options.lock_options, run)
-        lock = Lock(self.name, self.options.lock_options, run)
-        return lock, lock.attempt()
+            return permits.take(self.name, self.options.limit, options, run, held)
+        lock = Lock(self.name, options, run)
+        held.push(lock)
+        return lock.attempt()
 
-    def _run_under(self, lock: Lock | None, lease: Lease | None, body: Callable[..., Any]) -> Any:
+    def _run_under(self, lease: Lease | None, body: Callable[..., Any]) -> Any:
         if can_defer(self.task):
             # What is put off later, by a retry, is put off for the first time again.
             carry(self.task, tries=None, since=None, raised=None)
         with ExitStack() as stack:
-            if lock is not None:
-                stack.push(lock)
-                if self.options.limit > 1:
-                    stack.push(self._note_end_of(lease))
+            if lease is not None and self.options.limit > 1:
+                stack.push(self._note_end_of(lease))
             current = _Current(self.task.request, lease, self.options.abort_on_lost)
             stack.callback(_current.reset, _current.set(current))
             self._report_start()
@@ -198,12 +199,12 @@ class _Attempt:
                 self._id, meta, states.STARTED, request=self.task.request
             )
 
-    def _note_end_of(self, lease: Lease | None) -> Callable[..., None]:
+    def _note_end_of(self, lease: Lease) -> Callable[..., None]:
         """Note the end of a run under a permit, before the permit is given back."""
         began = time.monotonic()
 
         def note(exc_type: object, *exc_info: object) -> None:
-            if lease is None or not lease.held:
+            if not lease.held:
                 return
             run = Run(self._id, visibility_timeout(self.task.app) + REMEMBERED)
             try:
@@ -228,7 +229,7 @@ class _Attempt:
                 self._id,
                 error,
             )
-            return self._run_under(None, None, body)
+            return self._run_under(None, body)
         if policy == "retry" and (until := self._deadline()) is not None:
             logger.warning("Put off %s[%s]: %s", self.task.name, self._id, error)
             defer(self.task, self.options.conflict_deadline, until=until)

@@ -1,6 +1,6 @@
--- grant: write a new lease down, and return its fence.
+-- grant: write a new lease down, after its fence.
 
--- The fence grows even if its record was lost (the clock has moved on) or the clock was set back
+-- A fence grows even if its record was lost (the clock has moved on) or the clock was set back
 -- (the record is still there).
 local function next_fence(previous, us)
   previous = tonumber(previous)
@@ -9,21 +9,19 @@ end
 
 -- The lease of a waiter who was rung is a claim: it has a channel and only a short time.
 local function grant(token, id, ttl, owner, fence, us, channel)
-  local ms = milliseconds(us)
+  local ms = string.sub(us, 1, -4)
   local state, claim, px = 'h000000', '0', ttl
   if channel ~= '' then
     -- A claim's key outlives the claim, or a lapsed one would leave no trace of who let it lapse.
     state, claim, px = 'c000000', digits(ms + math.min(CLAIM, ttl)), ttl + CLAIM
   end
-  local head = token .. state .. id .. '|' .. fence .. '|' .. string.sub(us, 1, -4) .. '|' .. ttl
-  call('SET', FENCE, fence, 'PX', ttl + DAY)
+  local head = token .. state .. id .. '|' .. fence .. '|' .. ms .. '|' .. ttl
   call('SET', LOCK, head .. '|' .. claim .. '|' .. channel .. '|' .. owner, 'PX', px)
-  if INDEX then
-    redis.pcall('ZADD', INDEX, ms + px, LOCK)
+  if HELD then
+    redis.pcall('ZADD', HELD, ms + px, LOCK)
     -- Leases that expired leave their entry behind; now and then is enough to drop those.
     if string.sub(us, -1) == '0' then
-      redis.pcall('ZREMRANGEBYSCORE', INDEX, '-inf', ms - 60000)
+      redis.pcall('ZREMRANGEBYSCORE', HELD, '-inf', ms - 60000)
     end
   end
-  return fence
 end

@@ -1,8 +1,8 @@
--- lease: how a lock is written down. Every operation begins with this file.
+-- lease: how a lock is written down. Every operation begins with its keys, then with this file.
 --
--- KEYS of every operation: lock queue waiters fence done forced past finished runs [index ran]   (see
--- keys.py)
--- ARGV of every operation: its own, then the channel on which the asking connection is rung or ''
+-- KEYS  each operation names those it may touch, see keys.py; the indexes come last, and are
+--       missing on a cluster, where they have another slot
+-- ARGV  its own, then the channel on which the asking connection is rung or ''
 --
 -- lock     token(32) state(1) renewals(6) id(16) "|" fence "|" since "|" ttl "|" claim "|" channel "|" owner
 --          state: h held; c claimed (handed over, not yet confirmed); k kept by min_hold (cooling)
@@ -16,7 +16,6 @@
 -- "include"): each run of a script creates all the functions it passes by.
 
 local call = redis.call
-local LOCK, QUEUE, WAITERS, FENCE, DONE, FORCED, PAST, FINISHED, RUNS, INDEX, RAN = unpack(KEYS)
 local CLAIM = 1000 -- ms a handed-over lease waits for its owner's confirmation
 local PATIENCE = 6000 -- ms a waiter's entry lives without a look; a waiter looks every 2000 ms
 local DAY = 86400000 -- ms the fence's record outlives the lease

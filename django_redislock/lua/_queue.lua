@@ -41,7 +41,9 @@ local function hand_over(token, previous, me)
       and call('PUBLISH', channel, 'granted ' .. id .. ' ' .. fence .. ' ' .. us) > 0
     dequeue(token)
     if rung then
-      grant(token, id, tonumber(ttl), owner, fence, us, channel)
+      ttl = tonumber(ttl)
+      call('SET', FENCE, fence, 'PX', ttl + DAY)
+      grant(token, id, ttl, owner, fence, us, channel)
       return token
     end
     token = first_waiter()
@@ -53,16 +55,8 @@ end
 local function pass_on(value, head)
   if not (head and hand_over(head, (read(value)))) then
     call('DEL', LOCK)
-    if INDEX then
-      redis.pcall('ZREM', INDEX, LOCK)
+    if HELD then
+      redis.pcall('ZREM', HELD, LOCK)
     end
   end
-end
-
--- Why the token does not hold the lock.
-local function absence(value, token)
-  if call('GET', FORCED) == token then
-    return 'forced'
-  end
-  return value and not is_of(value, token) and 'taken' or 'gone'
 end

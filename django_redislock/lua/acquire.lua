@@ -8,6 +8,7 @@
 --         {'busy', ms until the current lease must have ended, value of lock}
 --         {'done', value of done} or {'finished', ms since}, if it is pointless
 --         {'endless'} if the key has no expiry, so that waiting for it would never end
+local LOCK, QUEUE, WAITERS, FENCE, DONE, FINISHED, HELD = unpack(KEYS)
 -- include _lease
 -- include _grant
 local token, id, ttl, mode, ticket, heed, owner, channel = unpack(ARGV)
@@ -19,9 +20,16 @@ if heed ~= '' then
   pointless = why_pointless(heed)
 end
 
+local previous
 if not value and not pointless and call('EXISTS', QUEUE) == 0 then
   local us = clock()
-  return grant(token, id, ttl, owner, next_fence(call('GET', FENCE), us), us, '')
+  -- One command notes the next fence and tells the last one; only a clock that was set back makes
+  -- the last one greater.
+  previous = call('SET', FENCE, us, 'PX', ttl + DAY, 'GET')
+  if next_fence(previous, us) == us then
+    grant(token, id, ttl, owner, us, us, '')
+    return us
+  end
 end
 
 -- include _queue
@@ -35,7 +43,7 @@ end
 
 local us = clock()
 local ms = milliseconds(us)
-local previous, left
+local left
 if value then
   local state = state_of(value)
   local fence, _, claim, claimant = read(value)
@@ -76,7 +84,10 @@ if not left then
     if head then
       dequeue(token)
     end
-    return grant(token, id, ttl, owner, next_fence(previous, us), us, '')
+    local fence = next_fence(previous, us)
+    call('SET', FENCE, fence, 'PX', ttl + DAY)
+    grant(token, id, ttl, owner, fence, us, '')
+    return fence
   end
   value, left = call('GET', LOCK), CLAIM
 end

@@ -1,6 +1,7 @@
 -- announce: a task run is about to be put into the broker's queue; one at a time waits there.
 -- ARGV  id of the run, ttl (ms)
 -- returns '' if it may be published, else the id of the run that waits already
+local RUNS = unpack(KEYS)
 -- include _lease
 local id, ttl = unpack(ARGV)
 local ms = milliseconds(clock())

@@ -1,6 +1,7 @@
 -- force_release: an operator ends exactly the lease that was shown to him, held or cooling.
 -- ARGV  id of the lease; for a value that is not ours, the first 16 digits of its SHA-1
 -- returns {'released', value}, {'gone', ''} or {'taken', value of the lock now}
+local LOCK, QUEUE, WAITERS, FENCE, FORCED, PAST, HELD = unpack(KEYS)
 -- include _lease
 -- include _grant
 -- include _queue

@@ -2,6 +2,7 @@
 -- ARGV  how many waiters to name
 -- returns {server time in ms, {{ticket, id, owner}, ...}, {entry of past, ...}}
 -- What is not ours in the place of a queue or of a past (pcall) must not hide the rest.
+local QUEUE, WAITERS, PAST = unpack(KEYS)
 -- include _lease
 local ms = milliseconds(clock())
 local waiters = {}

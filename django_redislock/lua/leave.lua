@@ -1,6 +1,7 @@
 -- leave: forget a waiter whose acquire did not end in a grant that it knows of.
 -- ARGV  token
 -- returns 1 if it held the lock after all (which is handed on), else 0
+local LOCK, QUEUE, WAITERS, FENCE, HELD = unpack(KEYS)
 -- include _lease
 -- include _grant
 -- include _queue

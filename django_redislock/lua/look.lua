@@ -1,6 +1,7 @@
 -- look: the state of a lock, without changing it; the same rule as acquire says whether it is free.
 -- ARGV  -
 -- returns {value or '', PTTL, live waiters, server time in ms}
+local LOCK, QUEUE, WAITERS = unpack(KEYS)
 -- include _lease
 -- include _grant
 -- include _queue

@@ -1,6 +1,7 @@
 -- renew: restart the ttl of a lease; never bring one back to life.
 -- ARGV  token, ttl (ms), renewals so far (6 digits; 000000 only confirms a hand-over)
 -- returns 'renewed', or why not: 'gone', 'taken', 'forced'
+local LOCK, FORCED, PAST, HELD = unpack(KEYS)
 -- include _lease
 local token, ttl, renewals = unpack(ARGV)
 local value = call('GET', LOCK)
@@ -10,8 +11,8 @@ if state and state ~= 'k' then
   -- PEXPIRE first: it is allowed on a server out of memory, and so is what follows it.
   call('PEXPIRE', LOCK, ttl)
   call('SETRANGE', LOCK, 32, 'h' .. renewals)
-  if INDEX and renewals ~= '000000' then
-    redis.pcall('ZADD', INDEX, milliseconds(clock()) + ttl, LOCK)
+  if HELD and renewals ~= '000000' then
+    redis.pcall('ZADD', HELD, milliseconds(clock()) + ttl, LOCK)
   end
   -- A lease that is renewed once is long enough to be remembered, also if its owner dies.
   if renewals == '000001' then
@@ -21,6 +22,5 @@ if state and state ~= 'k' then
   return 'renewed'
 end
 
--- include _grant
--- include _queue
+-- include _absence
 return absence(value, token)

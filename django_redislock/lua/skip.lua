@@ -1,6 +1,7 @@
 -- skip: note that a task run did not happen because of the lock.
 -- ARGV  why, owner
 -- returns how many were skipped since the last success
+local LOCK, RUNS, RAN = unpack(KEYS)
 -- include _lease
 -- include _runs
 local why, owner = unpack(ARGV)

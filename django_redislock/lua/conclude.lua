@@ -1,0 +1,59 @@
+-- conclude: a release that leaves something behind: a time to cool, a `once`, or what is remembered.
+-- ARGV  token, min_hold (ms since the grant, 0 for none), once (ms from now, 0 for none), owner, ended, run, remembered
+--       ended: done or failed if the lease is to be remembered (see _past.lua), else ''
+--       run: id of the task run that ends with it, '' if it has none
+--       remembered: ms for which a run that succeeded is (see _runs.lua), 0 if it is no run of a task
+-- returns as release does
+local LOCK, QUEUE, WAITERS, FENCE, DONE, FORCED, PAST, FINISHED, RUNS, HELD, RAN = unpack(KEYS)
+-- include _lease
+-- include _grant
+-- include _queue
+-- include _past
+-- include _absence
+local token, min_hold, once, owner, ended, run, remembered = unpack(ARGV)
+local value = call('GET', LOCK)
+local head = call('ZRANGE', QUEUE, 0, 0)[1]
+if not value or not is_of(value, token) then
+  return absence(value, token)
+end
+if state_of(value) == 'k' then
+  return 'released' -- a resend: the first try has started the cooling
+end
+
+local ms = milliseconds(clock())
+local _, since = read(value)
+-- Not longer than min_hold from now, should the clock have been set back meanwhile.
+local left = math.min(since + min_hold - ms, min_hold)
+local cooling = left > 0
+if cooling then
+  local record = head and call('HGET', WAITERS, head)
+  call('PEXPIRE', LOCK, left)
+  call('SETRANGE', LOCK, 32, 'k')
+  if HELD then
+    redis.pcall('ZADD', HELD, ms + left, LOCK)
+  end
+  if record then
+    -- Or the first waiter would sleep until the end that the lease had before.
+    local channel, id = string.match(record, '^%d+|([^|]*)|%d+|(%x+)|')
+    call('PUBLISH', channel, 'look ' .. id .. ' ' .. digits(left))
+  end
+end
+if once ~= '0' then
+  -- A server out of memory refuses SET as the first write of a script, but not as a later one.
+  call('PEXPIRE', LOCK, cooling and left or CLAIM)
+  call('SET', DONE, digits(ms) .. '|' .. owner, 'PX', once)
+end
+if not cooling then
+  pass_on(value, head)
+end
+if ended ~= '' then
+  remember(value, ended)
+end
+if remembered ~= '0' then
+  -- include _runs
+  note(ended == 'done' and 'success' or 'failure', ms, ms - since, '', owner)
+  if ended == 'done' and run ~= '' then
+    finish(run, ms, remembered)
+  end
+end
+return 'released'
