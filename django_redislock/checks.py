@@ -140,7 +140,6 @@ def _check_alias(conf: Conf, backend: Backend) -> Iterator[checks.CheckMessage]:
                 id="django_redislock.W005",
             )
         return
-    yield from _check_timeout(conf, where)
     for alias in doctor.shared_caches(conf):
         yield checks.Warning(
             f"{where} and CACHES[{alias!r}] use the same database: the cache's clear() flushes all"
@@ -149,7 +148,9 @@ def _check_alias(conf: Conf, backend: Backend) -> Iterator[checks.CheckMessage]:
             id="django_redislock.W004",
         )
     for url in _urls(conf):
-        parts = {**_parsed(url), **conf.options}
+        parts = {**conf.options, **_parsed(url)}  # As in redis-py, the URL wins.
+        if timeout := parts.get("socket_timeout"):
+            yield from _check_timeout(float(timeout), conf, where)
         host = str(parts.get("host", "localhost"))
         encrypted = url.startswith(("rediss://", "unix://"))
         if parts.get("password") and not encrypted and not doctor.is_this_machine(host):
@@ -160,10 +161,7 @@ def _check_alias(conf: Conf, backend: Backend) -> Iterator[checks.CheckMessage]:
             )
 
 
-def _check_timeout(conf: Conf, where: str) -> Iterator[checks.CheckMessage]:
-    timeout = conf.options.get("socket_timeout")
-    if timeout is None:
-        return
+def _check_timeout(timeout: float, conf: Conf, where: str) -> Iterator[checks.CheckMessage]:
     says = f"{where}: socket_timeout is {timeout:g} s and TTL is {conf.ttl:g} s"
     hint = "Make socket_timeout at most a third of TTL, or leave it out."
     if timeout >= conf.ttl:

@@ -119,6 +119,11 @@ def test_a_timeout_must_leave_room_for_a_renewal(
 ) -> None:
     settings.REDISLOCK = {"default": {"TTL": 30, "OPTIONS": {"socket_timeout": timeout}}}
     assert ids(check_settings()) == found
+    location = f"redis://127.0.0.1:6379/0?socket_timeout={timeout}"  # The URL wins.
+    settings.REDISLOCK = {
+        "default": {"TTL": 30, "LOCATION": location, "OPTIONS": {"socket_timeout": 1}}
+    }
+    assert ids(check_settings()) == found
 
 
 @pytest.mark.parametrize(
