@@ -6,6 +6,7 @@ only the lease that was shown.
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.http import HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
-from django.utils import timezone
 
 from django_redislock import conf, held, markup, timeline
 from django_redislock.changelist import (
@@ -31,7 +31,7 @@ from django_redislock.changelist import (
 )
 from django_redislock.exceptions import InvalidLockName, LockUnavailable
 from django_redislock.models import HeldLock
-from django_redislock.wording import duration, visible
+from django_redislock.wording import counted, duration, visible
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
@@ -41,9 +41,13 @@ PANEL_LINES = 5
 PAST_LINES = 12
 RECORDS = 500
 SAME_OCCASION = 60.0  # Seconds.
-REFRESH_SECONDS = 5
+REFRESH_SECONDS, MOST_REFRESH_SECONDS = 5, 300
 # Refreshing may cost the server this share of its time, per open page.
 REFRESH_SHARE = 0.05
+# Of many locks to release, the rest is not tried after so long without an answer.
+MOST_SECONDS_UNANSWERED = 10.0
+
+_TROUBLE = (LockUnavailable, InvalidLockName, ImproperlyConfigured)
 
 
 @admin.register(HeldLock)
@@ -118,10 +122,11 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """What the page shows beside the table."""
         rows = cl.queryset
         skipped = _only_skipped([one for one in rows.aliases if one not in rows.problems])
+        bearable = min(round(rows.seconds / REFRESH_SHARE), MOST_REFRESH_SECONDS)
         return {
             "title": "Held locks",
-            "as_of": timezone.localtime(),
-            "refresh": max(REFRESH_SECONDS, round(rows.seconds / REFRESH_SHARE)),
+            "as_of": markup.moment(time.time()),
+            "refresh": max(REFRESH_SECONDS, bearable),
             "problems": rows.problems,
             "partial": rows.partial,
             "skipped": skipped[:PANEL_LINES],
@@ -173,9 +178,9 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return markup.waiters(obj.lock.waiters)
 
     @admin.display(ordering="fence")
-    def fence(self, obj: HeldLock) -> int | None:
-        """The fencing token."""
-        return obj.lock.fence
+    def fence(self, obj: HeldLock) -> str | None:
+        """The fencing token. It is there to be compared, so it has no thousands separators."""
+        return None if obj.lock.fence is None else str(obj.lock.fence)
 
     @admin.display(ordering="alias")
     def alias(self, obj: HeldLock) -> str:
@@ -207,14 +212,14 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         try:
             detail = held.detail(page.name, using=page.alias)
             record = _record(detail)
-        except (LockUnavailable, InvalidLockName, ImproperlyConfigured) as error:
+        except _TROUBLE as error:
             problem = _problem(error)
         lock = detail.lock if detail else None
         context = {
             **self._page_context(request, visible(page.name)),
             "page": page,
             "name": visible(page.name),
-            "as_of": timezone.localtime(),
+            "as_of": markup.moment(time.time()),
             "refresh": REFRESH_SECONDS,
             "problems": {page.alias: problem} if problem else {},
             "detail": detail,
@@ -259,9 +264,9 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     @admin.action(
         permissions=["force_release"], description="Force release selected %(verbose_name_plural)s"
     )
-    def force_release(self, request: HttpRequest, queryset: list[str]) -> HttpResponse:
-        """From the list: what was ticked goes to the confirmation."""
-        return self._confirm(request, queryset)
+    def force_release(self, request: HttpRequest, queryset: Any) -> HttpResponse:
+        """From the list: what was ticked, each box for one lease, goes to the confirmation."""
+        return self._confirm(request, request.POST.getlist(helpers.ACTION_CHECKBOX_NAME))
 
     def force_release_view(self, request: HttpRequest) -> HttpResponse:
         """Asks for confirmation, and having it releases exactly the leases that were shown."""
@@ -272,72 +277,83 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         references = request.POST.getlist("lease")
         if "confirmed" not in request.POST:
             return self._confirm(request, references)
-        pages = [page for one in references if (page := self._release(request, one))]
-        name = "change" if len(pages) == len(references) == 1 else "changelist"
-        args = [quote(pages[0].key)] if name == "change" else []
-        return HttpResponseRedirect(
-            reverse(f"admin:{self._url_name(name)}", args=args, current_app=self.admin_site.name)
-        )
+        leases = list(filter(None, map(_referred, references)))
+        self._release_all(request, leases)
+        if len(leases) == len(references) == 1:
+            return self._redirect("change", quote(leases[0][0].key))
+        return self._redirect("changelist")
 
-    def _url_name(self, name: str) -> str:
-        return f"{self.opts.app_label}_{self.opts.model_name}_{name}"
+    def _redirect(self, view: str, *args: str) -> HttpResponseRedirect:
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{view}"
+        return HttpResponseRedirect(reverse(name, args=args, current_app=self.admin_site.name))
 
     def _confirm(self, request: HttpRequest, references: list[str]) -> HttpResponse:
-        locks, gone = [], []
+        locks, gone, at_work = [], [], False
         try:
             for page, id in filter(None, map(_referred, references)):  # noqa: A001
                 lock = held.get(page.name, using=page.alias)
                 if lock is not None and lock.id == id:
                     shown = {"title": visible(page.name), "reference": _reference(lock)}
                     locks.append((shown, markup.facts(lock)))
+                    at_work = at_work or lock.state != "cooling"
                 else:
                     gone.append((visible(page.name), lock and markup.owner(lock.owner)))
-        except (LockUnavailable, InvalidLockName, ImproperlyConfigured) as error:
+        except _TROUBLE as error:
             messages.error(request, _problem(error))
-            return HttpResponseRedirect(reverse(f"admin:{self._url_name('changelist')}"))
+            return self._redirect("changelist")
         context = {
             **self._page_context(request, "Force release"),
             "locks": locks,
             "gone": gone,
+            "at_work": at_work,
         }
         template = "admin/django_redislock/heldlock/force_release_confirmation.html"
         return TemplateResponse(request, template, context)
 
-    def _release(self, request: HttpRequest, reference: str) -> HeldLock | None:
+    def _release_all(self, request: HttpRequest, leases: list[tuple[HeldLock, str]]) -> None:
+        unanswered = 0.0
+        for number, (page, id) in enumerate(leases):  # noqa: A001
+            if unanswered > MOST_SECONDS_UNANSWERED:
+                left = counted(len(leases) - number, "lock")
+                messages.error(request, f"{left} more: not tried, since the server is silent.")
+                break
+            started = time.monotonic()
+            try:
+                self._release(request, page, id)
+            except _TROUBLE as error:
+                unanswered += time.monotonic() - started
+                problem = _problem(error)
+                messages.error(request, f"The lock “{page}” was not released. {problem}")
+
+    def _release(self, request: HttpRequest, page: HeldLock, id: str) -> None:  # noqa: A002
         """Release one lease, and say what came of it."""
-        referred = _referred(reference)
-        if referred is None:
-            return None
-        page, id = referred  # noqa: A001
         lock = f"The lock “{page}”"
         reason = request.POST.get("reason", "")[:200]
         by = f"{request.user.get_username()} in the admin"
-        try:
-            before = held.get(page.name, using=page.alias)
-            released = held.force_release(page.name, id, using=page.alias, by=by, reason=reason)
-            now = held.get(page.name, using=page.alias)
-        except (LockUnavailable, InvalidLockName, ImproperlyConfigured) as error:
-            messages.error(request, f"{lock} was not released. {_problem(error)}")
-            return page
-        if released:
+        before = held.get(page.name, using=page.alias)
+        if held.force_release(page.name, id, using=page.alias, by=by, reason=reason):
             known = before is not None and before.id == id
             holder = visible(str(before.owner)) if before and known else "its holder"
             done = f"Released by force: lease {visible(id)} of {holder}."
             self.log_change(request, page, f"{done} {visible(reason)}".strip())
-            follows = f" {visible(str(now.owner))} has it now." if now else ""
-            messages.success(
-                request,
-                f"{lock} was released. The code of {holder} is not stopped; it learns of the loss"
-                f" when it next renews or checks its lease.{follows}",
-            )
-        elif now is None:
+            if before and known and before.state == "cooling":
+                effect = f"{holder} was done with it."
+            else:
+                effect = (
+                    f"The code of {holder} is not stopped; it learns of the loss when it next"
+                    " renews or checks its lease."
+                )
+            messages.success(request, f"{lock} was released. {effect}{_who_follows(page)}")
+        elif before is None:
             messages.warning(request, f"{lock} was free already. Nothing was released.")
+        elif before.id == id:
+            messages.warning(request, f"{lock} was not released: its lease has just ended.")
         else:
             messages.warning(
                 request,
-                f"{lock} was not released: somebody newer holds it now, {visible(str(now.owner))}.",
+                f"{lock} was not released: somebody newer holds it now,"
+                f" {visible(str(before.owner))}.",
             )
-        return page
 
 
 def _reference(lock: held.HeldLock) -> str:
@@ -350,6 +366,13 @@ def _referred(reference: str) -> tuple[HeldLock, str] | None:
     key, colon, id = reference.partition(":")  # noqa: A001
     page = HeldLock.with_key(key)
     return (page, id) if page and colon else None
+
+
+def _who_follows(page: HeldLock) -> str:
+    with suppress(LockUnavailable):  # The release is done, whether the server goes on or not.
+        if now := held.get(page.name, using=page.alias):
+            return f" {visible(str(now.owner))} has it now."
+    return ""
 
 
 def _problem(error: Exception) -> str:

@@ -53,7 +53,7 @@ class Rows:
         started = time.monotonic()
         self.problems: dict[str, str] = {}
         self.aliases = self._known_aliases()
-        using = [chosen] if chosen in self.aliases else self.aliases
+        using = [alias for alias in self.aliases if chosen in {"", alias}]
         self.partial = False
         self._latest_first = order[:1] == [("expires_in", True)]
         self._paged = ""  # The alias that is too large to be loaded as a whole.
@@ -135,9 +135,9 @@ class Rows:
     def _clone(self) -> Rows:
         return self
 
-    def filter(self, *, pk__in: list[str]) -> list[str]:
-        """What was ticked: each box carries the lease that was shown beside it."""
-        return pk__in
+    def filter(self, *, pk__in: list[str]) -> Rows:
+        """For the action, which goes by what the ticked boxes carry."""
+        return self
 
 
 class HeldLockList(ChangeList):

@@ -108,17 +108,18 @@ def is_this_machine(host: str) -> bool:
 
 def _places(location: Any, options: Mapping[str, Any]) -> set[tuple[Any, ...]]:
     """Where URLs lead: (host, port, db) or (path, db). What is no URL leads nowhere."""
-    urls = re.split("[;,]", location) if isinstance(location, str) else location
+    # An address from the environment is None where that has none.
+    urls = re.split("[;,]", location) if isinstance(location, str) else location or ()
     places = set()
     for url in urls:
         try:
             parts = {**parse_url(url), **options}  # type: ignore[no-untyped-call]
-        except (ValueError, TypeError):
+            port, db = int(parts.get("port", 6379)), int(parts.get("db") or 0)
+        except (ValueError, TypeError, AttributeError):
             continue
         host = str(parts.get("host", "localhost")).lower()
         host = "localhost" if is_this_machine(host) else host
-        place = (parts["path"],) if "path" in parts else (host, int(parts.get("port", 6379)))
-        places.add((*place, int(parts.get("db") or 0)))
+        places.add((parts["path"], db) if "path" in parts else (host, port, db))
     return places
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import logging
+import unicodedata
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -15,7 +16,7 @@ from django_redislock import flows, scripts, signals
 from django_redislock.backends.base import read_holding
 from django_redislock.conf import DEFAULT_ALIAS, backends
 from django_redislock.flows import Call
-from django_redislock.lease import Owner
+from django_redislock.lease import Owner, is_number
 from django_redislock.names import check_name
 from django_redislock.records import Record, Records, Run, record, records
 
@@ -151,6 +152,11 @@ class Selection:
     prefix: str = ""
     older_than: float | None = None
 
+    def __post_init__(self) -> None:
+        # As names are. What is typed or pasted may be another form of the same letters.
+        for part in ("search", "prefix"):
+            object.__setattr__(self, part, unicodedata.normalize("NFC", getattr(self, part)))
+
     def admits(self, lock: HeldLock) -> bool:
         """Whether *lock* is one of those that are meant."""
         owner = lock.owner
@@ -190,14 +196,18 @@ def list(  # noqa: A001
 
     Args:
         using: Alias in REDISLOCK.
-        limit: How many at most.
+        limit: How many at most; 100,000 are the most that it gives.
         offset: How many to pass over.
         latest_first: Those that end last come first.
         only: Leave out others. At most 10,000 locks are looked at to find them.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
+        ValueError: The limit or the offset is negative.
     """
+    if limit < 0 or offset < 0:
+        raise ValueError(f"limit and offset must not be negative: {limit}, {offset}.")
+    limit = min(limit, MOST_NAMES)
     backend = backends[using]
     found = HeldLocks()
     if only is None or only == Selection():
@@ -302,7 +312,8 @@ def force_release(
     """
     backend = backends[using]
     name = check_name(name)
-    call = Call(scripts.FORCE_RELEASE, name, (id,), backend.within)
+    # What cannot be encoded is no lease id, but a typing error on a shell that is not UTF-8.
+    call = Call(scripts.FORCE_RELEASE, name, (id.encode(errors="replace"),), backend.within)
     word, value = backend.run(flows.ask(call))
     # Owners, operators and reasons are what somebody wrote: %r, so that none forges a line.
     if word != b"released":
@@ -356,7 +367,7 @@ def _read_past(entries: Iterable[bytes], lock: HeldLock | None) -> builtins.list
     leases: dict[str, PastLease] = {}  # The entry of a lease's end takes the place of its first.
     for entry in entries:
         id, *rest = entry.decode(errors="replace").split("|", 5)  # noqa: A001
-        if len(rest) != 5 or not (rest[0].isdecimal() and rest[1].isdecimal()):
+        if len(rest) != 5 or not (is_number(rest[0], 19) and is_number(rest[1])):
             continue  # Somebody else's.
         fence, since, until, ended, owner = rest
         leases[id] = PastLease(
@@ -364,7 +375,7 @@ def _read_past(entries: Iterable[bytes], lock: HeldLock | None) -> builtins.list
             owner=Owner.unpack(owner),
             fence=int(fence),
             since=int(since) / 1000,
-            until=int(until) / 1000 if until.isdecimal() else None,
+            until=int(until) / 1000 if is_number(until) else None,
             ended=ended if ended in {"done", "failed", "forced"} else "expired",  # type: ignore[arg-type]
         )
     if lock is not None and lock.id in leases and leases[lock.id].until is None:

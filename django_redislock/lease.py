@@ -29,6 +29,16 @@ def drift(seconds: float) -> float:
     return seconds * DRIFT_RATE + DRIFT_FIXED
 
 
+def is_number(text: str, digits: int = 14) -> bool:
+    """Whether what the server keeps may be a number of ours; anybody may have written it.
+
+    Args:
+        text: What stands there.
+        digits: How many it may have; a time in ms that a calendar has has 14 at most.
+    """
+    return len(text) <= digits and text.isascii() and text.isdecimal()
+
+
 @dataclass(frozen=True)
 class Owner:
     """Who holds or wants a lock, for humans; never a proof. Carries no task arguments."""
@@ -53,12 +63,13 @@ class Owner:
         """Read what :attr:`packed` wrote. Whatever else it may be, it never raises."""
         try:
             found = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             return cls()
         if not isinstance(found, dict):
             return cls()
         known = {
-            field.name: str(found[field.name])[:200]
+            # What cannot be encoded could not be shown either.
+            field.name: str(found[field.name])[:200].encode(errors="replace").decode()
             for field in fields(cls)
             if field.name != "pid" and field.name in found
         }

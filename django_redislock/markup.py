@@ -138,7 +138,7 @@ def past(lease: PastLease) -> dict[str, Any]:
         "lasted": duration(None if lease.until is None else lease.until - lease.since),
         "ended": badge(lease.ended, lease.ended),
         "owner": owner(lease.owner),
-        "fence": lease.fence,
+        "fence": str(lease.fence),
     }
 
 

@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from django_redislock import held
 
 
+class _NoRows(models.Manager["HeldLock"]):
+    """Whoever asks for rows finds none: ``dumpdata``, say, asks each model."""
+
+    def get_queryset(self) -> models.QuerySet[HeldLock]:
+        return super().get_queryset().none()
+
+
 class HeldLock(models.Model):
     """A lock on its page in the admin. Nothing of it is in the database.
 
@@ -24,8 +31,11 @@ class HeldLock(models.Model):
 
     key = models.CharField(primary_key=True, max_length=1000, editable=False)
 
+    objects = _NoRows()
+
     class Meta:
         managed = False
+        base_manager_name = "objects"
         verbose_name = "held lock"
         verbose_name_plural = "held locks"
         default_permissions = ("view",)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from django_redislock import flows, scripts
 from django_redislock.conf import DEFAULT_ALIAS, backends
 from django_redislock.flows import Call
-from django_redislock.lease import Owner
+from django_redislock.lease import Owner, is_number
 from django_redislock.names import check_name
 from django_redislock.owner import current_owner
 
@@ -99,7 +99,7 @@ def _run(note: bytes, now: float) -> Run | None:
     at, _, rest = note.decode(errors="replace").partition("|")
     lasted, _, rest = rest.partition("|")
     why, _, owner = rest.partition("|")
-    if not at.isdecimal() or not lasted.isdecimal():
+    if not is_number(at) or not is_number(lasted):
         return None
     return Run(
         at=int(at) / 1000,

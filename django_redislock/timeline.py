@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from django.utils.timezone import localtime
-
-from django_redislock.wording import duration, visible
+from django_redislock.markup import moment
+from django_redislock.wording import counted, duration, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -102,7 +100,10 @@ def draw(detail: Detail) -> Timeline | None:
         lanes=in_order,
         ticks=[_tick(start, length, number) for number in range(TICKS + 1)],
         height=len(lanes) * LANE_HEIGHT + AXIS_HEIGHT,
-        says=f"{len(spans)} leases of {len(lanes)} hosts within {duration(length)}",
+        says=(
+            f"{counted(len(spans), 'lease')} of {counted(len(lanes), 'host')}"
+            f" within {duration(length)}"
+        ),
     )
 
 
@@ -135,8 +136,7 @@ def _host(host: str) -> str:
 
 def _tick(start: float, length: float, number: int) -> Tick:
     share = number / TICKS
-    at = localtime(datetime.fromtimestamp(start + share * length, UTC))
-    label = at.strftime(
+    label = moment(start + share * length).strftime(
         "%H:%M:%S" if length < 3600 else "%H:%M" if length < 86400 else "%d.%m. %H:%M"
     )
     anchor = "start" if number == 0 else "end" if number == TICKS else "middle"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_LONGEST = 100 * 365 * 86400  # Nobody means more than a hundred years.
 
 
 def visible(text: str) -> str:
@@ -35,6 +36,11 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
+def counted(number: int, thing: str) -> str:
+    """As in 1 lock, 2 locks."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def parse_duration(text: str) -> float:
     """Seconds from 90, 90s, 10m, 1h30m or 2d.
 
@@ -42,9 +48,11 @@ def parse_duration(text: str) -> float:
         ValueError: It is none of these.
     """
     if re.fullmatch(r"\d+(\.\d+)?", text):
-        return float(text)
-    if not re.fullmatch(r"(\d+[smhd])+", text):
+        text += "s"
+    elif not re.fullmatch(r"(\d+[smhd])+", text):
         raise ValueError(f"{text!r} is no duration; write 90s, 10m, 1h30m or 2d.")
-    return float(
-        sum(int(number) * _UNITS[unit] for number, unit in re.findall(r"(\d+)([smhd])", text))
-    )
+    parts = re.findall(r"([\d.]+)([smhd])", text)
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if seconds > _LONGEST:
+        raise ValueError("This duration is longer than a hundred years.")
+    return seconds

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 import re
 import uuid
@@ -9,14 +11,17 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
+from django.core.management import call_command
 from django.test import Client
-from django.urls import reverse
+from django.urls import path, reverse
 
 from django_redislock import LockLost, distributed_lock, held, records
+from django_redislock import admin as held_locks
 from django_redislock.backends import wires
 from django_redislock.flows import Run
 from django_redislock.keys import index_key, lock_keys
@@ -24,6 +29,7 @@ from django_redislock.lease import Owner
 from django_redislock.lock import Lock, Options
 from django_redislock.models import HeldLock
 from django_redislock.owner import Activity, busy_with
+from django_redislock.signals import lock_force_released
 from django_redislock.testing import LockTestKit
 from tests import site
 from tests.processes import hear, say
@@ -410,6 +416,20 @@ def test_an_address_that_is_none_leads_back(operator: Client, key: str) -> None:
     assert page.status_code in {302, 404}
 
 
+@pytest.mark.parametrize("query", ["host", "task", "state", "alias"])
+def test_a_filter_value_that_is_none_finds_nothing(operator: Client, query: str) -> None:
+    with held_by("lottery"):
+        assert rows(operator.get(LIST, {query: "nope"})) == []
+
+
+@pytest.mark.parametrize(
+    "query", ["o=x", "o=999.-7.", "p=999", "p=-1", "p=x", "all=", "e=1", "x=y"]
+)
+def test_an_odd_query_is_put_up_with(operator: Client, query: str) -> None:
+    with held_by("lottery"):
+        assert rows(operator.get(f"{LIST}?{query}", follow=True)) == ["lottery"]
+
+
 def test_an_alias_that_is_none_is_a_message(operator: Client) -> None:
     page = operator.get(detail("lottery", "nope"))
     assert page.status_code == 200
@@ -516,6 +536,20 @@ def test_a_stale_list_frees_nobody_newer(operator: Client) -> None:
         assert leases_in(page) == []
 
 
+def test_of_a_lock_that_cools_down_nobody_is_said_to_be_at_work(operator: Client) -> None:
+    with distributed_lock("lottery", min_hold=60):
+        pass
+    with held_by("prizes"):
+        both = text(confirm(operator, "lottery", "prizes"))
+        assert "The holders are not stopped." in both
+    page = confirm(operator, "lottery")
+    assert "The work is done." in text(page)
+    assert "not stopped" not in text(page)
+    page = operator.post(RELEASE, {"lease": leases_in(page), "confirmed": "Yes"})
+    assert "was done with it" in told(page)
+    assert held.get("lottery") is None
+
+
 def test_what_is_free_already_is_said_so(operator: Client) -> None:
     with held_by("lottery"):
         leases = leases_in(confirm(operator, "lottery"))
@@ -581,6 +615,47 @@ def test_a_lease_that_is_none_releases_nothing(operator: Client, lease: str) -> 
             assert operator.post(RELEASE, answer).status_code in {200, 302}
         assert operator.post(RELEASE, {"confirmed": "Yes"}).status_code == 302
         assert held.get("lottery") is not None
+
+
+def test_an_action_on_all_that_there_are_frees_only_what_was_ticked(operator: Client) -> None:
+    with held_by("a"), held_by("b"):
+        across = {"action": "force_release", "index": "0", "select_across": "1"}
+        page = operator.post(LIST, {**across, "_selected_action": reference("a")})
+        assert leases_in(page) == [reference("a")]
+
+
+def test_a_release_is_logged_even_if_the_server_goes_right_after_it(
+    operator: Client, locks: Locks, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(locks.server)
+    locks.on(proxy)
+    with held_by("lottery"):
+        lease = reference("lottery")
+        lock_force_released.connect(refuse := lambda **event: proxy.refuse())
+        try:
+            page = operator.post(RELEASE, {"lease": lease, "confirmed": "Yes"})
+        finally:
+            lock_force_released.disconnect(refuse)
+        proxy.heal()
+        assert "“lottery” was released" in told(page)
+        assert held.get("lottery") is None
+    assert LogEntry.objects.count() == 1
+
+
+def test_a_silent_server_is_not_asked_for_each_lock(
+    operator: Client, locks: Locks, make_proxy: MakeProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_locks, "MOST_SECONDS_UNANSWERED", 0.01)
+    proxy = make_proxy(locks.server)
+    locks.on(proxy, OPTIONS={"socket_timeout": 0.1})
+    with held_by("a"), held_by("b"), held_by("c"):
+        leases = [reference(name) for name in "abc"]
+        proxy.blackhole()
+        page = operator.post(RELEASE, {"lease": leases, "confirmed": "Yes"})
+        proxy.heal()
+        assert "“a” was not released" in told(page)
+        assert "2 locks more: not tried" in told(page)
+        assert [lock.name for lock in held.list()] == ["a", "b", "c"]
 
 
 def test_a_key_without_expiry_can_be_freed(operator: Client, locks: Locks) -> None:
@@ -665,6 +740,108 @@ def test_garbage_in_the_index_spoils_no_list(operator: Client, locks: Locks) -> 
             assert operator.get(address).status_code in {200, 302}
         for lease in re.findall(r'name="_selected_action" value="([^"]+)"', text(page)):
             assert operator.post(RELEASE, {"lease": lease}).status_code in {200, 302}
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["9" * 16, "9" * 30, "9" * 400, "9" * 5000, "٣", "-1", ""],
+    ids=lambda number: f"{number[:2]!a}x{len(number)}",
+)
+def test_times_that_no_calendar_has_spoil_no_page(
+    operator: Client, locks: Locks, number: str
+) -> None:
+    with held_by("lottery"):
+        keys = lock_keys(locks.prefix, "lottery")
+        for times in (f"1|{number}|2", f"1|2|{number}", f"{number}|1|2"):
+            locks.redis.rpush(keys.past, f"{'a' * 16}|{times}|done|{{}}")
+        run = f"{number}|{number}||{{}}"
+        skip = {"skip": f"{number}|1|busy|{{}}", "skips": number}
+        locks.redis.hset(keys.runs, mapping={"success": run, "failure": run, **skip})
+        locks.redis.zadd(keys.ran, {keys.lock: 1})
+        for address in (LIST, detail("lottery")):
+            assert "lottery" in text(operator.get(address))
+
+
+@pytest.mark.parametrize(
+    ("since", "owner"),
+    [("9" * 400, "{}"), ("٣", "{}"), ("1", "[" * 100_000), ("1", '{"host": "\\ud800"}')],
+    ids=["a huge time", "digits of others", "nested deeply", "a lone surrogate"],
+)
+def test_a_forged_value_of_a_lock_spoils_no_page(
+    operator: Client, locks: Locks, since: str, owner: str
+) -> None:
+    key = lock_keys(locks.prefix, "lottery").lock
+    with held_by("lottery"):
+        head, fence, _, *rest = (locks.redis.get(key) or b"").decode().split("|", 6)
+        forged = "|".join([head, fence, since, *rest[:-1], owner])
+        locks.redis.set(key, forged, keepttl=True)
+        for address in (LIST, detail("lottery")):
+            assert "lottery" in text(operator.get(address))
+
+
+# --- other sites ---------------------------------------------------------------------------------
+
+other_site = admin.AdminSite(name="ops")
+other_site.register(HeldLock, held_locks.HeldLockAdmin)
+urlpatterns = [*site.urlpatterns, path("staff/ops/", other_site.urls)]
+
+
+def test_another_admin_site_leads_to_its_own_pages_only(
+    operator: Client, locks: Locks, make_proxy: MakeProxy, settings: Any
+) -> None:
+    settings.ROOT_URLCONF = __name__
+
+    def there(address: str) -> str:
+        return address.replace("/admin/", "/staff/ops/")
+
+    with held_by("lottery"):
+        pages = [operator.get(there(LIST)), operator.get(there(detail("lottery")))]
+        pages.append(operator.post(there(RELEASE), {"lease": reference("lottery")}))
+        for page in pages:
+            assert page.status_code == 200
+            assert not re.search('(href|action)="/admin/', text(page))
+        lease = {"lease": reference("lottery"), "confirmed": "Yes"}
+        assert operator.post(there(RELEASE), lease)["Location"] == there(detail("lottery"))
+        proxy = make_proxy(locks.server)
+        locks.on(proxy)
+        proxy.refuse()
+        asked = {"lease": lease["lease"]}
+        assert operator.post(there(RELEASE), asked)["Location"] == there(LIST)
+        proxy.heal()
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [{"USE_TZ": False}, {"LANGUAGE_CODE": "de"}, {"LANGUAGE_CODE": "fr"}, {"LANGUAGE_CODE": "ar"}],
+    ids=str,
+)
+def test_every_page_is_made_whatever_the_site_has_chosen(
+    operator: Client, settings: Any, choice: dict[str, Any]
+) -> None:
+    for name, value in {"USE_THOUSAND_SEPARATOR": True, **choice}.items():
+        setattr(settings, name, value)
+    with held_by("lottery", task="shop.tasks.draw"):
+        lock = held.get("lottery")
+        assert lock is not None
+        pages = [operator.get(LIST), operator.get(detail("lottery")), confirm(operator, "lottery")]
+        for page in pages:
+            assert page.status_code == 200
+            # What scripts read, and what is compared elsewhere, is written as it is everywhere.
+            assert str(lock.fence) in text(page)
+            assert re.search(r'data-redislock-up="\d+\.\d+"', text(page))
+        operator.post(RELEASE, {"lease": reference("lottery"), "confirmed": "Yes"})
+        key = quote(HeldLock.named("lottery", "default").key)
+        for address in (detail("lottery"), f"{LIST}{key}/history/", "/admin/"):
+            assert operator.get(address).status_code == 200
+
+
+def test_the_model_without_a_table_stands_in_nobodys_way() -> None:
+    for options in ({}, {"use_base_manager": True}):
+        out = io.StringIO()
+        call_command("dumpdata", "django_redislock", stdout=out, **options)
+        assert json.loads(out.getvalue()) == []
+    assert list(HeldLock.objects.all()) == []
+    call_command("makemigrations", "django_redislock", check=True, dry_run=True, verbosity=0)
 
 
 # --- hostile text --------------------------------------------------------------------------------

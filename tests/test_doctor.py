@@ -200,6 +200,9 @@ LOCAL = cache("", "locmem.LocMemCache")
         ),
         ({"default": cache("redis://h:1;redis://127.0.0.1:{port}/0")}, True),
         ({"default": cache("not a url")}, False),
+        ({"default": cache(None)}, False),  # An environment variable that is not set.
+        ({"default": cache([None, 3])}, False),
+        ({"default": cache("redis://127.0.0.1:{port}", db="x")}, False),
     ],
 )
 def test_a_cache_in_the_same_database_is_warned_of(

@@ -17,6 +17,9 @@ from django.core.management import CommandError, call_command
 from django_redislock import distributed_lock, held
 from django_redislock.keys import lock_keys
 from django_redislock.lease import Owner
+from django_redislock.management import screen
+from django_redislock.management import terminal as text
+from django_redislock.management.commands.locks import Command
 from django_redislock.testing import LockTestKit
 from tests.processes import ROOT, hear, say
 from tests.waiting import wait_until
@@ -55,11 +58,11 @@ def locks_command(*args: str) -> Outcome:
 def shell(settings: Any) -> Callable[..., Outcome]:
     """Run the command as from a shell."""
 
-    def run(*args: str, answer: str = "") -> Outcome:
+    def run(*args: str, answer: str = "", **environ: str) -> Outcome:
         done = subprocess.run(
             [sys.executable, "-m", "django", "locks", *args],
             cwd=ROOT,
-            env=environment(settings),
+            env=environment(settings) | environ,
             input=answer,
             capture_output=True,
             text=True,
@@ -84,7 +87,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Let somebody answer the command's question."""
 
     def answer(text: str) -> None:
-        monkeypatch.setattr("builtins.input", lambda question: text)
+        monkeypatch.setattr("builtins.input", lambda: text)
 
     return answer
 
@@ -204,6 +207,31 @@ def test_all_aliases_are_listed_unless_one_is_named(settings: Any) -> None:
         assert "ALIAS" not in locks_command("--alias", "other").out
 
 
+@pytest.mark.parametrize("act", ["list", "watch"])
+def test_an_alias_whose_server_is_silent_does_not_hide_the_others(settings: Any, act: str) -> None:
+    one = settings.REDISLOCK["default"]
+    silent = {"LOCATION": "redis://127.0.0.1:1/0"}
+    settings.REDISLOCK = {"silent": silent, "default": one}
+    with held_by("lottery"):
+        outcome = locks_command(act)
+        assert outcome.status == 3
+        assert "lottery" in outcome.out
+        assert "The server of the locks of silent cannot answer" in outcome.err
+        as_json = locks_command(act, "--json")
+        assert (as_json.status, [lock["name"] for lock in as_json.json]) == (3, ["lottery"])
+        found = locks_command("list", "--fail")
+        assert found.status == 1
+        assert "silent cannot answer" in found.err
+    outcome = locks_command("list")
+    assert (outcome.status, outcome.out) == (3, "")  # Nobody knows that no lock is held.
+
+
+@pytest.mark.parametrize("option", ["--prefix", "--search"])
+def test_a_name_is_found_in_any_form_of_the_same_letters(option: str) -> None:
+    with held_by("caf\u00e9"):
+        assert len(locks_command("list", option, "cafe\u0301", "--json").json) == 1
+
+
 def test_a_part_of_a_list_is_said_to_be_one() -> None:
     with held_by("a"), held_by("b"):
         outcome = locks_command("list", "--limit", "1", "--json")
@@ -274,7 +302,7 @@ def test_release_frees_no_newer_lease_than_the_one_shown(
 ) -> None:
     with held_by("lottery"):
 
-        def while_it_is_asked(question: str) -> str:
+        def while_it_is_asked() -> str:
             shown = held.get("lottery")
             assert shown is not None
             held.force_release("lottery", shown.id)
@@ -315,6 +343,32 @@ def test_release_of_several_names_reports_each() -> None:
             ("b", True),
         ]
         assert "free was not released" in outcome.err
+
+
+def test_a_name_that_is_given_twice_is_released_once() -> None:
+    with held_by("lottery"):
+        outcome = locks_command("release", "lottery", "lottery", "--yes", "--json")
+        assert outcome.status == 0
+        assert [one["released"] for one in outcome.json] == [True]
+
+
+@pytest.mark.parametrize("arguments", [("release", "lottery"), ("clean", "--all")], ids=" ".join)
+def test_with_json_the_leases_and_the_question_are_not_on_standard_output(
+    shell: Callable[..., Outcome], arguments: tuple[str, ...]
+) -> None:
+    with held_by("lottery"):
+        outcome = shell(*arguments, "--json", answer="y\n")
+        assert [one["released"] for one in outcome.json] == [True]
+        assert "web-3:4711" in outcome.err
+        assert "Release 1 lock? The holders are not stopped. [y/N]" in outcome.err
+
+
+def test_a_lease_id_that_cannot_be_one_frees_nothing(shell: Callable[..., Outcome]) -> None:
+    with held_by("lottery"):
+        for lease in ("\udcff", "", "x y", "*"):
+            outcome = shell("release", "lottery", "--id", lease)
+            assert (outcome.status, "Traceback" in outcome.err) == (1, False)
+        assert held.get("lottery") is not None
 
 
 def test_a_holder_in_another_process_learns_that_it_was_forced(spawn: Spawn) -> None:
@@ -461,6 +515,57 @@ def test_exit_statuses_reach_the_shell(shell: Callable[..., Outcome]) -> None:
         assert shell("list", "--older-than", "soon").status == 2
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("list", "--limit", "0"),
+        ("list", "--limit", "-1"),
+        ("list", "--limit", "1e3"),
+        ("list", "--older-than", "10x"),
+        ("list", "--older-than", "9" * 400 + "d"),
+        ("clean", "--older-than", "9" * 5000),
+        ("watch", "--interval", "-1"),
+    ],
+    ids=lambda arguments: " ".join(arguments)[:40],
+)
+def test_a_number_that_makes_no_sense_is_wrong_usage(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit) as exited:
+        Command().run_from_argv(["manage.py", "locks", *arguments])
+    assert exited.value.code == 2
+    assert f"argument {arguments[1]}" in capsys.readouterr().err
+
+
+def test_a_limit_beyond_all_bounds_gives_what_there_is(shell: Callable[..., Outcome]) -> None:
+    with held_by("lottery"):
+        outcome = shell("list", "--limit", "9" * 30, "--json")
+        assert (outcome.status, len(outcome.json)) == (0, 1)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_letters_that_the_terminal_lacks_are_written_out(
+    shell: Callable[..., Outcome], encoding: str
+) -> None:
+    with held_by("日本"):
+        outcome = shell("list", PYTHONIOENCODING=encoding)
+        assert (outcome.status, outcome.err) == (0, "")
+        assert r"\u65e5\u672c" in outcome.out
+
+
+def test_a_reader_who_has_enough_is_no_traceback(settings: Any) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m django locks | true; exit 0"],
+        cwd=ROOT,
+        env=environment(settings) | {"PYTHONUNBUFFERED": "1"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert done.stderr == ""
+
+
 def test_a_question_that_nobody_answers_frees_nothing(shell: Callable[..., Outcome]) -> None:
     with held_by("lottery"):
         outcome = shell("release", "lottery")
@@ -583,6 +688,50 @@ def terminal(settings: Any) -> Iterator[Callable[..., tuple[subprocess.Popen[byt
         process.kill()
         process.wait(5)
         os.close(ours)
+
+
+def changes(watching: screen.Screen) -> str:
+    """All that it shows, after one more look."""
+    return "\n".join(watching.look()[0])
+
+
+def test_watch_does_not_take_a_silent_server_for_free_locks(settings: Any) -> None:
+    one = settings.REDISLOCK["default"]
+    watching = screen.Screen(["default"])
+    watching.look()
+    with held_by("lottery"):
+        assert "lottery  taken  web-3:4711" in changes(watching)
+        settings.REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:1/0"}}
+        assert "lottery  free" not in changes(watching)
+        settings.REDISLOCK = {"default": one}
+    assert "lottery  free" in changes(watching)
+
+
+def test_watch_reports_no_change_of_a_lock_for_which_there_was_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(screen, "MOST_LOCKS", 1)
+    watching = screen.Screen(["default"])
+    with held_by("b", ttl=50):
+        watching.look()
+        with held_by("a", ttl=40):
+            assert "b  free" not in changes(watching)
+        assert "b  taken" not in changes(watching)
+
+
+def test_a_long_name_pushes_nothing_off_the_screen() -> None:
+    with held_by("x" * 200):
+        lines, _ = screen.Screen(["default"]).look()
+        (line,) = (line for line in lines if "xxx" in line)
+        assert line.index("held") < 50
+
+
+@pytest.mark.parametrize(
+    ("line", "columns", "left"),
+    [("lottery", 7, "lottery"), ("lottery", 3, "lot"), ("日本語", 4, "日本"), ("日本語", 0, "")],
+)
+def test_a_line_is_clipped_by_its_width(line: str, columns: int, left: str) -> None:
+    assert text.clipped(line, columns) == left
 
 
 def test_watch_shows_waiters_and_hand_offs_until_ctrl_c(

@@ -16,7 +16,7 @@ from django_redislock import clock, flows, scripts, signals
 from django_redislock import lease as lease_module
 from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.flows import Call
-from django_redislock.lease import Holding, Owner
+from django_redislock.lease import Holding, Owner, is_number
 from django_redislock.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def read_holding(data: bytes) -> Holding:
     if len(head) == 55 and len(rest) == 6 and head[32] in _STATES:
         fence, since, ttl, _, _, owner = rest
         renewals = head[33:39]
-        if all(number.isdecimal() for number in (fence, since, ttl, renewals)):
+        if is_number(fence, 19) and all(map(is_number, (since, ttl, renewals))):
             return Holding(
                 id=head[39:],
                 owner=Owner.unpack(owner),

@@ -10,6 +10,7 @@ from django_redislock.wording import duration, visible
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from django_redislock.exceptions import LockUnavailable
     from django_redislock.held import Detail, HeldLock
     from django_redislock.lease import Owner
 
@@ -27,10 +28,21 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[
         yield "  ".join(padded).rstrip()
 
 
-def locks(found: Sequence[HeldLock], *, aliases: bool = False) -> Iterator[str]:
-    """The lines of a table of held locks; with their aliases if there are several."""
+def locks(
+    found: Sequence[HeldLock], *, aliases: bool = False, names: int | None = None
+) -> Iterator[str]:
+    """The lines of a table of held locks; with their aliases if there are several.
+
+    Args:
+        found: The locks.
+        aliases: Whether there are several.
+        names: Columns that a name may take, so that one long name does not push all else away.
+    """
     headers = (*HEADERS, "ALIAS") if aliases else HEADERS
-    return table(headers, (_row(lock)[: len(headers)] for lock in found))
+    rows = (_row(lock)[: len(headers)] for lock in found)
+    if names:
+        rows = ((clipped(visible(str(name)), names), *rest) for name, *rest in rows)
+    return table(headers, rows)
 
 
 def detail(found: Detail) -> Iterator[str]:
@@ -63,6 +75,19 @@ def detail(found: Detail) -> Iterator[str]:
         )
         headers = ("TAKEN", "HELD FOR", "ENDED", "HOLDER", "DOING", "LEASE")
         yield from indented(table(headers, past))
+
+
+def problem(error: LockUnavailable, alias: str = "") -> str:
+    """Why a server cannot be asked; of several, which one."""
+    whose = f"the locks of {alias}" if alias else "the locks"
+    return visible(f"The server of {whose} cannot answer: {error.problem}.")
+
+
+def clipped(line: str, columns: int) -> str:
+    """As much of *line* as fits."""
+    while (beyond := _width(line) - columns) > 0:
+        line = line[: -max(1, beyond // 2)]  # A letter takes two columns at most.
+    return line
 
 
 def indented(lines: Iterable[str]) -> Iterator[str]:

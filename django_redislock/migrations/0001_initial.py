@@ -26,6 +26,7 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "held locks",
                 "permissions": [("force_release_heldlock", "Can force release held locks")],
                 "managed": False,
+                "base_manager_name": "objects",
                 "default_permissions": ("view",),
             },
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import io
 import json
 import os
 import shutil
@@ -21,16 +22,18 @@ from django_redislock.conf import DEFAULT_ALIAS, aliases, conf
 from django_redislock.exceptions import InvalidLockName, LockUnavailable
 from django_redislock.management import terminal
 from django_redislock.management.screen import Screen, listed
-from django_redislock.wording import parse_duration, visible
+from django_redislock.wording import counted, parse_duration, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from django.core.management.base import OutputWrapper
 
 FOUND = 1  # Exit status: found what --fail looks for, or failed.
 USAGE = 2
 UNAVAILABLE = 3
 
+SHORTEST_INTERVAL = 0.05  # Seconds: watching must not become a load.
 CLEAR = "\x1b[H\x1b[J"
 OTHER_SCREEN, MAIN_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
@@ -51,7 +54,7 @@ class Command(BaseCommand):
         _add_selection(act)
         act.add_argument("--state", default="", choices=held.STATES)
         act.add_argument("--search", default="", help="part of a name or of a holder")
-        act.add_argument("--limit", type=int, default=1000, help="how many at most (1000)")
+        act.add_argument("--limit", type=_limit, default=1000, help="how many at most (1000)")
         act.add_argument("--fail", action="store_true", help="exit with 1 if there is any")
 
         act = _add_act(acts, "show", "all about one lock")
@@ -73,29 +76,48 @@ class Command(BaseCommand):
         act = _add_act(acts, "watch", "the held locks, again and again, until Ctrl-C")
         act.add_argument("--interval", type=_duration, default=1.0, help="between looks (1s)")
 
+    def run_from_argv(self, argv: list[str]) -> None:
+        """As from a shell, whose terminal may lack letters, and whose ``| head`` may close."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        try:
+            super().run_from_argv(argv)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Nobody reads on. Python must not find out once more when it exits.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(FOUND)
+
     def handle(self, *args: Any, act: str, **options: Any) -> None:
         """Do one act; errors become exit statuses."""
         try:
             getattr(self, f"_{act}")(**options)
         except LockUnavailable as error:
-            raise CommandError(_unavailable(error), returncode=UNAVAILABLE) from error
+            raise CommandError(terminal.problem(error), returncode=UNAVAILABLE) from error
         except (InvalidLockName, ImproperlyConfigured) as error:
             raise CommandError(visible(str(error)), returncode=USAGE) from error
 
     # --- acts -----------------------------------------------------------------------------------
 
     def _list(self, alias: str | None, limit: int, fail: bool, **options: Any) -> None:
-        found, partial = listed(_aliases(alias), limit, _selection(**options))
+        using = _aliases(alias)
+        found = listed(using, limit, _selection(**options))
+        several = len(using) > 1
+        complaints = found.complaints(aliases=several)
         if options["json"]:
-            self._print_json([lock.as_dict() for lock in found])
-        elif found:
-            self._print(terminal.locks(found, aliases=_are_several(alias)))
-        else:
+            self._print_json([lock.as_dict() for lock in found.locks])
+        elif found.locks:
+            self._print(terminal.locks(found.locks, aliases=several))
+        elif not complaints:
             self.stdout.write("No lock is held.")
-        if partial:
+        if found.partial:
             self.stderr.write("These are not all of them; see --limit.")
-        if fail and found:
-            raise CommandError(f"{_count(found)} found.", returncode=FOUND)
+        if fail and found.locks:
+            complaints.append(f"{counted(len(found.locks), 'lock')} found.")
+            raise CommandError("\n".join(complaints), returncode=FOUND)
+        if complaints:
+            raise CommandError("\n".join(complaints), returncode=UNAVAILABLE)
 
     def _show(self, name: str, alias: str | None, **options: Any) -> None:
         detail = held.detail(name, using=alias or DEFAULT_ALIAS)
@@ -120,12 +142,10 @@ class Command(BaseCommand):
         if lease is not None:
             leases = [(names[0], lease)]
         else:
+            names = list(dict.fromkeys(names))
             looked = [held.get(name, using=using) for name in names]
-            locks = [lock for lock in looked if lock]
-            if locks and not options["json"]:
-                self._print(terminal.locks(locks))
-            if locks and not yes:
-                self._ask(f"Release {_count(locks)}? The holders are not stopped.")
+            if locks := [lock for lock in looked if lock]:
+                self._decide(locks, yes=yes, json=options["json"])
             # The leases that were shown. A name that nobody holds is reported below.
             leases = [(n, lock.id if lock else "") for n, lock in zip(names, looked, strict=True)]
         done = [
@@ -140,7 +160,7 @@ class Command(BaseCommand):
                 ]
             )
         elif any(done):
-            self.stdout.write(f"Released {_count(filter(None, done))}.")
+            self.stdout.write(f"Released {counted(sum(done), 'lock')}.")
         if not all(done):
             raise CommandError(
                 "\n".join(
@@ -162,23 +182,23 @@ class Command(BaseCommand):
             )
         using = alias or DEFAULT_ALIAS
         locks = list(held.every(using=using, only=only))
-        if not options["json"]:
-            self._print(terminal.locks(locks) if locks else ("No such lock is held.",))
+        if locks:
+            self._decide(locks, yes=yes or dry_run, json=options["json"])
+        elif not options["json"]:
+            self.stdout.write("No such lock is held.")
         done = [False] * len(locks)
         if locks and not dry_run:
-            if not yes:
-                self._ask(f"Release {_count(locks)}? The holders are not stopped.")
             done = [self._free(lock.name, lock.id, using, options["reason"]) for lock in locks]
         if options["json"]:
             self._print_json(
                 [{**lock.as_dict(), "released": one} for lock, one in zip(locks, done, strict=True)]
             )
         elif locks and dry_run:
-            self.stdout.write(f"Would release {_count(locks)}.")
+            self.stdout.write(f"Would release {counted(len(locks), 'lock')}.")
         elif locks:
             ended = len(done) - sum(done)
             meanwhile = f" {ended} had ended before." if ended else ""
-            self.stdout.write(f"Released {_count(filter(None, done))}.{meanwhile}")
+            self.stdout.write(f"Released {counted(sum(done), 'lock')}.{meanwhile}")
 
     def _doctor(self, alias: str | None, **options: Any) -> None:
         styles = {"ok": self.style.SUCCESS, "warn": self.style.WARNING, "fail": self.style.ERROR}
@@ -206,23 +226,24 @@ class Command(BaseCommand):
             self._list(alias, **{**_LIST_DEFAULTS, **options})
             return
         screen = Screen(_aliases(alias))
-        if not sys.stdout.isatty():
-            self._print(screen.look())
+        if not self.stdout.isatty():
+            lines, complaints = screen.look()
+            self._print(lines)
+            if complaints:
+                raise CommandError("\n".join(complaints), returncode=UNAVAILABLE)
             return
         with suppress(KeyboardInterrupt):
             try:
                 self.stdout.write(OTHER_SCREEN, ending="")
                 while True:
                     size = shutil.get_terminal_size()
-                    try:
-                        lines = screen.look(size.lines - 1)
-                    except LockUnavailable as error:
-                        lines = [_unavailable(error)]
+                    lines, complaints = screen.look(size.lines - 1)
+                    shown = [*complaints, *lines][: size.lines - 1]
                     # In one write, so that it does not flicker.
-                    frame = "\n".join(line[: size.columns] for line in lines)
+                    frame = "\n".join(terminal.clipped(line, size.columns) for line in shown)
                     self.stdout.write(CLEAR + frame, ending="")
                     self.stdout.flush()
-                    time.sleep(interval)
+                    time.sleep(max(interval, SHORTEST_INTERVAL))
             finally:
                 self.stdout.write(MAIN_SCREEN, ending="")
                 self.stdout.flush()
@@ -232,9 +253,18 @@ class Command(BaseCommand):
     def _free(self, name: str, id: str, using: str, reason: str) -> bool:  # noqa: A002
         return held.force_release(name, id, using=using, by=_operator(), reason=reason)
 
-    def _ask(self, question: str) -> None:
+    def _decide(self, locks: list[held.HeldLock], *, yes: bool, json: bool) -> None:
+        """Show what is meant, and ask. With --json, standard output is for programs alone."""
+        out = self.stderr if json else self.stdout
+        if not (json and yes):
+            self._print(terminal.locks(locks), out)
+        if yes:
+            return
+        question = f"Release {counted(len(locks), 'lock')}? The holders are not stopped. [y/N] "
+        out.write(question, str, ending="")
+        out.flush()
         try:
-            answer = input(f"{question} [y/N] ")
+            answer = input()
         except EOFError:
             raise CommandError(
                 "Nobody is here to ask; pass --yes if you are sure.", returncode=USAGE
@@ -242,9 +272,9 @@ class Command(BaseCommand):
         if answer.strip().lower() not in {"y", "yes"}:
             raise CommandError("Nothing was released.", returncode=FOUND)
 
-    def _print(self, lines: Iterable[str]) -> None:
+    def _print(self, lines: Iterable[str], to: OutputWrapper | None = None) -> None:
         for line in lines:
-            self.stdout.write(line)
+            (to or self.stdout).write(line, str)
 
     def _print_json(self, value: Any) -> None:
         self.stdout.write(json.dumps(value, indent=2))
@@ -255,10 +285,6 @@ def _aliases(alias: str | None) -> list[str]:
         return aliases()
     conf(alias)  # Raises if there is none.
     return [alias]
-
-
-def _are_several(alias: str | None) -> bool:
-    return len(_aliases(alias)) > 1
 
 
 def _selection(
@@ -273,10 +299,6 @@ def _selection(
     return held.Selection(
         host=host, task=task, prefix=prefix, older_than=older_than, state=state, search=search
     )
-
-
-def _unavailable(error: LockUnavailable) -> str:
-    return visible(f"The server of the locks cannot answer: {error.problem}.")
 
 
 def _why_not(name: str, using: str) -> str:
@@ -294,9 +316,10 @@ def _operator() -> str:
     return f"{user}@{socket.gethostname()} by manage.py locks"
 
 
-def _count(locks: Iterable[object]) -> str:
-    number = sum(1 for _ in locks)
-    return "1 lock" if number == 1 else f"{number} locks"
+def _limit(text: str) -> int:
+    if not (text.isdecimal() and text.strip("0")):
+        raise ArgumentTypeError(f"{text!r} is no number of locks; write 1 or more.")
+    return int(text[:10])  # Lists are bounded anyway.
 
 
 def _duration(text: str) -> float:
