@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -263,14 +264,18 @@ def sweep(
     prepare: Callable[[], object],
     names: Sequence[str] = (NAME,),
 ) -> tuple[set[str], set[str]]:
-    """Interrupt *use* at each place in turn. Returns all, and those that left the lock taken."""
+    """Interrupt *use* at each place in turn. Returns all, and those that left the lock taken.
+
+    Each time in a context of its own: who is interrupted while it resets a context variable leaves
+    it set for whatever this thread does next.
+    """
     places, orphaned = set[str](), set[str]()
     prepare()
     use()  # What is cached is in no one's way later: all runs are as long.
     for step in range(2000):
         prepare()
         with InterruptAt(step) as interruption:
-            use()
+            copy_context().run(use)
         for name in names:
             if not is_left_clean(locks, name):
                 orphaned.add(interruption.place)
