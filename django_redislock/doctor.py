@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from redis.connection import parse_url
 
 from django_redislock import scripts
@@ -52,12 +53,12 @@ class Finding:
 
 
 def examine(using: str) -> Iterator[Finding]:
-    """Examine the server of one alias; stops early if it does not answer.
-
-    Raises:
-        ImproperlyConfigured: The settings of the alias are wrong.
-    """
-    backend = backends[using]
+    """Examine the server of one alias; stops early if it does not answer."""
+    try:
+        backend = backends[using]
+    except ImproperlyConfigured as error:
+        yield Finding("settings", "fail", str(error), "docs/settings.md has all that there are.")
+        return
     if not isinstance(backend, RedisBackend):
         yield Finding(
             "server",

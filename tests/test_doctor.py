@@ -57,6 +57,19 @@ def test_all_but_ok_comes_with_a_remedy(locks: Locks, settings: Any) -> None:
     assert all(one.advice for one in found if one.level != "ok")
 
 
+def test_wrong_settings_of_one_alias_hide_no_other(locks: Locks, settings: Any) -> None:
+    settings.REDISLOCK = {"wrong": {"TTL": "soon"}, **settings.REDISLOCK}
+    output = io.StringIO()
+    with pytest.raises(CommandError):
+        call_command("locks", "doctor", "--json", stdout=output)
+    found = json.loads(output.getvalue())
+    (wrong,) = [one for one in found if one["alias"] == "wrong"]
+    assert (wrong["about"], wrong["level"]) == ("settings", "fail")
+    assert "TTL" in wrong["says"]
+    server = next(one for one in found if one["alias"] == "default")
+    assert (server["about"], server["level"]) == ("server", "ok")
+
+
 def test_the_examination_leaves_nothing_that_stays(locks: Locks) -> None:
     findings()
     assert held.list() == []

@@ -734,8 +734,9 @@ def test_a_line_is_clipped_by_its_width(line: str, columns: int, left: str) -> N
     assert text.clipped(line, columns) == left
 
 
-def test_watch_shows_waiters_and_hand_offs_until_ctrl_c(
-    terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]], spawn: Spawn
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_watch_shows_waiters_and_hand_offs_until_it_is_ended(
+    terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]], spawn: Spawn, end: signal.Signals
 ) -> None:
     process, read = terminal("watch", "--interval", "0.05")
     lock = distributed_lock("lottery")
@@ -744,7 +745,7 @@ def test_watch_shows_waiters_and_hand_offs_until_ctrl_c(
         child = spawn(wait_for, "lottery")
         wait_until(lambda: "waiting: 1" in read() and f":{child.pid}" in read(), 10)
     wait_until(lambda: "handed over" in read(), 10)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(end)
     assert process.wait(10) == 0
     assert read().endswith("\x1b[?1049l")  # The screen is as it was.
 
