@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 import redis
+from celery import Celery
 
 from django_redislock import (
     LockLost,
@@ -385,8 +386,10 @@ def test_r4_an_interrupt_anywhere_in_a_run_of_a_task_leaves_no_orphan(
     locks.on(locks.server, TTL=30, OPTIONS={"max_connections": 4})
 
     @single_instance_task(key=NAME, limit=limit, name=f"tests.draw-{limit}")
-    def draw() -> None: ...
+    def body() -> None: ...
 
+    # Not that of the current app, which other tests may have closed: it would hear of no new task.
+    draw = Celery("tests.sweep", set_as_current=False).tasks[f"tests.draw-{limit}"]
     names = [NAME] if limit == 1 else [f"{NAME}#1", f"{NAME}#2"]
     places, orphaned = sweep(draw, locks, prepare=draw, names=names)
     assert {"_Attempt.run", "_Attempt._run_under", "Lock._keep"} <= places
