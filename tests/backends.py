@@ -30,6 +30,7 @@ from django_redislock import held
 from django_redislock.backends.memory import InMemoryBackend
 from django_redislock.conf import backends
 from django_redislock.keys import lock_keys
+from django_redislock.lease import Owner
 from django_redislock.testing import IN_MEMORY, LockTestKit
 from tests.conftest import Locks, _skip_or_fail
 from tests.servers import KINDS, Container, Endpoint, Kind, Server, missing
@@ -408,6 +409,17 @@ def forbid_scripting(locks: Locks) -> dict[str, str]:
 def held_by_other(name: str, **options: Any) -> AbstractContextManager[None]:
     """Let another machine hold the lock during a block."""
     return LockTestKit().simulate_held_by_other(name, **options)
+
+
+def held_by(
+    name: str, host: str = "web-3", task: str = "", ttl: float = 60, permit: str = ""
+) -> AbstractContextManager[None]:
+    """Let a machine with that name hold the lock during a block, for that task."""
+    task_id = "id-1" if task else ""
+    owner = Owner(
+        host=host, pid=4711, thread="MainThread", task=task, task_id=task_id, permit=permit
+    )
+    return held_by_other(name, ttl=ttl, owner=owner)
 
 
 def waiters(name: str) -> int:

@@ -202,6 +202,15 @@ def add_rival(settings: Settings, locks: Locks, **options: Any) -> None:
     settings.REDISLOCK = {"default": default, RIVAL: rival}
 
 
+@contextmanager
+def against_rival(locks: Locks, settings: Settings) -> Iterator[None]:
+    """Let another process want the same locks during the block; no key may then stay for ever."""
+    add_rival(settings, locks)
+    load_scripts(locks)
+    yield
+    assert immortal(locks) == []
+
+
 def rival(name: str = NAME, **options: Any) -> Lock:
     """A handle of the rival, who tries once unless told otherwise."""
     return distributed_lock(name, using=RIVAL, **{"wait": 0, **options})

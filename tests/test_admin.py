@@ -32,6 +32,7 @@ from django_redislock.owner import Activity, busy_with
 from django_redislock.signals import lock_force_released
 from django_redislock.testing import LockTestKit
 from tests import site
+from tests.backends import held_by
 from tests.processes import hear, say
 from tests.waiting import wait_until
 
@@ -91,17 +92,6 @@ def reference(name: str) -> str:
     lock = held.get(name)
     assert lock is not None
     return f"{HeldLock.of(lock).key}:{lock.id}"
-
-
-def held_by(
-    name: str, host: str = "web-3", task: str = "", ttl: float = 60, permit: str = ""
-) -> Any:
-    """Another machine holds *name* during the block."""
-    task_id = "id-1" if task else ""
-    owner = Owner(
-        host=host, pid=4711, thread="MainThread", task=task, task_id=task_id, permit=permit
-    )
-    return LockTestKit().simulate_held_by_other(name, ttl=ttl, owner=owner)
 
 
 # --- who may what --------------------------------------------------------------------------------

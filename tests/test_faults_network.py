@@ -15,14 +15,12 @@ from tests.faults import (
     Async,
     Blocking,
     Caller,
-    add_rival,
+    against_rival,
     callers,
-    immortal,
     in_thread,
     is_held_by,
     is_left_clean,
     keys_of,
-    load_scripts,
     loses,
     one_kind,
     rival,
@@ -51,10 +49,8 @@ caller = pytest.fixture(callers, params=[Blocking, Async])
 def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Iterator[Locks]:
     """The default alias goes through the proxy, the rival straight to the server."""
     locks.on(proxy, TTL=TTL, WAIT=0)
-    add_rival(settings, locks)
-    load_scripts(locks)
-    yield locks
-    assert immortal(locks) == []
+    with against_rival(locks, settings):
+        yield locks
 
 
 # One command

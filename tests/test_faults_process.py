@@ -37,7 +37,7 @@ from tests.faults import (
     Async,
     Blocking,
     Caller,
-    add_rival,
+    against_rival,
     block_interpreter,
     callers,
     hold,
@@ -46,7 +46,6 @@ from tests.faults import (
     is_held_by,
     is_left_clean,
     keys_of,
-    load_scripts,
     loses,
     one_kind,
     rival,
@@ -75,10 +74,8 @@ caller = pytest.fixture(callers, params=[Blocking, Async])
 def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Iterator[Locks]:
     """The default alias goes through a proxy, the rival straight to the server."""
     locks.on(proxy, TTL=TTL, WAIT=0)
-    add_rival(settings, locks)
-    load_scripts(locks)
-    yield locks
-    assert immortal(locks) == []
+    with against_rival(locks, settings):
+        yield locks
 
 
 # Stopped
@@ -377,6 +374,7 @@ def test_an_interrupt_while_the_watchdog_starts_leaves_no_more_than_one(
         assert len(watchdogs() - before) == 1
 
 
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # redis-py's, while it connects
 @pytest.mark.parametrize("limit", [1, 2])
 @pytest.mark.timeout(60)
 @one_kind

@@ -21,6 +21,7 @@ from django_redislock.management import screen
 from django_redislock.management import terminal as text
 from django_redislock.management.commands.locks import Command
 from django_redislock.testing import LockTestKit
+from tests.backends import held_by
 from tests.processes import ROOT, hear, say
 from tests.waiting import wait_until
 
@@ -90,17 +91,6 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         monkeypatch.setattr("builtins.input", lambda: text)
 
     return answer
-
-
-def held_by(
-    name: str, host: str = "web-3", task: str = "", ttl: float = 60, permit: str = ""
-) -> Any:
-    """Another machine holds *name* during the block."""
-    task_id = "id-1" if task else ""
-    owner = Owner(
-        host=host, pid=4711, thread="MainThread", task=task, task_id=task_id, permit=permit
-    )
-    return LockTestKit().simulate_held_by_other(name, ttl=ttl, owner=owner)
 
 
 # --- list -----------------------------------------------------------------------------------------

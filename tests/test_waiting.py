@@ -17,16 +17,15 @@ from tests.faults import (
     Blocking,
     Caller,
     add_rival,
+    against_rival,
     block_interpreter,
     callers,
     calls,
     hold,
-    immortal,
     in_thread,
     is_held_by,
     is_left_clean,
     keys_of,
-    load_scripts,
     one_kind,
     rival,
     runs,
@@ -56,10 +55,8 @@ caller = pytest.fixture(callers, params=[Blocking, Async])
 def locks(locks: Locks, settings: Settings) -> Iterator[Locks]:
     """The default alias waits; the rival, in the part of another process, tries once."""
     locks.configure(TTL=30, WAIT=20)
-    add_rival(settings, locks)
-    load_scripts(locks)
-    yield locks
-    assert immortal(locks) == []
+    with against_rival(locks, settings):
+        yield locks
 
 
 @pytest.fixture
