@@ -218,7 +218,6 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         context = {
             **self._page_context(request, visible(page.name)),
             "page": page,
-            "name": visible(page.name),
             "as_of": markup.moment(time.time()),
             "refresh": REFRESH_SECONDS,
             "problems": {page.alias: problem} if problem else {},
