@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, overload
 
 from django.contrib.admin import SimpleListFilter
@@ -177,7 +178,7 @@ class HeldLockList(ChangeList):
         ]
 
 
-class LockFilter(SimpleListFilter):
+class LockFilter(SimpleListFilter, ABC):
     """Offers what the locks on the page have."""
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
@@ -191,9 +192,9 @@ class LockFilter(SimpleListFilter):
         """What a choice is called."""
         return visible(value)
 
+    @abstractmethod
     def offered(self, rows: Rows) -> list[str]:
         """The values to choose from."""
-        raise NotImplementedError
 
     def queryset(self, request: Any, queryset: Any) -> Any:
         return queryset  # HeldLockList has filtered already.

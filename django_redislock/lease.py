@@ -76,12 +76,16 @@ class Owner:
         pid = found.get("pid")
         return cls(pid=pid if type(pid) is int else None, **known)
 
+    @property
+    def place(self) -> str:
+        """Where it is, as "host:pid"; "" if nobody knows."""
+        return f"{self.host or 'unknown'}:{self.pid}" if self.pid is not None else self.host
+
     def __str__(self) -> str:
         doing = " ".join(
             part for part in (self.task_id or self.task or self.path or self.command,) if part
         )
-        place = f"{self.host}:{self.pid}" if self.pid is not None else self.host
-        return f"{place} {doing}".strip() or "unknown"
+        return f"{self.place} {doing}".strip() or "unknown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,9 +53,8 @@ def badge(kind: str, label: str, meaning: str = "") -> SafeString:
 
 def owner(who: Owner) -> SafeString:
     """Where it is, and what it is busy with."""
-    place = ":".join(filter(None, (who.host, str(who.pid or "")))) or "unknown"
     doing = who.task or who.path or who.command
-    lines = [("place", place), ("doing", doing), ("id", who.task_id)]
+    lines = [("place", who.place or "unknown"), ("doing", doing), ("id", who.task_id)]
     return format_html(
         '<span class="redislock-owner" title="{}">{}</span>',
         visible(f"thread {who.thread}") if who.thread else "",
@@ -103,7 +102,7 @@ def facts(lock: HeldLock) -> list[tuple[str, Any]]:
     who = lock.owner
     known = [
         ("State", format_html("{} {}", state(lock), _meaning(lock))),
-        ("Holder", visible(f"{who.host}:{who.pid}" if who.pid else who.host)),
+        ("Holder", visible(who.place)),
         ("Thread", visible(who.thread)),
         ("Task", visible(who.task)),
         ("Task id", visible(who.task_id)),

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from celery import Celery, Task
-    from celery.app.task import Context
 
 # What a message of ours carries along, as a dictionary: "tries", how often it was put off in a
 # row; "since", when the first time was (seconds since the epoch); "raised", whether the task
@@ -53,23 +52,22 @@ def _ignores_result(task: Task) -> bool:
     return bool(vars(task.request).get("ignore_result", task.ignore_result))
 
 
-def notes(request: Context) -> dict[str, Any]:
-    """What the message of a run carries along; see HEADER."""
-    found = (request.headers or {}).get(HEADER)
+def notes(headers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a message with these headers carries along; see HEADER."""
+    found = (headers or {}).get(HEADER)
     return dict(found) if isinstance(found, dict) else {}
 
 
 def noted(options: Mapping[str, Any], **added: Any) -> dict[str, Any]:
     """The options of apply_async() with which a message carries along what is *added*."""
     headers = options.get("headers") or {}
-    return {**options, "headers": {**headers, HEADER: {**headers.get(HEADER, {}), **added}}}
+    return {**options, "headers": {**headers, HEADER: {**notes(headers), **added}}}
 
 
 def carry(task: Task, **changed: Any) -> None:
     """Change what a retry or deferral of this run carries along; None removes."""
-    carried = {
-        key: value for key, value in {**notes(task.request), **changed}.items() if value is not None
-    }
+    wanted = {**notes(task.request.headers), **changed}
+    carried = {key: value for key, value in wanted.items() if value is not None}
     headers = {**(task.request.headers or {}), HEADER: carried}
     if not carried:
         del headers[HEADER]
@@ -92,7 +90,7 @@ def defer(task: Task, seconds: float, *, until: float | None = None) -> NoReturn
     Raises:
         Ignore: Always, unless the broker does not take the message.
     """
-    carried = notes(task.request)
+    carried = notes(task.request.headers)
     tries = int(carried.get("tries", 0))
     now = time.time()
     pause = min(FIRST_PAUSE * 2 ** min(tries, 10), LONGEST_PAUSE) * random.uniform(0.75, 1.25)

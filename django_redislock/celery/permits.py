@@ -54,16 +54,14 @@ def take(
         free = [one for one in names if one not in taken]
         # All start with another one, or all but the first would find it taken.
         random.shuffle(free)
-        for one in free:
-            lock = Lock(one, options._replace(wait=0.0))
-            outcome = _ask(lock, limit, held)
-            if isinstance(outcome, Lease):
-                return _checked(backend, name, names, lock, outcome, run)
+        wanted, patient = free, options._replace(wait=0.0)
         if not free:
             first = min(taken, key=lambda one: taken[one].expires_in)
             if not left:
                 return taken[first]
-            lock = Lock(first, options._replace(wait=min(left, LOOK_EVERY)))
+            wanted, patient = [first], options._replace(wait=min(left, LOOK_EVERY))
+        for one in wanted:
+            lock = Lock(one, patient)
             outcome = _ask(lock, limit, held)
             if isinstance(outcome, Lease):
                 return _checked(backend, name, names, lock, outcome, run)

@@ -13,7 +13,7 @@ from celery.signals import task_revoked
 from celery.utils import uuid
 
 from django_redislock import records
-from django_redislock.celery.defer import HEADER, notes
+from django_redislock.celery.defer import notes
 from django_redislock.exceptions import LockUnavailable
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def is_exempt(task: Task, options: Mapping[str, Any]) -> bool:
     return bool(
         task.app.conf.task_always_eager
         or options.get("retries")
-        or "tries" in (options.get("headers") or {}).get(HEADER, {})  # It was put off.
+        or "tries" in notes(options.get("headers"))  # It was put off.
         or any(options.get(name) for name in _DEPENDENTS)
     )
 
@@ -86,7 +86,7 @@ def withdraw(task: Task, name: str, task_id: str, options: SingleInstance) -> No
 def _forget_revoked(sender: Any = None, request: Any = None, **kwargs: Any) -> None:
     """In a worker: a message has expired, or was revoked, before it started."""
     options = getattr(sender, "_single_instance", None)
-    if options is not None and (name := notes(request).get("queued")):
+    if options is not None and (name := notes(request.headers).get("queued")):
         withdraw(sender, name, request.id, options)
 
 

@@ -163,19 +163,26 @@ class _Attempt:
     def _id(self) -> str:
         return self.task.request.id or ""
 
+    @property
+    def _notes(self) -> dict[str, Any]:
+        return notes(self.task.request.headers)
+
+    @property
+    def _this_run(self) -> Run:
+        return Run(self._id, visibility_timeout(self.task.app) + REMEMBERED)
+
     def _leave_queue(self) -> None:
         # By the name that it was announced under: arguments may look different after their way
         # through the broker, which makes lists of tuples.
-        if can_defer(self.task) and (name := notes(self.task.request).get("queued")):
+        if can_defer(self.task) and (name := self._notes.get("queued")):
             withdraw(self.task, name, self._id, self.options)
             carry(self.task, queued=None)
 
     def _take(self, held: ExitStack) -> Lease | Busy | Done | Finished:
-        run = Run(self._id, visibility_timeout(self.task.app) + REMEMBERED)
         options = self.options.lock_options
         if self.options.limit > 1:
-            return permits.take(self.name, self.options.limit, options, run, held)
-        lock = Lock(self.name, options, run)
+            return permits.take(self.name, self.options.limit, options, self._this_run, held)
+        lock = Lock(self.name, options, self._this_run)
         held.push(lock)
         return lock.attempt()
 
@@ -206,17 +213,18 @@ class _Attempt:
         def note(exc_type: object, *exc_info: object) -> None:
             if not lease.held:
                 return
-            run = Run(self._id, visibility_timeout(self.task.app) + REMEMBERED)
             try:
                 records.note_end(
                     self.name,
-                    run,
+                    self._this_run,
                     success=exc_type is None,
                     lasted=time.monotonic() - began,
                     using=self.options.using,
                 )
             except LockUnavailable as error:
-                logger.warning("The end of %s[%s] is not noted: %s", self.task.name, run.id, error)
+                logger.warning(
+                    "The end of %s[%s] is not noted: %s", self.task.name, self._id, error
+                )
 
         return note
 
@@ -240,9 +248,7 @@ class _Attempt:
         if not can_defer(self.task):
             return None
         now = time.time()
-        deadline = (
-            float(notes(self.task.request).get("since", now)) + self.options.conflict_deadline
-        )
+        deadline = float(self._notes.get("since", now)) + self.options.conflict_deadline
         return deadline if now < deadline else None
 
     def _conflict(self, busy: Busy) -> Any:
@@ -255,9 +261,7 @@ class _Attempt:
                 if holding.state == "cooling":
                     return self._duplicate(REPORTS_WITHIN)
                 self._put_off("its own earlier delivery holds it", busy)
-            if task.request.retries and not (
-                policy == "raise" and notes(task.request).get("raised")
-            ):
+            if task.request.retries and not (policy == "raise" and self._notes.get("raised")):
                 # Work that has begun is not dropped because somebody else got in between.
                 self._put_off("a retry finds it held", busy)
         if policy == "raise":

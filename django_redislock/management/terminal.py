@@ -97,7 +97,7 @@ def indented(lines: Iterable[str]) -> Iterator[str]:
 
 def place(owner: Owner) -> str:
     """Where the owner is: host:pid."""
-    return f"{owner.host or 'unknown'}:{owner.pid}" if owner.pid else owner.host or "unknown"
+    return owner.place or "unknown"
 
 
 def doing(owner: Owner) -> str:
