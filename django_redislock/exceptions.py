@@ -63,7 +63,8 @@ class LockLost(LockError):
     Attributes:
         name: The lock.
         reason: "expired", "forced", "taken" or "unreachable".
-        over: Why it is not held although it was not lost, as a clause; "" if it was.
+        over: What ended it, as a clause, where that was no trouble: a setting such as max_hold, or
+            a release; else "".
     """
 
     def __init__(self, name: str, reason: LostReason = "expired", over: str = "") -> None:

@@ -22,6 +22,8 @@ logger = logging.getLogger("django_redislock")
 # much before the server does (https://redis.io/docs/latest/develop/use/patterns/distributed-locks/).
 DRIFT_RATE = 0.01
 DRIFT_FIXED = 0.002
+# Seconds: a renewal that would lengthen a lease by less than this is not sent.
+MARGIN = 1 / 64
 
 
 def drift(seconds: float) -> float:
@@ -324,12 +326,26 @@ class Lease:
         return min(self.ttl, self._hold_until - self._keeper.clock())
 
     def _loss(self) -> LockLost:
+        reason = self.lost_reason or "expired"
         over = ""
         if self._process is not process:
             over = "it belongs to the process that this one was forked from"
         elif self._ended and self._lost_reason is None:
             over = "it was released"
-        return LockLost(self.name, self.lost_reason or "expired", over)
+        elif reason == "expired":
+            over = self._what_was_over()
+        return LockLost(self.name, reason, over)
+
+    def _what_was_over(self) -> str:
+        """The setting by which it was not renewed any more, as a clause; "" if there is none."""
+        if self._keeper.clock() < self._ends:
+            return ""  # The server ended it.
+        if not self.auto_renew:
+            return f"renew is False, and its ttl of {self.ttl:g} s was over"
+        # The last renewal is shortened to end at max_hold, less the drift of the clocks.
+        if self._hold_until <= self._ends + drift(self.ttl) + MARGIN:
+            return f"its max_hold of {self._hold_until - self.granted_at:g} s was over"
+        return ""
 
     def _extend(self, deadline: float) -> None:
         self._unanswered = False

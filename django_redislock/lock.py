@@ -246,7 +246,8 @@ class Lock:
 
         Raises:
             LockUnavailable: The server did not or could not answer; never means "busy".
-            LockMisuse: This thread or asyncio task holds it already.
+            LockMisuse: This thread or asyncio task holds it already; or it is called in a thread
+                whose event loop runs, which would stand still.
             LockLost: A reentrant acquire within a lease that was lost.
         """
         return self.attempt(block=False).__class__ is Lease
@@ -308,6 +309,8 @@ class Lock:
     def _begin(self, hold: _Hold, *, blocking: bool) -> flows.Request | Lease:
         """What to ask for; or the lease we are in already, if it may be taken again."""
         options, name = self._options, self.name
+        if blocking and running_loop() is not None:
+            self._refuse_to_block_the_loop("`async with` or `await lock.aacquire()`")
         outer = self._own_hold() if self._holds else None
         # Settings that are changed while it is held count from the next lease on.
         if outer is not None and outer.may_be_held:
@@ -342,7 +345,7 @@ class Lock:
             holder, may_be_held = lease._holder(), lease._may_be_held
             if holder is me and self._options.reentrant:
                 if not may_be_held:
-                    raise LockLost(self.name, lease.lost_reason or "expired")
+                    raise lease._loss()
                 hold.lease = lease
                 lease._holds += 1
                 self._add(hold)
@@ -350,6 +353,16 @@ class Lock:
             if may_be_held:
                 self._refuse_misuse(holder, me, blocking=blocking)
         return None
+
+    def _refuse_to_block_the_loop(self, instead: str) -> None:
+        # As Django's ORM does, and with the same way out.
+        if not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
+            raise LockMisuse(
+                self.name,
+                "blocking code asks for it in a thread whose event loop runs, so all tasks of"
+                f" that would stand still. Use {instead}; or call it in another thread, as"
+                " sync_to_async does.",
+            )
 
     def _refuse_misuse(self, holder: object, me: object, *, blocking: bool) -> None:
         if holder is me:
@@ -566,7 +579,7 @@ class Lock:
         if reason := lease._end():
             if reason == "unreachable":
                 return flows.give_back(self.name, lease._token, hold.terms.patience, reason)
-            raise LockLost(self.name, reason)
+            raise lease._loss()
         # One that was renewed has a beginning in the timeline, so it must have an end.
         lasted = lease.renewals or lease.owner.task or now - lease.granted_at >= REMEMBERED
         return flows.release(
@@ -597,7 +610,7 @@ class Lock:
         assert lease is not None
         if reason is not None:
             lease._lose(reason, at_release=True)
-            raise LockLost(self.name, reason)
+            raise lease._loss()
         if not signals.lock_released.receivers:
             return None
         held_for = hold.backend.clock() - lease.granted_at
@@ -696,7 +709,10 @@ class Lock:
 
         Raises:
             LockUnavailable: The server did not or could not answer.
+            LockMisuse: It is called in a thread whose event loop runs.
         """
+        if running_loop() is not None:
+            self._refuse_to_block_the_loop("`await lock.alocked()`")
         backend = backends[self._options.using]
         return backend.run(self._look(backend))
 

@@ -13,7 +13,7 @@ from weakref import ref
 from django_redislock import flows
 from django_redislock.exceptions import LockLost
 from django_redislock.flows import CLAIM, Answer, Renewal
-from django_redislock.lease import drift
+from django_redislock.lease import MARGIN, drift
 
 if TYPE_CHECKING:
     from weakref import ReferenceType
@@ -161,9 +161,9 @@ class Watchdog:
                 lease._expire()
                 continue
             ttl = lease._renewable_ttl()
-            # Near max_hold a renewal would win nothing.
+            # A lease that has come near its max_hold is hardly lengthened by a renewal.
             gain = now + ttl - drift(ttl) - lease._deadline
-            if not lease._unconfirmed and (not lease.auto_renew or gain < GRAIN):
+            if not lease._unconfirmed and (not lease.auto_renew or gain < MARGIN):
                 self._put_back(lease, lease._deadline)
                 continue
             if not (lease._block or lease._left_behind) and lease._holder() is None:

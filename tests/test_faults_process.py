@@ -24,7 +24,6 @@ from celery import Celery
 from django_redislock import (
     LockLost,
     LockMisuse,
-    clock,
     distributed_lock,
     held,
     scripts,
@@ -662,37 +661,6 @@ async def test_a_blocked_event_loop_does_not_cost_the_lease(locks: Locks) -> Non
         time.sleep(2 * TTL)
         assert lease.held
         assert is_held_by(locks, lease)
-
-
-@one_kind
-async def test_a_look_at_a_lease_that_was_handed_over_does_not_block_the_loop(
-    locks: Locks, proxy: Proxy
-) -> None:
-    """Its confirmation has not been read when the time for that is over, so it asks the server."""
-    lock, longest = distributed_lock(NAME, ttl=10, wait=10), 0.0
-
-    async def tick() -> None:
-        nonlocal longest
-        while True:
-            last = time.monotonic()
-            await asyncio.sleep(0.01)
-            longest = max(longest, time.monotonic() - last)
-
-    with rival():
-        waiter = asyncio.create_task(lock.aacquire())
-        await await_until(lambda: waiting(locks))
-        proxy.rule_for_script(scripts.RENEW.sha, "delayreply:1.2", times=None)
-    assert await waiter
-    lease = lease_of(lock)
-    assert lease is not None
-    await await_until(lambda: clock.now() > lease._deadline)
-    ticking, begin = asyncio.create_task(tick()), time.monotonic()
-    await lease.aensure_held()
-    took = time.monotonic() - begin
-    ticking.cancel()
-    assert took > 0.4
-    assert longest < took / 2
-    await lock.arelease()
 
 
 # Forgotten and shared

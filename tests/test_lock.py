@@ -274,3 +274,29 @@ async def test_the_fence_grows_even_after_the_server_lost_its_data(way: Way, pla
     place.lose_data()
     async with way.entered(distributed_lock("lottery")) as after:
         assert after.fence > before.fence
+
+
+# --- blocking code in an event loop --------------------------------------------------------------
+
+
+async def test_a_blocking_acquire_in_a_running_event_loop_is_refused(place: Place) -> None:
+    lock = distributed_lock("lottery", wait=60)
+    with pytest.raises(LockMisuse, match=r"'lottery'.*`async with`"), lock:
+        pytest.fail("the block ran")
+    with pytest.raises(LockMisuse, match=r"`await lock\.aacquire"):
+        lock.acquire()
+    with pytest.raises(LockMisuse, match=r"`await lock\.alocked"):
+        lock.locked()
+    with pytest.raises(LockMisuse, match="event loop"):
+        distributed_lock("lottery")(len)("a")
+    assert not await lock.alocked()
+    assert await asyncio.to_thread(lock.acquire)
+    await lock.arelease()
+
+
+async def test_as_with_the_orm_blocking_code_can_be_allowed_in_a_loop(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+    with distributed_lock("lottery") as lease:
+        assert lease.held

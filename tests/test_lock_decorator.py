@@ -240,7 +240,7 @@ async def test_whatever_is_awaited_is_locked_until_it_is_done(
     assert await distributed_lock("lottery")(function)() == ["lottery"]
 
 
-async def test_a_plain_function_whose_answer_is_awaited_is_refused(place: Place) -> None:
+def test_a_plain_function_whose_answer_is_awaited_is_refused(place: Place) -> None:
     def later() -> Any:
         return _in_the_body()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -39,6 +39,31 @@ async def test_a_block_that_outlives_max_hold_raises_lock_lost(way: Way, place: 
     with pytest.raises(LockLost, match="'lottery'"):
         async with way.entered(distributed_lock("lottery", max_hold=0.1)) as lease:
             await way.until(lambda: not lease.held)
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("options", "over"),
+    [
+        ({"max_hold": 0.1}, "its max_hold of 0.1 s was over"),
+        ({"ttl": 0.3, "max_hold": 0.5}, "its max_hold of 0.5 s was over"),
+        ({"ttl": 0.1, "renew": False}, "renew is False, and its ttl of 0.1 s was over"),
+    ],
+    ids=str,
+)
+async def test_a_loss_names_the_setting_that_ended_the_lease(
+    way: Way,
+    place: Place,
+    options: dict[str, Any],
+    over: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lock = distributed_lock("lottery", **options)
+    with pytest.raises(LockLost, match=over) as lost:  # noqa: PT012
+        async with way.entered(lock) as lease:
+            await way.until(lambda: lease.lost_reason)
+            await way.until(lambda: over in caplog.text)
+    assert lost.value.reason == "expired"
 
 
 @both_ways

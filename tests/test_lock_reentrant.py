@@ -123,8 +123,10 @@ async def test_the_same_thread_or_task_twice_is_misuse(way: Way, place: Place) -
 
 
 async def test_a_blocking_acquire_in_the_thread_of_the_loop_whose_task_holds_it_is_misuse(
-    place: Place,
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")  # Refused though it is allowed to block.
+
     async def block() -> None:
         distributed_lock("lottery", wait=60).acquire()
 
@@ -133,7 +135,11 @@ async def test_a_blocking_acquire_in_the_thread_of_the_loop_whose_task_holds_it_
             await asyncio.create_task(block())
 
 
-async def test_a_blocking_acquire_in_the_thread_of_another_loop_waits(place: Place) -> None:
+async def test_a_blocking_acquire_in_the_thread_of_another_loop_waits(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+
     async def elsewhere() -> bool:
         return distributed_lock("lottery", wait=0).acquire()
 

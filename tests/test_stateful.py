@@ -27,6 +27,7 @@ from hypothesis.stateful import (
 
 from django_redislock import LockLost, distributed_lock, held
 from django_redislock.keys import lock_keys
+from tests.faults import lease_of
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class LockMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holder is not None)
     @rule(verify=st.booleans())
     def renew(self, verify: bool) -> None:
-        lease = self.actors[self._holder()].lock.lease
+        lease = lease_of(self.actors[self._holder()].lock)
         assert lease is not None
         if verify:
             lease.ensure_held(verify=True)
@@ -151,7 +152,7 @@ class LockMachine(RuleBasedStateMachine):
     def find_out(self, data: st.DataObject) -> None:
         me = data.draw(st.sampled_from(sorted(self.lost)))
         actor = self.actors[me]
-        lease = actor.lock.lease
+        lease = lease_of(actor.lock)
         assert lease is not None
         if data.draw(st.booleans()):
             with pytest.raises(LockLost) as raised:
@@ -173,7 +174,7 @@ class LockMachine(RuleBasedStateMachine):
     @rule()
     def force_release(self) -> None:
         me = self._holder()
-        lease = self.actors[me].lock.lease
+        lease = lease_of(self.actors[me].lock)
         assert lease is not None
         assert not held.force_release(NAME, "0" * 16)
         assert held.force_release(NAME, lease.id)
@@ -213,7 +214,7 @@ class LockMachine(RuleBasedStateMachine):
         value = self.redis.get(self.keys.lock)
         assert (value is None) is (self.holder is None)
         for me, actor in enumerate(self.actors):
-            lease = actor.lock.lease
+            lease = lease_of(actor.lock)
             if me == self.holder:
                 assert lease is not None
                 assert lease.held
@@ -249,7 +250,7 @@ class LockMachine(RuleBasedStateMachine):
         return self.holder
 
     def _is_granted(self, me: int) -> None:
-        lease = self.actors[me].lock.lease
+        lease = lease_of(self.actors[me].lock)
         assert lease is not None
         assert lease.fence > self.fence
         self.fence = lease.fence

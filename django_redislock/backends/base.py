@@ -206,17 +206,18 @@ class Backend(ABC):
             raise lease._loss()
         ttl = lease._renewable_ttl()
         if ttl <= 0:
-            raise LockLost(lease.name, "expired")
+            raise lease._loss()
         return flows.Renewal(lease.name, lease._token, ttl, lease.renewals + 1)
 
     def tell_lost(self, lease: Lease) -> None:
         """Tell everybody who wants to know that *lease* is lost, outside the calling thread."""
         self.watchdog.forget(lease)
+        over = lease._loss().over
         logger.error(
             "Lost the lease %s of lock %r (%s); the code under it may still run",
             lease.id,
             lease.name,
-            lease.lost_reason,
+            f"{lease.lost_reason}: {over}" if over else lease.lost_reason,
         )
         if lease._callbacks or signals.lock_lost.receivers:
             # Losses are rare. A callback that hangs must stop neither other losses nor the exit.
