@@ -25,9 +25,9 @@ pytest_plugins = ["tests.celery_app.stage"]
 sweeps_often = pytest.mark.skipif(kombu.VERSION < (5, 7), reason="takes minutes with this kombu")
 
 
-def deliver_again(stage: Stage, name: str, key: str, task_id: str, **how: Any) -> None:
+def deliver_again(stage: Stage, name: str, key: str, task_id: str, **options: Any) -> None:
     """Put a second message with the same id into the queue, as a broker does."""
-    stage.task(name).apply_async((key,), how, task_id=task_id)
+    stage.task(name).apply_async((key,), task_id=task_id, **options)
 
 
 @pytest.mark.usefixtures("worker")
@@ -139,6 +139,53 @@ class TestRetry:
         stage.wait_for_log(f"Put off {stage.task('flaky').name}[{sent.id}]")
         stage.open_gate(key)
         assert stage.result(sent) == f"did {key}"
+        assert [event["retries"] for event in stage.events(key, "start")] == [0, 1]
+
+    @pytest.mark.row("retry-returned")
+    @pytest.mark.parametrize("kind", ["", "_once", "_cooling", "_limited"])
+    def test_a_retry_whose_first_try_ended_well_is_no_duplicate_of_it(
+        self, stage: Stage, kind: str
+    ) -> None:
+        key, name = stage.key(), f"asking_again{kind}"
+        sent = stage.send(name, key, hold=True)
+        stage.wait_for(key, "start")
+        stage.open_gate(key)
+        stage.wait_for(key, "start", 2)
+        stage.open_gate(key)
+        stage.wait_for(key, "end", 2)
+        stage.wait_until_idle()
+        assert [event["retries"] for event in stage.events(key, "start")] == [0, 1]
+        # Celery keeps the result of the first success.
+        assert stage.result(sent) == "tried 1"
+
+        for retries in (0, 1):
+            deliver_again(stage, name, key, sent.id, retries=retries)
+            stage.wait_until_idle()
+        assert stage.count(key, "start") == 2
+
+    @pytest.mark.row("retry-returned")
+    def test_a_duplicate_of_the_first_try_is_one_although_its_retry_is_still_to_come(
+        self, stage: Stage
+    ) -> None:
+        key = stage.key()
+        sent = stage.send("asking_again", key, pause=2)
+        assert stage.result(sent) == "tried 1"
+        deliver_again(stage, "asking_again", key, sent.id)
+        stage.wait_for_log(f"[{sent.id}] received", 3)  # The retry too, ahead of its time.
+        stage.wait_for(key, "end", 2)
+        stage.wait_until_idle()
+        assert [event["retries"] for event in stage.events(key, "start")] == [0, 1]
+
+    @pytest.mark.row("retry-returned")
+    def test_a_duplicate_of_the_first_try_that_comes_after_its_retry_has_succeeded_does_not_run(
+        self, stage: Stage
+    ) -> None:
+        key = stage.key()
+        sent = stage.send("flaky", key)
+        assert stage.result(sent) == f"did {key}"
+        deliver_again(stage, "flaky", key, sent.id)
+        stage.wait_for_log(f"[{sent.id}] received", 3)
+        stage.wait_until_idle()
         assert [event["retries"] for event in stage.events(key, "start")] == [0, 1]
 
     def test_of_many_that_retry_at_once_none_is_lost(self, stage: Stage) -> None:

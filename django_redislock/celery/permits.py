@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from django_redislock import flows, scripts
+from django_redislock import scripts
 from django_redislock.backends.base import read_holding
 from django_redislock.conf import backends
 from django_redislock.flows import Busy, Call, Finished
@@ -21,6 +21,7 @@ from django_redislock.names import check_name
 from django_redislock.owner import busy_with, current_activity
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from contextlib import ExitStack
 
     from django_redislock.backends.base import Backend
@@ -49,7 +50,7 @@ def take(
         taken = _look(backend, name, names, run)
         if isinstance(taken, Finished):
             return taken
-        if duplicate := _held_by(run, taken.values()):
+        if duplicate := _held_by_us(taken.values()):
             return duplicate
         free = [one for one in names if one not in taken]
         # All start with another one, or all but the first would find it taken.
@@ -90,7 +91,7 @@ def _checked(
     except BaseException:
         lock.release(success=False)
         raise
-    in_the_way = taken if isinstance(taken, Finished) else _held_by(run, taken.values())
+    in_the_way = taken if isinstance(taken, Finished) else _held_by_us(taken.values())
     if in_the_way is None:
         return lease
     lock.release(success=False)
@@ -112,6 +113,8 @@ def _look(backend: Backend, name: str, names: list[str], run: Run) -> dict[str, 
     }
 
 
-def _held_by(run: flows.Run, taken: object) -> Busy | None:
-    held = (one for one in taken if read_holding(one.value).owner.task_id == run.id)  # type: ignore[attr-defined]
-    return next(held, None) if run.id else None
+def _held_by_us(taken: Iterable[Busy]) -> Busy | None:
+    """A permit that another delivery or try of this task holds."""
+    if not (task_id := current_activity.get().task_id):
+        return None
+    return next((one for one in taken if read_holding(one.value).owner.task_id == task_id), None)
