@@ -225,8 +225,12 @@ class Lock:
     # code. From the end of attempt() to the code of the caller there is neither, so isinstance()
     # would not do: a lease that nobody knows of would be renewed for ever.
 
-    def attempt(self) -> Lease | Busy | Done | Finished:
-        """As acquire(), with the whole outcome. For the package's own integrations."""
+    def attempt(self, *, since: float | None = None) -> Lease | Busy | Done | Finished:
+        """As acquire(), with the whole outcome. For the package's own integrations.
+
+        Args:
+            since: When the wait began of which this is a part. The caller tells if it runs out.
+        """
         before, depth = self._lease, self._depth
         try:
             request = self._begin(blocking=True)
@@ -235,7 +239,9 @@ class Lock:
             backend = self._backend
             started = backend.clock()
             outcome = self._conclude(backend.run(flows.acquire(request, started, self._keep)))
-            if news := self._news_of(outcome, started):
+            if since is not None and isinstance(outcome, Busy):
+                return outcome
+            if news := self._news_of(outcome, started if since is None else since):
                 _tell(*news)
             return outcome
         except BaseException:

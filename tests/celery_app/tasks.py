@@ -178,6 +178,12 @@ def sharing(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
+@single_instance_task(key="{key}", limit=2, on_conflict="wait", wait=2.5)
+def sharing_impatiently(key: str, **how: Any) -> str:
+    """Run twice at a time; wait a while when both permits are taken."""
+    return work(key, **how)
+
+
 @single_instance_task(key="{key}", unique_queued=True)
 def queued(key: str, **how: Any) -> str:
     """Wait in the queue once."""
