@@ -141,6 +141,28 @@ class TestRetry:
         assert stage.result(sent) == f"did {key}"
         assert [event["retries"] for event in stage.events(key, "start")] == [0, 1]
 
+    @pytest.mark.row("canvas-retried")
+    def test_a_chord_gets_the_real_results_of_members_that_were_retried_or_replaced(
+        self, stage: Stage
+    ) -> None:
+        keys = [stage.key() for _ in range(3)]
+        header = [
+            stage.task("replacing").s(keys[0]),
+            stage.task("flaky").s(keys[1], hold=True),
+            stage.task("skipping").s(keys[2]),
+        ]
+        body = chord(header)(stage.task("collect").s())
+        replaced, retried, _ = (member.id for member in body.parent.results)
+        stage.wait_for_log(f"[{retried}]: lock {keys[1]!r} is busy")
+        stage.wait_for(keys[0], "end")
+        assert not body.ready()
+        deliver_again(stage, "replacing", keys[0], replaced)
+        stage.open_gate(keys[1])
+        assert stage.result(body) == [f"did {key}" for key in keys]
+        stage.wait_until_idle()
+        # The first delivery of one, and what it was replaced by; both tries of another.
+        assert [stage.count(key, "start") for key in keys] == [2, 2, 1]
+
     @pytest.mark.row("retry-returned")
     @pytest.mark.parametrize("kind", ["", "_once", "_cooling", "_limited"])
     def test_a_retry_whose_first_try_ended_well_is_no_duplicate_of_it(
@@ -265,6 +287,28 @@ class TestCrash:
         sent = own_stage.send("late", key, hold=True)
         own_stage.wait_for(key, "start")
         own_stage.wait_for_log(f"[{sent.id}]: lock {key!r} is busy", 3)
+        own_stage.open_gate(key)
+        assert own_stage.result(sent) == f"did {key}"
+        own_stage.wait_until_idle()
+        assert own_stage.count(key, "start") == 1
+        assert own_stage.app.AsyncResult(sent.id).result == f"did {key}"
+
+    @sweeps_often
+    @pytest.mark.row("visibility-timeout-eta")
+    @pytest.mark.parametrize("task", ["late", "brief"])
+    def test_a_task_whose_time_comes_after_the_visibility_timeout_runs_once(
+        self, own_stage: Stage, task: str
+    ) -> None:
+        key = own_stage.key()
+        for _ in range(2):
+            own_stage.start(ready=False)
+        for worker in own_stage.workers:
+            worker.wait_ready()
+        sent = own_stage.task(task).apply_async((key,), {"hold": True}, countdown=4)
+        # Twice in a worker by now, with a second delivery of itself.
+        own_stage.wait_for_log(f"[{sent.id}] received", 2, timeout=20)
+        assert own_stage.count(key, "start") == 0
+        own_stage.wait_for_log(f"[{sent.id}]: lock {key!r} is busy")
         own_stage.open_gate(key)
         assert own_stage.result(sent) == f"did {key}"
         own_stage.wait_until_idle()

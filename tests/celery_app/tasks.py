@@ -316,6 +316,12 @@ def lottery(key: str, noon: int, seconds: float = 0.02) -> int:
     return noon
 
 
+@single_instance_task(key="{key}", min_hold=2)
+def at_noon(key: str) -> None:
+    """Draw, at most every two seconds."""
+    note(key, "draw")
+
+
 @single_instance_task(key="{key}")
 def hasty_lottery(key: str, noon: int, seconds: float = 0.02) -> int:
     """Draw, under a lock that is free again as soon as the draw is done."""
