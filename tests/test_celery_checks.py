@@ -70,6 +70,8 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]
         (tidy, {}, {"on_conflict": "wait", "wait": 90}, ["W053"]),
         (tidy, {"result_backend": None}, {"acks_late": True}, ["W054"]),
         (tidy, {"result_backend": None}, {"acks_late": True, "ignore_result": True}, []),
+        (tidy, {}, {"unique_queued": True}, ["W056"]),
+        (tidy, {}, {"unique_queued": True, "on_conflict": "retry"}, []),
         (tidy, {}, {"using": "default"}, []),
         (tidy, {}, {"using": "defautl"}, ["E050"]),
     ],

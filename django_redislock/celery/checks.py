@@ -133,6 +133,15 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
             "Set result_backend, or ignore_result=True on the task: then what follows it in a"
             " chain may start twice.",
         )
+    if options.unique_queued and options.on_conflict == "skip":
+        yield _warning(
+            task,
+            "W056",
+            "has unique_queued, but a call that is made while it runs is skipped, and with it what"
+            " changed since that run began",
+            'on_conflict="retry" makes one more run of all the calls that are made during a run.',
+        )
+
 
 def _warning(task: SingleInstanceTask, id: str, what: str, hint: str) -> checks.Warning:  # noqa: A002
     return checks.Warning(f"Task {task.name} {what}.", hint=hint, id=f"django_redislock.{id}")
