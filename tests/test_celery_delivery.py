@@ -276,6 +276,24 @@ class TestCrash:
         assert own_stage.count(key, "end") == 1
         assert again["time"] - killed_at < 5 + 3  # Its lease had five seconds at most.
 
+    @pytest.mark.row("crash")
+    def test_of_many_that_start_the_lottery_one_draws_although_the_first_to_try_is_killed(
+        self, own_stage: Stage
+    ) -> None:
+        key = own_stage.key()
+        first = own_stage.start()
+        winner = own_stage.send("draw_late", key, hold=True)
+        own_stage.wait_for(key, "start")
+        others = [own_stage.send("draw_late", key) for _ in range(3)]
+        own_stage.start()
+        assert [own_stage.result(one)["skipped"] for one in others] == ["busy"] * 3
+        first.kill()
+        own_stage.open_gate(key)
+        own_stage.start()  # Before 5.7, kombu delivers again only when a worker starts.
+        assert own_stage.result(winner) == f"did {key}"
+        assert own_stage.result(own_stage.send("draw_late", key))["skipped"] == "busy"
+        assert own_stage.count(key, "end") == 1
+
     @sweeps_often
     @pytest.mark.row("visibility-timeout")
     def test_a_task_that_outlasts_the_visibility_timeout_runs_once(self, own_stage: Stage) -> None:

@@ -133,6 +133,18 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
             "Set result_backend, or ignore_result=True on the task: then what follows it in a"
             " chain may start twice.",
         )
+    kept = [name for name in ("min_hold", "once") if getattr(options, name)]
+    # With "retry" the others come back, and one of them does the work.
+    if kept and options.on_conflict != "retry" and not acks_late(task):
+        yield _warning(
+            task,
+            "W055",
+            f"has {' and '.join(kept)}, but its message is acknowledged before it runs: if its"
+            " worker is killed, the work is done by nobody, since the others have skipped",
+            "Set acks_late=True on the task, or task_acks_late: then the broker delivers it again."
+            " reject_on_worker_lost=True does so when the process of the task alone is killed."
+            " Silence this if it must rather not be done than be started twice.",
+        )
     if options.unique_queued and options.on_conflict == "skip":
         yield _warning(
             task,

@@ -316,6 +316,12 @@ def lottery(key: str, noon: int, seconds: float = 0.02) -> int:
     return noon
 
 
+@single_instance_task(key="{key}", ttl=2, min_hold=30, acks_late=True)
+def draw_late(key: str, **how: Any) -> str:
+    """Draw; acknowledged when it is done."""
+    return work(key, **how)
+
+
 @single_instance_task(key="{key}", min_hold=2)
 def at_noon(key: str) -> None:
     """Draw, at most every two seconds."""
