@@ -249,7 +249,7 @@ class Lock:
                 self._backend.run(undo)
             raise
 
-    async def aattempt(self) -> Lease | Busy | Done | Finished:
+    async def aattempt(self, *, since: float | None = None) -> Lease | Busy | Done | Finished:
         """See attempt()."""
         before, depth = self._lease, self._depth
         try:
@@ -261,7 +261,9 @@ class Lock:
             outcome = self._conclude(
                 await backend.arun(flows.acquire(request, started, self._keep))
             )
-            if news := self._news_of(outcome, started):
+            if since is not None and isinstance(outcome, Busy):
+                return outcome
+            if news := self._news_of(outcome, started if since is None else since):
                 await _atell(*news)
             return outcome
         except GeneratorExit:
