@@ -189,7 +189,7 @@ class Finished(NamedTuple):
 class Run(NamedTuple):
     """A run of a task, for which a lock is wanted."""
 
-    id: str  # Of the task; "" if it was called directly.
+    id: str  # As in lua/_task_of.lua; "" if the task was called directly.
     remembered: float  # Seconds for which a duplicate of it is recognised after it succeeded.
 
 

@@ -260,11 +260,14 @@ class Lock:
     # code. From the end of attempt() to the code of the caller there is neither, so isinstance()
     # would not do: a lease that nobody knows of would be renewed for ever.
 
-    def attempt(self, *, block: bool = True) -> Lease | Busy | Done | Finished:
+    def attempt(
+        self, *, block: bool = True, since: float | None = None
+    ) -> Lease | Busy | Done | Finished:
         """As acquire(), with the whole outcome. For the package's own integrations.
 
         Args:
             block: Whether ``__exit__()`` ends what is got, as for a block; else ``release()``.
+            since: When the wait began of which this is a part. The caller tells if it runs out.
         """
         hold = _Hold(block=block)
         try:
@@ -276,7 +279,9 @@ class Lock:
             outcome = self._conclude(
                 hold, backend.run(flows.acquire(request, started, partial(self._keep, hold)))
             )
-            if news := self._news_of(hold, outcome, started):
+            if since is not None and isinstance(outcome, Busy):
+                return outcome
+            if news := self._news_of(hold, outcome, started if since is None else since):
                 _tell(*news)
             return outcome
         except BaseException:
@@ -284,7 +289,9 @@ class Lock:
                 hold.backend.run(undo)
             raise
 
-    async def aattempt(self, *, block: bool = True) -> Lease | Busy | Done | Finished:
+    async def aattempt(
+        self, *, block: bool = True, since: float | None = None
+    ) -> Lease | Busy | Done | Finished:
         """See attempt()."""
         hold = _Hold(block=block)
         try:
@@ -296,7 +303,9 @@ class Lock:
             outcome = self._conclude(
                 hold, await backend.arun(flows.acquire(request, started, partial(self._keep, hold)))
             )
-            if news := self._news_of(hold, outcome, started):
+            if since is not None and isinstance(outcome, Busy):
+                return outcome
+            if news := self._news_of(hold, outcome, started if since is None else since):
                 await _atell(*news)
             return outcome
         except GeneratorExit:

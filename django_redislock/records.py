@@ -134,26 +134,49 @@ def note_end(name: str, run: flows.Run, *, success: bool, lasted: float, using: 
     _ask(scripts.FINISH, name, what, times[0], owner, run.id, times[1], using=using)
 
 
-def announce(name: str, run: str, ttl: float, *, using: str) -> str:
-    """Say that the task run *run* is about to be queued; one at a time is, for *ttl* seconds.
-
-    Returns:
-        "" if it is the one, else the id of the run that is.
+def note_retried(name: str, run: flows.Run, *, using: str) -> None:
+    """Note that a run has finished, but its task goes on: it has published its own retry.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    waiting: bytes = _ask(scripts.ANNOUNCE, name, run, flows.milliseconds(ttl), using=using)
+    remembered = flows.milliseconds(run.remembered)
+    _ask(scripts.FINISH, name, "retried", 0, b"", run.id, remembered, using=using)
+
+
+def announce(name: str, task_id: str, ttl: float, *, using: str) -> str:
+    """Say that a call is about to be queued; one at a time is, for *ttl* seconds.
+
+    Returns:
+        "" if it is the one, else the id of the one that is, which stands for this one too.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    waiting: bytes = _ask(scripts.ANNOUNCE, name, task_id, flows.milliseconds(ttl), using=using)
     return waiting.decode()
 
 
-def retract(name: str, run: str, *, using: str) -> None:
-    """The announced run has started, or never will. Harmless if it is not the one.
+def requeue(name: str, task_id: str, ttl: float, *, using: str) -> float | None:
+    """The announced call goes back into the queue, for *ttl* seconds. Harmless if it is another.
+
+    Returns:
+        How many seconds ago it last stood for another call; None if it has not.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    _ask(scripts.RETRACT, name, run, using=using)
+    ago = int(_ask(scripts.REQUEUE, name, task_id, flows.milliseconds(ttl), using=using))
+    return None if ago < 0 else ago / 1000
+
+
+def retract(name: str, task_id: str, *, using: str) -> None:
+    """The announced call has started, or never will. Harmless if it is not the one.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    _ask(scripts.RETRACT, name, task_id, using=using)
 
 
 def _ask(script: Script, name: str, *args: str | bytes | int, using: str) -> Any:

@@ -25,9 +25,9 @@ pytest_plugins = ["tests.celery_app.stage"]
 sweeps_often = pytest.mark.skipif(kombu.VERSION < (5, 7), reason="takes minutes with this kombu")
 
 
-def deliver_again(stage: Stage, name: str, key: str, task_id: str, **how: Any) -> None:
+def deliver_again(stage: Stage, name: str, key: str, task_id: str, **options: Any) -> None:
     """Put a second message with the same id into the queue, as a broker does."""
-    stage.task(name).apply_async((key,), how, task_id=task_id)
+    stage.task(name).apply_async((key,), task_id=task_id, **options)
 
 
 @pytest.mark.usefixtures("worker")
@@ -141,6 +141,75 @@ class TestRetry:
         assert stage.result(sent) == f"did {key}"
         assert [event["retries"] for event in stage.events(key, "start")] == [0, 1]
 
+    @pytest.mark.row("canvas-retried")
+    def test_a_chord_gets_the_real_results_of_members_that_were_retried_or_replaced(
+        self, stage: Stage
+    ) -> None:
+        keys = [stage.key() for _ in range(3)]
+        header = [
+            stage.task("replacing").s(keys[0]),
+            stage.task("flaky").s(keys[1], hold=True),
+            stage.task("skipping").s(keys[2]),
+        ]
+        body = chord(header)(stage.task("collect").s())
+        replaced, retried, _ = (member.id for member in body.parent.results)
+        stage.wait_for_log(f"[{retried}]: lock {keys[1]!r} is busy")
+        stage.wait_for(keys[0], "end")
+        assert not body.ready()
+        deliver_again(stage, "replacing", keys[0], replaced)
+        stage.open_gate(keys[1])
+        assert stage.result(body) == [f"did {key}" for key in keys]
+        stage.wait_until_idle()
+        # The first delivery of one, and what it was replaced by; both tries of another.
+        assert [stage.count(key, "start") for key in keys] == [2, 2, 1]
+
+    @pytest.mark.row("retry-returned")
+    @pytest.mark.parametrize("kind", ["", "_once", "_cooling", "_limited"])
+    def test_a_retry_whose_first_try_ended_well_is_no_duplicate_of_it(
+        self, stage: Stage, kind: str
+    ) -> None:
+        key, name = stage.key(), f"asking_again{kind}"
+        sent = stage.send(name, key, hold=True)
+        stage.wait_for(key, "start")
+        stage.open_gate(key)
+        stage.wait_for(key, "start", 2)
+        stage.open_gate(key)
+        stage.wait_for(key, "end", 2)
+        stage.wait_until_idle()
+        assert [event["retries"] for event in stage.events(key, "start")] == [0, 1]
+        # Celery keeps the result of the first success.
+        assert stage.result(sent) == "tried 1"
+
+        for retries in (0, 1):
+            deliver_again(stage, name, key, sent.id, retries=retries)
+            stage.wait_until_idle()
+        assert stage.count(key, "start") == 2
+
+    @pytest.mark.row("retry-returned")
+    def test_a_duplicate_of_the_first_try_is_one_although_its_retry_is_still_to_come(
+        self, stage: Stage
+    ) -> None:
+        key = stage.key()
+        sent = stage.send("asking_again", key, pause=2)
+        assert stage.result(sent) == "tried 1"
+        deliver_again(stage, "asking_again", key, sent.id)
+        stage.wait_for_log(f"[{sent.id}] received", 3)  # The retry too, ahead of its time.
+        stage.wait_for(key, "end", 2)
+        stage.wait_until_idle()
+        assert [event["retries"] for event in stage.events(key, "start")] == [0, 1]
+
+    @pytest.mark.row("retry-returned")
+    def test_a_duplicate_of_the_first_try_that_comes_after_its_retry_has_succeeded_does_not_run(
+        self, stage: Stage
+    ) -> None:
+        key = stage.key()
+        sent = stage.send("flaky", key)
+        assert stage.result(sent) == f"did {key}"
+        deliver_again(stage, "flaky", key, sent.id)
+        stage.wait_for_log(f"[{sent.id}] received", 3)
+        stage.wait_until_idle()
+        assert [event["retries"] for event in stage.events(key, "start")] == [0, 1]
+
     def test_of_many_that_retry_at_once_none_is_lost(self, stage: Stage) -> None:
         keys = [stage.key() for _ in range(40)]
         results = [stage.send("flaky", key) for key in keys]
@@ -207,6 +276,24 @@ class TestCrash:
         assert own_stage.count(key, "end") == 1
         assert again["time"] - killed_at < 5 + 3  # Its lease had five seconds at most.
 
+    @pytest.mark.row("crash")
+    def test_of_many_that_start_the_lottery_one_draws_although_the_first_to_try_is_killed(
+        self, own_stage: Stage
+    ) -> None:
+        key = own_stage.key()
+        first = own_stage.start()
+        winner = own_stage.send("draw_late", key, hold=True)
+        own_stage.wait_for(key, "start")
+        others = [own_stage.send("draw_late", key) for _ in range(3)]
+        own_stage.start()
+        assert [own_stage.result(one)["skipped"] for one in others] == ["busy"] * 3
+        first.kill()
+        own_stage.open_gate(key)
+        own_stage.start()  # Before 5.7, kombu delivers again only when a worker starts.
+        assert own_stage.result(winner) == f"did {key}"
+        assert own_stage.result(own_stage.send("draw_late", key))["skipped"] == "busy"
+        assert own_stage.count(key, "end") == 1
+
     @sweeps_often
     @pytest.mark.row("visibility-timeout")
     def test_a_task_that_outlasts_the_visibility_timeout_runs_once(self, own_stage: Stage) -> None:
@@ -218,6 +305,28 @@ class TestCrash:
         sent = own_stage.send("late", key, hold=True)
         own_stage.wait_for(key, "start")
         own_stage.wait_for_log(f"[{sent.id}]: lock {key!r} is busy", 3)
+        own_stage.open_gate(key)
+        assert own_stage.result(sent) == f"did {key}"
+        own_stage.wait_until_idle()
+        assert own_stage.count(key, "start") == 1
+        assert own_stage.app.AsyncResult(sent.id).result == f"did {key}"
+
+    @sweeps_often
+    @pytest.mark.row("visibility-timeout-eta")
+    @pytest.mark.parametrize("task", ["late", "brief"])
+    def test_a_task_whose_time_comes_after_the_visibility_timeout_runs_once(
+        self, own_stage: Stage, task: str
+    ) -> None:
+        key = own_stage.key()
+        for _ in range(2):
+            own_stage.start(ready=False)
+        for worker in own_stage.workers:
+            worker.wait_ready()
+        sent = own_stage.task(task).apply_async((key,), {"hold": True}, countdown=4)
+        # Twice in a worker by now, with a second delivery of itself.
+        own_stage.wait_for_log(f"[{sent.id}] received", 2, timeout=20)
+        assert own_stage.count(key, "start") == 0
+        own_stage.wait_for_log(f"[{sent.id}]: lock {key!r} is busy")
         own_stage.open_gate(key)
         assert own_stage.result(sent) == f"did {key}"
         own_stage.wait_until_idle()

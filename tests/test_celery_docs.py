@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import fields
 from pathlib import Path
 
 from django_redislock.celery import SingleInstance, checks
 from tests.test_celery_lifecycle import LIFE_CYCLE
+from tests.test_docs import DOCUMENTS, ROOT, code_of
 
 TESTS = Path(__file__).parent
+EXAMPLE = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 DOCS = (TESTS.parent / "docs" / "celery.md").read_text()
 
 
@@ -56,3 +59,18 @@ def test_each_check_is_documented() -> None:
     assert set(re.findall(r"\| ([EW]\d+) \|", section("System checks"))) == set(
         re.findall(r"(?<=[.\"])([EW]\d+)\"", source)
     )
+
+
+def test_each_example_keeps_what_it_promises_when_a_worker_is_killed() -> None:
+    """With min_hold or once the others skip, so the message must outlive the one that does not."""
+    programs = [code for path in DOCUMENTS for code in code_of(path.read_text(), "python")]
+    programs += [path.read_text() for path in (ROOT / "example_project").rglob("*.py")]
+    examples = [
+        {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        for code in programs
+        for node in ast.walk(compile(code, "", "exec", EXAMPLE))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "single_instance_task"
+    ]
+    kept = [one for one in examples if {"min_hold", "once"} & one.keys()]
+    assert len(kept) >= 4
+    assert [one for one in kept if one.get("acks_late") != "True"] == []

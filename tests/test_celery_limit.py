@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_redislock import held
+from django_redislock import held, signals
+from tests.celery_app import journal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from tests.celery_app.stage import Stage
 
 pytest_plugins = ["tests.celery_app.stage"]
@@ -100,3 +104,58 @@ def test_the_record_is_that_of_the_name(stage: Stage) -> None:
     assert record is not None
     assert record.last_success is not None
     assert record.last_success.owner.task_id == sent.id
+
+
+@pytest.fixture
+def told() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """The signals about locks that are sent in this process, by name."""
+    got: list[tuple[str, dict[str, Any]]] = []
+
+    def receiver_of(signal: str) -> Callable[..., None]:
+        return lambda **news: got.append((signal, news))
+
+    receivers = {one: receiver_of(one) for one in ("lock_acquired", "lock_timed_out")}
+    for one, receiver in receivers.items():
+        getattr(signals, one).connect(receiver)
+    yield got
+    for one, receiver in receivers.items():
+        getattr(signals, one).disconnect(receiver)
+
+
+@pytest.mark.parametrize(("task", "wait"), [("limited", 0.0), ("sharing_impatiently", 2.5)])
+def test_a_wait_that_runs_out_is_told_once_when_it_is_over(
+    stage: Stage, told: list[tuple[str, dict[str, Any]]], task: str, wait: float
+) -> None:
+    key = stage.key()
+    permits = 3 if task == "limited" else 2
+    running = [stage.send(task, key, hold=True) for _ in range(permits)]
+    stage.wait_for(key, "start", permits)
+    assert stage.task(task)(key)["skipped"] == "busy"
+    stage.open_gate(key, permits)
+    [(name, news)] = told
+    assert (name, news["name"], news["using"]) == ("lock_timed_out", key, "default")
+    assert news["holder"].rpartition(" ")[2] in {one.id for one in running}
+    assert wait <= news["waited"] < wait + 2
+    for one in running:
+        stage.result(one)
+
+
+def test_a_wait_that_ends_with_a_permit_is_told_with_its_whole_length(
+    stage: Stage,
+    told: list[tuple[str, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(journal, "server", lambda: stage.redis)  # The body runs in this process.
+    key = stage.key()
+    for _ in range(2):
+        stage.send("sharing_impatiently", key, hold=True)
+    stage.wait_for(key, "start", 2)
+    opener = threading.Timer(1.3, stage.open_gate, [key])
+    opener.start()
+    assert stage.task("sharing")(key) == f"did {key}"
+    opener.join()
+    stage.open_gate(key)
+    [(name, news)] = told
+    assert (name, news["lease"].name.rpartition("#")[0]) == ("lock_acquired", key)
+    assert news["waited"] >= 1.3
+    stage.wait_for(key, "end", 3)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import chain
 from kombu.exceptions import EncodeError, OperationalError
 
-from django_redislock import distributed_lock, scripts
+from django_redislock import distributed_lock, records, scripts
 from tests.celery_app.app import make_app
 from tests.servers import free_port
 from tests.waiting import wait_until
@@ -194,3 +195,136 @@ class TestWithWorker:
         assert own_stage.result(own_stage.send("queued", key)) == f"did {key}"
         assert own_stage.result(own_stage.send("queued", key)) == f"did {key}"
         assert own_stage.count(key, "start") == 2
+
+
+@pytest.mark.usefixtures("worker")
+class TestPutOff:
+    """A run that goes back to the broker still waits in the queue, and stands for later calls."""
+
+    def test_of_many_calls_during_one_run_one_more_runs(self, stage: Stage) -> None:
+        key = stage.key()
+        first = stage.send("queued_retrying", key, hold=True)
+        stage.wait_for(key, "start")
+        second = stage.send("queued_retrying", key)
+        for times in range(1, 5):
+            stage.wait_for_log(f"[{second.id}]: lock {key!r} is busy", times)
+            assert {stage.send("queued_retrying", key).id for _ in range(2)} == {second.id}
+        stage.open_gate(key)
+        assert stage.result(first) == stage.result(second) == f"did {key}"
+        stage.wait_until_idle()
+        assert stage.count(key, "start") == 2
+
+    def test_also_if_it_is_put_off_for_longer_than_queued_ttl(self, stage: Stage) -> None:
+        key = stage.key()
+        with distributed_lock(key):
+            first = stage.send("queued_retrying_briefly", key)
+            stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy", 4)  # 2.1 s at least.
+            assert stage.send("queued_retrying_briefly", key).id == first.id
+        assert stage.result(first) == f"did {key}"
+
+    def test_also_if_it_waits_in_a_worker(self, stage: Stage) -> None:
+        key = stage.key()
+        with distributed_lock(key):
+            first = stage.send("queued_waiting", key)
+            stage.wait_for_waiter(key)
+            assert stage.send("queued_waiting", key).id == first.id
+        assert stage.result(first) == f"did {key}"
+
+    @pytest.mark.slow
+    def test_also_while_redis_does_not_answer_it(
+        self, own_stage: Stage, settings: Any, make_server: MakeServer, make_proxy: MakeProxy
+    ) -> None:
+        server = make_server()
+        proxy = make_proxy(server)
+        own_stage.redislock["default"]["LOCATION"] = proxy.url
+        own_stage.start()
+        settings.REDISLOCK = {"default": {"LOCATION": server.url}}
+        proxy.refuse()
+        key = own_stage.key()
+        first = own_stage.send("queued_hopeful", key)
+        own_stage.wait_for_log(f"[{first.id}]: Lock {key!r} is unavailable")
+        assert own_stage.send("queued_hopeful", key).id == first.id
+        proxy.heal()
+        assert own_stage.result(first) == f"did {key}"
+        assert own_stage.result(own_stage.send("queued_hopeful", key)) == f"did {key}"
+        assert own_stage.count(key, "start") == 2
+
+    def test_it_stands_for_others_until_its_body_starts(self, stage: Stage) -> None:
+        key = stage.key()
+        with distributed_lock(key):
+            first = stage.send("queued_retrying", key, hold=True)
+            stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy")
+        stage.wait_for(key, "start")
+        second = stage.send("queued_retrying", key)
+        assert second.id != first.id
+        stage.open_gate(key)
+        assert stage.result(first) == stage.result(second) == f"did {key}"
+
+    @pytest.mark.parametrize("task", ["queued", "queued_raising", "queued_hurried"])
+    def test_or_until_it_ends_without_a_body(self, stage: Stage, task: str) -> None:
+        key = stage.key()
+        with distributed_lock(key):
+            first = stage.send(task, key)
+            first.get(timeout=20, propagate=False)
+        second = stage.send(task, key)
+        assert second.id != first.id
+        assert stage.result(second) == f"did {key}"
+
+    @pytest.mark.parametrize("how", ["expired", "revoked"])
+    def test_or_until_it_is_given_up_in_the_queue(self, stage: Stage, how: str) -> None:
+        key, task = stage.key(), stage.task("queued_retrying")
+        with distributed_lock(key):
+            first = task.apply_async((key,), expires=2 if how == "expired" else None)
+            stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy", 2)
+            if how == "revoked":
+                first.revoke()
+            stage.wait_for_log(f"Discarding revoked task: {task.name}[{first.id}]")
+
+            def another_is_published() -> bool:
+                return stage.send("queued_retrying", key).id != first.id
+
+            wait_until(another_is_published, 20, "another call is published", every=0.02)
+
+    def test_a_run_whose_announcement_was_taken_over_is_not_lost(self, stage: Stage) -> None:
+        key = stage.key()
+        with distributed_lock(key):
+            first = stage.send("queued_retrying", key)
+            stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy")
+            records.retract(key, first.id, using="default")  # As when queued_ttl is over.
+            second = stage.send("queued_retrying", key)
+            assert second.id != first.id
+            for one in (first, second):
+                stage.wait_for_log(f"[{one.id}]: lock {key!r} is busy", 3)
+            assert stage.send("queued_retrying", key).id == second.id
+        assert stage.result(first) == stage.result(second) == f"did {key}"
+        assert stage.count(key, "start") == 2
+
+    def test_a_copy_of_a_run_that_has_started_stands_for_nobody(self, stage: Stage) -> None:
+        key = stage.key()
+        first = stage.send("queued_retrying", key, hold=True)
+        stage.wait_for(key, "start")
+        # As when Redis did not answer its retraction.
+        records.announce(key, first.id, 60, using="default")
+        stage.redeliver(first.id)
+        stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy", 2)
+        second = stage.send("queued_retrying", key)
+        assert second.id != first.id
+        stage.open_gate(key, 2)
+        assert stage.result(second) == f"did {key}"
+        stage.wait_until_idle()
+        assert stage.count(key, "start") == 2
+
+    def test_conflict_deadline_counts_from_the_last_call_that_it_stands_for(
+        self, stage: Stage
+    ) -> None:
+        key = stage.key()
+        with distributed_lock(key):
+            first = stage.send("queued_hurried", key)
+            begin = time.monotonic()
+
+            def twice_the_deadline_is_over() -> bool:
+                assert stage.send("queued_hurried", key).id == first.id
+                return time.monotonic() - begin > 2 * 1.5
+
+            wait_until(twice_the_deadline_is_over, every=0.1)
+        assert stage.result(first) == f"did {key}"

@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import celery._state
 import pytest
 from celery import Celery, Task, shared_task
-from celery.exceptions import Reject
+from celery.exceptions import Reject, Retry
 
 from django_redislock import (
     InvalidLockName,
@@ -364,6 +365,30 @@ class TestAfterASuccess:
         with pytest.raises(ValueError, match="first"):
             task.delay().get()
         assert task.delay().get() == "second"
+
+    @pytest.mark.parametrize("options", [{"min_hold": 60}, {"once": 60}])
+    def test_a_run_that_published_its_retry_is_no_success_although_it_ends_well(
+        self, redislock: LockTestKit, options: dict[str, Any]
+    ) -> None:
+        def draw(self: Task, *, again: bool) -> str:
+            if again:
+                self.retry(throw=False)
+            return "drawn" if not again else "asked again"
+
+        task = make(draw, key="lottery", bind=True, **options)
+        assert task.delay(again=True).get() == "asked again"
+        redislock.assert_not_locked("lottery")
+        assert task.delay(again=False).get() == "drawn"
+        assert task.delay(again=False).get()["skipped"]
+
+    def test_a_retry_that_cannot_be_published_changes_nothing(self, redislock: LockTestKit) -> None:
+        def draw(self: Task) -> None:
+            with suppress(Retry):
+                self.retry()
+
+        task = make(draw, key="lottery", bind=True, min_hold=60)
+        task()  # Called directly, so there is no message to publish again.
+        redislock.assert_locked("lottery")
 
     def test_a_retry_is_no_success(self, redislock: LockTestKit) -> None:
         def draw(self: Task) -> int:

@@ -155,8 +155,8 @@ def counts(name: str, answer: Any) -> Any:
 
 who = st.integers(0, len(CHANNELS) - 1)
 ttls = st.sampled_from([1370, 4370])
-runs = st.sampled_from(["", "run-1", "run-2"])
-heeds = st.sampled_from(["", "0run-1", "1", "1run-2"])
+runs = st.sampled_from(["", "run-1:0.0", "run-1:0.1", "run-2:0.0"])
+heeds = st.sampled_from(["", "0run-1:0.0", "0run-1:0.1", "1", "1run-2:0.0"])
 advances = st.tuples(st.just("advance"), st.sampled_from([300, 1100, 2300, 6500]))
 
 
@@ -181,9 +181,10 @@ of_owners = st.one_of(
 )
 of_tasks = st.one_of(
     st.tuples(st.just("skip"), who),
-    st.tuples(st.just("finish"), who, st.sampled_from(["success", "failure"]), runs),
+    st.tuples(st.just("finish"), who, st.sampled_from(["success", "failure", "retried"]), runs),
     st.tuples(st.just("finished"), runs),
     st.tuples(st.just("announce"), runs),
+    st.tuples(st.just("requeue"), runs),
     st.tuples(st.just("retract"), runs),
 )
 LOOKS: list[Operation] = [("look",), ("inspect",), ("runs",)]
@@ -215,7 +216,7 @@ def arguments(  # noqa: PLR0911 - one return per operation
             return "busy", owner, channel
         case "finish", [_, what, run]:
             return what, 170, owner, run, 60_000, channel
-        case "announce", [run]:
+        case "announce" | "requeue", [run]:
             return run or "run-0", 3370, channel
         case "finished" | "retract", [run]:
             return run or "run-0", channel

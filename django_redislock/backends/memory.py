@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import re
 import threading
 import time
 from collections import deque
@@ -72,7 +73,8 @@ class _Lock:
     finished: dict[str, int] = field(default_factory=dict)  # Id of a task run -> when in ms.
     runs: dict[str, str] = field(default_factory=dict)
     skips: int = 0
-    queued: tuple[int, str] = (0, "")  # Until when in ms, and the id of the task run.
+    queued: tuple[int, str] = (0, "")  # Until when in ms, and the id of the task.
+    asked: int = 0  # When it last stood for another call, in ms.
     ran: int = 0  # When a task ran last, in ms.
 
 
@@ -226,7 +228,7 @@ class Server:
             what = "success" if ended == "done" else "failure"
             _note(lock, what, ms, ms - lease.since, "", owner)
             if ended == "done" and run:
-                _finish_run(lock, run, ms, remembered)
+                _finish_run(lock, _task_of(run), ms, remembered)
         return b"released"
 
     def _skip(self, lock: _Lock, us: int, ms: int, why: str, owner: str, _: str) -> int:
@@ -245,13 +247,15 @@ class Server:
         remembered: int,
         _: str,
     ) -> int:
-        _note(lock, what, ms, lasted, "", owner)
-        if what == "success" and run:
-            _finish_run(lock, run, ms, remembered)
+        if what != "retried":
+            _note(lock, what, ms, lasted, "", owner)
+        if what != "failure" and run:
+            _finish_run(lock, _task_of(run) if what == "success" else run, ms, remembered)
         return 1
 
     def _finished(self, lock: _Lock, us: int, ms: int, run: str, _: str) -> int:
-        return ms - lock.finished[run] if run in lock.finished else -1
+        pointless = _why_pointless(lock, ms, "0" + run)
+        return int(pointless[1]) if pointless else -1
 
     def _runs(self, lock: _Lock, us: int, ms: int, _: str) -> list[Any]:
         notes = [lock.runs.get(what, "").encode() for what in ("success", "failure", "skip")]
@@ -260,14 +264,21 @@ class Server:
     def _announce(self, lock: _Lock, us: int, ms: int, id: str, ttl: int, _: str) -> bytes:  # noqa: A002
         until, waiting = lock.queued
         if until > ms and waiting != id:
+            lock.asked = ms
             return waiting.encode()
-        lock.queued = (ms + ttl, id)
+        lock.queued, lock.asked = (ms + ttl, id), 0
         return b""
+
+    def _requeue(self, lock: _Lock, us: int, ms: int, id: str, ttl: int, _: str) -> int:  # noqa: A002
+        if lock.queued[1] != id:
+            return -1
+        lock.queued = (ms + ttl, id)
+        return ms - lock.asked if lock.asked else -1
 
     def _retract(self, lock: _Lock, us: int, ms: int, id: str, _: str) -> int:  # noqa: A002
         mine = lock.queued[1] == id
         if mine:
-            lock.queued = (0, "")
+            lock.queued, lock.asked = (0, ""), 0
         return int(mine)
 
     def _leave(self, lock: _Lock, us: int, ms: int, token: str, _: str) -> int:
@@ -357,8 +368,14 @@ def _finish_run(lock: _Lock, run: str, ms: int, remembered: int) -> None:
     lock.finished = {one: when for one, when in lock.finished.items() if when > ms - remembered}
 
 
+def _task_of(run: str) -> str:
+    found = re.fullmatch(r"(.*):[0-9]+[.][0-9]+", run, re.DOTALL)
+    return found[1] if found else run
+
+
 def _why_pointless(lock: _Lock, ms: int, heed: str) -> list[bytes]:
-    finished = lock.finished.get(heed[1:]) if heed[1:] else None
+    run = heed[1:]
+    finished = lock.finished.get(_task_of(run), lock.finished.get(run)) if run else None
     if finished is not None:
         return [b"finished", b"%d" % (ms - finished)]
     done = lock.done if heed[0] == "1" else None

@@ -7,6 +7,7 @@ missing is the queue: a release wakes nobody, and waiters come back by bounded b
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import TYPE_CHECKING, Any, Protocol
 
 from django_redislock import scripts
@@ -139,7 +140,7 @@ def _conclude(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
         what = "success" if ended == b"done" else "failure"
         commands += _note(keys, what, now, lasted, b"", owner)
         if ended == b"done" and run:
-            commands += _finish_run(keys, run, now, remembered)
+            commands += _finish_run(keys, _task_of(run), now, remembered)
     return commands, b"released"
 
 
@@ -183,9 +184,12 @@ def _skip(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
 def _finish(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     what, lasted, owner, run, remembered = args
     now = _clock(ask) // 1000
-    commands = _note(keys, what.decode(), now, lasted, b"", owner)
-    if what == b"success" and run:
-        commands += _finish_run(keys, run, now, remembered)
+    commands: Commands = []
+    if what != b"retried":
+        commands += _note(keys, what.decode(), now, lasted, b"", owner)
+    if what != b"failure" and run:
+        finished = _task_of(run) if what == b"success" else run
+        commands += _finish_run(keys, finished, now, remembered)
     return commands, 1
 
 
@@ -204,17 +208,29 @@ def _announce(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     now = _clock(ask) // 1000
     expiry, _, waiting = (ask("HGET", keys.runs, "queued") or b"").partition(b"|")
     if _number(expiry) > now and waiting != id:
-        return [], waiting
+        return [("HSET", keys.runs, "asked", now)], waiting
     return [
+        ("HDEL", keys.runs, "asked"),
         ("HSET", keys.runs, "queued", b"%d|" % (now + ttl) + id),
         ("PEXPIRE", keys.runs, max(30 * DAY_MS, ttl)),
     ], b""
 
 
+def _requeue(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
+    id, ttl = args  # noqa: A001
+    if (ask("HGET", keys.runs, "queued") or b"").partition(b"|")[2] != id:
+        return [], -1
+    now, asked = _clock(ask) // 1000, ask("HGET", keys.runs, "asked")
+    return [
+        ("HSET", keys.runs, "queued", b"%d|" % (now + ttl) + id),
+        ("PEXPIRE", keys.runs, max(30 * DAY_MS, ttl)),
+    ], -1 if asked is None else now - _number(asked)
+
+
 def _retract(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     waiting = (ask("HGET", keys.runs, "queued") or b"").partition(b"|")[2]
     mine = waiting == args[0]
-    return ([("HDEL", keys.runs, "queued")] if mine else []), int(mine)
+    return ([("HDEL", keys.runs, "queued", "asked")] if mine else []), int(mine)
 
 
 _OPERATIONS: dict[str, Callable[[Keys, Ask, list[Any]], Decision]] = {
@@ -231,6 +247,7 @@ _OPERATIONS: dict[str, Callable[[Keys, Ask, list[Any]], Decision]] = {
     scripts.FINISHED.name: _finished,
     scripts.RUNS.name: _runs,
     scripts.ANNOUNCE.name: _announce,
+    scripts.REQUEUE.name: _requeue,
     scripts.RETRACT.name: _retract,
 }
 
@@ -250,10 +267,16 @@ def _remember(keys: Keys, value: bytes, until: bytes, ended: bytes) -> Commands:
 
 def _why_pointless(keys: Keys, ask: Ask, heed: bytes) -> list[Any]:
     run = heed[1:]
-    if run and (finished := ask("ZSCORE", keys.finished, run)) is not None:
-        return [b"finished", _clock(ask) // 1000 - int(float(finished))]
+    for id in dict.fromkeys((_task_of(run), run)) if run else ():  # noqa: A001
+        if (finished := ask("ZSCORE", keys.finished, id)) is not None:
+            return [b"finished", _clock(ask) // 1000 - int(float(finished))]
     done = ask("GET", keys.done) if heed[:1] == b"1" else None
     return [] if done is None else [b"done", done]
+
+
+def _task_of(run: bytes) -> bytes:
+    found = re.fullmatch(rb"(.*):[0-9]+[.][0-9]+", run, re.DOTALL)
+    return found[1] if found else run
 
 
 def _finish_run(keys: Keys, run: bytes, now: int, remembered: int) -> Commands:

@@ -1,15 +1,18 @@
 """System checks of tasks: what their options promise and Celery's settings do not keep.
 
-E050 and W050 to W054; see docs/celery.md.
+E050 and W050 to W057; see docs/celery.md.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import traceback
 from typing import TYPE_CHECKING, Any
 
-from celery import current_app
+from celery import current_app, signals
 from celery.backends.base import DisabledBackend
+from celery.fixups.django import DjangoFixup
 from django.apps import apps
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
@@ -20,7 +23,9 @@ from django_redislock.conf import aliases
 from django_redislock.conf import conf as settings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from celery import Celery
 
 LONGEST_WAIT = 60.0  # Seconds that a run may keep a worker slot waiting.
 
@@ -28,14 +33,42 @@ LONGEST_WAIT = 60.0  # Seconds that a run may keep a worker slot waiting.
 def check_tasks(app_configs: Any, **kwargs: Any) -> list[checks.CheckMessage]:
     """Check every single-instance task of the current Celery application."""
     app = current_app._get_current_object()
-    # Tasks are known once their modules are imported. (Not by import_default_modules(): Celery
-    # then runs all system checks first, this one among them.)
+    messages = list(_import_tasks(app))
+    for task in app.tasks.values():
+        if isinstance(task, SingleInstanceTask):
+            messages += _check(task)
+    return messages
+
+
+def _import_tasks(app: Celery) -> Iterator[checks.CheckMessage]:
+    """Import the modules of all tasks, as a worker does when it starts; say which fail."""
+    # Not by import_default_modules(): Celery then runs all system checks first, this one among
+    # them; and it prints what fails. What autodiscover_tasks() was told stands in the signal.
+    for receiver in signals.import_modules._live_receivers(app):
+        if not isinstance(getattr(receiver, "__self__", None), DjangoFixup):
+            yield from _failure_of(receiver, sender=app, signal=signals.import_modules)
     for module in app.loader.default_modules:
-        app.loader.import_task_module(module)
+        yield from _failure_of(app.loader.import_task_module, module)
     if apps.ready:
-        app.autodiscover_tasks(force=True)
-    tasks = [task for task in app.tasks.values() if isinstance(task, SingleInstanceTask)]
-    return [message for task in tasks for message in _check(task)]
+        yield from _failure_of(app.autodiscover_tasks, force=True)
+
+
+def _failure_of(
+    importing: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Iterator[checks.CheckMessage]:
+    try:
+        importing(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - whatever a module raises when it is imported
+        frames = traceback.extract_tb(error.__traceback__)
+        file, line = [
+            (one.filename, one.lineno) for one in frames if not one.filename.startswith("<frozen")
+        ][-1]
+        place = "" if file == importlib.__file__ else f" ({file}, line {line})"
+        yield checks.Warning(
+            f"Celery cannot import all tasks: {type(error).__name__}: {error}{place}.",
+            hint="A worker does not start like this. Tasks that are not imported are not checked.",
+            id="django_redislock.W057",
+        )
 
 
 def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
@@ -99,6 +132,26 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
             " whether the first one has reported",
             "Set result_backend, or ignore_result=True on the task: then what follows it in a"
             " chain may start twice.",
+        )
+    kept = [name for name in ("min_hold", "once") if getattr(options, name)]
+    # With "retry" the others come back, and one of them does the work.
+    if kept and options.on_conflict != "retry" and not acks_late(task):
+        yield _warning(
+            task,
+            "W055",
+            f"has {' and '.join(kept)}, but its message is acknowledged before it runs: if its"
+            " worker is killed, the work is done by nobody, since the others have skipped",
+            "Set acks_late=True on the task, or task_acks_late: then the broker delivers it again."
+            " reject_on_worker_lost=True does so when the process of the task alone is killed."
+            " Silence this if it must rather not be done than be started twice.",
+        )
+    if options.unique_queued and options.on_conflict == "skip":
+        yield _warning(
+            task,
+            "W056",
+            "has unique_queued, but a call that is made while it runs is skipped, and with it what"
+            " changed since that run began",
+            'on_conflict="retry" makes one more run of all the calls that are made during a run.',
         )
 
 

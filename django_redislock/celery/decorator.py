@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 from celery import Task
 from celery._state import _get_active_apps, connect_on_app_finalize, get_current_app
+from celery.exceptions import Retry
 from celery.local import Proxy
 
 from django_redislock.celery.defer import noted
 from django_redislock.celery.key import naming
 from django_redislock.celery.options import HOUR, SingleInstance, split
 from django_redislock.celery.queued import is_exempt, publish_once
-from django_redislock.celery.run import current_lease, function_of, guarded
+from django_redislock.celery.run import current_lease, function_of, guarded, note_published_retry
 from django_redislock.conf import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
@@ -65,6 +66,16 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         super().on_bound(app)
         if cls.track_started:
             cls.reports_start, cls.track_started = True, False
+
+    def retry(self, *args: Any, **options: Any) -> Retry:
+        """As Celery's. A run that has published its retry is no success, however it ends."""
+        try:
+            retry = super().retry(*args, **options)
+        except Retry:
+            note_published_retry(self.request)
+            raise
+        note_published_retry(self.request)
+        return retry
 
     @property
     def lease(self) -> Lease | None:
@@ -161,7 +172,8 @@ def single_instance_task(first: Any = None, /, **options: Any) -> Any:
         limit: How many runs may happen at a time. Each holds a permit, a lock of its own:
             "name#1", "name#2", …
         unique_queued: Whether a call is not published while one with the same key waits in the
-            queue; the AsyncResult of that one is returned.
+            queue; the AsyncResult of that one is returned. It waits until its body starts, also
+            if it finds the lock busy and goes back to the queue.
         queued_ttl: How long a call counts as waiting in the queue if nothing is heard of it.
         using: Alias in REDISLOCK.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # What a message of ours carries along, as a dictionary: "tries", how often it was put off in a
 # row; "since", when the first time was (seconds since the epoch); "raised", whether the task
 # failed with LockTimeout before; "serializer", if the publisher chose one; "queued", the key under
-# which it waits in the queue, if it is the only one that may.
+# which it was announced as the only one that waits in the queue, until its body starts.
 HEADER = "redislock"
 
 FIRST_PAUSE = 0.5  # Seconds, doubled each time.
@@ -88,18 +88,18 @@ def defer(task: Task, seconds: float, *, until: float | None = None) -> NoReturn
         until: When to be back at the latest, in seconds since the epoch.
 
     Raises:
-        Ignore: Always, unless the broker does not take the message.
+        ComesAgain: Always, unless the broker does not take the message and has it no longer.
     """
     carried = notes(task.request.headers)
     tries = int(carried.get("tries", 0))
     now = time.time()
-    pause = min(FIRST_PAUSE * 2 ** min(tries, 10), LONGEST_PAUSE) * random.uniform(0.75, 1.25)
+    pause = min(FIRST_PAUSE * 2 ** min(tries, 10), LONGEST_PAUSE) * random.uniform(0.6, 1.0)
     countdown = min(pause, seconds + MARGIN, visibility_timeout(task.app) / 2)
     if until is not None:
         countdown = min(countdown, max(until - now, 0.0))
     carry(task, tries=tries + 1, since=carried.get("since", now))
     _republish(task, countdown, carried.get("serializer"))
-    raise Ignore
+    raise ComesAgain
 
 
 def _republish(task: Task, countdown: float, serializer: str | None) -> None:
@@ -122,7 +122,11 @@ def _republish(task: Task, countdown: float, serializer: str | None) -> None:
         raise
 
 
-class _Requeue(Reject, Ignore):  # type: ignore[misc] # Celery has no types
+class ComesAgain(Ignore):  # type: ignore[misc] # Celery has no types
+    """This delivery ends without a result, and another one follows."""
+
+
+class _Requeue(Reject, ComesAgain):  # type: ignore[misc] # Celery has no types
     """A Reject that autoretry_for leaves alone, as it does Ignore.
 
     The retry would be published in vain too, and Celery then drops the message.

@@ -11,16 +11,18 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from django_redislock import flows, scripts
+from django_redislock import scripts
 from django_redislock.backends.base import read_holding
 from django_redislock.conf import backends
 from django_redislock.flows import Busy, Call, Finished
 from django_redislock.lease import Lease
-from django_redislock.lock import Lock
+from django_redislock.lock import Lock, holder_of
 from django_redislock.names import check_name
 from django_redislock.owner import busy_with, current_activity
+from django_redislock.signals import lock_timed_out
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from contextlib import ExitStack
 
     from django_redislock.backends.base import Backend
@@ -35,21 +37,45 @@ def take(
 ) -> Lease | Busy | Done | Finished:
     """Take one of the permits of *name* for *run*; *held* leaves what was taken.
 
+    To receivers of signals it is one wait, for *name*, however many permits are asked for.
+
     Raises:
         InvalidLockName: The name is too long to be that of a permit.
         LockUnavailable: The server did not or could not answer.
     """
     check_name(f"{name}#{limit}")
     backend = backends[options.using]
+    began = backend.clock()
+    outcome = _take(backend, name, limit, options, run, held, began)
+    if isinstance(outcome, Busy):
+        lock_timed_out.send_robust(
+            sender=Lock,
+            name=name,
+            using=backend.alias,
+            holder=holder_of(outcome),
+            waited=backend.clock() - began,
+        )
+    return outcome
+
+
+def _take(
+    backend: Backend,
+    name: str,
+    limit: int,
+    options: Options,
+    run: Run,
+    held: ExitStack,
+    began: float,
+) -> Lease | Busy | Done | Finished:
     names = [f"{name}#{number}" for number in range(1, limit + 1)]
     wait = backend.conf.wait if options.wait is None else options.wait
-    give_up = backend.clock() + wait
+    give_up = began + wait
     while True:
         left = max(give_up - backend.clock(), 0.0)
         taken = _look(backend, name, names, run)
         if isinstance(taken, Finished):
             return taken
-        if duplicate := _held_by(run, taken.values()):
+        if duplicate := _held_by_us(taken.values()):
             return duplicate
         free = [one for one in names if one not in taken]
         # All start with another one, or all but the first would find it taken.
@@ -62,18 +88,18 @@ def take(
             wanted, patient = [first], options._replace(wait=min(left, LOOK_EVERY))
         for one in wanted:
             lock = Lock(one, patient)
-            outcome = _ask(lock, limit, held)
+            outcome = _ask(lock, limit, held, began)
             if isinstance(outcome, Lease):
                 return _checked(backend, name, names, lock, outcome, run)
 
 
-def _ask(lock: Lock, limit: int, held: ExitStack) -> Lease | Busy | Done | Finished:
+def _ask(lock: Lock, limit: int, held: ExitStack, began: float) -> Lease | Busy | Done | Finished:
     """Ask for one permit, and tell operators which one of how many it is."""
     held.pop_all()  # The one before was not granted.
     held.push(lock)  # Before it is: a soft time limit may hit right after the grant.
     number = lock.name.rpartition("#")[2]
     with busy_with(current_activity.get()._replace(permit=f"{number}/{limit}")):
-        return lock.attempt()
+        return lock.attempt(since=began)
 
 
 def _checked(
@@ -90,7 +116,7 @@ def _checked(
     except BaseException:
         lock.release(success=False)
         raise
-    in_the_way = taken if isinstance(taken, Finished) else _held_by(run, taken.values())
+    in_the_way = taken if isinstance(taken, Finished) else _held_by_us(taken.values())
     if in_the_way is None:
         return lease
     lock.release(success=False)
@@ -112,6 +138,8 @@ def _look(backend: Backend, name: str, names: list[str], run: Run) -> dict[str, 
     }
 
 
-def _held_by(run: flows.Run, taken: object) -> Busy | None:
-    held = (one for one in taken if read_holding(one.value).owner.task_id == run.id)  # type: ignore[attr-defined]
-    return next(held, None) if run.id else None
+def _held_by_us(taken: Iterable[Busy]) -> Busy | None:
+    """A permit that another delivery or try of this task holds."""
+    if not (task_id := current_activity.get().task_id):
+        return None
+    return next((one for one in taken if read_holding(one.value).owner.task_id == task_id), None)

@@ -13,7 +13,7 @@ from celery.signals import task_revoked
 from celery.utils import uuid
 
 from django_redislock import records
-from django_redislock.celery.defer import notes
+from django_redislock.celery.defer import LONGEST_PAUSE, notes
 from django_redislock.exceptions import LockUnavailable
 
 if TYPE_CHECKING:
@@ -81,6 +81,27 @@ def withdraw(task: Task, name: str, task_id: str, options: SingleInstance) -> No
             name,
             error,
         )
+
+
+def requeue(task: Task, name: str, task_id: str, options: SingleInstance) -> float | None:
+    """The call *task_id* goes back into the queue, and goes on waiting there.
+
+    Returns:
+        How many seconds ago it last stood for another call; None if it has not.
+    """
+    # From when it is due: as long as it may take until something is heard of it.
+    try:
+        return records.requeue(
+            name, task_id, LONGEST_PAUSE + options.queued_ttl, using=options.using
+        )
+    except LockUnavailable as error:
+        logger.warning(
+            "%s[%s] goes back to the queue, where it may no longer stand for others: %s",
+            task.name,
+            task_id,
+            error,
+        )
+        return None
 
 
 def _forget_revoked(sender: Any = None, request: Any = None, **kwargs: Any) -> None:

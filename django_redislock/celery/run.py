@@ -6,7 +6,7 @@ import inspect
 import logging
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +18,7 @@ from django_redislock import records, signals
 from django_redislock.backends.base import read_holding
 from django_redislock.celery import permits
 from django_redislock.celery.defer import (
+    ComesAgain,
     can_defer,
     carry,
     defer,
@@ -25,7 +26,7 @@ from django_redislock.celery.defer import (
     notes,
     visibility_timeout,
 )
-from django_redislock.celery.queued import withdraw
+from django_redislock.celery.queued import requeue, withdraw
 from django_redislock.exceptions import LockTimeout, LockUnavailable
 from django_redislock.flows import Done, Finished, Run
 from django_redislock.lease import Lease
@@ -33,7 +34,7 @@ from django_redislock.lock import Lock, done_by, holder_of
 from django_redislock.owner import Activity, busy_with
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from celery import Task
 
@@ -72,6 +73,23 @@ def current_lease() -> Lease | None:
     if current.abort_on_lost:
         current.lease.ensure_held()
     return current.lease
+
+
+class _Retried(Exception):
+    """To the lock: the body has returned *result*, but asked for its retry, so it is no success."""
+
+    def __init__(self, result: object) -> None:
+        super().__init__(result)
+        self.result = result
+
+
+def note_published_retry(request: Any) -> None:
+    """The run of *request* has published its own retry; one that was called directly cannot."""
+    request.redislock_retried = not request.called_directly
+
+
+def _has_published_retry(request: Any) -> bool:
+    return getattr(request, "redislock_retried", False)
 
 
 @dataclass(frozen=True)
@@ -141,10 +159,16 @@ class _Attempt:
 
     def run(self, body: Callable[..., Any]) -> Any:
         """Run *body*, or do what is done instead, and return the result."""
+        try:
+            with self._waiting_in_queue():
+                return self._run_or_not(body)
+        except _Retried as retried:
+            return retried.result
+
+    def _run_or_not(self, body: Callable[..., Any]) -> Any:
         # A lock is left by the stack from before it is asked for: Celery's soft time limit may hit
         # between the grant and the body.
         with busy_with(Activity(task=self.task.name, task_id=self._id)), ExitStack() as held:
-            self._leave_queue()
             try:
                 outcome = self._take(held)
             except LockUnavailable as error:
@@ -169,12 +193,31 @@ class _Attempt:
 
     @property
     def _this_run(self) -> Run:
-        return Run(self._id, visibility_timeout(self.task.app) + REMEMBERED)
+        request = self.task.request
+        which = f":{request.replaced_task_nesting or 0}.{request.retries or 0}"
+        run = self._id and self._id + which
+        return Run(run, visibility_timeout(self.task.app) + REMEMBERED)
+
+    @property
+    def _queued_as(self) -> str | None:
+        # The name that it was announced under: arguments may look different after their way
+        # through the broker, which makes lists of tuples.
+        return self._notes.get("queued") if can_defer(self.task) else None
+
+    @contextmanager
+    def _waiting_in_queue(self) -> Iterator[None]:
+        """It counts as waiting until its body starts, or it ends for good without that."""
+        try:
+            yield
+        except ComesAgain:
+            raise
+        except BaseException:
+            self._leave_queue()
+            raise
+        self._leave_queue()
 
     def _leave_queue(self) -> None:
-        # By the name that it was announced under: arguments may look different after their way
-        # through the broker, which makes lists of tuples.
-        if can_defer(self.task) and (name := self._notes.get("queued")):
+        if name := self._queued_as:
             withdraw(self.task, name, self._id, self.options)
             carry(self.task, queued=None)
 
@@ -187,6 +230,7 @@ class _Attempt:
         return lock.attempt()
 
     def _run_under(self, lease: Lease | None, body: Callable[..., Any]) -> Any:
+        self._leave_queue()
         if can_defer(self.task):
             # What is put off later, by a retry, is put off for the first time again.
             carry(self.task, tries=None, since=None, raised=None)
@@ -196,7 +240,11 @@ class _Attempt:
             current = _Current(self.task.request, lease, self.options.abort_on_lost)
             stack.callback(_current.reset, _current.set(current))
             self._report_start()
-            return body(*self.args, **self.kwargs)
+            result = body(*self.args, **self.kwargs)
+            if _has_published_retry(self.task.request) and (lease is None or lease.held):
+                self._note_retried()
+                raise _Retried(result)
+            return result
 
     def _report_start(self) -> None:
         """In place of Celery; see SingleInstanceTask.reports_start."""
@@ -205,6 +253,15 @@ class _Attempt:
             self.task.backend.store_result(
                 self._id, meta, states.STARTED, request=self.task.request
             )
+
+    def _note_retried(self) -> None:
+        try:
+            records.note_retried(self.name, self._this_run, using=self.options.using)
+        except LockUnavailable as error:
+            self._warn_not_noted(error)
+
+    def _warn_not_noted(self, error: LockUnavailable) -> None:
+        logger.warning("The end of %s[%s] is not noted: %s", self.task.name, self._id, error)
 
     def _note_end_of(self, lease: Lease) -> Callable[..., None]:
         """Note the end of a run under a permit, before the permit is given back."""
@@ -222,9 +279,7 @@ class _Attempt:
                     using=self.options.using,
                 )
             except LockUnavailable as error:
-                logger.warning(
-                    "The end of %s[%s] is not noted: %s", self.task.name, self._id, error
-                )
+                self._warn_not_noted(error)
 
         return note
 
@@ -243,12 +298,19 @@ class _Attempt:
             defer(self.task, self.options.conflict_deadline, until=until)
         raise error
 
-    def _deadline(self) -> float | None:
-        """Until when this run may be put off, in seconds since the epoch; None if no longer."""
+    def _deadline(self, asked: float | None = None) -> float | None:
+        """Until when this run may be put off, in seconds since the epoch; None if no longer.
+
+        Args:
+            asked: How many seconds ago it last stood for another call, which has time from then.
+        """
         if not can_defer(self.task):
             return None
         now = time.time()
-        deadline = float(self._notes.get("since", now)) + self.options.conflict_deadline
+        since = float(self._notes.get("since", now))
+        if asked is not None:
+            since = max(since, now - asked)
+        deadline = since + self.options.conflict_deadline
         return deadline if now < deadline else None
 
     def _conflict(self, busy: Busy) -> Any:
@@ -260,6 +322,8 @@ class _Attempt:
                 # its first try let go. Skipping would acknowledge the only copy of the work.
                 if holding.state == "cooling":
                     return self._duplicate(REPORTS_WITHIN)
+                # Its body has started, so this copy cannot stand for calls that come now.
+                self._leave_queue()
                 self._put_off("its own earlier delivery holds it", busy)
             if task.request.retries and not (policy == "raise" and self._notes.get("raised")):
                 # Work that has begun is not dropped because somebody else got in between.
@@ -267,7 +331,7 @@ class _Attempt:
         if policy == "raise":
             carry(task, raised=True)
             raise LockTimeout(self.name, holder_of(busy), busy.expires_in)
-        if policy == "retry" and (until := self._deadline()) is not None:
+        if policy == "retry" and (until := self._deadline(self._keep_waiting())) is not None:
             self._put_off("on_conflict is 'retry'", busy, until=until)
         result = self._skip("busy", holder_of(busy))
         if not callable(policy):
@@ -275,6 +339,12 @@ class _Attempt:
         return policy(
             Conflict(task, self.args, self.kwargs, self.name, holder_of(busy), busy.expires_in)
         )
+
+    def _keep_waiting(self) -> float | None:
+        """It goes on waiting; returns how many seconds ago it last stood for another call."""
+        if name := self._queued_as:
+            return requeue(self.task, name, self._id, self.options)
+        return None
 
     def _put_off(self, why: str, busy: Busy, until: float | None = None) -> None:
         logger.info(
@@ -293,6 +363,7 @@ class _Attempt:
             if self.task.backend.get_state(self._id) in states.READY_STATES:
                 raise Ignore
             if ago < REPORTS_WITHIN:
+                self._leave_queue()  # It has run, so it cannot stand for calls that come now.
                 # Between its release and its report are milliseconds; a crash there is rare.
                 defer(self.task, REPORTS_WITHIN - ago)
         return self._skip("duplicate", self._id)

@@ -1,8 +1,11 @@
 -- runs: what became of the task runs under this lock.
 --
--- finished  ids of the runs that have succeeded -> when (ms), for as long as they are remembered
+-- finished  ids of the tasks that have succeeded, and of runs (see _task_of.lua) that have finished
+--           while the task goes on -> when (ms), for as long as they are remembered
 -- runs      success, failure, skip: the last of each: when(ms) "|" how long(ms) "|" why "|" owner
 --           skips: how many since the last success
+--           queued: until(ms) "|" id of the task that waits in the broker's queue, see announce.lua
+--           asked: when(ms) a call was last made that was not published because of it
 -- ran       the lock keys by the time of their last run, for listings
 --
 -- Trouble with it (pcall) never fails an operation on the lock.
@@ -21,7 +24,7 @@ local function note(what, ms, lasted, why, owner)
   end
 end
 
--- A duplicate of the run *id* that is delivered within *remembered* ms does not run again.
+-- A duplicate of *id*, a task or a run, that is delivered within *remembered* ms does not run again.
 local function finish(id, ms, remembered)
   redis.pcall('ZADD', FINISHED, ms, id)
   redis.pcall('ZREMRANGEBYSCORE', FINISHED, '-inf', ms - remembered)

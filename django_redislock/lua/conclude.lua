@@ -51,9 +51,10 @@ if ended ~= '' then
 end
 if remembered ~= '0' then
   -- include _runs
+  -- include _task_of
   note(ended == 'done' and 'success' or 'failure', ms, ms - since, '', owner)
   if ended == 'done' and run ~= '' then
-    finish(run, ms, remembered)
+    finish(task_of(run), ms, remembered)
   end
 end
 return 'released'

@@ -1,13 +1,17 @@
--- finish: note how a task run ended of which no release tells, since it held a permit of many.
--- ARGV  success or failure, how long (ms), owner, id of the run or '', remembered (ms)
+-- finish: note how a task run ended of which no release tells, since it held a permit of many, or
+--         since it is no success: it has published its own retry.
+-- ARGV  success, failure or retried, how long (ms), owner, id of the run or '', remembered (ms)
 -- returns 1
 local LOCK, FINISHED, RUNS, RAN = unpack(KEYS)
 -- include _lease
 -- include _runs
+-- include _task_of
 local what, lasted, owner, run, remembered = unpack(ARGV)
 local ms = milliseconds(clock())
-note(what, ms, tonumber(lasted), '', owner)
-if what == 'success' and run ~= '' then
-  finish(run, ms, remembered)
+if what ~= 'retried' then
+  note(what, ms, tonumber(lasted), '', owner)
+end
+if what ~= 'failure' and run ~= '' then
+  finish(what == 'success' and task_of(run) or run, ms, remembered)
 end
 return 1

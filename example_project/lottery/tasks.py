@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 # The lock alone would not make it *one* draw: drawing takes milliseconds, and a server whose clock
 # is late would find the lock free again. `min_hold` keeps it for as long as clocks may differ.
-@single_instance_task(key="lottery", ttl=30, min_hold=30, bind=True)
+# With `acks_late` the broker delivers it again if the worker that draws is killed: the others have
+# skipped by then.
+@single_instance_task(key="lottery", ttl=30, min_hold=30, acks_late=True, bind=True)
 def run_lottery(self: Task) -> dict[str, Any]:
     """Draw the winners; of all the servers that start this, one does, the others skip."""
     return _report(draw_winners(server=_server(self), fence=current_lease().fence))

@@ -178,6 +178,12 @@ def sharing(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
+@single_instance_task(key="{key}", limit=2, on_conflict="wait", wait=2.5)
+def sharing_impatiently(key: str, **how: Any) -> str:
+    """Run twice at a time; wait a while when both permits are taken."""
+    return work(key, **how)
+
+
 @single_instance_task(key="{key}", unique_queued=True)
 def queued(key: str, **how: Any) -> str:
     """Wait in the queue once."""
@@ -196,9 +202,39 @@ def queued_parts(key: str, parts: tuple[int, ...]) -> str:
     return work(key)
 
 
-@single_instance_task(key="{key}", unique_queued=True, on_conflict="retry")
+@single_instance_task(key="{key}", unique_queued=True, on_conflict="retry", acks_late=True)
 def queued_retrying(key: str, **how: Any) -> str:
     """Wait in the queue once; come back when busy."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", unique_queued=True, on_conflict="retry", queued_ttl=1)
+def queued_retrying_briefly(key: str, **how: Any) -> str:
+    """As queued_retrying, if something is heard of it within a second."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", unique_queued=True, on_conflict="retry", conflict_deadline=1.5)
+def queued_hurried(key: str, **how: Any) -> str:
+    """As queued_retrying, for a second and a half."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", unique_queued=True, on_conflict="wait", wait=20)
+def queued_waiting(key: str, **how: Any) -> str:
+    """Wait in the queue once; wait in the worker when busy."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", unique_queued=True, on_conflict="raise")
+def queued_raising(key: str, **how: Any) -> str:
+    """Wait in the queue once; fail when busy."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", unique_queued=True, on_unavailable="retry")
+def queued_hopeful(key: str, **how: Any) -> str:
+    """Wait in the queue once; come back when Redis does not answer."""
     return work(key, **how)
 
 
@@ -240,6 +276,31 @@ def flaky(self: Task, key: str, pause: float = 0.0, hold: bool = False) -> str:
     return f"did {key}"
 
 
+def ask_again(self: Task, key: str, pause: float = 0.0, hold: bool = False) -> str:
+    """The body of those below: publish a retry, and end well all the same."""
+    note(key, "start", retries=self.request.retries)
+    if self.request.retries == 0:
+        self.retry(countdown=pause, throw=False)
+    if hold:
+        wait_at_gate(key)
+    note(key, "end")
+    return f"tried {self.request.retries + 1}"
+
+
+asking_again = single_instance_task(
+    key="{key}", bind=True, acks_late=True, name="tests.celery_app.tasks.asking_again"
+)(ask_again)
+asking_again_once = single_instance_task(
+    key="{key}", bind=True, once=3600, name="tests.celery_app.tasks.asking_again_once"
+)(ask_again)
+asking_again_cooling = single_instance_task(
+    key="{key}", bind=True, min_hold=3600, name="tests.celery_app.tasks.asking_again_cooling"
+)(ask_again)
+asking_again_limited = single_instance_task(
+    key="{key}", bind=True, limit=2, name="tests.celery_app.tasks.asking_again_limited"
+)(ask_again)
+
+
 @single_instance_task(key="{key}", bind=True)
 def replacing(self: Task, key: str) -> Any:
     """Replace itself by another task."""
@@ -253,6 +314,18 @@ def lottery(key: str, noon: int, seconds: float = 0.02) -> int:
     note(key, "draw", noon=noon)
     time.sleep(seconds)
     return noon
+
+
+@single_instance_task(key="{key}", ttl=2, min_hold=30, acks_late=True)
+def draw_late(key: str, **how: Any) -> str:
+    """Draw; acknowledged when it is done."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", min_hold=2)
+def at_noon(key: str) -> None:
+    """Draw, at most every two seconds."""
+    note(key, "draw")
 
 
 @single_instance_task(key="{key}")

@@ -1,0 +1,15 @@
+-- requeue: the run that was announced goes back into the broker's queue, and goes on waiting there.
+-- ARGV  id of the task, ttl (ms)
+-- returns ms since it last stood for another call that was made; -1 if it has not, or if another
+--         run is announced by now, or this one was retracted because a copy of it has started
+local RUNS = unpack(KEYS)
+-- include _lease
+local id, ttl = unpack(ARGV)
+if string.match(call('HGET', RUNS, 'queued') or '', '^%d+|(.*)$') ~= id then
+  return -1
+end
+local ms = milliseconds(clock())
+local asked = call('HGET', RUNS, 'asked')
+call('HSET', RUNS, 'queued', digits(ms + ttl) .. '|' .. id)
+call('PEXPIRE', RUNS, math.max(30 * DAY, ttl))
+return asked and ms - asked or -1
