@@ -26,6 +26,7 @@ from tests.faults import (
     is_held_by,
     is_left_clean,
     keys_of,
+    lease_of,
     one_kind,
     rival,
     runs,
@@ -228,7 +229,7 @@ def test_p6_a_stopped_process_delays_the_others_once_however_many_waiters_it_has
     # Back again, they wait for their turn and then have it, each once.
     child.cont()
     wait_until(lambda: waiting(locks) == waiters, 10)
-    assert is_held_by(locks, lock.lease)
+    assert is_held_by(locks, lease_of(lock))
     caller.release(lock)
     fences = [child.read() for _ in range(waiters)]
     assert fences == sorted(set(fences))
@@ -246,11 +247,11 @@ def test_a_process_that_stops_when_it_is_served_never_believes_to_hold_the_lock(
     lock = rival(wait=5)
     assert lock.acquire()
     assert time.monotonic() - begin < CLAIM + 0.5
-    assert lock.lease is not None
+    assert lease_of(lock) is not None
     child.cont()
     wait_until(lambda: waiting(locks) == 1, 10)
-    assert is_held_by(locks, lock.lease)
-    fence = lock.lease.fence
+    assert is_held_by(locks, lease_of(lock))
+    fence = lease_of(lock).fence
     lock.release()
     assert before.fence < fence < child.read()
 
@@ -294,7 +295,7 @@ def test_a_lost_bell_costs_at_most_two_seconds(
     with takes(at_most=LOOK_EVERY):
         assert waiter.result(5)
     assert proxied.pushes_dropped == 1
-    assert is_held_by(locks, lock.lease)
+    assert is_held_by(locks, lease_of(lock))
 
 
 def test_a_wait_that_runs_out_while_it_is_served_is_served(
@@ -305,7 +306,7 @@ def test_a_wait_that_runs_out_while_it_is_served_is_served(
         waiter = caller.begin_waiting(lock, locks)
         proxied.drop_pushes(1)
     assert waiter.result(5)  # Its last look finds that the lock is its own.
-    assert is_held_by(locks, lock.lease)
+    assert is_held_by(locks, lease_of(lock))
 
 
 def test_after_a_crash_the_waiter_has_the_lock_when_the_lease_ends_and_no_newcomer_has(
@@ -322,7 +323,7 @@ def test_after_a_crash_the_waiter_has_the_lock_when_the_lease_ends_and_no_newcom
         assert rival().acquire() is False
         assert time.monotonic() - killed < ttl + CLAIM
     assert waiter.result()
-    assert is_held_by(locks, lock.lease)
+    assert is_held_by(locks, lease_of(lock))
 
 
 def test_who_waits_no_more_leaves_keys_that_expire(locks: Locks, spawn: Spawn) -> None:
@@ -344,9 +345,9 @@ def test_a_lease_that_was_handed_over_survives_an_interpreter_that_is_blocked_at
         blocked = in_thread(lambda: lock.acquire() and block_interpreter(CLAIM + 0.3))
         wait_until(lambda: waiting(locks))
     blocked.result(5)
-    assert lock.lease is not None
-    assert lock.lease.held
-    assert is_held_by(locks, lock.lease)
+    assert lease_of(lock) is not None
+    assert lease_of(lock).held
+    assert is_held_by(locks, lease_of(lock))
     assert rival().acquire() is False
 
 
@@ -377,8 +378,8 @@ def test_a_hand_over_whose_confirmation_is_lost_is_confirmed_by_the_watchdog(
     confirmation.wait()
     wait_until(lambda: len(runs(proxied, scripts.RENEW)) > asked + 1)
     wait_until(lambda: (value_of(locks) or b"")[32:33] == b"h")
-    assert lock.lease is not None
-    assert lock.lease.held
+    assert lease_of(lock) is not None
+    assert lease_of(lock).held
 
 
 # Cooling
