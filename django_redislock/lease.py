@@ -23,6 +23,8 @@ logger = logging.getLogger("django_redislock")
 DRIFT_RATE = 0.01
 DRIFT_FIXED = 0.002
 
+LONGEST_OWNER = 4096  # Bytes: with the rest of a lease fewer than may be seen, see lua/_queue.lua.
+
 
 def drift(seconds: float) -> float:
     """How much two clocks may differ after *seconds*, in seconds."""
@@ -54,9 +56,14 @@ class Owner:
 
     @cached_property
     def packed(self) -> bytes:
-        """As the server keeps it: JSON without the empty fields."""
-        full = asdict(self)
-        return json.dumps({k: v for k, v in full.items() if v}, separators=(",", ":")).encode()
+        """As the server keeps it: JSON without the empty fields, LONGEST_OWNER bytes at most."""
+        known = {field: value for field, value in asdict(self).items() if value}
+        for most in (200, 40):  # Characters, of which each may need twelve bytes.
+            shown = {k: v[:most] if isinstance(v, str) else v for k, v in known.items()}
+            packed = json.dumps(shown, separators=(",", ":")).encode()
+            if len(packed) <= LONGEST_OWNER:
+                break
+        return packed
 
     @classmethod
     def unpack(cls, data: str) -> Owner:
@@ -92,13 +99,15 @@ class Owner:
 class Holding:
     """The current lease of a lock as the server knows it: what anyone may see of it."""
 
-    id: str  # The lease id. For a value that is not ours, a prefix of its SHA-1.
+    id: str  # The lease id. Of what is not ours, what stands for it: see lua/_sight.lua.
     owner: Owner
     state: str  # "held", "claimed" (handed over, not yet confirmed), "cooling" or "foreign".
     fence: int | None = None
     since: float | None = None  # Server time of the grant, seconds since the epoch.
     ttl: float | None = None  # Seconds it lasts unless renewed.
     renewals: int = 0
+    renews: bool = False  # Whether its owner is going to renew it, a third of the ttl from then.
+    strange: str = ""  # What it is, if it is not ours: "a list of 3 elements".
 
 
 class Keeper(Protocol):

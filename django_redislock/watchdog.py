@@ -152,11 +152,12 @@ class Watchdog:
             ttl = lease._renewable_ttl()
             # Near max_hold a renewal would win nothing.
             gain = now + ttl - drift(ttl) - lease._deadline
-            if lease._settled and (not lease.auto_renew or gain < GRAIN):
+            if lease._settled and (not lease.auto_renew or gain < flows.WORTH_RENEWING):
                 self._put_back(lease, lease._deadline)
                 continue
             count = lease.renewals + (1 if lease.auto_renew else 0)
-            batch.append((lease, Renewal(lease.name, lease._token, ttl, count)))
+            renews = flows.will_renew(lease.auto_renew, ttl, lease._hold_until - now)
+            batch.append((lease, Renewal(lease.name, lease._token, ttl, count, renews)))
         if batch:
             self._send(batch)
 

@@ -196,19 +196,18 @@ def test_an_empty_list_says_so(operator: Client) -> None:
 def test_each_state_has_its_badge(operator: Client, locks: Locks) -> None:
     with distributed_lock("cooling", min_hold=60):
         pass
-    overdue = distributed_lock("overdue", ttl=60, renew=False)
+    overdue = distributed_lock("overdue", ttl=60)
     assert overdue.acquire()
-    assert overdue.lease is not None
-    overdue.lease.renew()
     locks.redis.pexpire(lock_keys(locks.prefix, "overdue").lock, 20_000)
-    locks.redis.set(lock_keys(locks.prefix, "endless").lock, "x")
-    locks.redis.zadd(index_key(locks.prefix), {lock_keys(locks.prefix, "endless").lock: 9e15})
-    with held_by("lottery"):
+    locks.redis.set(lock_keys(locks.prefix, "foreign").lock, "x", px=60_000)
+    locks.redis.zadd(index_key(locks.prefix), {lock_keys(locks.prefix, "foreign").lock: 9e15})
+    with held_by("held"), held_by("no-expiry"):
+        locks.redis.persist(lock_keys(locks.prefix, "no-expiry").lock)
         shown = text(operator.get(LIST))
-        for state in ("held", "cooling", "overdue", "no-expiry"):
+        for state in ("held", "cooling", "overdue", "no-expiry", "foreign"):
             assert f"redislock-badge redislock-{state}" in shown
-            (name,) = rows(operator.get(LIST, {"state": state}))
-            assert name == {"no-expiry": "endless", "held": "lottery"}.get(state, state)
+            assert rows(operator.get(LIST, {"state": state})) == [state]
+        assert "a string of 1 byte, which" in text(operator.get(detail("foreign")))
     overdue.release()
 
 
@@ -304,7 +303,7 @@ def fill(locks: Locks, count: int, ttl: float = 600) -> None:
     pipeline = locks.redis.pipeline(transaction=False)
     for number, key in enumerate(keys):
         px = int(ttl * 1000) + number
-        head = f"{number:032x}h000000{number:016x}"
+        head = f"{number:032x}h-00000{number:016x}"
         pipeline.set(key, f"{head}|{number + 1}|{now}|{px}|0||{owner}", px=px)
         index[key] = now + px
         if len(index) == 5000 or number == count - 1:

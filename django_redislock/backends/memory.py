@@ -40,12 +40,13 @@ class _Lease:
     ttl: int  # ms
     expires: int  # ms
     owner: str
+    renews: str  # As in lua/_lease.lua: r or -.
+    renewals: str = "00000"
     claim: int = 0  # ms
     channel: str = ""
-    renewals: str = "000000"
 
     def packed(self) -> bytes:
-        head = self.token + self.state + self.renewals + self.id
+        head = self.token + self.state + self.renews + self.renewals + self.id
         parts = (head, self.fence, self.since, self.ttl, self.claim, self.channel, self.owner)
         return "|".join(map(str, parts)).encode()
 
@@ -57,6 +58,7 @@ class _Waiter:
     expires: int  # ms
     channel: str
     ttl: int  # ms
+    renews: str
     id: str
     owner: str
 
@@ -67,7 +69,7 @@ class _Lock:
     queue: list[_Waiter] = field(default_factory=list)  # In the order of their tickets.
     fence: int = 0
     done: tuple[int, str] | None = None  # When it ends in ms, and its value.
-    forced: str = ""
+    forced: tuple[str, _Lease] | None = None  # Id of the operator's request, and what he ended.
     past: deque[str] = field(default_factory=lambda: deque(maxlen=40))
     finished: dict[str, int] = field(default_factory=dict)  # Id of a task run -> when in ms.
     runs: dict[str, str] = field(default_factory=dict)
@@ -106,6 +108,7 @@ class Server:
         mode: str,
         ticket: str,
         heed: str,
+        renews: str,
         owner: str,
         channel: str,
     ) -> Any:
@@ -145,6 +148,7 @@ class Server:
                     ttl=ttl,
                     expires=ms + ttl,
                     owner=owner,
+                    renews=renews,
                 )
                 return b"%d" % fence
             left = CLAIM_MS
@@ -165,6 +169,7 @@ class Server:
                 expires=ms + PATIENCE_MS,
                 channel=channel,
                 ttl=ttl,
+                renews=renews,
                 id=id,
                 owner=owner,
             )
@@ -173,13 +178,14 @@ class Server:
         return [b"queued", b"%d" % place, left, b"%d" % us, int(newly)]
 
     def _renew(
-        self, lock: _Lock, us: int, ms: int, token: str, ttl: int, renewals: str, _: str
+        self, lock: _Lock, us: int, ms: int, token: str, ttl: int, count: str, _: str
     ) -> bytes:
         lease = lock.lease
         if lease is None or lease.token != token or lease.state == "k":
             return _absence(lock, token)
-        lock.lease = replace(lease, state="h", renewals=renewals, expires=ms + ttl)
-        if renewals == "000001":
+        renews, renewals = count[:1], count[1:]
+        lock.lease = replace(lease, state="h", renews=renews, renewals=renewals, expires=ms + ttl)
+        if renewals == "00001":
             _remember(lock, lease)
         return b"renewed"
 
@@ -278,14 +284,24 @@ class Server:
             return 1
         return 0
 
-    def _force_release(self, lock: _Lock, us: int, ms: int, id: str, _: str) -> list[bytes]:  # noqa: A002
+    def _force_release(
+        self,
+        lock: _Lock,
+        us: int,
+        ms: int,
+        id: str,  # noqa: A002
+        request: str,
+        _: str,
+    ) -> list[bytes]:
         lease = lock.lease
+        if lock.forced is not None and lock.forced[0] == request:
+            return [b"released", lock.forced[1].packed()]
         if lease is None:
             return [b"gone", b""]
         if lease.id != id:
             return [b"taken", lease.packed()]
         self._pass_on(lock, us, ms)
-        lock.forced = lease.token
+        lock.forced = (request, lease)
         _remember(lock, lease, ms, "forced")
         return [b"released", lease.packed()]
 
@@ -293,9 +309,11 @@ class Server:
         lease = lock.lease
         waiters = sum(one.expires > ms for one in lock.queue)
         if lease is None or (lease.state == "c" and lease.claim <= ms):
-            return [b"", -2, waiters, b"%d" % ms]
-        left = min(lease.expires, lease.claim) if lease.state == "c" else lease.expires
-        return [lease.packed(), left - ms, waiters, b"%d" % ms]
+            return [b"", -2, waiters, b"%d" % ms, b"", b""]
+        left = lease.expires - ms
+        if lease.state == "c":
+            left = max(left - CLAIM_MS, 1)
+        return [lease.packed(), left, waiters, b"%d" % ms, lease.id.encode(), b""]
 
     def _inspect(self, lock: _Lock, us: int, ms: int, limit: int, _: str) -> list[Any]:
         live = [one for one in lock.queue if one.expires > ms][:limit]
@@ -328,6 +346,7 @@ class Server:
                     ttl=head.ttl,
                     expires=ms + head.ttl + CLAIM_MS,
                     owner=head.owner,
+                    renews=head.renews,
                     claim=ms + min(CLAIM_MS, head.ttl),
                     channel=head.channel,
                 )
@@ -370,7 +389,7 @@ def _dequeue(lock: _Lock, token: str) -> None:
 
 
 def _absence(lock: _Lock, token: str) -> bytes:
-    if lock.forced == token:
+    if lock.forced is not None and lock.forced[1].token == token:
         return b"forced"
     return b"taken" if lock.lease is not None and lock.lease.token != token else b"gone"
 
