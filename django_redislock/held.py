@@ -288,6 +288,15 @@ def get(name: str, *, using: str = DEFAULT_ALIAS) -> HeldLock | None:
     return _held(backend, backend.look_many([check_name(name)])[0])
 
 
+def look_at(names: Iterable[str], *, using: str = DEFAULT_ALIAS) -> Iterator[HeldLock]:
+    """Those of *names* that are held, in few round trips; names that come from the server's keys.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    return _look_through(backends[using], [*names])
+
+
 def detail(name: str, *, using: str = DEFAULT_ALIAS) -> Detail:
     """Who holds the lock *name*, who waits for it, and who held it before.
 
