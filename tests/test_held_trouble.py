@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_redislock import LockUnavailable, distributed_lock, held, scripts
+from django_redislock import LockTimeout, LockUnavailable, distributed_lock, held, scripts
 from django_redislock.keys import index_key
 from tests.backends import DEFAULTS, both_ways, held_by_other, in_turn, on_servers
 from tests.faults import NAME, hold, in_thread, keys_of, value_of, waiting
@@ -133,6 +133,9 @@ def test_a_lease_that_is_not_confirmed_yet_shows_the_time_it_will_have(
     claimed = seen()
     assert (claimed.state, claimed.owner.pid) == ("held", child.pid)
     assert claimed.expires_in == pytest.approx(30, abs=1)
+    with pytest.raises(LockTimeout) as busy, distributed_lock(NAME, wait=0):
+        raise AssertionError("not reached")
+    assert busy.value.expires_in == pytest.approx(30, abs=1)
     wait_until(lambda: held.get(NAME) is None)  # Nobody confirmed it; acquire says so, too.
     next_one = distributed_lock(NAME, wait=0)
     assert next_one.acquire()

@@ -156,7 +156,7 @@ class Server:
         if mode != "queue":
             if mode == "last":
                 _dequeue(lock, token)
-            return [b"busy", left, lock.lease.packed()]
+            return [b"busy", _left(lock.lease, ms), lock.lease.packed()]
         entry = next((one for one in lock.queue if one.token == token), None)
         newly = entry is None
         last = lock.queue[-1].ticket if lock.queue else 0
@@ -310,10 +310,7 @@ class Server:
         waiters = sum(one.expires > ms for one in lock.queue)
         if lease is None or (lease.state == "c" and lease.claim <= ms):
             return [b"", -2, waiters, b"%d" % ms, b"", b""]
-        left = lease.expires - ms
-        if lease.state == "c":
-            left = max(left - CLAIM_MS, 1)
-        return [lease.packed(), left, waiters, b"%d" % ms, lease.id.encode(), b""]
+        return [lease.packed(), _left(lease, ms), waiters, b"%d" % ms, lease.id.encode(), b""]
 
     def _inspect(self, lock: _Lock, us: int, ms: int, limit: int, _: str) -> list[Any]:
         live = [one for one in lock.queue if one.expires > ms][:limit]
@@ -357,6 +354,12 @@ class Server:
         assert lock.lease is not None
         if self._hand_over(lock, us, ms, lock.lease.fence) is None:
             lock.lease = None
+
+
+def _left(lease: _Lease, ms: int) -> int:
+    """What is shown as the time that is left; of a claim, that of the lease that it becomes."""
+    left = lease.expires - ms
+    return max(left - CLAIM_MS, 1) if lease.state == "c" else left
 
 
 def _remember(lock: _Lock, lease: _Lease, until: int | str = "", ended: str = "") -> None:

@@ -101,9 +101,11 @@ def _acquire(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
         if not _is_ours(value):
             listed = ("ZADD", keys.held, now_us // 1000 + left, keys.lock)
             return [listed], [b"busy", left, value[:SIGHT]]
+        lapsed = False
         if value[32:33] == b"c":
-            left = min(left, int(value.split(b"|")[4]) - now_us // 1000)
-        if left > 0:
+            lapsed = int(value.split(b"|")[4]) <= now_us // 1000
+            left = max(left - CLAIM_MS, 1)
+        if left > 0 and not lapsed:
             return [], [b"busy", left, value]
     next_fence = b"%d" % max(now_us, _number(fence) + 1)
     head = token + b"h" + renews + b"00000" + id
