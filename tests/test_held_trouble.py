@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     import redis
 
+    from django_redislock import Lease
     from tests.backends import Place, ServerPlace, Way
     from tests.conftest import Locks, MakeProxy, Spawn
 
@@ -92,12 +93,17 @@ async def test_a_lease_that_is_not_renewed_is_never_overdue(way: Way, place: Pla
     lock = distributed_lock(NAME)
     assert await way.acquire(lock)
     next_one = distributed_lock(NAME, ttl=0.6, renew=False)
-    waiter = way.start(lambda: way.acquire(next_one))
+
+    async def take() -> Lease | None:
+        await way.acquire(next_one)
+        return next_one.lease
+
+    waiter = way.start(take)
     await way.until(lambda: seen().waiters == 1)
     await way.release(lock)
-    assert await waiter.result()
-    assert next_one.lease is not None
-    await way.renew(next_one.lease)
+    lease = await waiter.result()
+    assert lease is not None
+    await way.renew(lease)
     assert states_until_free() == {"held"}
 
 
@@ -324,7 +330,7 @@ def test_a_force_release_whose_answer_is_lost_was_done(
 ) -> None:
     lock, waiter = distributed_lock(NAME), distributed_lock(NAME)
     assert lock.acquire()
-    waits = in_thread(waiter.acquire) if successor else None
+    waits = in_thread(lambda: waiter.acquire() and waiter.lease) if successor else None
     wait_until(lambda: waiting(place.locks) == successor or place.name == "unscripted")
     shown = seen()
     proxy = make_proxy(place.locks.server)
@@ -338,9 +344,9 @@ def test_a_force_release_whose_answer_is_lost_was_done(
     assert "released by 'ann'" in caplog.text
     place.on(server, **DEFAULTS)
     if waits is not None:
-        assert waits.result(5)
-        assert waiter.lease is not None
-        waiter.lease.ensure_held(verify=True)  # The resend has not touched it.
+        lease = waits.result(5)
+        assert lease
+        lease.ensure_held(verify=True)  # The resend has not touched it.
         waiter.release()
     # Another request for the same lease is answered as ever.
     assert not held.force_release(NAME, shown.id)
