@@ -124,6 +124,53 @@ def test_a_lease_whose_renewal_is_slow_once_is_not_overdue(
         assert states == {"held"}
 
 
+# --- who held it before ---------------------------------------------------------------------------
+
+
+def past() -> list[tuple[int | None, str]]:
+    """Who held the lock before, and how that ended; the latest last."""
+    return [(one.owner.pid, one.ended) for one in held.detail(NAME).past]
+
+
+def test_a_dead_holder_that_somebody_saw_is_in_the_past_as_expired(
+    locks: Locks, spawn: Spawn
+) -> None:
+    child = spawn(hold, ttl=6)  # It dies long before its first renewal.
+    child.read()
+    child.kill()
+    wait_until(lambda: (seen().held_for or 0) > 1.6)
+    assert past() == []  # As long as it may be alive it is the present.
+    locks.redis.delete(keys_of(locks).lock)  # As it will be when the ttl is over.
+    assert past() == [(child.pid, "expired")]
+
+
+def test_a_dead_holder_that_somebody_waited_for_is_in_the_past_as_expired(
+    locks: Locks, spawn: Spawn
+) -> None:
+    child = spawn(hold, ttl=3)
+    child.read()
+    child.kill()
+    with distributed_lock(NAME, wait=10) as lease:
+        assert past() == [(child.pid, "expired")]
+        assert lease.held
+
+
+@on_servers
+def test_a_lease_is_in_the_past_once_however_often_it_was_seen(place: ServerPlace) -> None:
+    for success in (True, False):
+        lock = distributed_lock(NAME, ttl=30)
+        assert lock.acquire()
+        assert lock.lease is not None
+        wait_until(lambda: (seen().held_for or 0) > 1.6)
+        for _ in range(3):
+            assert distributed_lock(NAME).locked()
+        lock.lease.renew()
+        lock.release(success)
+    client = place.locks.redis
+    assert [ended for _, ended in past()] == ["done", "failed"]
+    assert client.llen(keys_of(place.locks).past) == 2
+
+
 # --- right after a hand-over ----------------------------------------------------------------------
 
 
@@ -146,6 +193,7 @@ def test_a_lease_that_is_not_confirmed_yet_shows_the_time_it_will_have(
     next_one = distributed_lock(NAME, wait=0)
     assert next_one.acquire()
     next_one.release()
+    assert past()[-1] == (child.pid, "expired")
 
 
 # --- what will never become free ------------------------------------------------------------------

@@ -28,6 +28,7 @@ Result = TypeVar("Result")
 
 CLAIM_MS = 1000
 PATIENCE_MS = 6000
+NOTED_MS = 1500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +126,7 @@ class Server:
                 state = "h" if lease.state == "c" else lease.state
                 lock.lease = replace(lease, state=state, expires=ms + ttl)
                 return b"%d" % lease.fence
+            _remember_met(lock, lease, ms)
             left = (lease.claim if lease.state == "c" else lease.expires) - ms
             if left <= 0:
                 process = lease.channel.rpartition(":")[0]
@@ -307,6 +309,8 @@ class Server:
 
     def _look(self, lock: _Lock, us: int, ms: int, _: str) -> list[Any]:
         lease = lock.lease
+        if lease is not None:
+            _remember_met(lock, lease, ms)
         waiters = sum(one.expires > ms for one in lock.queue)
         if lease is None or (lease.state == "c" and lease.claim <= ms):
             return [b"", -2, waiters, b"%d" % ms, b"", b""]
@@ -364,7 +368,18 @@ def _left(lease: _Lease, ms: int) -> int:
 
 def _remember(lock: _Lock, lease: _Lease, until: int | str = "", ended: str = "") -> None:
     entry = (lease.id, lease.fence, lease.since, until, ended, lease.owner)
+    if lock.past and lock.past[-1].startswith(f"{lease.id}|"):
+        if not ended:
+            return
+        lock.past.pop()
     lock.past.append("|".join(map(str, entry)))
+
+
+def _remember_met(lock: _Lock, lease: _Lease, ms: int) -> None:
+    long = lease.state == "h" and ms - lease.since >= NOTED_MS
+    lapsed = lease.state == "c" and lease.claim <= ms
+    if lease.renewals == "00000" and (long or lapsed):
+        _remember(lock, lease)
 
 
 def _note(lock: _Lock, what: str, ms: int, lasted: int, why: str, owner: str) -> None:

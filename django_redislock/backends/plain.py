@@ -26,6 +26,7 @@ MOST_FINISHED = (
     10_000  # Task runs of one lock that are remembered, and locks of tasks in the index.
 )
 CLAIM_MS = 1000
+NOTED_MS = 1500  # See lua/_past.lua.
 RESENT_MS = 10_000  # Longer than any acquire is resent for.
 SIGHT = 8192  # Bytes of a value that are answered.
 ATTEMPTS = 32  # Transactions lost to others before the server counts as not answering.
@@ -91,6 +92,7 @@ def _acquire(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
         mine = value is not None and _is_held_by(value, token)
         return (_free(keys) if mine else []), pointless
     fence, now_us = ask("GET", keys.fence), _clock(ask)
+    met: Commands = []
     if value is not None:
         if _is_held_by(value, token):
             commands: Commands = [("PEXPIRE", keys.lock, ttl), ("SETRANGE", keys.lock, 32, "h")]
@@ -101,18 +103,20 @@ def _acquire(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
         if not _is_ours(value):
             listed = ("ZADD", keys.held, now_us // 1000 + left, keys.lock)
             return [listed], [b"busy", left, value[:SIGHT]]
+        met = _remember_met(keys, ask, value, now_us // 1000)
         lapsed = False
         if value[32:33] == b"c":
             lapsed = int(value.split(b"|")[4]) <= now_us // 1000
             left = max(left - CLAIM_MS, 1)
         if left > 0 and not lapsed:
-            return [], [b"busy", left, value]
+            return met, [b"busy", left, value]
     next_fence = b"%d" % max(now_us, _number(fence) + 1)
     head = token + b"h" + renews + b"00000" + id
     since = b"%d" % (now_us // 1000)
     lease = b"|".join([head, next_fence, since, b"%d" % ttl, b"0", b"", owner])
     set_lock: tuple[str | bytes | int, ...] = ("SET", keys.lock, lease, "NX", "PX", ttl)
     return [
+        *met,
         # A lapsed claim is still in its place.
         *([("DEL", keys.lock)] if value is not None else []),
         ("SET", keys.fence, next_fence, "PX", ttl + DAY_MS),
@@ -130,7 +134,7 @@ def _renew(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
         ("PEXPIRE", keys.lock, ttl),
         ("SETRANGE", keys.lock, 32, b"h" + count),
         ("ZADD", keys.held, _clock(ask) // 1000 + ttl, keys.lock),
-        *(_remember(keys, value, b"", b"") if count[1:] == b"00001" else []),
+        *(_remember(keys, ask, value, b"", b"") if count[1:] == b"00001" else []),
     ], b"renewed"
 
 
@@ -161,7 +165,7 @@ def _conclude(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     if once > 0:
         commands.append(("SET", keys.done, b"%d|" % now + owner, "PX", once))
     if ended:
-        commands += _remember(keys, value, b"%d" % now, ended)
+        commands += _remember(keys, ask, value, b"%d" % now, ended)
     if remembered > 0:
         lasted = now - int(value.split(b"|")[2])
         what = "success" if ended == b"done" else "failure"
@@ -190,20 +194,21 @@ def _force_release(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     left = max(ask("PTTL", keys.lock), 0) + 60_000
     commands = [*_free(keys), ("SET", keys.forced, request + value, "PX", left)]
     if not strange:
-        commands += _remember(keys, value, b"%d" % (_clock(ask) // 1000), b"forced")
+        commands += _remember(keys, ask, value, b"%d" % (_clock(ask) // 1000), b"forced")
     return commands, [b"released", value]
 
 
 def _look(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     value, id, strange = _sight(keys, ask)  # noqa: A001
     left, now = ask("PTTL", keys.lock), _clock(ask) // 1000
+    commands = _remember_met(keys, ask, value, now) if not strange else []
     if not strange and value[32:33] == b"c" and left >= 0:
         left = max(left - CLAIM_MS, 1) if int(value.split(b"|")[4]) > now else -2
     if left == -2:
         value = id = strange = b""  # noqa: A001
         if float(ask("ZSCORE", keys.held, keys.lock) or 0) == math.inf:
-            return [("ZREM", keys.held, keys.lock)], [value, left, 0, now, id, strange]
-    return [], [value, left, 0, now, id, strange]
+            commands.append(("ZREM", keys.held, keys.lock))
+    return commands, [value, left, 0, now, id, strange]
 
 
 def _inspect(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
@@ -287,13 +292,26 @@ def _free(keys: Keys) -> Commands:
     return [("DEL", keys.lock), ("ZREM", keys.held, keys.lock)]
 
 
-def _remember(keys: Keys, value: bytes, until: bytes, ended: bytes) -> Commands:
+def _remember(keys: Keys, ask: Ask, value: bytes, until: bytes, ended: bytes) -> Commands:
     head, fence, since, _, _, _, owner = value.split(b"|", 6)
-    return [
-        ("RPUSH", keys.past, b"|".join([head[39:], fence, since, until, ended, owner])),
-        ("LTRIM", keys.past, -REMEMBERED, -1),
-        ("PEXPIRE", keys.past, 2 * DAY_MS),
-    ]
+    id = head[39:]  # noqa: A001
+    entry = b"|".join([id, fence, since, until, ended, owner])
+    add: Commands = [("RPUSH", keys.past, entry), ("LTRIM", keys.past, -REMEMBERED, -1)]
+    if (ask("LINDEX", keys.past, -1) or b"").startswith(id + b"|"):
+        if not ended:
+            return []
+        add = [("LSET", keys.past, -1, entry)]
+    return [*add, ("PEXPIRE", keys.past, 2 * DAY_MS)]
+
+
+def _remember_met(keys: Keys, ask: Ask, value: bytes, now: int) -> Commands:
+    """See lua/_past.lua."""
+    if not _is_ours(value) or value[34:39] != b"00000":
+        return []
+    _, _, since, _, claim, _ = value.split(b"|", 5)
+    long = value[32:33] == b"h" and now - int(since) >= NOTED_MS
+    lapsed = value[32:33] == b"c" and int(claim) <= now
+    return _remember(keys, ask, value, b"", b"") if long or lapsed else []
 
 
 def _why_pointless(keys: Keys, ask: Ask, heed: bytes) -> list[Any]:

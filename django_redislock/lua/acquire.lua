@@ -9,7 +9,7 @@
 --         {'busy', ms until the current lease must have ended, value of lock or its beginning}
 --         {'done', value of done} or {'finished', ms since}, if it is pointless
 --         {'endless'} if the key has no expiry, so that waiting for it would never end
-local LOCK, QUEUE, WAITERS, FENCE, DONE, FINISHED, HELD = unpack(KEYS)
+local LOCK, QUEUE, WAITERS, FENCE, DONE, FINISHED, PAST, HELD = unpack(KEYS)
 -- include _lease
 -- include _grant
 local token, id, ttl, mode, ticket, heed, renews, owner, channel = unpack(ARGV)
@@ -46,6 +46,7 @@ if type(value) == 'table' then
 end
 
 -- include _queue
+-- include _past
 if pointless then
   if value and is_of(value, token) and state_of(value) ~= 'k' then
     pass_on(value, first_waiter())
@@ -72,6 +73,7 @@ if value then
     list_until('+inf')
     return { 'endless' }
   end
+  remember_met(value, ms)
   if not claim then
     list_until(digits(ms + left)) -- not ours
   elseif state == 'c' then

@@ -1,16 +1,19 @@
 -- look: the state of a lock, without changing it; the same rule as acquire says whether it is free.
+-- What is seen for the first time is noted for the timeline.
 -- ARGV  -
 -- returns {value or its beginning, ms until it ends (-1 never, -2 free), live waiters, server time in ms,
 --         id, what it is if it is not ours}; see _sight.lua
-local LOCK, QUEUE, WAITERS, HELD = unpack(KEYS)
+local LOCK, QUEUE, WAITERS, PAST, HELD = unpack(KEYS)
 -- include _lease
 -- include _grant
 -- include _queue
 -- include _sight
+-- include _past
 local ms = milliseconds(clock())
 local value, id, strange = sight()
 local left = call('PTTL', LOCK)
 local _, _, claim = read(value)
+remember_met(value, ms)
 if claim and state_of(value) == 'c' and left >= 0 then
   -- What is shown of a claim is the lease that it becomes.
   left = claim - ms > 0 and math.max(left - CLAIM, 1) or -2
