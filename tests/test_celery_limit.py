@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_redislock import held
+from django_redislock import LockUnavailable, held
+from django_redislock.keys import lock_keys
 
 if TYPE_CHECKING:
     from tests.celery_app.stage import Stage
@@ -100,3 +101,22 @@ def test_the_record_is_that_of_the_name(stage: Stage) -> None:
     assert record is not None
     assert record.last_success is not None
     assert record.last_success.owner.task_id == sent.id
+
+
+def test_a_permit_that_never_ends_takes_one_place_and_no_more(stage: Stage) -> None:
+    key = stage.key()
+    keys = [lock_keys("redislock", f"{key}#{number}").lock for number in (1, 2, 3)]
+    stage.redis.rpush(keys[0], "by hand")
+    stage.redis.set(keys[1], "")
+    for _ in range(5):
+        assert stage.result(stage.send("limited", key)) == f"did {key}"
+    running = stage.send("limited", key, hold=True)
+    stage.wait_for(key, "start", 6)
+    assert stage.result(stage.send("limited", key))["skipped"] == "busy"
+    stage.open_gate(key)
+    stage.result(running)
+    # That all never end is no conflict, but an error that only an operator can end.
+    stage.redis.set(keys[2], "")
+    with pytest.raises(LockUnavailable):
+        stage.result(stage.send("limited", key))
+    stage.redis.delete(*keys)
