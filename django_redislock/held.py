@@ -39,6 +39,7 @@ MOST_NAMES = 100_000
 MOST_LOOKS = 10_000
 LOOKED_AT_ONCE = 1000
 MOST_WAITERS_NAMED = 100
+MOST_PERMITS = 100
 
 CLOCK_SLACK = 1.0  # Seconds by which a lease may seem to last longer than its ttl.
 
@@ -378,6 +379,37 @@ def force_release(
         sender=HeldLock, name=name, using=using, id=id, holder=holder, by=by
     )
     return True
+
+
+def at_work(names: Iterable[str], *, using: str = DEFAULT_ALIAS) -> set[str]:
+    """Those of *names*, of locks of tasks, that a run holds and renews as it should.
+
+    Of a task with a limit it is enough that a run holds one of the permits.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    names = [*names]
+    first = {f"{name}#1": name for name in names}
+    locks = {lock.name: lock for lock in look_at([*names, *first], using=using)}
+    others = {
+        f"{name}#{number}": name
+        for permit, name in first.items()
+        if permit in locks
+        for number in range(2, _limit(locks[permit]) + 1)
+    }
+    found = [*locks.values(), *look_at(others, using=using)]
+    permits = first | others
+    return {
+        permits.get(lock.name, lock.name)
+        for lock in found
+        if lock.state == "held" and bool(lock.owner.permit) == (lock.name in permits)
+    }
+
+
+def _limit(permit: HeldLock) -> int:
+    of = permit.owner.permit.rpartition("/")[2]
+    return min(int(of), MOST_PERMITS) if is_number(of) else 0
 
 
 def _look_through(backend: Backend, names: builtins.list[str]) -> Iterator[HeldLock]:

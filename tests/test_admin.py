@@ -975,6 +975,32 @@ def test_skips_on_the_occasion_of_a_success_are_what_locks_are_for(operator: Cli
     assert panel(operator.get(LIST)) == ""
 
 
+def test_skips_while_a_run_is_at_work_are_no_alarm_until_it_is_in_trouble(
+    operator: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", 0.0)
+    run_task("nightly")
+    with distributed_lock("nightly", ttl=60):  # This night's run.
+        skip_task("nightly")
+        assert panel(operator.get(LIST)) == ""
+        key = lock_keys(locks.prefix, "nightly").lock
+        locks.redis.pexpire(key, 10_000)  # Its renewals have been missed.
+        assert "nightly" in panel(operator.get(LIST))
+    assert "nightly" in panel(operator.get(LIST))
+
+
+def test_a_run_at_work_under_any_permit_is_enough(
+    operator: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", 0.0)
+    skip_task("report")
+    with held_by("report#1", permit="1/3"), held_by("report#3", permit="3/3"):
+        locks.redis.persist(lock_keys(locks.prefix, "report#1").lock)
+        assert panel(operator.get(LIST)) == ""
+    with held_by("report#1"):  # A lock that is only called so.
+        assert "report" in panel(operator.get(LIST))
+
+
 @pytest.mark.parametrize("why", ["done", "duplicate"])
 def test_skips_of_what_was_done_are_no_alarm(
     why: str, operator: Client, monkeypatch: pytest.MonkeyPatch
