@@ -351,7 +351,7 @@ def _keys(patient: _Patient) -> Iterator[Finding]:
             if left == -1
         ]
         if names:
-            found = [lock for lock in look_at(names.values(), using=backend.alias) if lock.note]
+            found = [lock for lock in look_at(names.values(), using=backend.alias) if _is_odd(lock)]
             locks += found
             odd = {lock.name for lock in found}
             scores = patient.ask("ZMSCORE", index, *names)
@@ -383,6 +383,10 @@ def _keys(patient: _Patient) -> Iterator[Finding]:
         )
     else:
         yield Finding("index", "ok", f"every held lock is in the index{part}")
+
+
+def _is_odd(lock: HeldLock) -> bool:
+    return bool(lock.strange) or lock.expires_in is None or lock.ends_late
 
 
 def _odd_locks(locks: list[HeldLock], part: str, alias: str) -> Finding:

@@ -21,6 +21,7 @@ from django_redislock.exceptions import LockUnavailable
 from django_redislock.flows import Call
 from django_redislock.lease import Owner, is_number
 from django_redislock.names import check_name
+from django_redislock.owner import is_gone
 from django_redislock.records import Record, Records, Run, record, records
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class HeldLock:
     renewals: int
     ttl: float | None = None  # As granted.
     strange: str = ""  # What it is, if its state is "foreign": "a list of 3 elements".
+    gone: bool = False  # Its owner was a process of this host, and does not exist any more.
 
     @property
     def ends_late(self) -> bool:
@@ -104,6 +106,7 @@ class HeldLock:
             "renewals": self.renewals,
             "waiters": self.waiters,
             "note": self.note or None,
+            "gone": self.gone,
         }
 
 
@@ -445,6 +448,7 @@ def _held(backend: Backend, seen: Seen) -> HeldLock | None:
         renewals=holding.renewals,
         ttl=holding.ttl,
         strange=holding.strange,
+        gone=state != "cooling" and is_gone(holding.owner),
     )
 
 

@@ -104,7 +104,7 @@ def facts(lock: HeldLock) -> list[tuple[str, Any]]:
     known = [
         ("State", format_html("{} {}", state(lock), _meaning(lock))),
         ("Note", visible(lock.note)),
-        ("Holder", visible(who.place)),
+        ("Holder", visible(who.place) + " (gone: no such process on this host)" * lock.gone),
         ("Thread", visible(who.thread)),
         ("Task", visible(who.task)),
         ("Task id", visible(who.task_id)),

@@ -55,8 +55,9 @@ def states_until_free(name: str = NAME) -> set[str]:
 def test_a_holder_that_dies_before_its_first_renewal_is_overdue(locks: Locks, spawn: Spawn) -> None:
     child = spawn(hold, ttl=3)
     child.read()
-    assert (seen().state, seen().renewals) == ("held", 0)
+    assert (seen().state, seen().renewals, seen().gone) == ("held", 0, False)
     child.kill()
+    assert seen().gone  # Seen at once by those on the same host.
     wait_until(lambda: seen().state == "overdue")
     assert 0 < (seen().expires_in or 0) <= 1.0
 

@@ -138,6 +138,7 @@ def test_the_schema_of_json_is_the_documented_one() -> None:
         "renewals": 0,
         "waiters": 0,
         "note": None,
+        "gone": False,
     }
     assert isinstance(fence, int)
     assert len(id_) == 16
