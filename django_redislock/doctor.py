@@ -11,8 +11,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, InterfaceError
 from redis.connection import parse_url
 
 from django_redislock import scripts
@@ -82,6 +84,35 @@ def examine(using: str) -> Iterator[Finding]:
             "fail",
             f"no answer: {error.problem}",
             "Check REDISLOCK['LOCATION'] and OPTIONS, the network, and whether the server runs.",
+        )
+
+
+def examine_admin() -> Iterator[Finding]:
+    """Examine whether ``migrate`` has made the permissions of the admin's page."""
+    if not apps.is_installed("django.contrib.admin"):
+        yield Finding("permissions", "ok", "not needed: the admin is not installed")
+        return
+    known = apps.get_model("auth", "Permission").objects.filter(
+        content_type__app_label="django_redislock", codename="force_release_heldlock"
+    )
+    try:
+        found = known.exists()
+    except (DatabaseError, InterfaceError, ImproperlyConfigured) as error:
+        yield Finding(
+            "permissions",
+            "warn",
+            f"the database does not tell whether those of the admin's page are there: {error}",
+            "Run manage.py migrate, or check DATABASES.",
+        )
+        return
+    if found:
+        yield Finding("permissions", "ok", "those of the admin's page are there")
+    else:
+        yield Finding(
+            "permissions",
+            "warn",
+            "those of the admin's page are not there, so only superusers see it",
+            "Run manage.py migrate.",
         )
 
 

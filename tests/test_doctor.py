@@ -8,7 +8,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.contrib.auth.models import Permission
 from django.core.management import CommandError, call_command
+from django.db import connection
 
 from django_redislock import distributed_lock, doctor, held
 from django_redislock.keys import index_key, lock_keys
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from tests.conftest import Locks, MakeProxy, MakeServer
     from tests.servers import Server
 
-pytestmark = pytest.mark.usefixtures("locks")
+pytestmark = [pytest.mark.usefixtures("locks"), pytest.mark.django_db]
 
 
 def findings(using: str = "default") -> dict[str, doctor.Finding]:
@@ -337,6 +339,29 @@ def test_a_wrong_password_fails(locks: Locks, make_server: MakeServer) -> None:
     (finding,) = findings().values()
     assert finding.level == "fail"
     assert "wr0ng" not in repr(finding)
+
+
+# --- the admin's permissions ----------------------------------------------------------------------
+
+
+def test_permissions_that_migrate_has_not_made_are_warned_of() -> None:
+    (finding,) = doctor.examine_admin()
+    assert (finding.about, finding.level) == ("permissions", "ok")
+    Permission.objects.filter(content_type__app_label="django_redislock").delete()
+    (finding,) = doctor.examine_admin()
+    assert (finding.level, finding.advice) == ("warn", "Run manage.py migrate.")
+    status, out = run()
+    assert status == 0
+    assert "The admin\n  warn  permissions" in out
+    assert "permissions" not in run("--alias", "default")[1]
+
+
+def test_a_database_without_tables_is_warned_of() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE auth_permission RENAME TO elsewhere")
+    (finding,) = doctor.examine_admin()
+    assert finding.level == "warn"
+    assert "migrate" in finding.advice
 
 
 # --- manage.py locks doctor -----------------------------------------------------------------------
