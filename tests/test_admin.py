@@ -978,7 +978,7 @@ def test_skips_on_the_occasion_of_a_success_are_what_locks_are_for(operator: Cli
 def test_skips_while_a_run_is_at_work_are_no_alarm_until_it_is_in_trouble(
     operator: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", 0.0)
+    monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", -1.0)
     run_task("nightly")
     with distributed_lock("nightly", ttl=60):  # This night's run.
         skip_task("nightly")
