@@ -401,7 +401,10 @@ def _only_skipped(aliases: list[str]) -> list[dict[str, Any]]:
     found = []
     for alias in aliases:
         with suppress(LockUnavailable, ImproperlyConfigured):  # The list has said so already.
-            found += [one for one in held.records(using=alias, limit=RECORDS) if _is_stuck(one)]
+            stuck = [one for one in held.records(using=alias, limit=RECORDS) if _is_stuck(one)]
+            # While a run is at work, the others are skipped: that is what the lock is for.
+            at_work = held.at_work([one.name for one in stuck], using=alias)
+            found += [one for one in stuck if one.name not in at_work]
     found.sort(key=lambda one: one.last_success.at if one.last_success else 0.0)
     return [
         {

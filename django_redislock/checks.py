@@ -47,6 +47,8 @@ _FOUND = {
     ("clock", "warn"): "W028",
     ("keys", "fail"): "E029",
     ("index", "warn"): "W030",
+    ("locks", "warn"): "W031",
+    ("locks", "fail"): "E031",
 }
 
 

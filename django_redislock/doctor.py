@@ -11,22 +11,27 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, InterfaceError
 from redis.connection import parse_url
 
 from django_redislock import scripts
 from django_redislock.backends.redis import RedisBackend
 from django_redislock.backends.wires import ReplyError
-from django_redislock.conf import backends
+from django_redislock.conf import DEFAULT_ALIAS, backends
 from django_redislock.exceptions import LockError, LockUnavailable
-from django_redislock.keys import index_key
+from django_redislock.held import look_at
+from django_redislock.keys import index_key, lock_keys, name_of
 from django_redislock.lock import distributed_lock
+from django_redislock.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from django_redislock.conf import Conf
+    from django_redislock.held import HeldLock
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -34,6 +39,7 @@ SLOW_ROUND_TRIP = 0.01  # Seconds.
 CLOCK_DIFFERENCE = 1.0  # Seconds.
 OLDEST_VERSION = (7, 0)
 MOST_KEYS = 20_000  # Looked at for what should not be there.
+MOST_NAMED = 5
 PROBE = "django_redislock.doctor"  # A lock that is taken and released to see whether it works.
 
 # What a connection needs before and beside the scripts.
@@ -78,6 +84,35 @@ def examine(using: str) -> Iterator[Finding]:
             "fail",
             f"no answer: {error.problem}",
             "Check REDISLOCK['LOCATION'] and OPTIONS, the network, and whether the server runs.",
+        )
+
+
+def examine_admin() -> Iterator[Finding]:
+    """Examine whether ``migrate`` has made the permissions of the admin's page."""
+    if not apps.is_installed("django.contrib.admin"):
+        yield Finding("permissions", "ok", "not needed: the admin is not installed")
+        return
+    known = apps.get_model("auth", "Permission").objects.filter(
+        content_type__app_label="django_redislock", codename="force_release_heldlock"
+    )
+    try:
+        found = known.exists()
+    except (DatabaseError, InterfaceError, ImproperlyConfigured) as error:
+        yield Finding(
+            "permissions",
+            "warn",
+            f"the database does not tell whether those of the admin's page are there: {error}",
+            "Run manage.py migrate, or check DATABASES.",
+        )
+        return
+    if found:
+        yield Finding("permissions", "ok", "those of the admin's page are there")
+    else:
+        yield Finding(
+            "permissions",
+            "warn",
+            "those of the admin's page are not there, so only superusers see it",
+            "Run manage.py migrate.",
         )
 
 
@@ -225,7 +260,7 @@ def _memory(patient: _Patient) -> Iterator[Finding]:
         yield Finding("eviction", "ok", "memory is limited and nothing is evicted (noeviction)")
     else:
         evicted = patient.number("evicted_keys")
-        already = f"; it has evicted {evicted} keys already" if evicted else ""
+        already = f"; it has evicted {counted(evicted, 'key')} already" if evicted else ""
         yield Finding(
             "eviction",
             "fail",
@@ -273,15 +308,15 @@ def _replication(patient: _Patient) -> Iterator[Finding]:
         yield Finding(
             "replication",
             "fail",
-            f"REPLICAS_ACK is {acknowledged}, but {replicas} replicas are connected: no lock can"
-            " be taken",
+            f"REPLICAS_ACK is {acknowledged}, but the server has {counted(replicas, 'replica')}: no"
+            " lock can be taken",
             "Connect more replicas, or lower REPLICAS_ACK.",
         )
     elif replicas and not acknowledged:
         yield Finding(
             "replication",
             "warn",
-            f"{replicas} replicas; a failover may forget the last grants",
+            f"{counted(replicas, 'replica')}; a failover may forget the last grants",
             "Set REPLICAS_ACK to 1 or more, so that a grant counts only when replicas know it.",
         )
     elif replicas:
@@ -330,6 +365,7 @@ def _keys(patient: _Patient) -> Iterator[Finding]:
     cursor, seen = "0", 0
     endless: list[str] = []
     unlisted = 0
+    locks: list[HeldLock] = []
     while True:
         reply = patient.ask("SCAN", cursor, "MATCH", f"{backend.prefix}:{{*", "COUNT", 1000)
         if isinstance(reply, ReplyError):
@@ -337,38 +373,89 @@ def _keys(patient: _Patient) -> Iterator[Finding]:
             return
         cursor, keys = reply[0].decode(), reply[1]
         seen += 1000
-        if keys:
-            times = backend.commands(*[("PTTL", key) for key in keys])
-            endless += [
-                key.decode(errors="backslashreplace")
-                for key, left in zip(keys, times, strict=True)
-                if left == -1
-            ]
-        locks = [key for key in keys if key.endswith(b"}:lock")]
-        if locks:
-            scores = patient.ask("ZMSCORE", index, *locks)
-            unlisted += 0 if isinstance(scores, ReplyError) else sum(s is None for s in scores)
+        names = {key: name for key in keys if (name := _name_of_lock(backend.prefix, key))}
+        others = [key for key in keys if key not in names]
+        times = backend.commands(*[("PTTL", key) for key in others]) if others else []
+        endless += [
+            key.decode(errors="backslashreplace")
+            for key, left in zip(others, times, strict=True)
+            if left == -1
+        ]
+        if names:
+            found = [lock for lock in look_at(names.values(), using=backend.alias) if _is_odd(lock)]
+            locks += found
+            odd = {lock.name for lock in found}
+            scores = patient.ask("ZMSCORE", index, *names)
+            if not isinstance(scores, ReplyError):
+                listed = zip(names.values(), scores, strict=True)
+                unlisted += sum(score is None and name not in odd for name, score in listed)
         if cursor == "0" or seen >= MOST_KEYS:
             break
     part = "" if cursor == "0" else f" among the first {seen} keys"
+    yield _odd_locks(locks, part, backend.alias)
     if endless:
+        never = "never expires" if len(endless) == 1 else "never expire"
         yield Finding(
             "keys",
             "fail",
-            f"{len(endless)} keys never expire{part}, the first is {endless[0]!r}",
-            "Nothing of ours does that: find out who wrote them, then delete them.",
+            f"{counted(len(endless), 'key')} {never}{part}: {_named(endless)}",
+            "Nothing of ours does that: find out who wrote that, then delete it.",
         )
     else:
-        yield Finding("keys", "ok", f"every key has an expiry{part}")
+        yield Finding("keys", "ok", f"every other key has an expiry{part}")
     if unlisted:
+        verb, them = ("is", "it") if unlisted == 1 else ("are", "them")
         yield Finding(
             "index",
             "warn",
-            f"{unlisted} held locks are missing in the index{part}, so lists do not show them",
+            f"{counted(unlisted, 'held lock')} {verb} missing in the index{part}, so lists do not"
+            f" show {them}",
             "A renewed lock comes back into it by itself. Did somebody delete the index?",
         )
     else:
         yield Finding("index", "ok", f"every held lock is in the index{part}")
+
+
+def _is_odd(lock: HeldLock) -> bool:
+    return bool(lock.strange) or lock.expires_in is None or lock.ends_late
+
+
+def _odd_locks(locks: list[HeldLock], part: str, alias: str) -> Finding:
+    """What is said of locks that will not become free when they should."""
+    never = [lock.name for lock in locks if lock.expires_in is None]
+    foreign = [lock.name for lock in locks if lock.strange and lock.expires_in is not None]
+    late = [lock.name for lock in locks if lock.ends_late]
+    if not (never or foreign or late):
+        return Finding("locks", "ok", f"every lock is ours and ends within its ttl{part}")
+    says = [
+        f"{counted(len(names), 'lock')} {what}: {_named(names)}"
+        for names, what in (
+            (never, "will never become free"),
+            (foreign, "held by what is not ours"),
+            (late, "held beyond the ttl, since the server's clock was set back"),
+        )
+        if names
+    ]
+    using = "" if alias == DEFAULT_ALIAS else f" --alias {alias}"
+    return Finding(
+        "locks",
+        "fail" if never else "warn",
+        "; ".join(says) + part,
+        f"manage.py locks release NAME{using} shows what is there, asks, and frees the lock. If it"
+        " is not ours, find out who wrote it.",
+    )
+
+
+def _name_of_lock(prefix: str, key: bytes) -> str | None:
+    name = name_of(prefix, key.decode(errors="replace"))
+    # Not one that only looks like ours, whose name leads to another key.
+    return name if name and lock_keys(prefix, name).lock.encode() == key else None
+
+
+def _named(names: list[str]) -> str:
+    """The first of many."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(map(repr, names[:MOST_NAMED])) + more
 
 
 def _caches(patient: _Patient) -> Iterator[Finding]:

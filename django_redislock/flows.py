@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 from django_redislock import scripts
 from django_redislock.exceptions import LockLost, LockUnavailable
-from django_redislock.lease import drift
+from django_redislock.lease import WORTH_RENEWING, drift
 
 if TYPE_CHECKING:
     from django_redislock.exceptions import LostReason
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CLAIM = 1.0  # Seconds; the same as in lua/_lease.lua.
 LOOK_EVERY = 2.0  # A waiter who may have missed the bell looks by itself, in seconds.
-CONFIRMS = "000000"  # The count of renewals that only confirms a hand-over, see lua/renew.lua.
+CONFIRMS = 0  # The count of renewals that only confirms a hand-over, see lua/renew.lua.
 UNDO_WITHIN = 1.0  # Seconds that undoing an interrupted acquire may take.
 
 # Waiting without a queue, where scripting is forbidden: pauses in seconds, doubled each time.
@@ -136,6 +136,8 @@ class Refused(Exception):
         self.problem = problem
 
 
+_RENEWS = ("-", "r")  # As in lua/_lease.lua.
+
 Result = TypeVar("Result")
 Step = Call | Tell | Listen | Pause
 Flow = Generator[Step, Any, Result]
@@ -156,6 +158,7 @@ class Request(NamedTuple):
     patience: float  # The operation timeout: seconds until a server counts as not answering.
     replicas: int = 0
     heed: str = ""  # What would make it pointless, see lua/_heed.lua.
+    renews: bool = False  # Whether it is to be renewed, see will_renew().
 
 
 class Granted(NamedTuple):
@@ -299,6 +302,7 @@ def _acquire_call(request: Request, mode: str, ticket: bytes) -> Call:
             mode,
             ticket,
             request.heed,
+            _RENEWS[request.renews],
             request.owner.packed,
         ),
         0.75 * request.patience,
@@ -358,7 +362,7 @@ def _await_bell(request: Request, look: _Look, now: float, give_up: float) -> Fl
                 # grants: the release may overtake it on another connection. Until the watchdog
                 # has had an answer, only the claim time is certain; the lease has its whole ttl
                 # if the confirmation arrives.
-                confirmation = _renewal_args(request.token, request.ttl, CONFIRMS)
+                confirmation = _renewal_args(request.token, request.ttl, CONFIRMS, request.renews)
                 yield Tell(scripts.RENEW, request.name, confirmation)
                 deadline = at + claim - drift(claim + waited)
                 ends = at + request.ttl - drift(request.ttl + waited)
@@ -482,17 +486,31 @@ class Renewal(NamedTuple):
     token: str
     ttl: float
     renewals: int
+    renews: bool = False  # Whether one more is to follow, see will_renew().
+
+
+def will_renew(renew: bool, ttl: float, left: float) -> bool:
+    """Whether a lease that is granted or renewed for *ttl* seconds now will be renewed after that.
+
+    Others see in the lock whether a renewal is due, and so, when it is missed, that the owner is
+    in trouble.
+
+    Args:
+        renew: Whether the watchdog renews it at all.
+        ttl: Seconds it is granted or renewed for.
+        left: Seconds until max_hold is over; the last renewal is shortened to end then.
+    """
+    return renew and left - ttl >= WORTH_RENEWING
 
 
 def renewal_call(renewal: Renewal, within: float) -> Call:
     """The step that renews; the watchdog sends many of them at once."""
-    count = f"{min(renewal.renewals, 999_999):06}"
-    args = _renewal_args(renewal.token, renewal.ttl, count)
+    args = _renewal_args(renewal.token, renewal.ttl, renewal.renewals, renewal.renews)
     return Call(scripts.RENEW, renewal.name, args, within)
 
 
-def _renewal_args(token: str, ttl: float, count: str) -> tuple[str | int, ...]:
-    return token, milliseconds(ttl), count
+def _renewal_args(token: str, ttl: float, count: int, renews: bool) -> tuple[str | int, ...]:
+    return token, milliseconds(ttl), f"{_RENEWS[renews]}{min(count, 99_999):05}"
 
 
 def renewed(renewal: Renewal, answer: Answer) -> float:

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import builtins
 import logging
+import math
+import secrets
 import unicodedata
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from django_redislock import flows, scripts, signals
-from django_redislock.backends.base import read_holding
+from django_redislock.backends.base import LONGEST_PATIENCE, read_holding
 from django_redislock.conf import DEFAULT_ALIAS, backends
+from django_redislock.exceptions import LockUnavailable
 from django_redislock.flows import Call
 from django_redislock.lease import Owner, is_number
 from django_redislock.names import check_name
+from django_redislock.owner import is_gone
 from django_redislock.records import Record, Records, Run, record, records
 
 if TYPE_CHECKING:
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
 
 audit = logging.getLogger("django_redislock.audit")
 
-State = Literal["held", "cooling", "overdue", "no-expiry"]
+State = Literal["held", "cooling", "overdue", "no-expiry", "foreign"]
 STATES = (*get_args(State), "permit")  # What a selection may name.
 Ended = Literal["done", "failed", "forced", "expired"]
 
@@ -36,6 +40,9 @@ MOST_NAMES = 100_000
 MOST_LOOKS = 10_000
 LOOKED_AT_ONCE = 1000
 MOST_WAITERS_NAMED = 100
+MOST_PERMITS = 100
+
+CLOCK_SLACK = 1.0  # Seconds by which a lease may seem to last longer than its ttl.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +60,36 @@ class HeldLock:
     waiters: int
     renewals: int
     ttl: float | None = None  # As granted.
+    strange: str = ""  # What it is, if its state is "foreign": "a list of 3 elements".
+    gone: bool = False  # Its owner was a process of this host, and does not exist any more.
+
+    @property
+    def ends_late(self) -> bool:
+        """Whether it ends later than its ttl allows: the server's clock was set back meanwhile.
+
+        Its next renewal puts that right; if its owner is dead, only an operator can.
+        """
+        if self.state == "cooling" or self.expires_in is None or self.ttl is None:
+            return False
+        return self.expires_in > self.ttl + CLOCK_SLACK
+
+    @property
+    def note(self) -> str:
+        """What an operator should know beside the state, as sentences; "" if there is nothing."""
+        if self.state == "foreign":
+            never = " It has no expiry, so the lock would never become free."
+            return (
+                f"Not a lock of ours but {self.strange}, which somebody else wrote to its key."
+                + never * (self.expires_in is None)
+            )
+        if self.state == "no-expiry":
+            return "Its key has lost its expiry, so the lock would never become free."
+        if self.ends_late:
+            return (
+                "It ends later than its ttl allows, since the server's clock was set back; the next"
+                " renewal puts that right."
+            )
+        return ""
 
     def as_dict(self) -> dict[str, Any]:
         """What ``manage.py locks --json`` prints. Keys are added, never renamed or removed."""
@@ -68,6 +105,8 @@ class HeldLock:
             "ttl": _rounded(self.ttl),
             "renewals": self.renewals,
             "waiters": self.waiters,
+            "note": self.note or None,
+            "gone": self.gone,
         }
 
 
@@ -223,7 +262,7 @@ def list(  # noqa: A001
         found.total > MOST_NAMES or len(names) > MOST_LOOKS or next(admitted, None) is not None
     )
     if only.search:  # The names that matched were looked at first.
-        found.sort(key=lambda lock: lock.expires_in or 0.0, reverse=latest_first)
+        found.sort(key=_end, reverse=latest_first)
     return found
 
 
@@ -251,6 +290,15 @@ def get(name: str, *, using: str = DEFAULT_ALIAS) -> HeldLock | None:
     """
     backend = backends[using]
     return _held(backend, backend.look_many([check_name(name)])[0])
+
+
+def look_at(names: Iterable[str], *, using: str = DEFAULT_ALIAS) -> Iterator[HeldLock]:
+    """Those of *names* that are held, in few round trips; names that come from the server's keys.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    return _look_through(backends[using], [*names])
 
 
 def detail(name: str, *, using: str = DEFAULT_ALIAS) -> Detail:
@@ -312,10 +360,17 @@ def force_release(
     """
     backend = backends[using]
     name = check_name(name)
-    # What cannot be encoded is no lease id, but a typing error on a shell that is not UTF-8.
-    call = Call(scripts.FORCE_RELEASE, name, (id.encode(errors="replace"),), backend.within)
-    word, value = backend.run(flows.ask(call))
+    # What cannot be encoded is no lease id, but a typing error on a shell that is not UTF-8. By the
+    # request's own id the server knows it again, if its first answer is lost.
+    args = id.encode(errors="replace"), secrets.token_hex(8)
+    call = Call(scripts.FORCE_RELEASE, name, args, backend.within)
     # Owners, operators and reasons are what somebody wrote: %r, so that none forges a line.
+    try:
+        word, value = backend.run(flows.ask(call))
+    except LockUnavailable:
+        text = "Lock %r (%s): whether lease %r was released is unknown, by %r, reason %r"
+        audit.warning(text, name, using, id, by, reason)
+        raise
     if word != b"released":
         text = "Lock %r (%s): lease %r was not there to release, by %r, reason %r"
         audit.info(text, name, using, id, by, reason)
@@ -327,6 +382,37 @@ def force_release(
         sender=HeldLock, name=name, using=using, id=id, holder=holder, by=by
     )
     return True
+
+
+def at_work(names: Iterable[str], *, using: str = DEFAULT_ALIAS) -> set[str]:
+    """Those of *names*, of locks of tasks, that a run holds and renews as it should.
+
+    Of a task with a limit it is enough that a run holds one of the permits.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    names = [*names]
+    first = {f"{name}#1": name for name in names}
+    locks = {lock.name: lock for lock in look_at([*names, *first], using=using)}
+    others = {
+        f"{name}#{number}": name
+        for permit, name in first.items()
+        if permit in locks
+        for number in range(2, _limit(locks[permit]) + 1)
+    }
+    found = [*locks.values(), *look_at(others, using=using)]
+    permits = first | others
+    return {
+        permits.get(lock.name, lock.name)
+        for lock in found
+        if lock.state == "held" and bool(lock.owner.permit) == (lock.name in permits)
+    }
+
+
+def _limit(permit: HeldLock) -> int:
+    of = permit.owner.permit.rpartition("/")[2]
+    return min(int(of), MOST_PERMITS) if is_number(of) else 0
 
 
 def _look_through(backend: Backend, names: builtins.list[str]) -> Iterator[HeldLock]:
@@ -341,12 +427,13 @@ def _held(backend: Backend, seen: Seen) -> HeldLock | None:
     if holding is None:
         return None
     state: State = "held"
-    if seen.expires_in is None:
+    if holding.state == "foreign":
+        state = "foreign"
+    elif seen.expires_in is None:
         state = "no-expiry"
     elif holding.state == "cooling":
         state = "cooling"
-    elif holding.renewals and holding.ttl and seen.expires_in < holding.ttl / 2:
-        # Its watchdog renews it every third of the ttl, and has not.
+    elif holding.renews and holding.ttl and seen.expires_in < _least_left(backend, holding.ttl):
         state = "overdue"
     return HeldLock(
         name=seen.name,
@@ -360,7 +447,23 @@ def _held(backend: Backend, seen: Seen) -> HeldLock | None:
         waiters=seen.waiters,
         renewals=holding.renewals,
         ttl=holding.ttl,
+        strange=holding.strange,
+        gone=state != "cooling" and is_gone(holding.owner),
     )
+
+
+def _least_left(backend: Backend, ttl: float) -> float:
+    """Seconds that are left of a lease at least, as long as it is renewed in time.
+
+    A renewal is sent each third of the ttl. One that is not answered is tried again, by when the
+    patience with the server is over.
+    """
+    late = min(max(backend.patience(ttl), LONGEST_PATIENCE), ttl / 3)
+    return ttl - ttl / 3 - late
+
+
+def _end(lock: HeldLock) -> float:
+    return math.inf if lock.expires_in is None else lock.expires_in
 
 
 def _read_past(entries: Iterable[bytes], lock: HeldLock | None) -> builtins.list[PastLease]:
@@ -383,8 +486,12 @@ def _read_past(entries: Iterable[bytes], lock: HeldLock | None) -> builtins.list
     return sorted(leases.values(), key=lambda lease: lease.since)
 
 
-def _states(lock: HeldLock) -> tuple[str, ...]:
-    return (lock.state, "permit") if lock.owner.permit else (lock.state,)
+def _states(lock: HeldLock) -> Iterator[str]:
+    yield lock.state
+    if lock.owner.permit:
+        yield "permit"
+    if lock.expires_in is None:
+        yield "no-expiry"  # Also if it is foreign.
 
 
 def _searchable(lock: HeldLock) -> str:

@@ -23,7 +23,9 @@ logger = logging.getLogger("django_redislock")
 DRIFT_RATE = 0.01
 DRIFT_FIXED = 0.002
 # Seconds: a renewal that would lengthen a lease by less than this is not sent.
-MARGIN = 1 / 64
+WORTH_RENEWING = 1 / 64
+
+LONGEST_OWNER = 4096  # Bytes: with the rest of a lease fewer than may be seen, see lua/_queue.lua.
 
 
 def drift(seconds: float) -> float:
@@ -56,9 +58,14 @@ class Owner:
 
     @cached_property
     def packed(self) -> bytes:
-        """As the server keeps it: JSON without the empty fields."""
-        full = asdict(self)
-        return json.dumps({k: v for k, v in full.items() if v}, separators=(",", ":")).encode()
+        """As the server keeps it: JSON without the empty fields, LONGEST_OWNER bytes at most."""
+        known = {field: value for field, value in asdict(self).items() if value}
+        for most in (200, 40):  # Characters, of which each may need twelve bytes.
+            shown = {k: v[:most] if isinstance(v, str) else v for k, v in known.items()}
+            packed = json.dumps(shown, separators=(",", ":")).encode()
+            if len(packed) <= LONGEST_OWNER:
+                break
+        return packed
 
     @classmethod
     def unpack(cls, data: str) -> Owner:
@@ -94,13 +101,15 @@ class Owner:
 class Holding:
     """The current lease of a lock as the server knows it: what anyone may see of it."""
 
-    id: str  # The lease id. For a value that is not ours, a prefix of its SHA-1.
+    id: str  # The lease id. Of what is not ours, what stands for it: see lua/_sight.lua.
     owner: Owner
     state: str  # "held", "claimed" (handed over, not yet confirmed), "cooling" or "foreign".
     fence: int | None = None
     since: float | None = None  # Server time of the grant, seconds since the epoch.
     ttl: float | None = None  # Seconds it lasts unless renewed.
     renewals: int = 0
+    renews: bool = False  # Whether its owner is going to renew it, a third of the ttl from then.
+    strange: str = ""  # What it is, if it is not ours: "a list of 3 elements".
 
 
 class Keeper(Protocol):
@@ -343,7 +352,7 @@ class Lease:
         if not self.auto_renew:
             return f"renew is False, and its ttl of {self.ttl:g} s was over"
         # The last renewal is shortened to end at max_hold, less the drift of the clocks.
-        if self._hold_until <= self._ends + drift(self.ttl) + MARGIN:
+        if self._hold_until <= self._ends + drift(self.ttl) + WORTH_RENEWING:
             return f"its max_hold of {self._hold_until - self.granted_at:g} s was over"
         return ""
 

@@ -343,6 +343,7 @@ class Lock:
             terms.patience,
             backend.conf.replicas_ack,
             self._heed() if options.once or self._run else "",
+            flows.will_renew(terms.renew, terms.first_ttl, terms.max_hold),
         )
 
     def _nest(self, hold: _Hold, *, blocking: bool) -> Lease | None:

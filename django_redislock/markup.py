@@ -23,9 +23,10 @@ STATES = {
     "cooling": ("cooling down", "Its owner is done; min_hold keeps it taken for a while."),
     "overdue": (
         "overdue",
-        "Its owner has stopped renewing it: it is stopped, cut off or dead, or max_hold is over.",
+        "A renewal was due and was missed: its owner is stopped, cut off or dead.",
     ),
     "no-expiry": ("no expiry", "Its key has no expiry, so it would never become free."),
+    "foreign": ("foreign", "Its key holds something that is not a lock of ours."),
 }
 
 
@@ -102,7 +103,8 @@ def facts(lock: HeldLock) -> list[tuple[str, Any]]:
     who = lock.owner
     known = [
         ("State", format_html("{} {}", state(lock), _meaning(lock))),
-        ("Holder", visible(who.place)),
+        ("Note", visible(lock.note)),
+        ("Holder", visible(who.place) + " (gone: no such process on this host)" * lock.gone),
         ("Thread", visible(who.thread)),
         ("Task", visible(who.task)),
         ("Task id", visible(who.task_id)),

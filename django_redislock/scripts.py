@@ -52,6 +52,7 @@ LEAVE = _load("leave")
 FORCE_RELEASE = _load("force_release")
 LOOK = _load("look")
 INSPECT = _load("inspect")
+NAMES = _load("names")
 
 # Of tasks alone:
 SKIP = _load("skip")

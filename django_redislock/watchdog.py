@@ -13,7 +13,7 @@ from weakref import ref
 from django_redislock import flows
 from django_redislock.exceptions import LockLost
 from django_redislock.flows import CLAIM, Answer, Renewal
-from django_redislock.lease import MARGIN, drift
+from django_redislock.lease import WORTH_RENEWING, drift
 
 if TYPE_CHECKING:
     from weakref import ReferenceType
@@ -163,7 +163,8 @@ class Watchdog:
             ttl = lease._renewable_ttl()
             # A lease that has come near its max_hold is hardly lengthened by a renewal.
             gain = now + ttl - drift(ttl) - lease._deadline
-            if not lease._unconfirmed and (not lease.auto_renew or gain < MARGIN):
+            useful = lease.auto_renew and gain >= WORTH_RENEWING
+            if not (lease._unconfirmed or useful):
                 self._put_back(lease, lease._deadline)
                 continue
             if not (lease._block or lease._left_behind) and lease._holder() is None:
@@ -175,7 +176,8 @@ class Watchdog:
                     lease.name,
                 )
             count = lease.renewals + (1 if lease.auto_renew else 0)
-            batch.append((lease, Renewal(lease.name, lease._token, ttl, count)))
+            renews = flows.will_renew(lease.auto_renew, ttl, lease._hold_until - now)
+            batch.append((lease, Renewal(lease.name, lease._token, ttl, count, renews)))
         if batch:
             self._send(batch)
 

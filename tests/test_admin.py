@@ -196,19 +196,18 @@ def test_an_empty_list_says_so(operator: Client) -> None:
 def test_each_state_has_its_badge(operator: Client, locks: Locks) -> None:
     with distributed_lock("cooling", min_hold=60):
         pass
-    overdue = distributed_lock("overdue", ttl=60, renew=False)
+    overdue = distributed_lock("overdue", ttl=60)
     assert overdue.acquire()
-    assert overdue.lease is not None
-    overdue.lease.renew()
     locks.redis.pexpire(lock_keys(locks.prefix, "overdue").lock, 20_000)
-    locks.redis.set(lock_keys(locks.prefix, "endless").lock, "x")
-    locks.redis.zadd(index_key(locks.prefix), {lock_keys(locks.prefix, "endless").lock: 9e15})
-    with held_by("lottery"):
+    locks.redis.set(lock_keys(locks.prefix, "foreign").lock, "x", px=60_000)
+    locks.redis.zadd(index_key(locks.prefix), {lock_keys(locks.prefix, "foreign").lock: 9e15})
+    with held_by("held"), held_by("no-expiry"):
+        locks.redis.persist(lock_keys(locks.prefix, "no-expiry").lock)
         shown = text(operator.get(LIST))
-        for state in ("held", "cooling", "overdue", "no-expiry"):
+        for state in ("held", "cooling", "overdue", "no-expiry", "foreign"):
             assert f"redislock-badge redislock-{state}" in shown
-            (name,) = rows(operator.get(LIST, {"state": state}))
-            assert name == {"no-expiry": "endless", "held": "lottery"}.get(state, state)
+            assert rows(operator.get(LIST, {"state": state})) == [state]
+        assert "a string of 1 byte, which" in text(operator.get(detail("foreign")))
     overdue.release()
 
 
@@ -304,7 +303,7 @@ def fill(locks: Locks, count: int, ttl: float = 600) -> None:
     pipeline = locks.redis.pipeline(transaction=False)
     for number, key in enumerate(keys):
         px = int(ttl * 1000) + number
-        head = f"{number:032x}h000000{number:016x}"
+        head = f"{number:032x}h-00000{number:016x}"
         pipeline.set(key, f"{head}|{number + 1}|{now}|{px}|0||{owner}", px=px)
         index[key] = now + px
         if len(index) == 5000 or number == count - 1:
@@ -974,6 +973,32 @@ def test_skips_on_the_occasion_of_a_success_are_what_locks_are_for(operator: Cli
     for _ in range(3):  # The other servers.
         skip_task("lottery")
     assert panel(operator.get(LIST)) == ""
+
+
+def test_skips_while_a_run_is_at_work_are_no_alarm_until_it_is_in_trouble(
+    operator: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", -1.0)
+    run_task("nightly")
+    with distributed_lock("nightly", ttl=60):  # This night's run.
+        skip_task("nightly")
+        assert panel(operator.get(LIST)) == ""
+        key = lock_keys(locks.prefix, "nightly").lock
+        locks.redis.pexpire(key, 10_000)  # Its renewals have been missed.
+        assert "nightly" in panel(operator.get(LIST))
+    assert "nightly" in panel(operator.get(LIST))
+
+
+def test_a_run_at_work_under_any_permit_is_enough(
+    operator: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", 0.0)
+    skip_task("report")
+    with held_by("report#1", permit="1/3"), held_by("report#3", permit="3/3"):
+        locks.redis.persist(lock_keys(locks.prefix, "report#1").lock)
+        assert panel(operator.get(LIST)) == ""
+    with held_by("report#1"):  # A lock that is only called so.
+        assert "report" in panel(operator.get(LIST))
 
 
 @pytest.mark.parametrize("why", ["done", "duplicate"])

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_redislock import held, signals
+from django_redislock import LockUnavailable, held, signals
+from django_redislock.keys import lock_keys
 from tests.celery_app import journal
 
 if TYPE_CHECKING:
@@ -159,3 +160,22 @@ def test_a_wait_that_ends_with_a_permit_is_told_with_its_whole_length(
     assert (name, news["lease"].name.rpartition("#")[0]) == ("lock_acquired", key)
     assert news["waited"] >= 1.3
     stage.wait_for(key, "end", 3)
+
+
+def test_a_permit_that_never_ends_takes_one_place_and_no_more(stage: Stage) -> None:
+    key = stage.key()
+    keys = [lock_keys("redislock", f"{key}#{number}").lock for number in (1, 2, 3)]
+    stage.redis.rpush(keys[0], "by hand")
+    stage.redis.set(keys[1], "")
+    for _ in range(5):
+        assert stage.result(stage.send("limited", key)) == f"did {key}"
+    running = stage.send("limited", key, hold=True)
+    stage.wait_for(key, "start", 6)
+    assert stage.result(stage.send("limited", key))["skipped"] == "busy"
+    stage.open_gate(key)
+    stage.result(running)
+    # That all never end is no conflict, but an error that only an operator can end.
+    stage.redis.set(keys[2], "")
+    with pytest.raises(LockUnavailable):
+        stage.result(stage.send("limited", key))
+    stage.redis.delete(*keys)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.contrib.auth.models import Permission
 from django.core.management import CommandError, call_command
+from django.db import connection
 
 from django_redislock import distributed_lock, doctor, held
 from django_redislock.keys import index_key, lock_keys
 from django_redislock.testing import IN_MEMORY
+from tests.backends import held_by_other
 from tests.servers import free_port
 from tests.waiting import wait_until
 
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
     from tests.conftest import Locks, MakeProxy, MakeServer
     from tests.servers import Server
 
-pytestmark = pytest.mark.usefixtures("locks")
+pytestmark = [pytest.mark.usefixtures("locks"), pytest.mark.django_db]
 
 
 def findings(using: str = "default") -> dict[str, doctor.Finding]:
@@ -43,6 +47,7 @@ def test_a_plain_server_is_fit_but_for_its_persistence() -> None:
         "persistence",
         "replication",
         "clock",
+        "locks",
         "keys",
         "index",
         "cache",
@@ -52,8 +57,9 @@ def test_a_plain_server_is_fit_but_for_its_persistence() -> None:
 def test_all_but_ok_comes_with_a_remedy(locks: Locks, settings: Any) -> None:
     settings.CACHES = {"default": cache(locks.server.url)}
     locks.redis.set(f"{locks.prefix}:{{odd}}:lock", "x")
+    locks.redis.set(f"{locks.prefix}:{{odd}}:fence", "x")
     found = findings().values()
-    assert {one.about for one in found if one.level != "ok"} > {"keys", "cache"}
+    assert {one.about for one in found if one.level != "ok"} > {"locks", "keys", "cache"}
     assert all(one.advice for one in found if one.level != "ok")
 
 
@@ -163,18 +169,56 @@ def test_a_server_in_cluster_mode_fails(locks: Locks, make_server: MakeServer) -
 
 def test_a_key_that_never_expires_is_found(locks: Locks) -> None:
     with distributed_lock("lottery"):
-        assert level("keys") == "ok"
+        pass
+    assert level("keys") == "ok"
+    locks.redis.persist(lock_keys(locks.prefix, "lottery").fence)
+    finding = findings()["keys"]
+    assert finding.level == "fail"
+    assert finding.says.startswith("1 key never expires: ")
+    assert "lottery" in finding.says
+
+
+def test_locks_that_will_never_become_free_are_named(locks: Locks) -> None:
+    with held_by_other("lottery"):
+        assert level("locks") == "ok"
         locks.redis.persist(lock_keys(locks.prefix, "lottery").lock)
-        finding = findings()["keys"]
+        locks.redis.rpush(lock_keys(locks.prefix, "a list").lock, "x")
+        locks.redis.set(lock_keys(locks.prefix, "passing").lock, "x", px=60_000)
+        finding = findings()["locks"]
         assert finding.level == "fail"
-        assert "lottery" in finding.says
+        assert finding.says.startswith("2 locks will never become free: ")
+        assert "1 lock held by what is not ours: 'passing'" in finding.says
+        assert "'lottery'" in finding.says
+        assert "'a list'" in finding.says
+        assert "manage.py locks release NAME shows" in finding.advice
+        call_command(
+            "locks", "release", "a list", "passing", "lottery", "--yes", stdout=io.StringIO()
+        )
+        assert level("locks") == "ok"
+
+
+def test_of_many_locks_the_first_are_named(locks: Locks) -> None:
+    for number in range(7):
+        locks.redis.set(lock_keys(locks.prefix, f"odd:{number}").lock, "x")
+    assert re.search(
+        r"7 locks will never become free: ('odd:\d', ){4}'odd:\d' and 2 more$",
+        findings()["locks"].says,
+    )
+
+
+def test_of_another_alias_the_remedy_names_it(locks: Locks, settings: Any) -> None:
+    settings.REDISLOCK = {**settings.REDISLOCK, "other": settings.REDISLOCK["default"]}
+    locks.redis.set(lock_keys(locks.prefix, "odd").lock, "x")
+    assert "release NAME --alias other shows" in findings("other")["locks"].advice
 
 
 def test_a_held_lock_that_is_not_in_the_index_is_found(locks: Locks) -> None:
     with distributed_lock("lottery"):
         assert level("index") == "ok"
         locks.redis.delete(index_key(locks.prefix))
-        assert level("index") == "warn"
+        finding = findings()["index"]
+        assert finding.level == "warn"
+        assert finding.says.startswith("1 held lock is missing in the index, so lists do not show")
 
 
 def test_the_look_at_the_keys_is_bounded(locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,6 +339,29 @@ def test_a_wrong_password_fails(locks: Locks, make_server: MakeServer) -> None:
     (finding,) = findings().values()
     assert finding.level == "fail"
     assert "wr0ng" not in repr(finding)
+
+
+# --- the admin's permissions ----------------------------------------------------------------------
+
+
+def test_permissions_that_migrate_has_not_made_are_warned_of() -> None:
+    (finding,) = doctor.examine_admin()
+    assert (finding.about, finding.level) == ("permissions", "ok")
+    Permission.objects.filter(content_type__app_label="django_redislock").delete()
+    (finding,) = doctor.examine_admin()
+    assert (finding.level, finding.advice) == ("warn", "Run manage.py migrate.")
+    status, out = run()
+    assert status == 0
+    assert "The admin\n  warn  permissions" in out
+    assert "permissions" not in run("--alias", "default")[1]
+
+
+def test_a_database_without_tables_is_warned_of() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE auth_permission RENAME TO elsewhere")
+    (finding,) = doctor.examine_admin()
+    assert finding.level == "warn"
+    assert "migrate" in finding.advice
 
 
 # --- manage.py locks doctor -----------------------------------------------------------------------

@@ -78,7 +78,8 @@ def release_when_somebody_waits(holder: Any, locks: Locks) -> None:
 
 def renews(args: Args) -> bool:
     """Whether it is a renewal by the watchdog, and not the confirmation of the waiter."""
-    return args[0].decode() == scripts.RENEW.sha and b"000000" not in args
+    confirms = {b"r00000", b"-00000"}
+    return args[0].decode() == scripts.RENEW.sha and confirms.isdisjoint(args)
 
 
 def with_an_idle_watchdog(locks: Locks) -> None:

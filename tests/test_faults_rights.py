@@ -126,10 +126,24 @@ def use_everything(locks: Locks) -> None:
     patient.release()
     with suppress(LockLost), distributed_lock("forced") as lease:
         assert held.force_release("forced", lease.id)
-    locks.redis.rpush(keys_of(locks, "broken").lock, "by hand")
-    assert held.get("broken")
-    locks.redis.delete(keys_of(locks, "broken").lock)
+    use_what_is_not_ours(locks)
     use_as_a_task_does()
+
+
+def use_what_is_not_ours(locks: Locks) -> None:
+    client, key = locks.redis, keys_of(locks, "broken").lock
+    for put in (
+        lambda: client.set(key, "by hand"),
+        lambda: client.rpush(key, "by hand"),
+        lambda: client.sadd(key, "by hand"),
+        lambda: client.zadd(key, {"by hand": 1}),
+        lambda: client.hset(key, "by", "hand"),
+        lambda: client.xadd(key, {"by": "hand"}),
+    ):
+        put()
+        lock = held.get("broken")
+        client.delete(key)
+        assert lock
 
 
 def use_as_a_task_does() -> None:

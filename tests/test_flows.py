@@ -172,7 +172,7 @@ def test_trying_once_asks_with_all_that_the_script_needs_and_for_no_bell() -> No
     assert call == Call(
         scripts.ACQUIRE,
         NAME,
-        (TOKEN, ID, 251, "try", b"0", "1a-task", OWNER.packed),
+        (TOKEN, ID, 251, "try", b"0", "1a-task", "-", OWNER.packed),
         within=0.75 * PATIENCE,
         listening="",
         replicas=2,
@@ -386,7 +386,7 @@ def test_a_bell_that_says_look_moves_the_next_look() -> None:
 def test_r14_a_handed_over_lease_is_ours_without_a_round_trip() -> None:
     stage = queued(acquiring(wait=60.0), after=0.01)
     stage.rings("granted", ID, 7, granted_at(0.5), after=0.6)
-    assert stage.step == Tell(scripts.RENEW, NAME, (TOKEN, 10_000, "000000"))
+    assert stage.step == Tell(scripts.RENEW, NAME, (TOKEN, 10_000, "-00000"))
     granted = stage.is_told().result
     assert granted.fence == 7
     # Granted 0.5 s after the look was sent, at the earliest; ours for the claim time only, until
@@ -714,13 +714,13 @@ def renewing(renewals: int = 3) -> Stage:
 def test_r2_a_renewal_counts_its_deadline_from_when_it_was_sent() -> None:
     stage = renewing()
     assert stage.step == Call(
-        scripts.RENEW, NAME, (TOKEN, 10_000, "000003"), within=0.75 * PATIENCE
+        scripts.RENEW, NAME, (TOKEN, 10_000, "-00003"), within=0.75 * PATIENCE
     )
     assert stage.answers(b"renewed", after=1.0).result == TTL - drift(TTL)
 
 
-def test_the_count_of_renewals_keeps_its_six_digits() -> None:
-    assert renewing(renewals=12_345_678).step.args[2] == "999999"
+def test_the_count_of_renewals_keeps_its_five_digits() -> None:
+    assert renewing(renewals=12_345_678).step.args[2] == "-99999"
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def counts(name: str, answer: Any) -> Any:
     match name, answer:
         case "acquire", [b"queued", *_, newly]:
             return newly
-        case "look", [_, _, waiters, _]:
+        case "look", [_, _, waiters, *_]:
             return waiters
         case "runs", [*_, skips]:
             return int(skips)
@@ -165,7 +165,7 @@ def acquires(modes: list[str]) -> st.SearchStrategy[Operation]:
 
 
 of_owners = st.one_of(
-    st.tuples(st.just("renew"), who, ttls, st.sampled_from(["000000", "000001", "000002"])),
+    st.tuples(st.just("renew"), who, ttls, st.sampled_from(["r00000", "-00001", "r00002"])),
     st.tuples(
         st.just("conclude"),
         who,
@@ -177,7 +177,7 @@ of_owners = st.one_of(
     ),
     st.tuples(st.just("release"), who),
     st.tuples(st.just("leave"), who),
-    st.tuples(st.just("force_release"), who),
+    st.tuples(st.just("force_release"), who, st.sampled_from(["a" * 16, "b" * 16])),
 )
 of_tasks = st.one_of(
     st.tuples(st.just("skip"), who),
@@ -201,7 +201,7 @@ def arguments(  # noqa: PLR0911 - one return per operation
     match name, rest:
         case "acquire", [_, ttl, mode, comes_back, heed]:
             ticket = tickets.get(number, b"0") if comes_back else b"0"
-            return token, id_, ttl, mode, ticket, heed, owner, channel
+            return token, id_, ttl, mode, ticket, heed, "r-"[number % 2], owner, channel
         case "renew", [_, ttl, renewals]:
             return token, ttl, renewals, channel
         case "conclude", [_, min_hold, once, ended, run, remembered]:
@@ -210,8 +210,8 @@ def arguments(  # noqa: PLR0911 - one return per operation
             return token, min_hold, once, owner, ended, run, kept, channel
         case "release" | "leave", _:
             return token, channel
-        case "force_release", _:
-            return id_, channel
+        case "force_release", [_, request]:
+            return id_, request, channel
         case "skip", _:
             return "busy", owner, channel
         case "finish", [_, what, run]:
@@ -254,7 +254,7 @@ class Twins:
 
     def do(self, operation: Operation, *, by_script: bool = True) -> None:
         script = SCRIPTS[operation[0]]
-        us, begin = self.real.time(), time.monotonic()
+        begin, us = time.monotonic(), self.real.time()
         there = self.real.perform(
             script, arguments(operation, self.real.tickets), by_script=by_script
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
 import secrets
@@ -18,6 +17,7 @@ from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.flows import Call
 from django_redislock.lease import Holding, Owner, is_number
 from django_redislock.watchdog import Watchdog
+from django_redislock.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -207,7 +207,8 @@ class Backend(ABC):
         ttl = lease._renewable_ttl()
         if ttl <= 0:
             raise lease._loss()
-        return flows.Renewal(lease.name, lease._token, ttl, lease.renewals + 1)
+        renews = flows.will_renew(lease.auto_renew, ttl, lease._hold_until - self.clock())
+        return flows.Renewal(lease.name, lease._token, ttl, lease.renewals + 1, renews)
 
     def tell_lost(self, lease: Lease) -> None:
         """Tell everybody who wants to know that *lease* is lost, outside the calling thread."""
@@ -247,35 +248,52 @@ class Backend(ABC):
 
     def seen(self, name: str, value: list[Any]) -> Seen:
         """Read the answer of the look script."""
-        data, left_ms, waiters, server_ms = value
+        data, left_ms, waiters, server_ms, id, strange = value  # noqa: A001
+        left = int(left_ms)
         return Seen(
             name=name,
-            holding=read_holding(data) if data else None,
-            expires_in=int(left_ms) / 1000 if int(left_ms) >= 0 else None,
+            holding=None if left == -2 else read_holding(data, id.decode(), strange.decode()),
+            expires_in=left / 1000 if left >= 0 else None,
             waiters=int(waiters),
             server_time=int(server_ms) / 1000,
         )
 
 
-def read_holding(data: bytes) -> Holding:
-    """Read what the lock key holds, see lua/_lease.lua. Never raises: it may be anything."""
+def read_holding(data: bytes, id: str = "", strange: str = "") -> Holding:  # noqa: A002
+    """Read what the lock key holds, see lua/_lease.lua. Never raises: it may be anything.
+
+    Args:
+        data: The value, or as much of it as the server answers.
+        id: What stands for it, if the server said so: see lua/_sight.lua.
+        strange: What it is, if the server says that it is not ours.
+    """
     value = data.decode(errors="replace")
     head, *rest = value.split("|", 6)
-    if len(head) == 55 and len(rest) == 6 and head[32] in _STATES:
+    if not strange and len(head) == 55 and len(rest) == 6 and head[32] in _STATES:
         fence, since, ttl, _, _, owner = rest
-        renewals = head[33:39]
-        if is_number(fence, 19) and all(map(is_number, (since, ttl, renewals))):
+        renews, renewals = head[33], head[34:39]
+        numbers = is_number(fence, 19) and all(map(is_number, (since, ttl, renewals)))
+        if numbers and renews in "r-":
             return Holding(
-                id=head[39:],
+                id=id or head[39:],
                 owner=Owner.unpack(owner),
                 state=_STATES[head[32]],
                 fence=int(fence),
                 since=int(since) / 1000,
                 ttl=int(ttl) / 1000,
                 renewals=int(renewals),
+                renews=renews == "r",
             )
-    digest = hashlib.sha1(data, usedforsecurity=False).hexdigest()
-    return Holding(id=digest[:16], owner=Owner(), state="foreign")
+    return Holding(id=id, owner=Owner(), state="foreign", strange=_described(strange))
+
+
+def _described(strange: str) -> str:
+    """What the server says of something strange, in words: "list 3" is a list of 3 elements."""
+    kind, _, size = strange.rpartition(" ")
+    if not kind:
+        return "a string"
+    unit = "byte" if kind == "string" else "element"
+    return f"a {kind}" if size == "-1" else f"a {kind} of {counted(int(size), unit)}"
 
 
 def _tell(lease: Lease) -> None:

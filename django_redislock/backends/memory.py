@@ -29,6 +29,7 @@ Result = TypeVar("Result")
 
 CLAIM_MS = 1000
 PATIENCE_MS = 6000
+NOTED_MS = 1500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +42,13 @@ class _Lease:
     ttl: int  # ms
     expires: int  # ms
     owner: str
+    renews: str  # As in lua/_lease.lua: r or -.
+    renewals: str = "00000"
     claim: int = 0  # ms
     channel: str = ""
-    renewals: str = "000000"
 
     def packed(self) -> bytes:
-        head = self.token + self.state + self.renewals + self.id
+        head = self.token + self.state + self.renews + self.renewals + self.id
         parts = (head, self.fence, self.since, self.ttl, self.claim, self.channel, self.owner)
         return "|".join(map(str, parts)).encode()
 
@@ -58,6 +60,7 @@ class _Waiter:
     expires: int  # ms
     channel: str
     ttl: int  # ms
+    renews: str
     id: str
     owner: str
 
@@ -68,7 +71,7 @@ class _Lock:
     queue: list[_Waiter] = field(default_factory=list)  # In the order of their tickets.
     fence: int = 0
     done: tuple[int, str] | None = None  # When it ends in ms, and its value.
-    forced: str = ""
+    forced: tuple[str, _Lease] | None = None  # Id of the operator's request, and what he ended.
     past: deque[str] = field(default_factory=lambda: deque(maxlen=40))
     finished: dict[str, int] = field(default_factory=dict)  # Id of a task run -> when in ms.
     runs: dict[str, str] = field(default_factory=dict)
@@ -108,6 +111,7 @@ class Server:
         mode: str,
         ticket: str,
         heed: str,
+        renews: str,
         owner: str,
         channel: str,
     ) -> Any:
@@ -124,6 +128,7 @@ class Server:
                 state = "h" if lease.state == "c" else lease.state
                 lock.lease = replace(lease, state=state, expires=ms + ttl)
                 return b"%d" % lease.fence
+            _remember_met(lock, lease, ms)
             left = (lease.claim if lease.state == "c" else lease.expires) - ms
             if left <= 0:
                 process = lease.channel.rpartition(":")[0]
@@ -147,6 +152,7 @@ class Server:
                     ttl=ttl,
                     expires=ms + ttl,
                     owner=owner,
+                    renews=renews,
                 )
                 return b"%d" % fence
             left = CLAIM_MS
@@ -154,7 +160,7 @@ class Server:
         if mode != "queue":
             if mode == "last":
                 _dequeue(lock, token)
-            return [b"busy", left, lock.lease.packed()]
+            return [b"busy", _left(lock.lease, ms), lock.lease.packed()]
         entry = next((one for one in lock.queue if one.token == token), None)
         newly = entry is None
         last = lock.queue[-1].ticket if lock.queue else 0
@@ -167,6 +173,7 @@ class Server:
                 expires=ms + PATIENCE_MS,
                 channel=channel,
                 ttl=ttl,
+                renews=renews,
                 id=id,
                 owner=owner,
             )
@@ -175,13 +182,14 @@ class Server:
         return [b"queued", b"%d" % place, left, b"%d" % us, int(newly)]
 
     def _renew(
-        self, lock: _Lock, us: int, ms: int, token: str, ttl: int, renewals: str, _: str
+        self, lock: _Lock, us: int, ms: int, token: str, ttl: int, count: str, _: str
     ) -> bytes:
         lease = lock.lease
         if lease is None or lease.token != token or lease.state == "k":
             return _absence(lock, token)
-        lock.lease = replace(lease, state="h", renewals=renewals, expires=ms + ttl)
-        if renewals == "000001":
+        renews, renewals = count[:1], count[1:]
+        lock.lease = replace(lease, state="h", renews=renews, renewals=renewals, expires=ms + ttl)
+        if renewals == "00001":
             _remember(lock, lease)
         return b"renewed"
 
@@ -289,24 +297,35 @@ class Server:
             return 1
         return 0
 
-    def _force_release(self, lock: _Lock, us: int, ms: int, id: str, _: str) -> list[bytes]:  # noqa: A002
+    def _force_release(
+        self,
+        lock: _Lock,
+        us: int,
+        ms: int,
+        id: str,  # noqa: A002
+        request: str,
+        _: str,
+    ) -> list[bytes]:
         lease = lock.lease
+        if lock.forced is not None and lock.forced[0] == request:
+            return [b"released", lock.forced[1].packed()]
         if lease is None:
             return [b"gone", b""]
         if lease.id != id:
             return [b"taken", lease.packed()]
         self._pass_on(lock, us, ms)
-        lock.forced = lease.token
+        lock.forced = (request, lease)
         _remember(lock, lease, ms, "forced")
         return [b"released", lease.packed()]
 
     def _look(self, lock: _Lock, us: int, ms: int, _: str) -> list[Any]:
         lease = lock.lease
+        if lease is not None:
+            _remember_met(lock, lease, ms)
         waiters = sum(one.expires > ms for one in lock.queue)
         if lease is None or (lease.state == "c" and lease.claim <= ms):
-            return [b"", -2, waiters, b"%d" % ms]
-        left = min(lease.expires, lease.claim) if lease.state == "c" else lease.expires
-        return [lease.packed(), left - ms, waiters, b"%d" % ms]
+            return [b"", -2, waiters, b"%d" % ms, b"", b""]
+        return [lease.packed(), _left(lease, ms), waiters, b"%d" % ms, lease.id.encode(), b""]
 
     def _inspect(self, lock: _Lock, us: int, ms: int, limit: int, _: str) -> list[Any]:
         live = [one for one in lock.queue if one.expires > ms][:limit]
@@ -339,6 +358,7 @@ class Server:
                     ttl=head.ttl,
                     expires=ms + head.ttl + CLAIM_MS,
                     owner=head.owner,
+                    renews=head.renews,
                     claim=ms + min(CLAIM_MS, head.ttl),
                     channel=head.channel,
                 )
@@ -351,9 +371,26 @@ class Server:
             lock.lease = None
 
 
+def _left(lease: _Lease, ms: int) -> int:
+    """What is shown as the time that is left; of a claim, that of the lease that it becomes."""
+    left = lease.expires - ms
+    return max(left - CLAIM_MS, 1) if lease.state == "c" else left
+
+
 def _remember(lock: _Lock, lease: _Lease, until: int | str = "", ended: str = "") -> None:
     entry = (lease.id, lease.fence, lease.since, until, ended, lease.owner)
+    if lock.past and lock.past[-1].startswith(f"{lease.id}|"):
+        if not ended:
+            return
+        lock.past.pop()
     lock.past.append("|".join(map(str, entry)))
+
+
+def _remember_met(lock: _Lock, lease: _Lease, ms: int) -> None:
+    long = lease.state == "h" and ms - lease.since >= NOTED_MS
+    lapsed = lease.state == "c" and lease.claim <= ms
+    if lease.renewals == "00000" and (long or lapsed):
+        _remember(lock, lease)
 
 
 def _note(lock: _Lock, what: str, ms: int, lasted: int, why: str, owner: str) -> None:
@@ -387,7 +424,7 @@ def _dequeue(lock: _Lock, token: str) -> None:
 
 
 def _absence(lock: _Lock, token: str) -> bytes:
-    if lock.forced == token:
+    if lock.forced is not None and lock.forced[1].token == token:
         return b"forced"
     return b"taken" if lock.lease is not None and lock.lease.token != token else b"gone"
 

@@ -1,12 +1,14 @@
 """The operations where scripting is forbidden: ``SET NX PX`` and optimistic transactions.
 
 The keys hold the same as with scripts, so both kinds of client exclude each other. What is
-missing is the queue: a release wakes nobody, and waiters come back by bounded backoff.
+missing is the queue: a release wakes nobody, and waiters come back by bounded backoff. And what
+is not ours is read as a whole, where a script answers only its beginning.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,7 +25,23 @@ REMEMBERED = 40  # Entries of past leases.
 MOST_FINISHED = (
     10_000  # Task runs of one lock that are remembered, and locks of tasks in the index.
 )
+CLAIM_MS = 1000
+NOTED_MS = 1500  # See lua/_past.lua.
+RESENT_MS = 10_000  # Longer than any acquire is resent for.
+SIGHT = 8192  # Bytes of a value that are answered.
 ATTEMPTS = 32  # Transactions lost to others before the server counts as not answering.
+
+
+# As read() in lua/_queue.lua.
+_OURS = re.compile(rb".{32}[hck][r-]\d{5}[0-9a-fA-F]{16}\|\d+\|\d+\|\d+\|\d+\|[^|]*\|", re.DOTALL)
+_SIZES = {
+    "string": "STRLEN",
+    "list": "LLEN",
+    "set": "SCARD",
+    "zset": "ZCARD",
+    "hash": "HLEN",
+    "stream": "XLEN",
+}
 
 
 class Ask(Protocol):
@@ -63,29 +81,42 @@ def perform(step: Call, keys: Keys, ask: Ask) -> Any:
 
 
 def _acquire(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
-    token, id, ttl, _, _, heed, owner = args  # noqa: A001
-    value = ask("GET", keys.lock)
+    token, id, ttl, _, _, heed, renews, owner = args  # noqa: A001
+    try:
+        value = ask("GET", keys.lock)
+    except Exception as error:
+        if "WRONGTYPE" in str(error):
+            ask("ZADD", keys.held, "+inf", keys.lock)  # So that lists show it.
+        raise
     if pointless := heed and _why_pointless(keys, ask, heed):
         mine = value is not None and _is_held_by(value, token)
         return (_free(keys) if mine else []), pointless
     fence, now_us = ask("GET", keys.fence), _clock(ask)
+    met: Commands = []
     if value is not None:
         if _is_held_by(value, token):
             commands: Commands = [("PEXPIRE", keys.lock, ttl), ("SETRANGE", keys.lock, 32, "h")]
             return commands, value.split(b"|")[1]
         left = ask("PTTL", keys.lock)
         if left == -1:
-            return [], [b"endless"]
-        if value[32:33] == b"c" and value.count(b"|") >= 6:
-            left = min(left, int(value.split(b"|")[4]) - now_us // 1000)
-        if left > 0:
-            return [], [b"busy", left, value]
+            return [("ZADD", keys.held, "+inf", keys.lock)], [b"endless"]
+        if not _is_ours(value):
+            listed = ("ZADD", keys.held, now_us // 1000 + left, keys.lock)
+            return [listed], [b"busy", left, value[:SIGHT]]
+        met = _remember_met(keys, ask, value, now_us // 1000)
+        lapsed = False
+        if value[32:33] == b"c":
+            lapsed = int(value.split(b"|")[4]) <= now_us // 1000
+            left = max(left - CLAIM_MS, 1)
+        if left > 0 and not lapsed:
+            return met, [b"busy", left, value]
     next_fence = b"%d" % max(now_us, _number(fence) + 1)
-    head = token + b"h000000" + id
+    head = token + b"h" + renews + b"00000" + id
     since = b"%d" % (now_us // 1000)
     lease = b"|".join([head, next_fence, since, b"%d" % ttl, b"0", b"", owner])
     set_lock: tuple[str | bytes | int, ...] = ("SET", keys.lock, lease, "NX", "PX", ttl)
     return [
+        *met,
         # A lapsed claim is still in its place.
         *([("DEL", keys.lock)] if value is not None else []),
         ("SET", keys.fence, next_fence, "PX", ttl + DAY_MS),
@@ -95,15 +126,15 @@ def _acquire(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
 
 
 def _renew(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
-    token, ttl, renewals = args
+    token, ttl, count = args
     value = ask("GET", keys.lock)
     if value is None or not _is_held_by(value, token):
         return [], _absence(keys, ask, value, token)
     return [
         ("PEXPIRE", keys.lock, ttl),
-        ("SETRANGE", keys.lock, 32, b"h" + renewals),
+        ("SETRANGE", keys.lock, 32, b"h" + count),
         ("ZADD", keys.held, _clock(ask) // 1000 + ttl, keys.lock),
-        *(_remember(keys, value, b"", b"") if renewals == b"000001" else []),
+        *(_remember(keys, ask, value, b"", b"") if count[1:] == b"00001" else []),
     ], b"renewed"
 
 
@@ -134,7 +165,7 @@ def _conclude(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     if once > 0:
         commands.append(("SET", keys.done, b"%d|" % now + owner, "PX", once))
     if ended:
-        commands += _remember(keys, value, b"%d" % now, ended)
+        commands += _remember(keys, ask, value, b"%d" % now, ended)
     if remembered > 0:
         lasted = now - int(value.split(b"|")[2])
         what = "success" if ended == b"done" else "failure"
@@ -151,28 +182,48 @@ def _leave(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
 
 
 def _force_release(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
-    value = ask("GET", keys.lock)
-    if value is None:
+    wanted, request = args
+    forced = ask("GETRANGE", keys.forced, 0, SIGHT + 15)
+    if forced[:16] == request:
+        return [], [b"released", forced[16:]]
+    value, id, strange = _sight(keys, ask)  # noqa: A001
+    if not id:
         return [], [b"gone", b""]
-    ours = value.count(b"|") >= 6
-    digest = hashlib.sha1(value, usedforsecurity=False).hexdigest()[:16].encode()
-    if (value[39:55] if ours else digest) != args[0]:
+    if id != wanted:
         return [], [b"taken", value]
-    commands = _free(keys)
-    if ours:
-        left = max(ask("PTTL", keys.lock), 0) + 60_000
-        commands.append(("SET", keys.forced, value[:32], "PX", left))
-        commands += _remember(keys, value, b"%d" % (_clock(ask) // 1000), b"forced")
+    left = max(ask("PTTL", keys.lock), 0) + 60_000
+    commands = [*_free(keys), ("SET", keys.forced, request + value, "PX", left)]
+    if not strange:
+        commands += _remember(keys, ask, value, b"%d" % (_clock(ask) // 1000), b"forced")
     return commands, [b"released", value]
 
 
 def _look(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
-    value, left, now = ask("GET", keys.lock) or b"", ask("PTTL", keys.lock), _clock(ask) // 1000
-    return [], [value, left, 0, now]
+    value, id, strange = _sight(keys, ask)  # noqa: A001
+    left, now = ask("PTTL", keys.lock), _clock(ask) // 1000
+    commands = _remember_met(keys, ask, value, now) if not strange else []
+    if not strange and value[32:33] == b"c" and left >= 0:
+        left = max(left - CLAIM_MS, 1) if int(value.split(b"|")[4]) > now else -2
+    if left == -2:
+        value = id = strange = b""  # noqa: A001
+        if float(ask("ZSCORE", keys.held, keys.lock) or 0) == math.inf:
+            commands.append(("ZREM", keys.held, keys.lock))
+    return commands, [value, left, 0, now, id, strange]
 
 
 def _inspect(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
-    return [], [_clock(ask) // 1000, [], ask("LRANGE", keys.past, 0, -1)]
+    past = ask("LRANGE", keys.past, -REMEMBERED, -1)
+    return [], [_clock(ask) // 1000, [], [entry[:SIGHT] for entry in past]]
+
+
+def _names(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
+    which, offset, limit, last_first = args
+    index, first = keys.ran, "-inf"
+    if which == b"held":
+        index, first = keys.held, str(_clock(ask) // 1000 - RESENT_MS)
+    bounds = ("+inf", first, "BYSCORE", "REV") if last_first else (first, "+inf", "BYSCORE")
+    total = ask("ZCOUNT", index, first, "+inf")
+    return [], [total, ask("ZRANGE", index, *bounds, "LIMIT", offset, limit)]
 
 
 def _skip(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
@@ -242,6 +293,7 @@ _OPERATIONS: dict[str, Callable[[Keys, Ask, list[Any]], Decision]] = {
     scripts.FORCE_RELEASE.name: _force_release,
     scripts.LOOK.name: _look,
     scripts.INSPECT.name: _inspect,
+    scripts.NAMES.name: _names,
     scripts.SKIP.name: _skip,
     scripts.FINISH.name: _finish,
     scripts.FINISHED.name: _finished,
@@ -256,13 +308,26 @@ def _free(keys: Keys) -> Commands:
     return [("DEL", keys.lock), ("ZREM", keys.held, keys.lock)]
 
 
-def _remember(keys: Keys, value: bytes, until: bytes, ended: bytes) -> Commands:
+def _remember(keys: Keys, ask: Ask, value: bytes, until: bytes, ended: bytes) -> Commands:
     head, fence, since, _, _, _, owner = value.split(b"|", 6)
-    return [
-        ("RPUSH", keys.past, b"|".join([head[39:], fence, since, until, ended, owner])),
-        ("LTRIM", keys.past, -REMEMBERED, -1),
-        ("PEXPIRE", keys.past, 2 * DAY_MS),
-    ]
+    id = head[39:]  # noqa: A001
+    entry = b"|".join([id, fence, since, until, ended, owner])
+    add: Commands = [("RPUSH", keys.past, entry), ("LTRIM", keys.past, -REMEMBERED, -1)]
+    if (ask("LINDEX", keys.past, -1) or b"").startswith(id + b"|"):
+        if not ended:
+            return []
+        add = [("LSET", keys.past, -1, entry)]
+    return [*add, ("PEXPIRE", keys.past, 2 * DAY_MS)]
+
+
+def _remember_met(keys: Keys, ask: Ask, value: bytes, now: int) -> Commands:
+    """See lua/_past.lua."""
+    if not _is_ours(value) or value[34:39] != b"00000":
+        return []
+    _, _, since, _, claim, _ = value.split(b"|", 5)
+    long = value[32:33] == b"h" and now - int(since) >= NOTED_MS
+    lapsed = value[32:33] == b"c" and int(claim) <= now
+    return _remember(keys, ask, value, b"", b"") if long or lapsed else []
 
 
 def _why_pointless(keys: Keys, ask: Ask, heed: bytes) -> list[Any]:
@@ -301,12 +366,31 @@ def _note(keys: Keys, what: str, ms: int, lasted: int, why: bytes, owner: bytes)
     ]
 
 
+def _sight(keys: Keys, ask: Ask) -> tuple[bytes, bytes, bytes]:
+    """The value or its beginning, its id, and what it is if it is not ours: lua/_sight.lua."""
+    kind = ask("TYPE", keys.lock)
+    kind = kind if isinstance(kind, str) else kind.decode()
+    if kind == "none":
+        return b"", b"", b""
+    value = ask("GETRANGE", keys.lock, 0, SIGHT - 1) if kind == "string" else b""
+    if _is_ours(value) and len(value) < SIGHT:
+        return value, value[39:55], b""
+    size = ask(_SIZES[kind], keys.lock) if kind in _SIZES else -1
+    strange = f"{kind} {size}".encode()
+    digest = hashlib.sha1(strange + b"|" + value, usedforsecurity=False).hexdigest()
+    return value, digest[:16].encode(), strange
+
+
+def _is_ours(value: bytes) -> bool:
+    return _OURS.match(value) is not None
+
+
 def _is_held_by(value: bytes, token: bytes) -> bool:
     return value[:32] == token and value[32:33] != b"k"
 
 
 def _absence(keys: Keys, ask: Ask, value: bytes | None, token: bytes) -> bytes:
-    if ask("GET", keys.forced) == token:
+    if (ask("GET", keys.forced) or b"")[16:48] == token:
         return b"forced"
     return b"taken" if value is not None and value[:32] != token else b"gone"
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock import drivers
+from django_redislock import drivers, scripts
 from django_redislock.backends import plain
 from django_redislock.backends.base import Backend
 from django_redislock.backends.wires import (
@@ -26,22 +26,22 @@ from django_redislock.backends.wires import (
 )
 from django_redislock.conf import LONGEST
 from django_redislock.exceptions import LockUnavailable
-from django_redislock.flows import Answer, Bell, Refused, Unanswered
-from django_redislock.keys import channel, index_key, lock_keys, name_of, ran_index_key
+from django_redislock.flows import Answer, Bell, Call, Refused, Unanswered
+from django_redislock.keys import channel, index_key, lock_keys, name_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
     from django_redislock.backends.wires import AsyncWire, Wire
     from django_redislock.conf import Conf
-    from django_redislock.flows import Call, Flow, Listen, Pause, Tell
+    from django_redislock.flows import Flow, Listen, Pause, Tell
     from django_redislock.scripts import Script
 
 logger = logging.getLogger("django_redislock")
 
 Result = TypeVar("Result")
 
-RESENT_MS = 10_000  # Longer than any acquire is resent for.
+LISTED_AT_ONCE = 10_000  # Names in an index.
 BATCH = 500  # Commands sent before their replies are read; more could fill both buffers.
 DEFAULT_MAX_CONNECTIONS = 128
 # The watchdog's own, two that waiters may not take (Pool.KEPT_BACK), and one for a waiter.
@@ -152,35 +152,28 @@ class RedisBackend(Backend):
     def held_names(
         self, limit: int, offset: int = 0, *, latest_first: bool = False
     ) -> tuple[list[str], int]:
-        index = index_key(self.prefix)
-        (time,) = self.commands(("TIME",))
-        # Entries of expired leases are dropped only now and then. An acquire that was resent
-        # extends its lease a little without a note in the index.
-        since = int(time[0]) * 1000 - RESENT_MS if isinstance(time, list) else 0
-        bounds = ("+inf", since, "BYSCORE", "REV") if latest_first else (since, "+inf", "BYSCORE")
-        return self._page(
-            index,
-            ("ZCOUNT", index, since, "+inf"),
-            ("ZRANGE", index, *bounds, "LIMIT", offset, limit),
-        )
+        return self._names("held", limit, offset, latest_first=latest_first)
 
     def ran_names(self, limit: int) -> tuple[list[str], int]:
-        index = ran_index_key(self.prefix)
-        return self._page(index, ("ZCARD", index), ("ZRANGE", index, 0, limit - 1, "REV"))
+        return self._names("ran", limit, 0, latest_first=True)
 
-    def _page(
-        self, index: str, *counted_and_listed: tuple[str | bytes | int, ...]
+    def _names(
+        self, which: str, limit: int, offset: int, *, latest_first: bool
     ) -> tuple[list[str], int]:
-        """The names on a page of an index, and how many it has in all."""
-        total, keys = self.commands(*counted_and_listed)
-        for reply in (total, keys):
-            if isinstance(reply, ReplyError):
-                raise LockUnavailable(index, _described(reply)) from reply
-        return self._names(keys), total
-
-    def _names(self, keys: list[bytes]) -> list[str]:
-        texts = [key.decode(errors="replace") for key in keys]
-        return [name for key in texts if (name := name_of(self.prefix, key))]
+        """Names in an index, and how many it has in all."""
+        names: list[str] = []
+        end, total = offset + limit, offset + limit
+        while True:
+            # A part at a time: the server serves nobody else while it lists one.
+            part = max(0, min(LISTED_AT_ONCE, end - offset))
+            args = which, offset, part, int(latest_first)
+            call = Call(scripts.NAMES, index_key(self.prefix), args, self.within)
+            ((total, keys),) = self.ask_many([call])
+            texts = [key.decode(errors="replace") for key in keys]
+            names += [name for key in texts if (name := name_of(self.prefix, key))]
+            offset += part
+            if offset >= min(end, total):
+                return names, total
 
     def commands(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]:
         """Run plain commands in one round trip; an error reply is returned, not raised.

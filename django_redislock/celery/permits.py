@@ -8,6 +8,7 @@ and no order among those who wait.
 
 from __future__ import annotations
 
+import math
 import random
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from django_redislock.flows import Done, Run
     from django_redislock.lock import Options
 
+NEVER, FREE = -1, -2  # Instead of the ms until a permit ends, see lua/look.lua.
 LOOK_EVERY = 1.0  # Seconds; one who waits stands in the queue of one permit at a time.
 
 
@@ -83,7 +85,8 @@ def _take(
         wanted, patient = free, options._replace(wait=0.0)
         if not free:
             first = min(taken, key=lambda one: taken[one].expires_in)
-            if not left:
+            # That all of them never end is an error, which asking for one of them tells.
+            if not left and taken[first].expires_in < math.inf:
                 return taken[first]
             wanted, patient = [first], options._replace(wait=min(left, LOOK_EVERY))
         for one in wanted:
@@ -132,9 +135,9 @@ def _look(backend: Backend, name: str, names: list[str], run: Run) -> dict[str, 
     if run.id and (ago := int(answers.pop())) >= 0:
         return Finished(ago / 1000)
     return {
-        one: Busy(data, max(int(left_ms), 0) / 1000)
+        one: Busy(data, math.inf if int(left_ms) == NEVER else int(left_ms) / 1000)
         for one, (data, left_ms, *_) in zip(names, answers, strict=True)
-        if data
+        if int(left_ms) != FREE
     }
 
 

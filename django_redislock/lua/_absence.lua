@@ -1,7 +1,9 @@
 -- absence: why a token does not hold the lock.
+--
+-- forced   what an operator released last: id of his request(16) value of the lock
 
 local function absence(value, token)
-  if call('GET', FORCED) == token then
+  if string.sub(call('GET', FORCED) or '', 17, 48) == token then
     return 'forced'
   end
   return value and string.sub(value, 1, 32) ~= token and 'taken' or 'gone'

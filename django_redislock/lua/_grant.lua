@@ -8,14 +8,14 @@ local function next_fence(previous, us)
 end
 
 -- The lease of a waiter who was rung is a claim: it has a channel and only a short time.
-local function grant(token, id, ttl, owner, fence, us, channel)
+local function grant(token, id, ttl, renews, owner, fence, us, channel)
   local ms = string.sub(us, 1, -4)
-  local state, claim, px = 'h000000', '0', ttl
+  local state, claim, px = 'h', '0', ttl
   if channel ~= '' then
     -- A claim's key outlives the claim, or a lapsed one would leave no trace of who let it lapse.
-    state, claim, px = 'c000000', digits(ms + math.min(CLAIM, ttl)), ttl + CLAIM
+    state, claim, px = 'c', digits(ms + math.min(CLAIM, ttl)), ttl + CLAIM
   end
-  local head = token .. state .. id .. '|' .. fence .. '|' .. ms .. '|' .. ttl
+  local head = token .. state .. renews .. '00000' .. id .. '|' .. fence .. '|' .. ms .. '|' .. ttl
   call('SET', LOCK, head .. '|' .. claim .. '|' .. channel .. '|' .. owner, 'PX', px)
   if HELD then
     redis.pcall('ZADD', HELD, ms + px, LOCK)

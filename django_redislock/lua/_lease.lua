@@ -4,8 +4,9 @@
 --       missing on a cluster, where they have another slot
 -- ARGV  its own, then the channel on which the asking connection is rung or ''
 --
--- lock     token(32) state(1) renewals(6) id(16) "|" fence "|" since "|" ttl "|" claim "|" channel "|" owner
+-- lock     token(32) state(1) renews(1) renewals(5) id(16) "|" fence "|" since "|" ttl "|" claim "|" channel "|" owner
 --          state: h held; c claimed (handed over, not yet confirmed); k kept by min_hold (cooling)
+--          renews: r if its owner is going to renew it, a third of the ttl from now; else -
 --          since: server time of the grant; ttl: as granted; claim: server time at which it lapses;
 --          all in ms
 --

@@ -2,19 +2,42 @@
 --
 -- past     the last leases that lasted a while, oldest first:
 --          id "|" fence "|" since(ms) "|" until(ms) "|" ended "|" owner
---          ended: done, failed or forced; a lease that is still held has neither until nor ended,
---          and the entry of its end comes later. One that never comes: it expired.
+--          ended: done, failed or forced; a lease that was still held when it was noted has neither
+--          until nor ended. Its end takes the place of that. If none comes: it expired.
 --
 -- It is only for listings: trouble with it (pcall) never fails an operation on the lock.
 
+local NOTED = 1500 -- ms: the owner of a lease that lasts so long tells its end, see lock.py
+
 local function remember(value, ended)
   local fence, since, owner = string.match(value, '^|(%d+)|(%d+)|%d+|%d+|[^|]*|(.*)$', 56)
+  local id = string.sub(value, 40, 55) .. '|'
+  local last = redis.pcall('LINDEX', PAST, -1)
+  local noted = type(last) == 'string' and string.sub(last, 1, 17) == id
   local stop = ''
   if ended ~= '' then
     stop = digits(milliseconds(clock()))
+  elseif noted then
+    return
   end
-  local entry = { string.sub(value, 40, 55), fence, since, stop, ended, owner }
-  redis.pcall('RPUSH', PAST, table.concat(entry, '|'))
-  redis.pcall('LTRIM', PAST, -40, -1)
+  local entry = id .. table.concat({ fence, since, stop, ended, owner }, '|')
+  if noted then
+    redis.pcall('LSET', PAST, -1, entry)
+  else
+    redis.pcall('RPUSH', PAST, entry)
+    redis.pcall('LTRIM', PAST, -40, -1)
+  end
   redis.pcall('PEXPIRE', PAST, 2 * DAY)
+end
+
+-- Somebody meets a lease that is not renewed yet, and may never be, or one that was never taken up:
+-- should it expire, its owner is known.
+local function remember_met(value, ms)
+  local state, renewals, since, claim =
+    string.match(value, '^([hc])[r-](%d%d%d%d%d)%x+|%d+|(%d+)|%d+|(%d+)|', 33)
+  if renewals == '00000' then
+    if state == 'h' and ms - since >= NOTED or state == 'c' and tonumber(claim) <= ms then
+      remember(value, '')
+    end
+  end
 end

@@ -1,7 +1,9 @@
 -- queue: how a lock passes from one owner to the next.
 --
 -- queue    the waiters' tokens by ticket
--- waiters  token -> expiry(ms) "|" channel "|" ttl(ms) "|" id "|" owner
+-- waiters  token -> expiry(ms) "|" channel "|" ttl(ms) "|" renews "|" id "|" owner
+
+local SIGHT = 8192 -- bytes of a value that are answered; one of ours is shorter, see lease.py
 
 local function is_of(value, token)
   return string.sub(value, 1, 32) == token
@@ -13,7 +15,9 @@ end
 
 -- fence, since, claim, channel of a lease; nothing if the value is not one of ours.
 local function read(value)
-  return string.match(value, '^|(%d+)|(%d+)|%d+|(%d+)|([^|]*)|', 56)
+  if string.match(value, '^[hck][r-]%d%d%d%d%d%x+()|', 33) == 56 then
+    return string.match(value, '^|(%d+)|(%d+)|%d+|(%d+)|([^|]*)|', 56)
+  end
 end
 
 local function first_waiter()
@@ -31,8 +35,8 @@ local function hand_over(token, previous, me)
   while token and token ~= me do
     local us = clock()
     local record = call('HGET', WAITERS, token) or ''
-    local expiry, channel, ttl, id, owner =
-      string.match(record, '^(%d+)|([^|]*)|(%d+)|(%x+)|(.*)$')
+    local expiry, channel, ttl, renews, id, owner =
+      string.match(record, '^(%d+)|([^|]*)|(%d+)|([r-])|(%x+)|(.*)$')
     -- A PUBLISH that nobody receives tells of a killed waiter at once. The bell brings the server
     -- time of the grant; the waiter learns the fence from it too.
     local fence = next_fence(previous, us)
@@ -43,7 +47,7 @@ local function hand_over(token, previous, me)
     if rung then
       ttl = tonumber(ttl)
       call('SET', FENCE, fence, 'PX', ttl + DAY)
-      grant(token, id, ttl, owner, fence, us, channel)
+      grant(token, id, ttl, renews, owner, fence, us, channel)
       return token
     end
     token = first_waiter()

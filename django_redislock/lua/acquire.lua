@@ -1,19 +1,20 @@
 -- acquire: a waiter's question "may I?"; first try, resend, look, confirmation and last look alike.
--- ARGV  token, id, ttl (ms), mode, ticket, heed, owner
+-- ARGV  token, id, ttl (ms), mode, ticket, heed, renews, owner
 --       mode: try (do not queue), queue, last (leave the queue if not granted)
 --       ticket: place in the queue to go back to, 0 for a new one
 --       heed: what would make it pointless, see _heed.lua; '' for nothing
+--       renews: r or -, see _lease.lua
 -- returns the fence, if it is granted; or
 --         {'queued', ticket, ms until the current lease must have ended, server time in us, 1 if newly queued}
---         {'busy', ms until the current lease must have ended, value of lock}
+--         {'busy', ms until the current lease must have ended, value of lock or its beginning}
 --         {'done', value of done} or {'finished', ms since}, if it is pointless
 --         {'endless'} if the key has no expiry, so that waiting for it would never end
-local LOCK, QUEUE, WAITERS, FENCE, DONE, FINISHED, HELD = unpack(KEYS)
+local LOCK, QUEUE, WAITERS, FENCE, DONE, FINISHED, PAST, HELD = unpack(KEYS)
 -- include _lease
 -- include _grant
-local token, id, ttl, mode, ticket, heed, owner, channel = unpack(ARGV)
+local token, id, ttl, mode, ticket, heed, renews, owner, channel = unpack(ARGV)
 ttl = tonumber(ttl)
-local value = call('GET', LOCK)
+local value = redis.pcall('GET', LOCK)
 local pointless
 if heed ~= '' then
   -- include _heed
@@ -27,12 +28,25 @@ if not value and not pointless and call('EXISTS', QUEUE) == 0 then
   -- the last one greater.
   previous = call('SET', FENCE, us, 'PX', ttl + DAY, 'GET')
   if next_fence(previous, us) == us then
-    grant(token, id, ttl, owner, us, us, '')
+    grant(token, id, ttl, renews, owner, us, us, '')
     return us
   end
 end
 
+-- What keeps the lock from becoming free, and no grant has put into the index, is to be listed.
+local function list_until(score)
+  if HELD then
+    redis.pcall('ZADD', HELD, score, LOCK)
+  end
+end
+
+if type(value) == 'table' then
+  list_until('+inf') -- of another type, most likely
+  return value
+end
+
 -- include _queue
+-- include _past
 if pointless then
   if value and is_of(value, token) and state_of(value) ~= 'k' then
     pass_on(value, first_waiter())
@@ -56,9 +70,13 @@ if value then
   end
   left = call('PTTL', LOCK)
   if left == -1 then
+    list_until('+inf')
     return { 'endless' }
   end
-  if claim and state == 'c' then
+  remember_met(value, ms)
+  if not claim then
+    list_until(digits(ms + left)) -- not ours
+  elseif state == 'c' then
     left = math.min(left, claim - ms)
     if left <= 0 then
       -- Nobody confirmed: the claimant's whole process is suspect. Its entries are passed over
@@ -86,7 +104,7 @@ if not left then
     end
     local fence = next_fence(previous, us)
     call('SET', FENCE, fence, 'PX', ttl + DAY)
-    grant(token, id, ttl, owner, fence, us, '')
+    grant(token, id, ttl, renews, owner, fence, us, '')
     return fence
   end
   value, left = call('GET', LOCK), CLAIM
@@ -96,7 +114,10 @@ if mode ~= 'queue' then
   if mode == 'last' then
     dequeue(token)
   end
-  return { 'busy', left, value }
+  if state_of(value) == 'c' then
+    left = math.max(call('PTTL', LOCK) - CLAIM, 1) -- of the lease, as look shows it
+  end
+  return { 'busy', left, string.sub(value, 1, SIGHT) }
 end
 
 if ticket == '0' then
@@ -104,7 +125,7 @@ if ticket == '0' then
   local last = call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
   ticket = next_fence(last, us)
 end
-local entry = { digits(ms + PATIENCE), channel, digits(ttl), id, owner }
+local entry = { digits(ms + PATIENCE), channel, digits(ttl), renews, id, owner }
 call('HSET', WAITERS, token, table.concat(entry, '|'))
 local queued = call('ZADD', QUEUE, 'NX', ticket, token)
 if queued == 0 then

@@ -34,7 +34,7 @@ if cooling then
   end
   if record then
     -- Or the first waiter would sleep until the end that the lease had before.
-    local channel, id = string.match(record, '^%d+|([^|]*)|%d+|(%x+)|')
+    local channel, id = string.match(record, '^%d+|([^|]*)|%d+|[r-]|(%x+)|')
     call('PUBLISH', channel, 'look ' .. id .. ' ' .. digits(left))
   end
 end

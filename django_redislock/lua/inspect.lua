@@ -4,15 +4,20 @@
 -- What is not ours in the place of a queue or of a past (pcall) must not hide the rest.
 local QUEUE, WAITERS, PAST = unpack(KEYS)
 -- include _lease
+local SIGHT = 8192 -- bytes of an entry that are answered, as in _queue.lua
 local ms = milliseconds(clock())
 local waiters = {}
 local queue = redis.pcall('ZRANGE', QUEUE, 0, ARGV[1] - 1, 'WITHSCORES')
 for i = 1, #queue, 2 do
   local record = redis.pcall('HGET', WAITERS, queue[i])
-  local expiry, id, owner = string.match(tostring(record), '^(%d+)|[^|]*|%d+|(%x+)|(.*)$')
+  local expiry, id, owner =
+    string.match(tostring(record), '^(%d+)|[^|]*|%d+|[r-]|(%x+)|(.*)$')
   if expiry and tonumber(expiry) > ms then
-    table.insert(waiters, { digits(queue[i + 1]), id, owner })
+    table.insert(waiters, { digits(queue[i + 1]), string.sub(id, 1, 16), string.sub(owner, 1, SIGHT) })
   end
 end
-local past = redis.pcall('LRANGE', PAST, 0, -1)
+local past = redis.pcall('LRANGE', PAST, -40, -1)
+for i, entry in ipairs(past) do
+  past[i] = string.sub(entry, 1, SIGHT)
+end
 return { digits(ms), waiters, past.err and {} or past }

@@ -1,22 +1,28 @@
 -- look: the state of a lock, without changing it; the same rule as acquire says whether it is free.
+-- What is seen for the first time is noted for the timeline.
 -- ARGV  -
--- returns {value or '', PTTL, live waiters, server time in ms}
-local LOCK, QUEUE, WAITERS = unpack(KEYS)
+-- returns {value or its beginning, ms until it ends (-1 never, -2 free), live waiters, server time in ms,
+--         id, what it is if it is not ours}; see _sight.lua
+local LOCK, QUEUE, WAITERS, PAST, HELD = unpack(KEYS)
 -- include _lease
 -- include _grant
 -- include _queue
+-- include _sight
+-- include _past
 local ms = milliseconds(clock())
--- What is not ours must not spoil a list of locks.
-local value = redis.pcall('GET', LOCK) or ''
-if type(value) == 'table' then
-  value = 'not a string, but a ' .. call('TYPE', LOCK).ok
-end
+local value, id, strange = sight()
 local left = call('PTTL', LOCK)
 local _, _, claim = read(value)
-if claim and state_of(value) == 'c' then
-  left = math.min(left, claim - ms)
-  if left <= 0 then
-    value, left = '', -2
+remember_met(value, ms)
+if claim and state_of(value) == 'c' and left >= 0 then
+  -- What is shown of a claim is the lease that it becomes.
+  left = claim - ms > 0 and math.max(left - CLAIM, 1) or -2
+end
+if left == -2 then
+  value, id, strange = '', '', ''
+  -- What never ends stays in the index until somebody sees that it has gone, see acquire.lua.
+  if HELD and redis.pcall('ZSCORE', HELD, LOCK) == 'inf' then
+    redis.pcall('ZREM', HELD, LOCK)
   end
 end
 local waiting = tonumber(redis.pcall('ZCARD', QUEUE)) or 0
@@ -28,4 +34,4 @@ if waiting > 0 and waiting <= 1000 then
     end
   end
 end
-return { value, left, waiting, digits(ms) }
+return { value, left, waiting, digits(ms), id, strange }

@@ -125,6 +125,7 @@ def _facts(lock: HeldLock) -> Iterator[str]:
         "name": lock.name,
         "alias": lock.alias,
         "state": lock.state,
+        "note": lock.note,
         "permit": owner.permit,
         "lease": lock.id,
         "fence": lock.fence,

@@ -137,7 +137,7 @@ class ServerThatBringsBack(Server):
 
     def _renew(self, lock: _Lock, us: int, ms: int, token: str, ttl: int, *args: Any) -> bytes:
         if lock.lease is None:
-            grant = (token, token[:2], ttl, "try", b"0", "", "{}", "")
+            grant = (token, token[:2], ttl, "try", b"0", "", "-", "{}", "")
             text = [arg.decode() if isinstance(arg, bytes) else arg for arg in grant]
             self._acquire(lock, us, ms, *text)
         return super()._renew(lock, us, ms, token, ttl, *args)

@@ -488,7 +488,7 @@ def _check_server(before: State, after: State, step: Call | Tell) -> State:
     return after
 
 
-_WAITER = ("token", "ticket", "expires", "channel", "ttl", "id", "owner")
+_WAITER = ("token", "ticket", "expires", "channel", "ttl", "renews", "id", "owner")
 
 
 def _with(state: State, who: int, client: Client) -> State:

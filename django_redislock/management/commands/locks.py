@@ -206,10 +206,16 @@ class Command(BaseCommand):
         styles = {"ok": self.style.SUCCESS, "warn": self.style.WARNING, "fail": self.style.ERROR}
         printed = []
         failed = False
-        for using in _aliases(alias):
+        examined: list[tuple[str | None, Iterator[doctor.Finding]]] = [
+            (using, doctor.examine(using)) for using in _aliases(alias)
+        ]
+        if alias is None:
+            examined.append((None, doctor.examine_admin()))
+        for using, findings in examined:
             if not options["json"]:
-                self.stdout.write(self.style.MIGRATE_HEADING(f"REDISLOCK[{using!r}]"))
-            for finding in doctor.examine(using):
+                what = f"REDISLOCK[{using!r}]" if using else "The admin"
+                self.stdout.write(self.style.MIGRATE_HEADING(what))
+            for finding in findings:
                 failed = failed or finding.level == "fail"
                 printed.append({"alias": using, **vars(finding)})
                 if options["json"]:

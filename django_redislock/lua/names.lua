@@ -1,0 +1,28 @@
+-- names: a page of an index of locks: those that are held, or those that tasks have run under.
+-- ARGV  held or ran, where to begin, how many at most, 1 for the last first, else 0
+-- returns {how many there are in all, {lock key, ...}}
+-- What is too long for a key of ours is passed over.
+local HELD, RAN = unpack(KEYS)
+-- include _lease
+local which, offset, limit, last_first = unpack(ARGV)
+local LONGEST = 2048 -- bytes
+-- An acquire that was resent extends its lease a little without a note in the index.
+local RESENT = 10000 -- ms; longer than any acquire is resent for
+local index, first = RAN, '-inf'
+if which == 'held' then
+  index, first = HELD, digits(milliseconds(clock()) - RESENT)
+end
+local total = call('ZCOUNT', index, first, '+inf')
+local keys
+if last_first == '1' then
+  keys = call('ZRANGE', index, '+inf', first, 'BYSCORE', 'REV', 'LIMIT', offset, limit)
+else
+  keys = call('ZRANGE', index, first, '+inf', 'BYSCORE', 'LIMIT', offset, limit)
+end
+local ours = {}
+for _, key in ipairs(keys) do
+  if #key <= LONGEST then
+    table.insert(ours, key)
+  end
+end
+return { total, ours }
