@@ -112,9 +112,9 @@ class Dialer:
         Raises:
             ValueError, TypeError: redis-py does not understand the URL or an option.
         """
-        common = {**_quiet(), **options, **_OURS}
-        self._sync = {**common, **parse_url(url), "command_packer": _Packer()}  # type: ignore[no-untyped-call]
-        self._async = {**common, **async_parse_url(url)}
+        common = {**_quiet(), **options}
+        self._sync = {**common, **parse_url(url), **_OURS, "command_packer": _Packer()}  # type: ignore[no-untyped-call]
+        self._async = {**common, **async_parse_url(url), **_OURS}
         self._sync_class = self._sync.pop("connection_class", Connection)
         self._async_class = self._async.pop("connection_class", AsyncConnection)
         self._sync_class(**self._sync)
