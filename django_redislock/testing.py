@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import secrets
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from django_redislock import flows, scripts
 from django_redislock.backends.memory import InMemoryBackend
 from django_redislock.conf import DEFAULT_ALIAS, backends
+from django_redislock.exceptions import LostReason
 from django_redislock.flows import Call, Granted
 from django_redislock.lease import Owner
 from django_redislock.names import check_name
@@ -17,7 +18,6 @@ from django_redislock.names import check_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from django_redislock.exceptions import LostReason
     from django_redislock.lease import Lease
 
 OTHER = Owner(host="another-host", pid=1, thread="MainThread", command="simulated")
@@ -59,6 +59,9 @@ class LockTestKit:
 
         on_lost callbacks and the lock_lost signal fire as they would.
         """
+        if reason not in get_args(LostReason):
+            known = ", ".join(map(repr, get_args(LostReason)))
+            raise ValueError(f"reason must be one of {known}, not {reason!r}.")
         backend = backends[using]
         lease = next((one for one in backend.leases_of(check_name(name)) if one.held), None)
         if lease is None:

@@ -131,6 +131,15 @@ async def test_simulate_lost(way: Way, place: Place, kit: LockTestKit, reason: s
     assert raised.value.reason == reason
 
 
+def test_an_unknown_reason_of_a_loss_is_refused_with_those_there_are(
+    place: Place, kit: LockTestKit
+) -> None:
+    with distributed_lock("lottery") as lease:
+        with pytest.raises(ValueError, match="'expired', 'forced', 'taken', 'unreachable', not"):
+            kit.simulate_lost("lottery", "stolen")  # type: ignore[arg-type]
+        assert lease.held
+
+
 def test_what_nobody_holds_cannot_be_lost(place: Place, kit: LockTestKit) -> None:
     with pytest.raises(AssertionError, match="Nobody in this process holds the lock 'lottery'"):
         kit.simulate_lost("lottery")
