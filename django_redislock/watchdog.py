@@ -150,10 +150,11 @@ class Watchdog:
                 lease._expire()
                 continue
             ttl = lease._renewable_ttl()
-            # Near max_hold a renewal would win nothing.
             gain = now + ttl - drift(ttl) - lease._deadline
             if lease._settled and (not lease.auto_renew or gain < GRAIN):
-                self._put_back(lease, lease._deadline)
+                # Near max_hold a renewal would win nothing; or the lease was renewed by hand just
+                # now, and then the next one is ours again.
+                self._put_back(lease, now + lease.ttl / 3 if lease.auto_renew else lease._deadline)
                 continue
             count = lease.renewals + (1 if lease.auto_renew else 0)
             batch.append((lease, Renewal(lease.name, lease._token, ttl, count)))
