@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from django_redislock.backends.base import Backend
 
@@ -219,8 +220,28 @@ def _setting() -> dict[str, Any]:
 class Backends(dict[str, "Backend"]):
     """The backend of each alias, made when first used and shared by all threads."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._source: Callable[[str], Backend] = lambda alias: make(conf(alias))
+
     def __missing__(self, alias: str) -> Backend:
-        return self.setdefault(alias, make(conf(alias)))
+        return self.setdefault(alias, self._source(alias))
+
+    @contextmanager
+    def made_by(self, source: Callable[[str], Backend]) -> Iterator[None]:
+        """Have *source* make all of them anew during the block; after it those of before are back.
+
+        For tests: it holds whatever the settings say, and whatever they are changed to meanwhile.
+        """
+        before = self._source, dict(self)
+        self.clear()
+        self._source = source
+        try:
+            yield
+        finally:
+            self.reset()
+            self._source, kept = before
+            self.update(kept)
 
     def reset(self) -> None:
         """Forget them, as when settings change. Leases keep the backend that granted them."""
