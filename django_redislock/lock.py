@@ -596,8 +596,7 @@ class Lock:
         name_of = formatter(self.name, function)
         options = self._options
 
-        # asgiref knows coroutine functions that were marked as such, too.
-        if iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__):
+        if _is_awaited(function):
 
             @functools.wraps(function)
             async def alocked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Any:
@@ -669,6 +668,17 @@ def _check_decorated(function: object, line: str) -> None:
         raise TypeError(f"distributed_lock decorates functions, not {function!r}{cure}.")
     if _generates(function):
         raise _too_late(function)
+
+
+def _is_awaited(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives something to await."""
+    # asgiref knows coroutine functions that were marked as such, too.
+    if iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__):
+        return True
+    # dispatch() of an asynchronous view is a plain function, and returns a coroutine.
+    method = function.func if isinstance(function, functools.partial) else function
+    view = getattr(method, "__self__", None)
+    return getattr(method, "__name__", "") == "dispatch" and getattr(view, "view_is_async", False)
 
 
 def _generates(function: Callable[..., Any]) -> bool:
