@@ -21,6 +21,8 @@ from django_redislock.lock import distributed_lock
 if TYPE_CHECKING:
     from django_redislock.celery import single_instance_task
 
+__version__ = "0.1.0"
+
 __all__ = [
     "InvalidLockName",
     "Lease",
