@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from celery import Celery
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
@@ -19,9 +20,9 @@ from django_redislock import (
     LockUnavailable,
     distributed_lock,
     held,
-    single_instance_task,
 )
 from django_redislock.backends import InMemoryBackend
+from django_redislock.celery import SingleInstanceTask
 from django_redislock.conf import backends
 from django_redislock.testing import LockTestKit
 from tests.backends import both_ways, held_by_other
@@ -237,16 +238,20 @@ async def test_min_hold_ends_when_time_passes(way: Way, redislock: LockTestKit) 
     assert await way.acquire(lock)
 
 
-def test_once_ends_when_time_passes(redislock: LockTestKit) -> None:
-    @single_instance_task(name="tests.advanced", once=timedelta(days=7))
-    def advanced() -> str:
-        return "done"
+def lottery() -> str:
+    """The body of a task."""
+    return "drawn"
 
-    assert advanced() == "done"
+
+def test_once_ends_when_time_passes(redislock: LockTestKit) -> None:
+    app = Celery(set_as_current=False)
+    options = {"once": timedelta(days=7)}
+    run = app.task(base=SingleInstanceTask, single_instance=options, lazy=False)(lottery)
+    assert run() == "drawn"
     redislock.advance(timedelta(days=6, hours=23))
-    assert advanced()["skipped"] == "done"
+    assert run()["skipped"] == "done"
     redislock.advance(timedelta(hours=1))
-    assert advanced() == "done"
+    assert run() == "drawn"
 
 
 @both_ways
