@@ -21,6 +21,8 @@ from django_redislock.lock import distributed_lock
 if TYPE_CHECKING:
     from django_redislock.celery import single_instance_task
 
+__version__ = "0.1.0"
+
 __all__ = [
     "InvalidLockName",
     "Lease",
@@ -38,12 +40,6 @@ def __getattr__(name: str) -> Any:
     # Celery is optional, so it is imported when its decorator is.
     if name != "single_instance_task":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        from django_redislock.celery import single_instance_task
-    except ModuleNotFoundError as error:
-        if error.name != "celery":
-            raise
-        raise ImportError(
-            "single_instance_task needs Celery: pip install 'django-redislock[celery]'."
-        ) from error
+    from django_redislock.celery import single_instance_task
+
     return single_instance_task

@@ -16,7 +16,17 @@ from redis.connection import parse_url
 
 from django_redislock import doctor
 from django_redislock.backends.memory import InMemoryBackend
-from django_redislock.conf import DEFAULT_LOCATION, aliases, conf, make
+from django_redislock.conf import (
+    CURE,
+    DEFAULT_ALIAS,
+    DEFAULT_LOCATION,
+    aliases,
+    conf,
+    given,
+    is_set,
+    make,
+    parse,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +36,6 @@ if TYPE_CHECKING:
     from django_redislock.backends.base import Backend
     from django_redislock.conf import Conf
 
-DOCS = "See docs/checks.md."
 TAG = "django_redislock"
 
 # What the doctor may find. (That a cache shares the database is known without asking: W004.)
@@ -102,33 +111,51 @@ def check_servers(
 
 
 def _check_settings() -> Iterator[checks.CheckMessage]:
-    if not hasattr(settings, "REDISLOCK"):
-        yield checks.Warning(
-            f"REDISLOCK is not set, so locks are kept on {DEFAULT_LOCATION}.",
-            hint="Name the server: REDISLOCK = {'default': {'LOCATION': 'redis://...'}}.",
-            id="django_redislock.W001",
-        )
     try:
         names = aliases()
     except ImproperlyConfigured as error:
         yield _malformed(error)
         return
-    for alias in names:
+    if not is_set() and settings.DEBUG:
+        yield checks.Warning(
+            f"REDISLOCK is not set, so locks are kept on {DEFAULT_LOCATION} while DEBUG is on.",
+            hint=f"{CURE}.",
+            id="django_redislock.W001",
+        )
+    for alias in dict.fromkeys([DEFAULT_ALIAS, *names]):
         try:
-            one = conf(alias)
+            raw = given(alias)
+        except ImproperlyConfigured as error:
+            yield checks.Error(
+                str(error),
+                hint="All machines must name the same server, or each of them locks for itself.",
+                id="django_redislock.E004",
+            )
+            continue
+        try:
+            one = parse(alias, raw)
         except ImproperlyConfigured as error:
             yield _malformed(error)
             continue
         try:
             backend = make(one)
         except ImproperlyConfigured as error:
-            yield checks.Error(str(error), hint=DOCS, id="django_redislock.E002")
+            yield checks.Error(
+                str(error),
+                hint="Until this is put right, every lock of this alias raises this error.",
+                id="django_redislock.E002",
+            )
             continue
         yield from _check_alias(one, backend)
 
 
 def _malformed(error: ImproperlyConfigured) -> checks.CheckMessage:
-    return checks.Error(str(error), hint=DOCS, id="django_redislock.E001")
+    return checks.Error(
+        str(error),
+        hint="REDISLOCK has a dictionary for each alias, as in CACHES. Durations are seconds, as a"
+        " number or a timedelta.",
+        id="django_redislock.E001",
+    )
 
 
 def _check_alias(conf: Conf, backend: Backend) -> Iterator[checks.CheckMessage]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from django_redislock.backends.base import Backend
 
 DEFAULT_ALIAS = "default"
 DEFAULT_BACKEND = "django_redislock.backends.RedisBackend"
-DEFAULT_LOCATION = "redis://127.0.0.1:6379/0"
+DEFAULT_LOCATION = "redis://127.0.0.1:6379/0"  # Without REDISLOCK, and while DEBUG is on.
+CURE = "Name the server: REDISLOCK = {'default': {'LOCATION': 'redis://host:6379/0'}}"
 
 SHORTEST_TTL = 0.01
 LONGEST = 10 * 365 * 24 * 3600.0  # Ten years: more seconds than a lock can be meant to last.
@@ -69,7 +71,7 @@ class Conf:
 
     alias: str
     backend: str = DEFAULT_BACKEND
-    location: str | tuple[str, ...] = field(default=DEFAULT_LOCATION, repr=False)  # Has passwords.
+    location: str | tuple[str, ...] = field(default="", repr=False)  # Has passwords. "": not given.
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # Has passwords too.
     key_prefix: str = "redislock"
     ttl: float = 30.0
@@ -125,12 +127,13 @@ def _prefix(value: object, where: str) -> str:
 
 
 def _location(value: object, where: str) -> str | tuple[str, ...]:
-    if isinstance(value, str):
+    if isinstance(value, str) and value:
         return value
     if isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value):
         return tuple(value)
     # The value may hold a password, so it is not shown.
-    raise ValueError(f"{where} must be a URL, or a list of URLs, not {type(value).__name__}.")
+    what = type(value).__name__ if value else repr(value)
+    raise ValueError(f"{where} must be a URL, or a list of URLs, not {what}.")
 
 
 def _options(value: object, where: str) -> Mapping[str, Any]:
@@ -159,8 +162,8 @@ _PARSERS: dict[str, Any] = {
 
 
 def aliases() -> list[str]:
-    """The aliases in REDISLOCK; "default" is always one of them."""
-    return list({DEFAULT_ALIAS: None, **_setting()})
+    """The aliases in REDISLOCK; only "default" if it is not set."""
+    return list(_setting())
 
 
 def conf(alias: str) -> Conf:
@@ -169,27 +172,76 @@ def conf(alias: str) -> Conf:
     Raises:
         ImproperlyConfigured: There is no such alias, or something about it is wrong.
     """
+    return parse(alias, given(alias))
+
+
+def given(alias: str) -> object:
+    """The settings of one alias as they are in REDISLOCK, not checked.
+
+    Raises:
+        ImproperlyConfigured: There is no such alias.
+    """
     setting = _setting()
-    if alias not in setting and alias != DEFAULT_ALIAS:
-        known = ", ".join(repr(name) for name in aliases())
-        raise ImproperlyConfigured(f"REDISLOCK has no alias {alias!r}. Known are: {known}.")
-    return parse(alias, setting.get(alias, {}))
+    if alias not in setting:
+        known = ", ".join(repr(name) for name in setting) or "none"
+        cure = "" if alias != DEFAULT_ALIAS else f" {CURE}, or pass using= to each lock."
+        raise ImproperlyConfigured(f"REDISLOCK has no alias {alias!r}. Known are: {known}.{cure}")
+    if is_set():
+        return setting[alias]
+    if not settings.DEBUG:
+        raise ImproperlyConfigured(f"REDISLOCK is not set, and DEBUG is off. {CURE}.")
+    return {"LOCATION": DEFAULT_LOCATION}
+
+
+def is_set() -> bool:
+    """Whether the project says anything about its locks."""
+    return hasattr(settings, "REDISLOCK")
 
 
 def _setting() -> dict[str, Any]:
-    setting = getattr(settings, "REDISLOCK", {})
+    if not is_set():
+        return {DEFAULT_ALIAS: {}}
+    setting = settings.REDISLOCK
     if not isinstance(setting, dict):
         raise ImproperlyConfigured(
             f"REDISLOCK must be a dictionary of aliases, not {type(setting).__name__}."
         )
+    for key in setting:
+        if key in _PARSERS:
+            raise ImproperlyConfigured(
+                f"REDISLOCK[{key!r}] stands where the name of an alias should; put it one level"
+                f" deeper: REDISLOCK = {{{DEFAULT_ALIAS!r}: {{{key!r}: ...}}}}."
+            )
+        if not isinstance(key, str):
+            raise ImproperlyConfigured(f"REDISLOCK: the name of an alias is a string, not {key!r}.")
     return setting
 
 
 class Backends(dict[str, "Backend"]):
     """The backend of each alias, made when first used and shared by all threads."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._source: Callable[[str], Backend] = lambda alias: make(conf(alias))
+
     def __missing__(self, alias: str) -> Backend:
-        return self.setdefault(alias, make(conf(alias)))
+        return self.setdefault(alias, self._source(alias))
+
+    @contextmanager
+    def made_by(self, source: Callable[[str], Backend]) -> Iterator[None]:
+        """Have *source* make all of them anew during the block; after it those of before are back.
+
+        For tests: it holds whatever the settings say, and whatever they are changed to meanwhile.
+        """
+        before = self._source, dict(self)
+        self.clear()
+        self._source = source
+        try:
+            yield
+        finally:
+            self.reset()
+            self._source, kept = before
+            self.update(kept)
 
     def reset(self) -> None:
         """Forget them, as when settings change. Leases keep the backend that granted them."""

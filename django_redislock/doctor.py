@@ -19,7 +19,7 @@ from redis.connection import parse_url
 
 from django_redislock import scripts
 from django_redislock.backends.redis import RedisBackend
-from django_redislock.backends.wires import ReplyError
+from django_redislock.backends.wires import OLDEST_VERSION, ReplyError, TooOld
 from django_redislock.conf import DEFAULT_ALIAS, backends
 from django_redislock.exceptions import LockError, LockUnavailable
 from django_redislock.held import look_at
@@ -37,7 +37,6 @@ Level = Literal["ok", "warn", "fail"]
 
 SLOW_ROUND_TRIP = 0.01  # Seconds.
 CLOCK_DIFFERENCE = 1.0  # Seconds.
-OLDEST_VERSION = (7, 0)
 MOST_KEYS = 20_000  # Looked at for what should not be there.
 MOST_NAMED = 5
 PROBE = "django_redislock.doctor"  # A lock that is taken and released to see whether it works.
@@ -63,7 +62,12 @@ def examine(using: str) -> Iterator[Finding]:
     try:
         backend = backends[using]
     except ImproperlyConfigured as error:
-        yield Finding("settings", "fail", str(error), "docs/settings.md has all that there are.")
+        yield Finding(
+            "settings",
+            "fail",
+            str(error),
+            "Until this is put right, every lock of this alias raises it.",
+        )
         return
     if not isinstance(backend, RedisBackend):
         yield Finding(
@@ -79,6 +83,9 @@ def examine(using: str) -> Iterator[Finding]:
         for check in _CHECKS:
             yield from check(_Patient(backend, info))
     except LockUnavailable as error:
+        if isinstance(error.__cause__, TooOld):
+            yield Finding("version", "fail", error.problem, "Use a newer server.")
+            return
         yield Finding(
             "server",
             "fail",

@@ -6,7 +6,7 @@ import inspect
 import re
 import string
 import unicodedata
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from django_redislock.exceptions import InvalidLockName
@@ -81,7 +81,7 @@ def formatter(
         InvalidLockName: A field names no argument, now; or the name cannot be made or is not
             valid, at the call.
     """
-    signature = inspect.signature(function)
+    signature = _signature(function)
     called = f"{function.__qualname__}()" if hasattr(function, "__qualname__") else repr(function)
     rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
     try:
@@ -122,6 +122,17 @@ def formatter(
         return check_shared(check_name(name))
 
     return name_of
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """How *function* is called, whatever it says that it wraps.
+
+    Django's method_decorator hands over a partial of a bound method, and as_view() a view. Both
+    refer to the method in the class, which takes self too.
+    """
+    if isinstance(function, partial):
+        return inspect.signature(partial(function.func, *function.args, **function.keywords))
+    return inspect.signature(function, follow_wrapped=not hasattr(function, "view_class"))
 
 
 class _Anything(dict[str, object]):

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, get_args
 
 from django_redislock import flows, scripts
 from django_redislock.backends.memory import InMemoryBackend
-from django_redislock.conf import DEFAULT_ALIAS, backends
+from django_redislock.conf import DEFAULT_ALIAS, aliases, backends, given, is_set, parse
+from django_redislock.conf import seconds as seconds_of
+from django_redislock.exceptions import LostReason
 from django_redislock.flows import Call, Granted
 from django_redislock.lease import Owner
 from django_redislock.names import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import timedelta
+    from typing import Self
 
-    from django_redislock.exceptions import LostReason
+    from django_redislock.backends.base import Backend
     from django_redislock.lease import Lease
 
 OTHER = Owner(host="another-host", pid=1, thread="MainThread", command="simulated")
@@ -25,8 +29,28 @@ OTHER = Owner(host="another-host", pid=1, thread="MainThread", command="simulate
 IN_MEMORY = {"BACKEND": f"{InMemoryBackend.__module__}.{InMemoryBackend.__qualname__}"}
 
 
+# What is said of servers in the settings of an alias; the rest holds in memory too.
+_OF_SERVERS = frozenset({"BACKEND", "LOCATION", "OPTIONS", "REPLICAS_ACK"})
+
+
 class LockTestKit:
-    """What a test may do to locks: pretend that others hold them, take them away, look."""
+    """What a test may do to locks: pretend that others hold them, take them away, look.
+
+    As a context manager it also keeps the locks of every alias in memory during its block,
+    beginning with none, whatever REDISLOCK says or is changed to. After it, all is as before.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[AbstractContextManager[None]] = []
+
+    def __enter__(self) -> Self:
+        block = backends.made_by(_in_memory)
+        block.__enter__()
+        self._blocks.append(block)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._blocks.pop().__exit__(None, None, None)
 
     @contextmanager
     def simulate_held_by_other(
@@ -59,6 +83,9 @@ class LockTestKit:
 
         on_lost callbacks and the lock_lost signal fire as they would.
         """
+        if reason not in get_args(LostReason):
+            known = ", ".join(map(repr, get_args(LostReason)))
+            raise ValueError(f"reason must be one of {known}, not {reason!r}.")
         backend = backends[using]
         lease = next((one for one in backend.leases_of(check_name(name)) if one.held), None)
         if lease is None:
@@ -67,6 +94,33 @@ class LockTestKit:
         backend.run(flows.ask(Call(scripts.LEAVE, lease.name, token, backend.patience(lease.ttl))))
         lease._lose(reason)
         return lease
+
+    @contextmanager
+    def simulate_unavailable(self, *, using: str | None = None) -> Iterator[None]:
+        """Let the server of one alias, or of all, not answer during the block.
+
+        Locks raise LockUnavailable at once. What is held is not renewed meanwhile.
+        """
+        chosen = [_memory(alias) for alias in (aliases() if using is None else [using])]
+        for backend in chosen:
+            backend.outages += 1
+            backend.wake_waiters()
+        try:
+            yield
+        finally:
+            for backend in chosen:
+                backend.outages -= 1
+
+    def advance(self, seconds: float | timedelta) -> None:
+        """Let time pass for all locks, at once: ttl, min_hold, once, max_hold and wait.
+
+        What is held in this process is renewed meanwhile as it would be, so it stays held unless
+        renew=False, max_hold or simulate_unavailable() ends it. Only locks notice: the time of
+        Python and of Django stays as it is.
+        """
+        left = seconds_of(seconds, "seconds")
+        for alias in aliases():
+            _memory(alias).advance(left)
 
     def assert_locked(self, name: str, *, using: str = DEFAULT_ALIAS) -> None:
         """Fail unless somebody holds the lock *name* right now."""
@@ -81,3 +135,21 @@ class LockTestKit:
     def _is_locked(self, name: str, using: str) -> bool:
         backend = backends[using]
         return backend.look_many([check_name(name)])[0].holding is not None
+
+
+def _in_memory(alias: str) -> Backend:
+    """The backend of an alias, in memory whatever server it names; none need be named."""
+    raw = given(alias) if is_set() or alias != DEFAULT_ALIAS else {}
+    if isinstance(raw, dict):
+        raw = {key: value for key, value in raw.items() if key not in _OF_SERVERS} | IN_MEMORY
+    return InMemoryBackend(parse(alias, raw))
+
+
+def _memory(alias: str) -> InMemoryBackend:
+    backend = backends[alias]
+    if not isinstance(backend, InMemoryBackend):
+        raise RuntimeError(
+            "This works only while locks are kept in memory: within `with LockTestKit() as kit:`,"
+            " or with the redislock fixture."
+        )
+    return backend

@@ -161,11 +161,12 @@ class Watchdog:
                 lease._expire()
                 continue
             ttl = lease._renewable_ttl()
-            # A lease that has come near its max_hold is hardly lengthened by a renewal.
             gain = now + ttl - drift(ttl) - lease._deadline
             useful = lease.auto_renew and gain >= WORTH_RENEWING
             if not (lease._unconfirmed or useful):
-                self._put_back(lease, lease._deadline)
+                # A lease that has come near its max_hold is hardly lengthened by a renewal; or it
+                # was renewed by hand just now, and then the next renewal is ours again.
+                self._put_back(lease, now + lease.ttl / 3 if lease.auto_renew else lease._deadline)
                 continue
             if not (lease._block or lease._left_behind) and lease._holder() is None:
                 lease._left_behind = True

@@ -34,7 +34,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tests.servers import Endpoint, free_port
@@ -122,6 +122,7 @@ class Proxy(Endpoint):
         self.pushes_dropped = 0
         self._pushes_to_drop: float = 0
         self._rules: list[Rule] = []
+        self._rewrites: dict[str, Callable[[bytes], bytes]] = {}
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         self._links: list[_Link] = []
@@ -185,6 +186,13 @@ class Proxy(Endpoint):
             )
 
         return self.rule("EVAL*", action, times=times, match=runs_it)
+
+    def rewrite(self, name: str, change: Callable[[bytes], bytes]) -> None:
+        """Pass the bytes of each reply to commands called *name* through *change*: another server.
+
+        INFO, for one, could say that a replica is connected, HELLO that the server is old.
+        """
+        self._rewrites[name.upper()] = change
 
     def clear_rules(self) -> None:
         """Let everything pass again; what hangs keeps hanging."""
@@ -288,6 +296,11 @@ class Proxy(Endpoint):
             if command.rule is not None:
                 command.rule.left += 1
             command.action, command.rule = "pass", None
+
+    def rewritten(self, command: Command, frame: Frame) -> Frame:
+        """The reply to a command as its client is to see it."""
+        change = self._rewrites.get(command.name)
+        return frame if change is None else replace(frame, raw=change(frame.raw))
 
     def drops(self, push: Frame) -> bool:
         """Log a push and decide whether it is lost."""
@@ -492,7 +505,7 @@ class _Link:
                     self._silent = True
                 if command.action == "delayreply":
                     self._over.wait(command.seconds)
-                self._deliver(frame)
+                self._deliver(self._proxy.rewritten(command, frame))
                 with self._changed:
                     self._unanswered.popleft()
                     self._changed.notify_all()

@@ -613,6 +613,20 @@ class TestRefusedAtImport:
         with pytest.raises(TypeError, match="ttl twice"):
             single_instance_task(30, ttl=30)
 
+    def test_a_name_by_position(self) -> None:
+        with pytest.raises(TypeError, match="Write key='lottery' if that is the name of the lock"):
+            single_instance_task("lottery")  # type: ignore[call-overload]
+
+    @pytest.mark.parametrize("bare", [True, False])
+    @pytest.mark.parametrize(
+        "made",
+        [SingleInstance, staticmethod(draw), classmethod(draw), property(draw)],
+        ids=["class", "staticmethod", "classmethod", "property"],
+    )
+    def test_what_a_worker_cannot_call(self, made: Any, bare: bool) -> None:
+        with pytest.raises(TypeError, match="makes a task of a function, not of"):
+            single_instance_task(made) if bare else single_instance_task(ttl=30)(made)
+
     @pytest.mark.parametrize("options", [{}, {"ttl": 30, "acks_late": True}])
     def test_the_wrong_order_of_decorators(self, app: Celery, options: dict[str, Any]) -> None:
         given = ", ".join(f"{name}={value!r}" for name, value in options.items())

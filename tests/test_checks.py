@@ -48,7 +48,7 @@ def nothing_is_dialed(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
         {"default": {"LOCATION": "unix:///run/redis.sock", "TTL": 60}},
         {"default": {"LOCATION": "redis://:p@localhost", "OPTIONS": {"socket_timeout": 1}}},
         {"default": {"LOCATION": "redis://a", "TTL": 30, "OPTIONS": {"socket_timeout": 10}}},
-        {"default": {}, "other": {"LOCATION": "redis://b"}},
+        {"default": {"LOCATION": "redis://a"}, "other": {"LOCATION": "redis://b"}},
     ],
 )
 def test_good_settings_raise_no_concern(settings: Any, setting: dict[str, Any]) -> None:
@@ -56,9 +56,40 @@ def test_good_settings_raise_no_concern(settings: Any, setting: dict[str, Any]) 
     assert check_settings() == []
 
 
-def test_a_missing_setting_is_a_warning(settings: Any) -> None:
+def test_a_missing_setting_is_a_warning_while_debugging(settings: Any) -> None:
     del settings.REDISLOCK
+    settings.DEBUG = True
     assert ids(check_settings()) == ["W001"]
+
+
+def test_a_missing_setting_is_an_error_otherwise(settings: Any) -> None:
+    del settings.REDISLOCK
+    settings.DEBUG = False
+    (error,) = check_settings()
+    assert ids([error]) == ["E004"]
+    assert "REDISLOCK = {'default': {'LOCATION': 'redis://host:6379/0'}}" in error.msg
+
+
+@pytest.mark.parametrize(
+    ("setting", "found", "named"),
+    [
+        ({}, ["E004"], "'default'"),
+        ({"locks": {"LOCATION": "redis://a"}}, ["E004"], "'default'"),
+        ({"default": {}}, ["E002"], "REDISLOCK['default'] has no LOCATION"),
+        ({"default": {"TTL": 20}}, ["E002"], "REDISLOCK['default'] has no LOCATION"),
+        ({"LOCATION": "redis://a"}, ["E001"], "{'default': {'LOCATION': ...}}"),
+        ({"default": {"LOCATION": "redis://a/abc"}}, ["E002"], "REDISLOCK['default']['LOCATION']"),
+        ({"default": IN_MEMORY, "b": {"TTL": 1}}, ["E002"], "REDISLOCK['b'] has no LOCATION"),
+    ],
+)
+def test_a_setting_that_names_no_server_is_an_error(
+    settings: Any, setting: dict[str, Any], found: list[str], named: str
+) -> None:
+    settings.REDISLOCK = setting
+    settings.DEBUG = True  # Which excuses only that there is no setting.
+    messages = check_settings()
+    assert ids(messages) == found
+    assert named in messages[0].msg
 
 
 @pytest.mark.parametrize(
@@ -75,7 +106,10 @@ def test_a_missing_setting_is_a_warning(settings: Any) -> None:
         ({"default": {"LOCATION": 6379}}, "REDISLOCK['default']['LOCATION']"),
         ({"default": {"KEY_PREFIX": "a{b}"}}, "REDISLOCK['default']['KEY_PREFIX']"),
         ({"default": {"REPLICAS_ACK": "1"}}, "REDISLOCK['default']['REPLICAS_ACK']"),
-        ({"other": {"MAX_HOLD": "1h"}}, "REDISLOCK['other']['MAX_HOLD']"),
+        (
+            {"default": {"LOCATION": "redis://a"}, "other": {"MAX_HOLD": "1h"}},
+            "REDISLOCK['other']['MAX_HOLD']",
+        ),
     ],
 )
 def test_a_malformed_setting_is_an_error_that_names_the_key(
@@ -101,7 +135,7 @@ def test_a_malformed_setting_is_an_error_that_names_the_key(
     ],
 )
 def test_what_the_backend_cannot_use_is_an_error(settings: Any, setting: dict[str, Any]) -> None:
-    settings.REDISLOCK = {"default": setting}
+    settings.REDISLOCK = {"default": {"LOCATION": "redis://a", **setting}}
     assert ids(check_settings()) == ["E002"]
 
 
@@ -117,7 +151,13 @@ def test_every_alias_is_judged(settings: Any) -> None:
 def test_a_timeout_must_leave_room_for_a_renewal(
     settings: Any, timeout: float, found: list[str]
 ) -> None:
-    settings.REDISLOCK = {"default": {"TTL": 30, "OPTIONS": {"socket_timeout": timeout}}}
+    settings.REDISLOCK = {
+        "default": {
+            "LOCATION": "redis://a",
+            "TTL": 30,
+            "OPTIONS": {"socket_timeout": timeout},
+        }
+    }
     assert ids(check_settings()) == found
     location = f"redis://127.0.0.1:6379/0?socket_timeout={timeout}"  # The URL wins.
     settings.REDISLOCK = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from django_redislock import LockUnavailable, conf, distributed_lock, held
 from django_redislock.backends import InMemoryBackend, RedisBackend
 from django_redislock.conf import backends
 from django_redislock.testing import IN_MEMORY
-from tests.backends import both_ways
+from tests.backends import both_ways, held_by_other
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -30,13 +31,12 @@ pytest_plugins = ["tests.backends"]
 # --- defaults ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("setting", [{}, {"default": {}}], ids=["empty", "empty alias"])
-def test_everything_has_a_default(settings: Settings, setting: dict[str, Any]) -> None:
-    settings.REDISLOCK = setting
+def test_everything_but_the_server_has_a_default(settings: Settings) -> None:
+    settings.REDISLOCK = {"default": {"LOCATION": "redis://a"}}
     assert conf.conf("default") == conf.Conf(
         alias="default",
         backend="django_redislock.backends.RedisBackend",
-        location="redis://127.0.0.1:6379/0",
+        location="redis://a",
         options={},
         key_prefix="redislock",
         ttl=30.0,
@@ -48,10 +48,15 @@ def test_everything_has_a_default(settings: Settings, setting: dict[str, Any]) -
     assert isinstance(backends["default"], RedisBackend)
 
 
-def test_a_project_without_the_setting_has_the_default_alias(settings: Settings) -> None:
+def test_a_project_without_the_setting_uses_this_machine_while_it_is_debugged(
+    settings: Settings,
+) -> None:
     del settings.REDISLOCK
+    settings.DEBUG = True
     assert conf.aliases() == ["default"]
-    assert conf.conf("default").ttl == 30.0
+    assert conf.conf("default").location == "redis://127.0.0.1:6379/0"
+    with pytest.raises(ImproperlyConfigured, match="has no alias 'jobs'"):
+        conf.conf("jobs")
 
 
 def test_every_key_is_read(settings: Settings) -> None:
@@ -80,7 +85,7 @@ def test_every_key_is_read(settings: Settings) -> None:
         max_hold=3600.0,
         replicas_ack=2,
     )
-    assert conf.aliases() == ["default", "jobs"]
+    assert conf.aliases() == ["jobs"]
 
 
 def test_the_backend_is_the_one_that_is_named(settings: Settings) -> None:
@@ -142,7 +147,8 @@ def test_a_wrong_value_is_named_with_its_key_and_the_rule(
         ({"OPTIONS": {"socket_timeout": True}}, "['OPTIONS']['socket_timeout']", "positive"),
         ({"LOCATION": "redis://a?socket_timeout=-1"}, "['LOCATION']: socket_timeout", "positive"),
         ({"LOCATION": "redis://a?socket_timeout=nan"}, "['LOCATION']: socket_timeout", "positive"),
-        ({"LOCATION": "redis://a?socket_timeout=2s"}, "['LOCATION']", "not a URL"),
+        ({"LOCATION": "redis://a?socket_timeout=2s"}, "['LOCATION']", "'socket_timeout'"),
+        ({"LOCATION": "redis://a?sokket=2"}, "['LOCATION']", "'sokket'"),
         ({"OPTIONS": {"sokket": 1}}, "['OPTIONS']", "sokket"),
         ({"LOCATION": "localhost:6379"}, "['LOCATION']", "redis://host:6379/0"),
         ({"LOCATION": ["redis://a", "redis://b"]}, "['LOCATION']", "one server"),
@@ -154,10 +160,174 @@ def test_a_wrong_value_is_named_with_its_key_and_the_rule(
 def test_what_the_backend_cannot_use_is_named_with_its_key(
     settings: Settings, default: dict[str, Any], where: str, rule: str
 ) -> None:
-    settings.REDISLOCK = {"default": default}
+    settings.REDISLOCK = {"default": {"LOCATION": "redis://a", **default}}
     with pytest.raises(ImproperlyConfigured, match=rule) as raised:
         distributed_lock("lottery").acquire()
     assert str(raised.value).startswith(f"REDISLOCK['default']{where}")
+
+
+# Each would be a lock that all machines see, and be one on each machine instead.
+NOWHERE: list[tuple[str, Any, str]] = [
+    ("not set, DEBUG off", None, "REDISLOCK is not set, and DEBUG is off. Name the server"),
+    ("empty", {}, "has no alias 'default'. Known are: none. Name the server"),
+    (
+        "another alias",
+        {"locks": {"LOCATION": "redis://a"}},
+        "no alias 'default'. Known are: 'locks'",
+    ),
+    ("empty alias", {"default": {}}, "REDISLOCK['default'] has no LOCATION"),
+    ("only another key", {"default": {"TTL": 20}}, "REDISLOCK['default'] has no LOCATION"),
+    (
+        "LOCATION is empty",
+        {"default": {"LOCATION": ""}},
+        "must be a URL, or a list of URLs, not ''",
+    ),
+    ("LOCATION is None", {"default": {"LOCATION": None}}, "must be a URL, or a list of URLs"),
+    (
+        "one level too high",
+        {"LOCATION": "redis://a"},
+        "put it one level deeper: REDISLOCK = {'default': {'LOCATION': ...}}.",
+    ),
+    (
+        "one key too high",
+        {"default": {"LOCATION": "redis://a"}, "OPTIONS": {"db": 1}},
+        "REDISLOCK['OPTIONS'] stands where the name of an alias should",
+    ),
+    ("an alias that is no name", {1: {"LOCATION": "redis://a"}}, "is a string, not 1"),
+]
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("setting", "says"), [one[1:] for one in NOWHERE], ids=[one[0] for one in NOWHERE]
+)
+async def test_a_setting_that_names_no_server_never_leads_to_this_machine(
+    way: Way, settings: Settings, setting: Any, says: str
+) -> None:
+    settings.DEBUG = False
+    if setting is None:
+        del settings.REDISLOCK
+    else:
+        settings.REDISLOCK = setting
+    with pytest.raises(ImproperlyConfigured, match=re.escape(says)):
+        await way.acquire(distributed_lock("lottery", wait=0))
+
+
+def test_an_alias_works_without_a_default_one(place: Place, settings: Settings) -> None:
+    settings.REDISLOCK = {"jobs": place.setting()}
+    with distributed_lock("lottery", using="jobs") as lease:
+        assert lease.held
+        assert [one.name for one in held.list(using="jobs")] == ["lottery"]
+
+
+# What redis-py would pass over, and so use its default for: this machine, 6379, database 0.
+UNCLEAR: list[tuple[str, str]] = [
+    ("redis://a/abc", "is no database"),
+    ("redis://a/-1", "is no database"),
+    ("redis://a/0/1", "is no database"),
+    ("redis://a/1.5", "is no database"),
+    ("redis://a/\u0661", "is no database"),  # A digit to int().
+    ("redis://a?db=-1", "a db after the \\? that must be the number of a database"),
+    ("redis://a?db=x", "a db after the \\? that must be the number of a database"),
+    ("redis://a/1?db=2", "a database twice"),
+    ("redis://a?db=1&db=2", "twice"),
+    ("redis://a?db=", "without a value"),
+    ("redis://a?db", "name=value"),
+    ("redis://a/0#1", "%23"),
+    ("redis://:pa#ss@a/0", "%23"),
+    ("redis://:pa/ss@a/0", "names no host; in a password, write / as %2F"),
+    ("redis://a:0/0", "port of 1 to 65535"),
+    ("redis://a:65536/0", "port of 1 to 65535"),
+    ("redis://a:-1/0", "port of 1 to 65535"),
+    ("redis://a:/0", "port of 1 to 65535"),
+    ("redis://a:port/0", "port of 1 to 65535"),
+    ("redis:///0", "names no host"),
+    ("redis://:6379/0", "names no host"),
+    ("rediss://:secret@/0", "names no host"),
+    ("redis://[::1/0", "a host that is malformed"),
+    ("unix://run/redis.sock", "unix:///path"),
+    ("unix:///", "unix:///path"),
+    ("unix:///run/redis.sock?db=x", "must be the number of a database"),
+    ("redis://", "not a URL"),
+    ("redis:a", "not a URL"),
+    ("REDIS://a", "not a URL"),
+    ("a:6379", "not a URL"),
+    ("valkey://a", "must begin with redis://"),
+    # Of other backends.
+    ("redis+sentinel://a:26379/primary/0", "leads to Sentinel, but only a server of its own"),
+    ("sentinel://a:26379", "leads to Sentinel, but only a server of its own"),
+    ("redis+cluster://a:7000", "leads to a cluster, but only a server of its own"),
+    ("redis://a:7000,b:7000/0", "names several hosts, but only a server of its own"),
+]
+
+
+@pytest.mark.parametrize(("location", "says"), UNCLEAR, ids=[one for one, _ in UNCLEAR])
+def test_no_part_of_an_address_is_passed_over(settings: Settings, location: str, says: str) -> None:
+    settings.REDISLOCK = {"default": {"LOCATION": location}}
+    with pytest.raises(ImproperlyConfigured, match=says) as raised:
+        distributed_lock("lottery").acquire()
+    assert str(raised.value).startswith("REDISLOCK['default']['LOCATION'] ")
+    assert raised.value.__cause__ is None  # It could quote a password.
+    assert raised.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("location", "host", "port", "db"),
+    [
+        ("redis://a", "a", 6379, 0),
+        ("redis://a/", "a", 6379, 0),
+        ("redis://a:1/15", "a", 1, 15),
+        ("redis://a?db=3", "a", 6379, 3),
+        ("rediss://u:p,%23%40@a.example:65535/1?socket_timeout=1", "a.example", 65535, 1),
+        ("redis://[::1]:6380/2", "::1", 6380, 2),
+        ("redis://:@a/1", "a", 6379, 1),
+    ],
+)
+def test_an_address_leads_where_it_says(
+    settings: Settings, location: str, host: str, port: int, db: int
+) -> None:
+    settings.REDISLOCK = {"default": {"LOCATION": location}}
+    backend = backends["default"]
+    assert isinstance(backend, RedisBackend)
+    connection: Any = backend._dialer._sync_class(**backend._dialer._sync)
+    assert (connection.host, connection.port, connection.db) == (host, port, db)
+
+
+@pytest.mark.parametrize(
+    ("location", "options", "says"),
+    [
+        ("redis://a", {"host": "b"}, "['host'] contradicts LOCATION"),
+        ("redis://a:1", {"port": 2}, "['port'] contradicts LOCATION"),
+        ("redis://a/1", {"db": 2}, "['db'] contradicts LOCATION"),
+        ("unix:///a", {"path": "/b"}, "['path'] contradicts LOCATION"),
+        ("redis://a", {"db": -1}, "['db'] must be an integer"),
+        ("redis://a", {"db": "x"}, "['db'] must be an integer"),
+        ("redis://a", {"port": 0}, "['port'] must be an integer"),
+        ("redis://a", {"port": 65536}, "['port'] must be an integer"),
+    ],
+)
+def test_options_do_not_lead_elsewhere(
+    settings: Settings, location: str, options: dict[str, Any], says: str
+) -> None:
+    settings.REDISLOCK = {"default": {"LOCATION": location, "OPTIONS": options}}
+    with pytest.raises(ImproperlyConfigured, match=re.escape(says)) as raised:
+        distributed_lock("lottery").acquire()
+    assert str(raised.value).startswith("REDISLOCK['default']['OPTIONS']")
+
+
+def test_what_the_library_decides_cannot_be_changed_by_the_address(locks: Locks) -> None:
+    """RESP2, for one, has no bells: a waiter would be out of step with its connection."""
+    locks.configure(
+        LOCATION=f"{locks.server.url}?protocol=2&retry_on_timeout=yes&health_check_interval=1"
+    )
+    with held_by_other("lottery"):
+        assert distributed_lock("lottery", wait=0.1).acquire() is False
+    backend = backends["default"]
+    assert isinstance(backend, RedisBackend)
+    for options in (backend._dialer._sync, backend._dialer._async):
+        assert options["protocol"] == 3
+        assert options["retry_on_timeout"] is False
+        assert options["health_check_interval"] == 0
 
 
 @pytest.mark.parametrize(

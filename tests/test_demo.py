@@ -145,7 +145,7 @@ def test_the_demo_reports_a_server_that_dies(surroundings: dict[str, str], tmp_p
 
 def test_a_draw_under_an_old_fence_is_refused(surroundings: dict[str, str], tmp_path: Path) -> None:
     surroundings["DATABASE_PATH"] = str(tmp_path / "lottery.sqlite3")
-    surroundings["REDIS_URL"] = "redis://127.0.0.1:0/0"  # A draw knows nothing of Redis.
+    surroundings["REDIS_URL"] = "redis://127.0.0.1:1/0"  # A draw knows nothing of Redis.
     program = """
 from lottery.drawing import StaleFence, draw_winners
 from lottery.models import Draw, Winner

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from contextlib import suppress
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from django_redislock import LockLost, LockUnavailable, distributed_lock, held
+from django_redislock import LockLost, LockUnavailable, distributed_lock, doctor, held
 from tests.faults import (
     NAME,
     Async,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from pytest_django import Settings
 
-    from tests.conftest import Locks, MakeServer
+    from tests.conftest import Locks, MakeProxy, MakeServer
 
 TTL = 1.2
 PATIENCE = TTL / 3  # The operation timeout that follows from it.
@@ -522,3 +523,47 @@ def test_r11_a_grant_that_no_replica_acknowledged_fails_and_leaves_nothing(
     with pytest.raises(LockUnavailable, match="0 of the 1 replicas"):
         caller.acquire(distributed_lock(NAME))
     assert is_left_clean(locks)
+
+
+# The server is too old
+
+
+def aged(reply: bytes) -> bytes:
+    """The answer of a server to HELLO as Redis 6.2 gives it."""
+    reply = re.sub(rb"\$\d+\r\n(redis|valkey)\r\n", b"$5\r\nredis\r\n", reply, count=1)
+    return re.sub(rb"(\$7\r\nversion\r\n)\$\d+\r\n[^\r]+", rb"\1$6\r\n6.2.14", reply)
+
+
+def without_hello(reply: bytes) -> bytes:
+    """The same of Redis 5."""
+    return b"-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "version"), [(aged, "Redis 6.2.14"), (without_hello, "older than Redis 6")]
+)
+def test_an_old_server_is_refused_at_once_by_its_own_greeting(
+    answer: Callable[[bytes], bytes],
+    version: str,
+    locks: Locks,
+    make_proxy: MakeProxy,
+    caller: Caller,
+) -> None:
+    proxy = make_proxy(locks.server)
+    locks.on(proxy, TTL=30, WAIT=30)
+    proxy.rewrite("HELLO", answer)
+    begin = time.monotonic()
+    with pytest.raises(LockUnavailable, match=rf"{version}.*Redis 7.0 or newer, or Valkey"):
+        caller.acquire(distributed_lock(NAME))
+    assert time.monotonic() - begin < 5
+    assert {command.name for command in proxy.log} == {"HELLO"}  # It costs no round trip.
+
+
+def test_the_doctor_says_that_a_server_is_too_old(locks: Locks, make_proxy: MakeProxy) -> None:
+    proxy = make_proxy(locks.server)
+    locks.on(proxy)
+    proxy.rewrite("HELLO", aged)
+    (finding,) = doctor.examine("default")
+    assert (finding.about, finding.level) == ("version", "fail")
+    assert "6.2.14" in finding.says
+    assert finding.advice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from asgiref.sync import markcoroutinefunction, sync_to_async
 
 from django_redislock import InvalidLockName, LockMisuse, LockTimeout, distributed_lock
 from tests.backends import both_ways, held_by_other
+from tests.test_public_api import python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -257,3 +259,127 @@ def test_a_name_with_an_objects_address_would_be_a_lock_of_its_own(place: Place)
 
     with pytest.raises(InvalidLockName):
         Job().run()
+
+
+# --- what cannot work is refused where it is written ----------------------------------------------
+
+
+def refused(decorate: Callable[[], object]) -> str:
+    with pytest.raises(TypeError) as raised:
+        decorate()
+    return str(raised.value)
+
+
+def test_without_its_name_the_line_with_one_is_shown() -> None:
+    says = refused(lambda: distributed_lock(by_position))  # type: ignore[arg-type]
+    assert "write @distributed_lock('by_position') above def by_position(...)" in says
+    says = refused(lambda: distributed_lock(_in_the_body))  # type: ignore[arg-type]
+    assert "write @distributed_lock('_in_the_body')" in says
+
+
+@pytest.mark.parametrize("name", [None, "report"])
+def test_a_class_is_refused_with_or_without_a_name(name: str | None) -> None:
+    says = refused(lambda: distributed_lock(name)(Report) if name else distributed_lock(Report))  # type: ignore[arg-type]
+    assert "the class Report" in says
+    assert f"@method_decorator(distributed_lock({name or 'Report'!r}), name=" in says
+
+
+@pytest.mark.parametrize("kind", [staticmethod, classmethod, property, functools.cached_property])
+@pytest.mark.parametrize("named", [True, False])
+def test_below_a_decorator_that_makes_no_function_is_where_it_stands(
+    kind: Callable[..., Any], named: bool
+) -> None:
+    """Above @staticmethod it would make a method of it, which is given self."""
+    made = kind(by_position)
+    if named:
+        says = refused(lambda: distributed_lock("report")(made))
+        assert f"write @{kind.__name__} above @distributed_lock('report')" in says
+    elif kind is not functools.cached_property:
+        says = refused(lambda: distributed_lock(made))
+        assert f"write @{kind.__name__} above @distributed_lock('" in says
+
+
+def test_below_staticmethod_and_classmethod_it_works(place: Place) -> None:
+    class Shelf:
+        @staticmethod
+        @distributed_lock("shelf:{number}")
+        def sort(number: int) -> list[str]:
+            return held_names()
+
+        @classmethod
+        @distributed_lock("shelf:{cls.__name__}")
+        def sweep(cls) -> list[str]:
+            return held_names()
+
+    assert Shelf().sort(3) == Shelf.sort(3) == ["shelf:3"]
+    assert Shelf.sweep() == ["shelf:Shelf"]
+
+
+OVER_TASKS = """
+from celery import Celery, shared_task
+from django_redislock import distributed_lock, single_instance_task
+
+app = Celery()
+
+def body():
+    pass
+
+for task in (
+    shared_task(name="shared")(body),
+    app.task(name="lazy")(body),
+    single_instance_task(name="ours")(body),
+    Celery(set_as_current=False).task(name="made", lazy=False)(body),
+):
+    for decorate in (distributed_lock("report"), distributed_lock):
+        try:
+            decorate(task)
+        except TypeError as error:
+            print(error)
+    print(app.finalized)
+"""
+
+
+def test_a_celery_task_is_refused_as_workers_would_run_it_without_the_lock() -> None:
+    lines = python(OVER_TASKS).splitlines()
+    assert len(lines) == 4 * 3
+    for line in lines:
+        assert line in {"True", "False"} or (
+            "Write @shared_task above @distributed_lock('" in line
+            and "@single_instance_task in their place" in line
+        )
+
+
+@pytest.mark.parametrize("manager", [contextlib.contextmanager, contextlib.asynccontextmanager])
+def test_a_context_manager_is_refused_as_its_body_runs_later(
+    manager: Callable[..., Callable[..., Any]],
+) -> None:
+    def numbers() -> Any:
+        yield 1
+
+    async def anumbers() -> Any:
+        yield 1
+
+    made = manager(numbers if manager is contextlib.contextmanager else anumbers)
+    assert "its body runs after the call" in refused(lambda: distributed_lock("report")(made))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cure"),
+    [
+        ({"timeout": 30}, "ttl=, how long the lease lasts unless renewed, or wait=, how long"),
+        ({"expire": 30}, "ttl="),
+        ({"blocking": False}, "wait=, how long to wait for it; 0 tries once"),
+        ({"blocking_timeout": 3}, "wait="),
+        ({"tll": 3}, "one of ttl, wait, renew,"),
+    ],
+)
+def test_an_argument_of_another_library_is_refused_with_what_it_is_called_here(
+    arguments: dict[str, Any], cure: str
+) -> None:
+    says = refused(lambda: distributed_lock("report", **arguments))
+    assert f"takes no argument {next(iter(arguments))!r}; pass {cure}" in says
+
+
+def test_a_number_by_position_is_refused_as_it_could_be_either() -> None:
+    says = refused(lambda: distributed_lock("report", 30))  # type: ignore[call-arg]
+    assert "distributed_lock('report', ttl=30, wait=5)" in says

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -9,11 +11,13 @@ import zipfile
 from email.parser import Parser
 from fnmatch import fnmatch
 from importlib.metadata import EntryPoint
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+import django_redislock
 
 if TYPE_CHECKING:
     from email.message import Message
@@ -31,7 +35,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     folder = tmp_path_factory.mktemp("packaging")
     source, target = folder / "source", folder / "wheel"
     source.mkdir()
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(PACKAGE, source / PACKAGE.name, ignore=shutil.ignore_patterns(*LEFTOVERS))
     for neighbour in ("benchmarks", "example_project", "tests"):
@@ -90,6 +94,53 @@ def test_the_metadata_tells_what_it_is(metadata: Message) -> None:
     assert metadata.get_all("License-File") == ["LICENSE"]
     assert metadata["Requires-Python"] == ">=3.11"
     assert {"celery", "test", "demo"} <= set(metadata.get_all("Provides-Extra", []))
+
+
+def test_the_version_is_that_of_the_package(metadata: Message) -> None:
+    assert metadata["Version"] == django_redislock.__version__
+
+
+def relative_links(text: str) -> list[str]:
+    flags = re.MULTILINE | re.DOTALL
+    links = re.findall(r"\]\(([^)]+)\)", re.sub(r"^```.*?^```", "", text, flags=flags))
+    return [link for link in links if not link.startswith("https://")]
+
+
+def test_on_the_package_index_no_link_leads_into_nothing(metadata: Message) -> None:
+    shown = metadata.get_payload()
+    assert isinstance(shown, str)
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert shown.startswith("# django-redislock")
+    assert "with distributed_lock(" in shown
+    assert relative_links(shown) == []
+    assert not re.search(r"\[[^]]*\]\(", shown)  # Not half of one either.
+
+
+def test_with_a_repository_links_lead_into_it() -> None:
+    spec = spec_from_file_location("setup", ROOT / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(setup := module_from_spec(spec))
+    readme = (ROOT / "README.md").read_text()
+    shown = setup.for_index(readme, "https://example.org/redislock")
+    assert relative_links(shown) == []
+    assert "](https://example.org/redislock/raw/HEAD/docs/screenshots/list-light.png)" in shown
+    assert "[Locks](https://example.org/redislock/blob/HEAD/docs/locks.md)" in shown
+    assert len(re.findall(r"\]\(", shown)) == len(re.findall(r"\]\(", readme))
+
+
+def test_nothing_that_the_package_says_sends_to_a_file_that_is_not_installed() -> None:
+    for file in PACKAGE.rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        documents = {
+            node.body[0].value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and isinstance(node.body[:1] and node.body[0], ast.Expr)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and node not in documents:
+                assert "docs/" not in str(node.value), f"{file}:{node.lineno}"
 
 
 def test_only_django_and_the_client_are_required(metadata: Message) -> None:

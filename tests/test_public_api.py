@@ -224,7 +224,50 @@ except ImportError as error:
     print(error)
 """
     )
-    assert "pip install 'django-redislock[celery]'" in python(code)
+    assert "pip install 'django_redislock[celery]'" in python(code)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from django_redislock.celery import single_instance_task",
+        "from django_redislock.celery.decorator import single_instance_task",
+        "import django_redislock.celery.checks",
+    ],
+)
+def test_without_celery_its_submodules_say_what_to_install(line: str) -> None:
+    code = f"{NO_CELERY}\ntry:\n    {line}\nexcept ImportError as error:\n    print(error)"
+    assert "pip install 'django_redislock[celery]'" in python(code)
+
+
+NO_HIREDIS = NO_CELERY.replace("NoCelery", "NoHiredis").replace(
+    '{"celery", "kombu", "billiard"}', '{"hiredis"}'
+)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "from django_redislock.backends import RedisBackend",
+        """
+from django.conf import settings
+settings.configure(REDISLOCK={"default": {"LOCATION": "redis://127.0.0.1:1/0"}})
+from django_redislock import distributed_lock
+distributed_lock("lottery", wait=0).acquire()
+""",
+        """
+from django.conf import settings
+settings.configure(INSTALLED_APPS=["django_redislock"])
+import django
+django.setup()
+""",
+    ],
+    ids=["import", "first use", "setup"],
+)
+def test_without_hiredis_it_is_said_what_to_install(lines: str) -> None:
+    code = f"{NO_HIREDIS}\ntry:\n{textwrap.indent(lines, '    ')}\n"
+    code += "except Exception as error:\n    print(error)"
+    assert "pip install 'redis[hiredis]'" in python(code)
 
 
 def test_a_broken_celery_is_not_called_missing() -> None:

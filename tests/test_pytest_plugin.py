@@ -70,6 +70,89 @@ def test_it_comes_by_itself_and_leaves_no_trace(pytester: pytest.Pytester) -> No
     result.assert_outcomes(passed=4)
 
 
+OPTED_IN = """
+    import pytest
+    from django_redislock import LockUnavailable, distributed_lock
+
+    @pytest.fixture(scope="session")
+    def of_the_session():
+        assert distributed_lock("lottery", wait=0).acquire()
+
+    @pytest.fixture
+    def settings_of_this_test(settings):
+        settings.REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:1/0", "TTL": 9}}
+
+    def test_without_the_fixture(of_the_session):
+        assert not distributed_lock("lottery", wait=0).acquire()
+
+    def test_the_next_begins_without_locks():
+        with distributed_lock("lottery", wait=0) as lease:
+            assert lease.held
+
+    def test_changed_settings(settings_of_this_test):
+        with distributed_lock("lottery", wait=0) as lease:
+            assert lease.ttl == 9
+
+    def test_with_the_fixture(redislock):
+        with distributed_lock("lottery", wait=0):
+            redislock.assert_locked("lottery")
+
+    @pytest.mark.redislock_servers
+    def test_that_wants_the_server():
+        with pytest.raises(LockUnavailable):
+            distributed_lock("lottery", wait=0).acquire()
+
+    @pytest.mark.redislock_servers
+    class TestOfServers:
+        def test_with_the_fixture(self, redislock):
+            with distributed_lock("lottery", wait=0):
+                redislock.assert_locked("lottery")
+"""
+
+
+def test_an_option_keeps_forgotten_tests_from_the_servers(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nredislock_in_memory = true\naddopts = --strict-markers")
+    pytester.makepyfile(
+        project_settings='REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:1/0"}}',
+        test_project=OPTED_IN,
+    )
+    arguments = ("--ds=project_settings", "-p", "no:randomly", "-p", "no:xdist")
+    result = pytester.runpytest_subprocess(*arguments)
+    result.assert_outcomes(passed=6)
+
+
+WITHOUT_PYTEST_DJANGO = """
+    from django_redislock import distributed_lock
+
+    def test_it(redislock):
+        with distributed_lock("lottery"):
+            redislock.assert_locked("lottery")
+"""
+NO_PYTEST_DJANGO = ("-p", "no:django", "-p", "no:randomly", "-p", "no:xdist")
+
+
+def test_without_pytest_django_it_says_what_it_needs(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
+    pytester.makepyfile(WITHOUT_PYTEST_DJANGO)
+    result = pytester.runpytest_subprocess(*NO_PYTEST_DJANGO)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*needs Django's settings: install pytest-django and set DJANGO*"])
+
+
+def test_without_pytest_django_it_works_with_settings(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
+    pytester.makeconftest(
+        "from django.conf import settings\nsettings.configure(REDISLOCK={'default': {}})"
+    )
+    pytester.makepyfile(WITHOUT_PYTEST_DJANGO)
+    result = pytester.runpytest_subprocess(*NO_PYTEST_DJANGO)
+    result.assert_outcomes(passed=1)
+
+
 # --- the kit, in memory and on servers -----------------------------------------------------------
 
 
@@ -129,6 +212,15 @@ async def test_simulate_lost(way: Way, place: Place, kit: LockTestKit, reason: s
     finally:
         signals.lock_lost.disconnect(receive)
     assert raised.value.reason == reason
+
+
+def test_an_unknown_reason_of_a_loss_is_refused_with_those_there_are(
+    place: Place, kit: LockTestKit
+) -> None:
+    with distributed_lock("lottery") as lease:
+        with pytest.raises(ValueError, match="'expired', 'forced', 'taken', 'unreachable', not"):
+            kit.simulate_lost("lottery", "stolen")  # type: ignore[arg-type]
+        assert lease.held
 
 
 def test_what_nobody_holds_cannot_be_lost(place: Place, kit: LockTestKit) -> None:

@@ -53,6 +53,19 @@ async def test_a_lease_outlives_its_ttl_while_it_is_held(way: Way, place: Place)
 
 
 @both_ways
+async def test_a_renewal_by_hand_just_before_the_watchdogs_does_not_end_its_renewals(
+    way: Way, place: Place
+) -> None:
+    async with way.entered(distributed_lock("lottery", ttl=0.9)) as lease:
+        due = lease._slot
+        while lease._slot == due:  # Until the watchdog has looked at it, and put it off.
+            await way.renew(lease)
+        by_hand = lease.renewals
+        await way.until(lambda: lease.renewals >= by_hand + 3)
+        assert lease.held
+
+
+@both_ways
 async def test_renew_false_lets_it_end(way: Way, place: Place) -> None:
     lock = distributed_lock("lottery", ttl=0.2, renew=False)
     lease = await taken(way, lock)

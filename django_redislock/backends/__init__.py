@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django_redislock.backends.memory import InMemoryBackend
-from django_redislock.backends.redis import RedisBackend
+
+try:
+    from django_redislock.backends.redis import RedisBackend
+except ImportError as error:
+    if error.name != "hiredis":
+        raise
+    # Said again where the backend is named: Django drops what importing an app raises, imports it
+    # once more and stumbles over the half that is there.
+
+    def __getattr__(name: str) -> Any:
+        if name != "RedisBackend":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from django_redislock.backends.redis import RedisBackend
+
+        return RedisBackend
+
 
 __all__ = ["InMemoryBackend", "RedisBackend"]

@@ -14,22 +14,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock import drivers
+from django_redislock import clock, drivers
 from django_redislock.backends.base import Backend
-from django_redislock.flows import Answer, Bell
+from django_redislock.exceptions import LockLost, LockUnavailable
+from django_redislock.flows import Answer, Bell, Refused
 from django_redislock.keys import channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from django_redislock.conf import Conf
-    from django_redislock.flows import Call, Flow, Listen, Pause, Refused, Tell, Unanswered
+    from django_redislock.flows import Call, Flow, Listen, Pause, Tell, Unanswered
+    from django_redislock.lease import Lease
 
 Result = TypeVar("Result")
 
 CLAIM_MS = 1000
 PATIENCE_MS = 6000
 NOTED_MS = 1500
+OUTAGE = "the server does not answer, as a test has it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -438,6 +441,9 @@ class InMemoryBackend(Backend):
                 f"REDISLOCK[{conf.alias!r}]['REPLICAS_ACK'] must be 0: InMemoryBackend has no"
                 " replicas."
             )
+        self._ahead = 0.0  # Seconds that a test has let pass at once.
+        self.outages = 0  # While it is not 0, a test pretends that the server does not answer.
+        self.clock = lambda: clock.now() + self._ahead
         super().__init__(conf)
         # As a server would count: its time only has to grow, also over restarts of a fence.
         self._epoch = time.time() - self.clock()
@@ -456,17 +462,25 @@ class InMemoryBackend(Backend):
         return await drivers.arun(flow, _AsyncSession(self))
 
     def renew_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
-        return [self.perform(call, "") for call in calls]
+        answers: list[Answer | Unanswered | Refused] = []
+        for call in calls:
+            try:
+                answers.append(self.perform(call, ""))
+            except Refused as refused:
+                answers.append(refused)
+        return answers
 
     def close_watchdog(self) -> None:
         pass  # It needs none.
 
     def ask_many(self, calls: Sequence[Call]) -> list[Any]:
+        self._check_outage()
         return [self.perform(call, "").value for call in calls]
 
     def held_names(
         self, limit: int, offset: int = 0, *, latest_first: bool = False
     ) -> tuple[list[str], int]:
+        self._check_outage()
         now = self._server_us() // 1000
         with self._mutex:
             held = sorted(
@@ -480,6 +494,7 @@ class InMemoryBackend(Backend):
         return [name for _, name in held[offset : offset + limit]], len(held)
 
     def ran_names(self, limit: int) -> tuple[list[str], int]:
+        self._check_outage()
         with self._mutex:
             ran = sorted(
                 ((lock.ran, name) for name, lock in self.server.locks.items() if lock.ran),
@@ -489,12 +504,56 @@ class InMemoryBackend(Backend):
 
     def perform(self, step: Call | Tell, channel: str) -> Answer:
         """Run one operation."""
+        if self.outages:
+            raise Refused(OUTAGE)
         sent = self.clock()
         with self._mutex:
             value = self.server.perform(
                 step.script.name, step.name, (*step.args, channel), self._server_us()
             )
         return Answer(value, sent, self.clock())
+
+    # --- for tests, see testing.LockTestKit ----------------------------------------------------
+
+    def advance(self, seconds: float) -> None:
+        """Let so many seconds pass at once. What the watchdog would have renewed is renewed."""
+        left = seconds
+        while left > 0:
+            leases = [lease for name in list(self.leases) for lease in self.leases_of(name)]
+            step = min([left, *(lease.ttl / 3 for lease in leases if lease.auto_renew)])
+            self._ahead += step
+            left -= step
+            for lease in leases:
+                self._look_after(lease)
+        self.wake_waiters()
+
+    def _look_after(self, lease: Lease) -> None:
+        if not lease._active:
+            return
+        if lease.auto_renew:
+            try:
+                self.renew(lease)
+            except LockUnavailable:
+                lease._unanswered = True
+            except LockLost:
+                pass
+        if lease._active and self.clock() >= lease._ends:
+            lease._expire()
+        if lease._active:
+            # It sleeps until a time that is past by now.
+            self.watchdog.forget(lease)
+            self.watchdog.watch(lease)
+
+    def wake_waiters(self) -> None:
+        """Let all who wait look at their lock again."""
+        for ring in list(self._listeners.values()):
+            ring("")
+
+    def _check_outage(self) -> None:
+        if self.outages:
+            raise LockUnavailable(self.prefix, OUTAGE)
+
+    # --- for the sessions -----------------------------------------------------------------------
 
     def listen(self, ring: Callable[[str], object]) -> str:
         """Call *ring* with what is published on the channel that is returned."""

@@ -15,6 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redislock import drivers, scripts
 from django_redislock.backends import plain
 from django_redislock.backends.base import Backend
+from django_redislock.backends.location import LOOKS_LIKE, check_options, check_url, has_option
 from django_redislock.backends.wires import (
     TROUBLE,
     Crowded,
@@ -67,20 +68,38 @@ class RedisBackend(Backend):
             )
         self._most_connections = limit
         _check_timeout(options.get("socket_timeout"), f"{where}['OPTIONS']['socket_timeout']")
-        if not isinstance(conf.location, str):
+        location = conf.location
+        if not location:
             raise ImproperlyConfigured(
-                f"{where}['LOCATION'] must be one URL: {type(self).__name__} uses one server."
+                f"{where} has no LOCATION, so no server is named. Add"
+                " 'LOCATION': 'redis://host:6379/0'."
+            )
+        if not isinstance(location, str):
+            raise ImproperlyConfigured(
+                f"{where}['LOCATION'] must be one URL: {type(self).__name__} uses one server, and"
+                " those for Sentinel, a cluster or a quorum are not there yet."
             )
         try:
-            self._dialer = Dialer(conf.location, options)
+            check_url(location)
+        except ValueError as error:
+            raise ImproperlyConfigured(f"{where}['LOCATION'] {error}.") from None
+        try:
+            check_options(location, options)
+        except ValueError as error:
+            raise ImproperlyConfigured(f"{where}['OPTIONS']{error}.") from None
+        try:
+            self._dialer = Dialer(location, options)
         except TypeError as error:
             # Its text names the option, not its value.
-            raise ImproperlyConfigured(f"{where}['OPTIONS'] is not accepted: {error}") from error
+            key = "LOCATION" if has_option(location, error) else "OPTIONS"
+            raise ImproperlyConfigured(
+                f"{where}['{key}'] has an option that redis-py does not accept: {error}"
+            ) from error
         except Exception:  # noqa: BLE001 - whatever a URL parser raises
             # The text may quote a part of the URL, and so of the password: from None.
             raise ImproperlyConfigured(
                 f"{where}['LOCATION'] is not a URL that redis-py understands; it should look like"
-                " redis://host:6379/0, rediss://host:6379/0 or unix:///path/to/socket."
+                f" {LOOKS_LIKE}."
             ) from None
         # That of the URL, if there is one: redis-py lets the URL win.
         self._patience = self._dialer.timeout

@@ -26,7 +26,11 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-import hiredis
+try:
+    import hiredis
+except ModuleNotFoundError as error:
+    text = "RedisBackend needs hiredis: pip install 'redis[hiredis]'."
+    raise ImportError(text, name="hiredis") from error
 from redis import exceptions as redis_errors
 from redis.asyncio.connection import Connection as AsyncConnection
 from redis.asyncio.connection import parse_url as async_parse_url
@@ -41,6 +45,8 @@ _TRANSIENT = frozenset(
 )
 _TRANSIENT_TEXT = ("max number of clients", "ERR max number of clients reached")
 
+OLDEST_VERSION = (7, 0)  # Of Redis; every Valkey is newer.
+
 _NOTHING = object()
 _MSG_MORE: int = getattr(socket, "MSG_MORE", 0)
 _CHUNK = 8192
@@ -52,6 +58,10 @@ class Exhausted(Exception):
 
 class Crowded(Exhausted):
     """There is a connection, but none that a waiter may keep."""
+
+
+class TooOld(redis_errors.RedisError):
+    """The server lacks what the scripts need."""
 
 
 class ReplyError(redis_errors.ResponseError):
@@ -112,9 +122,9 @@ class Dialer:
         Raises:
             ValueError, TypeError: redis-py does not understand the URL or an option.
         """
-        common = {**_quiet(), **options, **_OURS}
-        self._sync = {**common, **parse_url(url), "command_packer": _Packer()}  # type: ignore[no-untyped-call]
-        self._async = {**common, **async_parse_url(url)}
+        common = {**_quiet(), **options}
+        self._sync = {**common, **parse_url(url), **_OURS, "command_packer": _Packer()}  # type: ignore[no-untyped-call]
+        self._async = {**common, **async_parse_url(url), **_OURS}
         self._sync_class = self._sync.pop("connection_class", Connection)
         self._async_class = self._async.pop("connection_class", AsyncConnection)
         self._sync_class(**self._sync)
@@ -123,21 +133,60 @@ class Dialer:
     def dial(self, seconds: float) -> Wire:
         """A new blocking connection, or redis-py's exception."""
         connection = self._sync_class(**{**self._sync, **_limits(seconds, self._sync)})
-        connection.connect()
+        try:
+            connection.connect()
+            _check_version(connection.handshake_metadata)
+        except (TooOld, redis_errors.ResponseError) as error:
+            connection.disconnect()
+            _check_hello(error)
+            raise
         return Wire(connection)
 
     async def adial(self, seconds: float) -> AsyncWire:
         """A new connection of the running loop, or redis-py's exception."""
         connection = self._async_class(**{**self._async, **_limits(seconds, self._async)})
+        # The first reply of the handshake is the server's HELLO, which this client does not keep.
+        replies: list[Any] = []
+        read = connection.read_response
+
+        async def noting(*args: Any, **kwargs: Any) -> Any:
+            replies.append(await read(*args, **kwargs))
+            return replies[-1]
+
+        connection.read_response = noting
         try:
             async with asyncio.timeout(seconds):
                 await connection.connect()
+            _check_version(replies[0])
         except TimeoutError as error:
             raise redis_errors.TimeoutError("Timeout connecting to server") from error
+        except (TooOld, redis_errors.ResponseError) as error:
+            await connection.disconnect(nowait=True)
+            _check_hello(error)
+            raise
         finally:
+            del connection.read_response
             if not connection.is_connected:
                 await connection.disconnect(nowait=True)
         return AsyncWire(connection)
+
+
+def _check_version(hello: Any) -> None:
+    """Judge the server by its answer to HELLO, which every connection begins with anyway."""
+    if not isinstance(hello, dict) or hello.get(b"server") != b"redis":
+        return
+    version = hello.get(b"version", b"").decode(errors="replace")
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if numbers and numbers < OLDEST_VERSION:
+        raise TooOld(f"the server is Redis {version}; locks need Redis 7.0 or newer, or Valkey")
+
+
+def _check_hello(error: Exception) -> None:
+    """Say what it means that a server does not know HELLO, which came with Redis 6."""
+    if "unknown command" in str(error) and "HELLO" in str(error):
+        raise TooOld(
+            "the server is older than Redis 6; locks need Redis 7.0 or newer, or Valkey"
+        ) from error
 
 
 class _Packer:

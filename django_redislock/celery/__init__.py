@@ -7,6 +7,15 @@ is published, or in a Celery signal, guards none of them.
 
 from __future__ import annotations
 
+try:
+    import celery  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "celery":
+        raise
+    raise ImportError(
+        "single_instance_task needs Celery: pip install 'django_redislock[celery]'."
+    ) from error
+
 from django_redislock.celery import checks as _checks  # noqa: F401 - registers them
 from django_redislock.celery.decorator import SingleInstanceTask, single_instance_task
 from django_redislock.celery.options import SingleInstance

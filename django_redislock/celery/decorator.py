@@ -181,8 +181,13 @@ def single_instance_task(first: Any = None, /, **options: Any) -> Any:
         TypeError, ValueError: An option is unknown, of the wrong type or out of range.
         InvalidLockName: The key names an argument that the task does not take.
     """
-    if callable(first):
+    if callable(first) or isinstance(first, classmethod | property):
         return _make_task(first, {})
+    if isinstance(first, str):
+        raise TypeError(
+            f"single_instance_task takes only ttl by position. Write key={first!r} if that is the"
+            f" name of the lock, or name={first!r} if it is that of the task."
+        )
     if first is not None:
         if "ttl" in options:
             raise TypeError("single_instance_task got ttl twice: by position and by name.")
@@ -193,6 +198,12 @@ def single_instance_task(first: Any = None, /, **options: Any) -> Any:
 def _make_task(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     if isinstance(function, Task):
         raise TypeError(_in_the_wrong_place(function, options))
+    if inspect.isclass(function) or isinstance(function, staticmethod | classmethod | property):
+        raise TypeError(
+            f"single_instance_task makes a task of a function, not of {function!r}: a worker has no"
+            " object and no class to call it on. Write it above a function of a module, which may"
+            " call the method."
+        )
     _check_body(function)
     ours, theirs = split(options)
     # Checked now, at the line that is wrong, and not when the app is set up.

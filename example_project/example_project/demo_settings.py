@@ -15,6 +15,6 @@ DEMO_HOME = Path(tempfile.gettempdir()) / f"lottery-demo-{secrets.token_hex(8)}"
 
 os.environ["DATABASE_PATH"] = str(DEMO_HOME / "lottery.sqlite3")
 # Whatever is set, the demo keeps its hands off it; this process itself never speaks to Redis.
-os.environ["REDIS_URL"] = "redis://127.0.0.1:0/0"
+os.environ["REDIS_URL"] = "redis://127.0.0.1:1/0"
 
 from example_project.settings import *  # noqa: E402, F403

@@ -1,0 +1,112 @@
+"""What LOCATION may be: redis-py passes over what it does not understand, and uses a default.
+
+Then each machine would lock for itself on its own localhost, or in another database than meant.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+from redis.connection import parse_url
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LOOKS_LIKE = "redis://host:6379/0, rediss://host:6379/0 or unix:///path/to/socket?db=0"
+
+_ELSEWHERE = "only a server of its own is supported yet; name the primary itself"
+_NO_DATABASE = "must be the number of a database, 0 or greater"
+
+
+def check_url(url: str) -> None:
+    """Refuse an address of which redis-py would pass over a part.
+
+    Raises:
+        ValueError: Says as a clause what is wrong. It never quotes the URL, which may hold a
+            password, also in a part where none belongs.
+    """
+    scheme, _, rest = url.partition("://")
+    kind = scheme.lower()
+    if "sentinel" in kind:
+        raise ValueError(f"leads to Sentinel, but {_ELSEWHERE}")
+    if "cluster" in kind:
+        raise ValueError(f"leads to a cluster, but {_ELSEWHERE}")
+    if kind in {"valkey", "valkeys"}:
+        raise ValueError("must begin with redis:// or rediss://, also for Valkey")
+    if not rest or scheme not in {"redis", "rediss", "unix"}:
+        raise ValueError(
+            f"is not a URL that redis-py understands; it should look like {LOOKS_LIKE}"
+        )
+    if "#" in url:
+        raise ValueError("has a #, and what follows it would be ignored; write it as %23")
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ValueError("names a host that is malformed") from None
+    place = parts.netloc.rpartition("@")[2]
+    if scheme == "unix":
+        if place or len(parts.path) < 2:
+            raise ValueError("names no path; it should look like unix:///path/to/socket?db=0")
+    else:
+        _check_host(parts, place)
+    _check_query(parts)
+    try:
+        parse_url(url)  # type: ignore[no-untyped-call]
+    except ValueError as error:
+        # Its text names the option, not its value.
+        raise ValueError(f"is not understood: {str(error).rstrip('.')}") from None
+
+
+def _check_host(parts: SplitResult, place: str) -> None:
+    if "," in place:
+        raise ValueError(f"names several hosts, but {_ELSEWHERE}")
+    if not parts.hostname:
+        raise ValueError("names no host; in a password, write / as %2F and ? as %3F")
+    try:
+        port = 0 if place.endswith(":") else parts.port
+    except ValueError:
+        port = 0
+    if port == 0:
+        raise ValueError("names no port of 1 to 65535 after the host; it may be left out, for 6379")
+    if not re.fullmatch(r"/?|/[0-9]+/?", parts.path):
+        raise ValueError(f"has a path that is no database; what follows the host {_NO_DATABASE}")
+
+
+def _check_query(parts: SplitResult) -> None:
+    try:
+        query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError:
+        raise ValueError("has options after the ? that are not of the form name=value") from None
+    names = [name for name, _ in query]
+    if not all(value for _, value in query):
+        raise ValueError("has an option after the ? without a value")
+    if len(set(names)) < len(names):
+        raise ValueError("has an option after the ? twice")
+    if "db" in names:
+        if not re.fullmatch("[0-9]+", dict(query)["db"]):
+            raise ValueError(f"has a db after the ? that {_NO_DATABASE}")
+        if parts.scheme != "unix" and parts.path.strip("/"):
+            raise ValueError("names a database twice, after the host and after the ?")
+
+
+def check_options(url: str, options: Mapping[str, Any]) -> None:
+    """Refuse client options that lead elsewhere than *url*, or nowhere.
+
+    Raises:
+        ValueError: Names the option and says what is wrong.
+    """
+    address: dict[str, Any] = dict(parse_url(url))  # type: ignore[no-untyped-call]
+    for name in ("host", "port", "path", "db"):
+        if name in options and address.get(name, options[name]) != options[name]:
+            raise ValueError(f"[{name!r}] contradicts LOCATION, which redis-py would follow")
+    for name, least, most in (("db", 0, 2**31), ("port", 1, 65535)):
+        value = options.get(name, least)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ValueError(f"[{name!r}] must be an integer of {least} to {most}, not {value!r}")
+
+
+def has_option(url: str, error: TypeError) -> bool:
+    """Whether the option that redis-py does not take, as *error* says, stands in the URL."""
+    return any(repr(name) in str(error) for name, _ in parse_qsl(urlsplit(url).query))
