@@ -724,9 +724,12 @@ def test_a_line_is_clipped_by_its_width(line: str, columns: int, left: str) -> N
     assert text.clipped(line, columns) == left
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("end", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 def test_watch_shows_waiters_and_hand_offs_until_it_is_ended(
-    terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]], spawn: Spawn, end: signal.Signals
+    terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
+    spawn: Spawn,
+    end: signal.Signals,
+    status: int,
 ) -> None:
     process, read = terminal("watch", "--interval", "0.05")
     lock = distributed_lock("lottery")
@@ -736,7 +739,7 @@ def test_watch_shows_waiters_and_hand_offs_until_it_is_ended(
         wait_until(lambda: "waiting: 1" in read() and f":{child.pid}" in read(), 10)
     wait_until(lambda: "handed over" in read(), 10)
     process.send_signal(end)
-    assert process.wait(10) == 0
+    assert process.wait(10) == status
     assert read().endswith("\x1b[?1049l")  # The screen is as it was.
 
 

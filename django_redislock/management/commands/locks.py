@@ -7,13 +7,11 @@ import io
 import json
 import os
 import shutil
-import signal
 import socket
 import sys
-import threading
 import time
 from argparse import SUPPRESS, ArgumentTypeError
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -22,12 +20,12 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django_redislock import doctor, held
 from django_redislock.conf import DEFAULT_ALIAS, aliases, conf
 from django_redislock.exceptions import InvalidLockName, LockUnavailable
-from django_redislock.management import terminal
+from django_redislock.management import release_on_sigterm, terminal
 from django_redislock.management.screen import Screen, listed
 from django_redislock.wording import counted, parse_duration, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from django.core.management.base import OutputWrapper
 
@@ -234,7 +232,7 @@ class Command(BaseCommand):
             if complaints:
                 raise CommandError("\n".join(complaints), returncode=UNAVAILABLE)
             return
-        with suppress(KeyboardInterrupt), _ended_by_sigterm():
+        with suppress(KeyboardInterrupt), release_on_sigterm():
             try:
                 self.stdout.write(OTHER_SCREEN, ending="")
                 while True:
@@ -280,19 +278,6 @@ class Command(BaseCommand):
 
     def _print_json(self, value: Any) -> None:
         self.stdout.write(json.dumps(value, indent=2))
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Have SIGTERM end the block as Ctrl-C does, so that it leaves the screen as it was."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Only that may set handlers.
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _aliases(alias: str | None) -> list[str]:
