@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import threading
@@ -58,7 +59,7 @@ def current_owner() -> Owner:
     if here.activity is not activity or here.process is not lease_module.process:
         here.owner = Owner(
             host=socket.gethostname(),
-            pid=_pid(),
+            pid=os.getpid(),
             thread=threading.current_thread().name,
             command=_command(),
             path=activity.path[:200],
@@ -70,10 +71,25 @@ def current_owner() -> Owner:
     return here.owner
 
 
-def _pid() -> int:
-    import os
+def is_gone(owner: Owner) -> bool:
+    """Whether the process of *owner* was one of this host, and does not exist any more.
 
-    return os.getpid()
+    False also means that nobody can tell: another host's process, or one whose id is in use again.
+    A container that shares its host's name, but not its process ids, makes this wrong; see
+    docs/locks-command.md.
+    """
+    # On Windows os.kill() would not ask, but kill.
+    if os.name != "posix" or owner.host != socket.gethostname():
+        return False
+    if owner.pid is None or owner.pid <= 0:  # These would mean whole groups of processes.
+        return False
+    try:
+        os.kill(owner.pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):  # Another user's; or a number that is no process id.
+        return False
+    return False
 
 
 @cache
