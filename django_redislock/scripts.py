@@ -55,6 +55,7 @@ INSPECT = _load("inspect")
 
 # Of tasks alone:
 SKIP = _load("skip")
+START = _load("start")
 FINISH = _load("finish")
 FINISHED = _load("finished")
 RUNS = _load("runs")

@@ -11,20 +11,22 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_redislock import distributed_lock, held
+from django_redislock import distributed_lock, held, records
+from django_redislock.flows import Run
 from django_redislock.keys import lock_keys
 from django_redislock.lease import Owner
+from django_redislock.lock import Lock, Options
 from django_redislock.management import screen
 from django_redislock.management import terminal as text
 from django_redislock.management.commands.locks import Command
-from django_redislock.owner import is_gone
+from django_redislock.owner import Activity, busy_with, is_gone
 from django_redislock.testing import LockTestKit
 from tests.backends import held_by
 from tests.processes import ROOT, hear, say
@@ -331,6 +333,139 @@ def wait_for(name: str) -> None:
     """In a child."""
     with distributed_lock(name, wait=60):
         hear()
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def running(name: str, id: str, ttl: float = 10) -> Iterator[None]:  # noqa: A002
+    """Run a task, as far as locks see one."""
+    with (
+        busy_with(Activity(task=f"tasks.{name}", task_id=id)),
+        Lock(name, Options(ttl=ttl, wait=0), Run(id, 60)),
+    ):
+        yield
+
+
+def ran(name: str, id: str = "ran") -> None:  # noqa: A002
+    with running(name, id):
+        pass
+
+
+def run_until_killed(name: str) -> None:
+    """In a child."""
+    with running(name, "killed", ttl=1):
+        say("running")
+        hear()
+
+
+def test_runs_tells_what_became_of_each_task(spawn: Spawn) -> None:
+    assert locks_command("runs").out == "No run of a task is known.\n"
+    child = spawn(run_until_killed, "killed")
+    child.read()
+    child.kill()
+    wait_until(lambda: held.get("killed") is None)
+    ran("nightly", "first")
+    with pytest.raises(ZeroDivisionError), running("nightly", "second"):
+        raise ZeroDivisionError
+    records.note_skip("nightly", "busy", using="default")
+    with running("hourly", "third"):
+        lines = {line.split()[0]: line for line in locks_command("runs").out.splitlines()}
+        assert sorted(lines) == ["NAME", "hourly", "killed", "nightly"]
+        assert list(lines)[-1] == "killed"  # The last to run comes first.
+        by_name = {one["name"]: one for one in locks_command("runs", "--json").json}
+        text = locks_command("show", "hourly").out
+        assert "under way     for 0." in text
+    assert "for 0." in lines["hourly"]
+    assert by_name["hourly"]["under_way"][0]["task_id"] == "third"
+    assert by_name["hourly"]["last_success"] is None
+    assert by_name["nightly"]["last_success"]["task_id"] == "first"
+    assert by_name["nightly"]["last_failure"]["task_id"] == "second"
+    assert (by_name["nightly"]["last_skip"]["why"], by_name["nightly"]["skips"]) == ("busy", 1)
+    assert by_name["killed"]["last_unended"]["pid"] == child.pid
+    assert by_name["killed"]["last_success"] is None
+
+
+def test_runs_of_some_names_alone(settings: Any) -> None:
+    ran("nightly")
+    ran("hourly")
+    found = locks_command("runs", "hourly", "typo", "hourly", "--json").json
+    assert [(one["name"], bool(one["last_success"])) for one in found] == [
+        ("hourly", True),
+        ("typo", False),
+    ]
+    assert "never seen" in locks_command("runs", "typo").out
+    assert "never seen" not in locks_command("runs", "hourly").out
+
+
+def test_runs_as_a_probe(locks: Locks) -> None:
+    fresh = ("--no-success-for", "26h", "--fail")
+    outcome = locks_command("runs", *fresh)
+    assert outcome.status == 1
+    assert outcome.err == "Nothing is known, so all are without a success in the last 1 d 2 h."
+    ran("nightly")
+    assert locks_command("runs", *fresh) == Outcome(0, f"{EACH}\n", "")
+    assert locks_command("runs", "nightly", *fresh).status == 0
+    assert locks_command("runs", "nightly", *fresh, "--json") == Outcome(0, "[]\n", "")
+    missing = locks_command("runs", "nightly", "typo", *fresh)
+    assert (missing.status, missing.err) == (1, "1 lock without a success in the last 1 d 2 h.")
+    assert "typo" in missing.out
+    assert "nightly" not in missing.out
+    with suppress(ZeroDivisionError), running("fails", "x"):
+        raise ZeroDivisionError
+    assert [one["name"] for one in locks_command("runs", *fresh, "--json").json] == ["fails"]
+    assert locks_command("runs", *fresh).status == 1
+    assert locks_command("runs", "--no-success-for", "26h").status == 0
+    long_ago = locks.redis.hget(lock_keys(locks.prefix, "nightly").runs, "success")
+    at = int(long_ago.split(b"|")[0]) - 27 * 3_600_000
+    rest = long_ago.partition(b"|")[2]
+    locks.redis.hset(lock_keys(locks.prefix, "nightly").runs, "success", b"%d|%b" % (at, rest))
+    assert locks_command("runs", "nightly", *fresh).status == 1
+    assert locks_command("runs", "nightly", "--no-success-for", "28h", "--fail").status == 0
+
+
+EACH = "Each had a success in the last 1 d 2 h."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--fail",), "--fail goes with --no-success-for"),
+        (("--no-success-for", "31d", "--fail"), "30 days"),
+        (("--no-success-for", "soon", "--fail"), "no duration"),
+        (("--no-success-for", "-5", "--fail"), "no duration"),
+        (("line\nbreak",), "control"),
+    ],
+    ids=ascii,
+)
+def test_a_probe_that_cannot_mean_anything_is_refused(
+    shell: Callable[..., Outcome], arguments: tuple[str, ...], says: str
+) -> None:
+    outcome = shell("runs", *arguments)
+    assert outcome.status == 2
+    assert says in outcome.err
+
+
+def test_a_probe_of_a_silent_server_is_no_success(settings: Any) -> None:
+    one = settings.REDISLOCK["default"]
+    settings.REDISLOCK = {"silent": {"LOCATION": "redis://127.0.0.1:1/0"}, "default": one}
+    ran("nightly")
+    outcome = locks_command("runs", "--no-success-for", "26h", "--fail")
+    assert outcome.status == 3
+    assert "silent cannot answer" in outcome.err
+    assert "nightly" in locks_command("runs").out
+
+
+def test_show_tells_of_the_runs_also_of_a_permit_and_of_a_free_lock() -> None:
+    ran("report", "first")
+    with held_by("report#2", task="tasks.report", permit="2/5"):
+        for name in ("report", "report#2"):
+            assert "last success" in locks_command("show", name).out
+            shown = locks_command("show", name, "--json").json["runs"]
+            assert (shown["name"], shown["last_success"]["task_id"]) == ("report", "first")
+    assert locks_command("show", "other", "--json").json["runs"] is None
+    assert "Runs" not in locks_command("show", "other").out
 
 
 # --- release --------------------------------------------------------------------------------------
@@ -647,6 +782,8 @@ def test_fail_turns_a_find_into_status_1() -> None:
         ("release", "lottery", "--id", "0" * 16),
         ("clean", "--all", "--yes"),
         ("watch",),
+        ("runs",),
+        ("runs", "lottery", "--no-success-for", "26h", "--fail"),
     ],
     ids=" ".join,
 )
@@ -751,14 +888,14 @@ def test_no_color_is_heeded(
 def test_every_help_text_is_a_sentence_about_what_is_done(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for act in ("list", "show", "release", "clean", "doctor", "watch"):
+    for act in ("list", "show", "runs", "release", "clean", "doctor", "watch"):
         with pytest.raises(SystemExit):
             Command().run_from_argv(["manage.py", "locks", act, "--help"])
         usage, says, *options = capsys.readouterr().out.split("\n\n")
         assert usage.startswith(f"usage: manage.py locks {act} ")
         assert re.fullmatch(r"[A-Z][^.]*[.](\s[A-Z][^.]*[.])*", says), says
-        for line in "\n".join(options).splitlines():
-            assert not re.fullmatch(r" +(-\S+,? ?)+[A-Z]*", line), f"{act}: {line} says nothing"
+        for option in re.split(r"^  (?=-)", "\n".join(options), flags=re.MULTILINE)[1:]:
+            assert re.search(r"\s\s[a-z]+", option), f"{act}: {option} says nothing"
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
@@ -937,10 +1074,14 @@ def test_nothing_that_somebody_wrote_moves_the_cursor_or_hides(text: str) -> Non
     owner = Owner(host=f"h{text}", pid=1, task=f"t{text}", task_id=text, thread=text, path=text)
     name = "lottery" if "\x1b" in text else text
     with LockTestKit().simulate_held_by_other(name, owner=owner):
+        with busy_with(Activity(task=text, task_id=text)):
+            records.note_skip(name, "busy", using="default")
         for outcome in (
             locks_command("list"),
             locks_command("show", "--", name),
             locks_command("watch"),
+            locks_command("runs"),
+            locks_command("runs", "--", name),
             locks_command("clean", "--all", "--dry-run"),
         ):
             assert all(line.isprintable() for line in outcome.out.splitlines())

@@ -193,6 +193,7 @@ class _Attempt:
         with ExitStack() as stack:
             if lease is not None and self.options.limit > 1:
                 stack.push(self._note_end_of(lease))
+                self._note_start_of(lease)
             current = _Current(self.task.request, lease, self.options.abort_on_lost)
             stack.callback(_current.reset, _current.set(current))
             self._report_start()
@@ -206,6 +207,13 @@ class _Attempt:
                 self._id, meta, states.STARTED, request=self.task.request
             )
 
+    def _note_start_of(self, lease: Lease) -> None:
+        """Note that a run under a permit begins."""
+        try:
+            records.note_start(self.name, lease, using=self.options.using)
+        except LockUnavailable as error:
+            logger.warning("The start of %s[%s] is not noted: %s", self.task.name, self._id, error)
+
     def _note_end_of(self, lease: Lease) -> Callable[..., None]:
         """Note the end of a run under a permit, before the permit is given back."""
         began = time.monotonic()
@@ -217,6 +225,7 @@ class _Attempt:
                 records.note_end(
                     self.name,
                     self._this_run,
+                    lease,
                     success=exc_type is None,
                     lasted=time.monotonic() - began,
                     using=self.options.using,

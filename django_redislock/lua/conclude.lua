@@ -51,6 +51,7 @@ if ended ~= '' then
 end
 if remembered ~= '0' then
   -- include _runs
+  redis.pcall('HDEL', RUNS, 'started') -- that of this run: it has had the lock until now
   note(ended == 'done' and 'success' or 'failure', ms, ms - since, '', owner)
   if ended == 'done' and run ~= '' then
     finish(run, ms, remembered)

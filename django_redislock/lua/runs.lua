@@ -1,13 +1,25 @@
 -- runs: what became of the task runs under this lock.
 -- ARGV  -
--- returns {server time in ms, success or '', failure or '', skip or '', skips since the last success}; see _runs.lua
+-- returns {server time in ms, success or '', failure or '', skip or '', unended or '',
+--          {permit "|" started, ...}, skips since the last success}; see _runs.lua
 local RUNS = unpack(KEYS)
 -- include _lease
-local found = redis.pcall('HMGET', RUNS, 'success', 'failure', 'skip', 'skips')
+local found, started = {}, {}
+local fields = redis.pcall('HGETALL', RUNS)
+for i = 1, #fields, 2 do
+  local permit = string.match(fields[i], '^started(.*)$')
+  found[fields[i]] = fields[i + 1]
+  if permit then
+    table.insert(started, permit .. '|' .. fields[i + 1])
+  end
+end
+table.sort(started)
 return {
   digits(milliseconds(clock())),
-  found[1] or '',
-  found[2] or '',
-  found[3] or '',
-  tonumber(found[4] or 0) or 0,
+  found.success or '',
+  found.failure or '',
+  found.skip or '',
+  found.unended or '',
+  started,
+  tonumber(found.skips or 0) or 0,
 }

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from django_redislock.exceptions import LockUnavailable
-    from django_redislock.held import Detail, HeldLock
+    from django_redislock.held import Detail, HeldLock, Record, Run
     from django_redislock.lease import Owner
 
 HEADERS = ("NAME", "STATE", "HELD FOR", "EXPIRES IN", "WAITERS", "HOLDER", "DOING", "LEASE")
@@ -131,8 +131,10 @@ def is_gone(lock: HeldLock) -> bool:
     return lock.state != "cooling" and owner.is_gone(lock.owner)
 
 
-def detail(found: Detail, columns: int | None = None) -> Iterator[str]:
-    """All about one lock."""
+def detail(
+    found: Detail, became: Record | None = None, columns: int | None = None
+) -> Iterator[str]:
+    """All about one lock, and what became of the runs of its task."""
     lock = found.lock
     within = columns and columns - 2
     if lock is None:
@@ -146,6 +148,10 @@ def detail(found: Detail, columns: int | None = None) -> Iterator[str]:
             (place(one.owner), duration(one.waiting_for), doing(one.owner)) for one in found.waiters
         )
         yield from indented(table(("WAITER", "WAITING FOR", "DOING"), rows, within))
+    if became:
+        yield ""
+        yield "Runs of the task:"
+        yield from indented(record(became))
     if found.past:
         yield ""
         yield "Held before, the latest first:"
@@ -162,6 +168,48 @@ def detail(found: Detail, columns: int | None = None) -> Iterator[str]:
         )
         headers = ("TAKEN", "HELD FOR", "ENDED", "HOLDER", "DOING", "LEASE")
         yield from indented(table(headers, past, within))
+
+
+def runs(
+    found: Sequence[Record], columns: int | None = None, *, aliases: bool = False
+) -> Iterator[str]:
+    """The lines of a table of what became of the runs of tasks."""
+    headers = ("SUCCESS", "FAILURE", "SKIP", "SKIPS", "UNDER WAY", "NEVER ENDED")
+    rows = (
+        (
+            pasteable(record.name),
+            *((record.alias,) if aliases else ()),
+            _ago(record.last_success, "none" if record.known else "never seen"),
+            _ago(record.last_failure),
+            _ago(record.last_skip),
+            record.skips or "-",
+            _under_way(record.under_way),
+            _ago(record.last_unended),
+        )
+        for record in found
+    )
+    return table(("NAME", *(("ALIAS",) if aliases else ()), *headers), rows, columns)
+
+
+def record(found: Record) -> Iterator[str]:
+    """What became of the runs under one lock."""
+    runs = {
+        "last success": found.last_success,
+        "last failure": found.last_failure,
+        "last skip": found.last_skip,
+        "never ended": found.last_unended,
+    }
+    for label, run in runs.items():
+        if run:
+            how = f"took {duration(run.lasted)}" if run.lasted is not None else ""
+            how = f"because it was {run.why}" if run.why else how
+            when = "began " if run is found.last_unended else ""
+            parts = (f"{when}{duration(run.ago)} ago", how, str(run.owner))
+            yield visible(f"{label:14}{', '.join(filter(None, parts))}")
+    if found.skips:
+        yield f"{'skips':14}{found.skips} since the last success"
+    for run in found.under_way:
+        yield visible(f"{'under way':14}for {duration(run.ago)}, {run.owner}")
 
 
 def problem(error: LockUnavailable, alias: str = "") -> str:
@@ -225,6 +273,18 @@ def _facts(lock: HeldLock) -> Iterator[str]:
     for key, value in facts.items():
         if value not in {"", None}:
             yield f"{key:12}{visible(str(value))}"
+
+
+def _ago(run: Run | None, otherwise: str = "-") -> str:
+    return f"{duration(run.ago)} ago" if run else otherwise
+
+
+def _under_way(runs: Sequence[Run]) -> str:
+    if not runs:
+        return "-"
+    gone = " (gone)" if owner.is_gone(runs[0].owner) else ""
+    more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
+    return f"for {duration(runs[0].ago)}, {place(runs[0].owner)}{gone}{more}"
 
 
 def _columns_of(char: str) -> int:

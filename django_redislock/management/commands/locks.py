@@ -24,7 +24,9 @@ from django_redislock.exceptions import InvalidLockName, LockUnavailable
 from django_redislock.management import release_on_sigterm, terminal
 from django_redislock.management.screen import Screen, listed
 from django_redislock.management.terminal import pasteable
-from django_redislock.wording import counted, parse_duration, visible
+from django_redislock.names import check_name
+from django_redislock.records import KEPT
+from django_redislock.wording import counted, duration, parse_duration, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,13 +38,14 @@ USAGE = 2
 UNAVAILABLE = 3
 INTERRUPTED = 130
 
+MOST_RECORDS = 10_000  # More are not kept.
 SHORTEST_INTERVAL = 0.05  # Seconds: watching must not become a load.
 CLEAR = "\x1b[H\x1b[J"
 OTHER_SCREEN, MAIN_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 
 class Command(BaseCommand):
-    """``manage.py locks list | show | release | clean | doctor | watch``."""
+    """``manage.py locks list | show | runs | release | clean | doctor | watch``."""
 
     help = (
         "See who holds which locks and what became of the runs of tasks, release locks by force,"
@@ -80,6 +83,23 @@ class Command(BaseCommand):
             " became of the runs of its task.",
         )
         act.add_argument("name", metavar="NAME", help=_NAME)
+
+        act = self._add_act(
+            acts,
+            "runs",
+            "Show what became of the runs of tasks: the last success, failure and skip, what is"
+            " under way, and what began and never ended. Without a NAME it shows all.",
+        )
+        act.add_argument("names", nargs="*", metavar="NAME", help=_NAME)
+        act.add_argument(
+            "--no-success-for",
+            type=_age,
+            metavar="TIME",
+            help="only those without a success so long: 90m, 26h, 3d; or not known at all",
+        )
+        act.add_argument(
+            "--fail", action="store_true", help="exit with 1 if there is any such, for probes"
+        )
 
         act = self._add_act(
             acts,
@@ -194,8 +214,9 @@ class Command(BaseCommand):
 
     def _show(self, name: str, alias: str | None, **options: Any) -> None:
         detail = held.detail(name, using=alias or DEFAULT_ALIAS)
+        became = _record_of(detail)
         if not options["json"]:
-            self._print(terminal.detail(detail, _columns(self.stdout)))
+            self._print(terminal.detail(detail, became, _columns(self.stdout)))
             return
         free = {"name": detail.name, "alias": detail.alias, "state": "free"}
         self._print_json(
@@ -203,8 +224,45 @@ class Command(BaseCommand):
                 **(_as_dict(detail.lock) if detail.lock else free),
                 "waiting": [waiter.as_dict() for waiter in detail.waiters],
                 "past": [lease.as_dict() for lease in detail.past],
+                "runs": became and became.as_dict(),
             }
         )
+
+    def _runs(
+        self,
+        names: list[str],
+        alias: str | None,
+        no_success_for: float | None,
+        fail: bool,
+        **options: Any,
+    ) -> None:
+        if fail and no_success_for is None:
+            raise CommandError("--fail goes with --no-success-for.", returncode=USAGE)
+        found, complaints = _records(names, alias)
+        known = bool(found)
+        if no_success_for is not None:
+            found = [
+                one
+                for one in found
+                if one.last_success is None or one.last_success.ago > no_success_for
+            ]
+        if options["json"]:
+            self._print_json([one.as_dict() for one in found])
+        elif found:
+            several = not names and len(_aliases(alias)) > 1
+            self._print(terminal.runs(found, _columns(self.stdout), aliases=several))
+        elif known:
+            self.stdout.write(f"Each had a success in the last {duration(no_success_for)}.")
+        elif not complaints:
+            self.stdout.write("No run of a task is known.")
+        if fail and (found or not (known or complaints)):
+            without = counted(len(found), "lock") if found else "Nothing is known, so all are"
+            complaints.append(
+                f"{without} without a success in the last {duration(no_success_for)}."
+            )
+            raise CommandError("\n".join(complaints), returncode=FOUND)
+        if complaints:
+            raise CommandError("\n".join(complaints), returncode=UNAVAILABLE)
 
     def _release(
         self, names: list[str], lease: str | None, alias: str | None, yes: bool, **options: Any
@@ -413,6 +471,33 @@ def _with_id(lease: str, alias: str | None) -> held.HeldLock:
     raise CommandError(f"No lease {visible(lease)!r} is {where}.", returncode=FOUND)
 
 
+def _record_of(detail: held.Detail) -> held.Record | None:
+    """What became of the runs under a lock; that of a permit is one of all permits."""
+    owners = [one.owner for one in (detail.lock, *detail.past) if one]
+    is_permit = any(owner.permit for owner in owners)
+    name = detail.name.rpartition("#")[0] if is_permit else detail.name
+    return held.record(name, using=detail.alias)
+
+
+def _records(names: list[str], alias: str | None) -> tuple[list[held.Record], list[str]]:
+    """What became of the runs under these locks, or all; and what is wrong with servers."""
+    if names:
+        using = alias or DEFAULT_ALIAS
+        named = list(dict.fromkeys(map(check_name, names)))
+        return [
+            held.record(name, using=using) or held.Record(name=name, alias=using) for name in named
+        ], []
+    found: list[held.Record] = []
+    complaints = []
+    using_all = _aliases(alias)
+    for using in using_all:
+        try:
+            found += held.records(using=using, limit=MOST_RECORDS)
+        except LockUnavailable as error:  # It must not hide the others.
+            complaints.append(terminal.problem(error, using if len(using_all) > 1 else ""))
+    return found, complaints
+
+
 def _none_of(total: int, partial: bool, **options: Any) -> str:
     """That none of the held locks is one of those that were asked for."""
     asked = " ".join(
@@ -469,6 +554,13 @@ def _limit(text: str) -> int:
     if not (text.isdecimal() and text.strip("0")):
         raise ArgumentTypeError(f"{text!r} is no number of locks; write 1 or more.")
     return int(text[:10])  # Lists are bounded anyway.
+
+
+def _age(text: str) -> float:
+    seconds = _duration(text)
+    if seconds > KEPT:
+        raise ArgumentTypeError(f"{text!r} is too long ago: runs are remembered for 30 days.")
+    return seconds
 
 
 def _duration(text: str) -> float:
