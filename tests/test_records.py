@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
-from django_redislock import LockLost, LockUnavailable, held, scripts
+from django_redislock import LockLost, LockUnavailable, flows, held, scripts
+from django_redislock.conf import backends
 from django_redislock.flows import Run
 from django_redislock.keys import lock_keys
 from django_redislock.lock import Lock, Options
@@ -94,6 +95,19 @@ def test_a_run_that_an_operator_ended_never_ended(place: Place) -> None:
     with pytest.raises(LockLost), running("first") as lease:
         held.force_release(NAME, lease.id)
     assert ids(record().last_unended) == ["first"]
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_a_grant_that_is_given_back_was_a_run_only_if_it_lasted(
+    place: Place, renewed: bool
+) -> None:
+    backend = backends["default"]
+    with suppress(LockLost), running("first") as lease:
+        if renewed:
+            lease.renew()
+        backend.run(flows.undo(NAME, lease._token, 1))
+        found = held.record(NAME)
+        assert ids(found and found.last_unended) == (["first"] if renewed else [])
 
 
 @in_turn

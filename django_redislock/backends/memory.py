@@ -302,7 +302,8 @@ class Server:
         lease = lock.lease
         if lease is not None and lease.token == token and lease.state != "k":
             self._pass_on(lock, us, ms)
-            _forget(lock, "", lease.id)
+            if lease.renewals == "000000":
+                _forget(lock, "", lease.id)
             return 1
         return 0
 

@@ -153,7 +153,8 @@ def _leave(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     value = ask("GET", keys.lock)
     if value is None or not _is_held_by(value, args[0]):
         return [], 0
-    return _free(keys) + _forget(keys, ask, b"", value[39:55]), 1
+    never_was = value[33:39] == b"000000"
+    return _free(keys) + (_forget(keys, ask, b"", value[39:55]) if never_was else []), 1
 
 
 def _force_release(keys: Keys, ask: Ask, args: list[Any]) -> Decision:

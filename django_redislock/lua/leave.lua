@@ -13,7 +13,9 @@ dequeue(token)
 if value and is_of(value, token) and state_of(value) ~= 'k' then
   -- include _runs
   pass_on(value, first_waiter())
-  forget('', string.sub(value, 40, 55))
+  if string.sub(value, 34, 39) == '000000' then
+    forget('', string.sub(value, 40, 55)) -- without a renewal, its run has never been
+  end
   return 1
 end
 return 0

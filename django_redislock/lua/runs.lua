@@ -4,13 +4,15 @@
 --          {permit "|" started, ...}, skips since the last success}; see _runs.lua
 local RUNS = unpack(KEYS)
 -- include _lease
+local SIGHT = 8192 -- bytes of an entry that are answered: somebody else may have written more
 local found, started = {}, {}
 local fields = redis.pcall('HGETALL', RUNS)
 for i = 1, #fields, 2 do
   local permit = string.match(fields[i], '^started(.*)$')
-  found[fields[i]] = fields[i + 1]
+  local entry = string.sub(fields[i + 1], 1, SIGHT)
+  found[fields[i]] = entry
   if permit then
-    table.insert(started, permit .. '|' .. fields[i + 1])
+    table.insert(started, permit .. '|' .. entry)
   end
 end
 table.sort(started)
