@@ -162,9 +162,9 @@ class Granted(NamedTuple):
     """The lock is ours."""
 
     fence: int
-    deadline: float
+    deadline: float  # Until when it is certainly ours.
     at: float  # When, by our clock; max_hold counts from here.
-    settled: bool = True  # False: a claim whose confirmation is on its way.
+    ends: float  # The deadline; of a claim: the deadline it has if its confirmation arrives.
 
 
 class Busy(NamedTuple):
@@ -242,7 +242,7 @@ def _acquire(  # noqa: PLR0912 - one branch per answer of the server
                 case bytes(fence):
                     deadline = answer.sent + request.ttl - drift(request.ttl)
                     if now < deadline and answer.replicas >= request.replicas:
-                        return Granted(int(fence), deadline, answer.sent)
+                        return Granted(int(fence), deadline, answer.sent, deadline)
                     yield from _renounce(request, answer)
                 case [b"queued", place, left_ms, server_us, newly]:
                     # A place in the queue is kept for a waiter who comes back late, but only
@@ -354,13 +354,15 @@ def _await_bell(request: Request, look: _Look, now: float, give_up: float) -> Fl
                 fresh = waited >= 0 and now < at + claim / 2
                 if not fresh or request.replicas or request.heed:
                     return now
-                # Confirmed on the way, without waiting for the answer: until it is known, the
-                # lease counts for the claim time only (see Lease._settle and the watchdog). By a
-                # renewal, which never grants: the release may overtake it on another connection.
+                # The claim is confirmed without waiting for the answer, by a renewal, which never
+                # grants: the release may overtake it on another connection. Until the watchdog
+                # has had an answer, only the claim time is certain; the lease has its whole ttl
+                # if the confirmation arrives.
                 confirmation = _renewal_args(request.token, request.ttl, CONFIRMS)
                 yield Tell(scripts.RENEW, request.name, confirmation)
                 deadline = at + claim - drift(claim + waited)
-                return Granted(int(fence), deadline, at, settled=False)
+                ends = at + request.ttl - drift(request.ttl + waited)
+                return Granted(int(fence), deadline, at, ends)
 
 
 def _backoff(failures: int) -> float:
@@ -400,11 +402,12 @@ class Ending(NamedTuple):
     name: str
     token: str
     owner: Owner
-    deadline: float  # Of the lease, as far as we know.
+    deadline: float  # Until when the lease is certainly ours.
+    ends: float  # When it ends at the latest; see Granted.
     min_hold: float
     once: float
     patience: float
-    insist: bool  # Try until the deadline, as leaving a block does.
+    insist: bool  # Try until the lease ends, as leaving a block does.
     ended: str = ""  # "done" or "failed", if the lease is to be remembered.
     run: Run | None = None
 
@@ -429,7 +432,7 @@ def release(ending: Ending) -> Flow[LostReason | None]:
             failures += 1
             # The first try may have worked, if it was sent while the lease was ours (R6).
             in_time = in_time or unanswered.sent < ending.deadline
-            if failures >= 2 and not (ending.insist and unanswered.now < ending.deadline):
+            if failures >= 2 and not (ending.insist and unanswered.now < ending.ends):
                 raise LockUnavailable(ending.name, unanswered.problem) from unanswered.__cause__
         except GeneratorExit:
             raise
@@ -461,6 +464,15 @@ def _release_call(ending: Ending) -> Call:
         ),
         within,
     )
+
+
+def give_back(name: str, token: str, patience: float, reason: LostReason) -> Flow[LostReason]:
+    """Free what is left of a lease that was lost because the server was out of reach.
+
+    A renewal whose answer was lost has kept it for others to wait for.
+    """
+    yield from undo(name, token, patience)
+    return reason
 
 
 class Renewal(NamedTuple):

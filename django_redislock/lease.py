@@ -109,9 +109,8 @@ class Keeper(Protocol):
     def renew(self, lease: Lease) -> None: ...
     async def arenew(self, lease: Lease) -> None: ...
     def tell_lost(self, lease: Lease) -> None: ...
-    def dropped(self, name: str) -> None: ...
     def settle(self, lease: Lease) -> None: ...
-    async def asettle(self, lease: Lease) -> None: ...
+    def dropped(self, name: str) -> None: ...
 
 
 class Process:
@@ -135,17 +134,19 @@ class Lease:
 
     __slots__ = (
         "__weakref__",
+        "_block",
         "_callbacks",
         "_deadline",
         "_ended",
+        "_ends",
         "_hold_until",
         "_holder",
         "_holds",
         "_keeper",
+        "_left_behind",
         "_lost_reason",
         "_mutex",
         "_process",
-        "_settled",
         "_slot",
         "_token",
         "_unanswered",
@@ -169,12 +170,13 @@ class Lease:
         owner: Owner,
         ttl: float,
         deadline: float,
-        settled: bool,
+        ends: float,
         granted_at: float,
         hold_until: float,
         auto_renew: bool,
         keeper: Keeper,
         holder: Callable[[], object],
+        block: bool,
     ) -> None:
         self.name = name
         self.id = id
@@ -187,13 +189,17 @@ class Lease:
         self._token = token
         self._holder = holder  # Weak reference to the thread or asyncio task it was granted to.
         self._holds = 0  # How often that holds it, counting reentrant acquires; see Lock._keep().
-        self._deadline = deadline
-        self._settled = settled
+        self._deadline = deadline  # Until when it is certainly ours.
+        # Later than the deadline while nobody knows whether the confirmation of a hand-over has
+        # arrived: then the lease is in doubt from the deadline until here.
+        self._ends = ends
         self._hold_until = hold_until
         self._keeper = keeper
         self._process = process
         self._lost_reason: LostReason | None = None
         self._unanswered = False  # Whether the last renewal was.
+        self._block = block  # Whether the end of a block releases it.
+        self._left_behind = False  # Whether its holder is known to have ended without a release.
         self._slot = 0  # Where the watchdog keeps it.
         self._callbacks: list[Callable[[Lease], object]] | None = None
         self._mutex = threading.Lock()
@@ -210,36 +216,34 @@ class Lease:
         except AttributeError:
             return  # __init__ did not run to its end.
         # A destructor must not ask a server.
-        if self._active and self._keeper.clock() < self._deadline:
+        if self._may_be_held:
             logger.warning(
                 "The held lease %s of lock %r was dropped without a release; the lock stays"
                 " taken for %.1f s more. Keep the handle, or use `with`.",
                 self.id,
                 self.name,
-                self._deadline - self._keeper.clock(),
+                self._ends - self._keeper.clock(),
             )
             self._keeper.dropped(self.name)
 
     @property
     def held(self) -> bool:
-        """Whether the lock is ours right now, by our own clock.
+        """Whether the lock is certainly ours right now, by our own clock.
 
-        It asks the server, once, only if the lease was handed over a second ago or more and
-        nobody has read its confirmation yet; in an event loop ``await aensure_held()`` first.
+        It is False also while nobody knows: the lease was handed over a second ago or more, and
+        the server has answered nothing since. ``ensure_held()`` asks it.
         """
-        if not self._active:
-            return False
-        return self._keeper.clock() < self._deadline or self._settle()
+        return self._active and self._keeper.clock() < self._deadline
 
     @property
     def expires_in(self) -> float:
         """Seconds until the lease ends unless renewed; 0.0 when it is not held."""
-        return max(0.0, self._deadline - self._keeper.clock()) if self.held else 0.0
+        return max(0.0, self._ends - self._keeper.clock()) if self.held else 0.0
 
     @property
     def lost_reason(self) -> LostReason | None:
         """Why it was lost: "expired", "forced", "taken" or "unreachable"; None if it was not."""
-        if self._active and not self.held and self._lost_reason is None:
+        if self._active and not self._may_be_held:
             return self._expiry_reason()
         return self._lost_reason
 
@@ -251,22 +255,22 @@ class Lease:
 
         Raises:
             LockLost: The lease has ended.
-            LockUnavailable: With *verify*: the server did not answer.
+            LockUnavailable: With *verify*, or after a hand-over that nobody knows to be confirmed:
+                the server did not answer.
         """
-        if not self.held:
-            raise self._loss()
         if verify:
             self.renew()
+        elif self._in_doubt:
+            self._keeper.settle(self)
+        elif not self.held:
+            raise self._loss()
 
     async def aensure_held(self, verify: bool = False) -> None:
         """See ensure_held()."""
-        if self._active and not self._settled and self._keeper.clock() >= self._deadline:
-            await self._keeper.asettle(self)
-            self._settled = True
-        if not self.held:
-            raise self._loss()
-        if verify:
+        if verify or self._in_doubt:
             await self.arenew()
+        elif not self.held:
+            raise self._loss()
 
     def renew(self) -> None:
         """Restart the ttl now.
@@ -295,13 +299,20 @@ class Lease:
 
     # What follows is for the package itself.
 
-    def _settle(self) -> bool:
-        """A handed-over lease whose confirmation was not read yet: read the server's word."""
-        if self._settled:
-            return False
-        self._keeper.settle(self)
-        self._settled = True
-        return self._lost_reason is None and self._keeper.clock() < self._deadline
+    @property
+    def _unconfirmed(self) -> bool:
+        """Whether it was handed over, and no answer of the server has confirmed it yet."""
+        return self._ends > self._deadline
+
+    @property
+    def _in_doubt(self) -> bool:
+        """Whether the server alone knows if it is held; see Lease._ends."""
+        return self._active and self._deadline <= self._keeper.clock() < self._ends
+
+    @property
+    def _may_be_held(self) -> bool:
+        """Whether it is held, or in doubt."""
+        return self._active and self._keeper.clock() < self._ends
 
     @property
     def _active(self) -> bool:
@@ -321,11 +332,10 @@ class Lease:
         return LockLost(self.name, self.lost_reason or "expired", over)
 
     def _extend(self, deadline: float) -> None:
-        # A renewal's reply may be overtaken by that of a later one.
-        self._settled = True
         self._unanswered = False
         self.renewals += 1
-        self._deadline = max(self._deadline, deadline)
+        # A renewal's reply may be overtaken by that of a later one.
+        self._deadline = self._ends = max(self._deadline, deadline)
 
     def _end(self) -> LostReason | None:
         """Rely on it no more. Returns why it was lost, if it was."""

@@ -9,7 +9,8 @@ import logging
 import math
 import os
 import threading
-from functools import lru_cache
+from contextlib import suppress
+from functools import lru_cache, partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, ParamSpec, TypeVar
 from weakref import ref
@@ -18,7 +19,7 @@ from asgiref.sync import iscoroutinefunction
 
 from django_redislock import flows, signals
 from django_redislock import lease as lease_module
-from django_redislock.backends.base import read_holding
+from django_redislock.backends.base import read_holding, running_loop
 from django_redislock.conf import DEFAULT_ALIAS, SHORTEST_TTL, backends, flag, seconds, text
 from django_redislock.exceptions import (
     LockError,
@@ -46,9 +47,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_redislock")
 
-# None without a loop, where get_running_loop() would raise, ten times as slow.
-_running_loop = asyncio._get_running_loop
-
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
@@ -57,6 +55,8 @@ MAX_KNOWN_TERMS = 1000
 # Leases at least this long, in seconds, and those of tasks are remembered for the timeline of who
 # held a lock. Shorter ones would only push these out, and cost a release more than it takes.
 REMEMBERED = 1.0
+# Leases of one handle that have ended without a release; the oldest are forgotten.
+MOST_HOLDS = 1000
 
 
 class _Thread:
@@ -73,7 +73,7 @@ _this_thread = _ThisThread()
 
 def _current_holder() -> asyncio.Task[Any] | _Thread:
     """What a lease granted here belongs to: the running asyncio task, or else the thread."""
-    loop = _running_loop()
+    loop = running_loop()
     return (loop and asyncio.current_task(loop)) or _this_thread.holder
 
 
@@ -181,29 +181,63 @@ def _options(
     )
 
 
-class Lock:
-    """A handle on a lock: holds one lease at a time. Made by distributed_lock()."""
+class _Hold:
+    """What one acquire, or one entry of a block, got by a handle."""
 
-    __slots__ = ("_backend", "_depth", "_lease", "_options", "_run", "_terms", "name")
+    __slots__ = ("backend", "block", "lease", "over", "terms")
 
     # Set by acquire: a lease stays with the backend and the settings that granted it.
-    _backend: Backend
-    _terms: Terms
+    backend: Backend
+    terms: Terms
+
+    def __init__(self, *, block: bool) -> None:
+        self.block = block  # Whether leaving a block ends it.
+        self.lease: Lease | None = None
+        self.over = False  # Released within its block, which has not been left yet.
+
+    def is_of(self, holder: object) -> bool:
+        """Whether *holder* got it."""
+        return self.lease is not None and self.lease._holder() is holder
+
+    @property
+    def may_be_held(self) -> bool:
+        """Whether its lease is not known to be over."""
+        return self.lease is not None and self.lease._may_be_held
+
+
+class Lock:
+    """A handle on a lock, made by distributed_lock(). Threads and asyncio tasks may share it.
+
+    Each acquire, and each entry of a block, has a lease of its own and ends only that.
+    """
+
+    __slots__ = ("_holds", "_options", "_run", "name")
 
     def __init__(self, name: str, options: Options, run: flows.Run | None = None) -> None:
         self.name = name
         self._options = options
         self._run = run  # The run of a task that it is for.
-        self._lease: Lease | None = None
-        self._depth = 0  # How often this handle holds the lease, if it is reentrant.
+        self._holds: list[_Hold] = []  # The newest last.
 
     def __repr__(self) -> str:
-        return f"<Lock {self.name!r}: {self._lease or 'not held by this handle'}>"
+        if lease := self.lease:
+            return f"<Lock {self.name!r}: {lease}>"
+        if any(hold.may_be_held for hold in self._holds):
+            return f"<Lock {self.name!r}: held by another thread or asyncio task>"
+        return f"<Lock {self.name!r}: not held by this handle>"
 
     @property
     def lease(self) -> Lease | None:
-        """The lease that this handle holds, or None."""
-        return self._lease
+        """The lease that the calling thread or asyncio task has by this handle, or None."""
+        hold = self._own_hold()
+        return hold.lease if hold is not None else None
+
+    def _own_hold(self) -> _Hold | None:
+        me = _current_holder()
+        for hold in reversed(self._holds):
+            if not hold.over and hold.is_of(me):
+                return hold
+        return None
 
     # --- acquire ------------------------------------------------------------------------------
 
@@ -212,68 +246,79 @@ class Lock:
 
         Raises:
             LockUnavailable: The server did not or could not answer; never means "busy".
-            LockMisuse: This handle, thread or asyncio task holds it already.
+            LockMisuse: This thread or asyncio task holds it already.
             LockLost: A reentrant acquire within a lease that was lost.
         """
-        return self.attempt() is self._lease
+        return self.attempt(block=False).__class__ is Lease
 
     async def aacquire(self) -> bool:
         """See acquire()."""
-        return await self.aattempt() is self._lease
+        return (await self.aattempt(block=False)).__class__ is Lease
 
     # Python runs signal handlers, which may raise, where a function begins and after a call of C
     # code. From the end of attempt() to the code of the caller there is neither, so isinstance()
     # would not do: a lease that nobody knows of would be renewed for ever.
 
-    def attempt(self) -> Lease | Busy | Done | Finished:
-        """As acquire(), with the whole outcome. For the package's own integrations."""
-        before, depth = self._lease, self._depth
+    def attempt(self, *, block: bool = True) -> Lease | Busy | Done | Finished:
+        """As acquire(), with the whole outcome. For the package's own integrations.
+
+        Args:
+            block: Whether ``__exit__()`` ends what is got, as for a block; else ``release()``.
+        """
+        hold = _Hold(block=block)
         try:
-            request = self._begin(blocking=True)
+            request = self._begin(hold, blocking=True)
             if isinstance(request, Lease):
                 return request
-            backend = self._backend
+            backend = hold.backend
             started = backend.clock()
-            outcome = self._conclude(backend.run(flows.acquire(request, started, self._keep)))
-            if news := self._news_of(outcome, started):
+            outcome = self._conclude(
+                hold, backend.run(flows.acquire(request, started, partial(self._keep, hold)))
+            )
+            if news := self._news_of(hold, outcome, started):
                 _tell(*news)
             return outcome
         except BaseException:
-            if undo := self._undo(self._lease, depth if self._lease is before else 0):
-                self._backend.run(undo)
+            if undo := self._undo(hold):
+                hold.backend.run(undo)
             raise
 
-    async def aattempt(self) -> Lease | Busy | Done | Finished:
+    async def aattempt(self, *, block: bool = True) -> Lease | Busy | Done | Finished:
         """See attempt()."""
-        before, depth = self._lease, self._depth
+        hold = _Hold(block=block)
         try:
-            request = self._begin(blocking=False)
+            request = self._begin(hold, blocking=False)
             if isinstance(request, Lease):
                 return request
-            backend = self._backend
+            backend = hold.backend
             started = backend.clock()
             outcome = self._conclude(
-                await backend.arun(flows.acquire(request, started, self._keep))
+                hold, await backend.arun(flows.acquire(request, started, partial(self._keep, hold)))
             )
-            if news := self._news_of(outcome, started):
+            if news := self._news_of(hold, outcome, started):
                 await _atell(*news)
             return outcome
         except GeneratorExit:
             raise  # Nothing can be awaited any more.
         except BaseException:
-            if undo := self._undo(self._lease, depth if self._lease is before else 0):
-                await self._backend.arun(undo)
+            if undo := self._undo(hold):
+                await hold.backend.arun(undo)
             raise
 
-    def _begin(self, *, blocking: bool) -> flows.Request | Lease:
+    def _begin(self, hold: _Hold, *, blocking: bool) -> flows.Request | Lease:
         """What to ask for; or the lease we are in already, if it may be taken again."""
-        if self._lease is None or not self._lease._active:
-            self._backend = backends[self._options.using]
-        backend, options, name = self._backend, self._options, self.name
-        if name in backend.leases and (nested := self._nest(blocking=blocking)):
-            return nested
+        options, name = self._options, self.name
+        outer = self._own_hold() if self._holds else None
+        # Settings that are changed while it is held count from the next lease on.
+        if outer is not None and outer.may_be_held:
+            backend = outer.backend
+        else:
+            backend = backends[options.using]
+        hold.backend = backend
         # Programs use few combinations, many times.
-        terms = self._terms = backend.terms.get(options) or _terms(backend, options)
+        terms = hold.terms = backend.terms.get(options) or _terms(backend, options)
+        if name in backend.leases and (nested := self._nest(hold, blocking=blocking)):
+            return nested
         token = os.urandom(16).hex()
         return flows.Request(
             # What might have been a template was not judged by its length before.
@@ -288,26 +333,25 @@ class Lock:
             self._heed() if options.once or self._run else "",
         )
 
-    def _nest(self, *, blocking: bool) -> Lease | None:
+    def _nest(self, hold: _Hold, *, blocking: bool) -> Lease | None:
         """The lease we are in already, if it may be taken again; None if we are in none."""
         me = _current_holder()
-        for lease in self._backend.leases_of(self.name):
+        for lease in hold.backend.leases_of(self.name):
             if lease._ended or lease._process is not lease_module.process:
                 continue
-            holder, held = lease._holder(), lease.held
+            holder, may_be_held = lease._holder(), lease._may_be_held
             if holder is me and self._options.reentrant:
-                if not held:
+                if not may_be_held:
                     raise LockLost(self.name, lease.lost_reason or "expired")
-                self._terms = _terms(self._backend, self._options)
+                hold.lease = lease
                 lease._holds += 1
-                self._depth += 1
-                self._lease = lease
+                self._add(hold)
                 return lease
-            if held:
-                self._refuse_misuse(lease, holder, me, blocking=blocking)
+            if may_be_held:
+                self._refuse_misuse(holder, me, blocking=blocking)
         return None
 
-    def _refuse_misuse(self, lease: Lease, holder: object, me: object, *, blocking: bool) -> None:
+    def _refuse_misuse(self, holder: object, me: object, *, blocking: bool) -> None:
         if holder is me:
             who = "asyncio task" if isinstance(me, asyncio.Task) else "thread"
             raise LockMisuse(
@@ -315,19 +359,13 @@ class Lock:
                 f"this {who} holds it already, so waiting for it would never end. Pass"
                 " reentrant=True to nest, or release it first.",
             )
-        if lease is self._lease:
-            raise LockMisuse(
-                self.name,
-                "this handle holds it already, in another thread or asyncio task. Make one for"
-                " each with distributed_lock().",
-            )
         if isinstance(me, asyncio.Task) and holder is _this_thread.holder:
             raise LockMisuse(
                 self.name,
                 "blocking code of this thread holds it, beneath the event loop, and cannot release"
                 " it before the loop has ended.",
             )
-        if blocking and isinstance(holder, asyncio.Task) and holder.get_loop() is _running_loop():
+        if blocking and isinstance(holder, asyncio.Task) and holder.get_loop() is running_loop():
             raise LockMisuse(
                 self.name,
                 "a task of this thread's event loop holds it, which cannot release it while this"
@@ -338,9 +376,9 @@ class Lock:
         """What would make it pointless, see lua/_heed.lua."""
         return f"{self._options.once > 0:d}{self._run.id if self._run else ''}"
 
-    def _keep(self, request: flows.Request, granted: Granted) -> None:
+    def _keep(self, hold: _Hold, request: flows.Request, granted: Granted) -> None:
         """Take over from the flow, which undoes the grant if it is interrupted before."""
-        backend, terms = self._backend, self._terms
+        terms = hold.terms
         lease = Lease(
             name=request.name,
             token=request.token,
@@ -349,50 +387,75 @@ class Lock:
             owner=request.owner,
             ttl=terms.ttl,
             deadline=granted.deadline,
-            settled=granted.settled,
+            ends=granted.ends,
             granted_at=granted.at,
             hold_until=granted.at + terms.max_hold,
             auto_renew=terms.renew,
-            keeper=backend,
+            keeper=hold.backend,
             holder=ref(_current_holder()),
+            block=hold.block,
         )
-        self._lease, self._depth, lease._holds = lease, 1, 1
+        hold.lease, lease._holds = lease, 1
+        self._add(hold)
+
+    def _add(self, hold: _Hold) -> None:
+        if not self._holds:
+            self._holds.append(hold)
+            return
+        me = _current_holder()
+        over = [other for other in self._holds if other.over and other.is_of(me)]
+        if over and not hold.block:
+            # Acquired again within a block that it was released in: the block's end ends it.
+            hold.block = True
+            self._holds.append(hold)
+            self._remove(over[-1])
+            return
+        self._holds.append(hold)
+        if len(self._holds) > MOST_HOLDS:
+            # Whoever lets leases run out instead of releasing them must not fill the memory.
+            forgotten = (one for one in self._holds if not (one.block or one.may_be_held))
+            if oldest := next(forgotten, None):
+                self._remove(oldest)
+
+    def _remove(self, hold: _Hold) -> None:
+        with suppress(ValueError):  # It is not there any more.
+            self._holds.remove(hold)
 
     def _conclude(
-        self, outcome: Granted | Busy | Done | Finished
+        self, hold: _Hold, outcome: Granted | Busy | Done | Finished
     ) -> Lease | Busy | Done | Finished:
         if not isinstance(outcome, Granted):
             return outcome
-        lease = self._lease
-        assert lease is not None
-        self._backend.watch(lease)
-        return lease
+        assert hold.lease is not None
+        hold.backend.watch(hold.lease)
+        return hold.lease
 
-    def _undo(self, lease: Lease | None, depth: int) -> flows.Flow[bool] | None:
-        """Interrupted: hold *lease* only *depth* times. Returns what ends it, if it is over."""
+    def _undo(self, hold: _Hold) -> flows.Flow[bool] | None:
+        """Interrupted: *hold* counts no more. Returns what ends its lease, if that is over."""
+        lease = hold.lease
         if lease is None or lease._process is not lease_module.process:
             return None
-        if self._depth > depth:
-            self._let_go(lease)
+        self._let_go(hold)
+        self._remove(hold)
         if lease._holds:
             return None
         lease._end()
-        self._backend.forget(lease)
-        return flows.undo(lease.name, lease._token, self._terms.patience)
+        hold.backend.forget(lease)
+        return flows.undo(lease.name, lease._token, hold.terms.patience)
 
     def _news_of(
-        self, outcome: Lease | Busy | Done | Finished, started: float
+        self, hold: _Hold, outcome: Lease | Busy | Done | Finished, started: float
     ) -> tuple[Signal, dict[str, Any]] | None:
         if isinstance(outcome, Lease):
             if signals.lock_acquired.receivers:
-                waited = self._backend.clock() - started
+                waited = hold.backend.clock() - started
                 return signals.lock_acquired, {"lease": outcome, "waited": waited}
         elif isinstance(outcome, Busy) and signals.lock_timed_out.receivers:
             return signals.lock_timed_out, {
                 "name": self.name,
-                "using": self._backend.alias,
+                "using": hold.backend.alias,
                 "holder": holder_of(outcome),
-                "waited": self._backend.clock() - started,
+                "waited": hold.backend.clock() - started,
             }
         return None
 
@@ -401,6 +464,9 @@ class Lock:
     def release(self, success: bool = True) -> None:
         """End the lease; the next waiter has the lock when this returns.
 
+        It is that of the calling thread or asyncio task; or, if that has none and the handle has
+        just one, that one, wherever it was acquired.
+
         Args:
             success: Whether what the lock was taken for is done: only then min_hold counts.
 
@@ -408,97 +474,133 @@ class Lock:
             LockLost: It had been lost before.
             LockUnavailable: The server did not answer. The lease is not held any more, and ends
                 on the server within one ttl.
-            LockMisuse: This handle holds no lease, or it belongs to the parent process.
+            LockMisuse: There is no such lease, or it belongs to the parent process.
         """
-        self._end(success, insist=False)
+        self._end(success, block=False)
 
     async def arelease(self, success: bool = True) -> None:
         """See release()."""
-        await self._aend(success, insist=False)
+        await self._aend(success, block=False)
 
-    def _end(self, success: bool, *, insist: bool) -> None:
+    def _end(self, success: bool, *, block: bool) -> None:
         """End the lease, or leave it to an outer acquire; also if it is interrupted."""
-        held, depth = self._lease, self._depth - 1
+        hold = None
         try:
-            if surrendered := self._surrender(success, insist=insist):
-                lease, ending = surrendered
-                reason = self._backend.run(flows.release(ending))
-                if news := self._finish(lease, success, reason):
+            hold = self._hold_to_end(block=block)
+            if hold is None and not block:
+                self._refuse_release()
+            if hold is not None and (flow := self._surrender(hold, success, block=block)):
+                reason = hold.backend.run(flow)
+                if news := self._finish(hold, success, reason):
                     _tell(*news)
         except LockError:
             raise
         except BaseException:
-            if undo := self._undo(held, depth):
-                self._backend.run(undo)
+            hold = hold or self._hold_to_end(block=block)
+            if hold is not None and (undo := self._undo(hold)):
+                hold.backend.run(undo)
             raise
 
-    async def _aend(self, success: bool, *, insist: bool) -> None:
+    async def _aend(self, success: bool, *, block: bool) -> None:
         """See _end()."""
-        held, depth = self._lease, self._depth - 1
+        hold = None
         try:
-            if surrendered := self._surrender(success, insist=insist):
-                lease, ending = surrendered
-                reason = await self._backend.arun(flows.release(ending))
-                if news := self._finish(lease, success, reason):
+            hold = self._hold_to_end(block=block)
+            if hold is None and not block:
+                self._refuse_release()
+            if hold is not None and (flow := self._surrender(hold, success, block=block)):
+                reason = await hold.backend.arun(flow)
+                if news := self._finish(hold, success, reason):
                     await _atell(*news)
         except (LockError, GeneratorExit):
             raise
         except BaseException:
-            if undo := self._undo(held, depth):
-                await self._backend.arun(undo)
+            hold = hold or self._hold_to_end(block=block)
+            if hold is not None and (undo := self._undo(hold)):
+                await hold.backend.arun(undo)
             raise
 
-    def _surrender(self, success: bool, *, insist: bool) -> tuple[Lease, flows.Ending] | None:
-        """Stop relying on the lease, which is to be ended; None if there is nothing to end."""
-        lease = self._lease
-        if insist and (lease is None or lease._process is not lease_module.process):
-            return None  # The block holds nothing: released within it, or a forked child's.
-        if lease is None:
-            raise LockMisuse(self.name, "this handle holds no lease, so there is none to release.")
-        if lease._process is not lease_module.process:
+    def _hold_to_end(self, *, block: bool) -> _Hold | None:
+        """What a release or the end of a *block* ends: the caller's last, or else the only one."""
+        holds = [hold for hold in self._holds if (hold.block if block else not hold.over)]
+        if len(holds) > 1:
+            me = _current_holder()
+            holds = [hold for hold in holds if hold.is_of(me)]
+        return holds[-1] if holds else None
+
+    def _refuse_release(self) -> NoReturn:
+        if any(not hold.over for hold in self._holds):
             raise LockMisuse(
-                self.name, "its lease belongs to the parent process; only that may release it."
+                self.name,
+                "this handle holds several leases, and none of them is of this thread or asyncio"
+                " task, so it is not known which one to release.",
             )
-        self._let_go(lease)
+        raise LockMisuse(self.name, "this handle holds no lease, so there is none to release.")
+
+    def _surrender(
+        self, hold: _Hold, success: bool, *, block: bool
+    ) -> flows.Flow[LostReason | None] | None:
+        """Stop relying on the lease, and return what ends it; None if there is nothing to end."""
+        lease = hold.lease
+        assert lease is not None
+        if lease._process is not lease_module.process:
+            if not block:
+                raise LockMisuse(
+                    self.name, "its lease belongs to the parent process; only that may release it."
+                )
+            self._remove(hold)
+            return None
+        if hold.over:  # Released within the block.
+            self._remove(hold)
+            return None
+        self._let_go(hold)
+        if block or not hold.block:
+            self._remove(hold)
         if lease._holds:
             return None
-        backend, options = self._backend, self._options
+        backend, options = hold.backend, self._options
         now = backend.clock()
-        if now >= lease._deadline and not lease.held:
+        if now >= lease._ends:
             lease._expire()
         backend.forget(lease)
         if reason := lease._end():
+            if reason == "unreachable":
+                return flows.give_back(self.name, lease._token, hold.terms.patience, reason)
             raise LockLost(self.name, reason)
         # One that was renewed has a beginning in the timeline, so it must have an end.
         lasted = lease.renewals or lease.owner.task or now - lease.granted_at >= REMEMBERED
-        return lease, flows.Ending(
-            lease.name,
-            lease._token,
-            lease.owner,
-            lease._deadline,
-            options.min_hold if success else 0.0,
-            options.once if success else 0.0,
-            self._terms.patience,
-            insist,
-            ("done" if success else "failed") if lasted or self._run else "",
-            self._run,
+        return flows.release(
+            flows.Ending(
+                lease.name,
+                lease._token,
+                lease.owner,
+                lease._deadline,
+                lease._ends,
+                options.min_hold if success else 0.0,
+                options.once if success else 0.0,
+                hold.terms.patience,
+                block,
+                ("done" if success else "failed") if lasted or self._run else "",
+                self._run,
+            )
         )
 
-    def _let_go(self, lease: Lease) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self._lease = None
-        lease._holds -= 1
+    def _let_go(self, hold: _Hold) -> None:
+        if not hold.over and hold.lease is not None:
+            hold.over = True
+            hold.lease._holds -= 1
 
     def _finish(
-        self, lease: Lease, success: bool, reason: LostReason | None
+        self, hold: _Hold, success: bool, reason: LostReason | None
     ) -> tuple[Signal, dict[str, Any]] | None:
+        lease = hold.lease
+        assert lease is not None
         if reason is not None:
             lease._lose(reason, at_release=True)
             raise LockLost(self.name, reason)
         if not signals.lock_released.receivers:
             return None
-        held_for = self._backend.clock() - lease.granted_at
+        held_for = hold.backend.clock() - lease.granted_at
         news = {"lease": lease, "held_for": held_for, "success": success}
         return signals.lock_released, news
 
@@ -518,7 +620,7 @@ class Lock:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self._end(exc_type is None, insist=True)
+            self._end(exc_type is None, block=True)
         except (LockLost, LockUnavailable) as error:
             self._leave_with(error, exc_type is None)
 
@@ -536,7 +638,7 @@ class Lock:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            await self._aend(exc_type is None, insist=True)
+            await self._aend(exc_type is None, block=True)
         except (LockLost, LockUnavailable) as error:
             self._leave_with(error, exc_type is None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
 import random
@@ -25,6 +26,8 @@ logger = logging.getLogger("django_redislock.watchdog")
 
 GRAIN = 1 / 64  # Seconds: leases due within the same grain are renewed in one batch.
 SOONEST_RETRY = 0.02  # Seconds after a renewal that was not answered.
+TRIES_PER_CLAIM = 4  # Of what is left of a claim, each try to confirm it gets this part.
+SHORTEST_TRY = 0.05  # Seconds.
 
 
 class Watchdog:
@@ -36,8 +39,11 @@ class Watchdog:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        # Due leases by time in grains. A released lease takes itself out, in constant time.
+        # Leases by when they are due, in grains. A released lease takes itself out, and its slot
+        # if that is empty then, in constant time. The heap tells which slot comes next; it may
+        # still have some that are gone.
         self._slots: dict[int, dict[str, ReferenceType[Lease]]] = {}
+        self._order: list[int] = []
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._wakes_at = math.inf
@@ -48,7 +54,7 @@ class Watchdog:
         """Look after a new lease."""
         # Without jitter: a later lease is then due later, and an idle watchdog is not woken by
         # every acquire.
-        if not lease._settled:
+        if lease._unconfirmed:
             first = lease._deadline - min(CLAIM, lease.ttl) * 2 / 3
         elif lease.auto_renew:
             first = min(lease.granted_at + lease.ttl / 3, lease._deadline)
@@ -63,6 +69,8 @@ class Watchdog:
             slot = self._slots.get(lease._slot)
             if slot is not None:
                 slot.pop(lease._token, None)
+                if not slot:
+                    del self._slots[lease._slot]
 
     def retire(self) -> None:
         """End the thread when the last lease is over."""
@@ -78,6 +86,10 @@ class Watchdog:
         leases = self._slots.get(slot)
         if leases is None:
             leases = self._slots[slot] = {}
+            if len(self._order) > 2 * len(self._slots) + 64:
+                self._order = sorted(self._slots)  # Drop those that are gone.
+            else:
+                heapq.heappush(self._order, slot)
         leases[lease._token] = ref(lease)
         if self._thread is None:
             thread = threading.Thread(
@@ -126,18 +138,17 @@ class Watchdog:
     def _wait_until_due(self) -> list[Lease] | None:
         while True:
             now = self._backend.clock()
-            late = [slot for slot in self._slots if slot * GRAIN <= now]
-            if late:
-                references = [found for slot in late for found in self._slots.pop(slot).values()]
-                leases = [lease for reference in references if (lease := reference()) is not None]
-                if leases:
-                    return leases
-                continue  # They were released meanwhile.
-            if self._retired and not any(self._slots.values()):
+            leases: list[Lease] = []
+            while self._order and self._order[0] * GRAIN <= now:
+                slot = self._slots.pop(heapq.heappop(self._order), {})
+                leases += [lease for found in slot.values() if (lease := found()) is not None]
+            if leases:
+                return leases
+            if self._retired and not self._slots:
                 self._thread = None
                 return None
-            self._wakes_at = min(self._slots, default=math.inf) * GRAIN
-            self._changed.wait(None if self._wakes_at == math.inf else self._wakes_at - now)
+            self._wakes_at = self._order[0] * GRAIN if self._order else math.inf
+            self._changed.wait(self._wakes_at - now if self._order else None)
             self._wakes_at = -math.inf  # Awake: nobody needs to notify us.
 
     def _renew(self, leases: list[Lease]) -> None:
@@ -146,26 +157,31 @@ class Watchdog:
         for lease in leases:
             if not lease._active:
                 continue
-            if lease._settled and now >= lease._deadline:
+            if now >= lease._ends:
                 lease._expire()
                 continue
             ttl = lease._renewable_ttl()
             # Near max_hold a renewal would win nothing.
             gain = now + ttl - drift(ttl) - lease._deadline
-            if lease._settled and (not lease.auto_renew or gain < GRAIN):
+            if not lease._unconfirmed and (not lease.auto_renew or gain < GRAIN):
                 self._put_back(lease, lease._deadline)
                 continue
+            if not (lease._block or lease._left_behind) and lease._holder() is None:
+                lease._left_behind = True
+                logger.warning(
+                    "The thread or asyncio task that acquired lock %r has ended without releasing"
+                    " it. It is renewed as long as its handle is kept: release it elsewhere, or"
+                    " bound it with max_hold.",
+                    lease.name,
+                )
             count = lease.renewals + (1 if lease.auto_renew else 0)
             batch.append((lease, Renewal(lease.name, lease._token, ttl, count)))
         if batch:
             self._send(batch)
 
     def _send(self, batch: list[tuple[Lease, Renewal]]) -> None:
-        # Short enough for more than one try before the first of them ends, whatever patience the
-        # settings ask for.
-        within = (
-            min(min(self._backend.patience(lease.ttl), lease.ttl / 3) for lease, _ in batch) / 2
-        )
+        now = self._backend.clock()
+        within = min(self._time_for_one_try(lease, now) for lease, _ in batch)
         calls = [flows.renewal_call(renewal, within) for _, renewal in batch]
         answers = self._backend.renew_many(calls)
         now = self._backend.clock()
@@ -175,7 +191,7 @@ class Watchdog:
             if not isinstance(answer, Answer):
                 self._note_failure(lease, answer, now)
                 continue
-            if lease._settled and now >= lease._deadline:
+            if now >= lease._ends:
                 lease._expire()  # Lost stays lost, though the answer may be that it was renewed.
                 continue
             try:
@@ -186,18 +202,26 @@ class Watchdog:
                 next_time = now + lease.ttl / 3 * random.uniform(0.9, 1.0)
                 self._put_back(lease, next_time if lease.auto_renew else lease._deadline)
 
+    def _time_for_one_try(self, lease: Lease, now: float) -> float:
+        # Short enough for more than one try before the lease ends, whatever patience the settings
+        # ask for; or before its claim ends, after which it counts as held only if it is confirmed.
+        if lease._unconfirmed and now < lease._deadline:
+            return max((lease._deadline - now) / TRIES_PER_CLAIM, SHORTEST_TRY)
+        return min(self._backend.patience(lease.ttl), lease.ttl / 3) / 2
+
     def _note_failure(self, lease: Lease, answer: Unanswered | Refused, now: float) -> None:
-        # A lease whose confirmation stays unanswered is judged by its deadline from now on.
-        lease._settled = True
         if not lease._unanswered:
             logger.warning("Could not renew lock %r yet: %s", lease.name, answer.problem)
         lease._unanswered = True
-        self._put_back(lease, now + max(SOONEST_RETRY, min(lease.ttl / 10, 1.0)))
+        pause = max(SOONEST_RETRY, min(lease.ttl / 10, 1.0))
+        if lease._unconfirmed and now < lease._deadline:
+            pause = SOONEST_RETRY
+        self._put_back(lease, now + pause)
 
     def _put_back(self, lease: Lease, due: float) -> None:
         with self._lock:
             if lease._active:
-                self._put(lease, min(due, lease._deadline))
+                self._put(lease, min(due, lease._ends))
 
     def _put_off(self, leases: list[Lease]) -> None:
         now = self._backend.clock()

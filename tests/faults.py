@@ -223,6 +223,11 @@ def hold(name: str = NAME, **options: Any) -> None:
         hear()
 
 
+def lease_of(lock: Lock) -> Lease | None:
+    """The lease that somebody has by this handle; lock.lease tells a caller its own only."""
+    return next((hold.lease for hold in reversed(lock._holds) if not hold.over), None)
+
+
 # What is on the server
 
 

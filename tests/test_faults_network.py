@@ -21,6 +21,7 @@ from tests.faults import (
     is_held_by,
     is_left_clean,
     keys_of,
+    lease_of,
     loses,
     one_kind,
     rival,
@@ -68,7 +69,7 @@ def test_r1_an_acquire_that_is_not_answered_is_sent_again_with_the_same_token(
 
     first, resend = runs(proxy, scripts.ACQUIRE)
     assert first.token == resend.token
-    assert is_held_by(locks, lock.lease)
+    assert is_held_by(locks, lease_of(lock))
     caller.release(lock)
     assert is_left_clean(locks)
 
@@ -105,9 +106,9 @@ def test_r3_a_grant_that_comes_after_its_deadline_is_given_back_and_asked_for_ag
 
     assert caller.acquire(lock)
 
-    assert lock.lease is not None
-    assert lock.lease.held
-    assert is_held_by(locks, lock.lease)
+    assert lease_of(lock) is not None
+    assert lease_of(lock).held
+    assert is_held_by(locks, lease_of(lock))
     assert len(runs(proxy, scripts.LEAVE)) == 1
     caller.release(lock)
 
@@ -154,7 +155,7 @@ def test_r6_a_release_whose_answer_is_lost_is_a_success_though_the_lock_was_hand
     caller.release(lock)
 
     assert waiter.result(5)
-    assert is_held_by(locks, next_lock.lease)
+    assert is_held_by(locks, lease_of(next_lock))
 
 
 def test_r6_a_lost_answer_does_not_hide_that_the_lease_was_released_by_force(
@@ -162,8 +163,8 @@ def test_r6_a_lost_answer_does_not_hide_that_the_lease_was_released_by_force(
 ) -> None:
     lock = distributed_lock(NAME)
     caller.acquire(lock)
-    assert lock.lease is not None
-    assert held.force_release(NAME, lock.lease.id, using=RIVAL)
+    assert lease_of(lock) is not None
+    assert held.force_release(NAME, lease_of(lock).id, using=RIVAL)
     proxy.rule_for_script(scripts.RELEASE.sha, "cut_after")
     with pytest.raises(LockLost, match="by force"):
         caller.release(lock)
@@ -174,7 +175,7 @@ def test_release_says_so_if_the_server_never_answers(
 ) -> None:
     lock = distributed_lock(NAME)
     caller.acquire(lock)
-    lease = lock.lease
+    lease = lease_of(lock)
     proxy.blackhole()
     with takes(at_most=2 * PATIENCE), pytest.raises(LockUnavailable):
         caller.release(lock)
@@ -239,7 +240,7 @@ def test_a_waiter_whose_connection_is_cut_keeps_its_place(
         proxy.cut()
         wait_until(lambda: len(runs(proxy, scripts.ACQUIRE)) > looks)
     assert front.result(1)
-    assert is_held_by(locks, first.lease)
+    assert is_held_by(locks, lease_of(first))
 
 
 @pytest.mark.parametrize("wait", [0, 0.5])
@@ -304,7 +305,7 @@ def test_a_zombie_acquire_or_release_does_no_harm_to_a_later_lease(
 
     assert proxy.forward_held() == 2
 
-    assert is_held_by(locks, later.lease)
+    assert is_held_by(locks, lease_of(later))
     later.release()
     assert is_left_clean(locks)
 
@@ -367,7 +368,7 @@ def test_r7_a_lease_that_cannot_be_renewed_is_lost_at_its_deadline(
 def test_r7_a_lost_lease_does_not_come_back_with_the_network(locks: Locks, proxy: Proxy) -> None:
     lock = distributed_lock(NAME, ttl=0.5)
     lock.acquire()
-    lease = lock.lease
+    lease = lease_of(lock)
     assert lease is not None
     proxy.blackhole()
     wait_until(lambda: lease.lost_reason)

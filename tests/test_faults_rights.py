@@ -24,6 +24,7 @@ from tests.faults import (
     is_held_by,
     is_left_clean,
     keys_of,
+    lease_of,
     one_kind,
     only_redis,
     rival,
@@ -214,12 +215,12 @@ def test_without_the_right_to_scripts_locks_work_by_plain_commands(
     assert caller.acquire(lock)
     assert rival().acquire() is False  # Who may run scripts is excluded too.
     waiter = caller.begin(next_lock)
-    lease = lock.lease
+    lease = lease_of(lock)
     assert lease is not None
     wait_until(lambda: lease.renewals)
     caller.release(lock)
     assert waiter.result(5)
-    assert is_held_by(locks, next_lock.lease)
+    assert is_held_by(locks, lease_of(next_lock))
     caller.release(next_lock)
     assert is_left_clean(locks)
     assert caplog.text.count("the server forbids scripts") == 1

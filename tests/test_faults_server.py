@@ -24,6 +24,7 @@ from tests.faults import (
     is_held_by,
     is_left_clean,
     keys_of,
+    lease_of,
     load_scripts,
     loses,
     one_kind,
@@ -224,7 +225,7 @@ def test_a_release_after_the_lock_vanished_leaves_the_next_holder_alone(
     assert later.acquire()
     with pytest.raises(LockLost, match="another owner"):
         caller.release(lock)
-    assert is_held_by(locks, later.lease)
+    assert is_held_by(locks, lease_of(later))
 
 
 @one_kind
@@ -247,7 +248,7 @@ def test_r12_a_flushed_script_is_sent_again_without_script_load(
 
     locks.redis.script_flush()
     assert caller.acquire(lock)
-    lease = lock.lease
+    lease = lease_of(lock)
     assert lease is not None
     locks.redis.script_flush()
     renewals = lease.renewals
@@ -490,8 +491,8 @@ def test_out_of_memory_a_release_hands_the_lock_on(caller: Caller, locks: Locks)
     locks.redis.config_set("maxmemory", 1)
     caller.release(lock)
     assert waiter.result(0.5)
-    assert next_lock.lease is not None
-    next_lock.lease.ensure_held(verify=True)
+    assert lease_of(next_lock) is not None
+    lease_of(next_lock).ensure_held(verify=True)
     next_lock.release()
     assert is_left_clean(locks)
 

@@ -188,7 +188,7 @@ def test_waiting_asks_for_a_place_in_the_queue_and_for_the_bell() -> None:
 
 def test_r2_the_deadline_counts_from_when_the_command_was_sent() -> None:
     granted = acquiring().answers(b"7", after=1.4).result
-    assert granted == Granted(fence=7, deadline=TTL - drift(TTL), at=0.0, settled=True)
+    assert granted == Granted(7, TTL - drift(TTL), 0.0, TTL - drift(TTL))
 
 
 def test_somebody_elses_lock_is_busy_and_tells_for_how_long() -> None:
@@ -393,7 +393,7 @@ def test_r14_a_handed_over_lease_is_ours_without_a_round_trip() -> None:
     # the confirmation is known to have arrived.
     assert granted.at == pytest.approx(0.5)
     assert granted.deadline == pytest.approx(0.5 + CLAIM - drift(CLAIM + 0.5))
-    assert not granted.settled
+    assert granted.ends == pytest.approx(0.5 + TTL - drift(TTL + 0.5))
 
 
 def test_a_short_lease_is_claimed_for_its_ttl_only() -> None:
@@ -421,7 +421,8 @@ def test_a_grant_that_needs_more_than_a_bell_is_confirmed_by_asking(fields: dict
     stage = queued(acquiring(**fields), after=0.0)
     stage.rings("granted", ID, 7, granted_at(0.1), after=0.1)
     assert asks(stage.step)
-    assert stage.answers(b"7", replicas=1).result.settled
+    granted = stage.answers(b"7", replicas=1).result
+    assert granted.ends == granted.deadline
 
 
 def test_a_confirmation_that_cannot_be_sent_is_asked_for_instead() -> None:
@@ -430,7 +431,8 @@ def test_a_confirmation_that_cannot_be_sent_is_asked_for_instead() -> None:
     assert isinstance(stage.step, Tell)
     stage.is_silent(after=0.0)
     assert asks(stage.step)
-    assert stage.answers(b"7").result.settled
+    granted = stage.answers(b"7").result
+    assert granted.ends == granted.deadline
 
 
 def test_a_wait_that_runs_out_ends_with_a_last_look_that_leaves_the_queue() -> None:
@@ -574,6 +576,7 @@ def releasing(**fields: Any) -> Stage:
         "token": TOKEN,
         "owner": OWNER,
         "deadline": 5.0,
+        "ends": fields.get("deadline", 5.0),
         "min_hold": 0.0,
         "once": 0.0,
         "patience": PATIENCE,
@@ -646,6 +649,20 @@ def test_leaving_a_block_insists_until_the_deadline() -> None:
             stage.is_silent(after=0.01)
     assert 60.0 <= stage.now < 60.0 + PATIENCE
     assert tries > 40
+
+
+def test_leaving_a_block_insists_until_the_end_that_a_confirmed_hand_over_has() -> None:
+    stage = releasing(insist=True, deadline=0.5, ends=5.0).is_silent(after=0.4).is_silent(after=2.0)
+    assert isinstance(stage.step, Pause)
+    # Its first try was in time, so whatever the server says now, it was released.
+    assert stage.sleeps().answers(b"gone").result is None
+
+
+def test_what_is_left_of_an_unreachable_lease_is_given_back_and_the_loss_told() -> None:
+    stage = Stage(flows.give_back(NAME, TOKEN, PATIENCE, "unreachable"))
+    assert stage.step.script is scripts.LEAVE
+    assert stage.is_silent().step.script is scripts.LEAVE
+    assert stage.is_silent().result == "unreachable"
 
 
 def test_a_refused_release_is_unavailable_at_once() -> None:

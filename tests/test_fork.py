@@ -305,7 +305,7 @@ def try_to_rely_on(lease: Lease) -> list[str]:
 def fork_with_a_lease_that_was_just_handed_over() -> None:
     """In a child: fork before the confirmation of a hand-over was read."""
     with distributed_lock(NAME) as lease:
-        assert not lease._settled
+        assert lease._unconfirmed
         say(in_fork(lambda: try_to_rely_on(lease)))
         lease.ensure_held(verify=True)
 

@@ -290,6 +290,7 @@ async def test_05_a_release_by_the_wrong_owner_is_refused(way: Way, place: Serve
             token="0" * 32,
             owner=lease.owner,
             deadline=0.0,
+            ends=0.0,
             min_hold=0.0,
             once=0.0,
             patience=1.0,

@@ -267,3 +267,13 @@ def test_a_long_socket_timeout_leaves_time_for_a_second_try(locks: Locks, proxy:
         proxy.rule_for_script(scripts.RENEW.sha, "hang_before")
         wait_until(lambda: lease.renewals)
         assert lease.held
+
+
+def test_what_is_over_costs_the_watchdog_nothing(locks: Locks) -> None:
+    with distributed_lock("held", ttl=3600):
+        for number in range(300):  # Due at 300 different times.
+            with distributed_lock(f"short-{number}", ttl=3600 + number):
+                pass
+    watchdog = backends["default"].watchdog
+    assert not watchdog._slots
+    assert len(watchdog._order) < 100

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import os
 import secrets
 import threading
 from abc import ABC, abstractmethod
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import ReferenceType, WeakSet, ref
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_redislock")
 
 Result = TypeVar("Result")
+
+# None without a loop, where get_running_loop() would raise, ten times as slow.
+running_loop = asyncio._get_running_loop
 
 LONGEST_PATIENCE = 5.0  # Seconds until a server counts as not answering.
 
@@ -65,6 +68,7 @@ class Backend(ABC):
         """Make all that belongs to this process alone; once more in a forked child."""
         self.process = secrets.token_hex(8)
         self.watchdog = Watchdog(self)
+        self._leases_lock = threading.Lock()
         # Leases that this process relies on, by name: one, or more after a loss. Weak: a lease
         # that nobody refers to any more must not be renewed.
         self.leases: dict[str, tuple[ReferenceType[Lease], ...]] = {}
@@ -134,29 +138,35 @@ class Backend(ABC):
 
     def watch(self, lease: Lease) -> None:
         """Look after a new lease."""
-        earlier = self.leases.get(lease.name)
-        self.leases[lease.name] = (*earlier, ref(lease)) if earlier else (ref(lease),)
+        with self._leases_lock:
+            earlier = self.leases.get(lease.name)
+            self.leases[lease.name] = (*earlier, ref(lease)) if earlier else (ref(lease),)
         self.watchdog.watch(lease)
 
     def forget(self, lease: Lease) -> None:
         """The lease is over."""
-        references = self.leases.get(lease.name, ())
-        if len(references) == 1 and references[0]() is lease:
-            self.leases.pop(lease.name, None)
-        else:
-            others = [one for one in self.leases_of(lease.name) if one != lease]
-            self._forget_all_but(lease.name, others)
+        with self._leases_lock:
+            references = self.leases.pop(lease.name, ())
+            if len(references) > 1 or (references and references[0]() is not lease):
+                self._keep_living(lease.name, references, but=lease)
         self.watchdog.forget(lease)
 
     def dropped(self, name: str) -> None:
-        """A lease was collected while it was held. Takes no lock: it is called by a destructor."""
-        self._forget_all_but(name, self.leases_of(name))
+        """A lease was collected while it was held."""
+        # Called by a destructor, which may run anywhere, also while this thread has the lock.
+        # What stays is a dead reference, which goes with the next lease of that name.
+        if self._leases_lock.acquire(blocking=False):
+            try:
+                self._keep_living(name, self.leases.pop(name, ()))
+            finally:
+                self._leases_lock.release()
 
-    def _forget_all_but(self, name: str, leases: list[Lease]) -> None:
-        if leases:
-            self.leases[name] = tuple(map(ref, leases))
-        else:
-            self.leases.pop(name, None)
+    def _keep_living(
+        self, name: str, references: Sequence[ReferenceType[Lease]], but: Lease | None = None
+    ) -> None:
+        living = tuple(one for one in references if (found := one()) is not None and found != but)
+        if living:
+            self.leases[name] = living
 
     # --- keeping leases (lease.Keeper) --------------------------------------------------------
 
@@ -179,19 +189,19 @@ class Backend(ABC):
             raise
 
     def settle(self, lease: Lease) -> None:
-        """Ask the server about a handed-over lease whose claim time is over by our clock."""
-        with suppress(LockLost, LockUnavailable):  # Then it is not held, and the caller sees it.
-            self.renew(lease)
-
-    async def asettle(self, lease: Lease) -> None:
-        """See settle()."""
-        with suppress(LockLost, LockUnavailable):
-            await self.arenew(lease)
+        """Ask the server whether it holds a lease in doubt; see Lease.ensure_held()."""
+        if running_loop() is not None:
+            raise LockUnavailable(
+                lease.name,
+                "whether the lease that was handed over is confirmed is not known yet, and asking"
+                " would block the event loop; use `await lease.aensure_held()`",
+            )
+        self.renew(lease)
 
     def _renewal(self, lease: Lease) -> flows.Renewal:
         if not lease._active:
             raise lease._loss()  # Lost, ended, or the parent process's.
-        if lease._settled and self.clock() >= lease._deadline:
+        if self.clock() >= lease._ends:
             lease._expire()
             raise lease._loss()
         ttl = lease._renewable_ttl()

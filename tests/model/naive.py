@@ -73,7 +73,7 @@ def acquire_believing_old_bells(request: Request, now: float) -> Flow[Any]:
             if isinstance(step, Listen) and answer.words[:1] == ("granted",):
                 deadline = answer.now + flows.CLAIM
                 flow.close()
-                return Granted(int(answer.words[2]), deadline, answer.now, settled=False)
+                return Granted(int(answer.words[2]), deadline, answer.now, answer.now + request.ttl)
             step = flow.send(answer)
         except StopIteration as end:
             return end.value

@@ -86,7 +86,7 @@ class Client(NamedTuple):
     renewals: int = 0
     fence: int = 0
     deadline: float = 0.0
-    settled: bool = True
+    ends: float = 0.0  # Later than the deadline until a hand-over is known to be confirmed.
     checked: bool = False  # Has looked whether it holds, and is about to write.
     paused: bool = False
     line: int = 0  # Number of its connection.
@@ -262,7 +262,7 @@ class World:
             yield f"{who} asks", self._reached(_with(state, who, asking), who, node)
         elif client.phase == "holding" and not client.checked:
             yield self._release(state, who, client)
-            relies = _is_held(state, client) or not client.settled
+            relies = _is_held(state, client) or state.now < client.ends
             if relies and not client.renewal and client.renewals < self.setup.renewals:
                 token, count = _token(who, client.round), client.renewals + 1
                 renewal = flows.Renewal(NAME, token, TTL, count)
@@ -298,9 +298,11 @@ class World:
         if client.deadline == -math.inf:
             return f"{who} leaves, knowing that it was lost", self._leave(state, who, client)
         token = _token(who, client.round)
-        ending = Ending(NAME, token, OWNER, client.deadline, 0.0, 0.0, PATIENCE, insist=True)
+        ending = Ending(
+            NAME, token, OWNER, client.deadline, client.ends, 0.0, 0.0, PATIENCE, insist=True
+        )
         node = self.book.start(flows.release, state.now, ending)
-        releasing = client._replace(phase="releasing", settled=True)
+        releasing = client._replace(phase="releasing")
         return f"{who} releases", self._reached(_with(state, who, releasing), who, node)
 
     def _write(self, state: State, who: int, client: Client) -> State:
@@ -329,9 +331,9 @@ class World:
         elif isinstance(step, Returned | Raised):
             client = client._replace(bells=())
             match step:
-                case Returned(Granted(fence, deadline, _, settled)):
+                case Returned(Granted(fence, deadline, _, ends)):
                     client = client._replace(
-                        phase="holding", flow=0, fence=fence, deadline=deadline, settled=settled
+                        phase="holding", flow=0, fence=fence, deadline=deadline, ends=ends
                     )
                 case Returned(Busy(value)) if value.startswith(_mark(who, client.round)):
                     raise Violation(f"P4: {who} is told busy, but its own command holds the lock")
@@ -358,11 +360,11 @@ class World:
                 return _with(state._replace(commands=commands), who, client._replace(renewal=node))
             case Returned(deadline):
                 deadline = max(client.deadline, deadline)
-                client = client._replace(renewal=0, deadline=deadline, settled=True)
+                client = client._replace(renewal=0, deadline=deadline, ends=deadline)
             case Raised(flows.LockLost()):
-                client = client._replace(renewal=0, deadline=-math.inf, settled=True)
+                client = client._replace(renewal=0, deadline=-math.inf, ends=-math.inf)
             case Raised(_):
-                client = client._replace(renewal=0, settled=True)
+                client = client._replace(renewal=0)
         return _with(state, who, client)
 
     # --- faults ---------------------------------------------------------------------------------
