@@ -43,10 +43,11 @@ def hold_and_fork() -> None:
         pid = os.fork()
         if pid == 0:
             try:
+                # Not before: Python drops what signals come while it starts a forked child.
+                say(os.getpid())
                 go_on()
             finally:
                 os._exit(1)  # It must not come here: this is the parent's to clean up.
-        say(pid)
         say(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         go_on()
 
