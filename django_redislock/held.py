@@ -21,7 +21,7 @@ from django_redislock.exceptions import LockUnavailable
 from django_redislock.flows import Call
 from django_redislock.lease import Owner, is_number
 from django_redislock.names import check_name
-from django_redislock.owner import is_gone
+from django_redislock.owner import described, is_gone
 from django_redislock.records import Record, Records, Run, record, records
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class HeldLock:
             "state": self.state,
             "id": self.id,
             "fence": self.fence,
-            **_described(self.owner),
+            **described(self.owner),
             "held_for": _rounded(self.held_for),
             "expires_in": _rounded(self.expires_in),
             "ttl": _rounded(self.ttl),
@@ -133,7 +133,7 @@ class Waiter:
     def as_dict(self) -> dict[str, Any]:
         """For ``manage.py locks show --json``."""
         waiting_for = _rounded(self.waiting_for)
-        return {"id": self.id, **_described(self.owner), "waiting_for": waiting_for}
+        return {"id": self.id, **described(self.owner), "waiting_for": waiting_for}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,7 @@ class PastLease:
         return {
             "id": self.id,
             "fence": self.fence,
-            **_described(self.owner),
+            **described(self.owner),
             "since": _rounded(self.since),
             "until": _rounded(self.until),
             "ended": self.ended,
@@ -498,19 +498,6 @@ def _searchable(lock: HeldLock) -> str:
     owner = lock.owner
     about = (lock.name, str(owner), owner.task, owner.command, owner.path, owner.thread)
     return "\n".join(about).casefold()
-
-
-def _described(owner: Owner) -> dict[str, Any]:
-    return {
-        "host": owner.host or None,
-        "pid": owner.pid,
-        "thread": owner.thread or None,
-        "task": owner.task or None,
-        "task_id": owner.task_id or None,
-        "command": owner.command or None,
-        "path": owner.path or None,
-        "permit": owner.permit or None,
-    }
 
 
 def _rounded(seconds: float | None) -> float | None:

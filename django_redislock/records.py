@@ -5,42 +5,93 @@ Also who waits in the broker's queue to run, for tasks that are queued one at a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock import flows, scripts
 from django_redislock.conf import DEFAULT_ALIAS, backends
 from django_redislock.flows import Call
 from django_redislock.lease import Owner, is_number
 from django_redislock.names import check_name
-from django_redislock.owner import current_owner
+from django_redislock.owner import current_owner, described
 
 if TYPE_CHECKING:
     from django_redislock.backends.base import Backend
+    from django_redislock.lease import Lease
     from django_redislock.scripts import Script
+
+
+KEPT = 30 * 86_400.0  # Seconds for which a record is kept after the last run.
+ASKED_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """A run of a task, or one that was skipped."""
 
-    at: float  # When it ended, in seconds since the epoch, by the server's clock.
+    at: float  # When it ended, in seconds since the epoch, by the server's clock; or else began.
     ago: float
     owner: Owner  # Who ran it; of one that was skipped, who did not.
-    lasted: float | None  # None: it was skipped.
+    lasted: float | None  # None: it was skipped, or its end is not known.
     why: str  # Why it was skipped: "busy" or "done"; else "".
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``manage.py locks runs --json``. Keys are added, never renamed or removed."""
+        return {
+            "at": round(self.at, 3),
+            "ago": round(self.ago, 3),
+            "lasted": None if self.lasted is None else round(self.lasted, 3),
+            "why": self.why or None,
+            **described(self.owner),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What became of the task runs under one lock. None: there was none in the last 30 days."""
+    """What became of the task runs under one lock. None: there was none in the last 30 days.
+
+    Attributes:
+        name: The lock.
+        alias: Its alias in REDISLOCK.
+        last_success: The last run that ended well.
+        last_failure: The last that raised.
+        last_skip: The last that did not happen because of the lock.
+        skips: How many were skipped since the last success.
+        under_way: The runs that hold the lock right now; several if the task has a limit.
+        last_unended: The last run that began, whose lease is over, and of which neither success nor
+            failure is known: its process was killed, or it lost the lease.
+    """
 
     name: str
     alias: str
-    last_success: Run | None
-    last_failure: Run | None
-    last_skip: Run | None
-    skips: int  # Since the last success.
+    last_success: Run | None = None
+    last_failure: Run | None = None
+    last_skip: Run | None = None
+    skips: int = 0
+    under_way: tuple[Run, ...] = ()
+    last_unended: Run | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether anything is."""
+        runs = self.last_success, self.last_failure, self.last_skip, self.last_unended
+        return any(runs) or bool(self.under_way)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``manage.py locks runs --json``. Keys are added, never renamed or removed."""
+        runs = {
+            "last_success": self.last_success,
+            "last_failure": self.last_failure,
+            "last_skip": self.last_skip,
+            "last_unended": self.last_unended,
+        }
+        return {
+            "name": self.name,
+            "alias": self.alias,
+            **{key: run and run.as_dict() for key, run in runs.items()},
+            "skips": self.skips,
+            "under_way": [run.as_dict() for run in self.under_way],
+        }
 
 
 class Records(list[Record]):
@@ -57,7 +108,10 @@ def records(*, using: str = DEFAULT_ALIAS, limit: int = 1000) -> Records:
     """
     backend = backends[using]
     names, total = backend.ran_names(limit)
-    found = Records(record for record in _records(backend, names) if record is not None)
+    found = Records()
+    for start in range(0, len(names), ASKED_AT_ONCE):
+        some = _records(backend, names[start : start + ASKED_AT_ONCE])
+        found.extend(record for record in some if record is not None)
     found.partial = total > limit
     return found
 
@@ -73,30 +127,97 @@ def record(name: str, *, using: str = DEFAULT_ALIAS) -> Record | None:
 
 
 def _records(backend: Backend, names: list[str]) -> list[Record | None]:
+    answers = _ask_runs(backend, names)
+    # A run that has begun goes on if it holds the lock. One that does not has ended meanwhile, or
+    # never will: then it is still there at a second look.
+    begun = [(name, entry) for name, answer in answers.items() for entry in answer.started]
+    seen = backend.look_many([_lock_of(name, entry) for name, entry in begun])
+    over = [
+        (name, entry)
+        for (name, entry), one in zip(begun, seen, strict=True)
+        if one.holding is None or one.holding.id != _lease_of(entry)
+    ]
+    answers |= _ask_runs(backend, list(dict.fromkeys(name for name, _ in over)))
+    return [
+        _record(backend, name, answers[name], {entry for one, entry in over if one == name})
+        for name in names
+    ]
+
+
+class _Answer(NamedTuple):
+    """What the script says, see lua/runs.lua."""
+
+    now: float  # Seconds since the epoch.
+    success: str
+    failure: str
+    skip: str
+    unended: str
+    started: list[str]
+    skips: int
+
+
+def _ask_runs(backend: Backend, names: list[str]) -> dict[str, _Answer]:
     calls = [Call(scripts.RUNS, name, (), backend.within) for name in names]
-    found: list[Record | None] = []
+    found = {}
     for name, answer in zip(names, backend.ask_many(calls) if calls else (), strict=True):
-        now_ms, *notes, skips = answer
-        runs = [_run(note, int(now_ms) / 1000) for note in notes]
-        if not any(runs):
-            found.append(None)
-            continue
-        success, failure, skip = runs
-        found.append(
-            Record(
-                name=name,
-                alias=backend.alias,
-                last_success=success,
-                last_failure=failure,
-                last_skip=skip,
-                skips=int(skips),
-            )
+        now_ms, *notes, started, skips = answer
+        success, failure, skip, unended = map(_text, notes)
+        found[name] = _Answer(
+            int(now_ms) / 1000,
+            success,
+            failure,
+            skip,
+            unended,
+            [_text(entry) for entry in started],
+            int(skips),
         )
     return found
 
 
-def _run(note: bytes, now: float) -> Run | None:
-    at, _, rest = note.decode(errors="replace").partition("|")
+def _text(note: bytes) -> str:
+    return note.decode(errors="replace")
+
+
+def _record(backend: Backend, name: str, answer: _Answer, over: set[str]) -> Record | None:
+    def run(note: str) -> Run | None:
+        return _run(note, answer.now)
+
+    def begun(note: str) -> Run | None:
+        found = run(note)
+        return found and replace(found, why="", lasted=None)
+
+    unended = [begun(answer.unended)]
+    under_way = []
+    for entry in answer.started:
+        one = begun(entry.partition("|")[2])
+        if entry in over:
+            unended.append(one)
+        elif one:
+            under_way.append(one)
+    found = Record(
+        name=name,
+        alias=backend.alias,
+        last_success=run(answer.success),
+        last_failure=run(answer.failure),
+        last_skip=run(answer.skip),
+        skips=answer.skips,
+        under_way=tuple(under_way),
+        last_unended=max(filter(None, unended), key=lambda one: one.at, default=None),
+    )
+    return found if found.known else None
+
+
+def _lock_of(name: str, entry: str) -> str:
+    """The lock that a run which has begun holds while it goes on: that of its permit, if any."""
+    return name + entry.partition("|")[0]
+
+
+def _lease_of(entry: str) -> str:
+    return "".join(entry.split("|")[3:4])
+
+
+def _run(note: str, now: float) -> Run | None:
+    at, _, rest = note.partition("|")
     lasted, _, rest = rest.partition("|")
     why, _, owner = rest.partition("|")
     if not is_number(at) or not is_number(lasted):
@@ -122,7 +243,19 @@ def note_skip(name: str, why: str, *, using: str) -> None:
     _ask(scripts.SKIP, name, why, current_owner().packed, using=using)
 
 
-def note_end(name: str, run: flows.Run, *, success: bool, lasted: float, using: str) -> None:
+def note_start(name: str, lease: Lease, *, using: str) -> None:
+    """Note that a run begins that holds a permit of many; an acquire tells of its own name only.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    permit = lease.name.removeprefix(name)
+    _ask(scripts.START, name, permit, lease.id, current_owner().packed, using=using)
+
+
+def note_end(
+    name: str, run: flows.Run, lease: Lease, *, success: bool, lasted: float, using: str
+) -> None:
     """Note how a run ended that held a permit of many; a release tells of its own name only.
 
     Raises:
@@ -130,8 +263,9 @@ def note_end(name: str, run: flows.Run, *, success: bool, lasted: float, using: 
     """
     what = "success" if success else "failure"
     times = flows.milliseconds(lasted), flows.milliseconds(run.remembered)
-    owner = current_owner().packed
-    _ask(scripts.FINISH, name, what, times[0], owner, run.id, times[1], using=using)
+    owner, permit = current_owner().packed, lease.name.removeprefix(name)
+    ended = (what, times[0], owner, run.id, times[1], permit, lease.id)
+    _ask(scripts.FINISH, name, *ended, using=using)
 
 
 def note_retried(name: str, run: flows.Run, *, using: str) -> None:
@@ -141,7 +275,8 @@ def note_retried(name: str, run: flows.Run, *, using: str) -> None:
         LockUnavailable: The server did not or could not answer.
     """
     remembered = flows.milliseconds(run.remembered)
-    _ask(scripts.FINISH, name, "retried", 0, b"", run.id, remembered, using=using)
+    # Its start, and that of its lease, end with the release or with note_end().
+    _ask(scripts.FINISH, name, "retried", 0, b"", run.id, remembered, "", "", using=using)
 
 
 def announce(name: str, task_id: str, ttl: float, *, using: str) -> str:

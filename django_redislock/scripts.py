@@ -56,6 +56,7 @@ NAMES = _load("names")
 
 # Of tasks alone:
 SKIP = _load("skip")
+START = _load("start")
 FINISH = _load("finish")
 FINISHED = _load("finished")
 RUNS = _load("runs")

@@ -49,6 +49,9 @@ def test_each_permit_is_a_row_of_its_own(stage: Stage) -> None:
     assert {lock.owner.task_id for lock in rows} == {one.id for one in running}
     assert sorted(lock.owner.permit for lock in rows) == ["1/3", "2/3", "3/3"]
     assert len({lock.id for lock in rows}) == 3
+    record = held.record(key)
+    assert record is not None
+    assert {run.owner.task_id for run in record.under_way} == {one.id for one in running}
     stage.open_gate(key, 3)
     for one in running:
         stage.result(one)
@@ -105,6 +108,7 @@ def test_the_record_is_that_of_the_name(stage: Stage) -> None:
     assert record is not None
     assert record.last_success is not None
     assert record.last_success.owner.task_id == sent.id
+    assert (record.under_way, record.last_unended) == ((), None)
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ CHANNELS = ["bell:one:1", "bell:one:2", "bell:two:1", "bell:gone:1"]
 LISTENING = CHANNELS[:3]
 TOKENS = [f"{number}" * 32 for number in range(len(CHANNELS))]
 IDS = [f"{number}" * 16 for number in range(len(CHANNELS))]
+PERMITS = ["", "#1", "#2", "#2"]
 OWNERS = [b'{"host":"web-%d"}' % number for number in range(len(CHANNELS))]
 
 Operation = tuple[Any, ...]  # The name of a script, and what tells its arguments.
@@ -146,7 +147,7 @@ def counts(name: str, answer: Any) -> Any:
             return waiters
         case "runs", [*_, skips]:
             return int(skips)
-        case "leave" | "retract" | "skip" | "finish", number:
+        case "leave" | "retract" | "skip" | "start" | "finish", number:
             return number
     return None
 
@@ -181,6 +182,7 @@ of_owners = st.one_of(
 )
 of_tasks = st.one_of(
     st.tuples(st.just("skip"), who),
+    st.tuples(st.just("start"), who),
     st.tuples(st.just("finish"), who, st.sampled_from(["success", "failure", "retried"]), runs),
     st.tuples(st.just("finished"), runs),
     st.tuples(st.just("announce"), runs),
@@ -215,7 +217,9 @@ def arguments(  # noqa: PLR0911 - one return per operation
         case "skip", _:
             return "busy", owner, channel
         case "finish", [_, what, run]:
-            return what, 170, owner, run, 60_000, channel
+            return what, 170, owner, run, 60_000, PERMITS[number], id_, channel
+        case "start", _:
+            return PERMITS[number], id_, owner, channel
         case "announce" | "requeue", [run]:
             return run or "run-0", 3370, channel
         case "finished" | "retract", [run]:

@@ -86,6 +86,8 @@ def listen_everywhere(ears: Ears, client: Client) -> None:
         ["doctor"],
         ["doctor", "--json"],
         ["watch"],
+        ["runs"],
+        ["runs", "lottery", "--json"],
         ["clean", "--all", "--dry-run"],
     ):
         ears.command(*act)

@@ -130,6 +130,8 @@ class Server:
             if mine:
                 state = "h" if lease.state == "c" else lease.state
                 lock.lease = replace(lease, state=state, expires=ms + ttl)
+                if heed:
+                    _begin(lock, "", id, lease.since, owner)
                 return b"%d" % lease.fence
             _remember_met(lock, lease, ms)
             left = (lease.claim if lease.state == "c" else lease.expires) - ms
@@ -157,6 +159,8 @@ class Server:
                     owner=owner,
                     renews=renews,
                 )
+                if heed:
+                    _begin(lock, "", id, ms, owner)
                 return b"%d" % fence
             left = CLAIM_MS
         assert lock.lease is not None
@@ -237,6 +241,7 @@ class Server:
             _remember(lock, lease, ms, ended)
         if remembered:
             what = "success" if ended == "done" else "failure"
+            lock.runs.pop("started", None)
             _note(lock, what, ms, ms - lease.since, "", owner)
             if ended == "done" and run:
                 _finish_run(lock, _task_of(run), ms, remembered)
@@ -245,6 +250,19 @@ class Server:
     def _skip(self, lock: _Lock, us: int, ms: int, why: str, owner: str, _: str) -> int:
         _note(lock, "skip", ms, 0, why, owner)
         return lock.skips
+
+    def _start(
+        self,
+        lock: _Lock,
+        us: int,
+        ms: int,
+        permit: str,
+        id: str,  # noqa: A002
+        owner: str,
+        _: str,
+    ) -> int:
+        _begin(lock, permit, id, ms, owner)
+        return 1
 
     def _finish(
         self,
@@ -256,8 +274,11 @@ class Server:
         owner: str,
         run: str,
         remembered: int,
+        permit: str,
+        id: str,  # noqa: A002
         _: str,
     ) -> int:
+        _forget(lock, permit, id)
         if what != "retried":
             _note(lock, what, ms, lasted, "", owner)
         if what != "failure" and run:
@@ -269,8 +290,14 @@ class Server:
         return int(pointless[1]) if pointless else -1
 
     def _runs(self, lock: _Lock, us: int, ms: int, _: str) -> list[Any]:
-        notes = [lock.runs.get(what, "").encode() for what in ("success", "failure", "skip")]
-        return [b"%d" % ms, *notes, lock.skips]
+        kinds = "success", "failure", "skip", "unended"
+        notes = [lock.runs.get(what, "").encode() for what in kinds]
+        started = sorted(
+            f"{what.removeprefix('started')}|{entry}".encode()
+            for what, entry in lock.runs.items()
+            if what.startswith("started")
+        )
+        return [b"%d" % ms, *notes, started, lock.skips]
 
     def _announce(self, lock: _Lock, us: int, ms: int, id: str, ttl: int, _: str) -> bytes:  # noqa: A002
         until, waiting = lock.queued
@@ -297,6 +324,8 @@ class Server:
         lease = lock.lease
         if lease is not None and lease.token == token and lease.state != "k":
             self._pass_on(lock, us, ms)
+            if lease.renewals == "00000":
+                _forget(lock, "", lease.id)
             return 1
         return 0
 
@@ -399,8 +428,27 @@ def _remember_met(lock: _Lock, lease: _Lease, ms: int) -> None:
 def _note(lock: _Lock, what: str, ms: int, lasted: int, why: str, owner: str) -> None:
     lock.runs[what] = f"{ms}|{lasted}|{why}|{owner}"
     lock.ran = ms
-    if what != "failure":
+    if what in {"success", "skip"}:
         lock.skips = lock.skips + 1 if what == "skip" else 0
+
+
+def _begun(lock: _Lock, permit: str, id: str) -> tuple[str, bool]:  # noqa: A002
+    entry = lock.runs.get(f"started{permit}", "")
+    return entry, entry.split("|")[2:3] == [id]
+
+
+def _begin(lock: _Lock, permit: str, id: str, ms: int, owner: str) -> None:  # noqa: A002
+    before, mine = _begun(lock, permit, id)
+    if mine:
+        return
+    if before:
+        lock.runs["unended"] = before
+    _note(lock, f"started{permit}", ms, 0, id, owner)
+
+
+def _forget(lock: _Lock, permit: str, id: str) -> None:  # noqa: A002
+    if _begun(lock, permit, id)[1]:
+        del lock.runs[f"started{permit}"]
 
 
 def _finish_run(lock: _Lock, run: str, ms: int, remembered: int) -> None:

@@ -95,8 +95,12 @@ def _acquire(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     met: Commands = []
     if value is not None:
         if _is_held_by(value, token):
-            commands: Commands = [("PEXPIRE", keys.lock, ttl), ("SETRANGE", keys.lock, 32, "h")]
-            return commands, value.split(b"|")[1]
+            _, given, since, *_ = value.split(b"|")
+            return [
+                ("PEXPIRE", keys.lock, ttl),
+                ("SETRANGE", keys.lock, 32, "h"),
+                *(_begin(keys, ask, b"", id, int(since), owner) if heed else []),
+            ], given
         left = ask("PTTL", keys.lock)
         if left == -1:
             return [("ZADD", keys.held, "+inf", keys.lock)], [b"endless"]
@@ -122,6 +126,7 @@ def _acquire(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
         ("SET", keys.fence, next_fence, "PX", ttl + DAY_MS),
         set_lock,
         ("ZADD", keys.held, now_us // 1000 + ttl, keys.lock),
+        *(_begin(keys, ask, b"", id, now_us // 1000, owner) if heed else []),
     ], next_fence
 
 
@@ -169,6 +174,7 @@ def _conclude(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     if remembered > 0:
         lasted = now - int(value.split(b"|")[2])
         what = "success" if ended == b"done" else "failure"
+        commands.append(("HDEL", keys.runs, "started"))
         commands += _note(keys, what, now, lasted, b"", owner)
         if ended == b"done" and run:
             commands += _finish_run(keys, _task_of(run), now, remembered)
@@ -177,8 +183,10 @@ def _conclude(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
 
 def _leave(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     value = ask("GET", keys.lock)
-    mine = value is not None and _is_held_by(value, args[0])
-    return (_free(keys) if mine else []), int(mine)
+    if value is None or not _is_held_by(value, args[0]):
+        return [], 0
+    never_was = value[34:39] == b"00000"
+    return _free(keys) + (_forget(keys, ask, b"", value[39:55]) if never_was else []), 1
 
 
 def _force_release(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
@@ -232,10 +240,15 @@ def _skip(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     return _note(keys, "skip", _clock(ask) // 1000, 0, why, owner), skips
 
 
+def _start(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
+    permit, id, owner = args  # noqa: A001
+    return _begin(keys, ask, permit, id, _clock(ask) // 1000, owner), 1
+
+
 def _finish(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
-    what, lasted, owner, run, remembered = args
+    what, lasted, owner, run, remembered, permit, id = args  # noqa: A001
     now = _clock(ask) // 1000
-    commands: Commands = []
+    commands = _forget(keys, ask, permit, id)
     if what != b"retried":
         commands += _note(keys, what.decode(), now, lasted, b"", owner)
     if what != b"failure" and run:
@@ -250,8 +263,17 @@ def _finished(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
 
 
 def _runs(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
-    *notes, skips = ask("HMGET", keys.runs, "success", "failure", "skip", "skips")
-    return [], [_clock(ask) // 1000, *(note or b"" for note in notes), int(skips or 0)]
+    fields = ask("HGETALL", keys.runs)
+    if isinstance(fields, list):  # Until RESP3, which has maps.
+        fields = dict(zip(fields[::2], fields[1::2], strict=True))
+    notes = [fields.get(what, b"") for what in (b"success", b"failure", b"skip", b"unended")]
+    started = sorted(
+        name.removeprefix(b"started") + b"|" + entry
+        for name, entry in fields.items()
+        if name.startswith(b"started")
+    )
+    now = _clock(ask) // 1000
+    return [], [now, *notes, started, int(fields.get(b"skips", 0))]
 
 
 def _announce(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
@@ -295,6 +317,7 @@ _OPERATIONS: dict[str, Callable[[Keys, Ask, list[Any]], Decision]] = {
     scripts.INSPECT.name: _inspect,
     scripts.NAMES.name: _names,
     scripts.SKIP.name: _skip,
+    scripts.START.name: _start,
     scripts.FINISH.name: _finish,
     scripts.FINISHED.name: _finished,
     scripts.RUNS.name: _runs,
@@ -354,12 +377,14 @@ def _finish_run(keys: Keys, run: bytes, now: int, remembered: int) -> Commands:
 
 
 def _note(keys: Keys, what: str, ms: int, lasted: int, why: bytes, owner: bytes) -> Commands:
-    skips: tuple[str | bytes | int, ...] = ("HDEL", keys.runs, "skips")
-    if what == "skip":
-        skips = ("HINCRBY", keys.runs, "skips", 1)
+    counts: Commands = []
+    if what == "success":
+        counts = [("HDEL", keys.runs, "skips")]
+    elif what == "skip":
+        counts = [("HINCRBY", keys.runs, "skips", 1)]
     return [
         ("HSET", keys.runs, what, b"%d|%d|%b|%b" % (ms, lasted, why, owner)),
-        *([] if what == "failure" else [skips]),
+        *counts,
         ("PEXPIRE", keys.runs, 30 * DAY_MS),
         ("ZADD", keys.ran, ms, keys.lock),
         ("ZREMRANGEBYRANK", keys.ran, 0, -MOST_FINISHED - 1),
@@ -383,6 +408,26 @@ def _sight(keys: Keys, ask: Ask) -> tuple[bytes, bytes, bytes]:
 
 def _is_ours(value: bytes) -> bool:
     return _OURS.match(value) is not None
+
+
+def _begun(keys: Keys, ask: Ask, permit: bytes, id: bytes) -> tuple[bytes, bool]:  # noqa: A002
+    entry: bytes = ask("HGET", keys.runs, b"started" + permit) or b""
+    return entry, entry.split(b"|")[2:3] == [id]
+
+
+def _begin(keys: Keys, ask: Ask, permit: bytes, id: bytes, ms: int, owner: bytes) -> Commands:  # noqa: A002
+    before, mine = _begun(keys, ask, permit, id)
+    if mine:
+        return []
+    return [
+        *([("HSET", keys.runs, "unended", before)] if before else []),
+        *_note(keys, "started" + permit.decode(), ms, 0, id, owner),
+    ]
+
+
+def _forget(keys: Keys, ask: Ask, permit: bytes, id: bytes) -> Commands:  # noqa: A002
+    _, mine = _begun(keys, ask, permit, id)
+    return [("HDEL", keys.runs, b"started" + permit)] if mine else []
 
 
 def _is_held_by(value: bytes, token: bytes) -> bool:

@@ -237,6 +237,7 @@ class _Attempt:
         with ExitStack() as stack:
             if lease is not None and self.options.limit > 1:
                 stack.push(self._note_end_of(lease))
+                self._note_start_of(lease)
             current = _Current(self.task.request, lease, self.options.abort_on_lost)
             stack.callback(_current.reset, _current.set(current))
             self._report_start()
@@ -263,6 +264,13 @@ class _Attempt:
     def _warn_not_noted(self, error: LockUnavailable) -> None:
         logger.warning("The end of %s[%s] is not noted: %s", self.task.name, self._id, error)
 
+    def _note_start_of(self, lease: Lease) -> None:
+        """Note that a run under a permit begins."""
+        try:
+            records.note_start(self.name, lease, using=self.options.using)
+        except LockUnavailable as error:
+            logger.warning("The start of %s[%s] is not noted: %s", self.task.name, self._id, error)
+
     def _note_end_of(self, lease: Lease) -> Callable[..., None]:
         """Note the end of a run under a permit, before the permit is given back."""
         began = time.monotonic()
@@ -274,6 +282,7 @@ class _Attempt:
                 records.note_end(
                     self.name,
                     self._this_run,
+                    lease,
                     success=exc_type is None,
                     lasted=time.monotonic() - began,
                     using=self.options.using,

@@ -6,6 +6,9 @@
 --           skips: how many since the last success
 --           queued: until(ms) "|" id of the task that waits in the broker's queue, see announce.lua
 --           asked: when(ms) a call was last made that was not published because of it
+--           started: the run that has begun, in the same form; why is the id of its lease, which
+--           tells whether it goes on. Of tasks with a limit there is one for each permit: started#2
+--           unended: the last that had begun when another one did, and had not ended
 -- ran       the lock keys by the time of their last run, for listings
 --
 -- Trouble with it (pcall) never fails an operation on the lock.
@@ -21,6 +24,33 @@ local function note(what, ms, lasted, why, owner)
   if RAN then
     redis.pcall('ZADD', RAN, ms, LOCK)
     redis.pcall('ZREMRANGEBYRANK', RAN, 0, -10001)
+  end
+end
+
+-- The entry of the run that has begun under a permit ('' if there is only one), and whether it is
+-- that of the lease *id*.
+local function begun(permit, id)
+  local entry = redis.pcall('HGET', RUNS, 'started' .. permit)
+  if type(entry) == 'string' then
+    return entry, string.match(entry, '^%d+|0|(%x+)|') == id
+  end
+end
+
+local function begin(permit, id, ms, owner)
+  local before, mine = begun(permit, id)
+  if not mine then
+    if before then
+      redis.pcall('HSET', RUNS, 'unended', before)
+    end
+    note('started' .. permit, ms, 0, id, owner)
+  end
+end
+
+-- The run of the lease *id* has ended, or has never been.
+local function forget(permit, id)
+  local _, mine = begun(permit, id)
+  if mine then
+    redis.pcall('HDEL', RUNS, 'started' .. permit)
   end
 end
 

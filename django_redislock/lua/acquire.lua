@@ -9,16 +9,18 @@
 --         {'busy', ms until the current lease must have ended, value of lock or its beginning}
 --         {'done', value of done} or {'finished', ms since}, if it is pointless
 --         {'endless'} if the key has no expiry, so that waiting for it would never end
-local LOCK, QUEUE, WAITERS, FENCE, DONE, FINISHED, PAST, HELD = unpack(KEYS)
+local LOCK, QUEUE, WAITERS, FENCE, DONE, FINISHED, PAST, RUNS, HELD, RAN = unpack(KEYS)
 -- include _lease
 -- include _grant
 local token, id, ttl, mode, ticket, heed, renews, owner, channel = unpack(ARGV)
 ttl = tonumber(ttl)
 local value = redis.pcall('GET', LOCK)
-local pointless
+local pointless, started
 if heed ~= '' then
   -- include _heed
+  -- include _runs
   pointless = why_pointless(heed)
+  started = begin
 end
 
 local previous
@@ -29,6 +31,9 @@ if not value and not pointless and call('EXISTS', QUEUE) == 0 then
   previous = call('SET', FENCE, us, 'PX', ttl + DAY, 'GET')
   if next_fence(previous, us) == us then
     grant(token, id, ttl, renews, owner, us, us, '')
+    if started then
+      started('', id, milliseconds(us), owner)
+    end
     return us
   end
 end
@@ -60,11 +65,14 @@ local ms = milliseconds(us)
 local left
 if value then
   local state = state_of(value)
-  local fence, _, claim, claimant = read(value)
+  local fence, since, claim, claimant = read(value)
   if is_of(value, token) and state ~= 'k' then
     call('PEXPIRE', LOCK, ttl)
     if state == 'c' then
       call('SETRANGE', LOCK, 32, 'h')
+    end
+    if started then
+      started('', id, tonumber(since), owner)
     end
     return fence
   end
@@ -105,6 +113,9 @@ if not left then
     local fence = next_fence(previous, us)
     call('SET', FENCE, fence, 'PX', ttl + DAY)
     grant(token, id, ttl, renews, owner, fence, us, '')
+    if started then
+      started('', id, ms, owner)
+    end
     return fence
   end
   value, left = call('GET', LOCK), CLAIM

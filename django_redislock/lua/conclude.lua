@@ -52,6 +52,7 @@ end
 if remembered ~= '0' then
   -- include _runs
   -- include _task_of
+  redis.pcall('HDEL', RUNS, 'started') -- that of this run: it has had the lock until now
   note(ended == 'done' and 'success' or 'failure', ms, ms - since, '', owner)
   if ended == 'done' and run ~= '' then
     finish(task_of(run), ms, remembered)

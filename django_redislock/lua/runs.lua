@@ -1,14 +1,27 @@
 -- runs: what became of the task runs under this lock.
 -- ARGV  -
--- returns {server time in ms, success or '', failure or '', skip or '', skips since the last success}; see _runs.lua
+-- returns {server time in ms, success or '', failure or '', skip or '', unended or '',
+--          {permit "|" started, ...}, skips since the last success}; see _runs.lua
 local RUNS = unpack(KEYS)
 -- include _lease
-local found = redis.pcall('HMGET', RUNS, 'success', 'failure', 'skip', 'skips')
-local SIGHT = 8192 -- bytes of an entry that are answered, as in _queue.lua
+local SIGHT = 8192 -- bytes of an entry that are answered: somebody else may have written more
+local found, started = {}, {}
+local fields = redis.pcall('HGETALL', RUNS)
+for i = 1, #fields, 2 do
+  local permit = string.match(fields[i], '^started(.*)$')
+  local entry = string.sub(fields[i + 1], 1, SIGHT)
+  found[fields[i]] = entry
+  if permit then
+    table.insert(started, permit .. '|' .. entry)
+  end
+end
+table.sort(started)
 return {
   digits(milliseconds(clock())),
-  string.sub(found[1] or '', 1, SIGHT),
-  string.sub(found[2] or '', 1, SIGHT),
-  string.sub(found[3] or '', 1, SIGHT),
-  tonumber(found[4] or 0) or 0,
+  found.success or '',
+  found.failure or '',
+  found.skip or '',
+  found.unended or '',
+  started,
+  tonumber(found.skips or 0) or 0,
 }

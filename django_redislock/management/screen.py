@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,7 +13,7 @@ from django_redislock.management import terminal
 from django_redislock.wording import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from django_redislock.held import HeldLock, Selection
 
@@ -20,13 +21,13 @@ MOST_LOCKS = 1000  # Of each alias.
 EVENTS_SHOWN = 6
 QUEUES_SHOWN = 3
 WAITERS_SHOWN = 3
-NAME_SHOWN = 40  # Columns.
 
 
 class Listed(NamedTuple):
     """The held locks of some aliases."""
 
     locks: list[HeldLock]
+    total: int  # How many are held, whichever were asked for.
     partial: bool  # Whether there may be more.
     problems: dict[str, LockUnavailable]  # Of the aliases whose server did not answer.
 
@@ -40,7 +41,7 @@ class Listed(NamedTuple):
 
 def listed(aliases: list[str], limit: int, only: Selection | None = None) -> Listed:
     """Up to *limit* held locks of each alias."""
-    found = Listed([], False, {})
+    found = Listed([], 0, False, {})
     for alias in aliases:
         try:
             some = held.list(using=alias, limit=limit, only=only)
@@ -48,7 +49,9 @@ def listed(aliases: list[str], limit: int, only: Selection | None = None) -> Lis
             found.problems[alias] = error
         else:
             found.locks.extend(some)
-            found = found._replace(partial=found.partial or some.partial)
+            found = found._replace(
+                total=found.total + some.total, partial=found.partial or some.partial
+            )
     return found
 
 
@@ -61,27 +64,41 @@ class Screen:
         self._before_partial = False
         self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
 
-    def look(self, lines: int = 1000) -> tuple[list[str], list[str]]:
-        """Look again: what there is, in about *lines* lines, and what is wrong with servers."""
+    def look(
+        self, lines: int | None = None, columns: int | None = None
+    ) -> tuple[list[str], list[str]]:
+        """Look again: what there is, and what is wrong with servers.
+
+        Args:
+            lines: That there is room for; None if that does not matter.
+            columns: The same.
+        """
         found = listed(self._aliases, MOST_LOCKS)
         self._note(found)
         # Those that are waited for, and have been held longest, matter most.
         locks = sorted(found.locks, key=lambda lock: (-lock.waiters, -(lock.held_for or 0.0)))
-        queues = [line for lock in locks[:QUEUES_SHOWN] if lock.waiters for line in _queue(lock)]
         several = len(self._aliases) > 1
-        complaints = found.complaints(aliases=several)
-        room = lines - len(queues) - len(complaints) - EVENTS_SHOWN - 5
+        complaints = [
+            line
+            for complaint in found.complaints(aliases=several)
+            for line in textwrap.wrap(complaint, columns or len(complaint))
+        ]
         waiting = sum(lock.waiters for lock in locks)
         more = " or more" if found.partial else ""
-        table = terminal.locks(locks[: max(1, room)], aliases=several, names=NAME_SHOWN)
-        screen = [
-            f"{time.strftime('%H:%M:%S')}  held: {len(locks)}{more}  waiting: {waiting}",
-            "",
-            *(table if locks else []),
-            *(["", *queues] if queues else []),
-            *(["", *self._events] if self._events else []),
-        ]
-        return screen, complaints
+        status = f"{time.strftime('%H:%M:%S')}  held: {len(locks)}{more}  waiting: {waiting}"
+        queues = [line for lock in locks[:QUEUES_SHOWN] if lock.waiters for line in _queue(lock)]
+        rows, events = len(locks), list(self._events)
+        if lines is not None:
+            # The status, a space and the headers are there anyway.
+            room = lines - len(complaints) - 3
+            rows, queues, events = _share(room, rows, queues, events)
+        table, missing = _table(locks, rows, columns, aliases=several)
+        if missing:
+            status += f"  no room for: {', '.join(missing)}"
+        shown = [status]
+        for part in (table, queues, events):
+            shown += ["", *part] if part else []
+        return [terminal.clipped(line, columns) if columns else line for line in shown], complaints
 
     def _note(self, found: Listed) -> None:
         before = self._before
@@ -103,7 +120,40 @@ class Screen:
                 continue
             change = "handed over" if old and new else "taken" if new else "free"
             holders = " -> ".join(terminal.place(one.owner) for one in (old, new) if one)
-            self._events.append(visible(f"{clock}  {key[1]}  {change}  {holders}"))
+            name = terminal.pasteable(key[1])
+            self._events.append(visible(f"{clock}  {name}  {change}  {holders}"))
+
+
+def _share(
+    room: int, rows: int, queues: list[str], events: list[str]
+) -> tuple[int, list[str], list[str]]:
+    """So much of each as fits into *room* lines: the locks first, and of the events the latest."""
+    below = sum(len(part) + 1 for part in (queues, events) if part)
+    rows = min(rows, max(room - below, room // 2, 2))
+    room -= rows + 1
+    queues = queues[: max(0, room)]
+    room -= len(queues) + 1 if queues else 0
+    return rows, queues, events[-room:] if room > 0 else []
+
+
+def _table(
+    locks: list[HeldLock], rows: int, columns: int | None, *, aliases: bool
+) -> tuple[list[str], Sequence[str]]:
+    """A table of so many of *locks*, and the headers for which there is no room."""
+    if not locks:
+        return [], ()
+    if rows < len(locks):
+        rows = max(1, rows - 1)
+    headers = terminal.headers_of(aliases=aliases)
+    cells = [terminal.row_of(lock, aliases=aliases) for lock in locks[:rows]]
+    missing: Sequence[str] = ()
+    if columns is None:
+        lines = list(terminal.table(headers, cells))
+    else:
+        lines, missing = terminal.cut_table(headers, cells, columns)
+    if rows < len(locks):
+        lines.append(f"{len(locks) - rows} more")
+    return lines, missing
 
 
 def _queue(lock: HeldLock) -> Iterator[str]:
@@ -111,8 +161,9 @@ def _queue(lock: HeldLock) -> Iterator[str]:
         waiters = held.detail(lock.name, using=lock.alias).waiters
     except LockUnavailable:  # The next look will tell.
         return
+    name = terminal.pasteable(lock.name)
     for number, waiter in enumerate(waiters[:WAITERS_SHOWN], start=1):
         who = f"{terminal.place(waiter.owner)} {terminal.doing(waiter.owner)}"
-        yield visible(f"{lock.name}  waiting {number}.  {who}")
+        yield visible(f"{name}  waiting {number}.  {who}")
     if len(waiters) > WAITERS_SHOWN:
-        yield visible(f"{lock.name}  and {lock.waiters - WAITERS_SHOWN} more")
+        yield f"{name}  and {lock.waiters - WAITERS_SHOWN} more"
