@@ -23,13 +23,15 @@ from django.urls import path, reverse
 
 from django_redislock import conf, held, markup, timeline
 from django_redislock.changelist import (
+    TROUBLE,
     AliasFilter,
     HeldLockList,
     HostFilter,
     StateFilter,
     TaskFilter,
+    trouble,
 )
-from django_redislock.exceptions import InvalidLockName, LockUnavailable
+from django_redislock.exceptions import LockUnavailable
 from django_redislock.models import HeldLock
 from django_redislock.wording import counted, duration, visible
 
@@ -46,8 +48,6 @@ REFRESH_SECONDS, MOST_REFRESH_SECONDS = 5, 300
 REFRESH_SHARE = 0.05
 # Of many locks to release, the rest is not tried after so long without an answer.
 MOST_SECONDS_UNANSWERED = 10.0
-
-_TROUBLE = (LockUnavailable, InvalidLockName, ImproperlyConfigured)
 
 
 @admin.register(HeldLock)
@@ -125,9 +125,10 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         bearable = min(round(rows.seconds / REFRESH_SHARE), MOST_REFRESH_SECONDS)
         return {
             "title": "Held locks",
-            "as_of": markup.moment(time.time()),
+            "as_of": markup.moment(rows.as_of) if rows.as_of else None,
             "refresh": max(REFRESH_SECONDS, bearable),
             "problems": rows.problems,
+            "missing": ", ".join(rows.problems),
             "partial": rows.partial,
             "skipped": skipped[:PANEL_LINES],
             "more_skipped": len(skipped[PANEL_LINES:]),
@@ -208,19 +209,19 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         page = HeldLock.with_key(unquote(object_id))
         if page is None:
             return self._get_obj_does_not_exist_redirect(request, self.opts, object_id)  # type: ignore[attr-defined,no-any-return]
-        detail, problem, record = None, "", None
+        detail, problem, record, now = None, "", None, time.time()
         try:
             detail = held.detail(page.name, using=page.alias)
             record = _record(detail)
-        except _TROUBLE as error:
-            problem = _problem(error)
+        except TROUBLE as error:
+            problem = trouble(error, page.alias)
         lock = detail.lock if detail else None
         context = {
             **self._page_context(request, visible(page.name)),
             "page": page,
-            "as_of": markup.moment(time.time()),
+            "as_of": markup.moment(now) if detail else None,
             "refresh": REFRESH_SECONDS,
-            "problems": {page.alias: problem} if problem else {},
+            "problems": {visible(page.alias): problem} if problem else {},
             "detail": detail,
             "facts": markup.facts(lock) if lock else [],
             "reference": _reference(lock) if lock else "",
@@ -288,20 +289,28 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def _confirm(self, request: HttpRequest, references: list[str]) -> HttpResponse:
         locks, gone, at_work = [], [], False
-        try:
-            for page, id in filter(None, map(_referred, references)):  # noqa: A001
+        problems: dict[str, str] = {}
+        for page, id in filter(None, map(_referred, references)):  # noqa: A001
+            if page.alias in problems:
+                continue  # A silent server is asked once.
+            try:
                 lock = held.get(page.name, using=page.alias)
-                if lock is not None and lock.id == id:
-                    shown = {"title": visible(page.name), "reference": _reference(lock)}
-                    locks.append((shown, markup.facts(lock)))
-                    at_work = at_work or lock.state != "cooling"
-                else:
-                    gone.append((visible(page.name), lock and markup.owner(lock.owner)))
-        except _TROUBLE as error:
-            messages.error(request, _problem(error))
+            except TROUBLE as error:
+                problems[page.alias] = trouble(error, page.alias)
+                continue
+            if lock is not None and lock.id == id:
+                shown = {"title": visible(page.name), "reference": _reference(lock)}
+                locks.append((shown, markup.facts(lock)))
+                at_work = at_work or lock.state != "cooling"
+            else:
+                gone.append((visible(page.name), lock and markup.owner(lock.owner)))
+        if problems and not (locks or gone):
+            for problem in problems.values():
+                messages.error(request, problem)
             return self._redirect("changelist")
         context = {
             **self._page_context(request, "Force release"),
+            "problems": {visible(alias): problem for alias, problem in problems.items()},
             "locks": locks,
             "gone": gone,
             "at_work": at_work,
@@ -319,9 +328,9 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             started = time.monotonic()
             try:
                 self._release(request, page, id)
-            except _TROUBLE as error:
+            except TROUBLE as error:
                 unanswered += time.monotonic() - started
-                problem = _problem(error)
+                problem = trouble(error, page.alias)
                 messages.error(request, f"The lock “{page}” was not released. {problem}")
 
     def _release(self, request: HttpRequest, page: HeldLock, id: str) -> None:  # noqa: A002
@@ -372,13 +381,6 @@ def _who_follows(page: HeldLock) -> str:
         if now := held.get(page.name, using=page.alias):
             return f" {visible(str(now.owner))} has it now."
     return ""
-
-
-def _problem(error: Exception) -> str:
-    """What keeps us from looking, as a sentence."""
-    if isinstance(error, LockUnavailable):
-        return f"The server of the locks cannot answer: {visible(error.problem)}."
-    return visible(str(error))
 
 
 def _has_many_aliases() -> bool:

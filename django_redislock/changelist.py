@@ -11,8 +11,8 @@ from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import held, markup
-from django_redislock.conf import aliases
-from django_redislock.exceptions import LockUnavailable
+from django_redislock.conf import aliases, conf
+from django_redislock.exceptions import InvalidLockName, LockUnavailable
 from django_redislock.held import Selection
 from django_redislock.models import HeldLock
 from django_redislock.wording import visible
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 LOADED = 1000  # Up to so many locks are loaded as a whole; of more, a page at a time.
 SORTED = 5000  # So many of more are looked at, if the page wants them filtered or sorted.
 MOST_CHOICES = 50
+
+# What keeps a page from being made.
+TROUBLE = (LockUnavailable, InvalidLockName, ImproperlyConfigured)
 
 Order = list[tuple[str, bool]]  # Column, and whether descending; the first counts most.
 
@@ -41,17 +44,27 @@ SORTS: dict[str, Callable[[held.HeldLock], Any]] = {
 }
 
 
+def trouble(error: Exception, alias: str) -> str:
+    """What keeps us from looking, as a sentence; it names the server that does not answer."""
+    if not isinstance(error, LockUnavailable):
+        return visible(str(error))
+    server = " ".join(filter(None, [conf(alias).address, f"({alias})"]))
+    return visible(f"The server {server} cannot answer: {error.problem}.")
+
+
 class Rows:
     """The locks of one page: looks like a queryset to ChangeList and its paginator.
 
     Attributes:
-        problems: What each server that did not answer has said, by alias.
+        problems: Why the locks of an alias are not there, by alias.
+        as_of: When they were read, in seconds since the epoch; None if no server answered.
         partial: Whether the filter or the order was applied to a part of the locks only.
         seconds: How long it took to load them.
     """
 
     def __init__(self, chosen: str, only: Selection, order: Order) -> None:
         started = time.monotonic()
+        self.as_of: float | None = None
         self.problems: dict[str, str] = {}
         self.aliases = self._known_aliases()
         using = [alias for alias in self.aliases if chosen in {"", alias}]
@@ -63,6 +76,7 @@ class Rows:
         total = 0
         by_expiry = all(column == "expires_in" for column, _ in order)
         plain = by_expiry and only == Selection()
+        now = time.time()
         for alias in using:
             try:
                 found = held.list(using=alias, limit=LOADED, latest_first=self._latest_first)
@@ -74,11 +88,10 @@ class Rows:
                         using=alias, limit=SORTED, only=only, latest_first=self._latest_first
                     )
                     self.partial = self.partial or found.partial
-            except LockUnavailable as error:
-                self.problems[alias] = error.problem
-            except ImproperlyConfigured as error:
-                self.problems[alias] = str(error)
+            except TROUBLE as error:
+                self.problems[alias] = trouble(error, alias)
             else:
+                self.as_of = now
                 locks += filter(only.admits, found)
                 total = found.total
         # Those of one server come in the order in which they end, which is exact there.
@@ -93,7 +106,7 @@ class Rows:
         try:
             return aliases()
         except ImproperlyConfigured as error:
-            self.problems["REDISLOCK"] = str(error)
+            self.problems["REDISLOCK"] = visible(str(error))
             return []
 
     def choices(self, value_of: Callable[[held.HeldLock], str]) -> list[str]:
@@ -130,7 +143,8 @@ class Rows:
                 latest_first=self._latest_first,
             )
         except LockUnavailable as error:
-            self.problems[self._paged] = error.problem
+            self.problems[self._paged] = trouble(error, self._paged)
+            self.as_of = None
             return []
 
     def _clone(self) -> Rows:

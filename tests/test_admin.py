@@ -281,6 +281,12 @@ def test_one_alias_that_is_down_does_not_hide_the_others(operator: Client, setti
         page = operator.get(LIST)
         assert rows(page) == ["lottery"]
         assert "The locks of down cannot be shown" in text(page)
+        assert re.search(r"as of \d\d:\d\d:\d\d, without down<", text(page))
+        # Nor does it hold up the release of the others.
+        silent = f"{HeldLock.named('prizes', 'down').key}:{'0' * 16}"
+        page = operator.post(RELEASE, {"lease": [silent, reference("lottery")]})
+        assert leases_in(page) == [reference("lottery")]
+        assert "The locks of down cannot be shown" in text(page)
 
 
 def test_the_list_has_pages(operator: Client, locks: Locks) -> None:
@@ -699,6 +705,24 @@ def test_trouble_with_the_server_is_a_message_on_every_page(operator: Client, tr
         assert operator.post(RELEASE, answer).status_code in {200, 302}
     action = {"action": "force_release", "_selected_action": lease, "index": "0"}
     assert operator.post(LIST, action).status_code in {200, 302}
+
+
+def test_a_message_names_the_server_that_does_not_answer_and_no_secret(
+    operator: Client, locks: Locks, make_proxy: MakeProxy, settings: Any
+) -> None:
+    proxy = make_proxy(locks.server)
+    proxy.blackhole()
+    url = proxy.url.replace("redis://", "redis://scott:tiger@")
+    settings.REDISLOCK = {"default": {"LOCATION": url, "OPTIONS": {"socket_timeout": 0.1}}}
+    lease = f"{HeldLock.named('lottery', 'default').key}:{'0' * 16}"
+    pages = [operator.get(LIST), operator.get(detail("lottery"))]
+    pages.append(operator.post(RELEASE, {"lease": lease}, follow=True))
+    pages.append(operator.post(RELEASE, {"lease": lease, "confirmed": "Yes"}, follow=True))
+    for page in pages:
+        assert f"The server 127.0.0.1:{proxy.port} (default) cannot answer" in text(page)
+        assert "tiger" not in text(page)
+    for page in pages[:2]:  # What was never read is as of no time.
+        assert "as of" not in text(page)
 
 
 def test_a_release_that_a_read_only_server_refuses_is_a_message(

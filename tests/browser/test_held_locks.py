@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
     from tests.browser.conftest import Stage, Visit
 
@@ -306,15 +306,91 @@ def test_any_name_leads_to_its_page_and_can_be_released(
 def test_a_server_that_goes_is_a_message_and_what_was_known_stays(
     stage: Stage, visit: Callable[..., Visit]
 ) -> None:
-    stage.hold("lottery")
+    stage.hold("lottery", ttl=600)
     here = visit()
-    here.list()
+    page = here.list()
     here.mark()
     stage.server.kill()
     here.sees("The locks of default cannot be shown")
+    here.sees(stage.server.url.removeprefix("redis://").partition("/")[0])
     assert here.names() == ["lottery"]
+    nothing_is_brought_up_to_date(here)
     stage.server.start()
     here.sees("No lock is held right now.")
+    assert page.locator(".redislock-stale").count() == 0
+
+
+def test_the_page_of_a_lock_keeps_what_was_known_too(
+    stage: Stage, visit: Callable[..., Visit]
+) -> None:
+    stage.machine("web-3", 4711, {"name": "lottery", "ttl": 600})
+    here = visit()
+    page = here.list()
+    page.click("text=lottery")
+    here.mark()
+    stage.server.kill()
+    here.sees("The locks of default cannot be shown")
+    nothing_is_brought_up_to_date(here)
+    for part in ("lease", "past"):
+        assert "web-3" in page.locator(f"#redislock-{part}").inner_text()
+    stage.server.start()
+    here.sees("Nobody holds this lock right now.")
+
+
+@pytest.mark.parametrize("answer", ["nothing", "bad gateway"])
+def test_a_site_that_goes_is_a_message_and_what_was_known_stays(
+    stage: Stage, visit: Callable[..., Visit], answer: str
+) -> None:
+    stage.hold("lottery", ttl=600)
+    here = visit()
+    page = here.list()
+    here.mark()
+
+    def without_a_site(route: Route) -> None:
+        if answer == "nothing":
+            route.abort()
+        else:
+            route.fulfill(status=502, body="<h1>Bad gateway</h1>")
+
+    page.route("**/heldlock/", without_a_site)
+    here.sees("the site cannot be reached")
+    assert here.names() == ["lottery"]
+    nothing_is_brought_up_to_date(here)
+    page.unroute("**/heldlock/")
+    before = as_of(page)
+    here.until(lambda: as_of(page) != before)
+    assert page.locator("text=cannot be reached").count() == 0
+    assert page.locator(".redislock-stale").count() == 0
+    assert here.same_page()
+
+
+def as_of(page: Page) -> str:
+    """Of when the page says that what it shows is."""
+    return str(page.locator("#redislock-as-of").inner_text())
+
+
+def nothing_is_brought_up_to_date(here: Visit) -> None:
+    """Two more tries leave the time that is shown, and clocks go on from there."""
+    page = here.page
+    assert page.locator(".redislock-stale").count() == 1
+    shown, clock = as_of(page), page.locator("[data-redislock-down]").first
+    assert re.fullmatch(r"as of \d\d:\d\d:\d\d", shown)
+    tries = 0
+
+    def tried(request: object) -> None:
+        nonlocal tries
+        tries += 1
+
+    page.on("requestfinished", tried)
+    page.on("requestfailed", tried)
+    left = [clock.inner_text()]
+    while tries < 3:
+        page.wait_for_timeout(100)
+        left.append(clock.inner_text())
+    assert as_of(page) == shown
+    assert left == sorted(left, reverse=True)
+    assert left[-1] < left[0]
+    assert here.same_page()
 
 
 def test_after_signing_out_elsewhere_the_page_asks_to_sign_in(
