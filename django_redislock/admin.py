@@ -7,6 +7,7 @@ only the lease that was shown.
 from __future__ import annotations
 
 import time
+import unicodedata
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,12 @@ from django.urls import path, reverse
 
 from django_redislock import conf, held, markup, timeline
 from django_redislock.changelist import (
+    FREE,
     TROUBLE,
     AliasFilter,
     HeldLockList,
     HostFilter,
+    Rows,
     StateFilter,
     TaskFilter,
     trouble,
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 
 PANEL_LINES = 5
 PAST_LINES = 12
+FREE_LINES = 50
 RECORDS = 500
 SAME_OCCASION = 60.0  # Seconds.
 REFRESH_SECONDS, MOST_REFRESH_SECONDS = 5, 300
@@ -66,7 +70,9 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     )
     list_filter = (StateFilter, HostFilter, TaskFilter, AliasFilter)
     search_fields = ("key",)  # HeldLockList searches; this lets the search box appear.
-    search_help_text = "Part of a name, host, task, task id, command or path."
+    search_help_text = (
+        "Part of a name, host, task, task id, command or path. Free locks are found by name."
+    )
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     actions = ("force_release",)
@@ -120,9 +126,11 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def _around(self, cl: HeldLockList) -> dict[str, Any]:
         """What the page shows beside the table."""
-        rows = cl.queryset
+        rows, started = cl.queryset, time.monotonic()
         skipped = _only_skipped([one for one in rows.aliases if one not in rows.problems])
-        bearable = min(round(rows.seconds / REFRESH_SHARE), MOST_REFRESH_SECONDS)
+        free = _free(rows, cl.query, cl.params)
+        seconds = rows.seconds + time.monotonic() - started
+        bearable = min(round(seconds / REFRESH_SHARE), MOST_REFRESH_SECONDS)
         return {
             "title": "Held locks",
             "as_of": markup.moment(rows.as_of) if rows.as_of else None,
@@ -132,6 +140,10 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "partial": rows.partial,
             "skipped": skipped[:PANEL_LINES],
             "more_skipped": len(skipped[PANEL_LINES:]),
+            "most_records": RECORDS,
+            "only_free": cl.params.get("state") == FREE,
+            "free": free[:FREE_LINES],
+            "more_free": len(free[FREE_LINES:]),
         }
 
     @admin.display(description="")
@@ -424,3 +436,32 @@ def _is_stuck(record: held.Record) -> bool:
     done = max(run.at if run else 0.0 for run in (success, failure))
     # The runs of other servers on the same occasion are skipped too: that is what locks are for.
     return skip.at > done + SAME_OCCASION
+
+
+def _free(rows: Rows, query: str, chosen: dict[str, str]) -> list[dict[str, Any]]:
+    """Known locks that nobody holds, if they are looked for: those that match, or all."""
+    search = unicodedata.normalize("NFC", query.strip())
+    state, only = chosen.get("state", ""), chosen.get("alias", "")
+    if not (state == FREE or (search and not state)) or chosen.keys() & {"host", "task"}:
+        return []
+    found: dict[tuple[str, str], str] = {}
+    for alias in rows.aliases:
+        if only not in {"", alias} or alias in rows.problems:
+            continue
+        with suppress(*TROUBLE):  # The search is no name; or the list will say so the next time.
+            for one in held.records(using=alias, limit=RECORDS):
+                if search.casefold() in one.name.casefold():
+                    found[alias, one.name] = markup.last_runs(one)
+            detail = held.detail(search, using=alias)
+            if detail.past and not detail.lock:
+                found.setdefault((alias, detail.name), markup.last_lease(detail))
+    return [
+        {
+            "key": quote(HeldLock.named(name, alias).key),
+            "name": markup.name(name),
+            "alias": visible(alias) if len(rows.aliases) > 1 else "",
+            "last": last,
+        }
+        for (alias, name), last in found.items()
+        if rows.holders(name, alias) == []
+    ]

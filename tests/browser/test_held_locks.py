@@ -171,13 +171,36 @@ def test_search_and_filters_narrow_the_list(stage: Stage, visit: Callable[..., V
     here.until(lambda: here.names() == ["b:1"])
 
 
-def test_a_click_on_a_head_sorts(stage: Stage, visit: Callable[..., Visit]) -> None:
-    stage.machine("web-1", 1, {"name": "b", "ttl": 30}, {"name": "a", "ttl": 90})
+def test_a_free_lock_is_found_and_opened(stage: Stage, visit: Callable[..., Visit]) -> None:
+    run = {"task": "shop.pay", "task_id": "7", "seconds": 0.01}
+    stage.machine("web-1", 1, {"name": "payments", **run}, {"name": "lottery"})
     here = visit()
+    page = here.list()
+    page.fill("#searchbar", "payments")
+    page.press("#searchbar", "Enter")
+    here.sees("Free right now")
+    page.click("#redislock-free >> text=payments")
+    here.sees("Nobody holds this lock right now.")
+    here.sees("Last success")
+    here.list()
+    page.click("#changelist-filter >> text=free")
+    here.sees("Free right now")
+    here.mark()
+    stage.machine("web-2", 2, {"name": "invoices", **run})
+    here.until(lambda: page.locator("#redislock-free li").count() == 2)
+    assert here.same_page()
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1600])
+def test_a_click_on_a_head_sorts(stage: Stage, visit: Callable[..., Visit], width: int) -> None:
+    stage.machine("web-1", 1, {"name": "b", "ttl": 30}, {"name": "a", "ttl": 90})
+    here = visit(viewport={"width": width, "height": 900})
     page = here.list()
     assert here.names() == ["b", "a"]
     page.click("th.column-name a")
     here.until(lambda: here.names() == ["a", "b"])
+    page.check("#action-toggle")
+    assert page.locator(".action-counter").inner_text() == "2 of 2 selected"
 
 
 # --- force release -------------------------------------------------------------------------------
@@ -521,18 +544,23 @@ def busy_site(stage: Stage) -> None:
     frozen.stop()
     # Half of its ttl has gone, and something has happened meanwhile.
     wait_until(lambda: client.pttl(invoices) < 9_000 and client.llen(history) > 24, 20)
+    runs = lock_keys("redislock", "payments:reconcile").runs
+    for what, ago in (("success", 26 * 3600), ("skip", 12 * 60)):
+        ended, _, rest = (client.hget(runs, what) or b"").decode().partition("|")
+        client.hset(runs, what, f"{int(ended) - ago * 1000}|{rest}")
 
 
 def test_pictures_for_the_docs(
     stage: Stage, visit: Callable[..., Visit], picture: Callable[[Page, str], None]
 ) -> None:
     busy_site(stage)
-    wide: dict[str, Any] = {"viewport": {"width": 1440, "height": 900}}
+    wide: dict[str, Any] = {"viewport": {"width": 1360, "height": 900}}
     for scheme in ("light", "dark"):
         here = visit(color_scheme=scheme, **wide)
         page = here.list()
+        page.click("#toggle-nav-sidebar")
         page.click("text=Pause")
-        here.sees("Only skipped since their last success")
+        here.sees("was skipped 7 times, the last time 12 min")
         assert {"held", "cooling down", "overdue"} == set(
             page.locator("#result_list .redislock-badge").all_inner_texts()
         )
@@ -540,6 +568,7 @@ def test_pictures_for_the_docs(
         page.click("text=customer:77")
         here.sees("Recently")
         assert page.locator(".redislock-bar").count() > 8
+        assert page.locator("#nav-sidebar").is_hidden()
         picture(page, f"detail-{scheme}")
     here.list()
     page.click("text=report:2026-11")

@@ -188,6 +188,9 @@ def test_the_list_fits_every_width_for_those_who_may_only_look(
     page.click("text=Pause")
     assert page.locator(".action-checkbox, .actions").count() == 0
     assert faults(page, "#changelist", facts=FACTS) == {}
+    here.list("?state=free")
+    here.sees("Free right now")
+    assert faults(page, "#changelist") == {}
 
 
 def test_the_pages_of_a_long_list_fit_every_width(
