@@ -217,6 +217,10 @@ def test_the_page_of_a_lock_and_the_confirmation_fit_every_width(
     page.click("text=Force release…")
     here.sees("The holder is not stopped.")
     assert faults(page, "#content", ".breadcrumbs") == {}
+    page.fill("#id_reason", "r" * 200)
     page.click("text=Yes, release it")
     assert "was released" in page.locator(".messagelist").inner_text()
     assert faults(page, "#content", ".messagelist") == {}
+    page.click("text=History")
+    here.sees("Released by force")
+    assert faults(page, "#content", ".breadcrumbs") == {}
