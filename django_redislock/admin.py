@@ -7,6 +7,7 @@ only the lease that was shown.
 from __future__ import annotations
 
 import time
+import unicodedata
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +24,17 @@ from django.urls import path, reverse
 
 from django_redislock import conf, held, markup, timeline
 from django_redislock.changelist import (
+    FREE,
+    TROUBLE,
     AliasFilter,
     HeldLockList,
     HostFilter,
+    Rows,
     StateFilter,
     TaskFilter,
+    trouble,
 )
-from django_redislock.exceptions import InvalidLockName, LockUnavailable
+from django_redislock.exceptions import LockUnavailable
 from django_redislock.models import HeldLock
 from django_redislock.wording import counted, duration, visible
 
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
 
 PANEL_LINES = 5
 PAST_LINES = 12
+FREE_LINES = 50
 RECORDS = 500
 SAME_OCCASION = 60.0  # Seconds.
 REFRESH_SECONDS, MOST_REFRESH_SECONDS = 5, 300
@@ -46,8 +52,6 @@ REFRESH_SECONDS, MOST_REFRESH_SECONDS = 5, 300
 REFRESH_SHARE = 0.05
 # Of many locks to release, the rest is not tried after so long without an answer.
 MOST_SECONDS_UNANSWERED = 10.0
-
-_TROUBLE = (LockUnavailable, InvalidLockName, ImproperlyConfigured)
 
 
 @admin.register(HeldLock)
@@ -66,7 +70,9 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     )
     list_filter = (StateFilter, HostFilter, TaskFilter, AliasFilter)
     search_fields = ("key",)  # HeldLockList searches; this lets the search box appear.
-    search_help_text = "Part of a name, host, task, task id, command or path."
+    search_help_text = (
+        "Part of a name, host, task, task id, command or path. Free locks are found by name."
+    )
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     actions = ("force_release",)
@@ -120,17 +126,24 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def _around(self, cl: HeldLockList) -> dict[str, Any]:
         """What the page shows beside the table."""
-        rows = cl.queryset
+        rows, started = cl.queryset, time.monotonic()
         skipped = _only_skipped([one for one in rows.aliases if one not in rows.problems])
-        bearable = min(round(rows.seconds / REFRESH_SHARE), MOST_REFRESH_SECONDS)
+        free = _free(rows, cl.query, cl.params)
+        seconds = rows.seconds + time.monotonic() - started
+        bearable = min(round(seconds / REFRESH_SHARE), MOST_REFRESH_SECONDS)
         return {
             "title": "Held locks",
-            "as_of": markup.moment(time.time()),
+            "as_of": markup.moment(rows.as_of) if rows.as_of else None,
             "refresh": max(REFRESH_SECONDS, bearable),
             "problems": rows.problems,
+            "missing": ", ".join(rows.problems),
             "partial": rows.partial,
             "skipped": skipped[:PANEL_LINES],
             "more_skipped": len(skipped[PANEL_LINES:]),
+            "most_records": RECORDS,
+            "only_free": cl.params.get("state") == FREE,
+            "free": free[:FREE_LINES],
+            "more_free": len(free[FREE_LINES:]),
         }
 
     @admin.display(description="")
@@ -208,19 +221,19 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         page = HeldLock.with_key(unquote(object_id))
         if page is None:
             return self._get_obj_does_not_exist_redirect(request, self.opts, object_id)  # type: ignore[attr-defined,no-any-return]
-        detail, problem, record = None, "", None
+        detail, problem, record, now = None, "", None, time.time()
         try:
             detail = held.detail(page.name, using=page.alias)
             record = _record(detail)
-        except _TROUBLE as error:
-            problem = _problem(error)
+        except TROUBLE as error:
+            problem = trouble(error, page.alias)
         lock = detail.lock if detail else None
         context = {
             **self._page_context(request, visible(page.name)),
             "page": page,
-            "as_of": markup.moment(time.time()),
+            "as_of": markup.moment(now) if detail else None,
             "refresh": REFRESH_SECONDS,
-            "problems": {page.alias: problem} if problem else {},
+            "problems": {visible(page.alias): problem} if problem else {},
             "detail": detail,
             "facts": markup.facts(lock) if lock else [],
             "reference": _reference(lock) if lock else "",
@@ -288,20 +301,28 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def _confirm(self, request: HttpRequest, references: list[str]) -> HttpResponse:
         locks, gone, at_work = [], [], False
-        try:
-            for page, id in filter(None, map(_referred, references)):  # noqa: A001
+        problems: dict[str, str] = {}
+        for page, id in filter(None, map(_referred, references)):  # noqa: A001
+            if page.alias in problems:
+                continue  # A silent server is asked once.
+            try:
                 lock = held.get(page.name, using=page.alias)
-                if lock is not None and lock.id == id:
-                    shown = {"title": visible(page.name), "reference": _reference(lock)}
-                    locks.append((shown, markup.facts(lock)))
-                    at_work = at_work or lock.state != "cooling"
-                else:
-                    gone.append((visible(page.name), lock and markup.owner(lock.owner)))
-        except _TROUBLE as error:
-            messages.error(request, _problem(error))
+            except TROUBLE as error:
+                problems[page.alias] = trouble(error, page.alias)
+                continue
+            if lock is not None and lock.id == id:
+                shown = {"title": visible(page.name), "reference": _reference(lock)}
+                locks.append((shown, markup.facts(lock)))
+                at_work = at_work or lock.state != "cooling"
+            else:
+                gone.append((visible(page.name), lock and markup.owner(lock.owner)))
+        if problems and not (locks or gone):
+            for problem in problems.values():
+                messages.error(request, problem)
             return self._redirect("changelist")
         context = {
             **self._page_context(request, "Force release"),
+            "problems": {visible(alias): problem for alias, problem in problems.items()},
             "locks": locks,
             "gone": gone,
             "at_work": at_work,
@@ -319,9 +340,9 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             started = time.monotonic()
             try:
                 self._release(request, page, id)
-            except _TROUBLE as error:
+            except TROUBLE as error:
                 unanswered += time.monotonic() - started
-                problem = _problem(error)
+                problem = trouble(error, page.alias)
                 messages.error(request, f"The lock “{page}” was not released. {problem}")
 
     def _release(self, request: HttpRequest, page: HeldLock, id: str) -> None:  # noqa: A002
@@ -374,13 +395,6 @@ def _who_follows(page: HeldLock) -> str:
     return ""
 
 
-def _problem(error: Exception) -> str:
-    """What keeps us from looking, as a sentence."""
-    if isinstance(error, LockUnavailable):
-        return f"The server of the locks cannot answer: {visible(error.problem)}."
-    return visible(str(error))
-
-
 def _has_many_aliases() -> bool:
     try:
         return len(conf.aliases()) > 1
@@ -425,3 +439,32 @@ def _is_stuck(record: held.Record) -> bool:
     done = max(run.at if run else 0.0 for run in (success, failure))
     # The runs of other servers on the same occasion are skipped too: that is what locks are for.
     return skip.at > done + SAME_OCCASION
+
+
+def _free(rows: Rows, query: str, chosen: dict[str, str]) -> list[dict[str, Any]]:
+    """Known locks that nobody holds, if they are looked for: those that match, or all."""
+    search = unicodedata.normalize("NFC", query.strip())
+    state, only = chosen.get("state", ""), chosen.get("alias", "")
+    if not (state == FREE or (search and not state)) or chosen.keys() & {"host", "task"}:
+        return []
+    found: dict[tuple[str, str], str] = {}
+    for alias in rows.aliases:
+        if only not in {"", alias} or alias in rows.problems:
+            continue
+        with suppress(*TROUBLE):  # The search is no name; or the list will say so the next time.
+            for one in held.records(using=alias, limit=RECORDS):
+                if search.casefold() in one.name.casefold():
+                    found[alias, one.name] = markup.last_runs(one)
+            detail = held.detail(search, using=alias)
+            if detail.past and not detail.lock:
+                found.setdefault((alias, detail.name), markup.last_lease(detail))
+    return [
+        {
+            "key": quote(HeldLock.named(name, alias).key),
+            "name": markup.name(name),
+            "alias": visible(alias) if len(rows.aliases) > 1 else "",
+            "last": last,
+        }
+        for (alias, name), last in found.items()
+        if rows.holders(name, alias) == []
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
 from django.contrib.admin import SimpleListFilter
@@ -11,8 +12,8 @@ from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import held, markup
-from django_redislock.conf import aliases
-from django_redislock.exceptions import LockUnavailable
+from django_redislock.conf import aliases, conf
+from django_redislock.exceptions import InvalidLockName, LockUnavailable
 from django_redislock.held import Selection
 from django_redislock.models import HeldLock
 from django_redislock.wording import visible
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 LOADED = 1000  # Up to so many locks are loaded as a whole; of more, a page at a time.
 SORTED = 5000  # So many of more are looked at, if the page wants them filtered or sorted.
 MOST_CHOICES = 50
+MOST_LOOKS = 50
+FREE = "free"  # To choose beside the states of held locks.
+
+# What keeps a page from being made.
+TROUBLE = (LockUnavailable, InvalidLockName, ImproperlyConfigured)
 
 Order = list[tuple[str, bool]]  # Column, and whether descending; the first counts most.
 
@@ -41,17 +47,27 @@ SORTS: dict[str, Callable[[held.HeldLock], Any]] = {
 }
 
 
+def trouble(error: Exception, alias: str) -> str:
+    """What keeps us from looking, as a sentence; it names the server that does not answer."""
+    if not isinstance(error, LockUnavailable):
+        return visible(str(error))
+    server = " ".join(filter(None, [conf(alias).address, f"({alias})"]))
+    return visible(f"The server {server} cannot answer: {error.problem}.")
+
+
 class Rows:
     """The locks of one page: looks like a queryset to ChangeList and its paginator.
 
     Attributes:
-        problems: What each server that did not answer has said, by alias.
+        problems: Why the locks of an alias are not there, by alias.
+        as_of: When they were read, in seconds since the epoch; None if no server answered.
         partial: Whether the filter or the order was applied to a part of the locks only.
         seconds: How long it took to load them.
     """
 
     def __init__(self, chosen: str, only: Selection, order: Order) -> None:
         started = time.monotonic()
+        self.as_of: float | None = None
         self.problems: dict[str, str] = {}
         self.aliases = self._known_aliases()
         using = [alias for alias in self.aliases if chosen in {"", alias}]
@@ -59,26 +75,30 @@ class Rows:
         self._latest_first = order[:1] == [("expires_in", True)]
         self._paged = ""  # The alias that is too large to be loaded as a whole.
         self._facets: list[held.HeldLock] = []
+        self._complete: set[str] = set()  # Aliases of which all held locks are in _facets.
+        self._looks = 0
         locks: list[held.HeldLock] = []
         total = 0
         by_expiry = all(column == "expires_in" for column, _ in order)
         plain = by_expiry and only == Selection()
+        now = time.time()
         for alias in using:
             try:
                 found = held.list(using=alias, limit=LOADED, latest_first=self._latest_first)
                 self._facets += found
+                if not found.partial:
+                    self._complete.add(alias)
                 if found.partial and plain and len(using) == 1:
                     self._paged = alias
-                elif found.partial:
+                elif found.partial and only.state != FREE:
                     found = held.list(
                         using=alias, limit=SORTED, only=only, latest_first=self._latest_first
                     )
                     self.partial = self.partial or found.partial
-            except LockUnavailable as error:
-                self.problems[alias] = error.problem
-            except ImproperlyConfigured as error:
-                self.problems[alias] = str(error)
+            except TROUBLE as error:
+                self.problems[alias] = trouble(error, alias)
             else:
+                self.as_of = now
                 locks += filter(only.admits, found)
                 total = found.total
         # Those of one server come in the order in which they end, which is exact there.
@@ -93,8 +113,35 @@ class Rows:
         try:
             return aliases()
         except ImproperlyConfigured as error:
-            self.problems["REDISLOCK"] = str(error)
+            self.problems["REDISLOCK"] = visible(str(error))
             return []
+
+    def holders(self, name: str, alias: str) -> list[held.HeldLock] | None:
+        """Who holds the lock *name* now, or permits of it, whatever the page is filtered by.
+
+        Where more locks are held than are loaded as a whole, only the lock itself is looked at,
+        and only so many are; None means that it is not known.
+        """
+        if alias in self._complete:
+            return self._by_name.get((alias, name), [])
+        if alias in self.problems or self._looks == MOST_LOOKS:
+            return None
+        self._looks += 1
+        try:
+            lock = held.get(name, using=alias)
+        except TROUBLE as error:
+            self.problems[alias] = trouble(error, alias)
+            return None
+        return [lock] if lock else []
+
+    @cached_property
+    def _by_name(self) -> dict[tuple[str, str], list[held.HeldLock]]:
+        found: dict[tuple[str, str], list[held.HeldLock]] = {}
+        for lock in self._facets:
+            of_all_permits = lock.name.rpartition("#")[0] if lock.owner.permit else lock.name
+            for name in {lock.name, of_all_permits}:
+                found.setdefault((lock.alias, name), []).append(lock)
+        return found
 
     def choices(self, value_of: Callable[[held.HeldLock], str]) -> list[str]:
         """What to filter by."""
@@ -130,7 +177,8 @@ class Rows:
                 latest_first=self._latest_first,
             )
         except LockUnavailable as error:
-            self.problems[self._paged] = error.problem
+            self.problems[self._paged] = trouble(error, self._paged)
+            self.as_of = None
             return []
 
     def _clone(self) -> Rows:
@@ -205,7 +253,7 @@ class StateFilter(LockFilter):
     parameter_name = "state"
 
     def offered(self, rows: Rows) -> list[str]:
-        return list(held.STATES)
+        return [*held.STATES, FREE]
 
     def label(self, value: str) -> str:
         return markup.STATES[value][0] if value in markup.STATES else visible(value)

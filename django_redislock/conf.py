@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -79,6 +80,26 @@ class Conf:
     renew: bool = True
     max_hold: float | None = None
     replicas_ack: int = 0
+
+    @property
+    def address(self) -> str:
+        """Where the server is, without user, password and options; "" if that cannot be told."""
+        urls = [self.location] if isinstance(self.location, str) else self.location
+        return ", ".join(filter(None, map(_address, urls)))
+
+
+def _address(url: str) -> str:
+    """The host and port in *url*, or the path of a socket."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or 6379
+    except ValueError:
+        return ""
+    if "@" in parts.path + parts.query + parts.fragment:
+        return ""  # An odd sign in a password has ended the host too early: it may be in anything.
+    if parts.scheme == "unix":
+        return parts.path
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}" if host else ""
 
 
 def parse(alias: str, raw: object) -> Conf:

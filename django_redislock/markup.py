@@ -13,7 +13,7 @@ from django_redislock.wording import duration, visible
 if TYPE_CHECKING:
     from django.utils.safestring import SafeString
 
-    from django_redislock.held import HeldLock, PastLease, Waiter
+    from django_redislock.held import Detail, HeldLock, PastLease, Waiter
     from django_redislock.lease import Owner
     from django_redislock.records import Record, Run
 
@@ -153,6 +153,24 @@ def record(found: Record) -> list[tuple[str, Any]]:
         ("Skips", skipped),
     ]
     return [(label, value) for label, value in lines if value]
+
+
+def last_runs(found: Record) -> str:
+    """When its runs ended last, for a line."""
+    runs = [
+        ("last success", found.last_success),
+        ("last failure", found.last_failure),
+        ("last skip", found.last_skip),
+    ]
+    return ", ".join(f"{label} {duration(run.ago)} ago" for label, run in runs if run)
+
+
+def last_lease(found: Detail) -> str:
+    """Who held it last, for a line."""
+    lease = found.past[-1]
+    ago = duration(max(0.0, found.server_time - (lease.until or lease.since)))
+    word = "until" if lease.until else "since"
+    return f"last held by {visible(str(lease.owner))}, {word} {ago} ago"
 
 
 def moment(seconds: float) -> datetime:

@@ -1,4 +1,4 @@
-"""Where the bars go in the picture of who held a lock recently. Shares of the width, no pixels."""
+"""Where the bars go in the picture of who held a lock recently: shares of the width, no pixels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ THINNEST = 0.5  # Percent: a bar must be seen however short the lease was.
 MOST_LANES = 8
 COLOURED = ("held", "done", "failed", "forced", "expired")
 TICKS = 4
-LANE_HEIGHT, AXIS_HEIGHT = 38, 26  # Pixels: only widths give way on a small screen.
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,6 @@ class Lane:
     """The leases of one host."""
 
     host: str
-    y: int = 0  # Pixels.
     bars: list[Bar] = field(default_factory=list)
 
 
@@ -54,7 +52,6 @@ class Timeline:
 
     lanes: list[Lane]
     ticks: list[Tick]
-    height: int
     says: str  # For those who do not see it.
 
     @property
@@ -62,11 +59,6 @@ class Timeline:
         """What the colours mean, of those that are there."""
         used = {bar.ended for lane in self.lanes for bar in lane.bars}
         return [ended for ended in COLOURED if ended in used]
-
-    @property
-    def axis(self) -> int:
-        """Where the axis is, in pixels from the top."""
-        return self.height - AXIS_HEIGHT
 
 
 @dataclass(frozen=True)
@@ -93,13 +85,9 @@ def draw(detail: Detail) -> Timeline | None:
         width = max(100 * (span.until - span.since) / length, THINNEST)
         x = min(100 * (span.since - start) / length, 100 - THINNEST)
         lane.bars.append(Bar(_percent(x), _percent(min(width, 100 - x)), span.ended, span.says))
-    in_order = sorted(lanes.values(), key=lambda lane: lane.host)
-    for number, lane in enumerate(in_order):
-        lane.y = number * LANE_HEIGHT
     return Timeline(
-        lanes=in_order,
+        lanes=sorted(lanes.values(), key=lambda lane: lane.host),
         ticks=[_tick(start, length, number) for number in range(TICKS + 1)],
-        height=len(lanes) * LANE_HEIGHT + AXIS_HEIGHT,
         says=(
             f"{counted(len(spans), 'lease')} of {counted(len(lanes), 'host')}"
             f" within {duration(length)}"

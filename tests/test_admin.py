@@ -280,6 +280,12 @@ def test_one_alias_that_is_down_does_not_hide_the_others(operator: Client, setti
         page = operator.get(LIST)
         assert rows(page) == ["lottery"]
         assert "The locks of down cannot be shown" in text(page)
+        assert re.search(r"as of \d\d:\d\d:\d\d, without down<", text(page))
+        # Nor does it hold up the release of the others.
+        silent = f"{HeldLock.named('prizes', 'down').key}:{'0' * 16}"
+        page = operator.post(RELEASE, {"lease": [silent, reference("lottery")]})
+        assert leases_in(page) == [reference("lottery")]
+        assert "The locks of down cannot be shown" in text(page)
 
 
 def test_the_list_has_pages(operator: Client, locks: Locks) -> None:
@@ -700,6 +706,24 @@ def test_trouble_with_the_server_is_a_message_on_every_page(operator: Client, tr
     assert operator.post(LIST, action).status_code in {200, 302}
 
 
+def test_a_message_names_the_server_that_does_not_answer_and_no_secret(
+    operator: Client, locks: Locks, make_proxy: MakeProxy, settings: Any
+) -> None:
+    proxy = make_proxy(locks.server)
+    proxy.blackhole()
+    url = proxy.url.replace("redis://", "redis://scott:tiger@")
+    settings.REDISLOCK = {"default": {"LOCATION": url, "OPTIONS": {"socket_timeout": 0.1}}}
+    lease = f"{HeldLock.named('lottery', 'default').key}:{'0' * 16}"
+    pages = [operator.get(LIST), operator.get(detail("lottery"))]
+    pages.append(operator.post(RELEASE, {"lease": lease}, follow=True))
+    pages.append(operator.post(RELEASE, {"lease": lease, "confirmed": "Yes"}, follow=True))
+    for page in pages:
+        assert f"The server 127.0.0.1:{proxy.port} (default) cannot answer" in text(page)
+        assert "tiger" not in text(page)
+    for page in pages[:2]:  # What was never read is as of no time.
+        assert "as of" not in text(page)
+
+
 def test_a_release_that_a_read_only_server_refuses_is_a_message(
     operator: Client, locks: Locks
 ) -> None:
@@ -1022,3 +1046,93 @@ def test_hostile_task_names_do_no_harm_in_the_panel(operator: Client) -> None:
         page = operator.get(detail(name))
         assert page.status_code == 200
         assert_harmless(text(page))
+
+
+# --- free locks ----------------------------------------------------------------------------------
+
+
+def free(page: Page) -> list[str]:
+    """The locks that the list says are known and free."""
+    found = re.search(r'<div id="redislock-free".*?</div>', text(page), re.DOTALL)
+    assert found
+    return re.findall(r'<bdi class="redislock-name" title="([^"]*)">', found[0])
+
+
+def remembered(name: str) -> None:
+    """A lock of no task that was held long enough to be remembered."""
+    lock = distributed_lock(name)
+    assert lock.acquire()
+    assert lock.lease is not None
+    lock.lease.renew()
+    lock.release()
+
+
+def test_a_free_lock_of_a_task_is_found_by_a_part_of_its_name(operator: Client) -> None:
+    run_task("pay:1")
+    run_task("pay:2", success=False)
+    run_task("draw")
+    skip_task("report")
+    with held_by("pay:3"), held_by("report#2", permit="2/5"):
+        assert free(operator.get(LIST)) == []
+        page = operator.get(LIST, {"q": "PAY"})
+        assert sorted(free(page)) == ["pay:1", "pay:2"]
+        assert detail("pay:1") in text(page)
+        assert re.search("last failure .* ago", text(page))
+        assert free(operator.get(LIST, {"q": "report"})) == []  # A run of it goes on.
+        assert sorted(free(operator.get(LIST, {"state": "free"}))) == ["draw", "pay:1", "pay:2"]
+        assert free(operator.get(LIST, {"state": "free", "q": "aw"})) == ["draw"]
+        for other in ({"q": "pay", "state": "held"}, {"q": "pay", "host": "web-1"}):
+            assert free(operator.get(LIST, other)) == []
+    with held_by("pay:1"):
+        assert sorted(free(operator.get(LIST, {"q": "pay"}))) == ["pay:2"]
+
+
+def test_any_free_lock_is_found_by_its_whole_name(operator: Client) -> None:
+    remembered("lottery")
+    page = operator.get(LIST, {"q": " lottery "})
+    assert free(page) == ["lottery"]
+    assert "last held by" in text(page)
+    assert free(operator.get(LIST, {"q": "lotter"})) == []
+    with held_by("lottery"):
+        assert free(operator.get(LIST, {"q": "lottery"})) == []
+    assert free(operator.get(LIST, {"q": "x" * 201})) == []
+
+
+def test_free_locks_of_all_aliases_are_found(operator: Client, settings: Any) -> None:
+    one = settings.REDISLOCK["default"]
+    down = {"LOCATION": "redis://127.0.0.1:1/0"}
+    other = {**one, "KEY_PREFIX": "test-other"}
+    settings.REDISLOCK = {"default": one, "other": other, "down": down}
+    remembered("lottery")
+    with distributed_lock("lottery", using="other"):
+        page = operator.get(LIST, {"q": "lottery"})
+        assert free(page) == ["lottery"]
+        assert detail("lottery") in text(page)
+        assert free(operator.get(LIST, {"q": "lottery", "alias": "other"})) == []
+    assert "No free lock is known" not in text(operator.get(LIST, {"state": "free"}))
+
+
+def test_where_many_are_held_free_locks_are_looked_at_up_to_a_bound(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.changelist.LOADED", 1)
+    for number in range(4):
+        run_task(f"pay:{number}")
+    with held_by("pay:3"), held_by("draw"):
+        assert sorted(free(operator.get(LIST, {"q": "pay"}))) == ["pay:0", "pay:1", "pay:2"]
+        monkeypatch.setattr("django_redislock.changelist.MOST_LOOKS", 2)
+        looked_at = free(operator.get(LIST, {"q": "pay"}))
+        assert 0 < len(looked_at) <= 2
+        assert "pay:3" not in looked_at
+
+
+def test_hostile_names_of_free_locks_do_no_harm(operator: Client) -> None:
+    for name in HOSTILE:
+        run_task(name)
+    page = operator.get(LIST, {"state": "free"})
+    assert len(free(page)) == len(HOSTILE)
+    assert_harmless(text(page))
+    for name in HOSTILE:
+        page = operator.get(LIST, {"q": name})
+        assert_harmless(text(page))
+        assert detail(name) in text(page)

@@ -450,3 +450,26 @@ def test_two_aliases_of_one_prefix_share_their_locks(locks: Locks, settings: Set
     settings.REDISLOCK = {"default": one, "other": {**one, "TTL": 5}}
     with distributed_lock("lottery"):
         assert distributed_lock("lottery", wait=0, using="other").acquire() is False
+
+
+@pytest.mark.parametrize(
+    ("location", "address"),
+    [
+        ("redis://web:6380/0", "web:6380"),
+        ("redis://web", "web:6379"),
+        ("rediss://scott:tiger@web:6380/1?socket_timeout=3", "web:6380"),
+        ("redis://:tiger@[::1]:6380", "[::1]:6380"),
+        ("unix:///run/redis.sock?password=tiger", "/run/redis.sock"),
+        ("unix://:tiger@/run/redis.sock", "/run/redis.sock"),
+        (["redis://:tiger@a", "redis://:tiger@b:2"], "a:6379, b:2"),
+        # A password that should have been escaped must not pass for a host.
+        ("redis://scott:12/tiger@web", ""),
+        ("redis://:12#tiger@web", ""),
+        ("redis://scott:ti/ger@web", ""),
+        ("redis://tiger?@web", ""),
+        ("", ""),
+    ],
+    ids=str,
+)
+def test_the_address_of_an_alias_has_no_secret(location: Any, address: str) -> None:
+    assert conf.Conf(alias="default", location=location).address == address

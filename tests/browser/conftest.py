@@ -40,9 +40,11 @@ ARGUMENTS = [
 class Stage:
     """A lock server, and a site that shows its locks."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *others: str) -> None:
         self.server = Server(next(filter(binary, KINDS), KINDS[0])).start()
         self.redislock = {"default": {"LOCATION": self.server.url, "TTL": 30}}
+        for alias in others:
+            self.redislock[alias] = {**self.redislock["default"], "KEY_PREFIX": alias}
         self._site = Child(site.serve, str(folder), redislock=self.redislock)
         self.url: str = self._site.read(timeout=60)
         self._actors: list[Child] = []

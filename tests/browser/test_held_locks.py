@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
     from tests.browser.conftest import Stage, Visit
 
@@ -171,13 +171,36 @@ def test_search_and_filters_narrow_the_list(stage: Stage, visit: Callable[..., V
     here.until(lambda: here.names() == ["b:1"])
 
 
-def test_a_click_on_a_head_sorts(stage: Stage, visit: Callable[..., Visit]) -> None:
-    stage.machine("web-1", 1, {"name": "b", "ttl": 30}, {"name": "a", "ttl": 90})
+def test_a_free_lock_is_found_and_opened(stage: Stage, visit: Callable[..., Visit]) -> None:
+    run = {"task": "shop.pay", "task_id": "7", "seconds": 0.01}
+    stage.machine("web-1", 1, {"name": "payments", **run}, {"name": "lottery"})
     here = visit()
+    page = here.list()
+    page.fill("#searchbar", "payments")
+    page.press("#searchbar", "Enter")
+    here.sees("Free right now")
+    page.click("#redislock-free >> text=payments")
+    here.sees("Nobody holds this lock right now.")
+    here.sees("Last success")
+    here.list()
+    page.click("#changelist-filter >> text=free")
+    here.sees("Free right now")
+    here.mark()
+    stage.machine("web-2", 2, {"name": "invoices", **run})
+    here.until(lambda: page.locator("#redislock-free li").count() == 2)
+    assert here.same_page()
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1600])
+def test_a_click_on_a_head_sorts(stage: Stage, visit: Callable[..., Visit], width: int) -> None:
+    stage.machine("web-1", 1, {"name": "b", "ttl": 30}, {"name": "a", "ttl": 90})
+    here = visit(viewport={"width": width, "height": 900})
     page = here.list()
     assert here.names() == ["b", "a"]
     page.click("th.column-name a")
     here.until(lambda: here.names() == ["a", "b"])
+    page.check("#action-toggle")
+    assert page.locator(".action-counter").inner_text() == "2 of 2 selected"
 
 
 # --- force release -------------------------------------------------------------------------------
@@ -306,15 +329,91 @@ def test_any_name_leads_to_its_page_and_can_be_released(
 def test_a_server_that_goes_is_a_message_and_what_was_known_stays(
     stage: Stage, visit: Callable[..., Visit]
 ) -> None:
-    stage.hold("lottery")
+    stage.hold("lottery", ttl=600)
     here = visit()
-    here.list()
+    page = here.list()
     here.mark()
     stage.server.kill()
     here.sees("The locks of default cannot be shown")
+    here.sees(stage.server.url.removeprefix("redis://").partition("/")[0])
     assert here.names() == ["lottery"]
+    nothing_is_brought_up_to_date(here)
     stage.server.start()
     here.sees("No lock is held right now.")
+    assert page.locator(".redislock-stale").count() == 0
+
+
+def test_the_page_of_a_lock_keeps_what_was_known_too(
+    stage: Stage, visit: Callable[..., Visit]
+) -> None:
+    stage.machine("web-3", 4711, {"name": "lottery", "ttl": 600})
+    here = visit()
+    page = here.list()
+    page.click("text=lottery")
+    here.mark()
+    stage.server.kill()
+    here.sees("The locks of default cannot be shown")
+    nothing_is_brought_up_to_date(here)
+    for part in ("lease", "past"):
+        assert "web-3" in page.locator(f"#redislock-{part}").inner_text()
+    stage.server.start()
+    here.sees("Nobody holds this lock right now.")
+
+
+@pytest.mark.parametrize("answer", ["nothing", "bad gateway"])
+def test_a_site_that_goes_is_a_message_and_what_was_known_stays(
+    stage: Stage, visit: Callable[..., Visit], answer: str
+) -> None:
+    stage.hold("lottery", ttl=600)
+    here = visit()
+    page = here.list()
+    here.mark()
+
+    def without_a_site(route: Route) -> None:
+        if answer == "nothing":
+            route.abort()
+        else:
+            route.fulfill(status=502, body="<h1>Bad gateway</h1>")
+
+    page.route("**/heldlock/", without_a_site)
+    here.sees("the site cannot be reached")
+    assert here.names() == ["lottery"]
+    nothing_is_brought_up_to_date(here)
+    page.unroute("**/heldlock/")
+    before = as_of(page)
+    here.until(lambda: as_of(page) != before)
+    assert page.locator("text=cannot be reached").count() == 0
+    assert page.locator(".redislock-stale").count() == 0
+    assert here.same_page()
+
+
+def as_of(page: Page) -> str:
+    """Of when the page says that what it shows is."""
+    return str(page.locator("#redislock-as-of").inner_text())
+
+
+def nothing_is_brought_up_to_date(here: Visit) -> None:
+    """Two more tries leave the time that is shown, and clocks go on from there."""
+    page = here.page
+    assert page.locator(".redislock-stale").count() == 1
+    shown, clock = as_of(page), page.locator("[data-redislock-down]").first
+    assert re.fullmatch(r"as of \d\d:\d\d:\d\d", shown)
+    tries = 0
+
+    def tried(request: object) -> None:
+        nonlocal tries
+        tries += 1
+
+    page.on("requestfinished", tried)
+    page.on("requestfailed", tried)
+    left = [clock.inner_text()]
+    while tries < 3:
+        page.wait_for_timeout(100)
+        left.append(clock.inner_text())
+    assert as_of(page) == shown
+    assert left == sorted(left, reverse=True)
+    assert left[-1] < left[0]
+    assert here.same_page()
 
 
 def test_after_signing_out_elsewhere_the_page_asks_to_sign_in(
@@ -445,18 +544,23 @@ def busy_site(stage: Stage) -> None:
     frozen.stop()
     # Half of its ttl has gone, and something has happened meanwhile.
     wait_until(lambda: client.pttl(invoices) < 9_000 and client.llen(history) > 24, 20)
+    runs = lock_keys("redislock", "payments:reconcile").runs
+    for what, ago in (("success", 26 * 3600), ("skip", 12 * 60)):
+        ended, _, rest = (client.hget(runs, what) or b"").decode().partition("|")
+        client.hset(runs, what, f"{int(ended) - ago * 1000}|{rest}")
 
 
 def test_pictures_for_the_docs(
     stage: Stage, visit: Callable[..., Visit], picture: Callable[[Page, str], None]
 ) -> None:
     busy_site(stage)
-    wide: dict[str, Any] = {"viewport": {"width": 1440, "height": 900}}
+    wide: dict[str, Any] = {"viewport": {"width": 1360, "height": 900}}
     for scheme in ("light", "dark"):
         here = visit(color_scheme=scheme, **wide)
         page = here.list()
+        page.click("#toggle-nav-sidebar")
         page.click("text=Pause")
-        here.sees("Only skipped since their last success")
+        here.sees("was skipped 7 times, the last time 12 min")
         assert {"held", "cooling down", "overdue"} == set(
             page.locator("#result_list .redislock-badge").all_inner_texts()
         )
@@ -464,6 +568,7 @@ def test_pictures_for_the_docs(
         page.click("text=customer:77")
         here.sees("Recently")
         assert page.locator(".redislock-bar").count() > 8
+        assert page.locator("#nav-sidebar").is_hidden()
         picture(page, f"detail-{scheme}")
     here.list()
     page.click("text=report:2026-11")

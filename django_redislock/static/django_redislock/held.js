@@ -3,6 +3,7 @@
 "use strict";
 {
     const PAUSED = "redislock-paused";
+    const LONGEST_WAIT = 60_000; // ms
     let loaded = performance.now();
 
     /* The same words as wording.duration(). */
@@ -95,30 +96,6 @@
     }
 
     function replace(fresh) {
-        const problem = Boolean(fresh.querySelector("#redislock-problems .error"));
-        for (const part of document.querySelectorAll("[data-redislock-live]")) {
-            const other = fresh.getElementById(part.id);
-            if (other) {
-                part.replaceChildren(...other.childNodes);
-            }
-        }
-        if (rows(document) && rows(fresh)) {
-            replaceRows(fresh);
-        } else if (rows(document) && problem) {
-            // Better what was true a moment ago than nothing.
-        } else if (rows(document) || rows(fresh)) {
-            // The first lock of an empty list, or the last one went: Django's page differs.
-            location.reload();
-            return;
-        }
-        document.getElementById("content-main").classList.toggle("redislock-stale", problem);
-        for (const selector of [".paginator", "#changelist-filter", "#toolbar .small"]) {
-            const part = document.querySelector(selector);
-            const other = fresh.querySelector(selector);
-            if (part && other && !part.contains(document.activeElement)) {
-                part.replaceChildren(...other.childNodes);
-            }
-        }
         // Messages are shown once: those that came with this answer must not get lost.
         const news = fresh.querySelector("#content-start > .messagelist");
         const list = document.querySelector("#content-start > .messagelist");
@@ -127,16 +104,52 @@
         } else if (news) {
             document.getElementById("content").before(news);
         }
+        replaceParts(fresh, "#redislock-problems");
+        // Better what was true a moment ago than nothing, as long as it says when that was.
+        const stale = !fresh.getElementById("redislock-as-of").textContent;
+        showStale(stale);
+        if (stale) {
+            return;
+        }
+        if (rows(document) && rows(fresh)) {
+            replaceRows(fresh);
+        } else if (rows(document) || rows(fresh)) {
+            // The first lock of an empty list, or the last one went: Django's page differs.
+            location.reload();
+            return;
+        }
+        replaceParts(fresh, "[data-redislock-live]:not(#redislock-problems)");
+        for (const selector of [".paginator", "#changelist-filter", "#toolbar .small"]) {
+            const part = document.querySelector(selector);
+            const other = fresh.querySelector(selector);
+            if (part && other && !part.contains(document.activeElement)) {
+                part.replaceChildren(...other.childNodes);
+            }
+        }
         loaded = performance.now();
         tick();
     }
 
+    function replaceParts(fresh, selector) {
+        for (const part of document.querySelectorAll(selector)) {
+            const other = fresh.getElementById(part.id);
+            if (other) {
+                part.replaceChildren(...other.childNodes);
+            }
+        }
+    }
+
+    function showStale(stale) {
+        document.body.classList.toggle("redislock-stale", stale);
+    }
+
     function start(bar) {
         const seconds = Number(bar.dataset.redislockRefresh);
-        const asOf = document.getElementById("redislock-as-of");
+        const trouble = document.createElement("span");
+        trouble.setAttribute("role", "status");
         const button = document.createElement("button");
         button.type = "button";
-        bar.append(button);
+        bar.append(trouble, button);
         let paused = sessionStorage.getItem(PAUSED) === "yes";
         let timer = 0;
 
@@ -153,22 +166,32 @@
                 || (marked && !marked.isCollapsed && where.contains(marked.anchorNode));
         }
 
+        /* The page as it is now; null if the site cannot be reached, or answers that it cannot. */
+        async function fetched() {
+            try {
+                const answer = await fetch(location.href, {
+                    credentials: "same-origin",
+                    signal: AbortSignal.timeout(LONGEST_WAIT),
+                });
+                const text = await answer.text();
+                return answer.status < 500 ? new DOMParser().parseFromString(text, "text/html") : null;
+            } catch {
+                return null;
+            }
+        }
+
         async function refresh() {
             if (!paused && !busy()) {
-                try {
-                    const answer = await fetch(location.href, {credentials: "same-origin"});
-                    const text = await answer.text();
-                    const fresh = new DOMParser().parseFromString(text, "text/html");
-                    if (!fresh.querySelector("[data-redislock-refresh]")) {
-                        // Signed out, or no longer allowed: let the browser show what there is.
-                        location.reload();
-                        return;
-                    }
-                    if (!paused) {
-                        replace(fresh);
-                    }
-                } catch {
-                    asOf.textContent = "the site cannot be reached, trying again";
+                const fresh = await fetched();
+                trouble.textContent = fresh ? "" : "the site cannot be reached, trying again";
+                if (!fresh) {
+                    showStale(true);
+                } else if (!fresh.querySelector("[data-redislock-refresh]")) {
+                    // Signed out, or no longer allowed: let the browser show what there is.
+                    location.reload();
+                    return;
+                } else if (!paused) {
+                    replace(fresh);
                 }
             }
             timer = setTimeout(refresh, seconds * 1000);
