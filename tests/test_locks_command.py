@@ -734,7 +734,7 @@ def test_a_lock_that_cools_down_is_not_taken_for_that_of_a_dead_process(spawn: S
 @pytest.mark.parametrize(
     ("host", "pid", "answer"),
     [
-        (socket.gethostname(), os.getpid(), False),
+        pytest.param(socket.gethostname(), os.getpid(), False, id="this process"),
         (socket.gethostname(), 1, False),
         (socket.gethostname(), 2**22 + 1, True),  # Greater than any on Linux.
         (socket.gethostname(), 2**80, False),
