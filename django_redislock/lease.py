@@ -13,6 +13,7 @@ from django_redislock.exceptions import LockLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import timedelta
 
     from django_redislock.exceptions import LostReason
 
@@ -117,8 +118,8 @@ class Keeper(Protocol):
 
     clock: Callable[[], float]
 
-    def renew(self, lease: Lease) -> None: ...
-    async def arenew(self, lease: Lease) -> None: ...
+    def renew(self, lease: Lease, ttl: float | timedelta | None = None) -> None: ...
+    async def arenew(self, lease: Lease, ttl: float | timedelta | None = None) -> None: ...
     def tell_lost(self, lease: Lease) -> None: ...
     def settle(self, lease: Lease) -> None: ...
     def dropped(self, name: str) -> None: ...
@@ -283,18 +284,23 @@ class Lease:
         elif not self.held:
             raise self._loss()
 
-    def renew(self) -> None:
+    def renew(self, ttl: float | timedelta | None = None) -> None:
         """Restart the ttl now.
+
+        Args:
+            ttl: Seconds, or a timedelta, that the lease lasts from now on unless renewed. It can
+                be made longer, not shorter; max_hold bounds it all the same.
 
         Raises:
             LockLost: The lease has ended, or max_hold is over.
             LockUnavailable: The server did not answer; the lease may still be held.
+            ValueError: The ttl is no duration, or is shorter than that of the lease.
         """
-        self._keeper.renew(self)
+        self._keeper.renew(self, ttl)
 
-    async def arenew(self) -> None:
+    async def arenew(self, ttl: float | timedelta | None = None) -> None:
         """See renew()."""
-        await self._keeper.arenew(self)
+        await self._keeper.arenew(self, ttl)
 
     def on_lost(self, callback: Callable[[Lease], object]) -> None:
         """Call *callback* with this lease once if it is lost; at once if it already is.
@@ -330,9 +336,9 @@ class Lease:
         """Whether it is neither ended nor known to be lost; its deadline may have passed."""
         return not self._ended and self._lost_reason is None and self._process is process
 
-    def _renewable_ttl(self) -> float:
+    def _renewable(self, ttl: float) -> float:
         """Seconds that a renewal may ask for now: the ttl, shortened to end at max_hold."""
-        return min(self.ttl, self._hold_until - self._keeper.clock())
+        return min(ttl, self._hold_until - self._keeper.clock())
 
     def _loss(self) -> LockLost:
         reason = self.lost_reason or "expired"

@@ -160,7 +160,7 @@ class Watchdog:
             if now >= lease._ends:
                 lease._expire()
                 continue
-            ttl = lease._renewable_ttl()
+            ttl = lease._renewable(lease.ttl)
             gain = now + ttl - drift(ttl) - lease._deadline
             useful = lease.auto_renew and gain >= WORTH_RENEWING
             if not (lease._unconfirmed or useful):

@@ -39,6 +39,7 @@ from tests.waiting import await_until, wait_until
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from datetime import timedelta
     from types import TracebackType
 
     from pytest_django import Settings
@@ -101,7 +102,7 @@ class Way(ABC):
     @abstractmethod
     async def locked(self, lock: Lock) -> bool: ...
     @abstractmethod
-    async def renew(self, lease: Lease) -> None: ...
+    async def renew(self, lease: Lease, ttl: float | timedelta | None = None) -> None: ...
     @abstractmethod
     async def ensure_held(self, lease: Lease, verify: bool = False) -> None: ...
 
@@ -149,8 +150,8 @@ class Sync(Way):
     async def locked(self, lock: Lock) -> bool:
         return lock.locked()
 
-    async def renew(self, lease: Lease) -> None:
-        lease.renew()
+    async def renew(self, lease: Lease, ttl: float | timedelta | None = None) -> None:
+        lease.renew(ttl)
 
     async def ensure_held(self, lease: Lease, verify: bool = False) -> None:
         lease.ensure_held(verify)
@@ -197,8 +198,8 @@ class Async(Way):
     async def locked(self, lock: Lock) -> bool:
         return await lock.alocked()
 
-    async def renew(self, lease: Lease) -> None:
-        await lease.arenew()
+    async def renew(self, lease: Lease, ttl: float | timedelta | None = None) -> None:
+        await lease.arenew(ttl)
 
     async def ensure_held(self, lease: Lease, verify: bool = False) -> None:
         await lease.aensure_held(verify)

@@ -8,11 +8,13 @@ import pickle
 import threading
 import time
 from contextlib import ExitStack
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_redislock import LockLost, LockUnavailable, distributed_lock, held
+from django_redislock import LockLost, LockUnavailable, distributed_lock, flows, held
+from django_redislock.conf import backends
 from tests.backends import both_ways, held_by_other, on_servers
 from tests.waiting import wait_until
 
@@ -539,3 +541,57 @@ async def test_the_reason_of_a_loss_does_not_change(way: Way, place: Place, losi
         reasons.append(lease.lost_reason)
         await way.sleep(0)
     assert set(reasons) <= {None, "unreachable"}
+
+
+# --- made longer ---------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_a_lease_can_be_made_longer(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery", ttl=10)) as lease:
+        await way.renew(lease, ttl=timedelta(minutes=5))
+        assert lease.ttl == 300
+        assert lease.expires_in > 280
+        seen = held.get("lottery")
+        assert seen is not None
+        assert seen.expires_in is not None
+        assert seen.expires_in > 280
+        assert (seen.ttl, seen.state, seen.note) == (300, "held", "")
+        await way.renew(lease)
+        assert lease.expires_in > 280
+
+
+@both_ways
+async def test_a_renewal_that_is_late_does_not_shorten_a_lease_again(
+    way: Way, place: Place
+) -> None:
+    async with way.entered(distributed_lock("lottery", ttl=10)) as lease:
+        await way.renew(lease, ttl=300)
+        late = flows.Renewal("lottery", lease._token, 10, 1, renews=True)
+        backends["default"].run(flows.renew(late, 1))
+        seen = held.get("lottery")
+        assert seen is not None
+        assert seen.expires_in is not None
+        assert seen.expires_in > 280
+        assert seen.ttl == 300
+
+
+@both_ways
+async def test_a_lease_cannot_be_made_shorter(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery", ttl=10)) as lease:
+        with pytest.raises(ValueError, match=r"^ttl must be at least that of the lease, 10 s"):
+            await way.renew(lease, ttl=5)
+        with pytest.raises(ValueError, match=r"^ttl must be"):
+            await way.renew(lease, ttl="long")  # type: ignore[arg-type]
+        assert lease.ttl == 10
+
+
+@both_ways
+async def test_max_hold_bounds_a_lease_that_is_made_longer(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery", ttl=10, max_hold=20)) as lease:
+        await way.renew(lease, ttl=300)
+        assert lease.expires_in <= 20
+        seen = held.get("lottery")
+        assert seen is not None
+        assert seen.expires_in is not None
+        assert seen.expires_in <= 20

@@ -13,6 +13,7 @@ from weakref import ReferenceType, WeakSet, ref
 
 from django_redislock import clock, flows, scripts, signals
 from django_redislock import lease as lease_module
+from django_redislock.conf import SHORTEST_TTL, seconds
 from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.flows import Call
 from django_redislock.lease import Holding, Owner, is_number
@@ -21,6 +22,7 @@ from django_redislock.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from datetime import timedelta
 
     from django_redislock.conf import Conf
     from django_redislock.flows import Answer, Flow, Refused, Unanswered
@@ -170,23 +172,27 @@ class Backend(ABC):
 
     # --- keeping leases (lease.Keeper) --------------------------------------------------------
 
-    def renew(self, lease: Lease) -> None:
+    def renew(self, lease: Lease, ttl: float | timedelta | None = None) -> None:
         """See Lease.renew()."""
-        renewal = self._renewal(lease)
+        length = _length(lease, ttl)
+        renewal = self._renewal(lease, length)
         try:
             lease._extend(self.run(flows.renew(renewal, self.patience(lease.ttl))))
         except LockLost as lost:
             lease._lose(lost.reason)
             raise
+        lease.ttl = length
 
-    async def arenew(self, lease: Lease) -> None:
+    async def arenew(self, lease: Lease, ttl: float | timedelta | None = None) -> None:
         """See Lease.renew()."""
-        renewal = self._renewal(lease)
+        length = _length(lease, ttl)
+        renewal = self._renewal(lease, length)
         try:
             lease._extend(await self.arun(flows.renew(renewal, self.patience(lease.ttl))))
         except LockLost as lost:
             lease._lose(lost.reason)
             raise
+        lease.ttl = length
 
     def settle(self, lease: Lease) -> None:
         """Ask the server whether it holds a lease in doubt; see Lease.ensure_held()."""
@@ -198,13 +204,13 @@ class Backend(ABC):
             )
         self.renew(lease)
 
-    def _renewal(self, lease: Lease) -> flows.Renewal:
+    def _renewal(self, lease: Lease, length: float) -> flows.Renewal:
         if not lease._active:
             raise lease._loss()  # Lost, ended, or the parent process's.
         if self.clock() >= lease._ends:
             lease._expire()
             raise lease._loss()
-        ttl = lease._renewable_ttl()
+        ttl = lease._renewable(length)
         if ttl <= 0:
             raise lease._loss()
         renews = flows.will_renew(lease.auto_renew, ttl, lease._hold_until - self.clock())
@@ -257,6 +263,26 @@ class Backend(ABC):
             waiters=int(waiters),
             server_time=int(server_ms) / 1000,
         )
+
+
+def _length(lease: Lease, ttl: float | timedelta | None) -> float:
+    """The ttl that a lease is to have, in seconds.
+
+    It never becomes shorter: a renewal that is still on its way for the old ttl would be believed
+    although the server has taken it for over.
+
+    Raises:
+        ValueError: It is no duration, or is shorter.
+    """
+    if ttl is None:
+        return lease.ttl
+    length = seconds(ttl, "ttl", least=SHORTEST_TTL)
+    if length < lease.ttl:
+        raise ValueError(
+            f"ttl must be at least that of the lease, {lease.ttl:g} s, not {length:g}: a lease can"
+            " be made longer, not shorter. Release it to end it."
+        )
+    return length
 
 
 def read_holding(data: bytes, id: str = "", strange: str = "") -> Holding:  # noqa: A002

@@ -195,7 +195,15 @@ class Server:
         if lease is None or lease.token != token or lease.state == "k":
             return _absence(lock, token)
         renews, renewals = count[:1], count[1:]
-        lock.lease = replace(lease, state="h", renews=renews, renewals=renewals, expires=ms + ttl)
+        expires = ms + ttl if lease.state == "c" else max(lease.expires, ms + ttl)
+        lock.lease = replace(
+            lease,
+            state="h",
+            renews=renews,
+            renewals=renewals,
+            expires=expires,
+            ttl=max(lease.ttl, ttl),
+        )
         if renewals == "00001":
             _remember(lock, lease)
         return b"renewed"

@@ -135,9 +135,12 @@ def _renew(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     value = ask("GET", keys.lock)
     if value is None or not _is_held_by(value, token):
         return [], _absence(keys, ask, value, token)
+    head, fence, since, granted, *rest = value.split(b"|", 6)
+    longer = b"|".join([head, fence, since, b"%d" % max(ttl, int(granted)), *rest])
+    claimed = value[32:33] == b"c"
     return [
-        ("PEXPIRE", keys.lock, ttl),
-        ("SETRANGE", keys.lock, 32, b"h" + count),
+        ("PEXPIRE", keys.lock, ttl) if claimed else ("PEXPIRE", keys.lock, ttl, "GT"),
+        ("SETRANGE", keys.lock, 32, b"h" + count + longer[39:]),
         ("ZADD", keys.held, _clock(ask) // 1000 + ttl, keys.lock),
         *(_remember(keys, ask, value, b"", b"") if count[1:] == b"00001" else []),
     ], b"renewed"

@@ -7,7 +7,7 @@
 -- lock     token(32) state(1) renews(1) renewals(5) id(16) "|" fence "|" since "|" ttl "|" claim "|" channel "|" owner
 --          state: h held; c claimed (handed over, not yet confirmed); k kept by min_hold (cooling)
 --          renews: r if its owner is going to renew it, a third of the ttl from now; else -
---          since: server time of the grant; ttl: as granted; claim: server time at which it lapses;
+--          since: server time of the grant; ttl: as granted, or made longer since; claim: server time at which it lapses;
 --          all in ms
 --
 -- Scripts do not roll back, so every read that can fail comes before the first write. The index

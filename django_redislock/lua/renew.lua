@@ -1,4 +1,4 @@
--- renew: restart the ttl of a lease; never bring one back to life.
+-- renew: restart the ttl of a lease; never bring one back to life, and never shorten one.
 -- ARGV  token, ttl (ms), renews and renewals so far, see _lease.lua; 00000 only confirms a hand-over
 -- returns 'renewed', or why not: 'gone', 'taken', 'forced'
 local LOCK, FORCED, PAST, HELD = unpack(KEYS)
@@ -10,8 +10,18 @@ local state = value and string.sub(value, 1, 32) == token and string.sub(value, 
 
 if state and state ~= 'k' then
   -- PEXPIRE first: it is allowed on a server out of memory, and so is what follows it.
-  call('PEXPIRE', LOCK, ttl)
+  -- GT, since a renewal may be overtaken by a later one that asked for more. But the key of a claim
+  -- lasts longer than the lease, and one from which somebody has taken its expiry gets it back.
+  local claimed = state == 'c'
+  if claimed or (call('PEXPIRE', LOCK, ttl, 'GT') == 0 and call('PTTL', LOCK) == -1) then
+    call('PEXPIRE', LOCK, ttl)
+  end
   call('SETRANGE', LOCK, 32, 'h' .. count)
+  local granted, rest = string.match(value, '^|%d+|%d+|(%d+)(|.*)$', 56)
+  if granted and tonumber(ttl) > tonumber(granted) then
+    -- Its owner has made it longer; whoever looks judges the time that is left by this.
+    call('SETRANGE', LOCK, #value - #rest - #granted, ttl .. rest)
+  end
   if HELD and renewals ~= '00000' then
     redis.pcall('ZADD', HELD, milliseconds(clock()) + ttl, LOCK)
   end
