@@ -1,6 +1,6 @@
 """System checks of tasks: what their options promise and Celery's settings do not keep.
 
-E050 and W050 to W057; see docs/celery.md.
+E050 and W050 to W058; see docs/celery.md.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
+GREEN_POOLS = {"gevent", "eventlet"}
 LONGEST_WAIT = 60.0  # Seconds that a run may keep a worker slot waiting.
 
 
@@ -34,9 +35,20 @@ def check_tasks(app_configs: Any, **kwargs: Any) -> list[checks.CheckMessage]:
     """Check every single-instance task of the current Celery application."""
     app = current_app._get_current_object()
     messages = list(_import_tasks(app))
-    for task in app.tasks.values():
-        if isinstance(task, SingleInstanceTask):
-            messages += _check(task)
+    tasks = [task for task in app.tasks.values() if isinstance(task, SingleInstanceTask)]
+    for task in tasks:
+        messages += _check(task)
+    if tasks and (pool := str(app.conf.worker_pool)) in GREEN_POOLS:
+        messages.append(
+            checks.Warning(
+                f"worker_pool is {pool!r}, and {tasks[0].name} is a single-instance task: a"
+                " greenlet that computes for long without yielding keeps the watchdog from"
+                " renewing all leases of its process, and another worker may start the same task.",
+                hint="Give tasks that compute a ttl above the longest such stretch, or run them in"
+                " a prefork worker.",
+                id="django_redislock.W058",
+            )
+        )
     return messages
 
 
