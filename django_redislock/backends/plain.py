@@ -7,9 +7,11 @@ missing is the queue: a release wakes nobody, and waiters come back by bounded b
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from django_redislock import scripts
+from django_redislock.backends.wires import ReplyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +28,7 @@ ATTEMPTS = 32  # Transactions lost to others before the server counts as not ans
 
 
 class Ask(Protocol):
-    """Runs one command and returns its reply, or raises its error."""
+    """Runs one command and returns its reply, or raises its error, a ReplyError."""
 
     def __call__(self, *command: str | bytes | int) -> Any: ...
 
@@ -54,9 +56,11 @@ def perform(step: Call, keys: Keys, ask: Ask) -> Any:
                 ask(*command)
             if ask("EXEC") is not None:
                 return answer
-        except Exception:
+        except ReplyError:
             # A connection in the middle of a transaction would swallow the next flow's commands.
-            ask("DISCARD" if in_transaction else "UNWATCH")
+            # A refused EXEC has ended it; what matters is why.
+            with suppress(ReplyError):
+                ask("DISCARD" if in_transaction else "UNWATCH")
             raise
     raise ConnectionError("the lock changed hands during every try of a transaction")
 
