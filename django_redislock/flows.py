@@ -159,6 +159,7 @@ class Request(NamedTuple):
     patience: float  # The operation timeout: seconds until a server counts as not answering.
     replicas: int = 0
     heed: str = ""  # What would make it pointless, see lua/_heed.lua.
+    unavailable_after: float = math.inf  # Seconds without an answer, besides the one resend.
 
 
 class Granted(NamedTuple):
@@ -210,7 +211,7 @@ def acquire(
         keep: Called with a grant. Until it returns, whatever interrupts the flow undoes the grant.
 
     Raises:
-        LockUnavailable: The server refused, or left the last two tries unanswered.
+        LockUnavailable: The server refused, or did not answer for too long.
     """
     try:
         outcome = yield from _acquire(request, now)
@@ -234,7 +235,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
     give_up = now + request.wait
     mode = "queue" if request.wait > 0 else "try"
     ticket, kept = b"0", False
-    failures, pause = 0, SHORTEST_PAUSE
+    failures, silent_since, pause = 0, now, SHORTEST_PAUSE
     # Whether something of us may be on the server when it refuses a try. What it refuses may also
     # be the WAIT behind a grant.
     traces = request.replicas > 0
@@ -282,11 +283,14 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
             # The same token again, at least once, also when there is no time left to wait.
             now, traces = unanswered.now, True
             failures += 1
-            if failures > 1:
-                if now >= give_up:
+            if failures == 1:
+                silent_since = unanswered.sent
+            else:
+                until = min(give_up, silent_since + request.unavailable_after)
+                if now >= until:
                     raise
                 seconds = _backoff(failures) * random.uniform(0.5, 1.0)
-                now = yield Pause(min(seconds, give_up - now))
+                now = yield Pause(min(seconds, until - now))
         except NotOurs:
             raise
         except Refused:

@@ -99,6 +99,7 @@ class Terms(NamedTuple):
     renew: bool
     max_hold: float  # math.inf if there is no bound.
     patience: float  # The operation timeout.
+    unavailable_after: float
 
 
 def _terms(backend: Backend, options: Options) -> Terms:
@@ -111,7 +112,8 @@ def _terms(backend: Backend, options: Options) -> Terms:
         wait=conf.wait if options.wait is None else options.wait,
         renew=conf.renew if options.renew is None else options.renew,
         max_hold=math.inf if max_hold is None else max_hold,
-        patience=backend.patience(ttl),
+        patience=(patience := backend.patience(ttl)),
+        unavailable_after=(patience if conf.unavailable_after is None else conf.unavailable_after),
     )
     if len(backend.terms) < MAX_KNOWN_TERMS:
         backend.terms[options] = terms
@@ -286,6 +288,7 @@ class Lock:
             terms.patience,
             backend.conf.replicas_ack,
             self._heed() if options.once or self._run else "",
+            terms.unavailable_after,
         )
 
     def _nest(self, *, blocking: bool) -> Lease | None:

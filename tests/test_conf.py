@@ -44,6 +44,7 @@ def test_everything_has_a_default(settings: Settings, setting: dict[str, Any]) -
         renew=True,
         max_hold=None,
         replicas_ack=0,
+        unavailable_after=None,
     )
     assert isinstance(backends["default"], RedisBackend)
 
@@ -66,6 +67,7 @@ def test_every_key_is_read(settings: Settings) -> None:
             "RENEW": False,
             "MAX_HOLD": 3600,
             "REPLICAS_ACK": 2,
+            "UNAVAILABLE_AFTER": math.inf,
         }
     }
     assert conf.conf("jobs") == conf.Conf(
@@ -79,6 +81,7 @@ def test_every_key_is_read(settings: Settings) -> None:
         renew=False,
         max_hold=3600.0,
         replicas_ack=2,
+        unavailable_after=math.inf,
     )
     assert conf.aliases() == ["default", "jobs"]
 
@@ -104,6 +107,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("RENEW", None, "True or False"),
     ("MAX_HOLD", 0, "at least"),
     ("MAX_HOLD", "1h", "number of seconds"),
+    ("UNAVAILABLE_AFTER", -1, "0 or more seconds"),
+    ("UNAVAILABLE_AFTER", "5", "number of seconds"),
     ("REPLICAS_ACK", -1, "0 to 100"),
     ("REPLICAS_ACK", 1.5, "0 to 100"),
     ("REPLICAS_ACK", True, "0 to 100"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import socket
 import threading
 import time
@@ -20,6 +21,7 @@ from tests.faults import (
     Async,
     Blocking,
     Caller,
+    add_rival,
     against_rival,
     callers,
     in_thread,
@@ -380,10 +382,49 @@ def test_a_slow_lookup_of_the_servers_name_counts_too(
     wait_until(lambda: len(locks.redis.client_list(_type="normal")) <= 2 + 1)
 
 
-def test_a_wait_outlasts_an_outage(caller: Caller, locks: Locks, proxy: Proxy) -> None:
+@pytest.mark.parametrize("fault", ["blackhole", "refuse"])
+def test_an_acquire_gives_up_a_server_that_does_not_answer_whatever_its_wait(
+    fault: str, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    getattr(proxy, fault)()
+    with takes(at_least=PATIENCE, at_most=2 * PATIENCE), pytest.raises(LockUnavailable):
+        caller.acquire(distributed_lock(NAME, wait=10))
+
+
+def test_a_waiter_gives_up_a_server_that_does_not_answer_any_more(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    with rival():
+        future = caller.begin_waiting(distributed_lock(NAME, wait=20), locks)
+        proxy.refuse()
+        with takes(at_most=2 * PATIENCE), pytest.raises(LockUnavailable):
+            future.result(5)
+
+
+@pytest.mark.parametrize("unavailable_after", [5, math.inf])
+def test_a_wait_outlasts_an_outage_shorter_than_unavailable_after(
+    unavailable_after: float, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    locks.configure(UNAVAILABLE_AFTER=unavailable_after)
     proxy.refuse()
     future = caller.begin(distributed_lock(NAME, wait=10))
-    threading.Timer(0.5, proxy.heal).start()
+    threading.Timer(2 * PATIENCE, proxy.heal).start()
+    assert future.result(5)
+
+
+def test_a_waiter_whose_server_comes_back_in_time_waits_on(
+    caller: Caller, locks: Locks, proxy: Proxy, settings: Settings
+) -> None:
+    locks.configure(UNAVAILABLE_AFTER=5)
+    add_rival(settings, locks)
+    with rival(ttl=60):
+        future = caller.begin_waiting(distributed_lock(NAME, wait=20), locks)
+        asked = len(runs(proxy, scripts.ACQUIRE))
+        proxy.refuse()
+        with pytest.raises(TimeoutError):
+            future.result(2 * PATIENCE)
+        proxy.heal()
+        wait_until(lambda: len(runs(proxy, scripts.ACQUIRE)) > asked)
     assert future.result(5)
 
 
