@@ -80,6 +80,7 @@ class Conf:
     renew: bool = True
     max_hold: float | None = None
     replicas_ack: int = 0
+    unavailable_after: float | None = None  # None: the operation timeout.
 
     @property
     def address(self) -> str:
@@ -137,6 +138,10 @@ def _max_hold(value: object, where: str) -> float | None:
     return None if value is None else seconds(value, where, least=SHORTEST_TTL)
 
 
+def _unavailable_after(value: object, where: str) -> float | None:
+    return None if value is None else seconds(value, where, endless=True)
+
+
 def _prefix(value: object, where: str) -> str:
     prefix = text(value, where)
     if any(char in "{}*?[]\\|" or char.isspace() or not char.isprintable() for char in prefix):
@@ -179,6 +184,7 @@ _PARSERS: dict[str, Any] = {
     "RENEW": flag,
     "MAX_HOLD": _max_hold,
     "REPLICAS_ACK": _replicas,
+    "UNAVAILABLE_AFTER": _unavailable_after,
 }
 
 

@@ -6,7 +6,7 @@ from inspect import GEN_CLOSED, getgeneratorstate
 from typing import TYPE_CHECKING, TypeVar
 
 from django_redislock import lease
-from django_redislock.flows import Call, Refused, Unanswered
+from django_redislock.flows import Call, NotOurs, Unanswered
 
 if TYPE_CHECKING:
     from django_redislock.flows import Flow, Performer, Step
@@ -77,6 +77,6 @@ def _failed(flow: Flow[Result], error: BaseException, process: Process) -> Step:
         return flow.throw(error)
     # A forked child: neither to try again nor to undo what its parent goes on with is its business.
     if isinstance(error, Unanswered):
-        return flow.throw(Refused("the process was forked meanwhile, and this is the child"))
+        return flow.throw(NotOurs("the process was forked meanwhile, and this is the child"))
     flow.close()
     raise error

@@ -120,12 +120,11 @@ class Bell(NamedTuple):
 class Unanswered(Exception):
     """The command may or may not have been carried out; trying again may help."""
 
-    def __init__(self, problem: str, sent: float, now: float, *, crowded: bool = False) -> None:
+    def __init__(self, problem: str, sent: float, now: float) -> None:
         super().__init__(problem, sent, now)
         self.problem = problem
         self.sent = sent
         self.now = now
-        self.crowded = crowded  # It was not sent: this process has no connection left to wait on.
 
 
 class Refused(Exception):
@@ -134,6 +133,10 @@ class Refused(Exception):
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
         self.problem = problem
+
+
+class NotOurs(Refused):
+    """The flow belongs to the parent of this forked child, which goes on with it: hands off."""
 
 
 _RENEWS = ("-", "r")  # As in lua/_lease.lua.
@@ -159,6 +162,7 @@ class Request(NamedTuple):
     replicas: int = 0
     heed: str = ""  # What would make it pointless, see lua/_heed.lua.
     renews: bool = False  # Whether it is to be renewed, see will_renew().
+    unavailable_after: float = math.inf  # Seconds without an answer, besides the one resend.
 
 
 class Granted(NamedTuple):
@@ -210,7 +214,7 @@ def acquire(
         keep: Called with a grant. Until it returns, whatever interrupts the flow undoes the grant.
 
     Raises:
-        LockUnavailable: The server refused, or left the last two tries unanswered.
+        LockUnavailable: The server refused, or did not answer for too long.
     """
     try:
         outcome = yield from _acquire(request, now)
@@ -228,18 +232,19 @@ def acquire(
         raise
 
 
-def _acquire(  # noqa: PLR0912 - one branch per answer of the server
+def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
     request: Request, now: float
 ) -> Flow[Granted | Busy | Done | Finished]:
     give_up = now + request.wait
     mode = "queue" if request.wait > 0 else "try"
     ticket, kept = b"0", False
-    failures, pause, crowded = 0, SHORTEST_PAUSE, False
+    failures, silent_since, pause = 0, now, SHORTEST_PAUSE
+    # Whether something of us may be on the server when it refuses a try. What it refuses may also
+    # be the WAIT behind a grant.
+    traces = request.replicas > 0
     while True:
         try:
-            # A process whose waiters have taken all connections asks without queueing.
-            asked = "try" if crowded and mode == "queue" else mode
-            answer: Answer = yield _acquire_call(request, asked, ticket)
+            answer: Answer = yield _acquire_call(request, mode, ticket)
             now = answer.now
             match answer.value:
                 case bytes(fence):
@@ -252,7 +257,7 @@ def _acquire(  # noqa: PLR0912 - one branch per answer of the server
                     # once: a waiter who is always late would cost the others a claim each time.
                     kept = kept or bool(newly and ticket != b"0")
                     ticket = b"0" if kept else place
-                    failures = 0
+                    failures, traces = 0, True
                     look = _Look(answer.sent, int(server_us) / 1e6, _next_look(now, left_ms))
                     outcome = yield from _await_bell(request, look, now, give_up)
                     if isinstance(outcome, Granted):
@@ -261,7 +266,7 @@ def _acquire(  # noqa: PLR0912 - one branch per answer of the server
                 case [b"busy", left_ms, value]:
                     if mode != "queue":
                         return Busy(value, int(left_ms) / 1000)
-                    # Not queued, for want of a connection or of scripting: bounded backoff.
+                    # Not queued, for want of scripting: bounded backoff.
                     failures = 0
                     seconds = pause * random.uniform(0.5, 1.0)
                     now = yield Pause(max(min(seconds, give_up - now), 0.0))
@@ -279,14 +284,22 @@ def _acquire(  # noqa: PLR0912 - one branch per answer of the server
                     raise Refused(f"the server gave an answer that is not ours: {other!r}")
         except Unanswered as unanswered:
             # The same token again, at least once, also when there is no time left to wait.
-            now = unanswered.now
-            crowded = crowded or unanswered.crowded
+            now, traces = unanswered.now, True
             failures += 1
-            if failures > 1:
-                if now >= give_up:
+            if failures == 1:
+                silent_since = unanswered.sent
+            else:
+                until = min(give_up, silent_since + request.unavailable_after)
+                if now >= until:
                     raise
                 seconds = _backoff(failures) * random.uniform(0.5, 1.0)
-                now = yield Pause(min(seconds, give_up - now))
+                now = yield Pause(min(seconds, until - now))
+        except NotOurs:
+            raise
+        except Refused:
+            if traces:
+                yield from undo(request.name, request.token, request.patience)
+            raise
         if now >= give_up and mode == "queue" and not failures:
             mode = "last"
 

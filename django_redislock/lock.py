@@ -100,6 +100,7 @@ class Terms(NamedTuple):
     renew: bool
     max_hold: float  # math.inf if there is no bound.
     patience: float  # The operation timeout.
+    unavailable_after: float
 
 
 def _terms(backend: Backend, options: Options) -> Terms:
@@ -112,7 +113,8 @@ def _terms(backend: Backend, options: Options) -> Terms:
         wait=conf.wait if options.wait is None else options.wait,
         renew=conf.renew if options.renew is None else options.renew,
         max_hold=math.inf if max_hold is None else max_hold,
-        patience=backend.patience(ttl),
+        patience=(patience := backend.patience(ttl)),
+        unavailable_after=(patience if conf.unavailable_after is None else conf.unavailable_after),
     )
     if len(backend.terms) < MAX_KNOWN_TERMS:
         backend.terms[options] = terms
@@ -381,6 +383,7 @@ class Lock:
             backend.conf.replicas_ack,
             self._heed() if options.once or self._run else "",
             flows.will_renew(terms.renew, terms.first_ttl, terms.max_hold),
+            terms.unavailable_after,
         )
 
     def _nest(self, hold: _Hold, *, blocking: bool) -> Lease | None:

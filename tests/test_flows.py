@@ -262,6 +262,32 @@ def test_r5_waiting_resends_after_growing_pauses_until_the_wait_is_over() -> Non
     assert tries == pytest.approx(20 / 1.28 + 6, rel=0.5)
 
 
+@pytest.mark.parametrize("unavailable_after", [0.0, 3.0])
+def test_r5_a_server_that_is_silent_for_long_is_unavailable_whatever_the_wait(
+    unavailable_after: float,
+) -> None:
+    stage, tries = acquiring(wait=math.inf, unavailable_after=unavailable_after), 0
+    queued(stage, after=20.0).rings()  # What counts is the time since the last answer.
+    asked = stage.now
+    while not undoes(stage.step):
+        if isinstance(stage.step, Pause):
+            stage.sleeps()
+        else:
+            tries += 1
+            stage.is_silent(after=0.01)
+    assert asked + unavailable_after <= stage.now < asked + unavailable_after + 0.1
+    assert tries >= 2
+    with pytest.raises(LockUnavailable):
+        stage.answers(0)
+
+
+def test_r5_a_server_that_answers_in_between_is_never_unavailable() -> None:
+    stage = acquiring(wait=math.inf, unavailable_after=3.0)
+    for _ in range(10):
+        stage.is_silent(after=2.0)
+        queued(stage).rings()
+
+
 def test_an_answer_ends_the_count_of_unanswered_tries() -> None:
     stage = acquiring().is_silent()
     queued(stage)

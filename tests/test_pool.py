@@ -48,7 +48,7 @@ def test_what_was_returned_last_is_lent_first(pool: Pool) -> None:
 def test_a_pool_that_is_used_up_says_which_option_to_raise(pool: Pool) -> None:
     lent = [pool.take(1.0) for _ in range(LIMIT)]
     begin = time.monotonic()
-    with pytest.raises(Exhausted, match=r"all of its 4 connections.*\['max_connections'\]"):
+    with pytest.raises(Exhausted, match=r"all of its 5 connections.*\['max_connections'\]"):
         pool.take(0.1)
     assert time.monotonic() - begin >= 0.1
     for wire in lent:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_redislock import distributed_lock, scripts
+from django_redislock.backends.wires import SharedBell
 from tests.faults import (
     NAME,
     Async,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from tests.conftest import Locks, Spawn
     from tests.processes import Child
     from tests.proxy import Proxy
+    from tests.servers import Endpoint
 
 CLAIM = 1.0  # Seconds a lease that was handed over waits for its confirmation.
 LOOK_EVERY = 2.0  # Seconds after which a waiter looks by itself.
@@ -400,6 +402,14 @@ def test_the_first_waiter_is_told_when_the_lock_will_have_cooled(
 # Few connections
 
 
+def limit_connections(
+    limit: int, locks: Locks, settings: Settings, target: Endpoint | None = None
+) -> None:
+    """Let the default alias have so few; the rival has as many as it likes."""
+    locks.on(target or locks.server, TTL=30, WAIT=20, OPTIONS={"max_connections": limit})
+    add_rival(settings, locks)
+
+
 @pytest.mark.parametrize("limit", [4, 8])
 @one_kind
 def test_more_waiting_threads_than_connections_do_not_starve_each_other(
@@ -412,6 +422,103 @@ def test_more_waiting_threads_than_connections_do_not_starve_each_other(
             time.sleep(0.01)  # So that others come.
 
     assert 1 < most_connections(locks, [work] * 48) <= limit
+
+
+@one_kind
+def test_p6_more_waiting_threads_than_connections_are_served_in_turn(
+    locks: Locks, settings: Settings
+) -> None:
+    limit_connections(6, locks, settings)
+    served: list[int] = []
+
+    def wait(number: int) -> None:
+        with distributed_lock(NAME):
+            served.append(number)
+
+    with rival(ttl=60):
+        threads = []
+        for number in range(12):
+            threads.append(in_thread(partial(wait, number)))
+            wait_until(lambda: waiting(locks) == len(threads))
+        newcomer = distributed_lock(NAME, wait=0)
+        assert not newcomer.acquire()
+        begin = time.monotonic()
+    for thread in threads:
+        thread.result(10)
+    assert served == list(range(12))
+    assert time.monotonic() - begin < LOOK_EVERY  # All were rung.
+
+
+@one_kind
+def test_more_waiting_threads_than_connections_do_not_keep_others_from_a_free_lock(
+    locks: Locks, settings: Settings
+) -> None:
+    limit_connections(6, locks, settings)
+    with rival(ttl=60):
+        threads = [in_thread(distributed_lock(NAME, wait=4).acquire) for _ in range(12)]
+        wait_until(lambda: waiting(locks) == len(threads))
+        for number in range(20):
+            with takes(at_most=0.1), distributed_lock(f"{NAME}-{number}"):
+                pass
+
+
+@one_kind
+def test_waiters_whose_shared_connection_is_lost_look_by_themselves_and_keep_their_place(
+    locks: Locks, settings: Settings, proxy: Proxy
+) -> None:
+    limit_connections(4, locks, settings, proxy)
+    served: list[int] = []
+
+    def wait(number: int) -> None:
+        with distributed_lock(NAME):
+            served.append(number)
+
+    with rival(ttl=60):
+        threads = []
+        for number in range(5):
+            threads.append(in_thread(partial(wait, number)))
+            wait_until(lambda: waiting(locks) == len(threads))
+        looks = len(runs(proxy, scripts.ACQUIRE))
+        proxy.cut()
+        wait_until(lambda: len(runs(proxy, scripts.ACQUIRE)) >= looks + len(threads), LOOK_EVERY)
+    for thread in threads:
+        thread.result(LOOK_EVERY)
+    assert served == list(range(5))
+
+
+@one_kind
+def test_waiters_whose_shared_connection_is_half_open_notice_it(
+    locks: Locks, settings: Settings, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SharedBell, "CHECK_EVERY", 0.2)
+    limit_connections(4, locks, settings, proxy)
+    with rival(ttl=60):
+        lock = distributed_lock(NAME)
+        thread = in_thread(lock.acquire)
+        wait_until(lambda: waiting(locks))
+        proxy.rule("PING", "hang_before")
+        wait_until(lambda: len(proxy.commands("SUBSCRIBE")) == 2)
+        asked = proxy.commands("SUBSCRIBE")[1].time
+        wait_until(lambda: runs(proxy, scripts.ACQUIRE)[-1].time > asked)
+        begin = time.monotonic()
+    assert thread.result(LOOK_EVERY)
+    assert time.monotonic() - begin < LOOK_EVERY / 4
+
+
+@one_kind
+def test_the_shared_connection_is_closed_when_nobody_needs_it_any_more(
+    locks: Locks, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SharedBell, "CHECK_EVERY", 0.2)
+    limit_connections(4, locks, settings)
+    for _ in range(2):
+        with rival(ttl=60):
+            threads = [in_thread(pass_through) for _ in range(5)]
+            wait_until(lambda: waiting(locks) == 5)
+        for thread in threads:
+            thread.result(10)
+        wait_until(lambda: not locks.redis.pubsub_channels(f"{locks.prefix}*"))
+        assert "redislock-bell" not in {thread.name for thread in threading.enumerate()}
 
 
 @one_kind

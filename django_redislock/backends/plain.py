@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from django_redislock import scripts
+from django_redislock.backends.wires import ReplyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +47,7 @@ _SIZES = {
 
 
 class Ask(Protocol):
-    """Runs one command and returns its reply, or raises its error."""
+    """Runs one command and returns its reply, or raises its error, a ReplyError."""
 
     def __call__(self, *command: str | bytes | int) -> Any: ...
 
@@ -73,9 +75,11 @@ def perform(step: Call, keys: Keys, ask: Ask) -> Any:
                 ask(*command)
             if ask("EXEC") is not None:
                 return answer
-        except Exception:
+        except ReplyError:
             # A connection in the middle of a transaction would swallow the next flow's commands.
-            ask("DISCARD" if in_transaction else "UNWATCH")
+            # A refused EXEC has ended it; what matters is why.
+            with suppress(ReplyError):
+                ask("DISCARD" if in_transaction else "UNWATCH")
             raise
     raise ConnectionError("the lock changed hands during every try of a transaction")
 

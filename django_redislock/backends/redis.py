@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import threading
 import time
-from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -22,16 +23,19 @@ from django_redislock.backends.wires import (
     Dialer,
     Pool,
     ReplyError,
+    SharedBell,
     is_transient,
+    is_wrong_server,
     packed,
+    retrieve,
 )
 from django_redislock.conf import LONGEST
 from django_redislock.exceptions import LockUnavailable
-from django_redislock.flows import Answer, Bell, Call, Refused, Unanswered
+from django_redislock.flows import CLAIM, Answer, Bell, Call, Refused, Unanswered
 from django_redislock.keys import channel, index_key, lock_keys, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from django_redislock.backends.wires import AsyncWire, Wire
     from django_redislock.conf import Conf
@@ -45,8 +49,9 @@ Result = TypeVar("Result")
 LISTED_AT_ONCE = 10_000  # Names in an index.
 BATCH = 500  # Commands sent before their replies are read; more could fill both buffers.
 DEFAULT_MAX_CONNECTIONS = 128
-# The watchdog's own, two that waiters may not take (Pool.KEPT_BACK), and one for a waiter.
-LEAST_MAX_CONNECTIONS = 4
+LEAST_MAX_CONNECTIONS = Pool.BESIDE + Pool.KEPT_BACK
+SHORTEST = 0.001  # Seconds that are left of a time limit that is over.
+LOOK_FOR_SCRIPTS_EVERY = 60.0  # Seconds until rights that were missing may be there again.
 
 
 class RedisBackend(Backend):
@@ -104,21 +109,27 @@ class RedisBackend(Backend):
         # That of the URL, if there is one: redis-py lets the URL win.
         self._patience = self._dialer.timeout
         _check_timeout(self._patience, f"{where}['LOCATION']: socket_timeout")
-        self.scripting = True  # Until the server says that we may not.
+        self.scripting = True  # Until the server says that we may not; it is asked now and then.
+        self._looks_for_scripts_at = math.inf
         super().__init__(conf)
 
     def _start(self) -> None:
         super()._start()
-        self._pool = Pool(self._dialer.dial, self._most_connections - 1)
+        self._pool = Pool(self._dialer.dial, self._most_connections - Pool.BESIDE)
         self._numbers = count(1)
         self._watchdog_wire: Wire | None = None
+        self._shared_bell: SharedBell | None = None
+        self._shared_bell_lock = threading.Lock()
         self._loops: dict[asyncio.AbstractEventLoop, _LoopWire] = {}
 
     def after_fork(self) -> None:
         # Only this process's copies are closed; the parent goes on using its own.
+        self._dialer.after_fork()
         self._pool.forsake()
         if self._watchdog_wire is not None:
             self._watchdog_wire.close()
+        if self._shared_bell is not None:
+            self._shared_bell.forsake()
         for loop_wire in self._loops.values():
             if loop_wire.wire is not None:
                 loop_wire.wire.forsake()
@@ -160,9 +171,9 @@ class RedisBackend(Backend):
 
     def ask_many(self, calls: Sequence[Call]) -> list[Any]:
         answers: list[Any] = []
-        with self._lent_wire() as wire:
-            for start in range(0, len(calls), BATCH):
-                answers += self._exchange_many(wire, calls[start : start + BATCH])
+        for start in range(0, len(calls), BATCH):
+            part = calls[start : start + BATCH]
+            answers += self._with_wire(partial(self._exchange_many, calls=part))
         for answer, call in zip(answers, calls, strict=True):
             if not isinstance(answer, Answer):
                 raise LockUnavailable(call.name, answer.problem) from answer.__cause__
@@ -197,26 +208,39 @@ class RedisBackend(Backend):
     def commands(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]:
         """Run plain commands in one round trip; an error reply is returned, not raised.
 
-        Raises:
-            LockUnavailable: The server did not answer.
-        """
-        with self._lent_wire() as wire:
-            wire.send(b"".join([packed(*command) for command in commands]), self.within)
-            return [wire.reply(self.within) for _ in commands]
+        They may be run twice, as they must be safe to repeat.
 
-    @contextmanager
-    def _lent_wire(self) -> Iterator[Wire]:
-        wire = None
-        try:
-            wire = self._pool.take(self.within)
-            yield wire
-        except BaseException as error:
-            if wire is not None:
-                self._pool.drop(wire)
-            if isinstance(error, TROUBLE):
-                raise LockUnavailable(self.prefix, _described(error)) from error
-            raise
-        self._pool.give(wire)
+        Raises:
+            LockUnavailable: The server did not answer, or is the wrong one.
+        """
+        data = b"".join([packed(*command) for command in commands])
+        return self._with_wire(partial(self._replies, data=data, count=len(commands)))
+
+    def _replies(self, wire: Wire, data: bytes, count: int) -> list[Any]:
+        wire.send(data, self.within)
+        replies = [wire.reply(self.within) for _ in range(count)]
+        _check_server(replies)
+        return replies
+
+    def _with_wire(self, work: Callable[[Wire], Result]) -> Result:
+        """Do *work* with a connection, and once more with a new one if that fails."""
+        last = False
+        while True:
+            wire = None
+            try:
+                wire = self._pool.take(self.within)
+                result = work(wire)
+            except BaseException as error:
+                if wire is not None:
+                    self._pool.drop(wire)
+                if isinstance(error, TROUBLE) and (last or not is_transient(error)):
+                    raise LockUnavailable(self.prefix, _described(error)) from error
+                if not isinstance(error, TROUBLE):
+                    raise
+                last = True
+            else:
+                self._pool.give(wire)
+                return result
 
     def _exchange_many(
         self, wire: Wire, calls: Sequence[Call]
@@ -252,7 +276,9 @@ class RedisBackend(Backend):
             lacking.discard(call.script.name)
         within = calls[0].within
         wire.send(b"".join(batch), within)
-        return [wire.reply(within) for _ in calls]
+        replies = [wire.reply(within) for _ in calls]
+        _check_server(replies)
+        return replies
 
     # --- for the sessions -----------------------------------------------------------------------
 
@@ -269,26 +295,28 @@ class RedisBackend(Backend):
         """A channel for one more connection of this process."""
         return channel(self.prefix, self.process, next(self._numbers))
 
-    def exchange(self, wire: Wire, step: Call) -> Answer:
-        """Send one call and read its answer; transport errors go through."""
+    def exchange(self, wire: Wire, step: Call, channel: str, *, in_full: bool = False) -> Answer:
+        """Send one call and read its answer; errors go through."""
         if not self.scripting:
             return self._call_plain(wire, step)
-        command = self.pack(step, wire.channel)
-        replicas = packed(*_wait_for_replicas(step)) if step.replicas else b""
         sent = self.clock()
-        reply = wire.ask(command + replicas, step.within)
-        acknowledged = wire.reply(step.within) if replicas else 0
-        if isinstance(reply, ReplyError) and reply.code == "NOSCRIPT":
-            sent = self.clock()
-            command = self.pack(step, wire.channel, in_full=True)
-            reply = wire.ask(command + replicas, step.within)
-            acknowledged = wire.reply(step.within) if replicas else 0
-        error = reply if isinstance(reply, ReplyError) else acknowledged
-        if isinstance(error, ReplyError):
-            if self.forbids_scripting(error):
-                return self._call_plain(wire, step)
-            raise error
-        return Answer(reply, sent, self.clock(), acknowledged)
+        command = self.pack(step, channel, in_full=in_full)
+        if step.replicas:
+            command += packed(*_wait_for_replicas(step))
+        reply: Any = wire.ask(command, step.within)
+        acknowledged = wire.reply(self.rest_of(step, sent).within) if step.replicas else 0
+        if isinstance(reply, ReplyError):
+            rest = self.rest_of(step, sent)
+            if _lacks_script(reply) and not in_full:
+                return self.exchange(wire, rest, channel, in_full=True)
+            if self.forbids_scripting(reply):
+                return self._call_plain(wire, rest)
+            raise reply
+        return Answer(reply, sent, self.clock(), _count_of(acknowledged))
+
+    def rest_of(self, step: Call, since: float) -> Call:
+        """The same step with what is left of its time: all that it takes is one try."""
+        return step._replace(within=max(step.within - (self.clock() - since), SHORTEST))
 
     def forbids_scripting(self, error: ReplyError) -> bool:
         """Whether the server's rights leave us only plain commands; says so once in the log."""
@@ -298,6 +326,7 @@ class RedisBackend(Backend):
             return False
         if self.scripting:
             self.scripting = False
+            self._looks_for_scripts_at = self.clock() + LOOK_FOR_SCRIPTS_EVERY
             logger.warning(
                 "REDISLOCK[%r]: the server forbids scripts (%s). Locks work with plain commands,"
                 " with less: waiters poll instead of being served in turn, and operations take"
@@ -314,8 +343,7 @@ class RedisBackend(Backend):
     def _outcome(self, error: BaseException, sent: float) -> Unanswered | Refused:
         outcome: Unanswered | Refused
         if is_transient(error):
-            crowded = isinstance(error, Crowded)
-            outcome = Unanswered(_described(error), sent, self.clock(), crowded=crowded)
+            outcome = Unanswered(_described(error), sent, self.clock())
         else:
             outcome = Refused(_described(error))
         outcome.__cause__ = error
@@ -323,9 +351,14 @@ class RedisBackend(Backend):
 
     def _call_plain(self, wire: Wire, step: Call) -> Answer:
         sent = self.clock()
-        ask = _Asker(wire, step.within)
+        ask = _Asker(self, wire, step, sent)
+        self._look_for_scripts(ask)
         value = plain.perform(step, lock_keys(self.prefix, step.name), ask)
-        acknowledged = ask(*_wait_for_replicas(step)) if step.replicas else 0
+        acknowledged = 0
+        if step.replicas:
+            rest = self.rest_of(step, sent)
+            reply = wire.ask(packed(*_wait_for_replicas(rest)), rest.within)
+            acknowledged = _count_of(reply)
         return Answer(value, sent, self.clock(), acknowledged)
 
     def _answer_plain(self, wire: Wire, call: Call) -> Answer | Unanswered | Refused:
@@ -333,7 +366,35 @@ class RedisBackend(Backend):
         try:
             return self._call_plain(wire, call)
         except ReplyError as error:  # Of one lock; the others want their answers.
+            if is_wrong_server(error):
+                raise
             return self._outcome(error, sent)
+
+    def _look_for_scripts(self, ask: _Asker) -> None:
+        """Find out now and then whether scripts are allowed again; for what comes next."""
+        now = self.clock()
+        if now < self._looks_for_scripts_at:
+            return
+        self._looks_for_scripts_at = now + LOOK_FOR_SCRIPTS_EVERY
+        try:
+            ask("EVAL", "return 1", 0)
+            ask("EVALSHA", "0" * 40, 0)
+        except ReplyError as error:
+            if not _lacks_script(error):
+                return
+        self.scripting = True
+        logger.warning(
+            "REDISLOCK[%r]: the server allows scripts again; waiters are served in turn", self.alias
+        )
+
+    def shared_bell(self, seconds: float) -> SharedBell:
+        """The bell of waiters without a connection of their own; a new one opens in that time."""
+        with self._shared_bell_lock:
+            bell = self._shared_bell
+            if bell is None or bell.closed:
+                bell = SharedBell(self._dialer.dial, self.new_channel(), seconds)
+                self._shared_bell = bell
+            return bell
 
     def open_wire(self) -> AsyncWire | None:
         """The connection of the running loop, if it has one."""
@@ -371,42 +432,54 @@ def _head(prefix: str, name: str, script: Script, args: int) -> bytes:
 
 
 class _Asker:
-    """Runs plain commands one by one on a wire, for backends.plain."""
+    """Runs the plain commands of one step one by one, all within its time; for backends.plain."""
 
-    def __init__(self, wire: Wire, seconds: float) -> None:
+    def __init__(self, backend: RedisBackend, wire: Wire, step: Call, sent: float) -> None:
+        self._backend = backend
         self._wire = wire
-        self._seconds = seconds
+        self._step = step
+        self._sent = sent
 
     def __call__(self, *command: str | bytes | int) -> Any:
-        reply = self._wire.ask(packed(*command), self._seconds)
+        rest = self._backend.rest_of(self._step, self._sent)
+        reply = self._wire.ask(packed(*command), rest.within)
         if isinstance(reply, ReplyError):
             raise reply
         return reply
 
 
 class _Session:
-    """One flow's use of the blocking connections: one, kept from the first step to the last."""
+    """One flow's use of the blocking connections: one, kept from the first step to the last.
 
-    __slots__ = ("_backend", "_wire")
+    A waiter that finds no connection to keep has one for each command, and shares a bell.
+    """
+
+    __slots__ = ("_backend", "_bell", "_id", "_wire")
 
     def __init__(self, backend: RedisBackend) -> None:
         self._backend = backend
         self._wire: Wire | None = None
+        self._bell: SharedBell | None = None
+        self._id = ""
 
     def call(self, step: Call) -> Answer:
         backend = self._backend
         sent = backend.clock()
         wire = self._wire
         try:
+            if step.listening and self._bell is None and backend.scripting:
+                self._become_rung(step)
+                wire = self._wire
             if wire is None:
-                wire = self._wire = backend._pool.take(step.within, to_wait=bool(step.listening))
-            if step.listening and not wire.channel and backend.scripting:
-                wire.subscribe(backend.new_channel(), step.within)
+                left = step.within - (backend.clock() - sent)
+                wire = self._wire = backend._pool.take(max(left, SHORTEST))
             left = step.within - (backend.clock() - sent)
             if left < 0.9 * step.within:  # It took long to get here; all is one try.
-                step = step._replace(within=max(left, 0.001))
-            return backend.exchange(wire, step)
+                step = step._replace(within=max(left, SHORTEST))
+            return backend.exchange(wire, step, self._bell.channel if self._bell else wire.channel)
         except ReplyError as error:
+            if is_wrong_server(error):
+                self._drop()
             backend.raise_outcome(error, sent)  # The connection is in step.
         except TROUBLE as error:
             self._drop()
@@ -417,11 +490,11 @@ class _Session:
 
     def tell(self, step: Tell) -> None:
         backend = self._backend
-        wire = self._wire
-        assert wire is not None
         sent = backend.clock()
         try:
-            wire.tell(backend.pack(step, wire.channel))
+            if self._wire is None:
+                self._wire = backend._pool.take(CLAIM / 2)
+            self._wire.tell(backend.pack(step, self._wire.channel))
         except TROUBLE as error:
             self._drop()
             backend.raise_outcome(error, sent)
@@ -431,12 +504,18 @@ class _Session:
 
     def listen(self, step: Listen) -> Bell:
         backend = self._backend
-        wire = self._wire
         now = backend.clock()
         until = now + step.seconds
-        if wire is None:
-            raise Unanswered("the connection was lost", now, now)
         try:
+            if self._bell is not None:
+                if self._wire is not None:
+                    backend._pool.give(self._wire)  # Others need it meanwhile.
+                    self._wire = None
+                ring = self._bell.bell(step.id, step.seconds)
+                return Bell(ring.decode().split() if ring else [], backend.clock())
+            wire = self._wire
+            if wire is None:
+                raise Unanswered("the connection was lost", now, now)
             while True:
                 ring = wire.bell(until - now)
                 now = backend.clock()
@@ -464,11 +543,34 @@ class _Session:
                 wire.bells.clear()  # Nobody waits for them any more.
             self._backend._pool.give(wire)
             self._wire = None
+        if self._bell is not None:
+            self._leave_bell(self._bell)
+
+    def _become_rung(self, step: Call) -> None:
+        """Have a connection on which the server rings us, our own or that of a shared bell."""
+        backend = self._backend
+        begun = backend.clock()
+        try:
+            if self._wire is None:
+                self._wire = backend._pool.take(step.within, to_wait=True)
+            if not self._wire.channel:
+                rest = backend.rest_of(step, begun)
+                self._wire.subscribe(backend.new_channel(), rest.within)
+        except Crowded:
+            self._id = step.listening
+            self._bell = backend.shared_bell(step.within)
+            self._bell.expect(self._id, backend.rest_of(step, begun).within)
 
     def _drop(self) -> None:
         if self._wire is not None:
             self._backend._pool.drop(self._wire)
             self._wire = None
+        if self._bell is not None:
+            self._leave_bell(self._bell)
+
+    def _leave_bell(self, bell: SharedBell) -> None:
+        bell.forget(self._id)
+        self._bell = None
 
 
 class _AsyncSession:
@@ -485,36 +587,46 @@ class _AsyncSession:
         if step.shielded:
             return await self._call_shielded(step)
         backend = self._backend
-        sent = backend.clock()
+        begun = sent = backend.clock()
         try:
-            wire = self._wire
-            if wire is None or wire.closed:
-                wire = self._wire = backend.open_wire() or await backend.wire(step.within)
             if not backend.scripting:
                 return await _call_in_thread(backend, step)
-            if step.listening:
-                if not wire.channel:
-                    await wire.subscribe(backend.new_channel(), step.within)
-                self._id = step.listening
-                wire.expect_bell(step.listening)
+            wire = await self._take(step)
             for in_full in (False, True):
                 sent = backend.clock()
+                rest = backend.rest_of(step, begun)
                 command = backend.pack(step, wire.channel, in_full=in_full)
-                answered, acknowledged = wire.send(command, step.within), 0
+                answered, acknowledged = wire.send(command, rest.within), 0
                 if step.replicas:
-                    replicas = wire.send(packed(*_wait_for_replicas(step)), step.within)
+                    replicas = wire.send(packed(*_wait_for_replicas(rest)), rest.within)
                     reply, acknowledged = await asyncio.gather(answered, replicas)
                 else:
                     reply = await answered
-                if not (isinstance(reply, ReplyError) and reply.code == "NOSCRIPT"):
+                if not _lacks_script(reply):
                     break
             if isinstance(reply, ReplyError):
                 if backend.forbids_scripting(reply):
-                    return await _call_in_thread(backend, step)
+                    return await _call_in_thread(backend, backend.rest_of(step, begun))
                 raise reply
-            return Answer(reply, sent, backend.clock(), acknowledged)
+            return Answer(reply, sent, backend.clock(), _count_of(acknowledged))
         except TROUBLE as error:
+            if is_wrong_server(error) and self._wire is not None:
+                self._wire.close()
             backend.raise_outcome(error, sent)
+
+    async def _take(self, step: Call) -> AsyncWire:
+        backend = self._backend
+        begun = backend.clock()
+        wire = self._wire
+        if wire is None or wire.closed:
+            wire = self._wire = backend.open_wire() or await backend.wire(step.within)
+        if step.listening:
+            if not wire.channel:
+                rest = backend.rest_of(step, begun)
+                await wire.subscribe(backend.new_channel(), rest.within)
+            self._id = step.listening
+            wire.expect_bell(step.listening)
+        return wire
 
     async def tell(self, step: Tell) -> None:
         wire = self._wire
@@ -562,14 +674,28 @@ def _lacks_script(reply: Any) -> bool:
 
 
 def _wait_for_replicas(step: Call) -> tuple[str | int, ...]:
-    return "WAIT", step.replicas, max(1, int(step.within * 500))
+    # The rest is for the way there and back.
+    return "WAIT", step.replicas, max(1, int(step.within * 750))
+
+
+def _count_of(acknowledged: Any) -> int:
+    if isinstance(acknowledged, ReplyError):
+        raise ReplyError(f"{acknowledged} (which REPLICAS_ACK needs)")
+    return int(acknowledged)
+
+
+def _check_server(replies: Sequence[Any]) -> None:
+    for reply in replies:
+        if isinstance(reply, ReplyError) and is_wrong_server(reply):
+            raise reply
 
 
 async def _call_in_thread(backend: RedisBackend, step: Call) -> Answer:
     # Without scripting an operation is several commands between WATCH and EXEC, which cannot
     # share a connection with other tasks. A cancelled one is awaited, which is bounded: undoing
     # it must not begin before it has ended.
-    call = asyncio.ensure_future(asyncio.to_thread(_call_blocking, backend, step))
+    begun = backend.clock()
+    call = asyncio.ensure_future(asyncio.to_thread(_call_blocking, backend, step, begun))
     try:
         return await asyncio.shield(call)
     except asyncio.CancelledError:
@@ -577,10 +703,11 @@ async def _call_in_thread(backend: RedisBackend, step: Call) -> Answer:
         raise
 
 
-def _call_blocking(backend: RedisBackend, step: Call) -> Answer:
+def _call_blocking(backend: RedisBackend, step: Call, begun: float) -> Answer:
     session = _Session(backend)
     try:
-        return session.call(step._replace(listening=""))
+        # It may have waited for a thread.
+        return session.call(backend.rest_of(step._replace(listening=""), begun))
     finally:
         session.close()
 
@@ -591,14 +718,17 @@ class _LoopWire:
     def __init__(self, forget: Callable[[], object]) -> None:
         self.wire: AsyncWire | None = None
         self._forget = forget
-        self._dialing = asyncio.Lock()
+        self._dial: _Dial | None = None
         self._closer: AsyncGenerator[None, None] | None = None
 
     async def get(self, dialer: Dialer, seconds: float) -> AsyncWire:
-        async with self._dialing:
-            if self.wire is None or self.wire.closed:
-                self.wire = await dialer.adial(seconds)
-            return self.wire
+        if self._dial is None or self._dial.is_over():
+            self._dial = _Dial(asyncio.create_task(self._connect(dialer)))
+        return await self._dial.result(seconds)
+
+    async def _connect(self, dialer: Dialer) -> AsyncWire:
+        self.wire = await dialer.adial()
+        return self.wire
 
     async def close_with_loop(self) -> None:
         # asyncio.run() closes the asynchronous generators of its loop at the end, and with this
@@ -611,8 +741,41 @@ class _LoopWire:
             yield
         finally:
             self._forget()
+            if self._dial is not None:
+                self._dial.task.cancel()
             if self.wire is not None:
                 self.wire.close()
+
+
+class _Dial:
+    """A connection in the making, for all tasks that ask for it meanwhile.
+
+    It may take as long as the most patient of them has, and no longer, or new ones could wait on
+    a dead one for ever. Each leaves when its own time is over, and the last one ends it.
+    """
+
+    def __init__(self, task: asyncio.Task[AsyncWire]) -> None:
+        self.task = task
+        self._callers = 0
+        self._begun = self._until = task.get_loop().time()
+        task.add_done_callback(retrieve)
+
+    def is_over(self) -> bool:
+        return self.task.done() or self.task.cancelling() > 0
+
+    async def result(self, seconds: float) -> AsyncWire:
+        self._until = max(self._until, self._begun + seconds)
+        left = self._until - self.task.get_loop().time()
+        self._callers += 1
+        try:
+            await asyncio.wait([self.task], timeout=max(min(seconds, left), 0))
+        finally:
+            self._callers -= 1
+            if not self._callers:
+                self.task.cancel()
+        if not self.task.done() or self.task.cancelled():
+            raise TimeoutError("the server did not answer in time")
+        return self.task.result()
 
 
 def _described(error: BaseException) -> str:

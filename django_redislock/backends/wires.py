@@ -22,7 +22,10 @@ import ssl
 import threading
 import time
 from collections import deque
+from concurrent.futures import Future
 from importlib.util import find_spec
+from ipaddress import ip_address
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -39,11 +42,19 @@ from redis.connection import Connection, parse_url
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-# Error codes after which trying again may help. All others are refusals: rights, types, memory.
-_TRANSIENT = frozenset(
-    {"BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "TRYAGAIN"}
+# What a server says that is not, or not now, the one to ask. After a failover its address may
+# lead to another one, which only a new connection reaches.
+_WRONG_SERVER = frozenset(
+    {"CLUSTERDOWN", "LOADING", "MASTERDOWN", "MOVED", "NOREPLICAS", "READONLY", "UNBLOCKED"}
 )
-_TRANSIENT_TEXT = ("max number of clients", "ERR max number of clients reached")
+_WRONG_SERVER_TEXT = "WAIT cannot be used with replica"
+
+# Error codes after which trying again may help. All others are refusals: rights, types, memory.
+# MOVED is one: it comes from a cluster, which is no place for locks of one server.
+_TRANSIENT = _WRONG_SERVER - {"MOVED"} | {"BUSY", "TRYAGAIN"}
+_TRANSIENT_TEXT = ("max number of clients", "ERR max number of clients reached", _WRONG_SERVER_TEXT)
+
+DIALS_BY_NAME = 16  # That may be under way at once, each in a thread of its own.
 
 OLDEST_VERSION = (7, 0)  # Of Redis; every Valkey is newer.
 
@@ -69,7 +80,8 @@ class ReplyError(redis_errors.ResponseError):
 
     @property
     def code(self) -> str:
-        return str(self).partition(" ")[0]
+        text = str(self).removeprefix("EXECABORT Transaction discarded because of: ")
+        return text.partition(" ")[0]
 
 
 # What trouble with a server looks like. Whatever else is raised in between comes from outside: a
@@ -92,6 +104,13 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(error, redis_errors.ConnectionError | redis_errors.TimeoutError):
         return not _is_tls_refusal(error)
     return isinstance(error, OSError | EOFError | TimeoutError) and not _is_tls_refusal(error)
+
+
+def is_wrong_server(error: BaseException) -> bool:
+    """Whether only a new connection may lead to a server that can do it."""
+    return isinstance(error, ReplyError) and (
+        error.code in _WRONG_SERVER or _WRONG_SERVER_TEXT in str(error)
+    )
 
 
 def _is_tls_refusal(error: BaseException | None) -> bool:
@@ -129,9 +148,44 @@ class Dialer:
         self._async_class = self._async.pop("connection_class", AsyncConnection)
         self._sync_class(**self._sync)
         self.timeout: float | None = self._sync.get("socket_timeout")
+        self._by_name = "path" not in self._sync and not _is_address(self._sync.get("host"))
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In a forked child: none of the parent's dials is under way."""
+        self._places = threading.Semaphore(DIALS_BY_NAME)
 
     def dial(self, seconds: float) -> Wire:
         """A new blocking connection, or redis-py's exception."""
+        if not self._by_name:
+            return self._dial(seconds)
+        # Looking up a name knows no time limit, and each of its addresses is tried for the full
+        # time. So a thread does it, which is left alone once the time is over: nobody then refers
+        # to its connection, which closes it.
+        until = time.monotonic() + seconds
+        outcome: Future[Wire] = Future()
+        places = self._places
+
+        def work() -> None:
+            try:
+                outcome.set_result(self._dial(seconds))
+            except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
+                outcome.set_exception(error)
+            finally:
+                places.release()
+
+        if not places.acquire(timeout=seconds):
+            raise _dial_timeout()
+        try:
+            threading.Thread(target=work, name="redislock-dial", daemon=True).start()
+        except RuntimeError:  # No more threads, or the interpreter is shutting down.
+            work()
+        try:
+            return outcome.result(max(until - time.monotonic(), 0))
+        except TimeoutError as error:
+            raise _dial_timeout() from error
+
+    def _dial(self, seconds: float) -> Wire:
         connection = self._sync_class(**{**self._sync, **_limits(seconds, self._sync)})
         try:
             connection.connect()
@@ -142,9 +196,9 @@ class Dialer:
             raise
         return Wire(connection)
 
-    async def adial(self, seconds: float) -> AsyncWire:
-        """A new connection of the running loop, or redis-py's exception."""
-        connection = self._async_class(**{**self._async, **_limits(seconds, self._async)})
+    async def adial(self) -> AsyncWire:
+        """A new connection of the running loop, or redis-py's exception; cancel it when late."""
+        connection = self._async_class(**{**self._async, **_NO_LIMITS})
         # The first reply of the handshake is the server's HELLO, which this client does not keep.
         replies: list[Any] = []
         read = connection.read_response
@@ -155,20 +209,16 @@ class Dialer:
 
         connection.read_response = noting
         try:
-            async with asyncio.timeout(seconds):
-                await connection.connect()
+            await connection.connect()
             _check_version(replies[0])
-        except TimeoutError as error:
-            raise redis_errors.TimeoutError("Timeout connecting to server") from error
-        except (TooOld, redis_errors.ResponseError) as error:
+            return AsyncWire(connection)
+        except BaseException as error:
             await connection.disconnect(nowait=True)
-            _check_hello(error)
+            if isinstance(error, TooOld | redis_errors.ResponseError):
+                _check_hello(error)
             raise
         finally:
             del connection.read_response
-            if not connection.is_connected:
-                await connection.disconnect(nowait=True)
-        return AsyncWire(connection)
 
 
 def _check_version(hello: Any) -> None:
@@ -204,6 +254,21 @@ def _limits(seconds: float, kwargs: Mapping[str, Any]) -> dict[str, float]:
         "socket_connect_timeout": seconds / 2,
         "socket_timeout": seconds / 2 / round_trips,
     }
+
+
+_NO_LIMITS = {"socket_connect_timeout": None, "socket_timeout": None}
+
+
+def _is_address(host: str | None) -> bool:
+    try:
+        ip_address(host or "")
+    except ValueError:
+        return False
+    return True
+
+
+def _dial_timeout() -> redis_errors.TimeoutError:
+    return redis_errors.TimeoutError("Timeout connecting to server")
 
 
 def _quiet() -> dict[str, Any]:
@@ -362,6 +427,8 @@ class Pool:
     """
 
     KEPT_BACK = 2
+    # Connections of a process that are not lent: its watchdog's, and the one of a SharedBell.
+    BESIDE = 2
 
     def __init__(self, dial: Callable[[float], Wire], limit: int) -> None:
         self._dial = dial
@@ -447,10 +514,9 @@ class Pool:
             try:
                 while True:
                     if not self._changed.wait_for(self._has_room, until - time.monotonic()):
-                        # One more belongs to the watchdog.
                         raise Exhausted(
-                            f"this process uses all of its {self._limit + 1} connections; raise"
-                            " OPTIONS['max_connections']"
+                            f"this process uses all of its {self._limit + self.BESIDE} connections;"
+                            " raise OPTIONS['max_connections']"
                         )
                     try:
                         return self._idle.pop()
@@ -475,6 +541,91 @@ class Pool:
 
     def _free(self) -> int:
         return self._limit - len(self._wires) - self._dialing
+
+
+class SharedBell:
+    """One connection on which all waiters are rung that found none for themselves.
+
+    A thread reads it, hands each ring to the waiter it is for, and ends when none is left.
+    """
+
+    CHECK_EVERY = 2.0  # Seconds after which a connection on which nothing came is tested.
+
+    def __init__(self, dial: Callable[[float], Wire], channel: str, seconds: float) -> None:
+        """Begin to open it, within so many seconds.
+
+        Raises:
+            Exhausted: There is no thread to read it.
+        """
+        self.channel = channel
+        self.closed = False
+        self._rings: dict[str, SimpleQueue[bytes | None]] = {}  # By lease id; None: it is closed.
+        self._wire: Wire | None = None
+        self._opened: Future[None] = Future()
+        thread = threading.Thread(
+            target=self._run, args=(dial, seconds), name="redislock-bell", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise Exhausted(f"no thread to listen for rings: {error}") from error
+
+    def expect(self, id: str, seconds: float) -> None:  # noqa: A002
+        """Keep the rings for *id* until forget(); wait until the connection is open."""
+        self._rings[id] = SimpleQueue()
+        self._opened.result(seconds)
+        self._check_open()
+
+    def forget(self, id: str) -> None:  # noqa: A002
+        """Drop what comes for *id*. Takes no lock: a thread that a fork ended may hold it."""
+        self._rings.pop(id, None)
+
+    def bell(self, id: str, seconds: float) -> bytes | None:  # noqa: A002
+        """The next ring for *id*, or None if there is none within *seconds*."""
+        self._check_open()
+        try:
+            ring = self._rings[id].get(timeout=max(seconds, 0))
+        except Empty:
+            return None
+        self._check_open()
+        return ring
+
+    def forsake(self) -> None:
+        """In a forked child: close its copy of the connection."""
+        self.closed = True
+        if self._wire is not None:
+            self._wire.close()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ConnectionError("the connection was lost")
+
+    def _run(self, dial: Callable[[float], Wire], seconds: float) -> None:
+        try:
+            self._wire = dial(seconds)
+            self._wire.subscribe(self.channel, seconds)
+            self._opened.set_result(None)
+            self._read(self._wire)
+        except Exception as error:  # noqa: BLE001 - it is raised where it is awaited
+            if not self._opened.done():
+                self._opened.set_exception(error)
+        finally:
+            self.closed = True
+            for rings in list(self._rings.values()):
+                rings.put(None)
+            if self._wire is not None:
+                self._wire.close()
+
+    def _read(self, wire: Wire) -> None:
+        while True:
+            ring = wire.bell(self.CHECK_EVERY)
+            if ring is None:
+                if not self._rings:
+                    return
+                # Nobody asks anything on this connection, so that nobody would notice its end.
+                wire.ask(packed("PING"), self.CHECK_EVERY)
+            elif ring and (rings := self._rings.get(_id_of(ring))) is not None:
+                rings.put(ring)
 
 
 class AsyncWire(asyncio.BufferedProtocol):
@@ -535,8 +686,12 @@ class AsyncWire(asyncio.BufferedProtocol):
         if self._subscribing is None:
             self._subscribing = self.send(packed("SUBSCRIBE", channel), seconds)
             # Whoever awaits it may be cancelled; its exception is theirs, not the loop's.
-            self._subscribing.add_done_callback(lambda future: future.exception())
-        reply = await asyncio.shield(self._subscribing)
+            self._subscribing.add_done_callback(retrieve)
+        subscribing = self._subscribing
+        await asyncio.wait([subscribing], timeout=seconds)
+        if not subscribing.done():
+            self.close(TimeoutError("the server did not answer in time"))
+        reply = await subscribing
         if isinstance(reply, ReplyError):
             self._subscribing = None
             raise reply
@@ -606,7 +761,7 @@ class AsyncWire(asyncio.BufferedProtocol):
         if item[0] == b"subscribe":
             self._answered(item[1].decode())  # It comes in the order of the commands, like a reply.
         elif item[0] == b"message":
-            id = item[2].split(b" ", 2)[1].decode()  # noqa: A001
+            id = _id_of(item[2])  # noqa: A001
             if id in self._bells:
                 self._bells[id].append(item[2])
                 if listener := self._listeners.get(id):
@@ -650,6 +805,16 @@ def packed(*command: str | bytes | int) -> bytes:
     # The stubs of hiredis speak of a tuple of one.
     data: bytes = hiredis.pack_command(safe)  # type: ignore[arg-type]
     return data
+
+
+def _id_of(ring: bytes) -> str:
+    return ring.split(b" ", 2)[1].decode()
+
+
+def retrieve(future: asyncio.Future[Any]) -> None:
+    """Keep the loop from warning of an exception that nobody awaits any more."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _wake(listener: asyncio.Future[None]) -> None:
