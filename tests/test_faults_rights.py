@@ -306,7 +306,7 @@ def test_scripts_that_are_allowed_again_are_used_again(
     lock = distributed_lock(NAME)
     assert caller.acquire(lock)
     account.allow(*account.minimal)
-    wait_until(lambda: lock.lease and lock.lease.renewals)
+    wait_until(lambda: (lease := lease_of(lock)) and lease.renewals)
     waiter = caller.begin_waiting(distributed_lock(NAME, wait=5), locks)
     caller.release(lock)
     assert waiter.result(1)

@@ -195,7 +195,8 @@ class Server:
         if lease is None or lease.token != token or lease.state == "k":
             return _absence(lock, token)
         renews, renewals = count[:1], count[1:]
-        expires = ms + ttl if lease.state == "c" else max(lease.expires, ms + ttl)
+        newest = lease.state == "c" or renewals > lease.renewals
+        expires = ms + ttl if newest else max(lease.expires, ms + ttl)
         lock.lease = replace(
             lease,
             state="h",

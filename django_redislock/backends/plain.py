@@ -141,9 +141,9 @@ def _renew(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
         return [], _absence(keys, ask, value, token)
     head, fence, since, granted, *rest = value.split(b"|", 6)
     longer = b"|".join([head, fence, since, b"%d" % max(ttl, int(granted)), *rest])
-    claimed = value[32:33] == b"c"
+    newest = value[32:33] == b"c" or count[1:] > value[34:39]
     return [
-        ("PEXPIRE", keys.lock, ttl) if claimed else ("PEXPIRE", keys.lock, ttl, "GT"),
+        ("PEXPIRE", keys.lock, ttl) if newest else ("PEXPIRE", keys.lock, ttl, "GT"),
         ("SETRANGE", keys.lock, 32, b"h" + count + longer[39:]),
         ("ZADD", keys.held, _clock(ask) // 1000 + ttl, keys.lock),
         *(_remember(keys, ask, value, b"", b"") if count[1:] == b"00001" else []),

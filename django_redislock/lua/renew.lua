@@ -1,4 +1,4 @@
--- renew: restart the ttl of a lease; never bring one back to life, and never shorten one.
+-- renew: restart the ttl of a lease; never bring one back to life.
 -- ARGV  token, ttl (ms), renews and renewals so far, see _lease.lua; 00000 only confirms a hand-over
 -- returns 'renewed', or why not: 'gone', 'taken', 'forced'
 local LOCK, FORCED, PAST, HELD = unpack(KEYS)
@@ -10,11 +10,11 @@ local state = value and string.sub(value, 1, 32) == token and string.sub(value, 
 
 if state and state ~= 'k' then
   -- PEXPIRE first: it is allowed on a server out of memory, and so is what follows it.
-  -- GT, since a renewal may be overtaken by a later one that asked for more. But the key of a claim
-  -- lasts longer than the lease, and one from which somebody has taken its expiry gets it back.
-  local claimed = state == 'c'
-  if claimed or (call('PEXPIRE', LOCK, ttl, 'GT') == 0 and call('PTTL', LOCK) == -1) then
+  if state == 'c' or renewals > string.sub(value, 35, 39) then
     call('PEXPIRE', LOCK, ttl)
+  else
+    -- Another one that may have asked for more has overtaken it, or it was sent twice.
+    call('PEXPIRE', LOCK, ttl, 'GT')
   end
   call('SETRANGE', LOCK, 32, 'h' .. count)
   local granted, rest = string.match(value, '^|%d+|%d+|(%d+)(|.*)$', 56)
