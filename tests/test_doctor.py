@@ -102,7 +102,7 @@ def test_a_server_that_falls_silent_half_way_is_a_finding(
 ) -> None:
     proxy = make_proxy(locks.server)
     locks.on(proxy, OPTIONS={"socket_timeout": 0.2})
-    proxy.rule("INFO", "hang_before")
+    proxy.rule("INFO", "hang_before", times=None)
     assert level("server") == "fail"
 
 

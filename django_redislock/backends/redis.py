@@ -587,27 +587,30 @@ class _AsyncSession:
         if step.shielded:
             return await self._call_shielded(step)
         backend = self._backend
-        begun = sent = backend.clock()
+        sent = backend.clock()
         try:
             if not backend.scripting:
                 return await _call_in_thread(backend, step)
-            wire = await self._take(step)
+            wire = self._wire = self._wire or backend.open_wire()
+            if wire is None or wire.closed or step.listening:
+                wire = await self._take(step)
+                step = backend.rest_of(step, sent)
             for in_full in (False, True):
                 sent = backend.clock()
-                rest = backend.rest_of(step, begun)
                 command = backend.pack(step, wire.channel, in_full=in_full)
-                answered, acknowledged = wire.send(command, rest.within), 0
+                answered, acknowledged = wire.send(command, step.within), 0
                 if step.replicas:
-                    replicas = wire.send(packed(*_wait_for_replicas(rest)), rest.within)
+                    replicas = wire.send(packed(*_wait_for_replicas(step)), step.within)
                     reply, acknowledged = await asyncio.gather(answered, replicas)
                 else:
                     reply = await answered
-                if not _lacks_script(reply):
+                if not isinstance(reply, ReplyError):
                     break
-            if isinstance(reply, ReplyError):
+                step = backend.rest_of(step, sent)
                 if backend.forbids_scripting(reply):
-                    return await _call_in_thread(backend, backend.rest_of(step, begun))
-                raise reply
+                    return await _call_in_thread(backend, step)
+                if in_full or not _lacks_script(reply):
+                    raise reply
             return Answer(reply, sent, backend.clock(), _count_of(acknowledged))
         except TROUBLE as error:
             if is_wrong_server(error) and self._wire is not None:
