@@ -84,7 +84,7 @@ def renews(args: Args) -> bool:
 
 def with_an_idle_watchdog(locks: Locks) -> None:
     """Let the watchdog have a connection, as after any lease that lasted a while."""
-    with distributed_lock("before", ttl=0.3) as lease:
+    with distributed_lock("before", ttl=1) as lease:
         wait_until(lambda: lease.renewals)
 
 

@@ -279,7 +279,7 @@ def test_without_the_right_to_scripts_locks_work_by_plain_commands(
     caller: Caller, locks: Locks, account: Account, caplog: pytest.LogCaptureFixture
 ) -> None:
     account.allow(*account.minimal, *PLAIN)
-    lock, next_lock = distributed_lock(NAME, ttl=0.6), distributed_lock(NAME, wait=5)
+    lock, next_lock = distributed_lock(NAME, ttl=2), distributed_lock(NAME, wait=5)
     assert caller.acquire(lock)
     assert rival().acquire() is False  # Who may run scripts is excluded too.
     waiter = caller.begin(next_lock)

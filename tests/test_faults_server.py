@@ -467,10 +467,11 @@ def _is_loading(server: Server) -> bool:
 def test_a_held_lease_is_renewed_while_no_new_client_may_connect(
     locks: Locks, own_server: Server
 ) -> None:
-    with distributed_lock(NAME, ttl=0.6) as lease:
-        wait_until(lambda: lease.renewals == 1)
+    with distributed_lock(NAME, ttl=1.5) as lease:
+        wait_until(lambda: lease.renewals)
         locks.redis.config_set("maxclients", 1)
-        wait_until(lambda: lease.renewals > 4)
+        renewals = lease.renewals
+        wait_until(lambda: lease.renewals > renewals + 1)
         assert lease.held
         locks.redis.config_set("maxclients", 1000)
 
@@ -479,11 +480,11 @@ def test_a_held_lease_is_renewed_while_no_new_client_may_connect(
 
 
 def test_out_of_memory_holders_renew_and_release(caller: Caller, locks: Locks) -> None:
-    with caller.block(distributed_lock(NAME, ttl=0.6)) as lease:
+    with caller.block(distributed_lock(NAME, ttl=2)) as lease:
         locks.redis.config_set("maxmemory", 1)
         with pytest.raises(LockUnavailable, match="OOM"):
             caller.acquire(distributed_lock("another"))
-        wait_until(lambda: lease.renewals > 2)
+        wait_until(lambda: lease.renewals)
         assert is_held_by(locks, lease)
     assert is_left_clean(locks)
 
