@@ -230,7 +230,7 @@ async def test_the_event_loop_never_waits_for_a_lease_in_doubt(locks: Locks, pro
     proxy.heal()
     await leaving
     ticking.cancel()
-    assert longest < 0.25
+    assert longest < 1  # An answer would be awaited for three seconds.
     assert is_left_clean(locks)
 
 
