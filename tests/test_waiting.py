@@ -73,11 +73,13 @@ def proxied(locks: Locks, proxy: Proxy, settings: Settings) -> Proxy:
 
 
 @pytest.fixture
-def alone(locks: Locks, own_server: Server, settings: Settings) -> Locks:
+def alone(locks: Locks, own_server: Server, settings: Settings) -> Iterator[Locks]:
     """Both aliases on a server that counts nobody else's commands."""
+    shared = locks.server
     locks.on(own_server, TTL=30, WAIT=20)
     add_rival(settings, locks)
-    return locks
+    yield locks
+    locks.on(shared)  # The other one is gone when all is looked at again.
 
 
 def pass_through(name: str = NAME, **options: float) -> float:
