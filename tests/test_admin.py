@@ -1004,7 +1004,8 @@ def test_skips_while_a_run_is_at_work_are_no_alarm_until_it_is_in_trouble(
 ) -> None:
     monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", -1.0)
     run_task("nightly")
-    with distributed_lock("nightly", ttl=60):  # This night's run.
+    run = Activity(task="shop.tasks.pay", task_id="id-1")
+    with busy_with(run), distributed_lock("nightly", ttl=60):  # This night's run.
         skip_task("nightly")
         assert panel(operator.get(LIST)) == ""
         key = lock_keys(locks.prefix, "nightly").lock
@@ -1013,15 +1014,26 @@ def test_skips_while_a_run_is_at_work_are_no_alarm_until_it_is_in_trouble(
     assert "nightly" in panel(operator.get(LIST))
 
 
+def test_a_lock_that_something_else_than_a_run_holds_is_an_alarm(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", -1.0)
+    run_task("payments")
+    with distributed_lock("payments", ttl=60):  # By a command that somebody has forgotten.
+        skip_task("payments")
+        assert "payments was skipped once" in panel(operator.get(LIST))
+
+
 def test_a_run_at_work_under_any_permit_is_enough(
     operator: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", 0.0)
     skip_task("report")
-    with held_by("report#1", permit="1/3"), held_by("report#3", permit="3/3"):
+    pay = "shop.tasks.pay"
+    with held_by("report#1", task=pay, permit="1/3"), held_by("report#3", task=pay, permit="3/3"):
         locks.redis.persist(lock_keys(locks.prefix, "report#1").lock)
         assert panel(operator.get(LIST)) == ""
-    with held_by("report#1"):  # A lock that is only called so.
+    with held_by("report#1", task=pay):  # A lock that is only called so.
         assert "report" in panel(operator.get(LIST))
 
 
