@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_RUNS = 10  # Of a task with a large limit as many may be under way.
 
 PERMIT = "One of the permits of a task with a limit."
-GONE = "Its process does not exist on this host any more."
+GONE = "The process that took it does not exist on this host any more."
 STATES = {
     "held": ("held", "Somebody holds it."),
     "cooling": ("cooling down", "Its owner is done; min_hold keeps it taken for a while."),
@@ -141,7 +141,7 @@ def facts(lock: HeldLock) -> list[tuple[str, Any]]:
         ("Renewals", str(lock.renewals) if ours else ""),
         ("Waiters", str(lock.waiters)),
         ("Fence", str(lock.fence or "")),
-        ("Lease", visible(lock.id)),
+        ("Lease" if ours else "Id", visible(lock.id)),
         ("Alias", visible(lock.alias)),
     ]
     return [(label, value) for label, value in known if value]
@@ -149,13 +149,9 @@ def facts(lock: HeldLock) -> list[tuple[str, Any]]:
 
 def _meaning(lock: HeldLock) -> str:
     """What its badges mean."""
-    meanings = {
-        PERMIT: bool(lock.owner.permit),
-        _state_means(lock): True,
-        lock.note: lock.ends_late,
-        GONE: lock.gone,
-    }
-    return " ".join(meaning for meaning, meant in meanings.items() if meant)
+    permit = PERMIT if lock.owner.permit else ""
+    late = lock.note if lock.ends_late else ""
+    return " ".join(filter(None, (permit, _state_means(lock), late, GONE * lock.gone)))
 
 
 def _state_means(lock: HeldLock) -> str:
