@@ -40,7 +40,9 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]
         app.conf.update(conf)
         name = f"checked.{function.__name__}"
         single_instance_task(**options, name=name)(function)
-        messages = [one for one in check_tasks(None) if name in one.msg]
+        messages = [
+            one for one in check_tasks(None) if name in one.msg or one.msg.startswith("worker_pool")
+        ]
         assert all(one.hint for one in messages)
         return [str(one.id).removeprefix("django_redislock.") for one in messages]
 
