@@ -387,7 +387,8 @@ def force_release(
 def at_work(names: Iterable[str], *, using: str = DEFAULT_ALIAS) -> set[str]:
     """Those of *names*, of locks of tasks, that a run holds and renews as it should.
 
-    Of a task with a limit it is enough that a run holds one of the permits.
+    A command that holds one, forgotten in some terminal, is no run. Of a task with a limit it is
+    enough that a run holds one of the permits.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
@@ -406,7 +407,9 @@ def at_work(names: Iterable[str], *, using: str = DEFAULT_ALIAS) -> set[str]:
     return {
         permits.get(lock.name, lock.name)
         for lock in found
-        if lock.state == "held" and bool(lock.owner.permit) == (lock.name in permits)
+        if lock.state == "held"
+        and lock.owner.task
+        and bool(lock.owner.permit) == (lock.name in permits)
     }
 
 

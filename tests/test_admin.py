@@ -1159,7 +1159,7 @@ def test_skips_while_a_run_is_at_work_are_no_alarm_until_it_is_in_trouble(
 ) -> None:
     monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", SOONER_THAN_AT_ONCE)
     run_task("nightly")
-    with distributed_lock("nightly", ttl=60):  # This night's run.
+    with busy_with(Activity(task="shop.tasks.pay")), distributed_lock("nightly", ttl=60):
         skip_task("nightly")
         assert panel(operator.get(LIST)) == ""
         key = lock_keys(locks.prefix, "nightly").lock
@@ -1168,15 +1168,28 @@ def test_skips_while_a_run_is_at_work_are_no_alarm_until_it_is_in_trouble(
     assert "nightly" in panel(operator.get(LIST))
 
 
+def test_skips_because_of_a_holder_that_is_no_run_are_an_alarm(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", SOONER_THAN_AT_ONCE)
+    with distributed_lock("nightly"):  # A command, forgotten in some terminal.
+        skip_task("nightly")
+        assert "nightly" in panel(operator.get(LIST))
+
+
 def test_a_run_at_work_under_any_permit_is_enough(
     operator: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", SOONER_THAN_AT_ONCE)
     skip_task("report")
-    with held_by("report#1", permit="1/3"), held_by("report#3", permit="3/3"):
+    task = "shop.tasks.pay"
+    with (
+        held_by("report#1", task=task, permit="1/3"),
+        held_by("report#3", task=task, permit="3/3"),
+    ):
         locks.redis.persist(lock_keys(locks.prefix, "report#1").lock)
         assert panel(operator.get(LIST)) == ""
-    with held_by("report#1"):  # A lock that is only called so.
+    with held_by("report#1", task=task):  # A lock that is only called so.
         assert "report" in panel(operator.get(LIST))
 
 
