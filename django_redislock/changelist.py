@@ -12,7 +12,7 @@ from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import held, markup
-from django_redislock.conf import aliases, conf
+from django_redislock.conf import aliases
 from django_redislock.exceptions import InvalidLockName, LockUnavailable
 from django_redislock.held import Selection
 from django_redislock.models import HeldLock
@@ -51,8 +51,7 @@ def trouble(error: Exception, alias: str) -> str:
     """What keeps us from looking, as a sentence; it names the server that does not answer."""
     if not isinstance(error, LockUnavailable):
         return visible(str(error))
-    server = " ".join(filter(None, [conf(alias).address, f"({alias})"]))
-    return visible(f"The server {server} cannot answer: {error.problem}.")
+    return held.problem(error, alias)
 
 
 class Rows:

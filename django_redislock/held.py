@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from django_redislock import flows, scripts, signals
 from django_redislock.backends.base import LONGEST_PATIENCE, read_holding
-from django_redislock.conf import DEFAULT_ALIAS, backends
+from django_redislock.conf import DEFAULT_ALIAS, backends, conf
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.flows import Call
 from django_redislock.lease import Owner, is_number
 from django_redislock.names import check_name
 from django_redislock.owner import described, is_gone
 from django_redislock.records import Record, Records, Run, record, records
+from django_redislock.wording import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -382,6 +383,12 @@ def force_release(
         sender=HeldLock, name=name, using=using, id=id, holder=holder, by=by
     )
     return True
+
+
+def problem(error: LockUnavailable, alias: str) -> str:
+    """Why the server of an alias cannot be asked, as a sentence that names it, without secrets."""
+    server = " ".join(filter(None, [conf(alias).address, f"({alias})"]))
+    return visible(f"The server {server} cannot answer: {error.problem}.")
 
 
 def at_work(names: Iterable[str], *, using: str = DEFAULT_ALIAS) -> set[str]:
