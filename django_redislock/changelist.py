@@ -89,7 +89,7 @@ class Rows:
                     self._complete.add(alias)
                 if found.partial and plain and len(using) == 1:
                     self._paged = alias
-                elif found.partial and only.state != FREE:
+                elif found.partial and only.state in {"", *held.STATES}:
                     found = held.list(
                         using=alias, limit=SORTED, only=only, latest_first=self._latest_first
                     )
