@@ -11,7 +11,7 @@ from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import held, markup
-from django_redislock.conf import aliases, conf
+from django_redislock.conf import aliases
 from django_redislock.exceptions import InvalidLockName, LockUnavailable
 from django_redislock.held import Selection
 from django_redislock.models import HeldLock
@@ -49,8 +49,7 @@ def trouble(error: Exception, alias: str) -> str:
     """What keeps us from looking, as a sentence; it names the server that does not answer."""
     if not isinstance(error, LockUnavailable):
         return visible(str(error))
-    server = " ".join(filter(None, [conf(alias).address, f"({alias})"]))
-    return visible(f"The server {server} cannot answer: {error.problem}.")
+    return held.problem(error, alias)
 
 
 class Rows:
@@ -84,7 +83,7 @@ class Rows:
                 self._facets += found
                 if found.partial and plain and len(using) == 1:
                     self._paged = alias
-                elif found.partial and only.state != FREE:
+                elif found.partial and only.state in {"", *held.STATES}:
                     found = held.list(
                         using=alias, limit=SORTED, only=only, latest_first=self._latest_first
                     )

@@ -1297,6 +1297,16 @@ def test_free_locks_are_found_however_many_are_held_in_few_round_trips(
     assert "and 51 more" in text(operator.get(LIST, {"q": "pay"}))
 
 
+def test_a_state_that_there_is_not_shows_no_lock_however_many_are_held(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.changelist.LOADED", 1)
+    with held_by("pay:3"), held_by("draw"):
+        page = operator.get(LIST, {"state": "overdu"})
+    assert page.status_code == 200
+    assert "pay:3" not in text(page)
+
+
 def test_hostile_names_of_free_locks_do_no_harm(operator: Client) -> None:
     for name in HOSTILE:
         run_task(name)

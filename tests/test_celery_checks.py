@@ -97,6 +97,15 @@ def test_each_task_is_judged_by_its_options_and_the_settings(
     assert check(function, conf, **options) == found
 
 
+def test_the_hint_says_so_if_there_is_no_alias_at_all(
+    check: Callable[..., list[str]], settings: Any
+) -> None:
+    settings.REDISLOCK = {}
+    assert check(tidy, {}) == ["E050"]
+    (found,) = (one for one in check_tasks(None) if "checked.tidy" in one.msg)
+    assert found.hint == "Its aliases are: none."
+
+
 PROJECT = {
     "shop_settings.py": """
         SECRET_KEY = "of no use"

@@ -90,7 +90,7 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
         if options.using not in known:
             yield checks.Error(
                 f"Task {task.name} uses the alias {options.using!r}, which is not in REDISLOCK.",
-                hint=f"Its aliases are: {', '.join(map(repr, known))}.",
+                hint=f"Its aliases are: {', '.join(map(repr, known)) or 'none'}.",
                 id="django_redislock.E050",
             )
             return
