@@ -122,7 +122,7 @@ class Keeper(Protocol):
     async def arenew(self, lease: Lease, ttl: float | timedelta | None = None) -> None: ...
     def tell_lost(self, lease: Lease) -> None: ...
     def settle(self, lease: Lease) -> None: ...
-    def dropped(self, name: str) -> None: ...
+    def dropped(self, lease: Lease) -> None: ...
 
 
 class Process:
@@ -236,7 +236,7 @@ class Lease:
                 self.name,
                 self._ends - self._keeper.clock(),
             )
-            self._keeper.dropped(self.name)
+        self._keeper.dropped(self)
 
     @property
     def held(self) -> bool:

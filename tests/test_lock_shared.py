@@ -296,6 +296,23 @@ def test_leases_that_were_left_to_run_out_do_not_fill_the_memory(
     assert len(lock._holds) <= 4
 
 
+@pytest.mark.parametrize("over", [True, False])
+def test_leases_that_nobody_released_leave_nothing_in_this_process(
+    over: bool, locks: Locks
+) -> None:
+    names = [f"once-{number}" for number in range(5)]
+    for name in names:
+        lock = distributed_lock(name, ttl=0.5 if over else 30, renew=False)
+        assert lock.acquire()
+        lease = lock.lease
+        assert lease is not None
+        if over:
+            wait_until(lambda lease=lease: lease.lost_reason)
+        del lock, lease
+    gc.collect()
+    assert not set(names) & set(backends["default"].leases)
+
+
 def test_a_lease_outlives_its_thread_as_long_as_its_handle_is_kept_and_says_so(
     locks: Locks, caplog: pytest.LogCaptureFixture
 ) -> None:

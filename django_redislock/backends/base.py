@@ -153,13 +153,14 @@ class Backend(ABC):
                 self._keep_living(lease.name, references, but=lease)
         self.watchdog.forget(lease)
 
-    def dropped(self, name: str) -> None:
-        """A lease was collected while it was held."""
+    def dropped(self, lease: Lease) -> None:
+        """A lease was collected that nobody has released."""
         # Called by a destructor, which may run anywhere, also while this thread has the lock.
         # What stays is a dead reference, which goes with the next lease of that name.
         if self._leases_lock.acquire(blocking=False):
             try:
-                self._keep_living(name, self.leases.pop(name, ()))
+                # Its own reference may still find it.
+                self._keep_living(lease.name, self.leases.pop(lease.name, ()), but=lease)
             finally:
                 self._leases_lock.release()
 
