@@ -231,4 +231,5 @@ class Watchdog:
     def _put_off(self, leases: list[Lease]) -> None:
         now = self._backend.clock()
         for lease in leases:
+            self.forget(lease)  # It may have been put back already.
             self._put_back(lease, now + SOONEST_RETRY)
