@@ -576,6 +576,9 @@ class InMemoryBackend(Backend):
         left = seconds
         while left > 0:
             leases = [lease for name in list(self.leases) for lease in self.leases_of(name)]
+            for lease in leases:
+                if lease._unanswered:
+                    self._look_after(lease)  # What was not answered is tried again soon.
             step = min([left, *(lease.ttl / 3 for lease in leases if lease.auto_renew)])
             self._ahead += step
             left -= step
