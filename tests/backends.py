@@ -77,7 +77,7 @@ class Way(ABC):
 
     @abstractmethod
     async def until(
-        self, condition: Callable[[], Any], timeout: float = 5, message: str = ""
+        self, condition: Callable[[], Any], timeout: float = 15, message: str = ""
     ) -> None:
         """Poll until *condition* is true; see tests/waiting.py."""
 
@@ -125,7 +125,7 @@ class Sync(Way):
         return _Thread(lambda: self.run(work()))
 
     async def until(
-        self, condition: Callable[[], Any], timeout: float = 5, message: str = ""
+        self, condition: Callable[[], Any], timeout: float = 15, message: str = ""
     ) -> None:
         wait_until(condition, timeout, message)
 
@@ -169,7 +169,7 @@ class Async(Way):
         return _Task(work())
 
     async def until(
-        self, condition: Callable[[], Any], timeout: float = 5, message: str = ""
+        self, condition: Callable[[], Any], timeout: float = 15, message: str = ""
     ) -> None:
         await await_until(condition, timeout, message)
 
@@ -240,8 +240,8 @@ class _Thread(Generic[T]):
         return not self._thread.is_alive()
 
     async def result(self) -> T:
-        self._thread.join(10)
-        assert self.done(), "still running after 10 s"
+        self._thread.join(20)
+        assert self.done(), "still running after 20 s"
         if self._raised is not None:
             raise self._raised
         return self._result
@@ -255,7 +255,7 @@ class _Task(Generic[T]):
         return self._task.done()
 
     async def result(self) -> T:
-        return await asyncio.wait_for(self._task, 10)
+        return await asyncio.wait_for(self._task, 20)
 
 
 WAYS = (Sync(), Async())

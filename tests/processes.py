@@ -106,7 +106,7 @@ class Child:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(value).encode() + b"\n")
 
-    def read(self, timeout: float = 10) -> Any:
+    def read(self, timeout: float = 30) -> Any:
         """Return the next thing that the child said; fail if it ends or stays silent."""
         assert self.process.stdout is not None
         deadline = time.monotonic() + timeout
@@ -121,7 +121,7 @@ class Child:
         line, _, self._unread = self._unread.partition(b"\n")
         return json.loads(line)
 
-    def wait(self, timeout: float = 10) -> int:
+    def wait(self, timeout: float = 30) -> int:
         """Return the exit status once the child has ended; minus the signal that killed it."""
         return self.process.wait(timeout)
 

@@ -86,7 +86,7 @@ class Rule:
     probability: float | None
     hits: int = 0  # How often it has acted; "after" rules act once the server has run the command.
 
-    def wait(self, hits: int = 1, timeout: float = 5) -> None:
+    def wait(self, hits: int = 1, timeout: float = 15) -> None:
         """Return once the rule has acted."""
         wait_until(lambda: self.hits >= hits, timeout, f"rule {self.name} {self.action} acts")
 

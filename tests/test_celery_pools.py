@@ -49,7 +49,7 @@ def test_each_run_has_a_lease_of_its_own_and_a_conflict_is_seen(
 def test_a_lease_is_renewed_while_the_body_runs(own_stage: Stage, pool: str) -> None:
     own_stage.start(pool=pool, concurrency=2)
     key = own_stage.key()
-    sent = own_stage.send("brisk", key, seconds=1.5)  # Three times its ttl.
+    sent = own_stage.send("brisk", key, seconds=3)  # Twice its ttl.
     own_stage.wait_for(key, "start")
     results = []
     while not own_stage.count(key, "end"):

@@ -109,7 +109,7 @@ def test_a_newcomer_sees_a_page_full_of_life(surroundings: dict[str, str], tmp_p
             page = found(r"^    http://127\.0\.0\.1:\d+/admin/\S+$", welcome)
             operator, viewer = re.findall(LOGIN, welcome, re.MULTILINE)
             browser = signed_in(page, *operator)
-            wait_until(partial(is_full_of_life, browser, page), 20, every=0.2)
+            wait_until(partial(is_full_of_life, browser, page), 60, every=0.2)
             assert RELEASE in text_of(browser, page)
             only_looking = text_of(signed_in(page, *viewer), page)
             assert "redislock-held" in only_looking

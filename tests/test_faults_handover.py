@@ -84,7 +84,7 @@ def renews(args: Args) -> bool:
 
 def with_an_idle_watchdog(locks: Locks) -> None:
     """Let the watchdog have a connection, as after any lease that lasted a while."""
-    with distributed_lock("before", ttl=0.3) as lease:
+    with distributed_lock("before", ttl=1) as lease:
         wait_until(lambda: lease.renewals)
 
 
@@ -230,7 +230,7 @@ async def test_the_event_loop_never_waits_for_a_lease_in_doubt(locks: Locks, pro
     proxy.heal()
     await leaving
     ticking.cancel()
-    assert longest < 0.25
+    assert longest < 1  # An answer would be awaited for three seconds.
     assert is_left_clean(locks)
 
 

@@ -146,7 +146,7 @@ def test_a_foreign_value_that_expires_is_busy_until_then(caller: Caller, locks: 
 
 
 def test_a_lease_whose_expiry_was_taken_away_gets_it_back_with_its_renewal(locks: Locks) -> None:
-    with distributed_lock(NAME, ttl=0.6):
+    with distributed_lock(NAME, ttl=2):
         locks.redis.persist(keys_of(locks).lock)
         wait_until(lambda: locks.redis.pttl(keys_of(locks).lock) > 0)
 

@@ -24,6 +24,7 @@ from tests.faults import (
     add_rival,
     against_rival,
     callers,
+    hands_over,
     in_thread,
     is_held_by,
     is_left_clean,
@@ -109,8 +110,8 @@ def test_r3_a_grant_that_comes_after_its_deadline_is_given_back_and_asked_for_ag
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
     locks.configure(OPTIONS={"socket_timeout": 3})
-    proxy.rule_for_script(scripts.ACQUIRE.sha, "delayreply:0.3")
-    lock = distributed_lock(NAME, ttl=0.2)
+    proxy.rule_for_script(scripts.ACQUIRE.sha, "delayreply:1.1")
+    lock = distributed_lock(NAME, ttl=1)
 
     assert caller.acquire(lock)
 
@@ -247,7 +248,7 @@ def test_a_waiter_whose_connection_is_cut_keeps_its_place(
         looks = len(runs(proxy, scripts.ACQUIRE))
         proxy.cut()
         wait_until(lambda: len(runs(proxy, scripts.ACQUIRE)) > looks)
-    assert front.result(1)
+    assert front.result(5)
     assert is_held_by(locks, lease_of(first))
 
 
@@ -473,17 +474,16 @@ def test_a_zombie_place_in_the_queue_does_not_stop_the_others(
     assert waiting(locks) == 1
     waiter = Blocking().begin_waiting(next_lock, locks)
 
-    holder.release()
-
-    assert waiter.result(0.5)
+    with hands_over(locks, waiter, next_lock):
+        holder.release()
 
 
 # The watchdog
 
 
 def test_r7_renewal_outlives_connections_that_are_cut(locks: Locks, proxy: Proxy) -> None:
-    with distributed_lock(NAME, ttl=0.6) as lease:
-        until = time.monotonic() + 1.5
+    with distributed_lock(NAME, ttl=1.5) as lease:
+        until = time.monotonic() + 2
         while time.monotonic() < until:
             proxy.cut()
             time.sleep(0.13)
@@ -493,11 +493,11 @@ def test_r7_renewal_outlives_connections_that_are_cut(locks: Locks, proxy: Proxy
 
 @pytest.mark.parametrize("action", ["cut_after", "cut_before", "hang_after", "hang_before"])
 def test_r7_renewal_outlives_a_lost_command(action: str, locks: Locks, proxy: Proxy) -> None:
-    with distributed_lock(NAME, ttl=0.6) as lease:
+    with distributed_lock(NAME, ttl=2) as lease:
         rule = proxy.rule_for_script(scripts.RENEW.sha, action)
         rule.wait()
         renewed = lease.renewals
-        wait_until(lambda: lease.renewals > renewed + 1)
+        wait_until(lambda: lease.renewals > renewed)
         assert is_held_by(locks, lease)
 
 
@@ -506,10 +506,10 @@ def test_r7_a_lease_that_cannot_be_renewed_is_lost_at_its_deadline(
     fault: str, caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
     told: list[str | None] = []
-    with loses("unreachable"), caller.block(distributed_lock(NAME, ttl=0.6)) as lease:
+    with loses("unreachable"), caller.block(distributed_lock(NAME, ttl=1.2)) as lease:
         lease.on_lost(lambda lost: told.append(lost.lost_reason))
         getattr(proxy, fault)()
-        with takes(at_least=0.3, at_most=0.6):
+        with takes(at_least=0.3, at_most=1.2):
             wait_until(lambda: not lease.held)
         wait_until(lambda: told)
     assert told == ["unreachable"]
@@ -525,19 +525,19 @@ def test_r7_a_lost_lease_does_not_come_back_with_the_network(locks: Locks, proxy
     wait_until(lambda: lease.lost_reason)
     wait_until(lambda: value_of(locks) is None)
     proxy.heal(deliver=True)
-    with distributed_lock("another", ttl=0.5) as other:  # Its renewal shares the connection.
+    with distributed_lock("another", ttl=2) as other:  # Its renewal shares the connection.
         wait_until(lambda: other.renewals)
     assert not lease.held
     assert value_of(locks) is None
 
 
 def test_r7_one_lease_in_trouble_does_not_cost_another_its_renewal(locks: Locks) -> None:
-    with distributed_lock("healthy", ttl=0.6) as healthy:
-        with loses("expired"), distributed_lock(NAME, ttl=0.6) as lease:
+    with distributed_lock("healthy", ttl=1.5) as healthy:
+        with loses("expired"), distributed_lock(NAME, ttl=1.5) as lease:
             locks.redis.delete(keys_of(locks).lock)
             wait_until(lambda: lease.lost_reason)
         renewals = healthy.renewals
-        wait_until(lambda: healthy.renewals > renewals + 1)
+        wait_until(lambda: healthy.renewals > renewals)
 
 
 # Being asked about it

@@ -28,6 +28,7 @@ from tests.faults import (
     Caller,
     add_rival,
     callers,
+    hands_over,
     hold,
     immortal,
     is_held_by,
@@ -125,7 +126,7 @@ def use_everything(locks: Locks) -> None:
         lease.renew()
         cancelled = tasks.begin_waiting(distributed_lock(NAME, wait=5), locks)
         cancelled.cancel()
-        wait_until(lambda: not waiting(locks), 1)
+        wait_until(lambda: not waiting(locks), 5)
         looks_twice = Blocking().begin(distributed_lock(NAME, wait=0.5))
         assert looks_twice.result(5) is False
         patient = distributed_lock(NAME, wait=5, min_hold=0.1)
@@ -279,7 +280,7 @@ def test_without_the_right_to_scripts_locks_work_by_plain_commands(
     caller: Caller, locks: Locks, account: Account, caplog: pytest.LogCaptureFixture
 ) -> None:
     account.allow(*account.minimal, *PLAIN)
-    lock, next_lock = distributed_lock(NAME, ttl=0.6), distributed_lock(NAME, wait=5)
+    lock, next_lock = distributed_lock(NAME, ttl=2), distributed_lock(NAME, wait=5)
     assert caller.acquire(lock)
     assert rival().acquire() is False  # Who may run scripts is excluded too.
     waiter = caller.begin(next_lock)
@@ -307,9 +308,10 @@ def test_scripts_that_are_allowed_again_are_used_again(
     assert caller.acquire(lock)
     account.allow(*account.minimal)
     wait_until(lambda: (lease := lease_of(lock)) and lease.renewals)
-    waiter = caller.begin_waiting(distributed_lock(NAME, wait=5), locks)
-    caller.release(lock)
-    assert waiter.result(1)
+    next_lock = distributed_lock(NAME, wait=5)
+    waiter = caller.begin_waiting(next_lock, locks)
+    with hands_over(locks, waiter, next_lock):
+        caller.release(lock)
     assert caplog.text.count("the server forbids scripts") == 1
     assert caplog.text.count("the server allows scripts again") == 1
 

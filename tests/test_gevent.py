@@ -40,8 +40,8 @@ def serve_greenlets_in_turn() -> None:
 def renew_while_a_greenlet_sleeps() -> None:
     import gevent
 
-    with distributed_lock("lottery", ttl=0.6) as lease:
-        while lease.renewals < 3:
+    with distributed_lock("lottery", ttl=2) as lease:
+        while lease.held and not lease.renewals:
             gevent.sleep(0.05)
         say(lease.held)
 

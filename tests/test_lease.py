@@ -161,7 +161,7 @@ async def test_a_renewal_learns_of_the_loss_and_its_reason(
 async def test_the_watchdog_learns_of_the_loss_and_tells(
     way: Way, place: Place, losing: Losing, reason: str
 ) -> None:
-    lock = distributed_lock("lottery", ttl=0.6)
+    lock = distributed_lock("lottery", ttl=1.5)
     told: list[Lease] = []
     assert await way.acquire(lock)
     lease = lock.lease
@@ -322,9 +322,8 @@ async def test_on_lost_that_blocks_does_not_delay_other_renewals(way: Way, place
     try:
         place.lose_data()
         await way.until(lambda: blocking)
-        async with way.entered(distributed_lock("tombola", ttl=0.5)) as other:
-            start = time.monotonic()
-            await way.until(lambda: time.monotonic() - start > 0.7)
+        async with way.entered(distributed_lock("tombola", ttl=2)) as other:
+            await way.until(lambda: other.renewals)
             assert other.held
     finally:
         go_on.set()
@@ -353,7 +352,7 @@ async def test_what_on_lost_raises_is_logged_and_stops_nobody(
 
 @both_ways
 async def test_on_lost_is_not_called_after_a_release(way: Way, place: Place) -> None:
-    lock = distributed_lock("lottery", ttl=0.2)
+    lock = distributed_lock("lottery", ttl=1)
     told: list[Lease] = []
     assert await way.acquire(lock)
     assert lock.lease is not None
@@ -361,7 +360,7 @@ async def test_on_lost_is_not_called_after_a_release(way: Way, place: Place) -> 
     await way.release(lock)
     place.lose_data()
     with pytest.raises(AssertionError):
-        await way.until(lambda: told, 0.3)
+        await way.until(lambda: told, 0.4)  # More than a third.
 
 
 # --- a server that does not answer ---------------------------------------------------------------
@@ -391,7 +390,7 @@ async def test_release_on_a_silent_server_raises_unavailable_and_ends_the_lease(
 ) -> None:
     proxy = make_proxy(place.locks.server)
     place.on(proxy)
-    lock = distributed_lock("lottery", ttl=0.5)
+    lock = distributed_lock("lottery", ttl=1)
     assert await way.acquire(lock)
     lease = lock.lease
     assert lease is not None
@@ -412,10 +411,10 @@ async def test_leaving_a_block_on_a_silent_server_logs_and_raises_nothing(
 ) -> None:
     proxy = make_proxy(place.locks.server)
     place.on(proxy)
-    async with way.entered(distributed_lock("lottery", ttl=0.5)) as lease:
+    async with way.entered(distributed_lock("lottery", ttl=1)) as lease:
         proxy.refuse()
         start = time.monotonic()
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 4
     assert not lease.held
     left = [record for record in caplog.records if "Left the block" in record.getMessage()]
     assert [record.levelno for record in left] == [logging.ERROR]

@@ -144,12 +144,12 @@ def shift_clock(
 def hold_while_the_clock_is_set(name: str, min_hold: float) -> None:
     """In a child: hold the lock over a step of the wall clock, until it was renewed after it."""
     before, began = time.time(), time.monotonic()
-    with distributed_lock(name, ttl=0.9, min_hold=min_hold) as lease:
+    with distributed_lock(name, ttl=2, min_hold=min_hold) as lease:
         say("held")
         hear()
         step = time.time() - before - (time.monotonic() - began)
         renewals, expires_in, still = lease.renewals, lease.expires_in, lease.held
-        wait_until(lambda: lease.renewals > renewals + 2)
+        wait_until(lambda: lease.renewals > renewals + 1)
         say([step, still, expires_in, lease.held])
     say("released")
 
@@ -167,7 +167,7 @@ def test_a_holder_does_not_mind_when_its_wall_clock_is_set(
     step, still, expires_in, after_renewals = child.read()
     assert step == pytest.approx(seconds, abs=5)
     assert (still, after_renewals) == (True, True)
-    assert 0 < expires_in < 0.9
+    assert 0 < expires_in < 2
     assert child.read() == "released"
     # min_hold counts from the grant, by the server's clock.
     seen = held.get("lottery")

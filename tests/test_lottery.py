@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 SERVERS = [f"server-{number}" for number in range(1, 5)]
 SKEW = 0.1  # Seconds by which the clocks of the servers differ.
-APART = 0.45  # Seconds from noon to noon; min_hold is 0.3.
+APART = 1.8  # Seconds from noon to noon; min_hold is 1, so a busy machine may be late by 0.8.
 
 
 def draws_per_noon(stage: Stage, task: str, noons: int) -> tuple[Counter[int], Counter[str]]:
@@ -51,11 +51,11 @@ def draws_per_noon(stage: Stage, task: str, noons: int) -> tuple[Counter[int], C
 
 
 def test_11_the_lottery_is_drawn_once_every_noon(own_stage: Stage) -> None:
-    draws, outcomes = draws_per_noon(own_stage, "lottery", noons := 40)
+    draws, outcomes = draws_per_noon(own_stage, "lottery", noons := 8)
     assert draws == dict.fromkeys(range(noons), 1)
     assert outcomes == {"drew": noons, "busy": 3 * noons}
 
 
 def test_11_the_lottery_needs_more_than_a_plain_lock(own_stage: Stage) -> None:
-    draws, _ = draws_per_noon(own_stage, "hasty_lottery", noons := 10)
+    draws, _ = draws_per_noon(own_stage, "hasty_lottery", noons := 4)
     assert sum(draws.values()) > noons

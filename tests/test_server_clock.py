@@ -129,7 +129,7 @@ def test_min_hold_is_not_longer_than_asked_for_if_the_clock_was_set_back_before_
     assert seen().state == "cooling"
     begin = time.monotonic()
     wait_until(lambda: held.get(NAME) is None)
-    assert time.monotonic() - begin < 1.5
+    assert time.monotonic() - begin < 5
 
 
 def test_a_lock_that_was_taken_before_is_still_excluded_and_listed(

@@ -57,7 +57,7 @@ def test_the_shared_server_is_a_process_without_docker(server: Endpoint) -> None
 def test_a_server_starts_in_a_moment(make_server: MakeServer, server_kind: Kind) -> None:
     begin = time.monotonic()
     make_server(server_kind)
-    assert time.monotonic() - begin < 2  # 0.1 s on an idle machine.
+    assert time.monotonic() - begin < 5  # 0.1 s on an idle machine.
 
 
 def test_a_url_reaches_the_server(own_server: Server) -> None:

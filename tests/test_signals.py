@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,7 @@ async def test_lock_acquired(way: Way, place: Place) -> None:
 
 @both_ways
 async def test_lock_acquired_tells_how_long_it_was_waited_for(way: Way, place: Place) -> None:
-    with received(signals.lock_acquired) as got, held_by_other("lottery", ttl=0.3):
+    with received(signals.lock_acquired) as got, held_by_other("lottery", ttl=1):
         async with way.entered(distributed_lock("lottery")):
             assert 0.2 < got[-1]["waited"] < 3
 
@@ -160,19 +160,21 @@ async def test_nesting_tells_of_one_lease_only(way: Way, place: Place) -> None:
 async def test_a_slow_receiver_of_a_loss_delays_no_renewal(way: Way, place: Place) -> None:
     def slow(**kwargs: Any) -> None:
         entered.append(kwargs)
-        time.sleep(1.2)
+        go_on.wait(10)
 
     entered: list[Any] = []
+    go_on = threading.Event()
     signals.lock_lost.connect(slow)
     try:
         lost = distributed_lock("tombola", ttl=0.3)
         assert await way.acquire(lost)
         place.lose_data()
         await way.until(lambda: entered)
-        async with way.entered(distributed_lock("lottery", ttl=0.6)) as lease:
-            await way.sleep(0.8)
+        async with way.entered(distributed_lock("lottery", ttl=2)) as lease:
+            await way.until(lambda: lease.renewals)
             assert lease.held
     finally:
+        go_on.set()
         signals.lock_lost.disconnect(slow)
 
 

@@ -1,4 +1,7 @@
-"""Waiting without guessing: poll until something is so, and say what was not when time is up."""
+"""Waiting without guessing: poll until something is so, and say what was not when time is up.
+
+A long timeout costs nothing when the condition comes true; a short one fails on a busy machine.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ T = TypeVar("T")
 
 
 def wait_until(
-    condition: Callable[[], T], timeout: float = 5, message: str = "", *, every: float = 0.005
+    condition: Callable[[], T], timeout: float = 15, message: str = "", *, every: float = 0.005
 ) -> T:
     """Return the first true answer of *condition*; fail after *timeout* seconds without one."""
     deadline = time.monotonic() + timeout
@@ -26,7 +29,7 @@ def wait_until(
 
 
 async def await_until(
-    condition: Callable[[], Any], timeout: float = 5, message: str = "", *, every: float = 0.005
+    condition: Callable[[], Any], timeout: float = 15, message: str = "", *, every: float = 0.005
 ) -> Any:
     """See wait_until(); lets the event loop run, and *condition* may be a coroutine function."""
     deadline = time.monotonic() + timeout

@@ -50,7 +50,7 @@ def late(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", ttl=0.5)
+@single_instance_task(key="{key}", ttl=1.5)
 def brisk(key: str, **how: Any) -> str:
     """Skip when busy; its lease is short."""
     return work(key, **how)
@@ -308,7 +308,7 @@ def replacing(self: Task, key: str) -> Any:
     raise self.replace(skipping.si(key))
 
 
-@single_instance_task(key="{key}", min_hold=0.3)
+@single_instance_task(key="{key}", min_hold=1)
 def lottery(key: str, noon: int, seconds: float = 0.02) -> int:
     """Draw."""
     note(key, "draw", noon=noon)
