@@ -34,7 +34,7 @@ from django_redislock.changelist import (
     TaskFilter,
     trouble,
 )
-from django_redislock.exceptions import LockUnavailable
+from django_redislock.exceptions import InvalidLockName, LockUnavailable
 from django_redislock.models import HeldLock
 from django_redislock.wording import counted, duration, visible
 
@@ -162,13 +162,13 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.display(ordering="state")
     def state(self, obj: HeldLock) -> SafeString:
-        """A badge."""
+        """Badges."""
         return markup.state(obj.lock)
 
     @admin.display(ordering="holder")
     def holder(self, obj: HeldLock) -> SafeString:
         """Where the owner is, and what it is busy with."""
-        return markup.owner(obj.lock.owner)
+        return markup.holder(obj.lock)
 
     @admin.display(ordering="held_for")
     def held_for(self, obj: HeldLock) -> SafeString:
@@ -300,7 +300,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return HttpResponseRedirect(reverse(name, args=args, current_app=self.admin_site.name))
 
     def _confirm(self, request: HttpRequest, references: list[str]) -> HttpResponse:
-        locks, gone, at_work = [], [], False
+        locks, gone, states = [], [], set()
         problems: dict[str, str] = {}
         for page, id in filter(None, map(_referred, references)):  # noqa: A001
             if page.alias in problems:
@@ -313,9 +313,9 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             if lock is not None and lock.id == id:
                 shown = {"title": visible(page.name), "reference": _reference(lock)}
                 locks.append((shown, markup.facts(lock)))
-                at_work = at_work or lock.state != "cooling"
+                states.add(lock.state)
             else:
-                gone.append((visible(page.name), lock and markup.owner(lock.owner)))
+                gone.append((visible(page.name), lock and _whose(lock)))
         if problems and not (locks or gone):
             for problem in problems.values():
                 messages.error(request, problem)
@@ -325,7 +325,8 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "problems": {visible(alias): problem for alias, problem in problems.items()},
             "locks": locks,
             "gone": gone,
-            "at_work": at_work,
+            "at_work": states - {"cooling", "foreign"},
+            "states": states,
         }
         template = "admin/django_redislock/heldlock/force_release_confirmation.html"
         return TemplateResponse(request, template, context)
@@ -352,11 +353,15 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         by = f"{request.user.get_username()} in the admin"
         before = held.get(page.name, using=page.alias)
         if held.force_release(page.name, id, using=page.alias, by=by, reason=reason):
-            known = before is not None and before.id == id
-            holder = visible(str(before.owner)) if before and known else "its holder"
+            seen = before if before is not None and before.id == id else None
+            holder = _whose(seen) if seen else "its holder"
             done = f"Released by force: lease {visible(id)} of {holder}."
+            if seen and seen.state == "foreign":
+                done = f"Released by force: {holder}, which was not a lock of ours."
             self.log_change(request, page, f"{done} {visible(reason)}".strip())
-            if before and known and before.state == "cooling":
+            if seen and seen.state == "foreign":
+                effect = f"What stood at its key, {holder}, is deleted."
+            elif seen and seen.state == "cooling":
                 effect = f"{holder} was done with it."
             else:
                 effect = (
@@ -369,11 +374,9 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         elif before.id == id:
             messages.warning(request, f"{lock} was not released: its lease has just ended.")
         else:
-            messages.warning(
-                request,
-                f"{lock} was not released: somebody newer holds it now,"
-                f" {visible(str(before.owner))}.",
-            )
+            foreign = before.state == "foreign"
+            now = "its key now holds" if foreign else "somebody newer holds it now,"
+            messages.warning(request, f"{lock} was not released: {now} {_whose(before)}.")
 
 
 def _reference(lock: held.HeldLock) -> str:
@@ -388,10 +391,15 @@ def _referred(reference: str) -> tuple[HeldLock, str] | None:
     return (page, id) if page and colon else None
 
 
+def _whose(lock: held.HeldLock) -> str:
+    """Its owner; of what is not ours, what it is."""
+    return lock.strange or visible(str(lock.owner))
+
+
 def _who_follows(page: HeldLock) -> str:
     with suppress(LockUnavailable):  # The release is done, whether the server goes on or not.
         if now := held.get(page.name, using=page.alias):
-            return f" {visible(str(now.owner))} has it now."
+            return f" {_whose(now)} has it now."
     return ""
 
 
@@ -427,6 +435,7 @@ def _only_skipped(aliases: list[str]) -> list[dict[str, Any]]:
             "skips": one.skips,
             "last_success": one.last_success and duration(one.last_success.ago),
             "last_skip": one.last_skip and duration(one.last_skip.ago),
+            "never_ended": markup.never_ended(one),
         }
         for one in found
     ]
@@ -434,7 +443,9 @@ def _only_skipped(aliases: list[str]) -> list[dict[str, Any]]:
 
 def _is_stuck(record: held.Record) -> bool:
     skip, success, failure = record.last_skip, record.last_success, record.last_failure
-    if skip is None or skip.why in {"done", "duplicate"}:  # Its work was done by then.
+    if skip is None or not record.skips:
+        return False
+    if skip.why in {"done", "duplicate"}:  # Its work was done by then.
         return False
     done = max(run.at if run else 0.0 for run in (success, failure))
     # The runs of other servers on the same occasion are skipped too: that is what locks are for.
@@ -447,17 +458,13 @@ def _free(rows: Rows, query: str, chosen: dict[str, str]) -> list[dict[str, Any]
     state, only = chosen.get("state", ""), chosen.get("alias", "")
     if not (state == FREE or (search and not state)) or chosen.keys() & {"host", "task"}:
         return []
-    found: dict[tuple[str, str], str] = {}
+    found = []
     for alias in rows.aliases:
-        if only not in {"", alias} or alias in rows.problems:
-            continue
-        with suppress(*TROUBLE):  # The search is no name; or the list will say so the next time.
-            for one in held.records(using=alias, limit=RECORDS):
-                if search.casefold() in one.name.casefold():
-                    found[alias, one.name] = markup.last_runs(one)
-            detail = held.detail(search, using=alias)
-            if detail.past and not detail.lock:
-                found.setdefault((alias, detail.name), markup.last_lease(detail))
+        if only in {"", alias} and alias not in rows.problems:
+            try:
+                found += [(alias, *one) for one in _free_at(alias, search).items()]
+            except (LockUnavailable, ImproperlyConfigured) as error:
+                rows.problems[alias] = trouble(error, alias)
     return [
         {
             "key": quote(HeldLock.named(name, alias).key),
@@ -465,6 +472,21 @@ def _free(rows: Rows, query: str, chosen: dict[str, str]) -> list[dict[str, Any]
             "alias": visible(alias) if len(rows.aliases) > 1 else "",
             "last": last,
         }
-        for (alias, name), last in found.items()
-        if rows.holders(name, alias) == []
+        for alias, name, last in found
     ]
+
+
+def _free_at(alias: str, search: str) -> dict[str, str]:
+    """Those of one alias, and what became of each the last time."""
+    found = {
+        one.name: markup.last_runs(one)
+        for one in held.records(using=alias, limit=RECORDS)
+        if search.casefold() in one.name.casefold() and not one.under_way
+    }
+    for lock in held.look_at([*found], using=alias):
+        del found[lock.name]
+    with suppress(InvalidLockName):  # What is searched for need not be a name.
+        detail = held.detail(search, using=alias)
+        if detail.past and not detail.lock:
+            found.setdefault(detail.name, markup.last_lease(detail))
+    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
 from django.contrib.admin import SimpleListFilter
@@ -12,7 +11,7 @@ from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import held, markup
-from django_redislock.conf import aliases, conf
+from django_redislock.conf import aliases
 from django_redislock.exceptions import InvalidLockName, LockUnavailable
 from django_redislock.held import Selection
 from django_redislock.models import HeldLock
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 LOADED = 1000  # Up to so many locks are loaded as a whole; of more, a page at a time.
 SORTED = 5000  # So many of more are looked at, if the page wants them filtered or sorted.
 MOST_CHOICES = 50
-MOST_LOOKS = 50
 FREE = "free"  # To choose beside the states of held locks.
 
 # What keeps a page from being made.
@@ -51,8 +49,7 @@ def trouble(error: Exception, alias: str) -> str:
     """What keeps us from looking, as a sentence; it names the server that does not answer."""
     if not isinstance(error, LockUnavailable):
         return visible(str(error))
-    server = " ".join(filter(None, [conf(alias).address, f"({alias})"]))
-    return visible(f"The server {server} cannot answer: {error.problem}.")
+    return held.problem(error, alias)
 
 
 class Rows:
@@ -75,8 +72,6 @@ class Rows:
         self._latest_first = order[:1] == [("expires_in", True)]
         self._paged = ""  # The alias that is too large to be loaded as a whole.
         self._facets: list[held.HeldLock] = []
-        self._complete: set[str] = set()  # Aliases of which all held locks are in _facets.
-        self._looks = 0
         locks: list[held.HeldLock] = []
         total = 0
         by_expiry = all(column == "expires_in" for column, _ in order)
@@ -86,11 +81,9 @@ class Rows:
             try:
                 found = held.list(using=alias, limit=LOADED, latest_first=self._latest_first)
                 self._facets += found
-                if not found.partial:
-                    self._complete.add(alias)
                 if found.partial and plain and len(using) == 1:
                     self._paged = alias
-                elif found.partial and only.state != FREE:
+                elif found.partial and only.state in {"", *held.STATES}:
                     found = held.list(
                         using=alias, limit=SORTED, only=only, latest_first=self._latest_first
                     )
@@ -115,33 +108,6 @@ class Rows:
         except ImproperlyConfigured as error:
             self.problems["REDISLOCK"] = visible(str(error))
             return []
-
-    def holders(self, name: str, alias: str) -> list[held.HeldLock] | None:
-        """Who holds the lock *name* now, or permits of it, whatever the page is filtered by.
-
-        Where more locks are held than are loaded as a whole, only the lock itself is looked at,
-        and only so many are; None means that it is not known.
-        """
-        if alias in self._complete:
-            return self._by_name.get((alias, name), [])
-        if alias in self.problems or self._looks == MOST_LOOKS:
-            return None
-        self._looks += 1
-        try:
-            lock = held.get(name, using=alias)
-        except TROUBLE as error:
-            self.problems[alias] = trouble(error, alias)
-            return None
-        return [lock] if lock else []
-
-    @cached_property
-    def _by_name(self) -> dict[tuple[str, str], list[held.HeldLock]]:
-        found: dict[tuple[str, str], list[held.HeldLock]] = {}
-        for lock in self._facets:
-            of_all_permits = lock.name.rpartition("#")[0] if lock.owner.permit else lock.name
-            for name in {lock.name, of_all_permits}:
-                found.setdefault((lock.alias, name), []).append(lock)
-        return found
 
     def choices(self, value_of: Callable[[held.HeldLock], str]) -> list[str]:
         """What to filter by."""

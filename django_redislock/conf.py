@@ -159,7 +159,7 @@ def _location(value: object, where: str) -> str | tuple[str, ...]:
         return tuple(value)
     # The value may hold a password, so it is not shown.
     what = type(value).__name__ if value else repr(value)
-    raise ValueError(f"{where} must be a URL, or a list of URLs, not {what}.")
+    raise ValueError(f"{where} must be a URL, not {what}.")
 
 
 def _options(value: object, where: str) -> Mapping[str, Any]:

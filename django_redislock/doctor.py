@@ -90,7 +90,8 @@ def examine(using: str) -> Iterator[Finding]:
             "server",
             "fail",
             f"no answer: {error.problem}",
-            "Check REDISLOCK['LOCATION'] and OPTIONS, the network, and whether the server runs.",
+            f"Check LOCATION and OPTIONS of REDISLOCK[{using!r}], the network, and whether the"
+            " server runs.",
         )
 
 

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from django_redislock import flows, scripts, signals
 from django_redislock.backends.base import LONGEST_PATIENCE, read_holding
-from django_redislock.conf import DEFAULT_ALIAS, backends
+from django_redislock.conf import DEFAULT_ALIAS, backends, conf
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.flows import Call
 from django_redislock.lease import Owner, is_number
 from django_redislock.names import check_name
 from django_redislock.owner import described, is_gone
 from django_redislock.records import Record, Records, Run, record, records
+from django_redislock.wording import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -196,6 +197,16 @@ class Selection:
         for part in ("search", "prefix"):
             object.__setattr__(self, part, unicodedata.normalize("NFC", getattr(self, part)))
 
+    def check(self) -> None:
+        """Refuse a state that there is not: no lock would ever be in it, which looks healthy.
+
+        Raises:
+            ValueError: The state is none of those.
+        """
+        if self.state and self.state not in STATES:
+            known = ", ".join(map(repr, STATES))
+            raise ValueError(f"state must be one of {known}, or empty, not {self.state!r}.")
+
     def admits(self, lock: HeldLock) -> bool:
         """Whether *lock* is one of those that are meant."""
         owner = lock.owner
@@ -242,7 +253,7 @@ def list(  # noqa: A001
 
     Raises:
         LockUnavailable: The server did not or could not answer.
-        ValueError: The limit or the offset is negative.
+        ValueError: The limit or the offset is negative, or there is no such state.
     """
     if limit < 0 or offset < 0:
         raise ValueError(f"limit and offset must not be negative: {limit}, {offset}.")
@@ -254,6 +265,7 @@ def list(  # noqa: A001
         found.extend(_look_through(backend, names))
         found.partial = found.total > offset + limit
         return found
+    only.check()
     names, found.total = backend.held_names(MOST_NAMES, latest_first=latest_first)
     names = only.narrow(names)
     admitted = filter(only.admits, _look_through(backend, names[:MOST_LOOKS]))
@@ -271,8 +283,10 @@ def every(*, using: str = DEFAULT_ALIAS, only: Selection | None = None) -> Itera
 
     Raises:
         LockUnavailable: The server did not or could not answer.
+        ValueError: There is no such state.
     """
     only = only or Selection()
+    only.check()
     backend = backends[using]
     offset, total = 0, 1
     while offset < total:
@@ -384,11 +398,17 @@ def force_release(
     return True
 
 
+def problem(error: LockUnavailable, alias: str) -> str:
+    """Why the server of an alias cannot be asked, as a sentence that names it, without secrets."""
+    server = " ".join(filter(None, [conf(alias).address, f"({alias})"]))
+    return visible(f"The server {server} cannot answer: {error.problem}.")
+
+
 def at_work(names: Iterable[str], *, using: str = DEFAULT_ALIAS) -> set[str]:
     """Those of *names*, of locks of tasks, that a run holds and renews as it should.
 
-    Of a task with a limit it is enough that a run holds one of the permits. Whoever else holds the
-    lock, such as a command in a terminal, does not do what the runs are for.
+    A command that holds one, forgotten in some terminal, is no run. Of a task with a limit it is
+    enough that a run holds one of the permits.
 
     Raises:
         LockUnavailable: The server did not or could not answer.

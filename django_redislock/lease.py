@@ -122,7 +122,7 @@ class Keeper(Protocol):
     async def arenew(self, lease: Lease, ttl: float | timedelta | None = None) -> None: ...
     def tell_lost(self, lease: Lease) -> None: ...
     def settle(self, lease: Lease) -> None: ...
-    def dropped(self, name: str) -> None: ...
+    def dropped(self, lease: Lease) -> None: ...
 
 
 class Process:
@@ -236,7 +236,7 @@ class Lease:
                 self.name,
                 self._ends - self._keeper.clock(),
             )
-            self._keeper.dropped(self.name)
+        self._keeper.dropped(self)
 
     @property
     def held(self) -> bool:
@@ -340,6 +340,15 @@ class Lease:
         """Seconds that a renewal may ask for now: the ttl, shortened to end at max_hold."""
         return min(ttl, self._hold_until - self._keeper.clock())
 
+    @property
+    def _next_count(self) -> int:
+        """The count of the next renewal; see lua/renew.lua.
+
+        It is read before all else that the renewal says: a server shortens a lease for the newest
+        one, so that must not be ignorant of another that has made the lease longer meanwhile.
+        """
+        return self.renewals + 1
+
     def _loss(self) -> LockLost:
         reason = self.lost_reason or "expired"
         over = ""
@@ -364,9 +373,10 @@ class Lease:
 
     def _extend(self, deadline: float) -> None:
         self._unanswered = False
-        self.renewals += 1
         # A renewal's reply may be overtaken by that of a later one.
         self._deadline = self._ends = max(self._deadline, deadline)
+        # Last: whoever counts on from here must know what this one asked for, see _next_count.
+        self.renewals += 1
 
     def _end(self) -> LostReason | None:
         """Rely on it no more. Returns why it was lost, if it was."""

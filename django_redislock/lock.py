@@ -324,7 +324,7 @@ class Lock:
                 _tell(*news)
             return outcome
         except BaseException:
-            if undo := self._undo(hold):
+            if undo := self._undo(hold, block=block):
                 hold.backend.run(undo)
             raise
 
@@ -348,9 +348,10 @@ class Lock:
                 await _atell(*news)
             return outcome
         except GeneratorExit:
-            raise  # Nothing can be awaited any more.
+            self._undo(hold, block=block)  # Nothing can be awaited any more.
+            raise
         except BaseException:
-            if undo := self._undo(hold):
+            if undo := self._undo(hold, block=block):
                 await hold.backend.arun(undo)
             raise
 
@@ -493,13 +494,12 @@ class Lock:
         hold.backend.watch(hold.lease)
         return hold.lease
 
-    def _undo(self, hold: _Hold) -> flows.Flow[bool] | None:
+    def _undo(self, hold: _Hold, *, block: bool) -> flows.Flow[bool] | None:
         """Interrupted: *hold* counts no more. Returns what ends its lease, if that is over."""
         lease = hold.lease
         if lease is None or lease._process is not lease_module.process:
             return None
-        self._let_go(hold)
-        self._remove(hold)
+        self._drop(hold, block=block)
         if lease._holds:
             return None
         lease._end()
@@ -550,7 +550,7 @@ class Lock:
         hold = None
         try:
             hold = self._hold_to_end(block=block)
-            if hold is None and not block:
+            if hold is None and (self._holds or not block):
                 self._refuse_release()
             if hold is not None and (flow := self._surrender(hold, success, block=block)):
                 reason = hold.backend.run(flow)
@@ -560,7 +560,7 @@ class Lock:
             raise
         except BaseException:
             hold = hold or self._hold_to_end(block=block)
-            if hold is not None and (undo := self._undo(hold)):
+            if hold is not None and (undo := self._undo(hold, block=block)):
                 hold.backend.run(undo)
             raise
 
@@ -569,7 +569,7 @@ class Lock:
         hold = None
         try:
             hold = self._hold_to_end(block=block)
-            if hold is None and not block:
+            if hold is None and (self._holds or not block):
                 self._refuse_release()
             if hold is not None and (flow := self._surrender(hold, success, block=block)):
                 reason = await hold.backend.arun(flow)
@@ -579,7 +579,7 @@ class Lock:
             raise
         except BaseException:
             hold = hold or self._hold_to_end(block=block)
-            if hold is not None and (undo := self._undo(hold)):
+            if hold is not None and (undo := self._undo(hold, block=block)):
                 await hold.backend.arun(undo)
             raise
 
@@ -616,9 +616,7 @@ class Lock:
         if hold.over:  # Released within the block.
             self._remove(hold)
             return None
-        self._let_go(hold)
-        if block or not hold.block:
-            self._remove(hold)
+        self._drop(hold, block=block)
         if lease._holds:
             return None
         backend, options = hold.backend, self._options
@@ -648,10 +646,13 @@ class Lock:
             )
         )
 
-    def _let_go(self, hold: _Hold) -> None:
+    def _drop(self, hold: _Hold, *, block: bool) -> None:
+        """It counts no more; but the end of its block will ask for it, and must find no other."""
         if not hold.over and hold.lease is not None:
             hold.over = True
             hold.lease._holds -= 1
+        if block or not hold.block:
+            self._remove(hold)
 
     def _finish(
         self, hold: _Hold, success: bool, reason: LostReason | None
@@ -684,7 +685,7 @@ class Lock:
     ) -> None:
         try:
             self._end(exc_type is None, block=True)
-        except (LockLost, LockUnavailable) as error:
+        except (LockLost, LockMisuse, LockUnavailable) as error:
             self._leave_with(error, exc_type is None)
 
     async def __aenter__(self) -> Lease:
@@ -702,17 +703,17 @@ class Lock:
     ) -> None:
         try:
             await self._aend(exc_type is None, block=True)
-        except (LockLost, LockUnavailable) as error:
+        except (LockLost, LockMisuse, LockUnavailable) as error:
             self._leave_with(error, exc_type is None)
 
     def _refuse(self, outcome: Busy | Done | Finished) -> NoReturn:
         assert isinstance(outcome, Busy)
         raise LockTimeout(self.name, holder_of(outcome), outcome.expires_in)
 
-    def _leave_with(self, error: LockLost | LockUnavailable, success: bool) -> None:
+    def _leave_with(self, error: LockLost | LockMisuse | LockUnavailable, success: bool) -> None:
         # The work is done, or its own exception is on its way and must not be masked. A loss is
         # news to a body that succeeded; an unanswered release is not, the lease ends by itself.
-        if success and isinstance(error, LockLost):
+        if success and not isinstance(error, LockUnavailable):
             raise error
         logger.error("Left the block of lock %r: %s", self.name, error)
 

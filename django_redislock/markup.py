@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.utils.html import format_html, format_html_join
 from django.utils.timezone import localtime
 
+from django_redislock.owner import is_gone
 from django_redislock.wording import duration, visible
 
 if TYPE_CHECKING:
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
     from django_redislock.lease import Owner
     from django_redislock.records import Record, Run
 
+MOST_RUNS = 10  # Of a task with a large limit as many may be under way.
+
 PERMIT = "One of the permits of a task with a limit."
+GONE = "The process that took it does not exist on this host any more."
 STATES = {
     "held": ("held", "Somebody holds it."),
     "cooling": ("cooling down", "Its owner is done; min_hold keeps it taken for a while."),
@@ -26,7 +30,7 @@ STATES = {
         "A renewal was due and was missed: its owner is stopped, cut off or dead.",
     ),
     "no-expiry": ("no expiry", "Its key has no expiry, so it would never become free."),
-    "foreign": ("foreign", "Its key holds something that is not a lock of ours."),
+    "foreign": ("foreign", "Its key holds what is not a lock of ours."),
 }
 
 
@@ -37,12 +41,15 @@ def name(text: str) -> SafeString:
 
 
 def state(lock: HeldLock) -> SafeString:
-    """A badge; that of a permit says which one of how many it is."""
-    label, meaning = STATES[lock.state]
-    if not lock.owner.permit:
-        return badge(lock.state, label, meaning)
-    permit = badge("permit", f"permit {visible(lock.owner.permit)}", PERMIT)
-    return permit if lock.state == "held" else permit + badge(lock.state, label, meaning)
+    """Badges: which permit of how many it is, what an operator looks for, or else its state."""
+    badges = []
+    if lock.owner.permit:
+        badges.append(("permit", f"permit {visible(lock.owner.permit)}", PERMIT))
+    if lock.state != "held" or not lock.owner.permit:
+        badges.append((lock.state, STATES[lock.state][0], _state_means(lock)))
+    if lock.ends_late:
+        badges.append(("late", "ends late", lock.note))
+    return format_html_join(" ", "{}", ((badge(*one),) for one in badges))
 
 
 def badge(kind: str, label: str, meaning: str = "") -> SafeString:
@@ -52,19 +59,38 @@ def badge(kind: str, label: str, meaning: str = "") -> SafeString:
     )
 
 
-def owner(who: Owner) -> SafeString:
+def holder(lock: HeldLock) -> SafeString:
+    """Its owner; of what is not ours, what it is."""
+    if lock.state == "foreign":
+        return _lines([("doing", lock.strange)])
+    return owner(lock.owner, gone=lock.gone)
+
+
+def owner(who: Owner, *, gone: bool = False) -> SafeString:
     """Where it is, and what it is busy with."""
-    doing = who.task or who.path or who.command
-    lines = [("place", who.place or "unknown"), ("doing", doing), ("id", who.task_id)]
+    return _lines(
+        [
+            ("place", _place(who, gone=gone)),
+            ("doing", visible(who.task or who.path or who.command)),
+            ("id", visible(who.task_id)),
+        ],
+        visible(f"thread {who.thread}") if who.thread else "",
+    )
+
+
+def _lines(lines: list[tuple[str, str]], title: str = "") -> SafeString:
     return format_html(
         '<span class="redislock-owner" title="{}">{}</span>',
-        visible(f"thread {who.thread}") if who.thread else "",
+        title,
         format_html_join(
-            "",
-            '<bdi class="redislock-{}">{}</bdi>',
-            ((kind, visible(text)) for kind, text in lines if text),
+            "", '<bdi class="redislock-{}">{}</bdi>', (line for line in lines if line[1])
         ),
     )
+
+
+def _place(who: Owner, *, gone: bool) -> SafeString | str:
+    place = visible(who.place) or "unknown"
+    return format_html("{} {}", place, badge("gone", "gone", GONE)) if gone else place
 
 
 def counting(seconds: float | None, direction: str) -> SafeString:
@@ -100,31 +126,37 @@ def waiters(number: int) -> SafeString:
 
 def facts(lock: HeldLock) -> list[tuple[str, Any]]:
     """All that is known about a held lock, as labels and values."""
-    who = lock.owner
+    who, ours = lock.owner, lock.state != "foreign"
     known = [
         ("State", format_html("{} {}", state(lock), _meaning(lock))),
-        ("Note", visible(lock.note)),
-        ("Holder", visible(who.place) + " (gone: no such process on this host)" * lock.gone),
+        ("Holder", _place(who, gone=lock.gone) if who.place else ""),
         ("Thread", visible(who.thread)),
         ("Task", visible(who.task)),
         ("Task id", visible(who.task_id)),
         ("Request", visible(who.path)),
         ("Command", visible(who.command)),
-        ("Held for", counting(lock.held_for, "up")),
+        ("Held for", counting(lock.held_for, "up") if ours else ""),
         ("Expires in", expiry(lock)),
         ("TTL", duration(lock.ttl) if lock.ttl else ""),
-        ("Renewals", str(lock.renewals)),
+        ("Renewals", str(lock.renewals) if ours else ""),
         ("Waiters", str(lock.waiters)),
         ("Fence", str(lock.fence or "")),
-        ("Lease", visible(lock.id)),
+        ("Lease" if ours else "Id", visible(lock.id)),
         ("Alias", visible(lock.alias)),
     ]
     return [(label, value) for label, value in known if value]
 
 
 def _meaning(lock: HeldLock) -> str:
-    meaning = STATES[lock.state][1]
-    return f"{PERMIT} {meaning}" if lock.owner.permit else meaning
+    """What its badges mean."""
+    permit = PERMIT if lock.owner.permit else ""
+    late = lock.note if lock.ends_late else ""
+    return " ".join(filter(None, (permit, _state_means(lock), late, GONE * lock.gone)))
+
+
+def _state_means(lock: HeldLock) -> str:
+    """The note on what will never become free says more."""
+    return lock.note if lock.state in {"foreign", "no-expiry"} else STATES[lock.state][1]
 
 
 def waiter(one: Waiter) -> tuple[SafeString, SafeString]:
@@ -147,22 +179,31 @@ def record(found: Record) -> list[tuple[str, Any]]:
     """What became of the runs of a task, as labels and values."""
     skipped = f"{found.skips} since the last success" if found.skips else ""
     lines = [
+        ("Under way", _under_way(found.under_way)),
         ("Last success", _run(found.last_success)),
         ("Last failure", _run(found.last_failure)),
         ("Last skip", _run(found.last_skip)),
         ("Skips", skipped),
+        ("Never ended", _run(found.last_unended)),
     ]
     return [(label, value) for label, value in lines if value]
 
 
 def last_runs(found: Record) -> str:
-    """When its runs ended last, for a line."""
+    """When its runs ended last, or one began that never did, for a line."""
     runs = [
         ("last success", found.last_success),
         ("last failure", found.last_failure),
         ("last skip", found.last_skip),
     ]
-    return ", ".join(f"{label} {duration(run.ago)} ago" for label, run in runs if run)
+    ended = [f"{label} {duration(run.ago)} ago" for label, run in runs if run]
+    return ", ".join([*ended, *filter(None, [never_ended(found)])])
+
+
+def never_ended(found: Record) -> str:
+    """The last run that began and of which no end is known, for a line; "" if there is none."""
+    run = found.last_unended
+    return f"one that began {duration(run.ago)} ago never ended" if run else ""
 
 
 def last_lease(found: Detail) -> str:
@@ -181,9 +222,24 @@ def moment(seconds: float) -> datetime:
 def _run(run: Run | None) -> SafeString | str:
     if run is None:
         return ""
-    how = (
-        f"took {duration(run.lasted)}"
-        if run.lasted is not None
-        else f"because it was {visible(run.why)}"
-    )
-    return format_html("{} ago, {}, {}", duration(run.ago), how, visible(str(run.owner)))
+    ago = f"{duration(run.ago)} ago"
+    if run.lasted is not None:
+        what = f"{ago}, took {duration(run.lasted)}"
+    elif run.why:
+        what = f"{ago}, because it was {visible(run.why)}"
+    else:
+        what = f"began {ago}"
+    return format_html("{}, {}", what, visible(str(run.owner)))
+
+
+def _under_way(runs: tuple[Run, ...]) -> SafeString:
+    lines = [
+        (
+            format_html("for {}, {}", counting(run.ago, "up"), visible(str(run.owner))),
+            badge("gone", "gone", GONE) if is_gone(run.owner) else "",
+        )
+        for run in runs[:MOST_RUNS]
+    ]
+    if len(runs) > MOST_RUNS:
+        lines.append((format_html("and {} more", len(runs) - MOST_RUNS), ""))
+    return format_html_join("", "<div>{} {}</div>", lines)

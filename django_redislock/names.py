@@ -113,6 +113,12 @@ def formatter(
         fields = dict(bound.arguments)
         if rest is not None:
             fields = {**fields.pop(rest), **fields}
+            if absent := [field for field in wanted if field not in fields]:
+                raise InvalidLockName(
+                    _shown(template),
+                    f"it uses the argument {min(absent)!r}, which this call of {called} does not"
+                    f" have; it has: {', '.join(fields) or 'none'}",
+                )
         try:
             name = template.format_map(fields)
         except (LookupError, AttributeError, ValueError, TypeError) as error:

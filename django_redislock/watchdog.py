@@ -160,6 +160,7 @@ class Watchdog:
             if now >= lease._ends:
                 lease._expire()
                 continue
+            count = lease._next_count
             ttl = lease._renewable(lease.ttl)
             gain = now + ttl - drift(ttl) - lease._deadline
             useful = lease.auto_renew and gain >= WORTH_RENEWING
@@ -176,7 +177,8 @@ class Watchdog:
                     " bound it with max_hold.",
                     lease.name,
                 )
-            count = lease.renewals + (1 if lease.auto_renew else 0)
+            if not lease.auto_renew:
+                count -= 1  # It only confirms.
             renews = flows.will_renew(lease.auto_renew, ttl, lease._hold_until - now)
             batch.append((lease, Renewal(lease.name, lease._token, ttl, count, renews)))
         if batch:
@@ -229,4 +231,5 @@ class Watchdog:
     def _put_off(self, leases: list[Lease]) -> None:
         now = self._backend.clock()
         for lease in leases:
+            self.forget(lease)  # It may have been put back already.
             self._put_back(lease, now + SOONEST_RETRY)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import json
+import math
 import os
 import sys
 import threading
@@ -198,7 +199,9 @@ def in_thread(function: Callable[[], T]) -> Future[T]:
 def add_rival(settings: Settings, locks: Locks, **options: Any) -> None:
     """Add an alias for the same locks straight on the server, as another process would use it."""
     default = settings.REDISLOCK["default"]
-    rival = {**default, "LOCATION": locks.server.url, **options}
+    # It does not give up while a test has the server stand still.
+    patient = {"UNAVAILABLE_AFTER": math.inf}
+    rival = {**default, **patient, "LOCATION": locks.server.url, **options}
     settings.REDISLOCK = {"default": default, RIVAL: rival}
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import uuid
+from contextlib import contextmanager, suppress
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from django.core.management import call_command
 from django.test import Client
 from django.urls import path, reverse
 
-from django_redislock import LockLost, distributed_lock, held, records
+from django_redislock import LockLost, LockUnavailable, distributed_lock, held, records
 from django_redislock import admin as held_locks
 from django_redislock.backends import wires
 from django_redislock.flows import Run
@@ -92,6 +93,19 @@ def reference(name: str) -> str:
     lock = held.get(name)
     assert lock is not None
     return f"{HeldLock.of(lock).key}:{lock.id}"
+
+
+def facts_in(page: Page, part: str = "") -> dict[str, str]:
+    """What the page of a lock, or a part of it, or the confirmation says, by label."""
+    shown = text(page)
+    if part:
+        shown = shown.partition(f'id="redislock-{part}"')[2].partition('<div id="redislock-')[0]
+    facts = re.findall(
+        r'<label>(.*?):</label><div class="readonly">(.*?)</div></div>\s*</div>',
+        shown,
+        re.DOTALL,
+    )
+    return {label: " ".join(re.sub("<[^>]*>", " ", shown).split()) for label, shown in facts}
 
 
 # --- who may what --------------------------------------------------------------------------------
@@ -653,11 +667,74 @@ def test_a_silent_server_is_not_asked_for_each_lock(
         assert [lock.name for lock in held.list()] == ["a", "b", "c"]
 
 
-def test_a_key_without_expiry_can_be_freed(operator: Client, locks: Locks) -> None:
-    locks.redis.set(lock_keys(locks.prefix, "odd").lock, b"\xff not ours")
-    leases = leases_in(operator.get(detail("odd")))
-    operator.post(RELEASE, {"lease": leases, "confirmed": "Yes"})
-    assert held.get("odd") is None
+STRANGE = {
+    "a string of 9 bytes": lambda client, key: client.set(key, b"\xff by hand"),
+    "a string of 9000 bytes": lambda client, key: client.set(key, b"y" * 9000, px=60_000),
+    "a list of 3 elements": lambda client, key: client.rpush(key, "a", "b", "c"),
+    "a hash of 1 element": lambda client, key: client.hset(key, "a", "b"),
+}
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+def test_what_is_foreign_says_what_it_is_and_can_be_deleted(
+    operator: Client, locks: Locks, strange: str
+) -> None:
+    key = lock_keys(locks.prefix, "odd").lock
+    STRANGE[strange](locks.redis, key)
+    with suppress(LockUnavailable):
+        distributed_lock("odd", wait=0).acquire()  # From now on it is listed.
+    page = operator.get(LIST, {"state": "foreign"})
+    assert rows(page) == ["odd"]
+    assert strange in text(page)
+    page = operator.get(detail("odd"))
+    assert f"foreign Not a lock of ours but {strange}, which" in facts_in(page, "lease")["State"]
+    page = confirm(operator, "odd")
+    assert strange in facts_in(page)["State"]
+    assert "What stands at its key will be deleted" in text(page)
+    assert "What is foreign is deleted." in text(page)
+    assert "not stopped" not in text(page)
+    page = operator.post(RELEASE, {"lease": leases_in(page), "confirmed": "Yes"})
+    assert f"What stood at its key, {strange}, is deleted." in told(page)
+    assert strange in LogEntry.objects.get().change_message
+    assert not locks.redis.exists(key)
+
+
+def test_what_is_foreign_and_has_changed_since_is_left_alone(
+    operator: Client, locks: Locks
+) -> None:
+    key = lock_keys(locks.prefix, "odd").lock
+    locks.redis.rpush(key, "a")
+    lease = reference("odd")
+    locks.redis.rpush(key, "b")
+    page = operator.post(RELEASE, {"lease": lease})
+    assert leases_in(page) == []
+    assert "a list of 2 elements" in text(page)
+    page = operator.post(RELEASE, {"lease": lease, "confirmed": "Yes"})
+    assert "its key now holds a list of 2 elements" in told(page)
+    assert locks.redis.llen(key) == 2
+    assert not LogEntry.objects.exists()
+
+
+def test_a_lock_without_expiry_can_be_freed(operator: Client, locks: Locks) -> None:
+    with held_by("lottery"):
+        locks.redis.persist(lock_keys(locks.prefix, "lottery").lock)
+        page = confirm(operator, "lottery")
+        assert "The holder is not stopped." in text(page)
+        assert "the lock would never become free" in facts_in(page)["State"]
+        page = operator.post(RELEASE, {"lease": leases_in(page), "confirmed": "Yes"})
+        assert "The code of web-3:4711 is not stopped" in told(page)
+        assert held.get("lottery") is None
+
+
+def test_a_lease_that_ends_later_than_its_ttl_says_why(operator: Client, locks: Locks) -> None:
+    with held_by("lottery", ttl=60):
+        assert "redislock-late" not in text(operator.get(LIST))
+        locks.redis.pexpire(lock_keys(locks.prefix, "lottery").lock, 3_600_000)
+        assert "redislock-late" in text(operator.get(LIST))
+        shown = facts_in(operator.get(detail("lottery")), "lease")["State"]
+        assert shown.startswith(
+            "held ends late Somebody holds it. It ends later than its ttl allows"
+        )
 
 
 # --- trouble with the server ---------------------------------------------------------------------
@@ -946,9 +1023,21 @@ def run_task(name: str, *, success: bool = True) -> None:
         lock.release(success=success)
 
 
+@contextmanager
+def run_of_permit(name: str, permit: str) -> Iterator[None]:
+    """A run under way of a task with a limit."""
+    lock = Lock(f"{name}#{permit.partition('/')[0]}", Options())
+    with busy_with(Activity(task="shop.tasks.pay", task_id="id-3", permit=permit)), lock as lease:
+        records.note_start(name, lease, using="default")
+        yield
+
+
 def skip_task(name: str, why: str = "busy") -> None:
     with busy_with(Activity(task="shop.tasks.pay", task_id="id-2")):
         records.note_skip(name, why, using="default")
+
+
+SOONER_THAN_AT_ONCE = -1.0  # A run and a skip within one millisecond are of the same time.
 
 
 def panel(page: Page) -> str:
@@ -969,6 +1058,61 @@ def test_the_page_of_a_lock_shows_its_run_record(operator: Client) -> None:
     assert "1 since the last success" in shown
 
 
+def test_the_page_of_a_lock_shows_the_run_that_is_under_way(operator: Client) -> None:
+    with busy_with(Activity(task="shop.tasks.pay", task_id="id-4")):
+        lock = Lock("payments", Options(), run=Run("id-4", 0))
+        assert lock.acquire()
+    page = operator.get(detail("payments"))
+    assert re.fullmatch(r"for \d.* s , .*:\d+ id-4", facts_in(page, "record")["Under way"])
+    assert "data-redislock-up" in text(page).partition("redislock-record")[2]  # It counts on.
+    assert "payments" not in free(operator.get(LIST, {"q": "payments"}))
+    lock.release()
+    assert set(facts_in(operator.get(detail("payments")), "record")) == {"Last success"}
+
+
+def run_until_told(name: str) -> None:
+    """In a child."""
+    with busy_with(Activity(task="shop.tasks.pay", task_id="id-5")):
+        assert Lock(name, Options(ttl=60), run=Run("id-5", 0)).acquire()
+        say("running")
+        hear()
+
+
+def test_a_run_whose_process_was_killed_is_shown_to_be_gone_and_never_to_have_ended(
+    operator: Client, locks: Locks, spawn: Spawn
+) -> None:
+    child = spawn(run_until_told, "payments")
+    child.read()
+    assert "redislock-gone" not in text(operator.get(detail("payments")))
+    child.kill()
+    page = operator.get(detail("payments"))
+    assert facts_in(page, "record")["Under way"].endswith(" gone")
+    gone = "The process that took it does not exist on this host any more."
+    assert facts_in(page, "lease")["State"] == f"held Somebody holds it. {gone}"
+    assert "redislock-gone" in text(operator.get(LIST))
+    locks.redis.delete(lock_keys(locks.prefix, "payments").lock)  # As when its ttl is over.
+    shown = facts_in(operator.get(detail("payments")), "record")
+    assert set(shown) == {"Never ended"}
+    assert re.fullmatch(rf"began \d.* ago, .*:{child.pid} .*id-5.*", shown["Never ended"])
+    page = operator.get(LIST, {"q": "payments"})
+    assert free(page) == ["payments"]
+    assert re.search(r"one that began .* ago never ended", text(page))
+
+
+def test_of_many_runs_under_way_some_are_named(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.markup.MOST_RUNS", 2)
+    with (
+        run_of_permit("report", "1/4"),
+        run_of_permit("report", "2/4"),
+        run_of_permit("report", "3/4"),
+    ):
+        for name in ("report", "report#2"):
+            shown = facts_in(operator.get(detail(name)), "record")["Under way"]
+            assert (shown.count("id-3"), shown[-10:]) == (2, "and 1 more")
+
+
 def test_the_page_of_a_permit_shows_the_runs_of_its_task(operator: Client) -> None:
     run_task("report")
     with held_by("report#2", permit="2/5"):
@@ -979,7 +1123,7 @@ def test_the_page_of_a_permit_shows_the_runs_of_its_task(operator: Client) -> No
 def test_a_task_that_is_only_skipped_stands_above_the_list(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", 0.0)
+    monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", SOONER_THAN_AT_ONCE)
     run_task("payments")
     assert panel(operator.get(LIST)) == ""
     for _ in range(3):
@@ -992,6 +1136,17 @@ def test_a_task_that_is_only_skipped_stands_above_the_list(
     assert "payments" not in panel(operator.get(LIST))
 
 
+def test_a_task_whose_run_died_and_that_is_only_skipped_since_is_said_to_have_one_that_never_ended(
+    operator: Client, locks: Locks
+) -> None:
+    run = Lock("payments", Options(), run=Run("id-6", 0))
+    with busy_with(Activity(task="shop.tasks.pay")), suppress(LockLost), run:
+        locks.redis.delete(lock_keys(locks.prefix, "payments").lock)
+        skip_task("payments")
+        shown = panel(operator.get(LIST))
+    assert re.search(r"not succeeded yet; one that began .* s ago never ended\.", shown)
+
+
 def test_skips_on_the_occasion_of_a_success_are_what_locks_are_for(operator: Client) -> None:
     run_task("lottery")
     for _ in range(3):  # The other servers.
@@ -1002,10 +1157,9 @@ def test_skips_on_the_occasion_of_a_success_are_what_locks_are_for(operator: Cli
 def test_skips_while_a_run_is_at_work_are_no_alarm_until_it_is_in_trouble(
     operator: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", -1.0)
+    monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", SOONER_THAN_AT_ONCE)
     run_task("nightly")
-    run = Activity(task="shop.tasks.pay", task_id="id-1")
-    with busy_with(run), distributed_lock("nightly", ttl=60):  # This night's run.
+    with busy_with(Activity(task="shop.tasks.pay")), distributed_lock("nightly", ttl=60):
         skip_task("nightly")
         assert panel(operator.get(LIST)) == ""
         key = lock_keys(locks.prefix, "nightly").lock
@@ -1014,26 +1168,28 @@ def test_skips_while_a_run_is_at_work_are_no_alarm_until_it_is_in_trouble(
     assert "nightly" in panel(operator.get(LIST))
 
 
-def test_a_lock_that_something_else_than_a_run_holds_is_an_alarm(
+def test_skips_because_of_a_holder_that_is_no_run_are_an_alarm(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", -1.0)
-    run_task("payments")
-    with distributed_lock("payments", ttl=60):  # By a command that somebody has forgotten.
-        skip_task("payments")
-        assert "payments was skipped once" in panel(operator.get(LIST))
+    monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", SOONER_THAN_AT_ONCE)
+    with distributed_lock("nightly"):  # A command, forgotten in some terminal.
+        skip_task("nightly")
+        assert "nightly" in panel(operator.get(LIST))
 
 
 def test_a_run_at_work_under_any_permit_is_enough(
     operator: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", 0.0)
+    monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", SOONER_THAN_AT_ONCE)
     skip_task("report")
-    pay = "shop.tasks.pay"
-    with held_by("report#1", task=pay, permit="1/3"), held_by("report#3", task=pay, permit="3/3"):
+    task = "shop.tasks.pay"
+    with (
+        held_by("report#1", task=task, permit="1/3"),
+        held_by("report#3", task=task, permit="3/3"),
+    ):
         locks.redis.persist(lock_keys(locks.prefix, "report#1").lock)
         assert panel(operator.get(LIST)) == ""
-    with held_by("report#1", task=pay):  # A lock that is only called so.
+    with held_by("report#1", task=task):  # A lock that is only called so.
         assert "report" in panel(operator.get(LIST))
 
 
@@ -1041,7 +1197,7 @@ def test_a_run_at_work_under_any_permit_is_enough(
 def test_skips_of_what_was_done_are_no_alarm(
     why: str, operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", 0.0)
+    monkeypatch.setattr("django_redislock.admin.SAME_OCCASION", SOONER_THAN_AT_ONCE)
     run_task("lottery")
     skip_task("lottery", why)
     assert panel(operator.get(LIST)) == ""
@@ -1084,7 +1240,7 @@ def test_a_free_lock_of_a_task_is_found_by_a_part_of_its_name(operator: Client) 
     run_task("pay:2", success=False)
     run_task("draw")
     skip_task("report")
-    with held_by("pay:3"), held_by("report#2", permit="2/5"):
+    with held_by("pay:3"), run_of_permit("report", "2/5"):
         assert free(operator.get(LIST)) == []
         page = operator.get(LIST, {"q": "PAY"})
         assert sorted(free(page)) == ["pay:1", "pay:2"]
@@ -1124,18 +1280,31 @@ def test_free_locks_of_all_aliases_are_found(operator: Client, settings: Any) ->
     assert "No free lock is known" not in text(operator.get(LIST, {"state": "free"}))
 
 
-def test_where_many_are_held_free_locks_are_looked_at_up_to_a_bound(
+def test_free_locks_are_found_however_many_are_held_in_few_round_trips(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_redislock.changelist.LOADED", 1)
-    for number in range(4):
-        run_task(f"pay:{number}")
+    for number in range(100):
+        run_task(f"pay:{number:02}")
+    skip_task("pay:report")
+    trips = count_round_trips(monkeypatch)
+    with held_by("pay:99"), held_by("draw"), run_of_permit("pay:report", "2/5"):
+        trips.clear()
+        page = operator.get(LIST, {"q": "pay"})
+        assert len(free(page)) == held_locks.FREE_LINES
+        assert "and 49 more" in text(page)
+        assert len(trips) < 20
+    assert "and 51 more" in text(operator.get(LIST, {"q": "pay"}))
+
+
+def test_a_state_that_there_is_not_shows_no_lock_however_many_are_held(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.changelist.LOADED", 1)
     with held_by("pay:3"), held_by("draw"):
-        assert sorted(free(operator.get(LIST, {"q": "pay"}))) == ["pay:0", "pay:1", "pay:2"]
-        monkeypatch.setattr("django_redislock.changelist.MOST_LOOKS", 2)
-        looked_at = free(operator.get(LIST, {"q": "pay"}))
-        assert 0 < len(looked_at) <= 2
-        assert "pay:3" not in looked_at
+        page = operator.get(LIST, {"state": "overdu"})
+    assert page.status_code == 200
+    assert "pay:3" not in text(page)
 
 
 def test_hostile_names_of_free_locks_do_no_harm(operator: Client) -> None:

@@ -40,7 +40,9 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]
         app.conf.update(conf)
         name = f"checked.{function.__name__}"
         single_instance_task(**options, name=name)(function)
-        messages = [one for one in check_tasks(None) if name in one.msg]
+        messages = [
+            one for one in check_tasks(None) if name in one.msg or one.msg.startswith("worker_pool")
+        ]
         assert all(one.hint for one in messages)
         return [str(one.id).removeprefix("django_redislock.") for one in messages]
 
@@ -93,6 +95,15 @@ def test_each_task_is_judged_by_its_options_and_the_settings(
     found: list[str],
 ) -> None:
     assert check(function, conf, **options) == found
+
+
+def test_the_hint_says_so_if_there_is_no_alias_at_all(
+    check: Callable[..., list[str]], settings: Any
+) -> None:
+    settings.REDISLOCK = {}
+    assert check(tidy, {}) == ["E050"]
+    (found,) = (one for one in check_tasks(None) if "checked.tidy" in one.msg)
+    assert found.hint == "Its aliases are: none."
 
 
 PROJECT = {

@@ -257,6 +257,17 @@ class TestConflict:
         with pytest.raises(LockMisuse, match="holds it already"):
             task.delay().get()
 
+    def test_the_log_shows_no_id_of_a_direct_call_that_is_skipped(
+        self, redislock: LockTestKit, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        task = make(key="lottery")
+        with redislock.simulate_held_by_other("lottery"):
+            task()
+            sent = task.delay()
+        logged = [message for message in caplog.messages if message.startswith("Skipped")]
+        assert logged[0].startswith(f"Skipped {task.name}: lock 'lottery' is busy")
+        assert logged[1].startswith(f"Skipped {task.name}[{sent.id}]: lock 'lottery' is busy")
+
     def test_a_lock_of_the_same_name_excludes_the_task(self, redislock: LockTestKit) -> None:
         task = make(key="lottery")
         with redislock.simulate_held_by_other("lottery"):
@@ -592,6 +603,8 @@ class TestRefusedAtImport:
             ({"renew": 1}, ValueError, "renew must be"),
             ({"on_unavailable": "skip"}, ValueError, "on_unavailable must be one of 'raise'"),
             ({"wait": 5}, ValueError, "wait needs on_conflict"),
+            ({"conflict_deadline": 5}, ValueError, "conflict_deadline needs on_conflict"),
+            ({"queued_ttl": 60}, ValueError, "queued_ttl needs unique_queued=True"),
             ({"limit": 0}, ValueError, "limit must be an integer, 1 to 100"),
             ({"limit": 2, "once": 60}, ValueError, "once and limit exclude each other"),
             ({"queued_ttl": 0}, ValueError, "queued_ttl must be"),

@@ -240,7 +240,9 @@ def test_deployment_asks_the_server(locks: Locks, make_server: MakeServer) -> No
 
 def test_a_server_that_does_not_answer_is_an_error_for_deployment(locks: Locks) -> None:
     locks.configure(LOCATION="redis://127.0.0.1:1/0")
-    assert ids(check_servers()) == ["E020"]
+    (found,) = check_servers()
+    assert found.id == "django_redislock.E020"
+    assert "Check LOCATION and OPTIONS of REDISLOCK['default']" in str(found.hint)
 
 
 def test_locks_in_memory_have_no_server_to_ask(settings: Any) -> None:

@@ -185,9 +185,9 @@ NOWHERE: list[tuple[str, Any, str]] = [
     (
         "LOCATION is empty",
         {"default": {"LOCATION": ""}},
-        "must be a URL, or a list of URLs, not ''",
+        "must be a URL, not ''",
     ),
-    ("LOCATION is None", {"default": {"LOCATION": None}}, "must be a URL, or a list of URLs"),
+    ("LOCATION is None", {"default": {"LOCATION": None}}, "must be a URL, not None"),
     (
         "one level too high",
         {"LOCATION": "redis://a"},

@@ -222,8 +222,8 @@ def wait_in_a_thread_and_leave_a_child() -> None:
     """In a child: die while waiting, but leave a forked process behind that lives on."""
     in_thread(distributed_lock(NAME, wait=60).acquire)
     wait_until(somebody_waits)
-    if os.fork():
-        say("waiting")
+    if not os.fork():
+        say("waiting")  # Its copies of connections are closed by now.
     hear()
 
 
@@ -232,8 +232,8 @@ async def wait_in_a_task_and_leave_a_child() -> None:
     task = asyncio.create_task(distributed_lock(NAME, wait=60).aacquire())
     await await_until(somebody_waits)
     if os.fork():
-        say("waiting")
         await task
+    say("waiting")  # The forked process: its copies of connections are closed by now.
     hear()
 
 

@@ -66,6 +66,13 @@ def test_a_list_is_bounded_and_says_when_it_is_partial(place: Place) -> None:
         handle.release()
 
 
+@pytest.mark.parametrize("look", [held.list, held.every])
+def test_a_state_that_there_is_not_is_refused_and_not_nowhere(place: Place, look: Any) -> None:
+    only = held.Selection(state="overdu")
+    with pytest.raises(ValueError, match=r"state must be one of 'held'.*, not 'overdu'"):
+        list(look(only=only))
+
+
 def test_an_expired_lease_is_not_listed(place: Place) -> None:
     with held_by_other("lottery", ttl=0.05):
         from tests.waiting import wait_until

@@ -411,3 +411,18 @@ def test_a_force_release_that_is_never_answered_is_audited_as_unknown(
         with pytest.raises(LockUnavailable):
             held.force_release(NAME, "1" * 16, by="ann")
     assert "unknown, by 'ann'" in caplog.text
+
+
+def test_the_fence_grows_also_over_what_is_not_ours(locks: Locks) -> None:
+    keys, ahead = keys_of(locks), 9 * 10**15  # As after a server whose clock was set back.
+    locks.redis.set(keys.fence, ahead, ex=60)
+    locks.redis.set(keys.lock, "not ours", ex=60)
+
+    def fence() -> int:
+        with distributed_lock(NAME, wait=10) as lease:
+            return lease.fence
+
+    waiter = in_thread(fence)
+    wait_until(lambda: waiting(locks) == 1)
+    assert held.force_release(NAME, seen().id)
+    assert waiter.result(5) == ahead + 1

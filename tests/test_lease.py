@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import pickle
@@ -15,7 +16,7 @@ import pytest
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, flows, held
 from django_redislock.conf import backends
-from tests.backends import both_ways, held_by_other, on_servers
+from tests.backends import UNSCRIPTED, both_ways, held_by_other, on_servers
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -573,6 +574,69 @@ async def test_a_renewal_that_is_late_does_not_shorten_a_lease_again(
         assert seen.expires_in is not None
         assert seen.expires_in > 280
         assert seen.ttl == 300
+
+
+@on_servers
+async def test_of_renewals_at_the_same_time_the_longest_counts(place: Place) -> None:
+    lock = distributed_lock("lottery", ttl=10, renew=False)
+    async with lock as lease:
+        await asyncio.gather(lease.arenew(ttl=300), lease.arenew(ttl=60))
+        await lease.arenew()
+        seen = held.get("lottery")
+        assert seen is not None
+        assert seen.expires_in is not None
+        assert 280 < lease.expires_in < seen.expires_in + 0.1
+        assert lease.ttl == 300
+
+
+@both_ways
+async def test_several_renewals_that_are_late_do_not_shorten_a_lease_either(
+    way: Way, place: Place
+) -> None:
+    async with way.entered(distributed_lock("lottery", ttl=10, renew=False)) as lease:
+        await way.renew(lease, ttl=300)
+        for count in (0, 1):  # The confirmation of a hand-over is the first.
+            late = flows.Renewal("lottery", lease._token, 10, count, renews=True)
+            backends["default"].run(flows.renew(late, 1))
+        seen = held.get("lottery")
+        assert seen is not None
+        assert seen.expires_in is not None
+        assert (seen.expires_in > 280, seen.renewals) == (True, 1)
+
+
+@both_ways
+async def test_an_acquire_that_is_late_does_not_shorten_a_lease(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery", ttl=10, renew=False)) as lease:
+        await way.renew(lease, ttl=300)
+        late = flows.Request("lottery", lease._token, lease.id, lease.owner, 10, 0, 1)
+        granted = backends["default"].run(flows.acquire(late, 0))
+        assert isinstance(granted, flows.Granted)
+        seen = held.get("lottery")
+        assert seen is not None
+        assert seen.expires_in is not None
+        assert seen.expires_in > 280
+
+
+@on_servers
+@both_ways
+@pytest.mark.parametrize("how", ["renew", "ensure_held"])
+async def test_a_renewal_that_is_answered_after_the_loss_says_so(
+    how: str, way: Way, place: ServerPlace, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(place.locks.server)
+    place.on(proxy)
+    lock = distributed_lock("lottery", ttl=3, renew=False)
+    assert await way.acquire(lock)
+    lease = lock.lease
+    assert lease is not None
+    command = "EXEC" if place.name == UNSCRIPTED else "EVAL*"
+    while lease.expires_in > 0.2:
+        await way.sleep(0.01)
+    proxy.rule(command, "delayreply:0.4")
+    with pytest.raises(LockLost) as caught:
+        await (way.renew(lease) if how == "renew" else way.ensure_held(lease, verify=True))
+    assert caught.value.reason == "expired"
+    assert not lease.held
 
 
 @both_ways

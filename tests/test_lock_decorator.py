@@ -151,6 +151,19 @@ def test_a_field_that_is_no_argument_is_an_error_where_it_is_written() -> None:
         distributed_lock("report:{reportid}")(by_position)
 
 
+@both_ways
+@pytest.mark.parametrize(("template", "absent"), [("v:{zk}", "zk"), ("v:{rest[pk]}", "rest")])
+async def test_a_field_that_the_call_has_not_is_named_with_those_that_it_has(
+    way: Way, place: Place, template: str, absent: str
+) -> None:
+    def view(request: str, **rest: int) -> None:
+        raise AssertionError("It must not be called.")
+
+    decorated = distributed_lock(template)(way.function(view))
+    with pytest.raises(InvalidLockName, match=f"'{absent}', which this call.* has: pk, request"):
+        await way.call(decorated, "GET", pk=3)
+
+
 @pytest.mark.parametrize("template", ["report:{", "report:{}", "report:{0}", "a}b"])
 def test_a_template_that_is_no_format_string_is_an_error_where_it_is_written(
     template: str,

@@ -6,11 +6,12 @@ import asyncio
 import gc
 import logging
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from django_redislock import LockLost, LockMisuse, distributed_lock
+from django_redislock.conf import backends
 from tests.backends import Place, Way, both_ways, in_turn, waiters
 from tests.faults import in_thread
 from tests.waiting import await_until, wait_until
@@ -233,16 +234,83 @@ async def test_a_block_may_be_left_in_another_task_than_it_was_entered_in(place:
     assert not await lock.alocked()
 
 
+async def test_a_block_of_which_it_is_not_known_what_to_end_says_so(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = distributed_lock("lottery")
+    await asyncio.create_task(lock.__aenter__())
+    place.lapse("lottery")
+    await asyncio.create_task(lock.__aenter__())
+    with pytest.raises(LockMisuse, match="several leases"):
+        await asyncio.create_task(lock.__aexit__(None, None, None))
+    error = ValueError("of the body")
+    await asyncio.create_task(lock.__aexit__(type(error), error, None))
+    assert "Left the block of lock 'lottery': " in caplog.text
+
+
+def test_a_release_that_is_interrupted_within_a_block_leaves_the_next_owner_alone(
+    locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, meeting, leave = distributed_lock("lottery", wait=10), threading.Event(), Meeting()
+    backend = backends["default"]
+    run = backend.run
+
+    def interrupted(flow: Any) -> Any:
+        result = run(flow)
+        if threading.current_thread() is threading.main_thread():
+            assert meeting.wait(5)
+            raise KeyboardInterrupt
+        return result
+
+    def work() -> bool:
+        with lock as lease:
+            meeting.set()
+            wait_until(leave._open.is_set)
+            return lease.held
+
+    others = []
+
+    def body() -> None:
+        with lock:
+            others.append(in_thread(work))
+            monkeypatch.setattr(backend, "run", interrupted)
+            lock.release()
+
+    with pytest.raises(KeyboardInterrupt):
+        body()
+    monkeypatch.undo()
+    leave.open()
+    assert others[0].result(5)
+    assert lock._holds == []
+
+
 def test_leases_that_were_left_to_run_out_do_not_fill_the_memory(
     locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_redislock.lock.MOST_HOLDS", 3)
-    lock = distributed_lock("lottery", ttl=0.02, renew=False, wait=5)
+    lock = distributed_lock("lottery", ttl=0.2, renew=False, wait=5)
     for _ in range(6):
         assert lock.acquire()
         lease = lock.lease
         wait_until(lambda lease=lease: not lease.held)
     assert len(lock._holds) <= 4
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_leases_that_nobody_released_leave_nothing_in_this_process(
+    over: bool, locks: Locks
+) -> None:
+    names = [f"once-{number}" for number in range(5)]
+    for name in names:
+        lock = distributed_lock(name, ttl=0.5 if over else 30, renew=False)
+        assert lock.acquire()
+        lease = lock.lease
+        assert lease is not None
+        if over:
+            wait_until(lambda lease=lease: lease.lost_reason)
+        del lock, lease
+    gc.collect()
+    assert not set(names) & set(backends["default"].leases)
 
 
 def test_a_lease_outlives_its_thread_as_long_as_its_handle_is_kept_and_says_so(

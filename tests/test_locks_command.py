@@ -249,12 +249,12 @@ def test_an_alias_whose_server_is_silent_does_not_hide_the_others(settings: Any,
         outcome = locks_command(act)
         assert outcome.status == 3
         assert "lottery" in outcome.out
-        assert "The server of the locks of silent cannot answer" in outcome.err
+        assert "The server 127.0.0.1:1 (silent) cannot answer" in outcome.err
         as_json = locks_command(act, "--json")
         assert (as_json.status, [lock["name"] for lock in as_json.json]) == (3, ["lottery"])
         found = locks_command("list", "--fail")
         assert found.status == 1
-        assert "silent cannot answer" in found.err
+        assert "(silent) cannot answer" in found.err
     outcome = locks_command("list")
     assert (outcome.status, outcome.out) == (3, "")  # Nobody knows that no lock is held.
 
@@ -271,7 +271,7 @@ def test_a_name_is_found_in_any_form_of_the_same_letters(option: str) -> None:
         (("--host", "typo"), "2 locks are held, but none matches --host typo."),
         (
             ("--task", "a b", "--older-than", "10m"),
-            "2 locks are held, but none matches --task 'a b' --older-than 600s.",
+            "2 locks are held, but none matches --task 'a b' --older-than 10m.",
         ),
         (("--state", "cooling"), "2 locks are held, but none matches --state cooling."),
         (("--search", "\x1b[2J"), "2 locks are held, but none matches --search $'\\033[2J'."),
@@ -455,7 +455,7 @@ def test_a_probe_of_a_silent_server_is_no_success(settings: Any) -> None:
     ran("nightly")
     outcome = locks_command("runs", "--no-success-for", "26h", "--fail")
     assert outcome.status == 3
-    assert "silent cannot answer" in outcome.err
+    assert "(silent) cannot answer" in outcome.err
     assert "nightly" in locks_command("runs").out
 
 
@@ -668,10 +668,21 @@ def test_clean_asks_first(answers: Callable[[str], None]) -> None:
         assert held.get("lottery") is not None
 
 
-@pytest.mark.parametrize("arguments", [(), ("--all", "--host", "web-1"), ("--yes",)])
-def test_clean_wants_to_know_what_is_meant(arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "Say which locks"),
+        (("--yes",), "Say which locks"),
+        (("--all", "--host", "web-1"), "--all means every lock; leave it out"),
+        (("--all", "--dead-here"), "--all means every lock; leave it out"),
+    ],
+    ids=str,
+)
+def test_clean_wants_to_know_what_is_meant(arguments: tuple[str, ...], says: str) -> None:
     with held_by("lottery"):
-        assert locks_command("clean", *arguments).status == 2
+        outcome = locks_command("clean", *arguments)
+        assert outcome.status == 2
+        assert says in outcome.err
         assert held.get("lottery") is not None
 
 
@@ -797,7 +808,15 @@ def test_a_server_that_does_not_answer_is_status_3(
     proxy.refuse()
     outcome = locks_command(*arguments)
     assert outcome.status == 3
-    assert "cannot answer" in outcome.err
+    assert f"127.0.0.1:{proxy.port} (default) cannot answer" in outcome.err
+
+
+def test_a_search_for_a_lease_names_the_server_that_does_not_answer(settings: Any) -> None:
+    one = settings.REDISLOCK["default"]
+    settings.REDISLOCK = {"default": one, "silent": {"LOCATION": "redis://127.0.0.1:1/0"}}
+    outcome = locks_command("release", "--id", "0123456789abcdef")
+    assert outcome.status == 3
+    assert "The server 127.0.0.1:1 (silent) cannot answer" in outcome.err
 
 
 @pytest.mark.parametrize(

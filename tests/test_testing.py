@@ -444,3 +444,14 @@ class Forgotten(TestCase):
     )
     assert ran.returncode == 0, ran.stderr
     assert "Ran 4 tests" in ran.stderr
+
+
+def test_a_lease_that_outlasts_an_outage_is_renewed_right_after_it(
+    redislock: LockTestKit,
+) -> None:
+    with distributed_lock("lottery", ttl=30) as lease:
+        with redislock.simulate_unavailable():
+            redislock.advance(25)
+            assert lease.held
+        redislock.advance(10)
+        assert lease.held

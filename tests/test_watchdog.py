@@ -219,6 +219,25 @@ def test_a_bug_does_not_end_it(
     assert "watchdog met an error; it goes on" in caplog.text
 
 
+def test_a_bug_within_a_batch_does_not_make_it_renew_twice_from_then_on(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watchdog = backends["default"].watchdog
+    put_back, calls = watchdog._put_back, []
+
+    def fail_once(lease: Lease, due: float) -> None:
+        calls.append(lease)
+        put_back(lease, due)
+        if len(calls) == 1:
+            raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(watchdog, "_put_back", fail_once)
+    with distributed_lock("lottery", ttl=1.5) as lease:
+        wait_until(lambda: len(calls) >= 2)
+        assert "watchdog met an error; it goes on" in caplog.text
+        assert [lease._token in slot for slot in watchdog._slots.values()].count(True) == 1
+
+
 @on_servers
 @both_ways
 async def test_a_lease_survives_an_outage_that_ends_before_its_deadline(

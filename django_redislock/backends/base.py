@@ -153,13 +153,14 @@ class Backend(ABC):
                 self._keep_living(lease.name, references, but=lease)
         self.watchdog.forget(lease)
 
-    def dropped(self, name: str) -> None:
-        """A lease was collected while it was held."""
+    def dropped(self, lease: Lease) -> None:
+        """A lease was collected that nobody has released."""
         # Called by a destructor, which may run anywhere, also while this thread has the lock.
         # What stays is a dead reference, which goes with the next lease of that name.
         if self._leases_lock.acquire(blocking=False):
             try:
-                self._keep_living(name, self.leases.pop(name, ()))
+                # Its own reference may still find it.
+                self._keep_living(lease.name, self.leases.pop(lease.name, ()), but=lease)
             finally:
                 self._leases_lock.release()
 
@@ -174,25 +175,23 @@ class Backend(ABC):
 
     def renew(self, lease: Lease, ttl: float | timedelta | None = None) -> None:
         """See Lease.renew()."""
-        length = _length(lease, ttl)
-        renewal = self._renewal(lease, length)
+        renewal, length = self._renewal(lease, ttl)
         try:
-            lease._extend(self.run(flows.renew(renewal, self.patience(lease.ttl))))
+            deadline = self.run(flows.renew(renewal, self.patience(lease.ttl)))
         except LockLost as lost:
             lease._lose(lost.reason)
             raise
-        lease.ttl = length
+        self._renewed(lease, length, deadline)
 
     async def arenew(self, lease: Lease, ttl: float | timedelta | None = None) -> None:
         """See Lease.renew()."""
-        length = _length(lease, ttl)
-        renewal = self._renewal(lease, length)
+        renewal, length = self._renewal(lease, ttl)
         try:
-            lease._extend(await self.arun(flows.renew(renewal, self.patience(lease.ttl))))
+            deadline = await self.arun(flows.renew(renewal, self.patience(lease.ttl)))
         except LockLost as lost:
             lease._lose(lost.reason)
             raise
-        lease.ttl = length
+        self._renewed(lease, length, deadline)
 
     def settle(self, lease: Lease) -> None:
         """Ask the server whether it holds a lease in doubt; see Lease.ensure_held()."""
@@ -204,17 +203,30 @@ class Backend(ABC):
             )
         self.renew(lease)
 
-    def _renewal(self, lease: Lease, length: float) -> flows.Renewal:
+    def _renewal(self, lease: Lease, ttl: float | timedelta | None) -> tuple[flows.Renewal, float]:
+        """What to send, and the ttl that the lease has if that is answered."""
+        count = lease._next_count
+        length = _length(lease, ttl)
+        self._check_not_over(lease)
+        left = lease._renewable(length)
+        if left <= 0:
+            raise lease._loss()
+        renews = flows.will_renew(lease.auto_renew, left, lease._hold_until - self.clock())
+        return flows.Renewal(lease.name, lease._token, left, count, renews), length
+
+    def _renewed(self, lease: Lease, length: float, deadline: float) -> None:
+        """The server has renewed a lease."""
+        # Lost stays lost, though the answer may be that it was renewed.
+        self._check_not_over(lease)
+        lease.ttl = max(lease.ttl, length)  # Another one may have made it longer meanwhile.
+        lease._extend(deadline)
+
+    def _check_not_over(self, lease: Lease) -> None:
         if not lease._active:
             raise lease._loss()  # Lost, ended, or the parent process's.
         if self.clock() >= lease._ends:
             lease._expire()
             raise lease._loss()
-        ttl = lease._renewable(length)
-        if ttl <= 0:
-            raise lease._loss()
-        renews = flows.will_renew(lease.auto_renew, ttl, lease._hold_until - self.clock())
-        return flows.Renewal(lease.name, lease._token, ttl, lease.renewals + 1, renews)
 
     def tell_lost(self, lease: Lease) -> None:
         """Tell everybody who wants to know that *lease* is lost, outside the calling thread."""

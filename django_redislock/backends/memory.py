@@ -128,8 +128,8 @@ class Server:
         previous, left = lock.fence, 0
         if lease is not None:
             if mine:
-                state = "h" if lease.state == "c" else lease.state
-                lock.lease = replace(lease, state=state, expires=ms + ttl)
+                expires = ms + ttl if lease.state == "c" else max(lease.expires, ms + ttl)
+                lock.lease = replace(lease, state="h", expires=expires)
                 if heed:
                     _begin(lock, "", id, lease.since, owner)
                 return b"%d" % lease.fence
@@ -196,13 +196,12 @@ class Server:
             return _absence(lock, token)
         renews, renewals = count[:1], count[1:]
         newest = lease.state == "c" or renewals > lease.renewals
-        expires = ms + ttl if newest else max(lease.expires, ms + ttl)
         lock.lease = replace(
             lease,
             state="h",
-            renews=renews,
-            renewals=renewals,
-            expires=expires,
+            renews=renews if newest else lease.renews,
+            renewals=renewals if newest else lease.renewals,
+            expires=ms + ttl if newest else max(lease.expires, ms + ttl),
             ttl=max(lease.ttl, ttl),
         )
         if renewals == "00001":
@@ -577,6 +576,9 @@ class InMemoryBackend(Backend):
         left = seconds
         while left > 0:
             leases = [lease for name in list(self.leases) for lease in self.leases_of(name)]
+            for lease in leases:
+                if lease._unanswered:
+                    self._look_after(lease)  # What was not answered is tried again soon.
             step = min([left, *(lease.ttl / 3 for lease in leases if lease.auto_renew)])
             self._ahead += step
             left -= step

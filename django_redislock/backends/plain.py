@@ -100,8 +100,9 @@ def _acquire(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     if value is not None:
         if _is_held_by(value, token):
             _, given, since, *_ = value.split(b"|")
+            claimed = value[32:33] == b"c"
             return [
-                ("PEXPIRE", keys.lock, ttl),
+                ("PEXPIRE", keys.lock, ttl, *(() if claimed else ("GT",))),
                 ("SETRANGE", keys.lock, 32, "h"),
                 *(_begin(keys, ask, b"", id, int(since), owner) if heed else []),
             ], given
@@ -142,10 +143,11 @@ def _renew(keys: Keys, ask: Ask, args: list[Any]) -> Decision:
     head, fence, since, granted, *rest = value.split(b"|", 6)
     longer = b"|".join([head, fence, since, b"%d" % max(ttl, int(granted)), *rest])
     newest = value[32:33] == b"c" or count[1:] > value[34:39]
+    only_longer = () if newest else ("GT",)
     return [
-        ("PEXPIRE", keys.lock, ttl) if newest else ("PEXPIRE", keys.lock, ttl, "GT"),
-        ("SETRANGE", keys.lock, 32, b"h" + count + longer[39:]),
-        ("ZADD", keys.held, _clock(ask) // 1000 + ttl, keys.lock),
+        ("PEXPIRE", keys.lock, ttl, *only_longer),
+        ("SETRANGE", keys.lock, 32, (b"h" + count if newest else value[32:39]) + longer[39:]),
+        ("ZADD", keys.held, *only_longer, _clock(ask) // 1000 + ttl, keys.lock),
         *(_remember(keys, ask, value, b"", b"") if count[1:] == b"00001" else []),
     ], b"renewed"
 

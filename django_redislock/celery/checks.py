@@ -41,9 +41,9 @@ def check_tasks(app_configs: Any, **kwargs: Any) -> list[checks.CheckMessage]:
     if tasks and (pool := str(app.conf.worker_pool)) in GREEN_POOLS:
         messages.append(
             checks.Warning(
-                f"worker_pool is {pool!r}, and {tasks[0].name} is a single-instance task: a"
-                " greenlet that computes for long without yielding keeps the watchdog from"
-                " renewing all leases of its process, and another worker may start the same task.",
+                f"worker_pool is {pool!r}, and there are single-instance tasks: a greenlet that"
+                " computes for long without yielding keeps the watchdog from renewing the leases"
+                " of its process, and another worker may start the same task.",
                 hint="Give tasks that compute a ttl above the longest such stretch, or run them in"
                 " a prefork worker.",
                 id="django_redislock.W058",
@@ -90,7 +90,7 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
         if options.using not in known:
             yield checks.Error(
                 f"Task {task.name} uses the alias {options.using!r}, which is not in REDISLOCK.",
-                hint=f"Its aliases are: {', '.join(map(repr, known))}.",
+                hint=f"Its aliases are: {', '.join(map(repr, known)) or 'none'}.",
                 id="django_redislock.E050",
             )
             return

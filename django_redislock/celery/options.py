@@ -74,12 +74,21 @@ class SingleInstance:
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_PERMITS:
             raise ValueError(f"limit must be an integer, 1 to {MOST_PERMITS}, not {limit!r}.")
         parsed = cls(**options)
-        parsed._check_together()
+        parsed._check_together(options)
         return parsed
 
-    def _check_together(self) -> None:
+    def _check_together(self, given: Mapping[str, Any]) -> None:
         if self.wait is not None and self.on_conflict != "wait":
             raise ValueError('wait needs on_conflict="wait": no other policy waits for the lock.')
+        if "conflict_deadline" in given and "retry" not in {self.on_conflict, self.on_unavailable}:
+            raise ValueError(
+                'conflict_deadline needs on_conflict="retry" or on_unavailable="retry": no other'
+                " policy comes back."
+            )
+        if "queued_ttl" in given and not self.unique_queued:
+            raise ValueError(
+                "queued_ttl needs unique_queued=True: without it each call is published."
+            )
         if self.once and self.limit > 1:
             raise ValueError("once and limit exclude each other: once lets one run succeed.")
 

@@ -188,6 +188,11 @@ class _Attempt:
         return self.task.request.id or ""
 
     @property
+    def _shown(self) -> str:
+        """For the log: the task, and its id unless it is called directly."""
+        return f"{self.task.name}[{self._id}]" if self._id else str(self.task.name)
+
+    @property
     def _notes(self) -> dict[str, Any]:
         return notes(self.task.request.headers)
 
@@ -262,14 +267,14 @@ class _Attempt:
             self._warn_not_noted(error)
 
     def _warn_not_noted(self, error: LockUnavailable) -> None:
-        logger.warning("The end of %s[%s] is not noted: %s", self.task.name, self._id, error)
+        logger.warning("The end of %s is not noted: %s", self._shown, error)
 
     def _note_start_of(self, lease: Lease) -> None:
         """Note that a run under a permit begins."""
         try:
             records.note_start(self.name, lease, using=self.options.using)
         except LockUnavailable as error:
-            logger.warning("The start of %s[%s] is not noted: %s", self.task.name, self._id, error)
+            logger.warning("The start of %s is not noted: %s", self._shown, error)
 
     def _note_end_of(self, lease: Lease) -> Callable[..., None]:
         """Note the end of a run under a permit, before the permit is given back."""
@@ -296,14 +301,13 @@ class _Attempt:
         policy = self.options.on_unavailable
         if policy == "run":
             logger.error(
-                "%s[%s] runs WITHOUT its lock, as on_unavailable says: %s",
-                self.task.name,
-                self._id,
+                "%s runs WITHOUT its lock, as on_unavailable says: %s",
+                self._shown,
                 error,
             )
             return self._run_under(None, body)
         if policy == "retry" and (until := self._deadline()) is not None:
-            logger.warning("Put off %s[%s]: %s", self.task.name, self._id, error)
+            logger.warning("Put off %s: %s", self._shown, error)
             defer(self.task, self.options.conflict_deadline, until=until)
         raise error
 
@@ -357,9 +361,8 @@ class _Attempt:
 
     def _put_off(self, why: str, busy: Busy, until: float | None = None) -> None:
         logger.info(
-            "Put off %s[%s]: lock %r is busy, held by %s, and %s",
-            self.task.name,
-            self._id,
+            "Put off %s: lock %r is busy, held by %s, and %s",
+            self._shown,
             self.name,
             holder_of(busy),
             why,
@@ -381,9 +384,8 @@ class _Attempt:
         """Finish this run without running it, visibly: a canvas goes on with the marked value."""
         result = {"skipped": why, "lock": self.name, "holder": holder}
         logger.warning(
-            "Skipped %s[%s]: lock %r is %s, held by %s",
-            self.task.name,
-            self._id,
+            "Skipped %s: lock %r is %s, held by %s",
+            self._shown,
             self.name,
             why,
             holder,

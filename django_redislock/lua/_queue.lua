@@ -57,7 +57,8 @@ end
 
 -- Ends the current lease: the next waiter has the lock, or nobody has.
 local function pass_on(value, head)
-  if not (head and hand_over(head, (read(value)))) then
+  -- What is not ours tells no fence.
+  if not (head and hand_over(head, read(value) or call('GET', FENCE))) then
     call('DEL', LOCK)
     if HELD then
       redis.pcall('ZREM', HELD, LOCK)

@@ -67,9 +67,11 @@ if value then
   local state = state_of(value)
   local fence, since, claim, claimant = read(value)
   if is_of(value, token) and state ~= 'k' then
-    call('PEXPIRE', LOCK, ttl)
     if state == 'c' then
+      call('PEXPIRE', LOCK, ttl)
       call('SETRANGE', LOCK, 32, 'h')
+    else
+      call('PEXPIRE', LOCK, ttl, 'GT') -- it may be late, and the lease have been made longer since
     end
     if started then
       started('', id, tonumber(since), owner)

@@ -10,20 +10,26 @@ local state = value and string.sub(value, 1, 32) == token and string.sub(value, 
 
 if state and state ~= 'k' then
   -- PEXPIRE first: it is allowed on a server out of memory, and so is what follows it.
-  if state == 'c' or renewals > string.sub(value, 35, 39) then
+  local newest = state == 'c' or renewals > string.sub(value, 35, 39)
+  if newest then
     call('PEXPIRE', LOCK, ttl)
+    call('SETRANGE', LOCK, 32, 'h' .. count)
   else
     -- Another one that may have asked for more has overtaken it, or it was sent twice.
     call('PEXPIRE', LOCK, ttl, 'GT')
   end
-  call('SETRANGE', LOCK, 32, 'h' .. count)
   local granted, rest = string.match(value, '^|%d+|%d+|(%d+)(|.*)$', 56)
   if granted and tonumber(ttl) > tonumber(granted) then
     -- Its owner has made it longer; whoever looks judges the time that is left by this.
     call('SETRANGE', LOCK, #value - #rest - #granted, ttl .. rest)
   end
   if HELD and renewals ~= '00000' then
-    redis.pcall('ZADD', HELD, milliseconds(clock()) + ttl, LOCK)
+    local ends = milliseconds(clock()) + ttl
+    if newest then
+      redis.pcall('ZADD', HELD, ends, LOCK)
+    else
+      redis.pcall('ZADD', HELD, 'GT', ends, LOCK)
+    end
   end
   -- A lease that is renewed once is long enough to be remembered, also if its owner dies.
   if renewals == '00001' then

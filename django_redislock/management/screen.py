@@ -31,12 +31,9 @@ class Listed(NamedTuple):
     partial: bool  # Whether there may be more.
     problems: dict[str, LockUnavailable]  # Of the aliases whose server did not answer.
 
-    def complaints(self, *, aliases: bool) -> list[str]:
-        """What they say; with their aliases if there are several."""
-        return [
-            terminal.problem(error, alias if aliases else "")
-            for alias, error in self.problems.items()
-        ]
+    def complaints(self) -> list[str]:
+        """What they say."""
+        return [held.problem(error, alias) for alias, error in self.problems.items()]
 
 
 def listed(aliases: list[str], limit: int, only: Selection | None = None) -> Listed:
@@ -80,7 +77,7 @@ class Screen:
         several = len(self._aliases) > 1
         complaints = [
             line
-            for complaint in found.complaints(aliases=several)
+            for complaint in found.complaints()
             for line in textwrap.wrap(complaint, columns or len(complaint))
         ]
         waiting = sum(lock.waiters for lock in locks)

@@ -12,7 +12,6 @@ from django_redislock.wording import duration, visible
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from django_redislock.exceptions import LockUnavailable
     from django_redislock.held import Detail, HeldLock, Record, Run
     from django_redislock.lease import Owner
 
@@ -204,12 +203,6 @@ def record(found: Record) -> Iterator[str]:
         yield f"{'skips':14}{found.skips} since the last success"
     for run in found.under_way:
         yield visible(f"{'under way':14}for {duration(run.ago)}, {run.owner}")
-
-
-def problem(error: LockUnavailable, alias: str = "") -> str:
-    """Why a server cannot be asked; of several, which one."""
-    whose = f"the locks of {alias}" if alias else "the locks"
-    return visible(f"The server of {whose} cannot answer: {error.problem}.")
 
 
 def clipped(text: str, columns: int) -> str:

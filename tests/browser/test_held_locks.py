@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_redislock.backends.base import read_holding
 from django_redislock.keys import lock_keys
 from tests.waiting import wait_until
 
@@ -535,15 +534,18 @@ def busy_site(stage: Stage) -> None:
         "batch-1",
         982,
         {"name": "invoices:nightly", "task": "billing.tasks.invoices", "task_id": ids[6]}
-        | {"ttl": 18},
+        | {"ttl": 60},
     )
     client = stage.server.client()
     invoices = lock_keys("redislock", "invoices:nightly").lock
     history = lock_keys("redislock", "customer:77").past
-    wait_until(lambda: read_holding(client.get(invoices) or b"").renewals, 20)
     frozen.stop()
-    # Half of its ttl has gone, and something has happened meanwhile.
-    wait_until(lambda: client.pttl(invoices) < 9_000 and client.llen(history) > 24, 20)
+    # It was granted 35 s earlier, and has missed its first renewal.
+    value = wait_until(lambda: client.get(invoices), 20).decode()
+    head, fence, since, *rest = value.split("|", 6)
+    granted = "|".join([head, fence, str(int(since) - 35_000), *rest])
+    client.set(invoices, granted, px=client.pttl(invoices) - 35_000)
+    wait_until(lambda: client.llen(history) > 24, 20)
     runs = lock_keys("redislock", "payments:reconcile").runs
     for what, ago in (("success", 26 * 3600), ("skip", 12 * 60)):
         ended, _, rest = (client.hget(runs, what) or b"").decode().partition("|")

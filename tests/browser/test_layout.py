@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_redislock.admin import HeldLockAdmin
+from django_redislock.keys import index_key, lock_keys
 from tests.browser.conftest import Stage
 from tests.test_admin import fill
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -150,6 +152,22 @@ def crowded(stage: Stage) -> None:
     )
     stage.machine(POD, 2, {"name": "y" * 200, "task": TASK, "task_id": ID})
     stage.machine("web-2", 2, {"name": "lottery"}, {"name": "x" * 200})
+    in_trouble(stage)
+
+
+def in_trouble(stage: Stage) -> None:
+    """What operators look for, with names as long."""
+    long, client = {"ttl": 86400, "renew": False}, stage.server.client()
+    names = {what: f"{what}:{'z' * 150}" for what in ("never", "late", "gone", "list", "huge")}
+    keys = {what: lock_keys("redislock", name).lock for what, name in names.items()}
+    stage.machine(POD, 3, {"name": names["never"], "task": TASK, "task_id": ID, **long})
+    stage.machine(POD, 4, {"name": names["late"], "task": TASK, "task_id": ID, **long})
+    stage.hold(names["gone"], **long).kill()
+    wait_until(lambda: client.persist(keys["never"]))
+    wait_until(lambda: client.pexpire(keys["late"], 9 * 86_400_000))
+    client.rpush(keys["list"], "a", "b", "c")
+    client.set(keys["huge"], "y" * 20_000_000)
+    client.zadd(index_key("redislock"), dict.fromkeys(keys.values(), 9e15))  # As an acquire does.
 
 
 def test_the_list_fits_every_width(stage: Stage, visit: Callable[..., Visit]) -> None:
@@ -157,6 +175,8 @@ def test_the_list_fits_every_width(stage: Stage, visit: Callable[..., Visit]) ->
     here = visit()
     page = here.list("?o=1.-2.3.4.5.6.7.8.9")  # Each head has the marks of the order.
     page.click("text=Pause")
+    badges = page.locator("#result_list .redislock-badge").all_inner_texts()
+    assert {"held", "no expiry", "ends late", "gone", "foreign"} <= set(badges)
     assert page.locator("#nav-sidebar").is_visible()
     assert page.locator("#changelist-filter").is_visible()
     everything = ("#changelist", ".redislock-live", "#redislock-skipped")
@@ -167,6 +187,24 @@ def test_the_list_fits_every_width(stage: Stage, visit: Callable[..., Visit]) ->
     page.click("#toggle-nav-sidebar")
     assert not page.locator("#nav-sidebar").is_visible()
     assert faults(page, *everything, facts=FACTS) == {}
+
+
+@pytest.mark.parametrize("what", ["never", "late", "gone", "list", "huge"])
+def test_the_page_of_a_lock_in_trouble_and_its_release_fit_every_width(
+    stage: Stage, visit: Callable[..., Visit], what: str
+) -> None:
+    in_trouble(stage)
+    here = visit()
+    page = here.list()
+    page.click(f"text={what}:")
+    here.sees("Lease")
+    assert faults(page, "#content", ".breadcrumbs") == {}
+    page.click("text=Force release…")
+    here.sees("No, take me back")
+    assert faults(page, "#content", ".breadcrumbs") == {}
+    page.click("text=Yes, release it")
+    here.sees("Nobody holds this lock right now.")
+    assert "was released" in page.locator(".messagelist").inner_text()
 
 
 def from_right_to_left(page: Page) -> None:

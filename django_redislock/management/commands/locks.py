@@ -185,7 +185,8 @@ class Command(BaseCommand):
         try:
             getattr(self, f"_{act}")(**options)
         except LockUnavailable as error:
-            raise CommandError(terminal.problem(error), returncode=UNAVAILABLE) from error
+            using = options["alias"] or DEFAULT_ALIAS
+            raise CommandError(held.problem(error, using), returncode=UNAVAILABLE) from error
         except (InvalidLockName, ImproperlyConfigured) as error:
             raise CommandError(visible(str(error)), returncode=USAGE) from error
 
@@ -195,7 +196,7 @@ class Command(BaseCommand):
         using = _aliases(alias)
         found = listed(using, limit, _selection(**options))
         several = len(using) > 1
-        complaints = found.complaints(aliases=several)
+        complaints = found.complaints()
         if options["json"]:
             self._print_json([lock.as_dict() for lock in found.locks])
         elif found.locks:
@@ -314,7 +315,14 @@ class Command(BaseCommand):
         **options: Any,
     ) -> None:
         only = _selection(**options)
-        if every == (dead_here or only != held.Selection()):
+        chosen = dead_here or only != held.Selection()
+        if every and chosen:
+            raise CommandError(
+                "--all means every lock; leave it out to end only those that the other options"
+                " choose.",
+                returncode=USAGE,
+            )
+        if not (every or chosen):
             raise CommandError(
                 "Say which locks: --host, --task, --prefix, --older-than, --dead-here, or else"
                 " --all.",
@@ -455,20 +463,20 @@ def _columns(out: OutputWrapper) -> int | None:
 
 def _with_id(lease: str, alias: str | None) -> held.HeldLock:
     """The held lock with this lease, of all aliases unless one is named."""
-    unavailable = None
+    unavailable: list[str] = []
     bounded = False
     for using in _aliases(alias):
         try:
             found = list(islice(held.every(using=using), held.MOST_LOOKS + 1))
         except LockUnavailable as error:  # Another one may have it.
-            unavailable = error
+            unavailable.append(held.problem(error, using))
             continue
         bounded = bounded or len(found) > held.MOST_LOOKS
         for lock in found[: held.MOST_LOOKS]:
             if lock.id == lease:
                 return lock
     if unavailable:
-        raise unavailable
+        raise CommandError("\n".join(unavailable), returncode=UNAVAILABLE)
     where = f"among the first {held.MOST_LOOKS} locks; say its NAME too" if bounded else "held"
     raise CommandError(f"No lease {visible(lease)!r} is {where}.", returncode=FOUND)
 
@@ -491,19 +499,18 @@ def _records(names: list[str], alias: str | None) -> tuple[list[held.Record], li
         ], []
     found: list[held.Record] = []
     complaints = []
-    using_all = _aliases(alias)
-    for using in using_all:
+    for using in _aliases(alias):
         try:
             found += held.records(using=using, limit=MOST_RECORDS)
         except LockUnavailable as error:  # It must not hide the others.
-            complaints.append(terminal.problem(error, using if len(using_all) > 1 else ""))
+            complaints.append(held.problem(error, using))
     return found, complaints
 
 
 def _none_of(total: int, partial: bool, **options: Any) -> str:
     """That none of the held locks is one of those that were asked for."""
     asked = " ".join(
-        f"--{key.replace('_', '-')} {f'{value:g}s' if key == 'older_than' else pasteable(value)}"
+        f"--{key.replace('_', '-')} {_age_of(value) if key == 'older_than' else pasteable(value)}"
         for key in ("host", "task", "prefix", "older_than", "state", "search")
         if (value := options.get(key)) not in {"", None}
     )
@@ -514,6 +521,16 @@ def _none_of(total: int, partial: bool, **options: Any) -> str:
     are = "lock is" if total == 1 else "locks are"
     looked = "none that was looked at" if partial else "none"
     return f"{total} {are} held, but {looked} matches {asked}."
+
+
+def _age_of(seconds: float) -> str:
+    """A duration as it may be given to an option: 90 is 1m30s."""
+    parts = []
+    for unit, size in {"d": 86400, "h": 3600, "m": 60}.items():
+        whole, seconds = divmod(seconds, size)
+        if whole:
+            parts.append(f"{whole:g}{unit}")
+    return "".join([*parts, f"{seconds:g}s"] if seconds or not parts else parts)
 
 
 def _aliases(alias: str | None) -> list[str]:
