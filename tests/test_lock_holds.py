@@ -45,9 +45,9 @@ async def test_a_block_that_outlives_max_hold_raises_lock_lost(way: Way, place: 
 @pytest.mark.parametrize(
     ("options", "over"),
     [
-        ({"max_hold": 0.1}, "its max_hold of 0.1 s was over"),
+        ({"max_hold": 0.4}, "its max_hold of 0.4 s was over"),
         ({"ttl": 1, "max_hold": 1.2}, "its max_hold of 1.2 s was over"),
-        ({"ttl": 0.1, "renew": False}, "renew is False, and its ttl of 0.1 s was over"),
+        ({"ttl": 0.4, "renew": False}, "renew is False, and its ttl of 0.4 s was over"),
     ],
     ids=str,
 )
