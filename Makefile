@@ -9,8 +9,9 @@ BIN := $(VENV)/bin
 N ?= 4
 # Of the site: make demo-admin PORT=8080
 PORT ?= 8000
-# Test processes, and further arguments: make test JOBS=4 ARGS='-k fence'
-JOBS ?= 2
+# Test processes, and further arguments: make test JOBS=2 ARGS='-k fence'. Most of what a test does
+# is to wait, so four of them keep two cores half busy.
+JOBS ?= 4
 ARGS ?=
 
 .DEFAULT_GOAL := help
