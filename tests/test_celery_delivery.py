@@ -206,7 +206,7 @@ class TestRetry:
         sent = stage.send("flaky", key)
         assert stage.result(sent) == f"did {key}"
         deliver_again(stage, "flaky", key, sent.id)
-        stage.wait_for_log(f"[{sent.id}] received", 3)
+        stage.wait_for_log(f"[{sent.id}] ignored")
         stage.wait_until_idle()
         assert [event["retries"] for event in stage.events(key, "start")] == [0, 1]
 
