@@ -42,6 +42,7 @@ from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
 
     from pytest_django import Settings
 
@@ -438,22 +439,28 @@ def test_more_waiting_threads_than_connections_do_not_starve_each_other(
     assert 1 < most_connections(locks, [work] * 48) <= limit
 
 
+def queue_up(count: int, served: list[int], locks: Locks) -> list[Future[None]]:
+    """Let threads queue for the lock one after the other; each notes when it is served."""
+
+    def wait(number: int) -> None:
+        with distributed_lock(NAME):
+            served.append(number)
+
+    threads: list[Future[None]] = []
+    for number in range(count):
+        threads.append(in_thread(partial(wait, number)))
+        wait_until(lambda: waiting(locks) == len(threads))
+    return threads
+
+
 @one_kind
 def test_p6_more_waiting_threads_than_connections_are_served_in_turn(
     locks: Locks, settings: Settings
 ) -> None:
     limit_connections(6, locks, settings)
     served: list[int] = []
-
-    def wait(number: int) -> None:
-        with distributed_lock(NAME):
-            served.append(number)
-
     with rival(ttl=60):
-        threads = []
-        for number in range(12):
-            threads.append(in_thread(partial(wait, number)))
-            wait_until(lambda: waiting(locks) == len(threads))
+        threads = queue_up(12, served, locks)
         newcomer = distributed_lock(NAME, wait=0)
         assert not newcomer.acquire()
         begin = time.monotonic()
@@ -482,16 +489,8 @@ def test_waiters_whose_shared_connection_is_lost_look_by_themselves_and_keep_the
 ) -> None:
     limit_connections(4, locks, settings, proxy)
     served: list[int] = []
-
-    def wait(number: int) -> None:
-        with distributed_lock(NAME):
-            served.append(number)
-
     with rival(ttl=60):
-        threads = []
-        for number in range(5):
-            threads.append(in_thread(partial(wait, number)))
-            wait_until(lambda: waiting(locks) == len(threads))
+        threads = queue_up(5, served, locks)
         looks = len(runs(proxy, scripts.ACQUIRE))
         proxy.cut()
         wait_until(

@@ -3,8 +3,6 @@
 -- queue    the waiters' tokens by ticket
 -- waiters  token -> expiry(ms) "|" channel "|" ttl(ms) "|" renews "|" id "|" owner
 
-local SIGHT = 8192 -- bytes of a value that are answered; one of ours is shorter, see lease.py
-
 local function is_of(value, token)
   return string.sub(value, 1, 32) == token
 end

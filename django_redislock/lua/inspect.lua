@@ -4,7 +4,6 @@
 -- What is not ours in the place of a queue or of a past (pcall) must not hide the rest.
 local QUEUE, WAITERS, PAST = unpack(KEYS)
 -- include _lease
-local SIGHT = 8192 -- bytes of an entry that are answered, as in _queue.lua
 local ms = milliseconds(clock())
 local waiters = {}
 local queue = redis.pcall('ZRANGE', QUEUE, 0, ARGV[1] - 1, 'WITHSCORES')

@@ -4,7 +4,6 @@
 --          {permit "|" started, ...}, skips since the last success}; see _runs.lua
 local RUNS = unpack(KEYS)
 -- include _lease
-local SIGHT = 8192 -- bytes of an entry that are answered: somebody else may have written more
 local found, started = {}, {}
 local fields = redis.pcall('HGETALL', RUNS)
 for i = 1, #fields, 2 do
