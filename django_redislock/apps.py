@@ -9,7 +9,7 @@ from django.apps import AppConfig
 from django.core.signals import request_finished, request_started
 
 from django_redislock import checks
-from django_redislock.owner import Activity, current_activity
+from django_redislock.activity import Activity, current_activity
 
 
 class RedislockConfig(AppConfig):

@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.connection import parse_url
 
 from django_redislock import doctor
-from django_redislock.backends.memory import InMemoryBackend
+from django_redislock.backends.memory.backend import InMemoryBackend
 from django_redislock.conf import (
     CURE,
     DEFAULT_ALIAS,

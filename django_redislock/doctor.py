@@ -17,15 +17,15 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, InterfaceError
 from redis.connection import parse_url
 
-from django_redislock import scripts
-from django_redislock.backends.redis import RedisBackend
-from django_redislock.backends.wires import OLDEST_VERSION, ReplyError, TooOld
+from django_redislock.backends.redis.backend import RedisBackend
+from django_redislock.backends.redis.connection import OLDEST_VERSION, ReplyError, TooOld
 from django_redislock.conf import DEFAULT_ALIAS, backends
 from django_redislock.exceptions import LockError, LockUnavailable
 from django_redislock.held import look_at
-from django_redislock.keys import index_key, lock_keys, name_of
+from django_redislock.humanize import counted
 from django_redislock.lock import distributed_lock
-from django_redislock.wording import counted
+from django_redislock.rules import scripts
+from django_redislock.rules.keys import index_key, lock_keys, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

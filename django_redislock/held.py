@@ -14,16 +14,17 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from django_redislock import flows, scripts, signals
+from django_redislock import signals
+from django_redislock.activity import described, is_gone
 from django_redislock.backends.base import LONGEST_PATIENCE, read_holding
 from django_redislock.conf import DEFAULT_ALIAS, backends, conf
 from django_redislock.exceptions import LockUnavailable
-from django_redislock.flows import Call
+from django_redislock.humanize import visible
 from django_redislock.lease import Owner, is_number
-from django_redislock.names import check_name
-from django_redislock.owner import described, is_gone
-from django_redislock.records import Record, Records, Run, record, records
-from django_redislock.wording import visible
+from django_redislock.rules import flows, scripts
+from django_redislock.rules.flows import Call
+from django_redislock.rules.names import check_name
+from django_redislock.task_runs import Record, Records, Run, record, records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

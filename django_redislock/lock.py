@@ -17,8 +17,9 @@ from weakref import ref
 
 from asgiref.sync import iscoroutinefunction
 
-from django_redislock import flows, signals
 from django_redislock import lease as lease_module
+from django_redislock import signals
+from django_redislock.activity import current_owner
 from django_redislock.backends.base import read_holding, running_loop
 from django_redislock.conf import DEFAULT_ALIAS, SHORTEST_TTL, backends, flag, seconds, text
 from django_redislock.exceptions import (
@@ -29,10 +30,10 @@ from django_redislock.exceptions import (
     LockTimeout,
     LockUnavailable,
 )
-from django_redislock.flows import Busy, Done, Finished, Granted
 from django_redislock.lease import Lease, Owner
-from django_redislock.names import check_name, formatter
-from django_redislock.owner import current_owner
+from django_redislock.rules import flows
+from django_redislock.rules.flows import Busy, Done, Finished, Granted
+from django_redislock.rules.names import check_name, formatter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

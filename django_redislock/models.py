@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from django.db import models
 
-from django_redislock.wording import visible
+from django_redislock.humanize import visible
 
 if TYPE_CHECKING:
     from django_redislock import held

@@ -7,14 +7,14 @@ import secrets
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, get_args
 
-from django_redislock import flows, scripts
-from django_redislock.backends.memory import InMemoryBackend
+from django_redislock.backends.memory.backend import InMemoryBackend
 from django_redislock.conf import DEFAULT_ALIAS, aliases, backends, given, is_set, parse
 from django_redislock.conf import seconds as seconds_of
 from django_redislock.exceptions import LostReason
-from django_redislock.flows import Call, Granted
 from django_redislock.lease import Owner
-from django_redislock.names import check_name
+from django_redislock.rules import flows, scripts
+from django_redislock.rules.flows import Call, Granted
+from django_redislock.rules.names import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_redislock.backends.memory import InMemoryBackend
+from django_redislock.backends.memory.backend import InMemoryBackend
 
 try:
-    from django_redislock.backends.redis import RedisBackend
+    from django_redislock.backends.redis.backend import RedisBackend
 except ImportError as error:
     if error.name != "hiredis":
         raise
@@ -17,7 +17,7 @@ except ImportError as error:
     def __getattr__(name: str) -> Any:
         if name != "RedisBackend":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from django_redislock.backends.redis import RedisBackend
+        from django_redislock.backends.redis.backend import RedisBackend
 
         return RedisBackend
 

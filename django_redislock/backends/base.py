@@ -11,22 +11,23 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import ReferenceType, WeakSet, ref
 
-from django_redislock import clock, flows, scripts, signals
+from django_redislock import clock, signals
 from django_redislock import lease as lease_module
+from django_redislock.backends.watchdog import Watchdog
 from django_redislock.conf import SHORTEST_TTL, seconds
 from django_redislock.exceptions import LockLost, LockUnavailable
-from django_redislock.flows import Call
+from django_redislock.humanize import counted
 from django_redislock.lease import Holding, Owner, is_number
-from django_redislock.watchdog import Watchdog
-from django_redislock.wording import counted
+from django_redislock.rules import flows, scripts
+from django_redislock.rules.flows import Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import timedelta
 
     from django_redislock.conf import Conf
-    from django_redislock.flows import Answer, Flow, Refused, Unanswered
     from django_redislock.lease import Lease
+    from django_redislock.rules.flows import Answer, Flow, Refused, Unanswered
 
 logger = logging.getLogger("django_redislock")
 

@@ -11,7 +11,7 @@ from celery.exceptions import Retry
 from celery.local import Proxy
 
 from django_redislock.celery.defer import noted
-from django_redislock.celery.key import naming
+from django_redislock.celery.lock_name import naming
 from django_redislock.celery.options import HOUR, SingleInstance, split
 from django_redislock.celery.queued import is_exempt, publish_once
 from django_redislock.celery.run import current_lease, function_of, guarded, note_published_retry

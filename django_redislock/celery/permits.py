@@ -12,14 +12,14 @@ import math
 import random
 from typing import TYPE_CHECKING
 
-from django_redislock import scripts
+from django_redislock.activity import busy_with, current_activity
 from django_redislock.backends.base import read_holding
 from django_redislock.conf import backends
-from django_redislock.flows import Busy, Call, Finished
 from django_redislock.lease import Lease
 from django_redislock.lock import Lock, holder_of
-from django_redislock.names import check_name
-from django_redislock.owner import busy_with, current_activity
+from django_redislock.rules import scripts
+from django_redislock.rules.flows import Busy, Call, Finished
+from django_redislock.rules.names import check_name
 from django_redislock.signals import lock_timed_out
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from django_redislock.backends.base import Backend
-    from django_redislock.flows import Done, Run
     from django_redislock.lock import Options
+    from django_redislock.rules.flows import Done, Run
 
 NEVER, FREE = -1, -2  # Instead of the ms until a permit ends, see lua/look.lua.
 LOOK_EVERY = 1.0  # Seconds; one who waits stands in the queue of one permit at a time.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from celery.signals import task_revoked
 from celery.utils import uuid
 
-from django_redislock import records
+from django_redislock import task_runs
 from django_redislock.celery.defer import LONGEST_PAUSE, notes
 from django_redislock.exceptions import LockUnavailable
 
@@ -50,7 +50,7 @@ def publish_once(
     """Publish a call, unless one with the same key waits in the queue; return its result."""
     task_id = uuid()
     try:
-        waiting = records.announce(name, task_id, options.queued_ttl, using=options.using)
+        waiting = task_runs.announce(name, task_id, options.queued_ttl, using=options.using)
     except LockUnavailable as error:
         # It may be announced nevertheless: only the answer may have been lost.
         logger.warning("Publishing %s[%s] without asking: %s", task.name, task_id, error)
@@ -73,7 +73,7 @@ def publish_once(
 def withdraw(task: Task, name: str, task_id: str, options: SingleInstance) -> None:
     """The call *task_id* does not wait in the queue, or no longer."""
     try:
-        records.retract(name, task_id, using=options.using)
+        task_runs.retract(name, task_id, using=options.using)
     except LockUnavailable as error:
         logger.warning(
             "Until queued_ttl is over, %s is not published with the key %r: %s",
@@ -91,7 +91,7 @@ def requeue(task: Task, name: str, task_id: str, options: SingleInstance) -> flo
     """
     # From when it is due: as long as it may take until something is heard of it.
     try:
-        return records.requeue(
+        return task_runs.requeue(
             name, task_id, LONGEST_PAUSE + options.queued_ttl, using=options.using
         )
     except LockUnavailable as error:

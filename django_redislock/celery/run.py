@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from celery import states
 from celery.exceptions import Ignore
 
-from django_redislock import records, signals
+from django_redislock import signals, task_runs
+from django_redislock.activity import Activity, busy_with
 from django_redislock.backends.base import read_holding
 from django_redislock.celery import permits
 from django_redislock.celery.defer import (
@@ -28,19 +29,18 @@ from django_redislock.celery.defer import (
 )
 from django_redislock.celery.queued import requeue, withdraw
 from django_redislock.exceptions import LockTimeout, LockUnavailable
-from django_redislock.flows import Done, Finished, Run
 from django_redislock.lease import Lease
 from django_redislock.lock import Lock, done_by, holder_of
-from django_redislock.owner import Activity, busy_with
+from django_redislock.rules.flows import Done, Finished, Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from celery import Task
 
-    from django_redislock.celery.key import Naming
+    from django_redislock.celery.lock_name import Naming
     from django_redislock.celery.options import SingleInstance
-    from django_redislock.flows import Busy
+    from django_redislock.rules.flows import Busy
 
 logger = logging.getLogger("django_redislock.celery")
 
@@ -262,7 +262,7 @@ class _Attempt:
 
     def _note_retried(self) -> None:
         try:
-            records.note_retried(self.name, self._this_run, using=self.options.using)
+            task_runs.note_retried(self.name, self._this_run, using=self.options.using)
         except LockUnavailable as error:
             self._warn_not_noted(error)
 
@@ -272,7 +272,7 @@ class _Attempt:
     def _note_start_of(self, lease: Lease) -> None:
         """Note that a run under a permit begins."""
         try:
-            records.note_start(self.name, lease, using=self.options.using)
+            task_runs.note_start(self.name, lease, using=self.options.using)
         except LockUnavailable as error:
             logger.warning("The start of %s is not noted: %s", self._shown, error)
 
@@ -284,7 +284,7 @@ class _Attempt:
             if not lease.held:
                 return
             try:
-                records.note_end(
+                task_runs.note_end(
                     self.name,
                     self._this_run,
                     lease,
@@ -392,7 +392,7 @@ class _Attempt:
             extra={"data": result},
         )
         try:
-            records.note_skip(self.name, why, using=self.options.using)
+            task_runs.note_skip(self.name, why, using=self.options.using)
         except LockUnavailable as error:
             logger.warning("The skip is not in the records: %s", error)
         signals.task_skipped.send_robust(

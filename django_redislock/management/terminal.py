@@ -6,8 +6,8 @@ import re
 import unicodedata
 from typing import TYPE_CHECKING
 
-from django_redislock import owner
-from django_redislock.wording import duration, visible
+from django_redislock import activity
+from django_redislock.humanize import duration, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -270,7 +270,7 @@ def _ago(run: Run | None, otherwise: str = "-") -> str:
 def _under_way(runs: Sequence[Run]) -> str:
     if not runs:
         return "-"
-    gone = " (gone)" if owner.is_gone(runs[0].owner) else ""
+    gone = " (gone)" if activity.is_gone(runs[0].owner) else ""
     more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
     return f"for {duration(runs[0].ago)}, {place(runs[0].owner)}{gone}{more}"
 

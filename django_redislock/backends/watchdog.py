@@ -10,17 +10,17 @@ import threading
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from django_redislock import flows
 from django_redislock.exceptions import LockLost
-from django_redislock.flows import CLAIM, Answer, Renewal
 from django_redislock.lease import WORTH_RENEWING, drift
+from django_redislock.rules import flows
+from django_redislock.rules.flows import CLAIM, Answer, Renewal
 
 if TYPE_CHECKING:
     from weakref import ReferenceType
 
     from django_redislock.backends.base import Backend
-    from django_redislock.flows import Refused, Unanswered
     from django_redislock.lease import Lease
+    from django_redislock.rules.flows import Refused, Unanswered
 
 logger = logging.getLogger("django_redislock.watchdog")
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from django.utils.html import format_html, format_html_join
 from django.utils.timezone import localtime
 
-from django_redislock.owner import is_gone
-from django_redislock.wording import duration, visible
+from django_redislock.activity import is_gone
+from django_redislock.humanize import duration, visible
 
 if TYPE_CHECKING:
     from django.utils.safestring import SafeString
 
     from django_redislock.held import Detail, HeldLock, PastLease, Waiter
     from django_redislock.lease import Owner
-    from django_redislock.records import Record, Run
+    from django_redislock.task_runs import Record, Run
 
 MOST_RUNS = 10  # Of a task with a large limit as many may be under way.
 

@@ -6,11 +6,11 @@ from inspect import GEN_CLOSED, getgeneratorstate
 from typing import TYPE_CHECKING, TypeVar
 
 from django_redislock import lease
-from django_redislock.flows import Call, NotOurs, Unanswered
+from django_redislock.rules.flows import Call, NotOurs, Unanswered
 
 if TYPE_CHECKING:
-    from django_redislock.flows import Flow, Performer, Step
     from django_redislock.lease import Process
+    from django_redislock.rules.flows import Flow, Performer, Step
 
 Result = TypeVar("Result")
 

@@ -10,12 +10,13 @@ from django.contrib.admin import SimpleListFilter
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock import held, markup
+from django_redislock import held
+from django_redislock.admin import markup
 from django_redislock.conf import aliases
 from django_redislock.exceptions import InvalidLockName, LockUnavailable
 from django_redislock.held import Selection
+from django_redislock.humanize import visible
 from django_redislock.models import HeldLock
-from django_redislock.wording import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

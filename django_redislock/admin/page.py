@@ -22,8 +22,9 @@ from django.http import HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 
-from django_redislock import conf, held, markup, timeline
-from django_redislock.changelist import (
+from django_redislock import conf, held
+from django_redislock.admin import markup, timeline
+from django_redislock.admin.changelist import (
     FREE,
     TROUBLE,
     AliasFilter,
@@ -35,8 +36,8 @@ from django_redislock.changelist import (
     trouble,
 )
 from django_redislock.exceptions import InvalidLockName, LockUnavailable
+from django_redislock.humanize import counted, duration, visible
 from django_redislock.models import HeldLock
-from django_redislock.wording import counted, duration, visible
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse

@@ -14,7 +14,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from django_redislock.keys import Keys
+    from django_redislock.rules.keys import Keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)

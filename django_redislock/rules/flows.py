@@ -18,14 +18,14 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
 
-from django_redislock import scripts
 from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.lease import WORTH_RENEWING, drift
+from django_redislock.rules import scripts
 
 if TYPE_CHECKING:
     from django_redislock.exceptions import LostReason
     from django_redislock.lease import Owner
-    from django_redislock.scripts import Script
+    from django_redislock.rules.scripts import Script
 
 CLAIM = 1.0  # Seconds; the same as in lua/_lease.lua.
 LOOK_EVERY = 2.0  # A waiter who may have missed the bell looks by itself, in seconds.

@@ -13,14 +13,14 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from django_redislock import scripts
-from django_redislock.backends.wires import ReplyError
+from django_redislock.backends.redis.connection import ReplyError
+from django_redislock.rules import scripts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from django_redislock.flows import Call
-    from django_redislock.keys import Keys
+    from django_redislock.rules.flows import Call
+    from django_redislock.rules.keys import Keys
 
 DAY_MS = 86_400_000
 REMEMBERED = 40  # Entries of past leases.

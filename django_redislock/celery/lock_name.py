@@ -6,7 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from django_redislock.exceptions import InvalidLockName
-from django_redislock.names import check_name, check_shared, formatter
+from django_redislock.rules.names import check_name, check_shared, formatter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock import clock, drivers
+from django_redislock import clock
+from django_redislock.backends import drivers
 from django_redislock.backends.base import Backend
 from django_redislock.exceptions import LockLost, LockUnavailable
-from django_redislock.flows import Answer, Bell, Refused
-from django_redislock.keys import channel
+from django_redislock.rules.flows import Answer, Bell, Refused
+from django_redislock.rules.keys import channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from django_redislock.conf import Conf
-    from django_redislock.flows import Call, Flow, Listen, Pause, Tell, Unanswered
     from django_redislock.lease import Lease
+    from django_redislock.rules.flows import Call, Flow, Listen, Pause, Tell, Unanswered
 
 Result = TypeVar("Result")
 

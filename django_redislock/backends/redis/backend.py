@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock import drivers, scripts
-from django_redislock.backends import plain
+from django_redislock.backends import drivers
 from django_redislock.backends.base import Backend
-from django_redislock.backends.location import LOOKS_LIKE, check_options, check_url, has_option
-from django_redislock.backends.wires import (
+from django_redislock.backends.redis import without_scripts
+from django_redislock.backends.redis.connection import (
     TROUBLE,
     Crowded,
     Dialer,
@@ -29,18 +28,25 @@ from django_redislock.backends.wires import (
     packed,
     retrieve,
 )
+from django_redislock.backends.redis.location import (
+    LOOKS_LIKE,
+    check_options,
+    check_url,
+    has_option,
+)
 from django_redislock.conf import LONGEST
 from django_redislock.exceptions import LockUnavailable
-from django_redislock.flows import CLAIM, Answer, Bell, Call, Refused, Unanswered
-from django_redislock.keys import channel, index_key, lock_keys, name_of
+from django_redislock.rules import scripts
+from django_redislock.rules.flows import CLAIM, Answer, Bell, Call, Refused, Unanswered
+from django_redislock.rules.keys import channel, index_key, lock_keys, name_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from django_redislock.backends.wires import AsyncWire, Wire
+    from django_redislock.backends.redis.connection import AsyncWire, Wire
     from django_redislock.conf import Conf
-    from django_redislock.flows import Flow, Listen, Pause, Tell
-    from django_redislock.scripts import Script
+    from django_redislock.rules.flows import Flow, Listen, Pause, Tell
+    from django_redislock.rules.scripts import Script
 
 logger = logging.getLogger("django_redislock")
 
@@ -353,7 +359,7 @@ class RedisBackend(Backend):
         sent = self.clock()
         ask = _Asker(self, wire, step, sent)
         self._look_for_scripts(ask)
-        value = plain.perform(step, lock_keys(self.prefix, step.name), ask)
+        value = without_scripts.perform(step, lock_keys(self.prefix, step.name), ask)
         acknowledged = 0
         if step.replicas:
             rest = self.rest_of(step, sent)

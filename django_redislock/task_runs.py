@@ -8,17 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_redislock import flows, scripts
+from django_redislock.activity import current_owner, described
 from django_redislock.conf import DEFAULT_ALIAS, backends
-from django_redislock.flows import Call
 from django_redislock.lease import Owner, is_number
-from django_redislock.names import check_name
-from django_redislock.owner import current_owner, described
+from django_redislock.rules import flows, scripts
+from django_redislock.rules.flows import Call
+from django_redislock.rules.names import check_name
 
 if TYPE_CHECKING:
     from django_redislock.backends.base import Backend
     from django_redislock.lease import Lease
-    from django_redislock.scripts import Script
+    from django_redislock.rules.scripts import Script
 
 
 KEPT = 30 * 86_400.0  # Seconds for which a record is kept after the last run.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from django_redislock.markup import moment
-from django_redislock.wording import counted, duration, visible
+from django_redislock.admin.markup import moment
+from django_redislock.humanize import counted, duration, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django_redislock import held
 from django_redislock.exceptions import LockUnavailable
+from django_redislock.humanize import visible
 from django_redislock.management import terminal
-from django_redislock.wording import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
