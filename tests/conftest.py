@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from tests.processes import Child
-from tests.proxy import Proxy
-from tests.servers import (
+from tests.support.processes import Child
+from tests.support.proxy import Proxy
+from tests.support.servers import (
     IMAGES,
     KINDS,
     Container,
@@ -221,7 +221,7 @@ def locks(settings: Settings, server: Endpoint, redis_url: str, key_prefix: str)
 
 @pytest.fixture
 def spawn(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Spawn]:
-    """Run code in child processes, with the REDISLOCK of this moment; see tests/processes.py."""
+    """Run code in child processes, with the REDISLOCK of this moment; see support/processes.py."""
     children: list[Child] = []
 
     def start(

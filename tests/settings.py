@@ -19,7 +19,7 @@ INSTALLED_APPS = [
     "django_redislock",
 ]
 MIDDLEWARE = [
-    "tests.site.strict_policy",
+    "tests.support.site.strict_policy",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
@@ -28,7 +28,7 @@ MIDDLEWARE = [
 # A real one takes a second for each user of each test.
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 ALLOWED_HOSTS = ["127.0.0.1", "testserver"]
-ROOT_URLCONF = "tests.site"
+ROOT_URLCONF = "tests.support.site"
 STATIC_URL = "/static/"
 TEMPLATES = [
     {
@@ -44,8 +44,8 @@ TEMPLATES = [
     },
 ]
 
-# A child process of a test gets the setting of that test (tests/processes.py). Everybody else gets
-# an address where nothing listens, so that a test without the fixture fails at once.
+# A child process of a test gets the setting of that test (support/processes.py). Everybody else
+# gets an address where nothing listens, so that a test without the fixture fails at once.
 REDISLOCK = json.loads(
     os.environ.get("TESTS_REDISLOCK", '{"default": {"LOCATION": "redis://127.0.0.1:1/0"}}')
 )

@@ -1,0 +1,1 @@
+"""Tasks under a lock: with real workers and brokers, and without."""

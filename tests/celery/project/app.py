@@ -1,0 +1,87 @@
+"""The application, in a worker (``celery -A tests.celery.project.app``) and in the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from celery import Celery, signals
+from celery.schedules import schedule
+from kombu.serialization import register
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+
+# A serializer of the project's own: JSON that knows sets.
+register(
+    "sets",
+    lambda data: json.dumps(data, default=lambda found: {"set": sorted(found)}),
+    lambda data: json.loads(data, object_hook=lambda it: set(it["set"]) if "set" in it else it),
+    content_type="application/x-sets",
+    content_encoding="utf-8",
+)
+
+
+class Noon(schedule):  # type: ignore[misc] # Celery has no types
+    """Each whole *every* seconds, by a clock that is *late*: all servers have the same noon."""
+
+    def __init__(self, every: float, late: float) -> None:
+        super().__init__(every)
+        self.every, self.late = every, late
+
+    def is_due(self, last_run_at: datetime) -> tuple[bool, float]:
+        now, last = time.time() - self.late, last_run_at.timestamp() - self.late
+        return now // self.every > last // self.every, self.every - now % self.every
+
+    def __reduce__(self) -> tuple[Any, ...]:  # Beat keeps its schedule in a file.
+        return Noon, (self.every, self.late)
+
+
+def lock_in_parent(key: str) -> None:
+    """Let the worker itself hold the lock *key* before it forks its children."""
+
+    @signals.worker_init.connect(weak=False)
+    def hold(**kwargs: Any) -> None:
+        from django_redislock import distributed_lock
+
+        lock = distributed_lock(key, ttl=2)
+        assert lock.acquire()
+        holding.append(lock)
+
+
+holding: list[Any] = []
+
+
+def make_app(conf: dict[str, Any]) -> Celery:
+    """Make an application with the tasks of the tests; *conf* says where the broker is."""
+    conf = dict(conf)
+    noon, held_by_parent = conf.pop("noon", None), conf.pop("held_by_parent", None)
+    app = Celery("tests", set_as_current=False)
+    app.conf.update(
+        include=["tests.celery.project.tasks"],
+        worker_prefetch_multiplier=1,
+        accept_content=["json", "sets"],
+        broker_connection_retry_on_startup=True,
+        worker_cancel_long_running_tasks_on_connection_loss=True,
+        **conf,
+    )
+    if noon:
+        at = Noon(noon["every"], noon["late"])
+        entry = {
+            "task": "tests.celery.project.tasks.at_noon",
+            "args": [noon["key"]],
+            "schedule": at,
+        }
+        app.conf.beat_schedule = {"noon": entry}
+    if held_by_parent:
+        lock_in_parent(held_by_parent)
+    return app
+
+
+if "TESTS_CELERY" in os.environ:
+    app = make_app(json.loads(os.environ["TESTS_CELERY"]))
+    app.set_current()
+    app.set_default()

@@ -1,0 +1,45 @@
+"""What people write when they need a lock around a task: correct as far as it goes.
+
+Kept to prove that the tests of the table are worth something: they must fail with it. See
+tests/celery/test_naive.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import redis
+from celery import shared_task
+from django.conf import settings
+
+from django_redislock.celery.options import OPTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def single_instance_task(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """``SET NX EX`` around the body, skip if it is there, delete it in the end."""
+    ours = {name: options.pop(name) for name in list(options) if name in OPTIONS}
+    ttl = int(ours.get("ttl", 30)) or 1
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        signature = inspect.signature(function)
+
+        @shared_task(**options)
+        @functools.wraps(function)
+        def locked(*args: Any, **kwargs: Any) -> Any:
+            name = ours["key"].format_map(signature.bind(*args, **kwargs).arguments)
+            server = redis.Redis.from_url(settings.REDISLOCK["default"]["LOCATION"])
+            if not server.set(f"naive:{name}", "locked", nx=True, ex=ttl):
+                return {"skipped": "busy"}
+            try:
+                return function(*args, **kwargs)
+            finally:
+                server.delete(f"naive:{name}")
+
+        return locked
+
+    return decorate

@@ -1,0 +1,292 @@
+"""Fixtures: a broker, a result backend and a lock server, and workers of flesh and blood."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from contextlib import suppress
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kombu import pools
+
+from django_redislock import held
+from tests import ROOT
+from tests.celery.project import tasks
+from tests.celery.project.app import make_app
+from tests.support.servers import KINDS, Server, binary, missing, tied_to_us
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import redis
+    from celery import Celery
+    from celery.result import AsyncResult
+    from pytest_django import Settings
+
+# With the naive lock (see naive.py) the tests fail, and need not be patient about it.
+PATIENCE = 2 if "TESTS_NAIVE" in os.environ else 20
+DATABASES = 1000  # Of the server; each stage takes one that nobody has used.
+
+
+class Worker:
+    """A ``celery worker`` process with its children."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        *options: str,
+        pool: str = "solo",
+        concurrency: int = 1,
+        settings: str = "tests.settings",
+        **conf: Any,
+    ) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
+        self.name = f"worker-{uuid.uuid4().hex[:8]}"
+        environment = os.environ | {
+            "DJANGO_SETTINGS_MODULE": settings,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")])),
+            "PYTHONUNBUFFERED": "1",
+            "TESTS_CELERY": json.dumps({**stage.conf, **conf}),
+            "TESTS_REDISLOCK": json.dumps(stage.redislock),
+            "TESTS_JOURNAL": stage.url,
+        }
+        command = [sys.executable, "-m", "celery", "-A", "tests.celery.project.app", "worker"]
+        command += ["--hostname", f"{self.name}@%h", "--loglevel", "INFO"]
+        command += ["--pool", pool, "--concurrency", str(concurrency)]
+        command += ["--without-gossip", "--without-mingle", "--without-heartbeat", *options]
+        self.process = subprocess.Popen(
+            tied_to_us(command),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=ROOT,
+            start_new_session=True,  # So that kill() reaches the children too.
+        )
+
+    @property
+    def pid(self) -> int:
+        """The process id of the worker, which in a prefork pool runs no task itself."""
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        """All that worker and children wrote."""
+        return os.pread(self._log.fileno(), 1 << 24, 0).decode(errors="replace")
+
+    def wait_ready(self, timeout: float = 30) -> Worker:
+        """Return once it consumes its queues."""
+
+        def ready() -> bool:
+            assert self.process.poll() is None, f"the worker ended\n{self.log}"
+            return " ready." in self.log
+
+        wait_until(ready, timeout, "the worker is ready", every=0.02)
+        return self
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the worker itself: TERM ends it warm, QUIT cold."""
+        self.process.send_signal(number)
+
+    def wait(self, timeout: float = 20) -> int:
+        """Return its exit status once it has ended."""
+        return self.process.wait(timeout)
+
+    def kill(self) -> None:
+        """Kill it and its children (SIGKILL), as when the machine loses power."""
+        if self.process.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+            self.process.wait(5)
+
+    def close(self) -> None:
+        """End it whatever its state."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)  # Its children too, also when it has ended itself.
+        self.process.wait(5)
+        self._log.close()
+
+
+class Stage:
+    """Everything that a Celery test needs, and nobody else uses.
+
+    Attributes:
+        url: Of broker, result backend, journal and, unless a test says otherwise, locks.
+        conf: The configuration of the Celery application.
+        redislock: The setting REDISLOCK.
+    """
+
+    def __init__(self, server: Server, database: int, **conf: Any) -> None:
+        self.url = f"redis://{server.host}:{server.port}/{database}"
+        self.redis: redis.Redis = server.client(db=database)
+        self.conf = {"broker_url": self.url, "result_backend": self.url, **conf}
+        self.redislock: dict[str, Any] = {"default": {"LOCATION": self.url}}
+        self.workers: list[Worker] = []
+        self.current_key = ""
+
+    @cached_property
+    def app(self) -> Celery:
+        """The application as the publisher's process has it."""
+        return make_app(self.conf)
+
+    def start(self, *options: str, ready: bool = True, **how: Any) -> Worker:
+        """Start a worker; see Worker."""
+        worker = Worker(self, *options, **how)
+        self.workers.append(worker)
+        return worker.wait_ready() if ready else worker
+
+    def task(self, name: str) -> Any:
+        """A task of tasks.py, bound to this stage."""
+        return self.app.tasks[f"{tasks.__name__}.{name}"]
+
+    def key(self) -> str:
+        """A key that no other test uses."""
+        return uuid.uuid4().hex[:12]
+
+    def send(self, name: str, key: str, *, queue: str | None = None, **how: Any) -> AsyncResult:
+        """Publish a task."""
+        return self.task(name).apply_async((key,), how, queue=queue)
+
+    def redeliver(self, task_id: str) -> None:
+        """Deliver a message again that is being worked on, as a broker does that gave it up.
+
+        Only a task with acks_late has its message still at the broker by then.
+        """
+
+        def find() -> dict[str, Any] | None:
+            kept = (json.loads(one) for one in self.redis.hvals("unacked"))
+            found = (message for message, *_ in kept if message["headers"]["id"] == task_id)
+            return next(found, None)
+
+        message = wait_until(find, message=f"the message of {task_id} is unacknowledged")
+        message["properties"]["delivery_tag"] = str(uuid.uuid4())
+        message["properties"]["delivery_info"]["redelivered"] = True
+        self.redis.lpush("celery", json.dumps(message))
+
+    def result(self, sent: AsyncResult) -> Any:
+        """Return the result of a task once it is there, or raise what it raised."""
+        return sent.get(timeout=PATIENCE, interval=0.02)
+
+    def events(self, key: str, event: str | None = None) -> list[dict[str, Any]]:
+        """What the journal says of *key*, in order; of one kind of event, if named."""
+        entries = [json.loads(entry) for entry in self.redis.lrange(f"journal:{key}", 0, -1)]
+        return [one for one in entries if event in (None, one["event"])]
+
+    def wait_for(
+        self, key: str, event: str, count: int = 1, timeout: float = PATIENCE
+    ) -> dict[str, Any]:
+        """Return the *count*-th event of this kind once it is there."""
+        found = wait_until(
+            lambda: self.events(key, event)[count - 1 :],
+            timeout,
+            f"event {event!r} number {count} of {key}",
+            every=0.01,
+        )
+        return found[0]
+
+    def count(self, key: str, event: str) -> int:
+        """How often this happened."""
+        return len(self.events(key, event))
+
+    def wait_for_log(self, text: str, count: int = 1, timeout: float = PATIENCE) -> None:
+        """Return once the workers' logs have *text* this often."""
+
+        def logged() -> bool:
+            return sum(worker.log.count(text) for worker in self.workers) >= count
+
+        wait_until(logged, timeout, f"the workers' logs have {text!r} {count} times", every=0.02)
+
+    def wait_for_waiter(self, key: str) -> None:
+        """Return once somebody stands in the queue of the lock *key*."""
+
+        def queued() -> bool:
+            lock = held.get(key)
+            return lock is not None and lock.waiters > 0
+
+        wait_until(queued, PATIENCE, f"somebody waits for {key}", every=0.02)
+
+    def wait_until_idle(self, timeout: float = PATIENCE) -> None:
+        """Return once no message is queued, delayed or being worked on."""
+
+        def idle() -> bool:
+            return not (self.redis.llen("celery") or self.redis.hlen("unacked"))
+
+        wait_until(idle, timeout, "no message is left at the broker", every=0.02)
+
+    def open_gate(self, key: str, times: int = 1) -> None:
+        """Let bodies that stand at the gate of *key* go on, now or when they come."""
+        self.redis.rpush(f"gate:{key}", *["go"] * times)
+
+    def close(self) -> None:
+        """End the workers and the application."""
+        for worker in self.workers:
+            worker.close()
+        if "app" in vars(self):
+            gc.collect()  # A result that goes later connects to the backend once more.
+            self.app.pool.force_close_all()
+            for group in (pools.connections, pools.producers):
+                group.clear()  # Another stage may use the same broker.
+            self.app.backend.client.close()
+            self.app.close()
+        self.redis.close()
+
+
+@pytest.fixture(scope="session")
+def celery_server() -> Iterator[Server]:
+    """One server for all stages of the run (of an xdist worker)."""
+    kind = next(filter(binary, KINDS), None)
+    if kind is None:
+        pytest.skip(str(missing(KINDS[0])))
+    with Server(kind, databases=DATABASES) as server:
+        yield server
+
+
+_databases = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def shared_stage(celery_server: Server) -> Iterator[Stage]:
+    """See stage."""
+    stage = Stage(celery_server, next(_databases))
+    yield stage
+    stage.close()
+
+
+@pytest.fixture(scope="session")
+def shared_worker(shared_stage: Stage) -> Worker:
+    """See worker."""
+    return shared_stage.start(pool="prefork", concurrency=4)
+
+
+@pytest.fixture
+def stage(shared_stage: Stage, settings: Settings) -> Stage:
+    """The stage that tests share which break nothing; REDISLOCK points at its locks."""
+    settings.REDISLOCK = shared_stage.redislock
+    shared_stage.app.set_current()
+    return shared_stage
+
+
+@pytest.fixture
+def worker(request: pytest.FixtureRequest, stage: Stage, shared_worker: Worker) -> Worker:
+    """The prefork worker, four processes wide, that tests share which break nothing."""
+    assert shared_worker.process.poll() is None, f"the worker ended\n{shared_worker.log}"
+    return shared_worker
+
+
+@pytest.fixture
+def own_stage(celery_server: Server, settings: Settings) -> Iterator[Stage]:
+    """A stage for a test that starts workers of its own, or breaks something."""
+    stage = Stage(celery_server, next(_databases))
+    settings.REDISLOCK = stage.redislock
+    stage.app.set_current()
+    yield stage
+    stage.close()

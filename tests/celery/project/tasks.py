@@ -1,0 +1,348 @@
+"""Tasks that do nothing but say so, each under another kind of lock.
+
+All take a *key*, which is the name of their lock, so that tests do not meet.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from celery import Task, shared_task
+
+from django_redislock import LockTimeout
+from django_redislock import single_instance_task as the_real_one
+from django_redislock.celery import Conflict, current_lease
+from tests.celery.project.journal import note, wait_at_gate
+from tests.celery.project.naive import single_instance_task as the_naive_one
+
+single_instance_task: Any = the_naive_one if "TESTS_NAIVE" in os.environ else the_real_one
+
+
+def work(key: str, *, hold: bool = False, seconds: float = 0.0, fail: bool = False) -> str:
+    """The body of all tasks: note the start and the end, and in between do as asked."""
+    lease = current_lease()
+    note(key, "start", fence=lease and lease.fence)
+    try:
+        if hold:
+            wait_at_gate(key)
+        time.sleep(seconds)
+    except BaseException:  # A time limit, or the end of the worker.
+        note(key, "interrupted")
+        raise
+    if fail:
+        note(key, "failure")
+        raise ValueError("as asked")
+    note(key, "end")
+    return f"did {key}"
+
+
+@single_instance_task(key="{key}")
+def skipping(key: str, **how: Any) -> str:
+    """Skip when busy."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", acks_late=True, ttl=2)
+def late(key: str, **how: Any) -> str:
+    """Skip when busy; acknowledged when it ends, so that it survives its worker."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", ttl=1.5)
+def brisk(key: str, **how: Any) -> str:
+    """Skip when busy; its lease is short."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", ttl=2)
+def brief(key: str, **how: Any) -> str:
+    """As late, but acknowledged when it starts, as is Celery's default."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", acks_late=True, ttl=5)
+def lasting(key: str, **how: Any) -> str:
+    """As late, with a lease that outlasts a short visibility timeout by far."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", acks_late=True, ttl=2, reject_on_worker_lost=True)
+def rejecting(key: str, **how: Any) -> str:
+    """As late, and back in the queue at once when its process dies."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", ignore_result=True, acks_late=True)
+def quiet(key: str, **how: Any) -> str:
+    """Has no result."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", on_conflict="raise")
+def raising(key: str, **how: Any) -> str:
+    """Fail when busy."""
+    return work(key, **how)
+
+
+@single_instance_task(
+    key="{key}",
+    on_conflict="raise",
+    autoretry_for=(LockTimeout,),
+    retry_kwargs={"countdown": 0.2, "max_retries": 100},
+)
+def insisting(key: str, **how: Any) -> str:
+    """Fail when busy, and let Celery retry."""
+    return work(key, **how)
+
+
+@single_instance_task(
+    key="{key}",
+    on_conflict="raise",
+    autoretry_for=(LockTimeout,),
+    retry_kwargs={"countdown": 0.1, "max_retries": 2},
+)
+def resigning(key: str, **how: Any) -> str:
+    """Fail when busy, and let Celery retry twice."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", on_conflict="retry", bind=True)
+def retrying(self: Task, key: str, tags: frozenset[str] = frozenset(), **how: Any) -> str:
+    """Come back when busy; tell how the message came."""
+    request = self.request
+    note(
+        key,
+        "request",
+        tags=sorted(tags),
+        priority=request.delivery_info["priority"],
+        timelimit=request.timelimit,
+        expires=request.expires,
+        headers=request.headers,
+        retries=request.retries,
+    )
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", on_conflict="retry", conflict_deadline=1)
+def hurried(key: str, **how: Any) -> str:
+    """Come back when busy, for a second."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", on_conflict="wait", wait=20)
+def waiting(key: str, **how: Any) -> str:
+    """Wait when busy."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", on_conflict="wait", wait=0.2)
+def impatient(key: str, **how: Any) -> str:
+    """Wait a moment when busy."""
+    return work(key, **how)
+
+
+def answer(conflict: Conflict) -> dict[str, Any]:
+    """What answering says when busy."""
+    return {"sorry": conflict.kwargs, "key": conflict.args[0], "holder": conflict.holder}
+
+
+@single_instance_task(key="{key}", on_conflict=answer)
+def answering(key: str, **how: Any) -> str:
+    """Call a function when busy."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", once=3600)
+def once(key: str, **how: Any) -> str:
+    """Succeed once."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", min_hold=3600, acks_late=True)
+def cooling(key: str, **how: Any) -> str:
+    """Keep the lock after a success."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", limit=3, ttl=2, acks_late=True)
+def limited(key: str, **how: Any) -> str:
+    """Run three times at a time."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", limit=2, on_conflict="wait", wait=20)
+def sharing(key: str, **how: Any) -> str:
+    """Run twice at a time; wait when both permits are taken."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", limit=2, on_conflict="wait", wait=2.5)
+def sharing_impatiently(key: str, **how: Any) -> str:
+    """Run twice at a time; wait a while when both permits are taken."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", unique_queued=True)
+def queued(key: str, **how: Any) -> str:
+    """Wait in the queue once."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", unique_queued=True, queued_ttl=1)
+def queued_briefly(key: str, **how: Any) -> str:
+    """Wait in the queue once, for a second."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}:{parts}", unique_queued=True)
+def queued_parts(key: str, parts: tuple[int, ...]) -> str:
+    """Wait in the queue once, under a key that looks different after the way through it."""
+    return work(key)
+
+
+@single_instance_task(key="{key}", unique_queued=True, on_conflict="retry", acks_late=True)
+def queued_retrying(key: str, **how: Any) -> str:
+    """Wait in the queue once; come back when busy."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", unique_queued=True, on_conflict="retry", queued_ttl=1)
+def queued_retrying_briefly(key: str, **how: Any) -> str:
+    """As queued_retrying, if something is heard of it within a second."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", unique_queued=True, on_conflict="retry", conflict_deadline=1.5)
+def queued_hurried(key: str, **how: Any) -> str:
+    """As queued_retrying, for a second and a half."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", unique_queued=True, on_conflict="wait", wait=20)
+def queued_waiting(key: str, **how: Any) -> str:
+    """Wait in the queue once; wait in the worker when busy."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", unique_queued=True, on_conflict="raise")
+def queued_raising(key: str, **how: Any) -> str:
+    """Wait in the queue once; fail when busy."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", unique_queued=True, on_unavailable="retry")
+def queued_hopeful(key: str, **how: Any) -> str:
+    """Wait in the queue once; come back when Redis does not answer."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", on_unavailable="retry")
+def hopeful(key: str, **how: Any) -> str:
+    """Come back when Redis does not answer."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", on_unavailable="run")
+def careless(key: str, **how: Any) -> str:
+    """Run without a lock when Redis does not answer."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", ttl=1, abort_on_lost=True)
+def aborting(key: str) -> str:
+    """Look at the lease between steps."""
+    lease = current_lease()
+    assert lease is not None
+    lease.on_lost(lambda lost: note(key, "lost", reason=lost.lost_reason))
+    note(key, "start")
+    wait_at_gate(key)
+    current_lease()
+    note(key, "step")
+    return f"did {key}"
+
+
+@single_instance_task(key="{key}", bind=True, max_retries=1)
+def flaky(self: Task, key: str, pause: float = 0.0, hold: bool = False) -> str:
+    """Retry once within the body; the retry is published while the lock is still held."""
+    note(key, "start", retries=self.request.retries)
+    if self.request.retries == 0:
+        retry = self.retry(countdown=pause, throw=False)
+        if hold:
+            wait_at_gate(key)
+        raise retry
+    note(key, "end")
+    return f"did {key}"
+
+
+def ask_again(self: Task, key: str, pause: float = 0.0, hold: bool = False) -> str:
+    """The body of those below: publish a retry, and end well all the same."""
+    note(key, "start", retries=self.request.retries)
+    if self.request.retries == 0:
+        self.retry(countdown=pause, throw=False)
+    if hold:
+        wait_at_gate(key)
+    note(key, "end")
+    return f"tried {self.request.retries + 1}"
+
+
+asking_again = single_instance_task(
+    key="{key}", bind=True, acks_late=True, name="tests.celery.project.tasks.asking_again"
+)(ask_again)
+asking_again_once = single_instance_task(
+    key="{key}", bind=True, once=3600, name="tests.celery.project.tasks.asking_again_once"
+)(ask_again)
+asking_again_cooling = single_instance_task(
+    key="{key}", bind=True, min_hold=3600, name="tests.celery.project.tasks.asking_again_cooling"
+)(ask_again)
+asking_again_limited = single_instance_task(
+    key="{key}", bind=True, limit=2, name="tests.celery.project.tasks.asking_again_limited"
+)(ask_again)
+
+
+@single_instance_task(key="{key}", bind=True)
+def replacing(self: Task, key: str) -> Any:
+    """Replace itself by another task."""
+    note(key, "start")
+    raise self.replace(skipping.si(key))
+
+
+@single_instance_task(key="{key}", min_hold=1)
+def lottery(key: str, noon: int, seconds: float = 0.02) -> int:
+    """Draw."""
+    note(key, "draw", noon=noon)
+    time.sleep(seconds)
+    return noon
+
+
+@single_instance_task(key="{key}", ttl=2, min_hold=30, acks_late=True)
+def draw_late(key: str, **how: Any) -> str:
+    """Draw; acknowledged when it is done."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", min_hold=2)
+def at_noon(key: str) -> None:
+    """Draw, at most every two seconds."""
+    note(key, "draw")
+
+
+@single_instance_task(key="{key}")
+def hasty_lottery(key: str, noon: int, seconds: float = 0.02) -> int:
+    """Draw, under a lock that is free again as soon as the draw is done."""
+    note(key, "draw", noon=noon)
+    time.sleep(seconds)
+    return noon
+
+
+@shared_task
+def collect(results: Any) -> Any:
+    """What comes after in a canvas."""
+    return results
+
+
+@shared_task
+def append(result: Any, more: Any) -> list[Any]:
+    """What comes next in a chain."""
+    return [result, more]

@@ -1,0 +1,48 @@
+"""Two servers with a scheduler each: the same job twice, at what both believe to be noon."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.celery.project.stage import Stage
+
+pytest_plugins = ["tests.celery.project.stage"]
+
+EVERY = 4.0  # Seconds between two noons.
+LATE = 0.3  # Seconds by which the clock of the second server is late.
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.row("two-beats")
+def test_of_two_beats_with_clocks_that_differ_one_draws_at_each_noon(
+    own_stage: Stage, tmp_path: Path
+) -> None:
+    key = own_stage.key()
+    for number, late in enumerate((0.0, LATE)):
+        own_stage.start(
+            *("--beat", "--schedule", str(tmp_path / f"schedule-{number}")),
+            ready=False,
+            noon={"key": key, "every": EVERY, "late": late},
+        )
+    for worker in own_stage.workers:
+        worker.wait_ready()
+
+    def sent_by_all(times: int) -> bool:
+        return all(
+            worker.log.count("Sending due task noon") >= times for worker in own_stage.workers
+        )
+
+    wait_until(lambda: sent_by_all(3), 60, "three noons have passed", every=0.05)
+    for worker in own_stage.workers:
+        worker.kill()
+    noons = [int(draw["time"] // EVERY) for draw in own_stage.events(key, "draw")]
+    assert len(noons) >= 3
+    assert noons == list(range(noons[0], noons[0] + len(noons)))

@@ -1,0 +1,175 @@
+"""System checks of tasks: each of their messages, and none without a reason."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import celery._state
+import pytest
+from celery import Celery
+
+from django_redislock.celery import single_instance_task
+from django_redislock.celery.checks import check_tasks
+from tests import ROOT
+from tests.support.servers import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def draw(draw_id: int) -> None:
+    """A task with an argument."""
+
+
+def tidy() -> None:
+    """A task without."""
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]:
+    """Make one task in an application of its own, and return the ids of what is said of it."""
+    monkeypatch.setattr(celery._state, "_on_app_finalizers", set(celery._state._on_app_finalizers))
+    app = Celery("tests", set_as_current=False, broker="redis://", backend="cache+memory://")
+    app.set_current()
+
+    def check(function: Callable[..., Any], conf: dict[str, Any], **options: Any) -> list[str]:
+        app.conf.update(conf)
+        name = f"checked.{function.__name__}"
+        single_instance_task(**options, name=name)(function)
+        messages = [
+            one for one in check_tasks(None) if name in one.msg or one.msg.startswith("worker_pool")
+        ]
+        assert all(one.hint for one in messages)
+        return [str(one.id).removeprefix("django_redislock.") for one in messages]
+
+    yield check
+    app.close()
+
+
+@pytest.mark.parametrize(
+    ("function", "conf", "options", "found"),
+    [
+        (tidy, {}, {}, []),
+        (draw, {}, {"key": "lottery:{draw_id}"}, []),
+        (draw, {}, {"key": "lottery"}, []),
+        (draw, {}, {}, ["W050"]),
+        (draw, {}, {"acks_late": True, "time_limit": 1800, "key": "lottery"}, []),
+        (tidy, {}, {"acks_late": True, "max_hold": 7200}, ["W051"]),
+        (tidy, {"task_acks_late": True, "task_time_limit": 7200}, {}, ["W051"]),
+        (
+            tidy,
+            {"broker_transport_options": {"visibility_timeout": 9000}},
+            {"acks_late": True, "max_hold": 7200},
+            [],
+        ),
+        (tidy, {}, {"time_limit": 600, "max_hold": 300}, ["W052"]),
+        (tidy, {}, {"time_limit": 300, "max_hold": 600}, []),
+        (tidy, {}, {"on_conflict": "wait", "wait": 30}, []),
+        (tidy, {}, {"on_conflict": "wait", "wait": 90}, ["W053"]),
+        (tidy, {"result_backend": None}, {"acks_late": True}, ["W054"]),
+        (tidy, {"result_backend": None}, {"acks_late": True, "ignore_result": True}, []),
+        (tidy, {}, {"min_hold": 30}, ["W055"]),
+        (tidy, {}, {"once": 30}, ["W055"]),
+        (tidy, {}, {"once": 30, "acks_late": True}, []),
+        (tidy, {}, {"once": 30, "on_conflict": "retry"}, []),
+        (tidy, {"task_acks_late": True}, {"once": 30}, []),
+        (tidy, {"task_acks_late": True}, {"once": 30, "acks_late": False}, ["W055"]),
+        (tidy, {"worker_pool": "gevent"}, {}, ["W058"]),
+        (tidy, {"worker_pool": "eventlet"}, {}, ["W058"]),
+        (tidy, {"worker_pool": "threads"}, {}, []),
+        (tidy, {}, {"unique_queued": True}, ["W056"]),
+        (tidy, {}, {"unique_queued": True, "on_conflict": "retry"}, []),
+        (tidy, {}, {"using": "default"}, []),
+        (tidy, {}, {"using": "defautl"}, ["E050"]),
+    ],
+)
+def test_each_task_is_judged_by_its_options_and_the_settings(
+    check: Callable[..., list[str]],
+    function: Callable[..., Any],
+    conf: dict[str, Any],
+    options: dict[str, Any],
+    found: list[str],
+) -> None:
+    assert check(function, conf, **options) == found
+
+
+def test_the_hint_says_so_if_there_is_no_alias_at_all(
+    check: Callable[..., list[str]], settings: Any
+) -> None:
+    settings.REDISLOCK = {}
+    assert check(tidy, {}) == ["E050"]
+    (found,) = (one for one in check_tasks(None) if "checked.tidy" in one.msg)
+    assert found.hint == "Its aliases are: none."
+
+
+PROJECT = {
+    "shop_settings.py": """
+        SECRET_KEY = "of no use"
+        INSTALLED_APPS = ["django_redislock"]
+        REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:6379/0"}}
+        import shop_celery
+    """,
+    "shop_celery.py": """
+        from celery import Celery
+
+        app = Celery("shop", broker="redis://127.0.0.1:{port}/0", backend="rpc://")
+        app.autodiscover_tasks(["parcels"])
+        app.autodiscover_tasks(lambda: ["letters"], related_name="jobs")
+        app.autodiscover_tasks(["broken", "unreached"])
+        app.conf.include = ["missing"]
+    """,
+    "parcels/__init__.py": "",
+    "parcels/tasks.py": """
+        from django_redislock import single_instance_task
+
+        @single_instance_task
+        def weigh(parcel_id): ...
+    """,
+    "letters/__init__.py": "",
+    "letters/jobs.py": """
+        from django_redislock import single_instance_task
+
+        @single_instance_task
+        def stamp(letter_id): ...
+    """,
+    "broken/__init__.py": "",
+    "broken/tasks.py": "raise ZeroDivisionError('as asked')",
+    "unreached/__init__.py": "",
+}
+
+
+def test_tasks_are_found_wherever_celery_finds_them_and_a_broken_module_is_named(
+    tmp_path: Path,
+) -> None:
+    for name, text in PROJECT.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(inspect.cleandoc(text).replace("{port}", str(free_port())))  # No broker.
+    root = str(ROOT)
+    checked = subprocess.run(
+        [sys.executable, "-m", "django", "check", "--tag", "django_redislock"],
+        env=os.environ
+        | {
+            "DJANGO_SETTINGS_MODULE": "shop_settings",
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), root]),
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    said = checked.stderr
+    assert checked.returncode == 0, said
+    assert "Traceback" not in said
+    for task in ("parcels.tasks.weigh", "letters.jobs.stamp"):
+        assert f"(django_redislock.W050) Task {task} takes arguments" in said
+    assert said.count("(django_redislock.W057)") == 2
+    broken = tmp_path / "broken" / "tasks.py"
+    assert f"ZeroDivisionError: as asked ({broken}, line 1)" in said
+    assert "ModuleNotFoundError: No module named 'missing'.\n" in said

@@ -1,0 +1,351 @@
+"""A task that is delivered twice, again after a crash, or retried: never dropped, never doubled."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import kombu
+import pytest
+from celery import chain, chord, group
+
+from django_redislock import LockTimeout, distributed_lock
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.celery.project.stage import Stage
+
+pytest_plugins = ["tests.celery.project.stage"]
+
+
+# Before, kombu looked for messages to deliver again every 100 s, and when a worker starts.
+sweeps_often = pytest.mark.skipif(kombu.VERSION < (5, 7), reason="takes minutes with this kombu")
+
+
+def deliver_again(stage: Stage, name: str, key: str, task_id: str, **options: Any) -> None:
+    """Put a second message with the same id into the queue, as a broker does."""
+    stage.task(name).apply_async((key,), task_id=task_id, **options)
+
+
+@pytest.mark.usefixtures("worker")
+class TestDuplicate:
+    """Delivered twice, while the first delivery runs or after it has."""
+
+    @pytest.mark.row("duplicate-running")
+    def test_while_the_first_runs_it_is_put_off_and_never_run(self, stage: Stage) -> None:
+        key = stage.key()
+        first = stage.send("late", key, hold=True)
+        stage.wait_for(key, "start")
+        deliver_again(stage, "late", key, first.id)
+        stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy")
+        assert not first.ready()
+
+        stage.open_gate(key)
+        assert stage.result(first) == f"did {key}"
+        stage.wait_until_idle()
+        assert stage.count(key, "start") == 1
+        assert stage.app.AsyncResult(first.id).result == f"did {key}"
+
+    @pytest.mark.row("duplicate-finished")
+    def test_after_the_first_it_leaves_the_result_alone(self, stage: Stage) -> None:
+        key = stage.key()
+        first = stage.send("late", key)
+        assert stage.result(first) == f"did {key}"
+        before = stage.redis.get(f"celery-task-meta-{first.id}")
+
+        deliver_again(stage, "late", key, first.id)
+        stage.wait_for_log(first.id + "] received", 2)
+        stage.wait_until_idle()
+        assert stage.redis.get(f"celery-task-meta-{first.id}") == before
+        assert stage.count(key, "start") == 1
+
+    @pytest.mark.row("duplicate-cooling")
+    def test_while_the_lock_cools_down_it_is_no_conflict(self, stage: Stage) -> None:
+        key = stage.key()
+        first = stage.send("cooling", key)
+        assert stage.result(first) == f"did {key}"
+        deliver_again(stage, "cooling", key, first.id)
+        stage.wait_for_log(first.id + "] received", 2)
+        stage.wait_until_idle()
+        assert stage.app.AsyncResult(first.id).result == f"did {key}"
+        assert stage.count(key, "start") == 1
+
+    @pytest.mark.row("duplicate-unreported")
+    def test_without_a_stored_result_it_ends_marked_so_that_a_canvas_goes_on(
+        self, stage: Stage
+    ) -> None:
+        key, task_id = stage.key(), stage.key()
+        deliver_again(stage, "quiet", key, task_id)
+        stage.wait_for(key, "end")
+        stage.wait_until_idle()
+        follower = stage.task("collect").s().set(task_id=stage.key())
+        stage.task("quiet").apply_async((key,), task_id=task_id, link=follower)
+        result = stage.result(stage.app.AsyncResult(follower.options["task_id"]))
+        assert (result["skipped"], result["lock"]) == ("duplicate", key)
+        assert stage.count(key, "start") == 1
+
+    @pytest.mark.row("duplicate-unreported")
+    def test_so_it_does_without_a_result_backend(self, own_stage: Stage) -> None:
+        own_stage.start(result_backend=None)
+        key, next_key, task_id = own_stage.key(), own_stage.key(), own_stage.key()
+        deliver_again(own_stage, "late", key, task_id)
+        own_stage.wait_for(key, "end")
+        follower = own_stage.task("late").si(next_key)
+        own_stage.task("late").apply_async((key,), task_id=task_id, link=follower)
+        own_stage.wait_for(next_key, "end")
+        assert own_stage.count(key, "start") == 1
+
+    @pytest.mark.row("canvas-duplicate")
+    def test_a_chord_gets_the_real_result_of_a_member_delivered_twice(self, stage: Stage) -> None:
+        keys = [stage.key() for _ in range(3)]
+        header = group(stage.task("late").s(key, hold=True) for key in keys)
+        body = chord(header)(stage.task("collect").s())
+        stage.wait_for(keys[1], "start")
+        member = body.parent.results[1].id
+        stage.redeliver(member)
+        stage.wait_for_log(f"[{member}]: lock {keys[1]!r} is busy")
+        for key in keys:
+            stage.open_gate(key)
+        assert stage.result(body) == [f"did {key}" for key in keys]
+        stage.wait_until_idle()
+        assert [stage.count(key, "start") for key in keys] == [1, 1, 1]
+
+    @pytest.mark.row("canvas-duplicate")
+    def test_a_chain_goes_on_once_with_the_real_result(self, stage: Stage) -> None:
+        key = stage.key()
+        end = chain(stage.task("late").s(key, hold=True), stage.task("append").s("more"))()
+        stage.wait_for(key, "start")
+        stage.redeliver(end.parent.id)
+        stage.wait_for_log(f"[{end.parent.id}]: lock {key!r} is busy")
+        stage.open_gate(key)
+        assert stage.result(end) == [f"did {key}", "more"]
+        stage.wait_until_idle()
+        assert stage.count(key, "start") == 1
+
+
+@pytest.mark.usefixtures("worker")
+class TestRetry:
+    """A Celery retry, whose own first try or somebody else holds the lock."""
+
+    @pytest.mark.row("retry-own")
+    def test_a_retry_that_comes_before_its_first_try_has_let_go_is_not_lost(
+        self, stage: Stage
+    ) -> None:
+        key = stage.key()
+        sent = stage.send("flaky", key, hold=True)
+        stage.wait_for_log(f"Put off {stage.task('flaky').name}[{sent.id}]")
+        stage.open_gate(key)
+        assert stage.result(sent) == f"did {key}"
+        assert [event["retries"] for event in stage.events(key, "start")] == [0, 1]
+
+    @pytest.mark.row("canvas-retried")
+    def test_a_chord_gets_the_real_results_of_members_that_were_retried_or_replaced(
+        self, stage: Stage
+    ) -> None:
+        keys = [stage.key() for _ in range(3)]
+        header = [
+            stage.task("replacing").s(keys[0]),
+            stage.task("flaky").s(keys[1], hold=True),
+            stage.task("skipping").s(keys[2]),
+        ]
+        body = chord(header)(stage.task("collect").s())
+        replaced, retried, _ = (member.id for member in body.parent.results)
+        stage.wait_for_log(f"[{retried}]: lock {keys[1]!r} is busy")
+        stage.wait_for(keys[0], "end")
+        assert not body.ready()
+        deliver_again(stage, "replacing", keys[0], replaced)
+        stage.open_gate(keys[1])
+        assert stage.result(body) == [f"did {key}" for key in keys]
+        stage.wait_until_idle()
+        # The first delivery of one, and what it was replaced by; both tries of another.
+        assert [stage.count(key, "start") for key in keys] == [2, 2, 1]
+
+    @pytest.mark.row("retry-returned")
+    @pytest.mark.parametrize("kind", ["", "_once", "_cooling", "_limited"])
+    def test_a_retry_whose_first_try_ended_well_is_no_duplicate_of_it(
+        self, stage: Stage, kind: str
+    ) -> None:
+        key, name = stage.key(), f"asking_again{kind}"
+        sent = stage.send(name, key, hold=True)
+        stage.wait_for(key, "start")
+        stage.open_gate(key)
+        stage.wait_for(key, "start", 2)
+        stage.open_gate(key)
+        stage.wait_for(key, "end", 2)
+        stage.wait_until_idle()
+        assert [event["retries"] for event in stage.events(key, "start")] == [0, 1]
+        # Celery keeps the result of the first success.
+        assert stage.result(sent) == "tried 1"
+
+        for retries in (0, 1):
+            deliver_again(stage, name, key, sent.id, retries=retries)
+            stage.wait_until_idle()
+        assert stage.count(key, "start") == 2
+
+    @pytest.mark.row("retry-returned")
+    def test_a_duplicate_of_the_first_try_is_one_although_its_retry_is_still_to_come(
+        self, stage: Stage
+    ) -> None:
+        key = stage.key()
+        sent = stage.send("asking_again", key, pause=2)
+        assert stage.result(sent) == "tried 1"
+        deliver_again(stage, "asking_again", key, sent.id)
+        stage.wait_for_log(f"[{sent.id}] received", 3)  # The retry too, ahead of its time.
+        stage.wait_for(key, "end", 2)
+        stage.wait_until_idle()
+        assert [event["retries"] for event in stage.events(key, "start")] == [0, 1]
+
+    @pytest.mark.row("retry-returned")
+    def test_a_duplicate_of_the_first_try_that_comes_after_its_retry_has_succeeded_does_not_run(
+        self, stage: Stage
+    ) -> None:
+        key = stage.key()
+        sent = stage.send("flaky", key)
+        assert stage.result(sent) == f"did {key}"
+        deliver_again(stage, "flaky", key, sent.id)
+        stage.wait_for_log(f"[{sent.id}] ignored")
+        stage.wait_until_idle()
+        assert [event["retries"] for event in stage.events(key, "start")] == [0, 1]
+
+    def test_of_many_that_retry_at_once_none_is_lost(self, stage: Stage) -> None:
+        keys = [stage.key() for _ in range(40)]
+        results = [stage.send("flaky", key) for key in keys]
+        assert [stage.result(one) for one in results] == [f"did {key}" for key in keys]
+        assert {stage.count(key, "start") for key in keys} == {2}
+
+    @pytest.mark.row("retry-other")
+    def test_a_retry_that_finds_another_holder_is_put_off(self, stage: Stage) -> None:
+        key = stage.key()
+        retried = stage.send("flaky", key, pause=0.3)
+        stage.wait_for(key, "start")
+        with lock_as_soon_as_free(key):
+            stage.wait_for_log(f"[{retried.id}]: lock {key!r} is busy")
+            assert not retried.ready()
+        assert stage.result(retried) == f"did {key}"
+
+    @pytest.mark.row("retry-raise")
+    def test_retries_because_of_lock_timeout_are_counted(self, stage: Stage) -> None:
+        key = stage.key()
+        with distributed_lock(key), pytest.raises(LockTimeout):
+            stage.result(stage.send("resigning", key))
+        assert stage.events(key) == []
+
+
+@contextmanager
+def lock_as_soon_as_free(key: str) -> Iterator[None]:
+    """Hold the lock *key* during the block, from the moment it is free."""
+    with distributed_lock(key, wait=10):
+        yield
+
+
+@pytest.mark.slow
+class TestCrash:
+    """The worker dies with the task in its hands; the broker delivers it again."""
+
+    @pytest.fixture
+    def own_stage(self, own_stage: Stage) -> Stage:
+        """A broker that gives up on a silent worker after a second."""
+        own_stage.conf["broker_transport_options"] = {
+            "visibility_timeout": 1,
+            # How often kombu 5.7 looks for messages to deliver again; before it was fixed.
+            "unacked_restore_interval": 0.2,
+            "unacked_restore_throttle": 1,
+        }
+        return own_stage
+
+    @pytest.mark.row("crash")
+    def test_a_task_whose_worker_was_killed_runs_again_after_the_dead_lease(
+        self, own_stage: Stage
+    ) -> None:
+        key = own_stage.key()
+        first = own_stage.start()
+        sent = own_stage.send("lasting", key, hold=True)
+        started_at = own_stage.wait_for(key, "start")["time"]
+        first.kill()
+        killed_at = time.time()
+
+        # Before 5.7, kombu gives up on silent workers when one starts, and then not for minutes.
+        wait_until(lambda: time.time() - started_at > 1, message="the visibility timeout is over")
+        own_stage.start()
+        again = own_stage.wait_for(key, "start", 2)
+        own_stage.open_gate(key)
+        assert own_stage.result(sent) == f"did {key}"
+        assert own_stage.count(key, "end") == 1
+        assert again["time"] - killed_at < 5 + 3  # Its lease had five seconds at most.
+
+    @pytest.mark.row("crash")
+    def test_of_many_that_start_the_lottery_one_draws_although_the_first_to_try_is_killed(
+        self, own_stage: Stage
+    ) -> None:
+        key = own_stage.key()
+        first = own_stage.start()
+        winner = own_stage.send("draw_late", key, hold=True)
+        own_stage.wait_for(key, "start")
+        others = [own_stage.send("draw_late", key) for _ in range(3)]
+        own_stage.start()
+        assert [own_stage.result(one)["skipped"] for one in others] == ["busy"] * 3
+        first.kill()
+        own_stage.open_gate(key)
+        own_stage.start()  # Before 5.7, kombu delivers again only when a worker starts.
+        assert own_stage.result(winner) == f"did {key}"
+        assert own_stage.result(own_stage.send("draw_late", key))["skipped"] == "busy"
+        assert own_stage.count(key, "end") == 1
+
+    @sweeps_often
+    @pytest.mark.row("visibility-timeout")
+    def test_a_task_that_outlasts_the_visibility_timeout_runs_once(self, own_stage: Stage) -> None:
+        key = own_stage.key()
+        for _ in range(2):
+            own_stage.start(ready=False)
+        for worker in own_stage.workers:
+            worker.wait_ready()
+        sent = own_stage.send("late", key, hold=True)
+        own_stage.wait_for(key, "start")
+        own_stage.wait_for_log(f"[{sent.id}]: lock {key!r} is busy", 3)
+        own_stage.open_gate(key)
+        assert own_stage.result(sent) == f"did {key}"
+        own_stage.wait_until_idle()
+        assert own_stage.count(key, "start") == 1
+        assert own_stage.app.AsyncResult(sent.id).result == f"did {key}"
+
+    @sweeps_often
+    @pytest.mark.row("visibility-timeout-eta")
+    @pytest.mark.parametrize("task", ["late", "brief"])
+    def test_a_task_whose_time_comes_after_the_visibility_timeout_runs_once(
+        self, own_stage: Stage, task: str
+    ) -> None:
+        key = own_stage.key()
+        for _ in range(2):
+            own_stage.start(ready=False)
+        for worker in own_stage.workers:
+            worker.wait_ready()
+        sent = own_stage.task(task).apply_async((key,), {"hold": True}, countdown=4)
+        # Twice in a worker by now, with a second delivery of itself.
+        own_stage.wait_for_log(f"[{sent.id}] received", 2, timeout=20)
+        assert own_stage.count(key, "start") == 0
+        own_stage.wait_for_log(f"[{sent.id}]: lock {key!r} is busy")
+        own_stage.open_gate(key)
+        assert own_stage.result(sent) == f"did {key}"
+        own_stage.wait_until_idle()
+        assert own_stage.count(key, "start") == 1
+        assert own_stage.app.AsyncResult(sent.id).result == f"did {key}"
+
+    @sweeps_often
+    @pytest.mark.row("visibility-timeout-crash")
+    def test_the_work_is_not_lost_if_the_first_delivery_dies_after_the_second_came(
+        self, own_stage: Stage
+    ) -> None:
+        key = own_stage.key()
+        first = own_stage.start()
+        sent = own_stage.send("late", key, hold=True)
+        own_stage.wait_for(key, "start")
+        own_stage.start()
+        own_stage.wait_for_log(f"[{sent.id}]: lock {key!r} is busy")
+        first.kill()
+        own_stage.wait_for(key, "start", 2)
+        own_stage.open_gate(key)
+        assert own_stage.result(sent) == f"did {key}"
+        assert own_stage.count(key, "end") == 1

@@ -1,0 +1,77 @@
+"""docs/celery.md says what the tests prove: no row without a test, no test without a row."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from django_redislock.celery import SingleInstance, checks
+from tests import ROOT
+from tests.celery.test_lifecycle import LIFE_CYCLE
+from tests.package.test_docs import DOCUMENTS, code_of
+
+TESTS = Path(__file__).parent
+EXAMPLE = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+DOCS = (ROOT / "docs" / "celery.md").read_text()
+
+
+def section(title: str) -> str:
+    """The text under a heading."""
+    return DOCS.partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_the_table_of_the_life_cycle_is_that_of_its_tests() -> None:
+    table = DOCS.partition("<!-- life cycle -->")[2].partition("<!-- end -->")[0]
+    documented = table.strip().splitlines()[2:]
+    assert documented == [
+        f"| {one.name} | {one.free} | {one.started} | {one.done} |" for one in LIFE_CYCLE
+    ]
+
+
+def test_each_row_of_the_table_names_its_tests_and_each_test_is_named() -> None:
+    proven = {
+        row
+        for path in TESTS.glob("test_*.py")
+        for row in re.findall(r'pytest\.mark\.row\("(.+?)"\)', path.read_text())
+    }
+    rows = [line for line in section("What happens to a run").splitlines() if line.startswith("| ")]
+    documented = {name for row in rows for name in re.findall(r"`([\w-]+)`", row.split(" | ")[-1])}
+    assert documented == proven
+
+
+def test_each_option_is_documented() -> None:
+    documented = set(
+        re.findall(
+            r"`(\w+)`",
+            "".join(
+                line.split(" | ")[0]
+                for line in section("Options").splitlines()
+                if line.startswith("| `")
+            ),
+        )
+    )
+    assert documented == {field.name for field in fields(SingleInstance)}
+
+
+def test_each_check_is_documented() -> None:
+    source = Path(checks.__file__).read_text()
+    assert set(re.findall(r"\| ([EW]\d+) \|", section("System checks"))) == set(
+        re.findall(r"(?<=[.\"])([EW]\d+)\"", source)
+    )
+
+
+def test_each_example_keeps_what_it_promises_when_a_worker_is_killed() -> None:
+    """With min_hold or once the others skip, so the message must outlive the one that does not."""
+    programs = [code for path in DOCUMENTS for code in code_of(path.read_text(), "python")]
+    programs += [path.read_text() for path in (ROOT / "example_project").rglob("*.py")]
+    examples = [
+        {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        for code in programs
+        for node in ast.walk(compile(code, "", "exec", EXAMPLE))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "single_instance_task"
+    ]
+    kept = [one for one in examples if {"min_hold", "once"} & one.keys()]
+    assert len(kept) >= 4
+    assert [one for one in kept if one.get("acks_late") != "True"] == []

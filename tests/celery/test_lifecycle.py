@@ -1,0 +1,271 @@
+"""When a worker or a run ends, in any way: when the lock is free again, and what is done.
+
+Each test ends with the same three facts, and docs/celery.md has them as a table, which
+test_docs.py compares with LIFE_CYCLE below.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+from django_redislock import distributed_lock, held
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery.result import AsyncResult
+
+    from tests.celery.project.stage import Stage, Worker
+
+pytest_plugins = ["tests.celery.project.stage"]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+TTL = 2.0  # Of the tasks here.
+
+Free = Literal["at once", "after the lease"]
+Times = Literal["once", "twice", "not at all"]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """One way for a run to end while its body is at work, and what comes of it."""
+
+    name: str  # As the table in the docs has it.
+    task: str
+    act: Callable[[Stage, Worker, AsyncResult, int], None]  # int: the pid that runs the body
+    free: Free
+    started: Times  # How often the body begins.
+    done: Times  # How often it gets to its end.
+    ends_worker: bool = False
+    options: tuple[str, ...] = ()
+    conf: tuple[tuple[str, Any], ...] = ()
+
+
+def _open_gate_and(number: signal.Signals) -> Callable[..., None]:
+    def act(stage: Stage, worker: Worker, sent: AsyncResult, pid: int) -> None:
+        worker.signal(number)
+        stage.open_gate(stage.current_key)
+
+    return act
+
+
+def _signal(number: signal.Signals) -> Callable[..., None]:
+    return lambda stage, worker, sent, pid: worker.signal(number)
+
+
+def _kill_worker(stage: Stage, worker: Worker, sent: AsyncResult, pid: int) -> None:
+    worker.kill()
+
+
+def _kill_child(stage: Stage, worker: Worker, sent: AsyncResult, pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def _revoke(number: str) -> Callable[..., None]:
+    return lambda stage, worker, sent, pid: sent.revoke(terminate=True, signal=number)
+
+
+def _nothing(stage: Stage, worker: Worker, sent: AsyncResult, pid: int) -> None:
+    """The time limit does it."""
+
+
+BROKER = (
+    (
+        "broker_transport_options",
+        {"visibility_timeout": 1, "unacked_restore_interval": 0.2, "unacked_restore_throttle": 1},
+    ),
+)
+SOFT = (("worker_soft_shutdown_timeout", 1.0), *BROKER)
+
+LIFE_CYCLE = [
+    Ending(
+        "warm shutdown (SIGTERM)",
+        "late",
+        _open_gate_and(signal.SIGTERM),
+        "at once",
+        "once",
+        "once",
+        ends_worker=True,
+    ),
+    Ending(
+        "cold shutdown (SIGQUIT)",
+        "late",
+        _signal(signal.SIGQUIT),
+        "at once",
+        "twice",
+        "once",
+        ends_worker=True,
+    ),
+    Ending(
+        "cold shutdown (SIGQUIT), early ack",
+        "brief",
+        _signal(signal.SIGQUIT),
+        "at once",
+        "once",
+        "not at all",
+        ends_worker=True,
+    ),
+    Ending(
+        "soft shutdown (SIGQUIT), its time runs out",
+        "late",
+        _signal(signal.SIGQUIT),
+        "at once",
+        "twice",
+        "once",
+        ends_worker=True,
+        conf=SOFT,
+    ),
+    Ending(
+        "worker killed (SIGKILL)",
+        "late",
+        _kill_worker,
+        "after the lease",
+        "twice",
+        "once",
+        ends_worker=True,
+        conf=BROKER,
+    ),
+    Ending(
+        "worker killed (SIGKILL), early ack",
+        "brief",
+        _kill_worker,
+        "after the lease",
+        "once",
+        "not at all",
+        ends_worker=True,
+    ),
+    Ending("child killed (SIGKILL)", "late", _kill_child, "after the lease", "once", "not at all"),
+    Ending(
+        "child killed, reject_on_worker_lost",
+        "rejecting",
+        _kill_child,
+        "after the lease",
+        "twice",
+        "once",
+    ),
+    Ending(
+        "soft time limit",
+        "late",
+        _nothing,
+        "at once",
+        "once",
+        "not at all",
+        options=("--soft-time-limit", "1"),
+    ),
+    Ending(
+        "hard time limit",
+        "late",
+        _nothing,
+        "at once",
+        "once",
+        "not at all",
+        options=("--time-limit", "1"),
+    ),
+    Ending(
+        "revoke(terminate=True), SIGTERM",
+        "late",
+        _revoke("SIGTERM"),
+        "at once",
+        "once",
+        "not at all",
+    ),
+    Ending(
+        "revoke(terminate=True), SIGKILL",
+        "late",
+        _revoke("SIGKILL"),
+        "after the lease",
+        "once",
+        "not at all",
+    ),
+]
+
+
+@pytest.mark.parametrize("ending", LIFE_CYCLE, ids=lambda ending: ending.name)
+def test_life_cycle(own_stage: Stage, ending: Ending) -> None:
+    own_stage.conf |= dict(ending.conf)
+    key = own_stage.current_key = own_stage.key()
+    worker = own_stage.start(*ending.options, pool="prefork")
+    sent = own_stage.send(ending.task, key, hold=True)
+    pid = own_stage.wait_for(key, "start")["pid"]
+    lease = held.get(key)
+    assert lease is not None
+
+    ending.act(own_stage, worker, sent, pid)
+    wait_until(lambda: _ended(own_stage, worker, pid), 20, "the body has ended", every=0.02)
+    ended_at = time.monotonic()
+    wait_until(lambda: _other_than(lease.id, key), 10, "the lease has ended", every=0.01)
+    took = time.monotonic() - ended_at
+    assert took < 1 if ending.free == "at once" else took < TTL + 1.5
+
+    if ending.ends_worker:
+        worker.wait()
+        own_stage.start()
+    if ending.started == "twice":
+        own_stage.wait_for(key, "start", 2)
+        own_stage.open_gate(key)
+    if ending.done == "once":
+        assert own_stage.result(sent) == f"did {key}"
+    own_stage.wait_until_idle()
+    times = {"not at all": 0, "once": 1, "twice": 2}
+    assert own_stage.count(key, "start") == times[ending.started]
+    assert own_stage.count(key, "end") == times[ending.done]
+    # Nothing is left in the way of the next run.
+    own_stage.open_gate(key)
+    with distributed_lock(key, wait=TTL + 1):
+        pass
+
+
+def test_a_child_that_is_replaced_after_some_tasks_lets_go(own_stage: Stage) -> None:
+    """worker_max_tasks_per_child: a new process per task, and the lock is free for it."""
+    own_stage.start("--max-tasks-per-child", "1", pool="prefork")
+    key = own_stage.key()
+    for _ in range(3):
+        assert own_stage.result(own_stage.send("late", key)) == f"did {key}"
+    assert len({event["pid"] for event in own_stage.events(key, "start")}) == 3
+
+
+@pytest.mark.parametrize("how", ["revoked", "soft time limit", "hard time limit"])
+def test_a_run_that_ends_while_it_waits_leaves_the_queue(own_stage: Stage, how: str) -> None:
+    own_stage.start(pool="prefork")
+    key = own_stage.key()
+    limits = {"soft time limit": {"soft_time_limit": 1}, "hard time limit": {"time_limit": 1}}
+    with distributed_lock(key):
+        sent = own_stage.task("waiting").apply_async((key,), **limits.get(how, {}))
+        own_stage.wait_for_waiter(key)
+        if how == "revoked":
+            sent.revoke(terminate=True)
+        wait_until(lambda: sent.state in {"REVOKED", "FAILURE"}, 20, "it has ended", every=0.02)
+        wait_until(lambda: not _waiters(key), 5, "nobody waits", every=0.02)
+    assert own_stage.result(own_stage.send("waiting", key)) == f"did {key}"
+    assert own_stage.count(key, "start") == 1
+
+
+def _waiters(key: str) -> int:
+    lock = held.get(key)
+    return lock.waiters if lock else 0
+
+
+def _ended(stage: Stage, worker: Worker, pid: int) -> bool:
+    """Whether the process that ran the body is gone, or the body has."""
+    key = stage.current_key
+    return not _runs(pid) or stage.count(key, "end") > 0 or stage.count(key, "interrupted") > 0
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _other_than(lease_id: str, key: str) -> bool:
+    lock = held.get(key)
+    return lock is None or lock.id != lease_id

@@ -1,0 +1,185 @@
+"""limit=N: at most N runs at a time, each with a permit that is a lock of its own."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import LockUnavailable, held, signals
+from django_redislock.rules.keys import lock_keys
+from tests.celery.project import journal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.celery.project.stage import Stage
+
+pytest_plugins = ["tests.celery.project.stage"]
+pytestmark = pytest.mark.usefixtures("worker")
+
+
+def most_at_a_time(events: list[dict[str, Any]]) -> int:
+    """How many runs were under way at the same time, at most."""
+    most = now = 0
+    for event in events:
+        now += {"start": 1, "end": -1}.get(event["event"], 0)
+        most = max(most, now)
+    return most
+
+
+@pytest.mark.row("limit")
+def test_one_more_than_the_limit_is_skipped(stage: Stage) -> None:
+    key = stage.key()
+    running = [stage.send("limited", key, hold=True) for _ in range(3)]
+    stage.wait_for(key, "start", 3)
+    assert stage.result(stage.send("limited", key))["skipped"] == "busy"
+    stage.open_gate(key, 3)
+    assert [stage.result(one) for one in running] == [f"did {key}"] * 3
+    assert most_at_a_time(stage.events(key)) == 3
+
+
+def test_each_permit_is_a_row_of_its_own(stage: Stage) -> None:
+    key = stage.key()
+    running = [stage.send("limited", key, hold=True) for _ in range(3)]
+    stage.wait_for(key, "start", 3)
+    rows = [lock for lock in held.list() if lock.name.startswith(key)]
+    assert sorted(lock.name for lock in rows) == [f"{key}#1", f"{key}#2", f"{key}#3"]
+    assert {lock.owner.task_id for lock in rows} == {one.id for one in running}
+    assert sorted(lock.owner.permit for lock in rows) == ["1/3", "2/3", "3/3"]
+    assert len({lock.id for lock in rows}) == 3
+    record = held.record(key)
+    assert record is not None
+    assert {run.owner.task_id for run in record.under_way} == {one.id for one in running}
+    stage.open_gate(key, 3)
+    for one in running:
+        stage.result(one)
+    assert not [lock for lock in held.list() if lock.name.startswith(key)]
+
+
+def test_a_permit_taken_by_force_lets_one_more_run(stage: Stage) -> None:
+    key = stage.key()
+    running = [stage.send("limited", key, hold=True) for _ in range(3)]
+    stage.wait_for(key, "start", 3)
+    victim = held.get(f"{key}#2")
+    assert victim is not None
+    assert held.force_release(victim.name, victim.id, by="a test")
+    assert stage.result(stage.send("limited", key)) == f"did {key}"
+    stage.open_gate(key, 3)
+    outcomes = [one.get(timeout=20, propagate=False) for one in running]
+    assert sum(isinstance(outcome, Exception) for outcome in outcomes) == 1
+
+
+def test_those_who_wait_take_whatever_permit_is_free(stage: Stage) -> None:
+    key = stage.key()
+    running = [stage.send("sharing", key, seconds=0.05) for _ in range(12)]
+    assert [stage.result(one) for one in running] == [f"did {key}"] * 12
+    assert most_at_a_time(stage.events(key)) == 2
+
+
+@pytest.mark.row("limit-duplicate")
+def test_a_duplicate_takes_no_second_permit(stage: Stage) -> None:
+    key = stage.key()
+    first = stage.send("limited", key, hold=True)
+    stage.wait_for(key, "start")
+    stage.redeliver(first.id)
+    stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy")
+    stage.open_gate(key)
+    assert stage.result(first) == f"did {key}"
+    stage.wait_until_idle()
+    assert stage.count(key, "start") == 1
+
+
+def test_duplicates_that_start_together_do_not_run_together(stage: Stage) -> None:
+    key, task_id = stage.key(), stage.key()
+    for _ in range(4):
+        stage.task("limited").apply_async((key,), {"seconds": 0.1}, task_id=task_id)
+    assert stage.result(stage.app.AsyncResult(task_id)) == f"did {key}"
+    stage.wait_until_idle()
+    assert stage.count(key, "start") == 1
+
+
+def test_the_record_is_that_of_the_name(stage: Stage) -> None:
+    key = stage.key()
+    sent = stage.send("limited", key)
+    stage.result(sent)
+    record = held.record(key)
+    assert record is not None
+    assert record.last_success is not None
+    assert record.last_success.owner.task_id == sent.id
+    assert (record.under_way, record.last_unended) == ((), None)
+
+
+@pytest.fixture
+def told() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """The signals about locks that are sent in this process, by name."""
+    got: list[tuple[str, dict[str, Any]]] = []
+
+    def receiver_of(signal: str) -> Callable[..., None]:
+        return lambda **news: got.append((signal, news))
+
+    receivers = {one: receiver_of(one) for one in ("lock_acquired", "lock_timed_out")}
+    for one, receiver in receivers.items():
+        getattr(signals, one).connect(receiver)
+    yield got
+    for one, receiver in receivers.items():
+        getattr(signals, one).disconnect(receiver)
+
+
+@pytest.mark.parametrize(("task", "wait"), [("limited", 0.0), ("sharing_impatiently", 2.5)])
+def test_a_wait_that_runs_out_is_told_once_when_it_is_over(
+    stage: Stage, told: list[tuple[str, dict[str, Any]]], task: str, wait: float
+) -> None:
+    key = stage.key()
+    permits = 3 if task == "limited" else 2
+    running = [stage.send(task, key, hold=True) for _ in range(permits)]
+    stage.wait_for(key, "start", permits)
+    assert stage.task(task)(key)["skipped"] == "busy"
+    stage.open_gate(key, permits)
+    [(name, news)] = told
+    assert (name, news["name"], news["using"]) == ("lock_timed_out", key, "default")
+    assert news["holder"].rpartition(" ")[2] in {one.id for one in running}
+    assert wait <= news["waited"] < wait + 5
+    for one in running:
+        stage.result(one)
+
+
+def test_a_wait_that_ends_with_a_permit_is_told_with_its_whole_length(
+    stage: Stage,
+    told: list[tuple[str, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(journal, "server", lambda: stage.redis)  # The body runs in this process.
+    key = stage.key()
+    for _ in range(2):
+        stage.send("sharing_impatiently", key, hold=True)
+    stage.wait_for(key, "start", 2)
+    opener = threading.Timer(1.3, stage.open_gate, [key])
+    opener.start()
+    assert stage.task("sharing")(key) == f"did {key}"
+    opener.join()
+    stage.open_gate(key)
+    [(name, news)] = told
+    assert (name, news["lease"].name.rpartition("#")[0]) == ("lock_acquired", key)
+    assert news["waited"] >= 1.3
+    stage.wait_for(key, "end", 3)
+
+
+def test_a_permit_that_never_ends_takes_one_place_and_no_more(stage: Stage) -> None:
+    key = stage.key()
+    keys = [lock_keys("redislock", f"{key}#{number}").lock for number in (1, 2, 3)]
+    stage.redis.rpush(keys[0], "by hand")
+    stage.redis.set(keys[1], "")
+    for _ in range(5):
+        assert stage.result(stage.send("limited", key)) == f"did {key}"
+    running = stage.send("limited", key, hold=True)
+    stage.wait_for(key, "start", 6)
+    assert stage.result(stage.send("limited", key))["skipped"] == "busy"
+    stage.open_gate(key)
+    stage.result(running)
+    # That all never end is no conflict, but an error that only an operator can end.
+    stage.redis.set(keys[2], "")
+    with pytest.raises(LockUnavailable):
+        stage.result(stage.send("limited", key))
+    stage.redis.delete(*keys)

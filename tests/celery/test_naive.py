@@ -1,0 +1,39 @@
+"""The tests of the table are worth something: with a naive lock, each of them fails.
+
+project/naive.py has what people write: ``SET NX EX`` around the body, return if it is there, delete
+it in the end.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests import ROOT
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_with_a_naive_lock_every_test_of_the_table_fails() -> None:
+    command = [sys.executable, "-m", "pytest", "-m", "row", "-q", "-rA", "--tb=no", "-n", "4"]
+    tests = map(str, sorted((ROOT / "tests" / "celery").glob("test_*.py")))
+    run = subprocess.run(
+        [*command, "-p", "no:randomly", *tests],
+        check=False,
+        env=os.environ | {"TESTS_NAIVE": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    outcomes = {
+        line.split()[1].partition("::")[2]: line.split()[0]
+        for line in run.stdout.splitlines()
+        if line.startswith(("PASSED ", "FAILED ", "ERROR "))
+    }
+    passed = sorted(test for test, outcome in outcomes.items() if outcome == "PASSED")
+    assert len(outcomes) > 15, run.stdout
+    assert passed == []

@@ -1,0 +1,92 @@
+"""Every pool of Celery, and result and broker backends other than Redis."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_redislock import distributed_lock, held
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.celery.project.stage import Stage
+
+pytest_plugins = ["tests.celery.project.stage"]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=["prefork", "threads", "gevent", "eventlet"])
+def pool(request: pytest.FixtureRequest) -> str:
+    """A pool in which several runs are under way at a time."""
+    pool: str = request.param
+    if pool in {"gevent", "eventlet"} and importlib.util.find_spec(pool) is None:
+        pytest.skip(f"{pool} is not installed")
+    return pool
+
+
+def test_each_run_has_a_lease_of_its_own_and_a_conflict_is_seen(
+    own_stage: Stage, pool: str
+) -> None:
+    own_stage.start(pool=pool, concurrency=4)
+    keys = [own_stage.key() for _ in range(3)]
+    running = [own_stage.send("late", key, hold=True) for key in keys]
+    fences = {own_stage.wait_for(key, "start")["fence"] for key in keys}
+    assert len(fences) == 3
+    assert own_stage.result(own_stage.send("late", keys[0]))["skipped"] == "busy"
+    own_stage.redeliver(running[1].id)
+    own_stage.wait_for_log(f"[{running[1].id}]: lock {keys[1]!r} is busy")
+    for key in keys:
+        own_stage.open_gate(key)
+    assert [own_stage.result(one) for one in running] == [f"did {key}" for key in keys]
+    own_stage.wait_until_idle()
+    assert [own_stage.count(key, "start") for key in keys] == [1, 1, 1]
+
+
+def test_a_lease_is_renewed_while_the_body_runs(own_stage: Stage, pool: str) -> None:
+    own_stage.start(pool=pool, concurrency=2)
+    key = own_stage.key()
+    sent = own_stage.send("brisk", key, seconds=3)  # Twice its ttl.
+    own_stage.wait_for(key, "start")
+    results = []
+    while not own_stage.count(key, "end"):
+        results.append(own_stage.result(own_stage.send("brisk", key)))
+    assert own_stage.result(sent) == f"did {key}"
+    assert len(results) > 1
+    assert all(one["skipped"] == "busy" for one in results[:-1])
+
+
+def test_a_lock_that_the_worker_took_before_it_forked_stays_the_workers(own_stage: Stage) -> None:
+    key, other = own_stage.key(), own_stage.key()
+    worker = own_stage.start(
+        "--max-tasks-per-child", "2", pool="prefork", concurrency=2, held_by_parent=key
+    )
+    lease = held.get(key)
+    assert lease is not None
+    assert lease.owner.pid == worker.pid
+
+    # To the children it is somebody else's, however many come and go, and at whatever end.
+    for _ in range(3):
+        result = own_stage.result(own_stage.send("skipping", key))
+        assert (result["skipped"], result["holder"]) == ("busy", str(lease.owner))
+        assert own_stage.result(own_stage.send("skipping", other)) == f"did {other}"
+    own_stage.send("skipping", other, hold=True)
+    os.kill(own_stage.wait_for(other, "start", 4)["pid"], signal.SIGKILL)
+
+    def renewed() -> bool:
+        now = held.get(key)
+        assert now is not None
+        assert now.id == lease.id
+        return now.held_for > 2 * 2  # Twice its ttl.
+
+    wait_until(renewed, 20, "the worker renews its lease", every=0.05)
+    assert {event["pid"] for event in own_stage.events(other, "start")}.isdisjoint({worker.pid})
+    waiting = own_stage.send("waiting", key)
+    own_stage.wait_for_waiter(key)
+    assert held.force_release(key, lease.id, by="a test")
+    assert own_stage.result(waiting) == f"did {key}"
+    with distributed_lock(key, wait=5):
+        pass

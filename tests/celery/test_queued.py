@@ -1,0 +1,331 @@
+"""unique_queued: of the calls with one key, one waits in the broker's queue."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import chain
+from kombu.exceptions import EncodeError, OperationalError
+
+from django_redislock import distributed_lock, task_runs
+from django_redislock.rules import scripts
+from tests.celery.project.app import make_app
+from tests.support.servers import free_port
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from celery.result import AsyncResult
+
+    from tests.celery.project.stage import Stage
+    from tests.conftest import MakeProxy, MakeServer
+
+pytest_plugins = ["tests.celery.project.stage"]
+
+
+def waiting(stage: Stage) -> int:
+    """How many messages wait in the queue."""
+    return int(stage.redis.llen("celery"))
+
+
+class TestWithoutWorker:
+    """Nothing starts, so everything waits."""
+
+    def test_a_second_call_returns_the_first_one_and_publishes_nothing(
+        self, own_stage: Stage
+    ) -> None:
+        key = own_stage.key()
+        first = own_stage.send("queued", key)
+        assert own_stage.send("queued", key, seconds=3).id == first.id
+        assert own_stage.task("queued").delay(key).id == first.id
+        assert waiting(own_stage) == 1
+
+    def test_another_key_is_another_call(self, own_stage: Stage) -> None:
+        assert own_stage.send("queued", "a").id != own_stage.send("queued", "b").id
+        assert waiting(own_stage) == 2
+
+    def test_the_second_caller_gets_the_result_of_the_first_call(self, own_stage: Stage) -> None:
+        key = own_stage.key()
+        own_stage.send("queued", key)
+        second = own_stage.send("queued", key)
+        own_stage.start()
+        assert own_stage.result(second) == f"did {key}"
+        assert own_stage.count(key, "start") == 1
+
+    def test_it_ends_with_queued_ttl(self, own_stage: Stage) -> None:
+        key = own_stage.key()
+        first = own_stage.send("queued_briefly", key)
+        assert own_stage.send("queued_briefly", key).id == first.id
+
+        def published() -> bool:
+            return own_stage.send("queued_briefly", key).id != first.id
+
+        wait_until(published, 5, "another call is published")
+
+    def test_a_call_that_cannot_be_serialized_leaves_nothing(self, own_stage: Stage) -> None:
+        key = own_stage.key()
+        with pytest.raises(EncodeError):
+            own_stage.send("queued", key, what=object())
+        own_stage.send("queued", key)
+        assert waiting(own_stage) == 1
+
+    @pytest.mark.slow
+    def test_nor_does_one_that_no_broker_takes(self, own_stage: Stage) -> None:
+        key = own_stage.key()
+        nowhere = f"redis://127.0.0.1:{free_port()}/0"
+        with make_app({**own_stage.conf, "broker_url": nowhere}) as app:
+            with pytest.raises(OperationalError):
+                app.tasks[own_stage.task("queued").name].apply_async((key,), retry=False)
+            app.pool.force_close_all()
+        own_stage.send("queued", key)
+        assert waiting(own_stage) == 1
+
+    def test_wrong_arguments_are_refused_and_leave_nothing(self, own_stage: Stage) -> None:
+        with pytest.raises(TypeError):
+            own_stage.task("queued").delay()
+        assert waiting(own_stage) == 0
+
+    def test_a_call_that_something_depends_on_is_published(self, own_stage: Stage) -> None:
+        key = own_stage.key()
+        queued, append = own_stage.task("queued"), own_stage.task("append")
+        queued.delay(key)
+        chain(queued.s(key), append.s(1))()
+        queued.apply_async((key,), link=append.s(1))
+        assert waiting(own_stage) == 3
+
+    def test_send_task_is_no_way_to_break_it(self, own_stage: Stage) -> None:
+        key = own_stage.key()
+        own_stage.app.send_task(own_stage.task("queued").name, (key,))
+        own_stage.send("queued", key)
+        assert waiting(own_stage) == 2
+
+    def test_without_redis_it_is_published(self, own_stage: Stage, settings: Any) -> None:
+        settings.REDISLOCK = {"default": {"LOCATION": f"redis://127.0.0.1:{free_port()}/0"}}
+        key = own_stage.key()
+        own_stage.send("queued", key)
+        own_stage.send("queued", key)
+        assert waiting(own_stage) == 2
+
+
+@pytest.mark.slow
+class TestWithWorker:
+    """What waits no longer may be called again."""
+
+    def test_a_call_that_has_started_waits_no_longer(self, own_stage: Stage) -> None:
+        own_stage.start()
+        key = own_stage.key()
+        first = own_stage.send("queued", key, hold=True)
+        own_stage.wait_for(key, "start")
+        second = own_stage.send("queued", key)
+        assert second.id != first.id
+        assert own_stage.send("queued", key).id == second.id
+        own_stage.open_gate(key)
+        assert own_stage.result(first) == own_stage.result(second) == f"did {key}"
+        assert own_stage.count(key, "start") == 2
+
+    @pytest.mark.parametrize("how", ["expired", "revoked"])
+    def test_a_call_that_never_starts_is_forgotten(self, own_stage: Stage, how: str) -> None:
+        own_stage.start()
+        key, queued = own_stage.key(), own_stage.task("queued")
+        if how == "expired":
+            first = queued.apply_async((key,), expires=-1)
+        else:
+            first = queued.apply_async((key,), countdown=0.5)
+            own_stage.wait_for_log(f"[{first.id}] received")
+            first.revoke()
+
+        def publish_another() -> AsyncResult | None:
+            sent = own_stage.send("queued", key)
+            return None if sent.id == first.id else sent
+
+        second = wait_until(publish_another, 20, "another call is published", every=0.02)
+        assert own_stage.result(second) == f"did {key}"
+        assert "Discarding revoked task" in own_stage.workers[0].log
+
+    def test_a_run_that_was_put_off_is_published_again(self, own_stage: Stage) -> None:
+        own_stage.start()
+        key = own_stage.key()
+        with distributed_lock(key):
+            sent = own_stage.send("queued_retrying", key)
+            own_stage.wait_for_log(f"[{sent.id}]: lock {key!r} is busy", 2)
+        assert own_stage.result(sent) == f"did {key}"
+
+    def test_a_call_is_forgotten_although_its_arguments_look_different_in_the_worker(
+        self, own_stage: Stage
+    ) -> None:
+        own_stage.start()
+        key, task = own_stage.key(), own_stage.task("queued_parts")
+        for times in (1, 2):
+            assert own_stage.result(task.delay(key, (1, 2))) == f"did {key}"
+            assert own_stage.count(key, "start") == times
+
+    @pytest.mark.parametrize("place", ["last in a chain", "callback", "of a chosen id"])
+    def test_a_call_that_is_looked_for_under_its_own_id_is_published(
+        self, own_stage: Stage, place: str
+    ) -> None:
+        own_stage.start()
+        key, append = own_stage.key(), own_stage.task("append")
+        own_stage.task("queued").apply_async((key,), countdown=60)
+        queued = own_stage.task("queued").si(key)
+        if place == "last in a chain":
+            sought = chain(append.si(1, 2), queued)()
+        else:
+            queued.set(task_id=own_stage.key())
+            sought = own_stage.app.AsyncResult(queued.options["task_id"])
+            if place == "callback":
+                append.apply_async((1, 2), link=queued)
+            else:
+                queued.apply_async()
+        assert own_stage.result(sought) == f"did {key}"
+
+    def test_a_call_whose_announcement_was_made_but_not_answered_is_forgotten_too(
+        self,
+        own_stage: Stage,
+        settings: Any,
+        make_server: MakeServer,
+        make_proxy: MakeProxy,
+    ) -> None:
+        server = make_server()
+        own_stage.redislock["default"]["LOCATION"] = server.url
+        own_stage.start()
+        proxy = make_proxy(server)
+        settings.REDISLOCK = {"default": {"LOCATION": proxy.url}}
+        proxy.rule_for_script(scripts.ANNOUNCE.sha, "cut_after", times=2)
+        key = own_stage.key()
+        assert own_stage.result(own_stage.send("queued", key)) == f"did {key}"
+        assert own_stage.result(own_stage.send("queued", key)) == f"did {key}"
+        assert own_stage.count(key, "start") == 2
+
+
+@pytest.mark.usefixtures("worker")
+class TestPutOff:
+    """A run that goes back to the broker still waits in the queue, and stands for later calls."""
+
+    def test_of_many_calls_during_one_run_one_more_runs(self, stage: Stage) -> None:
+        key = stage.key()
+        first = stage.send("queued_retrying", key, hold=True)
+        stage.wait_for(key, "start")
+        second = stage.send("queued_retrying", key)
+        for times in range(1, 5):
+            stage.wait_for_log(f"[{second.id}]: lock {key!r} is busy", times)
+            assert {stage.send("queued_retrying", key).id for _ in range(2)} == {second.id}
+        stage.open_gate(key)
+        assert stage.result(first) == stage.result(second) == f"did {key}"
+        stage.wait_until_idle()
+        assert stage.count(key, "start") == 2
+
+    def test_also_if_it_is_put_off_for_longer_than_queued_ttl(self, stage: Stage) -> None:
+        key = stage.key()
+        with distributed_lock(key):
+            first = stage.send("queued_retrying_briefly", key)
+            stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy", 4)  # 2.1 s at least.
+            assert stage.send("queued_retrying_briefly", key).id == first.id
+        assert stage.result(first) == f"did {key}"
+
+    def test_also_if_it_waits_in_a_worker(self, stage: Stage) -> None:
+        key = stage.key()
+        with distributed_lock(key):
+            first = stage.send("queued_waiting", key)
+            stage.wait_for_waiter(key)
+            assert stage.send("queued_waiting", key).id == first.id
+        assert stage.result(first) == f"did {key}"
+
+    @pytest.mark.slow
+    def test_also_while_redis_does_not_answer_it(
+        self, own_stage: Stage, settings: Any, make_server: MakeServer, make_proxy: MakeProxy
+    ) -> None:
+        server = make_server()
+        proxy = make_proxy(server)
+        own_stage.redislock["default"]["LOCATION"] = proxy.url
+        own_stage.start()
+        settings.REDISLOCK = {"default": {"LOCATION": server.url}}
+        proxy.refuse()
+        key = own_stage.key()
+        first = own_stage.send("queued_hopeful", key)
+        own_stage.wait_for_log(f"[{first.id}]: Lock {key!r} is unavailable")
+        assert own_stage.send("queued_hopeful", key).id == first.id
+        proxy.heal()
+        assert own_stage.result(first) == f"did {key}"
+        assert own_stage.result(own_stage.send("queued_hopeful", key)) == f"did {key}"
+        assert own_stage.count(key, "start") == 2
+
+    def test_it_stands_for_others_until_its_body_starts(self, stage: Stage) -> None:
+        key = stage.key()
+        with distributed_lock(key):
+            first = stage.send("queued_retrying", key, hold=True)
+            stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy")
+        stage.wait_for(key, "start")
+        second = stage.send("queued_retrying", key)
+        assert second.id != first.id
+        stage.open_gate(key)
+        assert stage.result(first) == stage.result(second) == f"did {key}"
+
+    @pytest.mark.parametrize("task", ["queued", "queued_raising", "queued_hurried"])
+    def test_or_until_it_ends_without_a_body(self, stage: Stage, task: str) -> None:
+        key = stage.key()
+        with distributed_lock(key):
+            first = stage.send(task, key)
+            first.get(timeout=20, propagate=False)
+        second = stage.send(task, key)
+        assert second.id != first.id
+        assert stage.result(second) == f"did {key}"
+
+    @pytest.mark.parametrize("how", ["expired", "revoked"])
+    def test_or_until_it_is_given_up_in_the_queue(self, stage: Stage, how: str) -> None:
+        key, task = stage.key(), stage.task("queued_retrying")
+        with distributed_lock(key):
+            first = task.apply_async((key,), expires=2 if how == "expired" else None)
+            stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy", 2)
+            if how == "revoked":
+                first.revoke()
+            stage.wait_for_log(f"Discarding revoked task: {task.name}[{first.id}]")
+
+            def another_is_published() -> bool:
+                return stage.send("queued_retrying", key).id != first.id
+
+            wait_until(another_is_published, 20, "another call is published", every=0.02)
+
+    def test_a_run_whose_announcement_was_taken_over_is_not_lost(self, stage: Stage) -> None:
+        key = stage.key()
+        with distributed_lock(key):
+            first = stage.send("queued_retrying", key)
+            stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy")
+            task_runs.retract(key, first.id, using="default")  # As when queued_ttl is over.
+            second = stage.send("queued_retrying", key)
+            assert second.id != first.id
+            for one in (first, second):
+                stage.wait_for_log(f"[{one.id}]: lock {key!r} is busy", 3)
+            assert stage.send("queued_retrying", key).id == second.id
+        assert stage.result(first) == stage.result(second) == f"did {key}"
+        assert stage.count(key, "start") == 2
+
+    def test_a_copy_of_a_run_that_has_started_stands_for_nobody(self, stage: Stage) -> None:
+        key = stage.key()
+        first = stage.send("queued_retrying", key, hold=True)
+        stage.wait_for(key, "start")
+        # As when Redis did not answer its retraction.
+        task_runs.announce(key, first.id, 60, using="default")
+        stage.redeliver(first.id)
+        stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy", 2)
+        second = stage.send("queued_retrying", key)
+        assert second.id != first.id
+        stage.open_gate(key, 2)
+        assert stage.result(second) == f"did {key}"
+        stage.wait_until_idle()
+        assert stage.count(key, "start") == 2
+
+    def test_conflict_deadline_counts_from_the_last_call_that_it_stands_for(
+        self, stage: Stage
+    ) -> None:
+        key = stage.key()
+        with distributed_lock(key):
+            first = stage.send("queued_hurried", key)
+            begin = time.monotonic()
+
+            def twice_the_deadline_is_over() -> bool:
+                assert stage.send("queued_hurried", key).id == first.id
+                return time.monotonic() - begin > 2 * 1.5
+
+            wait_until(twice_the_deadline_is_over, every=0.1)
+        assert stage.result(first) == f"did {key}"

@@ -1,0 +1,691 @@
+"""@single_instance_task without a worker: eager mode, direct calls, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import warnings
+from contextlib import suppress
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import celery._state
+import pytest
+from celery import Celery, Task, shared_task
+from celery.exceptions import Reject, Retry
+
+from django_redislock import (
+    InvalidLockName,
+    LockLost,
+    LockMisuse,
+    LockTimeout,
+    distributed_lock,
+    held,
+    signals,
+)
+from django_redislock.celery import (
+    SingleInstance,
+    SingleInstanceTask,
+    current_lease,
+    single_instance_task,
+)
+from django_redislock.celery.options import OPTIONS
+from tests import ROOT
+from tests.support.servers import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from django_redislock.testing import LockTestKit
+
+_names = count(1)
+
+
+@pytest.fixture(autouse=True)
+def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+    """An application in eager mode. The shared tasks of a test end with it."""
+    monkeypatch.setattr(celery._state, "_on_app_finalizers", set(celery._state._on_app_finalizers))
+    app = Celery("tests", set_as_current=False)
+    app.conf.update(task_always_eager=True, task_store_eager_result=False)
+    app.set_current()
+    yield app
+    app.close()
+
+
+def make(function: Callable[..., Any] | None = None, /, *args: Any, **options: Any) -> Any:
+    """A single-instance task with a name of its own; its body returns the lock's name."""
+
+    def body(*args: Any, **kwargs: Any) -> str:
+        lease = current_lease()
+        assert lease is not None
+        return lease.name
+
+    function = function or body
+    function.__name__ = "body"  # Celery cannot make a task of "<lambda>".
+    options.setdefault("name", f"task-{next(_names)}")
+    return single_instance_task(*args, **options)(function)
+
+
+def running(task: Any, how: str) -> Callable[..., Any]:
+    """How to run a task and have its result."""
+    return {
+        "direct": task,
+        "eager": lambda *args, **kwargs: task.delay(*args, **kwargs).get(),
+        "apply": lambda *args, **kwargs: task.apply(args, kwargs).get(),
+    }[how]
+
+
+class TestKey:
+    @pytest.mark.parametrize("how", ["direct", "eager", "apply"])
+    def test_by_default_it_is_the_full_name_of_the_task(
+        self, redislock: LockTestKit, how: str
+    ) -> None:
+        task = make(name=f"lottery.tasks.{how}")
+        assert running(task, how)() == f"lottery.tasks.{how}"
+
+    @pytest.mark.parametrize("how", ["direct", "eager", "apply"])
+    def test_it_is_formatted_from_arguments_with_their_defaults(
+        self, redislock: LockTestKit, how: str
+    ) -> None:
+        def draw(draw_id: int, country: str = "nl") -> str:
+            return current_lease().name  # type: ignore[union-attr]
+
+        task = make(draw, key="lottery:{country}:{draw_id}")
+        assert running(task, how)(7) == "lottery:nl:7"
+        assert running(task, how)(country="be", draw_id=8) == "lottery:be:8"
+
+    def test_it_may_name_what_arrives_in_kwargs_and_parts_of_an_argument(
+        self, redislock: LockTestKit
+    ) -> None:
+        def draw(place: dict[str, str], **extra: int) -> str:
+            return current_lease().name  # type: ignore[union-attr]
+
+        task = make(draw, key="{place[city]}:{year}")
+        assert task.delay({"city": "Utrecht"}, year=2030).get() == "Utrecht:2030"
+
+    def test_it_may_be_a_function_of_the_arguments(self, redislock: LockTestKit) -> None:
+        task = make(key=lambda draw_id, **rest: f"lottery:{draw_id % 10}")
+        assert task.delay(127, other=1).get() == "lottery:7"
+
+    @pytest.mark.parametrize(
+        "key",
+        [
+            lambda draw_id, country: f"{country}:{draw_id}",
+            lambda country, draw_id: f"{country}:{draw_id}",
+            lambda draw_id, country, prefix="": f"{prefix}{country}:{draw_id}",
+            lambda number, place, limit: f"{place}:{number}",
+            lambda draw_id, **rest: f"{rest['country']}:{draw_id}",
+            lambda *args, **rest: f"{args[1]}:{args[0]}",
+        ],
+        ids=["by name", "in another order", "with a default", "by place", "the rest", "all"],
+    )
+    def test_a_function_is_given_them_with_their_defaults_however_the_task_is_called(
+        self, redislock: LockTestKit, key: Any
+    ) -> None:
+        def draw(draw_id: int, country: str = "nl", limit: int = 5) -> str:
+            return current_lease().name  # type: ignore[union-attr]
+
+        task = make(draw, key=key)
+        assert [task(7), task.delay(draw_id=7).get()] == ["nl:7"] * 2
+        assert [task(7, "be"), task.delay(country="be", draw_id=7).get()] == ["be:7"] * 2
+
+    @pytest.mark.parametrize("key", ["lottery:{draw_id}", lambda draw_id: f"lottery:{draw_id}"])
+    def test_the_task_itself_is_no_argument(self, redislock: LockTestKit, key: Any) -> None:
+        def draw(self: Task, draw_id: int) -> str:
+            return current_lease().name  # type: ignore[union-attr]
+
+        assert make(draw, key=key, bind=True).delay(7).get() == "lottery:7"
+
+    def test_two_keys_are_two_locks(self, redislock: LockTestKit) -> None:
+        def draw(draw_id: int) -> Any:
+            return draw_id if draw_id == 2 else task(2)
+
+        task = make(draw, key="lottery:{draw_id}")
+        assert task.delay(1).get() == 2
+
+    def test_one_that_leaves_no_room_for_the_number_of_a_permit_is_refused(
+        self, redislock: LockTestKit
+    ) -> None:
+        with pytest.raises(InvalidLockName, match="201 bytes"):
+            make(lambda draw_id: None, key="{draw_id}", limit=10)("x" * 198)
+
+    def test_an_address_in_memory_is_no_key(self, redislock: LockTestKit) -> None:
+        def draw(what: object) -> None: ...
+
+        with pytest.raises(InvalidLockName, match="differs from process to process"):
+            make(draw, key="lottery:{what}")(object())
+
+
+class TestLease:
+    def test_it_is_there_within_the_body_and_nowhere_else(self, redislock: LockTestKit) -> None:
+        def draw(self: Any) -> tuple[bool, bool]:
+            lease = current_lease()
+            return lease is self.lease, lease is not None and lease.held
+
+        task = make(draw, bind=True)
+        assert task.delay().get() == (True, True)
+        assert current_lease() is None
+        assert task.lease is None
+
+    def test_its_owner_is_the_run(self, redislock: LockTestKit) -> None:
+        task = make(lambda: current_lease().owner)  # type: ignore[union-attr]
+        owner = task.apply(task_id="the-id").get()
+        assert (owner.task, owner.task_id) == (task.name, "the-id")
+        assert task().task_id == ""
+
+    @pytest.mark.parametrize("ttl", [7, 7.0, timedelta(seconds=7)])
+    def test_the_ttl_may_stand_first(self, redislock: LockTestKit, ttl: Any) -> None:
+        task = make(lambda: current_lease().ttl, ttl)  # type: ignore[union-attr]
+        assert task.delay().get() == 7.0
+
+    def test_the_lock_is_free_after_a_success_and_after_a_failure(
+        self, redislock: LockTestKit
+    ) -> None:
+        task = make(lambda divisor: 1 / divisor, key="division")
+        task.delay(1).get()
+        redislock.assert_not_locked("division")
+        with pytest.raises(ZeroDivisionError):
+            task.delay(0).get()
+        redislock.assert_not_locked("division")
+
+
+class TestConflict:
+    @pytest.mark.parametrize("how", ["direct", "eager", "apply"])
+    def test_a_skipped_run_returns_a_marked_value(self, redislock: LockTestKit, how: str) -> None:
+        task = make(key="lottery")
+        with redislock.simulate_held_by_other("lottery"):
+            result = running(task, how)()
+        assert result == {
+            "skipped": "busy",
+            "lock": "lottery",
+            "holder": "another-host:1 simulated",
+        }
+
+    def test_a_skip_is_logged_and_signalled(
+        self, redislock: LockTestKit, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        seen: list[dict[str, Any]] = []
+
+        def receiver(**what: Any) -> None:
+            seen.append(what)
+
+        signals.task_skipped.connect(receiver)
+        task = make(key="lottery")
+        with redislock.simulate_held_by_other("lottery"):
+            result = task.apply(task_id="the-id").get()
+        signals.task_skipped.disconnect(receiver)
+
+        (record,) = [one for one in caplog.records if one.name == "django_redislock.celery"]
+        assert record.levelno == logging.WARNING
+        assert "lottery" in record.message
+        assert "another-host:1" in record.message
+        assert [(one["sender"].name, one["result"], one["task_id"]) for one in seen] == [
+            (task.name, result, "the-id")
+        ]
+
+    @pytest.mark.parametrize("how", ["direct", "eager", "apply"])
+    def test_raise_raises_lock_timeout(self, redislock: LockTestKit, how: str) -> None:
+        task = make(key="lottery", on_conflict="raise")
+        with (
+            redislock.simulate_held_by_other("lottery"),
+            pytest.raises(LockTimeout, match="another-host:1") as raised,
+        ):
+            running(task, how)()
+        assert raised.value.name == "lottery"
+
+    def test_autoretry_may_act_on_it(self, redislock: LockTestKit) -> None:
+        task = make(
+            key="lottery",
+            on_conflict="raise",
+            autoretry_for=(LockTimeout,),
+            retry_kwargs={"max_retries": 2, "countdown": 0},
+        )
+        tries: list[object] = []
+        signals.lock_timed_out.connect(receiver := lambda **_: tries.append(1), weak=False)
+        with redislock.simulate_held_by_other("lottery"), pytest.raises(LockTimeout):
+            task.delay().get()
+        signals.lock_timed_out.disconnect(receiver)
+        assert len(tries) == 3
+
+    def test_a_task_that_calls_itself_is_told_so(self, redislock: LockTestKit) -> None:
+        def draw() -> None:
+            task()
+
+        task = make(draw)
+        with pytest.raises(LockMisuse, match="holds it already"):
+            task.delay().get()
+
+    def test_the_log_shows_no_id_of_a_direct_call_that_is_skipped(
+        self, redislock: LockTestKit, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        task = make(key="lottery")
+        with redislock.simulate_held_by_other("lottery"):
+            task()
+            sent = task.delay()
+        logged = [message for message in caplog.messages if message.startswith("Skipped")]
+        assert logged[0].startswith(f"Skipped {task.name}: lock 'lottery' is busy")
+        assert logged[1].startswith(f"Skipped {task.name}[{sent.id}]: lock 'lottery' is busy")
+
+    def test_a_lock_of_the_same_name_excludes_the_task(self, redislock: LockTestKit) -> None:
+        task = make(key="lottery")
+        with redislock.simulate_held_by_other("lottery"):
+            assert task.delay().get()["skipped"] == "busy"
+        with distributed_lock("something else"):
+            assert task.delay().get() == "lottery"
+
+
+class TestLoss:
+    """The lease is lost while the body runs."""
+
+    def test_the_task_fails_at_the_end_of_its_body(self, redislock: LockTestKit) -> None:
+        ended: list[bool] = []
+
+        def draw() -> None:
+            redislock.simulate_lost("lottery")
+            ended.append(current_lease() is not None)
+
+        with pytest.raises(LockLost):
+            make(draw, key="lottery").delay().get()
+        assert ended == [True]
+
+    @pytest.mark.parametrize("look", ["current_lease", "self.lease", "ensure_held"])
+    def test_with_abort_on_lost_the_body_ends_at_its_next_look(
+        self, redislock: LockTestKit, look: str
+    ) -> None:
+        ended: list[bool] = []
+
+        def draw(self: Any) -> None:
+            lease = self.lease
+            redislock.simulate_lost("lottery", "taken")
+            {
+                "current_lease": current_lease,
+                "self.lease": lambda: self.lease,
+                "ensure_held": lease.ensure_held,
+            }[look]()
+            ended.append(True)
+
+        with pytest.raises(LockLost, match="another owner"):
+            make(draw, key="lottery", bind=True, abort_on_lost=True).delay().get()
+        assert ended == []
+
+
+class TestRecords:
+    """What became of the runs under each lock."""
+
+    def test_the_last_success_failure_and_skip_are_kept(self, redislock: LockTestKit) -> None:
+        task = make(lambda divisor: 1 / divisor, key="division")
+        task.apply((1,), task_id="success").get()
+        with pytest.raises(ZeroDivisionError):
+            task.apply((0,), task_id="failure").get()
+        with redislock.simulate_held_by_other("division"):
+            task.apply((1,), task_id="skip").get()
+            task.apply((1,), task_id="last skip").get()
+        (record,) = held.records()
+        assert (record.name, record.alias, record.skips) == ("division", "default", 2)
+        runs = (record.last_success, record.last_failure, record.last_skip)
+        assert [run and run.owner.task_id for run in runs] == ["success", "failure", "last skip"]
+        assert record.last_skip is not None
+        assert (record.last_skip.why, record.last_skip.lasted) == ("busy", None)
+
+    def test_a_success_ends_the_count_of_skips(self, redislock: LockTestKit) -> None:
+        task = make(key="lottery")
+        with redislock.simulate_held_by_other("lottery"):
+            task.delay()
+        task.delay()
+        record = held.record("lottery")
+        assert record is not None
+        assert record.skips == 0
+
+    def test_a_lock_of_no_task_has_no_record(self, redislock: LockTestKit) -> None:
+        with distributed_lock("lottery"):
+            pass
+        assert held.record("lottery") is None
+        assert held.records() == []
+
+
+class TestAfterASuccess:
+    def test_min_hold_keeps_the_lock(self, redislock: LockTestKit) -> None:
+        task = make(key="lottery", min_hold=60)
+        assert task.delay().get() == "lottery"
+        assert task.delay().get()["skipped"] == "busy"
+        redislock.assert_locked("lottery")
+
+    def test_once_makes_the_name_done(self, redislock: LockTestKit) -> None:
+        task = make(key="lottery", once=timedelta(days=7))
+        task.apply(task_id="first").get()
+        redislock.assert_not_locked("lottery")
+        result = task.delay().get()
+        assert (result["skipped"], result["lock"]) == ("done", "lottery")
+        assert result["holder"].endswith(" first")
+
+    @pytest.mark.parametrize("options", [{"min_hold": 60}, {"once": 60}])
+    def test_a_failure_leaves_it_free(
+        self, redislock: LockTestKit, options: dict[str, Any]
+    ) -> None:
+        results = iter([ValueError("first"), "second"])
+
+        def draw() -> str:
+            result = next(results)
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        task = make(draw, **options)
+        with pytest.raises(ValueError, match="first"):
+            task.delay().get()
+        assert task.delay().get() == "second"
+
+    @pytest.mark.parametrize("options", [{"min_hold": 60}, {"once": 60}])
+    def test_a_run_that_published_its_retry_is_no_success_although_it_ends_well(
+        self, redislock: LockTestKit, options: dict[str, Any]
+    ) -> None:
+        def draw(self: Task, *, again: bool) -> str:
+            if again:
+                self.retry(throw=False)
+            return "drawn" if not again else "asked again"
+
+        task = make(draw, key="lottery", bind=True, **options)
+        assert task.delay(again=True).get() == "asked again"
+        redislock.assert_not_locked("lottery")
+        assert task.delay(again=False).get() == "drawn"
+        assert task.delay(again=False).get()["skipped"]
+
+    def test_a_retry_that_cannot_be_published_changes_nothing(self, redislock: LockTestKit) -> None:
+        def draw(self: Task) -> None:
+            with suppress(Retry):
+                self.retry()
+
+        task = make(draw, key="lottery", bind=True, min_hold=60)
+        task()  # Called directly, so there is no message to publish again.
+        redislock.assert_locked("lottery")
+
+    def test_a_retry_is_no_success(self, redislock: LockTestKit) -> None:
+        def draw(self: Task) -> int:
+            if self.request.retries < 2:
+                raise self.retry(countdown=0)
+            return self.request.retries
+
+        task = make(draw, key="lottery", min_hold=60, bind=True)
+        assert task.delay().get() == 2
+        redislock.assert_locked("lottery")
+
+
+class TestComposition:
+    def test_options_of_celery_pass_through(self, redislock: LockTestKit) -> None:
+        task = make(rate_limit="3/m", acks_late=True, max_retries=7, time_limit=60)
+        assert (task.rate_limit, task.acks_late, task.max_retries) == ("3/m", True, 7)
+
+    def test_arguments_are_checked_before_a_task_is_published(self, app: Celery) -> None:
+        app.conf.task_always_eager = False
+
+        def draw(self: Task, draw_id: int) -> None: ...
+
+        with pytest.raises(TypeError, match="draw_id"):
+            make(draw, bind=True).delay()
+
+    def test_retry_within_the_body_runs_again(self, redislock: LockTestKit) -> None:
+        def draw(self: Task) -> int:
+            if self.request.retries < 2:
+                raise self.retry(countdown=0)
+            return self.request.retries
+
+        assert make(draw, bind=True).delay().get() == 2
+
+    def test_a_base_class_is_combined_with_ours(self, redislock: LockTestKit) -> None:
+        class Greeting(Task):
+            greeting = "hello"
+
+            def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+                greeted.append(self.greeting)
+
+        greeted: list[str] = []
+        task = make(base=Greeting, key="lottery", greeting="hi")
+        assert task.delay().get() == "lottery"
+        assert greeted == ["hi"]
+        assert isinstance(task, Greeting)
+        assert isinstance(task, SingleInstanceTask)
+
+    def test_so_is_the_class_that_an_app_has_for_its_tasks(self, redislock: LockTestKit) -> None:
+        class Tenant(Task):
+            tenant = "first"
+
+        task = make(key="lottery")
+        with Celery("other", task_cls=Tenant, set_as_current=False) as other:
+            assert other.tasks[task.name].tenant == "first"
+            assert not hasattr(task, "tenant")
+
+    def test_delay_on_commit_works_in_a_django_project(
+        self,
+        redislock: LockTestKit,
+        db: None,
+        django_capture_on_commit_callbacks: Callable[..., Any],
+    ) -> None:
+        ran: list[int] = []
+        task = make(lambda: ran.append(1))
+        with django_capture_on_commit_callbacks(execute=True):
+            task.delay_on_commit()
+            assert ran == []
+        assert ran == [1]
+
+    def test_app_task_takes_our_class(self, redislock: LockTestKit, app: Celery) -> None:
+        @app.task(base=SingleInstanceTask, single_instance={"key": "lottery:{draw_id}"})
+        def draw(draw_id: int) -> str:
+            return current_lease().name  # type: ignore[union-attr]
+
+        assert draw.delay(3).get() == "lottery:3"
+
+    def test_a_task_may_be_a_class(self, redislock: LockTestKit, app: Celery) -> None:
+        class Draw(SingleInstanceTask):
+            name = "draw"
+            single_instance = {"key": "lottery:{draw_id}"}
+
+            def run(self, draw_id: int) -> str:
+                return self.lease.name  # type: ignore[union-attr]
+
+        class Redraw(Draw):
+            name = "redraw"
+
+            def run(self, draw_id: int) -> str:
+                return super().run(draw_id) + ", again"
+
+        assert app.register_task(Draw()).delay(3).get() == "lottery:3"
+        assert app.register_task(Redraw()).delay(3).get() == "lottery:3, again"
+
+    def test_a_body_that_is_inherited_is_locked_too(
+        self, redislock: LockTestKit, app: Celery
+    ) -> None:
+        class Body:
+            def run(self, draw_id: int) -> str:
+                lease = current_lease()
+                return lease.name if lease else "not locked"
+
+        class Draw(Body, SingleInstanceTask):
+            name = "draw"
+            single_instance = {"key": "lottery:{draw_id}"}
+
+        assert app.register_task(Draw()).delay(3).get() == "lottery:3"
+
+    def test_a_subclass_may_change_the_options_alone(
+        self, redislock: LockTestKit, app: Celery
+    ) -> None:
+        class Draw(SingleInstanceTask):
+            name = "draw"
+            single_instance = {"key": "lottery:{draw_id}"}
+
+            def run(self, draw_id: int) -> str:
+                return self.lease.name  # type: ignore[union-attr]
+
+        class Bingo(Draw):
+            name = "bingo"
+            single_instance = {"key": "bingo:{draw_id}"}
+
+        class Again(Bingo):
+            name = "again"
+
+        for task, lock in ((Draw, "lottery:3"), (Bingo, "bingo:3"), (Again, "bingo:3")):
+            assert app.register_task(task()).delay(3).get() == lock
+
+    def test_run_called_in_the_body_is_a_run_of_its_own(self, redislock: LockTestKit) -> None:
+        def draw(self: Task, draw_id: int) -> list[str]:
+            return [current_lease().name, *(self.run(2) if draw_id == 1 else [])]  # type: ignore[union-attr]
+
+        task = make(draw, key="lottery:{draw_id}", bind=True)
+        assert task.delay(1).get() == ["lottery:1", "lottery:2"]
+
+    @pytest.mark.parametrize("autoretry_for", [(), (Exception,)])
+    def test_a_run_that_the_broker_does_not_take_back_stays_where_it_is(
+        self, redislock: LockTestKit, app: Celery, autoretry_for: Any
+    ) -> None:
+        app.conf.update(
+            task_always_eager=False,
+            broker_url=f"redis://127.0.0.1:{free_port()}/0",
+            task_publish_retry=False,
+        )
+        task = make(key="lottery", on_conflict="retry", acks_late=True, autoretry_for=autoretry_for)
+        task.push_request(id="the-id", called_directly=False, args=(), kwargs={})
+        try:
+            with redislock.simulate_held_by_other("lottery"), pytest.raises(Reject) as rejected:
+                task.run()
+        finally:
+            task.pop_request()
+        assert rejected.value.requeue
+
+    @pytest.mark.parametrize("above", ["shared_task", "app.task"])
+    def test_a_task_decorator_above_ours_changes_nothing(
+        self, redislock: LockTestKit, app: Celery, above: str
+    ) -> None:
+        decorator = shared_task if above == "shared_task" else app.task
+        task = make(key="lottery")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Celery 5.7 says that this makes no sense.
+            try:
+                outer = decorator(name=task.name)(task)
+            except TypeError:
+                return  # Refused by itself.
+        with redislock.simulate_held_by_other("lottery"):
+            assert outer.delay().get()["skipped"] == "busy"
+
+
+def draw(draw_id: int) -> None:
+    """A function to decorate."""
+
+
+async def draw_async() -> None:
+    """Celery cannot run this one."""
+
+
+class TestRefusedAtImport:
+    """A mistake shows at the line that has it, not when the task first runs."""
+
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({"on_conlict": "skip"}, TypeError, "did you mean 'on_conflict'"),
+            ({"timeout": 30}, TypeError, "the lease's length is 'ttl'"),
+            ({"unique_on": ["draw_id"]}, TypeError, "name the arguments in 'key'"),
+            ({"colour": "red"}, TypeError, "'colour'.*belongs on the class given as base="),
+            ({"key": "lottery:{draw}"}, InvalidLockName, "'draw'.*its arguments are: draw_id"),
+            ({"key": "lottery:{"}, InvalidLockName, "no format string"),
+            ({"key": 7}, ValueError, "key must be a format string"),
+            (
+                {"key": lambda draw_id, country: ""},
+                InvalidLockName,
+                "nor all of the task's, which are draw_id",
+            ),
+            ({"key": draw_async}, InvalidLockName, "draw_async.*returns a str"),
+            ({"ttl": 0}, ValueError, "ttl must be"),
+            ({"ttl": "30"}, ValueError, "ttl must be"),
+            ({"max_hold": -1}, ValueError, "max_hold must be"),
+            ({"min_hold": float("nan")}, ValueError, "min_hold must be"),
+            ({"once": True}, ValueError, "once must be"),
+            ({"renew": 1}, ValueError, "renew must be"),
+            ({"on_unavailable": "skip"}, ValueError, "on_unavailable must be one of 'raise'"),
+            ({"wait": 5}, ValueError, "wait needs on_conflict"),
+            ({"conflict_deadline": 5}, ValueError, "conflict_deadline needs on_conflict"),
+            ({"queued_ttl": 60}, ValueError, "queued_ttl needs unique_queued=True"),
+            ({"limit": 0}, ValueError, "limit must be an integer, 1 to 100"),
+            ({"limit": 2, "once": 60}, ValueError, "once and limit exclude each other"),
+            ({"queued_ttl": 0}, ValueError, "queued_ttl must be"),
+            ({"conflict_deadline": -1}, ValueError, "conflict_deadline must be"),
+            ({"abort_on_lost": "yes"}, ValueError, "abort_on_lost must be"),
+            ({"using": ""}, ValueError, "using must be a non-empty string"),
+            ({"on_conflict": "explode"}, ValueError, "on_conflict must be one of 'skip', 'raise'"),
+        ],
+    )
+    def test_an_option(self, options: dict[str, Any], error: type[Exception], message: str) -> None:
+        with pytest.raises(error, match=message):
+            single_instance_task(**options)(draw)
+
+    def test_none_is_as_if_an_option_was_not_given(self) -> None:
+        nothing = dict.fromkeys(OPTIONS)
+        assert SingleInstance.parse(nothing) == SingleInstance()
+
+    def test_the_ttl_given_twice(self) -> None:
+        with pytest.raises(TypeError, match="ttl twice"):
+            single_instance_task(30, ttl=30)
+
+    def test_a_name_by_position(self) -> None:
+        with pytest.raises(TypeError, match="Write key='lottery' if that is the name of the lock"):
+            single_instance_task("lottery")  # type: ignore[call-overload]
+
+    @pytest.mark.parametrize("bare", [True, False])
+    @pytest.mark.parametrize(
+        "made",
+        [SingleInstance, staticmethod(draw), classmethod(draw), property(draw)],
+        ids=["class", "staticmethod", "classmethod", "property"],
+    )
+    def test_what_a_worker_cannot_call(self, made: Any, bare: bool) -> None:
+        with pytest.raises(TypeError, match="makes a task of a function, not of"):
+            single_instance_task(made) if bare else single_instance_task(ttl=30)(made)
+
+    @pytest.mark.parametrize("options", [{}, {"ttl": 30, "acks_late": True}])
+    def test_the_wrong_order_of_decorators(self, app: Celery, options: dict[str, Any]) -> None:
+        given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        for task in (shared_task(draw), app.task(draw), make()):
+            with pytest.raises(TypeError, match="in the place of @shared_task") as raised:
+                single_instance_task(**options)(task)
+            assert f"\n    @single_instance_task({given})\n    def " in str(raised.value)
+
+    def test_a_coroutine_function(self) -> None:
+        with pytest.raises(TypeError, match=r"draw_async\(\) cannot be a task"):
+            single_instance_task(draw_async)
+
+    def test_a_class_whose_body_is_one(self) -> None:
+        with pytest.raises(TypeError, match=r"run\(\) cannot be a task"):
+
+            class Draw(SingleInstanceTask):
+                async def run(self) -> None: ...
+
+
+@pytest.mark.slow
+def test_to_a_type_checker_it_is_a_task(tmp_path: Path) -> None:
+    pytest.importorskip("mypy_django_plugin")  # django-stubs, and with it mypy.
+    program = tmp_path / "program.py"
+    program.write_text("""
+from django_redislock import single_instance_task
+
+@single_instance_task
+def tidy() -> None: ...
+
+@single_instance_task(30, key="lottery:{draw_id}", bind=True, acks_late=True)
+def draw(self: object, draw_id: int) -> int:
+    return draw_id
+
+tidy.delay()
+draw.apply_async((7,), countdown=3)
+draw.s(7)
+draw(7)
+single_instance_task(limit="3")  # type: ignore[call-overload]
+""")
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", str(program)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -1,0 +1,1 @@
+"""What the lock promises, in every way of calling it and in every place that keeps locks."""

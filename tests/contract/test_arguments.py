@@ -1,0 +1,94 @@
+"""Arguments are checked where they are written, before any server is asked."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_redislock import distributed_lock
+from tests.support.backends import both_ways, held_by_other
+
+if TYPE_CHECKING:
+    from tests.support.backends import Place, Way
+
+pytest_plugins = ["tests.support.backends"]
+
+NO_DURATIONS: list[Any] = ["5", b"5", True, [5], math.nan, -1, -0.001, timedelta(days=-1)]
+
+
+@pytest.mark.parametrize("argument", ["ttl", "wait", "max_hold", "min_hold"])
+@pytest.mark.parametrize("value", NO_DURATIONS, ids=repr)
+def test_what_is_no_duration_is_refused(argument: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{argument} must be "):
+        distributed_lock("lottery", **{argument: value})
+
+
+@pytest.mark.parametrize("argument", ["ttl", "max_hold"])
+@pytest.mark.parametrize("value", [0, 0.001, timedelta(0)], ids=repr)
+def test_a_lease_of_no_time_is_refused(argument: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{argument} must be at least"):
+        distributed_lock("lottery", **{argument: value})
+
+
+@pytest.mark.parametrize("argument", ["ttl", "min_hold", "max_hold"])
+@pytest.mark.parametrize("value", [math.inf, 1e12, 10**400, timedelta.max], ids=repr)
+def test_a_lease_without_end_is_refused(argument: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{argument} must be "):
+        distributed_lock("lottery", **{argument: value})
+
+
+@pytest.mark.parametrize("argument", ["renew", "reentrant"])
+@pytest.mark.parametrize("value", [1, 0, "yes", []], ids=repr)
+def test_what_is_not_true_or_false_is_refused(argument: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{argument} must be True or False"):
+        distributed_lock("lottery", **{argument: value})
+
+
+def test_only_the_name_goes_by_position() -> None:
+    with pytest.raises(TypeError):
+        distributed_lock("lottery", 30)  # type: ignore[call-arg]
+
+
+def test_an_unknown_alias_is_named_with_those_that_are_known(place: Place) -> None:
+    with pytest.raises(ImproperlyConfigured, match=r"no alias 'elsewhere'.*'default'"):
+        distributed_lock("lottery", using="elsewhere").acquire()
+
+
+@both_ways
+async def test_seconds_and_timedeltas_say_the_same(way: Way, place: Place) -> None:
+    for ttl in (2, 2.0, timedelta(seconds=2)):
+        async with way.entered(distributed_lock("lottery", ttl=ttl)) as lease:
+            assert lease.ttl == 2.0
+            assert 1.5 < lease.expires_in < 2.0
+    in_no_time = distributed_lock("lottery", wait=timedelta(0), max_hold=timedelta(minutes=1))
+    with held_by_other("lottery"):
+        assert not await way.acquire(in_no_time)
+
+
+@both_ways
+async def test_none_means_the_setting(way: Way, place: Place) -> None:
+    place.configure(TTL=3, MAX_HOLD=2, WAIT=0)
+    async with way.entered(distributed_lock("lottery", ttl=None, max_hold=None)) as lease:
+        assert lease.ttl == 3.0
+        assert lease.expires_in < 2.0
+    with held_by_other("lottery"):
+        assert not await way.acquire(distributed_lock("lottery", wait=None))
+
+
+@both_ways
+async def test_an_argument_wins_over_the_setting(way: Way, place: Place) -> None:
+    place.configure(TTL=3, WAIT=math.inf)
+    async with way.entered(distributed_lock("lottery", ttl=4)) as lease:
+        assert lease.ttl == 4.0
+    with held_by_other("lottery"):
+        assert not await way.acquire(distributed_lock("lottery", wait=0))
+
+
+@pytest.mark.parametrize("using", [None, 7, [], ("default",)], ids=repr)
+def test_an_alias_that_is_no_text_is_refused(using: Any) -> None:
+    with pytest.raises(ValueError, match=r"^using must be"):
+        distributed_lock("lottery", using=using)

@@ -1,0 +1,480 @@
+"""The REDISLOCK setting: what is wrong is named, with the key; changes take effect at once."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+
+from django_redislock import LockUnavailable, conf, distributed_lock, held
+from django_redislock.backends import InMemoryBackend, RedisBackend
+from django_redislock.conf import backends
+from django_redislock.testing import IN_MEMORY
+from tests.support.backends import both_ways, held_by_other
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+    from tests.conftest import Locks
+    from tests.support.backends import Place, Way
+    from tests.support.proxy import Proxy
+
+pytest_plugins = ["tests.support.backends"]
+
+
+# --- defaults ------------------------------------------------------------------------------------
+
+
+def test_everything_but_the_server_has_a_default(settings: Settings) -> None:
+    settings.REDISLOCK = {"default": {"LOCATION": "redis://a"}}
+    assert conf.conf("default") == conf.Conf(
+        alias="default",
+        backend="django_redislock.backends.RedisBackend",
+        location="redis://a",
+        options={},
+        key_prefix="redislock",
+        ttl=30.0,
+        wait=10.0,
+        renew=True,
+        max_hold=None,
+        replicas_ack=0,
+        unavailable_after=None,
+    )
+    assert isinstance(backends["default"], RedisBackend)
+
+
+def test_a_project_without_the_setting_uses_this_machine_while_it_is_debugged(
+    settings: Settings,
+) -> None:
+    del settings.REDISLOCK
+    settings.DEBUG = True
+    assert conf.aliases() == ["default"]
+    assert conf.conf("default").location == "redis://127.0.0.1:6379/0"
+    with pytest.raises(ImproperlyConfigured, match="has no alias 'jobs'"):
+        conf.conf("jobs")
+
+
+def test_every_key_is_read(settings: Settings) -> None:
+    settings.REDISLOCK = {
+        "jobs": {
+            "BACKEND": "django_redislock.backends.InMemoryBackend",
+            "LOCATION": ["redis://a", "redis://b"],
+            "OPTIONS": {"socket_timeout": 1},
+            "KEY_PREFIX": "jobs",
+            "TTL": timedelta(minutes=1),
+            "WAIT": math.inf,
+            "RENEW": False,
+            "MAX_HOLD": 3600,
+            "REPLICAS_ACK": 2,
+            "UNAVAILABLE_AFTER": math.inf,
+        }
+    }
+    assert conf.conf("jobs") == conf.Conf(
+        alias="jobs",
+        backend="django_redislock.backends.InMemoryBackend",
+        location=("redis://a", "redis://b"),
+        options={"socket_timeout": 1},
+        key_prefix="jobs",
+        ttl=60.0,
+        wait=math.inf,
+        renew=False,
+        max_hold=3600.0,
+        replicas_ack=2,
+        unavailable_after=math.inf,
+    )
+    assert conf.aliases() == ["jobs"]
+
+
+def test_the_backend_is_the_one_that_is_named(settings: Settings) -> None:
+    settings.REDISLOCK = {"jobs": {"BACKEND": "django_redislock.backends.InMemoryBackend"}}
+    assert isinstance(backends["jobs"], InMemoryBackend)
+
+
+# --- what is wrong -------------------------------------------------------------------------------
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("TTL", 0, "at least 0.01 seconds"),
+    ("TTL", -1, "at least 0.01 seconds"),
+    ("TTL", "30", "number of seconds"),
+    ("TTL", True, "number of seconds"),
+    ("TTL", None, "number of seconds"),
+    ("TTL", math.inf, "at most"),
+    ("TTL", math.nan, "at least"),
+    ("WAIT", -1, "0 or more seconds"),
+    ("WAIT", "10", "number of seconds"),
+    ("RENEW", 1, "True or False"),
+    ("RENEW", None, "True or False"),
+    ("MAX_HOLD", 0, "at least"),
+    ("MAX_HOLD", "1h", "number of seconds"),
+    ("UNAVAILABLE_AFTER", -1, "0 or more seconds"),
+    ("UNAVAILABLE_AFTER", "5", "number of seconds"),
+    ("REPLICAS_ACK", -1, "0 to 100"),
+    ("REPLICAS_ACK", 1.5, "0 to 100"),
+    ("REPLICAS_ACK", True, "0 to 100"),
+    ("KEY_PREFIX", "", "non-empty string"),
+    ("KEY_PREFIX", 7, "non-empty string"),
+    ("KEY_PREFIX", "a{b}", "no braces"),
+    ("KEY_PREFIX", "a*", "glob"),
+    ("KEY_PREFIX", "a b", "white space"),
+    ("KEY_PREFIX", "a|b", "must have no"),
+    ("LOCATION", 6379, "URL"),
+    ("LOCATION", [], "URL"),
+    ("LOCATION", [6379], "URL"),
+    ("OPTIONS", [], "dictionary"),
+    ("OPTIONS", {1: 2}, "dictionary"),
+    ("BACKEND", "", "non-empty string"),
+    ("BACKEND", 7, "non-empty string"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "rule"), WRONG, ids=[f"{k}={v!r}" for k, v, _ in WRONG])
+def test_a_wrong_value_is_named_with_its_key_and_the_rule(
+    settings: Settings, key: str, value: Any, rule: str
+) -> None:
+    settings.REDISLOCK = {"jobs": {key: value}}
+    with pytest.raises(ImproperlyConfigured, match=rule) as raised:
+        distributed_lock("lottery", using="jobs").acquire()
+    assert str(raised.value).startswith(f"REDISLOCK['jobs']['{key}'] must")
+
+
+@pytest.mark.parametrize(
+    ("default", "where", "rule"),
+    [
+        ({"OPTIONS": {"max_connections": 3}}, "['OPTIONS']['max_connections']", "at least 4"),
+        ({"OPTIONS": {"max_connections": "9"}}, "['OPTIONS']['max_connections']", "an integer"),
+        ({"OPTIONS": {"socket_timeout": 0}}, "['OPTIONS']['socket_timeout']", "positive"),
+        ({"OPTIONS": {"socket_timeout": True}}, "['OPTIONS']['socket_timeout']", "positive"),
+        ({"LOCATION": "redis://a?socket_timeout=-1"}, "['LOCATION']: socket_timeout", "positive"),
+        ({"LOCATION": "redis://a?socket_timeout=nan"}, "['LOCATION']: socket_timeout", "positive"),
+        ({"LOCATION": "redis://a?socket_timeout=2s"}, "['LOCATION']", "'socket_timeout'"),
+        ({"LOCATION": "redis://a?sokket=2"}, "['LOCATION']", "'sokket'"),
+        ({"OPTIONS": {"sokket": 1}}, "['OPTIONS']", "sokket"),
+        ({"LOCATION": "localhost:6379"}, "['LOCATION']", "redis://host:6379/0"),
+        ({"LOCATION": ["redis://a", "redis://b"]}, "['LOCATION']", "one server"),
+        ({"BACKEND": "not.there.Backend"}, "['BACKEND']", "cannot be imported"),
+        ({"BACKEND": "django_redislock.conf.Conf"}, "['BACKEND']", "Conf"),
+        ({**IN_MEMORY, "REPLICAS_ACK": 1}, "['REPLICAS_ACK']", "InMemoryBackend"),
+    ],
+)
+def test_what_the_backend_cannot_use_is_named_with_its_key(
+    settings: Settings, default: dict[str, Any], where: str, rule: str
+) -> None:
+    settings.REDISLOCK = {"default": {"LOCATION": "redis://a", **default}}
+    with pytest.raises(ImproperlyConfigured, match=rule) as raised:
+        distributed_lock("lottery").acquire()
+    assert str(raised.value).startswith(f"REDISLOCK['default']{where}")
+
+
+# Each would be a lock that all machines see, and be one on each machine instead.
+NOWHERE: list[tuple[str, Any, str]] = [
+    ("not set, DEBUG off", None, "REDISLOCK is not set, and DEBUG is off. Name the server"),
+    ("empty", {}, "has no alias 'default'. Known are: none. Name the server"),
+    (
+        "another alias",
+        {"locks": {"LOCATION": "redis://a"}},
+        "no alias 'default'. Known are: 'locks'",
+    ),
+    ("empty alias", {"default": {}}, "REDISLOCK['default'] has no LOCATION"),
+    ("only another key", {"default": {"TTL": 20}}, "REDISLOCK['default'] has no LOCATION"),
+    (
+        "LOCATION is empty",
+        {"default": {"LOCATION": ""}},
+        "must be a URL, not ''",
+    ),
+    ("LOCATION is None", {"default": {"LOCATION": None}}, "must be a URL, not None"),
+    (
+        "one level too high",
+        {"LOCATION": "redis://a"},
+        "put it one level deeper: REDISLOCK = {'default': {'LOCATION': ...}}.",
+    ),
+    (
+        "one key too high",
+        {"default": {"LOCATION": "redis://a"}, "OPTIONS": {"db": 1}},
+        "REDISLOCK['OPTIONS'] stands where the name of an alias should",
+    ),
+    ("an alias that is no name", {1: {"LOCATION": "redis://a"}}, "is a string, not 1"),
+]
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("setting", "says"), [one[1:] for one in NOWHERE], ids=[one[0] for one in NOWHERE]
+)
+async def test_a_setting_that_names_no_server_never_leads_to_this_machine(
+    way: Way, settings: Settings, setting: Any, says: str
+) -> None:
+    settings.DEBUG = False
+    if setting is None:
+        del settings.REDISLOCK
+    else:
+        settings.REDISLOCK = setting
+    with pytest.raises(ImproperlyConfigured, match=re.escape(says)):
+        await way.acquire(distributed_lock("lottery", wait=0))
+
+
+def test_an_alias_works_without_a_default_one(place: Place, settings: Settings) -> None:
+    settings.REDISLOCK = {"jobs": place.setting()}
+    with distributed_lock("lottery", using="jobs") as lease:
+        assert lease.held
+        assert [one.name for one in held.list(using="jobs")] == ["lottery"]
+
+
+# What redis-py would pass over, and so use its default for: this machine, 6379, database 0.
+UNCLEAR: list[tuple[str, str]] = [
+    ("redis://a/abc", "is no database"),
+    ("redis://a/-1", "is no database"),
+    ("redis://a/0/1", "is no database"),
+    ("redis://a/1.5", "is no database"),
+    ("redis://a/\u0661", "is no database"),  # A digit to int().
+    ("redis://a?db=-1", "a db after the \\? that must be the number of a database"),
+    ("redis://a?db=x", "a db after the \\? that must be the number of a database"),
+    ("redis://a/1?db=2", "a database twice"),
+    ("redis://a?db=1&db=2", "twice"),
+    ("redis://a?db=", "without a value"),
+    ("redis://a?db", "name=value"),
+    ("redis://a/0#1", "%23"),
+    ("redis://:pa#ss@a/0", "%23"),
+    ("redis://:pa/ss@a/0", "names no host; in a password, write / as %2F"),
+    ("redis://a:0/0", "port of 1 to 65535"),
+    ("redis://a:65536/0", "port of 1 to 65535"),
+    ("redis://a:-1/0", "port of 1 to 65535"),
+    ("redis://a:/0", "port of 1 to 65535"),
+    ("redis://a:port/0", "port of 1 to 65535"),
+    ("redis:///0", "names no host"),
+    ("redis://:6379/0", "names no host"),
+    ("rediss://:secret@/0", "names no host"),
+    ("redis://[::1/0", "a host that is malformed"),
+    ("unix://run/redis.sock", "unix:///path"),
+    ("unix:///", "unix:///path"),
+    ("unix:///run/redis.sock?db=x", "must be the number of a database"),
+    ("redis://", "not a URL"),
+    ("redis:a", "not a URL"),
+    ("REDIS://a", "not a URL"),
+    ("a:6379", "not a URL"),
+    ("valkey://a", "must begin with redis://"),
+    # Of other backends.
+    ("redis+sentinel://a:26379/primary/0", "leads to Sentinel, but only a server of its own"),
+    ("sentinel://a:26379", "leads to Sentinel, but only a server of its own"),
+    ("redis+cluster://a:7000", "leads to a cluster, but only a server of its own"),
+    ("redis://a:7000,b:7000/0", "names several hosts, but only a server of its own"),
+]
+
+
+@pytest.mark.parametrize(("location", "says"), UNCLEAR, ids=[one for one, _ in UNCLEAR])
+def test_no_part_of_an_address_is_passed_over(settings: Settings, location: str, says: str) -> None:
+    settings.REDISLOCK = {"default": {"LOCATION": location}}
+    with pytest.raises(ImproperlyConfigured, match=says) as raised:
+        distributed_lock("lottery").acquire()
+    assert str(raised.value).startswith("REDISLOCK['default']['LOCATION'] ")
+    assert raised.value.__cause__ is None  # It could quote a password.
+    assert raised.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("location", "host", "port", "db"),
+    [
+        ("redis://a", "a", 6379, 0),
+        ("redis://a/", "a", 6379, 0),
+        ("redis://a:1/15", "a", 1, 15),
+        ("redis://a?db=3", "a", 6379, 3),
+        ("rediss://u:p,%23%40@a.example:65535/1?socket_timeout=1", "a.example", 65535, 1),
+        ("redis://[::1]:6380/2", "::1", 6380, 2),
+        ("redis://:@a/1", "a", 6379, 1),
+    ],
+)
+def test_an_address_leads_where_it_says(
+    settings: Settings, location: str, host: str, port: int, db: int
+) -> None:
+    settings.REDISLOCK = {"default": {"LOCATION": location}}
+    backend = backends["default"]
+    assert isinstance(backend, RedisBackend)
+    connection: Any = backend._dialer._sync_class(**backend._dialer._sync)
+    assert (connection.host, connection.port, connection.db) == (host, port, db)
+
+
+@pytest.mark.parametrize(
+    ("location", "options", "says"),
+    [
+        ("redis://a", {"host": "b"}, "['host'] contradicts LOCATION"),
+        ("redis://a:1", {"port": 2}, "['port'] contradicts LOCATION"),
+        ("redis://a/1", {"db": 2}, "['db'] contradicts LOCATION"),
+        ("unix:///a", {"path": "/b"}, "['path'] contradicts LOCATION"),
+        ("redis://a", {"db": -1}, "['db'] must be an integer"),
+        ("redis://a", {"db": "x"}, "['db'] must be an integer"),
+        ("redis://a", {"port": 0}, "['port'] must be an integer"),
+        ("redis://a", {"port": 65536}, "['port'] must be an integer"),
+    ],
+)
+def test_options_do_not_lead_elsewhere(
+    settings: Settings, location: str, options: dict[str, Any], says: str
+) -> None:
+    settings.REDISLOCK = {"default": {"LOCATION": location, "OPTIONS": options}}
+    with pytest.raises(ImproperlyConfigured, match=re.escape(says)) as raised:
+        distributed_lock("lottery").acquire()
+    assert str(raised.value).startswith("REDISLOCK['default']['OPTIONS']")
+
+
+def test_what_the_library_decides_cannot_be_changed_by_the_address(locks: Locks) -> None:
+    """RESP2, for one, has no bells: a waiter would be out of step with its connection."""
+    locks.configure(
+        LOCATION=f"{locks.server.url}?protocol=2&retry_on_timeout=yes&health_check_interval=1"
+    )
+    with held_by_other("lottery"):
+        assert distributed_lock("lottery", wait=0.1).acquire() is False
+    backend = backends["default"]
+    assert isinstance(backend, RedisBackend)
+    for options in (backend._dialer._sync, backend._dialer._async):
+        assert options["protocol"] == 3
+        assert options["retry_on_timeout"] is False
+        assert options["health_check_interval"] == 0
+
+
+@pytest.mark.parametrize(
+    ("location", "options", "patience"),
+    [
+        ("redis://a", {}, 3),  # A third of the ttl.
+        ("redis://a", {"socket_timeout": 2}, 2),
+        ("redis://a?socket_timeout=0.5", {}, 0.5),
+        ("redis://a?socket_timeout=0.5", {"socket_timeout": 2}, 0.5),
+    ],
+)
+def test_the_operation_timeout_is_that_of_the_url_or_of_the_options(
+    settings: Settings, location: str, options: dict[str, Any], patience: float
+) -> None:
+    settings.REDISLOCK = {"default": {"LOCATION": location, "OPTIONS": options}}
+    assert backends["default"].patience(9) == patience
+
+
+def test_the_operation_timeout_in_the_url_bounds_a_call(locks: Locks, proxy: Proxy) -> None:
+    locks.on(proxy).configure(LOCATION=f"{proxy.url}?socket_timeout=0.2", TTL=60, WAIT=0)
+    proxy.blackhole()
+    begin = time.monotonic()
+    with pytest.raises(LockUnavailable):
+        distributed_lock("lottery").acquire()
+    assert time.monotonic() - begin < 4  # Two tries and an undo; by default it would be 10 s.
+
+
+def test_an_unknown_key_is_named_with_those_that_are_known(settings: Settings) -> None:
+    settings.REDISLOCK = {"default": {"TIMEOUT": 30, "ttl": 30}}
+    with pytest.raises(
+        ImproperlyConfigured, match=r"REDISLOCK\['default'\] has unknown keys: TIMEOUT, ttl.*TTL"
+    ):
+        distributed_lock("lottery").acquire()
+
+
+@pytest.mark.parametrize("setting", [None, [], "redis://127.0.0.1"], ids=repr)
+def test_a_setting_that_is_no_dictionary_is_refused(settings: Settings, setting: Any) -> None:
+    settings.REDISLOCK = setting
+    with pytest.raises(ImproperlyConfigured, match="REDISLOCK must be a dictionary of aliases"):
+        distributed_lock("lottery").acquire()
+    settings.REDISLOCK = {"default": setting}
+    with pytest.raises(ImproperlyConfigured, match=r"REDISLOCK\['default'\] must be a dictionary"):
+        distributed_lock("lottery").acquire()
+
+
+# --- changes -------------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_a_changed_setting_takes_effect_at_once(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery")
+    async with way.entered(lock) as lease:
+        assert lease.ttl == 10
+    place.configure(TTL=7)
+    async with way.entered(lock) as lease:
+        assert lease.ttl == 7
+    with override_settings(REDISLOCK={"default": {**place.setting(), "TTL": 8}}):
+        async with way.entered(lock) as lease:
+            assert lease.ttl == 8
+    async with way.entered(lock) as lease:
+        assert lease.ttl == 7
+
+
+def test_another_setting_changes_nothing(place: Place) -> None:
+    before = backends["default"]
+    with override_settings(USE_TZ=False):
+        assert backends["default"] is before
+
+
+@both_ways
+async def test_a_held_lease_stays_with_the_backend_that_granted_it(way: Way, place: Place) -> None:
+    before = place.setting()
+    lock = distributed_lock("lottery", ttl=2)
+    assert await way.acquire(lock)
+    lease = lock.lease
+    assert lease is not None
+    with override_settings(REDISLOCK={"default": {**IN_MEMORY, "KEY_PREFIX": "elsewhere"}}):
+        # There the lock is free, and here it goes on being renewed.
+        assert held.get("lottery") is None
+        await way.until(lambda: lease.renewals)
+        await way.renew(lease)
+        await way.release(lock)
+        assert not lease.held
+    if place.keys():
+        with override_settings(REDISLOCK={"default": before}):
+            assert held.get("lottery") is None
+
+
+@both_ways
+async def test_the_connections_of_a_forgotten_setting_are_closed(way: Way, locks: Locks) -> None:
+    def connections() -> int:
+        return sum(one["name"] == locks.prefix for one in locks.redis.client_list())
+
+    locks.configure(OPTIONS={"client_name": locks.prefix})
+    kept = distributed_lock("lottery", ttl=2)
+    assert await way.acquire(kept)
+    lease = kept.lease
+    assert lease is not None
+    await way.until(lambda: lease.renewals)  # By the watchdog's own connection.
+    locks.configure(OPTIONS={})
+    assert lease.held
+    await way.release(kept)
+    if way.name == "sync":
+        await way.until(lambda: connections() == 0)
+    else:
+        await way.until(lambda: connections() == 1)  # That of the loop, which closes with it.
+
+
+def test_aliases_keep_their_locks_apart(place: Place, settings: Settings) -> None:
+    settings.REDISLOCK = {
+        "default": place.setting(),
+        "other": {**place.setting(), "KEY_PREFIX": place.setting().get("KEY_PREFIX", "x") + "-2"},
+    }
+    with distributed_lock("lottery"), distributed_lock("lottery", wait=0, using="other"):
+        assert [one.alias for one in held.list(using="other")] == ["other"]
+
+
+def test_two_aliases_of_one_prefix_share_their_locks(locks: Locks, settings: Settings) -> None:
+    one = settings.REDISLOCK["default"]
+    settings.REDISLOCK = {"default": one, "other": {**one, "TTL": 5}}
+    with distributed_lock("lottery"):
+        assert distributed_lock("lottery", wait=0, using="other").acquire() is False
+
+
+@pytest.mark.parametrize(
+    ("location", "address"),
+    [
+        ("redis://web:6380/0", "web:6380"),
+        ("redis://web", "web:6379"),
+        ("rediss://scott:tiger@web:6380/1?socket_timeout=3", "web:6380"),
+        ("redis://:tiger@[::1]:6380", "[::1]:6380"),
+        ("unix:///run/redis.sock?password=tiger", "/run/redis.sock"),
+        ("unix://:tiger@/run/redis.sock", "/run/redis.sock"),
+        (["redis://:tiger@a", "redis://:tiger@b:2"], "a:6379, b:2"),
+        # A password that should have been escaped must not pass for a host.
+        ("redis://scott:12/tiger@web", ""),
+        ("redis://:12#tiger@web", ""),
+        ("redis://scott:ti/ger@web", ""),
+        ("redis://tiger?@web", ""),
+        ("", ""),
+    ],
+    ids=str,
+)
+def test_the_address_of_an_alias_has_no_secret(location: Any, address: str) -> None:
+    assert conf.Conf(alias="default", location=location).address == address

@@ -1,0 +1,398 @@
+"""The lock as a decorator: any function or coroutine function, named from its arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from asgiref.sync import markcoroutinefunction, sync_to_async
+
+from django_redislock import InvalidLockName, LockMisuse, LockTimeout, distributed_lock
+from tests.package.test_public_api import python
+from tests.support.backends import both_ways, held_by_other
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.backends import Place, Way
+
+pytest_plugins = ["tests.support.backends"]
+
+
+def held_names() -> list[str]:
+    """The locks that are held at this moment."""
+    from django_redislock import held
+
+    return [one.name for one in held.list()]
+
+
+@both_ways
+async def test_each_call_is_made_under_the_lock(way: Way, place: Place) -> None:
+    draw = distributed_lock("lottery")(way.function(held_names))
+    assert await way.call(draw) == ["lottery"]
+    assert await way.call(draw) == ["lottery"]
+    assert held_names() == []
+
+
+@both_ways
+async def test_a_call_that_cannot_have_the_lock_raises_lock_timeout(way: Way, place: Place) -> None:
+    draw = distributed_lock("lottery", wait=0)(way.function(held_names))
+    with held_by_other("lottery"), pytest.raises(LockTimeout, match="'lottery' is busy"):
+        await way.call(draw)
+
+
+@both_ways
+async def test_what_the_function_raises_goes_through(way: Way, place: Place) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("of the body")
+
+    with pytest.raises(ZeroDivisionError, match="of the body"):
+        await way.call(distributed_lock("lottery")(way.function(fail)))
+    assert held_names() == []
+
+
+class Report:
+    """Something with an attribute and items, to name locks by."""
+
+    id = 7
+    parts = ("head", "body")
+
+
+def by_position(report_id: int) -> list[str]:
+    return held_names()
+
+
+def by_default(report_id: int = 7) -> list[str]:
+    return held_names()
+
+
+def by_keyword(*, report_id: int) -> list[str]:
+    return held_names()
+
+
+def by_rest(**options: Any) -> list[str]:
+    return held_names()
+
+
+def by_two(kind: str, report_id: int = 7) -> list[str]:
+    return held_names()
+
+
+def by_object(report: Report) -> list[str]:
+    return held_names()
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("template", "function", "args", "kwargs", "name"),
+    [
+        ("report:{report_id}", by_position, (7,), {}, "report:7"),
+        ("report:{report_id}", by_position, (), {"report_id": 7}, "report:7"),
+        ("report:{report_id}", by_default, (), {}, "report:7"),
+        ("report:{report_id}", by_default, (8,), {}, "report:8"),
+        ("report:{report_id}", by_keyword, (), {"report_id": 7}, "report:7"),
+        ("report:{report_id}", by_rest, (), {"report_id": 7, "more": 1}, "report:7"),
+        ("{kind}:{report_id:04}", by_two, ("pdf",), {}, "pdf:0007"),
+        ("{report.id}:{report.parts[1]}", by_object, (Report(),), {}, "7:body"),
+        ("a{{b}}", by_position, (7,), {}, "a{b}"),
+        ("constant", by_position, (7,), {}, "constant"),
+    ],
+)
+async def test_the_name_is_made_of_the_arguments(
+    way: Way,
+    place: Place,
+    template: str,
+    function: Callable[..., list[str]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+) -> None:
+    decorated = distributed_lock(template)(way.function(function))
+    assert await way.call(decorated, *args, **kwargs) == [name]
+
+
+@both_ways
+async def test_a_method_is_locked_by_its_object(way: Way, place: Place) -> None:
+    class Shelf:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        sort = distributed_lock("shelf:{self.number}")(way.function(lambda self: held_names()))
+
+    assert await way.call(Shelf(3).sort) == ["shelf:3"]
+
+
+@both_ways
+async def test_a_wrong_call_raises_type_error_as_without_the_decorator(
+    way: Way, place: Place
+) -> None:
+    decorated = distributed_lock("report:{report_id}")(way.function(by_position))
+    with pytest.raises(TypeError, match="report_id"):
+        await way.call(decorated)
+    assert held_names() == []
+
+
+@both_ways
+async def test_the_name_is_checked_after_formatting(way: Way, place: Place) -> None:
+    decorated = distributed_lock("report:{report_id}")(way.function(by_position))
+    with pytest.raises(InvalidLockName, match="control characters"):
+        await way.call(decorated, "7\nFAKE LOG LINE")
+    with pytest.raises(InvalidLockName, match="at most 200"):
+        await way.call(decorated, "7" * 200)
+    long = distributed_lock("{a}" + "{b}" * 100)(way.function(lambda a, b: held_names()))
+    assert await way.call(long, "x", "") == ["x"]
+
+
+def test_a_field_that_is_no_argument_is_an_error_where_it_is_written() -> None:
+    with pytest.raises(InvalidLockName, match=r"'reportid'.*by_position\(\).*: report_id"):
+        distributed_lock("report:{reportid}")(by_position)
+
+
+@both_ways
+@pytest.mark.parametrize(("template", "absent"), [("v:{zk}", "zk"), ("v:{rest[pk]}", "rest")])
+async def test_a_field_that_the_call_has_not_is_named_with_those_that_it_has(
+    way: Way, place: Place, template: str, absent: str
+) -> None:
+    def view(request: str, **rest: int) -> None:
+        raise AssertionError("It must not be called.")
+
+    decorated = distributed_lock(template)(way.function(view))
+    with pytest.raises(InvalidLockName, match=f"'{absent}', which this call.* has: pk, request"):
+        await way.call(decorated, "GET", pk=3)
+
+
+@pytest.mark.parametrize("template", ["report:{", "report:{}", "report:{0}", "a}b"])
+def test_a_template_that_is_no_format_string_is_an_error_where_it_is_written(
+    template: str,
+) -> None:
+    with pytest.raises(InvalidLockName):
+        distributed_lock(template)(by_position)
+
+
+@both_ways
+async def test_braces_are_fields_only_in_the_decorator(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("report:{report_id}")) as lease:
+        assert lease.name == "report:{report_id}"
+        assert held_names() == ["report:{report_id}"]
+
+
+@pytest.mark.parametrize("kind", ["generator", "async generator"])
+def test_a_generator_function_is_refused_because_its_body_runs_later(kind: str) -> None:
+    def numbers() -> Any:
+        yield 1
+
+    async def anumbers() -> Any:
+        yield 1
+
+    with pytest.raises(TypeError, match=r"generator function.*numbers\(\)"):
+        distributed_lock("lottery")(numbers if kind == "generator" else anumbers)
+
+
+def test_the_decorated_function_looks_like_itself() -> None:
+    def draw(count: int, *, seed: int = 1) -> list[int]:
+        """Draw the winners."""
+        return [count, seed]
+
+    decorated = distributed_lock("lottery:{count}")(draw)
+    assert (decorated.__name__, decorated.__doc__) == ("draw", "Draw the winners.")
+    assert inspect.signature(decorated) == inspect.signature(draw)
+    assert not inspect.iscoroutinefunction(decorated)
+
+
+def test_a_decorated_coroutine_function_is_one() -> None:
+    async def draw() -> None:
+        """Draw the winners."""
+
+    assert inspect.iscoroutinefunction(distributed_lock("lottery")(draw))
+
+
+@both_ways
+async def test_a_function_that_calls_itself_needs_reentrant(way: Way, place: Place) -> None:
+    if way.name == "sync":
+
+        def deep(levels: int) -> int:
+            return 1 + (nested(levels - 1) if levels else 0)
+    else:
+
+        async def deep(levels: int) -> int:
+            return 1 + (await nested(levels - 1) if levels else 0)
+
+    nested: Any = distributed_lock("lottery", reentrant=True)(deep)
+    assert await way.call(nested, 2) == 3
+    nested = distributed_lock("lottery")(deep)
+    with pytest.raises(LockMisuse, match="reentrant=True"):
+        await way.call(nested, 1)
+    assert held_names() == []
+
+
+async def _in_the_body() -> list[str]:
+    return held_names()
+
+
+class Awaited:
+    """An object that is called like a coroutine function."""
+
+    async def __call__(self) -> list[str]:
+        return held_names()
+
+
+@functools.wraps(_in_the_body)
+def _returns_a_coroutine() -> Any:
+    return _in_the_body()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [Awaited(), sync_to_async(held_names), markcoroutinefunction(_returns_a_coroutine)],
+    ids=["object", "sync_to_async", "marked"],
+)
+async def test_whatever_is_awaited_is_locked_until_it_is_done(
+    place: Place, function: Callable[..., Any]
+) -> None:
+    assert await distributed_lock("lottery")(function)() == ["lottery"]
+
+
+def test_a_plain_function_whose_answer_is_awaited_is_refused(place: Place) -> None:
+    def later() -> Any:
+        return _in_the_body()
+
+    with pytest.raises(TypeError, match=r"later\(\)"):
+        distributed_lock("lottery")(later)()
+    assert held_names() == []
+
+
+def test_a_name_with_an_objects_address_would_be_a_lock_of_its_own(place: Place) -> None:
+    class Job:
+        @distributed_lock("job:{self}")
+        def run(self) -> None:
+            pytest.fail("it ran")
+
+    with pytest.raises(InvalidLockName):
+        Job().run()
+
+
+# --- what cannot work is refused where it is written ----------------------------------------------
+
+
+def refused(decorate: Callable[[], object]) -> str:
+    with pytest.raises(TypeError) as raised:
+        decorate()
+    return str(raised.value)
+
+
+def test_without_its_name_the_line_with_one_is_shown() -> None:
+    says = refused(lambda: distributed_lock(by_position))  # type: ignore[arg-type]
+    assert "write @distributed_lock('by_position') above def by_position(...)" in says
+    says = refused(lambda: distributed_lock(_in_the_body))  # type: ignore[arg-type]
+    assert "write @distributed_lock('_in_the_body')" in says
+
+
+@pytest.mark.parametrize("name", [None, "report"])
+def test_a_class_is_refused_with_or_without_a_name(name: str | None) -> None:
+    says = refused(lambda: distributed_lock(name)(Report) if name else distributed_lock(Report))  # type: ignore[arg-type]
+    assert "the class Report" in says
+    assert f"@method_decorator(distributed_lock({name or 'Report'!r}), name=" in says
+
+
+@pytest.mark.parametrize("kind", [staticmethod, classmethod, property, functools.cached_property])
+@pytest.mark.parametrize("named", [True, False])
+def test_below_a_decorator_that_makes_no_function_is_where_it_stands(
+    kind: Callable[..., Any], named: bool
+) -> None:
+    """Above @staticmethod it would make a method of it, which is given self."""
+    made = kind(by_position)
+    if named:
+        says = refused(lambda: distributed_lock("report")(made))
+        assert f"write @{kind.__name__} above @distributed_lock('report')" in says
+    elif kind is not functools.cached_property:
+        says = refused(lambda: distributed_lock(made))
+        assert f"write @{kind.__name__} above @distributed_lock('" in says
+
+
+def test_below_staticmethod_and_classmethod_it_works(place: Place) -> None:
+    class Shelf:
+        @staticmethod
+        @distributed_lock("shelf:{number}")
+        def sort(number: int) -> list[str]:
+            return held_names()
+
+        @classmethod
+        @distributed_lock("shelf:{cls.__name__}")
+        def sweep(cls) -> list[str]:
+            return held_names()
+
+    assert Shelf().sort(3) == Shelf.sort(3) == ["shelf:3"]
+    assert Shelf.sweep() == ["shelf:Shelf"]
+
+
+OVER_TASKS = """
+from celery import Celery, shared_task
+from django_redislock import distributed_lock, single_instance_task
+
+app = Celery()
+
+def body():
+    pass
+
+for task in (
+    shared_task(name="shared")(body),
+    app.task(name="lazy")(body),
+    single_instance_task(name="ours")(body),
+    Celery(set_as_current=False).task(name="made", lazy=False)(body),
+):
+    for decorate in (distributed_lock("report"), distributed_lock):
+        try:
+            decorate(task)
+        except TypeError as error:
+            print(error)
+    print(app.finalized)
+"""
+
+
+def test_a_celery_task_is_refused_as_workers_would_run_it_without_the_lock() -> None:
+    lines = python(OVER_TASKS).splitlines()
+    assert len(lines) == 4 * 3
+    for line in lines:
+        assert line in {"True", "False"} or (
+            "Write @shared_task above @distributed_lock('" in line
+            and "@single_instance_task in their place" in line
+        )
+
+
+@pytest.mark.parametrize("manager", [contextlib.contextmanager, contextlib.asynccontextmanager])
+def test_a_context_manager_is_refused_as_its_body_runs_later(
+    manager: Callable[..., Callable[..., Any]],
+) -> None:
+    def numbers() -> Any:
+        yield 1
+
+    async def anumbers() -> Any:
+        yield 1
+
+    made = manager(numbers if manager is contextlib.contextmanager else anumbers)
+    assert "its body runs after the call" in refused(lambda: distributed_lock("report")(made))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cure"),
+    [
+        ({"timeout": 30}, "ttl=, how long the lease lasts unless renewed, or wait=, how long"),
+        ({"expire": 30}, "ttl="),
+        ({"blocking": False}, "wait=, how long to wait for it; 0 tries once"),
+        ({"blocking_timeout": 3}, "wait="),
+        ({"tll": 3}, "one of ttl, wait, renew,"),
+    ],
+)
+def test_an_argument_of_another_library_is_refused_with_what_it_is_called_here(
+    arguments: dict[str, Any], cure: str
+) -> None:
+    says = refused(lambda: distributed_lock("report", **arguments))
+    assert f"takes no argument {next(iter(arguments))!r}; pass {cure}" in says
+
+
+def test_a_number_by_position_is_refused_as_it_could_be_either() -> None:
+    says = refused(lambda: distributed_lock("report", 30))  # type: ignore[call-arg]
+    assert "distributed_lock('report', ttl=30, wait=5)" in says

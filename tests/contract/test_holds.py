@@ -1,0 +1,195 @@
+"""max_hold ends a lease that is renewed for ever; min_hold keeps a lock after its work is done."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import LockLost, LockTimeout, distributed_lock, held
+from tests.support.backends import both_ways, in_turn, waiters
+
+if TYPE_CHECKING:
+    from tests.support.backends import Place, Way
+
+pytest_plugins = ["tests.support.backends"]
+
+
+# --- max_hold ------------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_a_lease_is_renewed_until_max_hold_and_not_longer(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery", ttl=1, max_hold=1.6)
+    assert await way.acquire(lock)
+    lease, start = lock.lease, time.monotonic()
+    assert lease is not None
+    await way.until(lambda: not lease.held)
+    assert 1.3 < time.monotonic() - start < 4
+    assert lease.lost_reason == "expired"
+    assert await way.acquire(distributed_lock("lottery", wait=3))
+    with pytest.raises(LockLost):
+        await way.release(lock)
+
+
+@both_ways
+async def test_a_block_that_outlives_max_hold_raises_lock_lost(way: Way, place: Place) -> None:
+    with pytest.raises(LockLost, match="'lottery'"):
+        async with way.entered(distributed_lock("lottery", max_hold=0.1)) as lease:
+            await way.until(lambda: not lease.held)
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("options", "over"),
+    [
+        ({"max_hold": 0.4}, "its max_hold of 0.4 s was over"),
+        ({"ttl": 1, "max_hold": 1.2}, "its max_hold of 1.2 s was over"),
+        ({"ttl": 0.4, "renew": False}, "renew is False, and its ttl of 0.4 s was over"),
+    ],
+    ids=str,
+)
+async def test_a_loss_names_the_setting_that_ended_the_lease(
+    way: Way,
+    place: Place,
+    options: dict[str, Any],
+    over: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lock = distributed_lock("lottery", **options)
+    with pytest.raises(LockLost, match=over) as lost:  # noqa: PT012
+        async with way.entered(lock) as lease:
+            await way.until(lambda: lease.lost_reason)
+            await way.until(lambda: over in caplog.text)
+    assert lost.value.reason == "expired"
+
+
+@both_ways
+async def test_max_hold_below_ttl_shortens_the_first_grant(way: Way, place: Place) -> None:
+    limit = timedelta(seconds=0.5)
+    async with way.entered(distributed_lock("lottery", ttl=10, max_hold=limit)) as lease:
+        assert lease.ttl == 10
+        assert 0 < lease.expires_in <= 0.5
+        seen = held.get("lottery")
+        assert seen is not None
+        assert seen.expires_in is not None
+        assert 0 < seen.expires_in <= 0.5
+
+
+@both_ways
+async def test_the_last_renewal_is_shortened_to_end_at_max_hold(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery", ttl=5, max_hold=5.2)) as lease:
+        await way.sleep(0.5)
+        await way.renew(lease)
+        seen = held.get("lottery")
+        assert seen is not None
+        assert seen.expires_in is not None
+        # Not 5, which would be 0.3 too long.
+        assert seen.expires_in <= 4.7
+        assert lease.expires_in <= 4.7
+        assert lease.expires_in > 1
+
+
+@both_ways
+async def test_renewing_past_max_hold_raises_lock_lost(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery", ttl=5, max_hold=0.1)
+    assert await way.acquire(lock)
+    lease = lock.lease
+    assert lease is not None
+    await way.until(lambda: not lease.held)
+    with pytest.raises(LockLost):
+        await way.renew(lease)
+    with pytest.raises(LockLost):
+        await way.release(lock)
+
+
+# --- min_hold ------------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_after_a_success_the_lock_cools_until_min_hold(way: Way, place: Place) -> None:
+    # min_hold may well exceed the ttl.
+    lock = distributed_lock("lottery", ttl=1, min_hold=1.5, wait=0)
+    start = time.monotonic()
+    async with way.entered(lock) as lease:
+        pass
+    assert not lease.held
+    assert await way.locked(lock)
+    assert not await way.acquire(lock)
+    seen = held.get("lottery")
+    assert seen is not None
+    assert (seen.state, seen.id) == ("cooling", lease.id)
+    await way.until(lambda: held.get("lottery") is None)
+    assert time.monotonic() - start > 1.45
+    assert await way.acquire(lock)
+    await way.release(lock, success=False)
+
+
+@both_ways
+async def test_while_it_cools_the_holder_is_the_last_owner(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery", min_hold=5)) as lease:
+        pass
+    with pytest.raises(LockTimeout) as raised:
+        async with way.entered(distributed_lock("lottery", wait=0)):
+            pytest.fail("the block ran")
+    assert raised.value.holder == str(lease.owner)
+    assert raised.value.expires_in == pytest.approx(5, abs=1)
+
+
+@both_ways
+async def test_min_hold_counts_from_the_grant(way: Way, place: Place) -> None:
+    start = time.monotonic()
+    async with way.entered(distributed_lock("lottery", min_hold=0.1)):
+        await way.until(lambda: time.monotonic() - start > 0.15)
+    assert not await way.locked(distributed_lock("lottery"))
+
+
+@both_ways
+async def test_a_failure_skips_min_hold(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery", min_hold=60)
+    with pytest.raises(ZeroDivisionError):
+        async with way.entered(lock):
+            raise ZeroDivisionError
+    assert not await way.locked(lock)
+    assert await way.acquire(lock)
+    await way.release(lock, success=False)
+    assert not await way.locked(lock)
+
+
+@both_ways
+async def test_release_counts_as_a_success(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery", min_hold=60)
+    assert await way.acquire(lock)
+    await way.release(lock)
+    assert await way.locked(lock)
+
+
+@both_ways
+async def test_a_cooling_lock_cannot_be_brought_back(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery", min_hold=60)) as lease:
+        pass
+    with pytest.raises(LockLost):
+        await way.renew(lease)
+    with pytest.raises(LockLost):
+        await way.ensure_held(lease, verify=True)
+    seen = held.get("lottery")
+    assert seen is not None
+    assert seen.state == "cooling"
+
+
+@in_turn
+@both_ways
+async def test_who_waits_has_the_lock_as_soon_as_it_has_cooled(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery", ttl=20, min_hold=0.6)
+
+    async def wait() -> float:
+        async with way.entered(distributed_lock("lottery")):
+            return time.monotonic()
+
+    start = time.monotonic()
+    async with way.entered(lock):
+        waiter = way.start(wait)
+        await way.until(lambda: waiters("lottery") == 1)
+    assert 0.55 < await waiter.result() - start < 3

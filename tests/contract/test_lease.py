@@ -1,0 +1,661 @@
+"""The lease: held until a deadline, renewed on demand, and what happens when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import pickle
+import threading
+import time
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import LockLost, LockUnavailable, distributed_lock, held
+from django_redislock.conf import backends
+from django_redislock.rules import flows
+from tests.support.backends import UNSCRIPTED, both_ways, held_by_other, on_servers
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django_redislock import Lease
+    from tests.conftest import Locks, MakeProxy, Spawn
+    from tests.support.backends import Place, ServerPlace, Way
+
+pytest_plugins = ["tests.support.backends"]
+
+
+# --- held, and for how long ----------------------------------------------------------------------
+
+
+@both_ways
+async def test_a_lease_ends_here_before_it_ends_on_the_server(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery", ttl=0.2, renew=False)
+    assert await way.acquire(lock)
+    lease = lock.lease
+    assert lease is not None
+    assert 0 < lease.expires_in < 0.2
+    while True:
+        free = held.get("lottery") is None
+        if not lease.held:
+            break
+        assert not free
+        await way.sleep(0.002)
+    assert lease.expires_in == 0.0
+    assert lease.lost_reason == "expired"
+
+
+@both_ways
+async def test_expires_in_goes_down_and_a_renewal_brings_it_up(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery", ttl=5, renew=False)) as lease:
+        await way.until(lambda: lease.expires_in < 4.5)
+        before = lease.expires_in
+        await way.renew(lease)
+        assert lease.expires_in > before
+        seen = held.get("lottery")
+        assert seen is not None
+        assert seen.expires_in == pytest.approx(5, abs=1)
+
+
+@both_ways
+async def test_ensure_held_passes_while_it_is_held(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery")) as lease:
+        await way.ensure_held(lease)
+        await way.ensure_held(lease, verify=True)
+
+
+@both_ways
+async def test_ensure_held_asks_the_server_only_to_verify(way: Way, place: Place) -> None:
+    with pytest.raises(LockLost):  # noqa: PT012 - by leaving the block
+        async with way.entered(distributed_lock("lottery")) as lease:
+            place.lose_data()
+            await way.ensure_held(lease)
+            with pytest.raises(LockLost) as raised:
+                await way.ensure_held(lease, verify=True)
+            assert (raised.value.name, raised.value.reason) == ("lottery", "expired")
+            with pytest.raises(LockLost):
+                await way.ensure_held(lease)
+
+
+@both_ways
+async def test_a_released_lease_is_neither_held_nor_lost(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery")) as lease:
+        pass
+    assert not lease.held
+    assert lease.lost_reason is None
+    for check in (way.ensure_held, way.renew):
+        with pytest.raises(LockLost, match="is not held: it was released"):
+            await check(lease)
+
+
+# --- lost: expired, forced, taken, unreachable ---------------------------------------------------
+
+
+class Losing:
+    """The ways in which a lease ends before its time, by reason."""
+
+    def __init__(self, place: Place, proxies: MakeProxy) -> None:
+        self._place = place
+        self._make_proxy = proxies
+        self._stack = ExitStack()
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def prepare(self, reason: str) -> None:
+        """Do what must be done before the lease is granted."""
+        if reason == "unreachable":
+            server_place: Any = self._place
+            self._proxy = self._make_proxy(server_place.locks.server)
+            server_place.on(self._proxy)
+
+    def lose(self, lease: Lease, reason: str) -> None:
+        """Let it end on the server, or out of our reach."""
+        if reason == "forced":
+            assert held.force_release(lease.name, lease.id)
+        elif reason == "unreachable":
+            self._proxy.refuse()
+        else:
+            self._place.lose_data()
+        if reason == "taken":
+            self._stack.enter_context(held_by_other(lease.name))
+
+
+@pytest.fixture
+def losing(place: Place, make_proxy: MakeProxy) -> Iterator[Losing]:
+    """The means to lose a lease."""
+    losing = Losing(place, make_proxy)
+    yield losing
+    losing.close()
+
+
+REASONS = ("expired", "forced", "taken")
+
+
+@both_ways
+@pytest.mark.parametrize("reason", REASONS)
+async def test_a_renewal_learns_of_the_loss_and_its_reason(
+    way: Way, place: Place, losing: Losing, reason: str
+) -> None:
+    lock = distributed_lock("lottery")
+    assert await way.acquire(lock)
+    lease = lock.lease
+    assert lease is not None
+    losing.lose(lease, reason)
+    with pytest.raises(LockLost) as raised:
+        await way.renew(lease)
+    assert raised.value.reason == lease.lost_reason == reason
+    assert not lease.held
+    with pytest.raises(LockLost) as raised:
+        await way.release(lock)
+    assert raised.value.reason == reason
+    assert lock.lease is None
+
+
+@both_ways
+@pytest.mark.parametrize("reason", REASONS)
+async def test_the_watchdog_learns_of_the_loss_and_tells(
+    way: Way, place: Place, losing: Losing, reason: str
+) -> None:
+    lock = distributed_lock("lottery", ttl=1.5)
+    told: list[Lease] = []
+    assert await way.acquire(lock)
+    lease = lock.lease
+    assert lease is not None
+    lease.on_lost(told.append)
+    losing.lose(lease, reason)
+    await way.until(lambda: told)
+    assert told == [lease]
+    assert lease.lost_reason == reason
+    assert not lease.held
+
+
+@on_servers
+@both_ways
+async def test_a_server_out_of_reach_until_the_deadline_means_unreachable(
+    way: Way, place: Place, losing: Losing
+) -> None:
+    losing.prepare("unreachable")
+    lock = distributed_lock("lottery", ttl=0.6)
+    told: list[Lease] = []
+    assert await way.acquire(lock)
+    lease = lock.lease
+    assert lease is not None
+    lease.on_lost(told.append)
+    losing.lose(lease, "unreachable")
+    await way.until(lambda: told)
+    assert lease.lost_reason == "unreachable"
+    with pytest.raises(LockLost, match="could not be reached"):
+        await way.release(lock)
+
+
+@both_ways
+@pytest.mark.parametrize("reason", REASONS)
+async def test_releasing_learns_of_the_loss_too(
+    way: Way, place: Place, losing: Losing, reason: str
+) -> None:
+    lock = distributed_lock("lottery")
+    assert await way.acquire(lock)
+    lease = lock.lease
+    assert lease is not None
+    losing.lose(lease, reason)
+    with pytest.raises(LockLost) as raised:
+        await way.release(lock)
+    assert raised.value.reason == lease.lost_reason == reason
+    assert (lock.lease, lease.held) == (None, False)
+
+
+@both_ways
+@pytest.mark.parametrize("noticed", [True, False], ids=["noticed within", "noticed at the end"])
+async def test_leaving_the_block_after_a_loss_raises_lock_lost(
+    way: Way, place: Place, losing: Losing, noticed: bool
+) -> None:
+    with pytest.raises(LockLost) as raised:  # noqa: PT012 - by leaving the block
+        async with way.entered(distributed_lock("lottery")) as lease:
+            losing.lose(lease, "forced")
+            if noticed:
+                with pytest.raises(LockLost):
+                    await way.renew(lease)
+    assert (raised.value.name, raised.value.reason) == ("lottery", "forced")
+
+
+@both_ways
+async def test_a_loss_never_masks_what_the_body_raised(
+    way: Way, place: Place, losing: Losing, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = ZeroDivisionError("of the body")
+    with pytest.raises(ZeroDivisionError) as raised:  # noqa: PT012 - by leaving the block
+        async with way.entered(distributed_lock("lottery")) as lease:
+            losing.lose(lease, "forced")
+            raise error
+    assert raised.value is error
+    assert "'lottery' was lost: an operator released it by force" in caplog.text
+
+
+@both_ways
+async def test_the_lock_of_the_next_owner_survives_our_late_release(
+    way: Way, place: Place, losing: Losing
+) -> None:
+    lock = distributed_lock("lottery")
+    assert await way.acquire(lock)
+    assert lock.lease is not None
+    losing.lose(lock.lease, "taken")
+    before = held.get("lottery")
+    with pytest.raises(LockLost):
+        await way.release(lock)
+    after = held.get("lottery")
+    assert before is not None
+    assert after is not None
+    assert after.id == before.id
+
+
+# --- on_lost -------------------------------------------------------------------------------------
+
+
+async def lose_now(way: Way, place: Place, lease: Lease) -> None:
+    """Lose a lease, and let its holder know."""
+    place.lose_data()
+    with pytest.raises(LockLost):
+        await way.renew(lease)
+
+
+@both_ways
+async def test_on_lost_is_called_once_with_the_lease(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery")
+    told: list[tuple[str, Lease, bool]] = []
+    assert await way.acquire(lock)
+    lease = lock.lease
+    assert lease is not None
+    lease.on_lost(lambda lease: told.append(("first", lease, lease.held)))
+    lease.on_lost(lambda lease: told.append(("second", lease, lease.held)))
+    await lose_now(way, place, lease)
+    with pytest.raises(LockLost):
+        await way.renew(lease)
+    with pytest.raises(LockLost):
+        await way.release(lock)
+    await way.until(lambda: len(told) >= 2)
+    assert told == [("first", lease, False), ("second", lease, False)]
+
+
+@both_ways
+async def test_on_lost_is_called_at_once_if_the_lease_is_lost_already(
+    way: Way, place: Place
+) -> None:
+    lock = distributed_lock("lottery")
+    told: list[Lease] = []
+    assert await way.acquire(lock)
+    lease = lock.lease
+    assert lease is not None
+    await lose_now(way, place, lease)
+    lease.on_lost(told.append)
+    assert told == [lease]
+
+
+@both_ways
+async def test_on_lost_does_not_run_in_the_thread_that_renews(way: Way, place: Place) -> None:
+    lock, threads = distributed_lock("lottery", ttl=0.3), []
+    assert await way.acquire(lock)
+    lease = lock.lease
+    assert lease is not None
+    lease.on_lost(lambda lease: threads.append(threading.current_thread().name))
+    place.lose_data()
+    await way.until(lambda: threads)
+    assert "watchdog" not in threads[0]
+
+
+@both_ways
+async def test_on_lost_that_blocks_does_not_delay_other_renewals(way: Way, place: Place) -> None:
+    lock, blocking, go_on = distributed_lock("lottery", ttl=0.5), [], threading.Event()
+    assert await way.acquire(lock)
+    lease = lock.lease
+    assert lease is not None
+
+    def block(lease: Lease) -> None:
+        blocking.append(lease)
+        go_on.wait(10)
+
+    lease.on_lost(block)
+    try:
+        place.lose_data()
+        await way.until(lambda: blocking)
+        async with way.entered(distributed_lock("tombola", ttl=2)) as other:
+            await way.until(lambda: other.renewals)
+            assert other.held
+    finally:
+        go_on.set()
+
+
+@both_ways
+async def test_what_on_lost_raises_is_logged_and_stops_nobody(
+    way: Way, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(lease: Lease) -> None:
+        raise ZeroDivisionError("of the callback")
+
+    lock = distributed_lock("lottery")
+    told: list[Lease] = []
+    assert await way.acquire(lock)
+    lease = lock.lease
+    assert lease is not None
+    lease.on_lost(fail)
+    lease.on_lost(told.append)
+    await lose_now(way, place, lease)
+    await way.until(lambda: told)
+    assert "on_lost callback of lock 'lottery' failed" in caplog.text
+    assert "ZeroDivisionError: of the callback" in caplog.text
+    lease.on_lost(fail)  # Nor when it is called at once.
+
+
+@both_ways
+async def test_on_lost_is_not_called_after_a_release(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery", ttl=1)
+    told: list[Lease] = []
+    assert await way.acquire(lock)
+    assert lock.lease is not None
+    lock.lease.on_lost(told.append)
+    await way.release(lock)
+    place.lose_data()
+    with pytest.raises(AssertionError):
+        await way.until(lambda: told, 0.4)  # More than a third.
+
+
+# --- a server that does not answer ---------------------------------------------------------------
+
+
+@on_servers
+@both_ways
+async def test_verifying_against_a_silent_server_raises_unavailable_and_keeps_the_lease(
+    way: Way, place: ServerPlace, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(place.locks.server)
+    place.on(proxy)
+    async with way.entered(distributed_lock("lottery", ttl=5)) as lease:
+        proxy.refuse()
+        with pytest.raises(LockUnavailable) as raised:
+            await way.ensure_held(lease, verify=True)
+        assert raised.value.__cause__ is not None
+        assert lease.held
+        proxy.heal()
+        await way.ensure_held(lease, verify=True)
+
+
+@on_servers
+@both_ways
+async def test_release_on_a_silent_server_raises_unavailable_and_ends_the_lease(
+    way: Way, place: ServerPlace, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(place.locks.server)
+    place.on(proxy)
+    lock = distributed_lock("lottery", ttl=1)
+    assert await way.acquire(lock)
+    lease = lock.lease
+    assert lease is not None
+    proxy.refuse()
+    with pytest.raises(LockUnavailable):
+        await way.release(lock)
+    assert not lease.held
+    assert lock.lease is None
+    proxy.heal()
+    # Nothing renews it, so it ends on the server.
+    await way.until(lambda: held.get("lottery") is None)
+
+
+@on_servers
+@both_ways
+async def test_leaving_a_block_on_a_silent_server_logs_and_raises_nothing(
+    way: Way, place: ServerPlace, make_proxy: MakeProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy = make_proxy(place.locks.server)
+    place.on(proxy)
+    async with way.entered(distributed_lock("lottery", ttl=1)) as lease:
+        proxy.refuse()
+        start = time.monotonic()
+    assert time.monotonic() - start < 4
+    assert not lease.held
+    left = [record for record in caplog.records if "Left the block" in record.getMessage()]
+    assert [record.levelno for record in left] == [logging.ERROR]
+    assert "'lottery'" in left[0].getMessage()
+
+
+@on_servers
+@both_ways
+async def test_leaving_a_block_retries_until_the_server_is_back(
+    way: Way, place: ServerPlace, make_proxy: MakeProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy = make_proxy(place.locks.server)
+    place.on(proxy)
+    healer = threading.Timer(0.3, proxy.heal)
+    async with way.entered(distributed_lock("lottery", ttl=10)):
+        proxy.refuse()
+        healer.start()
+    healer.join()
+    assert "Left the block" not in caplog.text
+    assert held.get("lottery") is None
+
+
+# --- a lease that nobody refers to any more ------------------------------------------------------
+
+
+@both_ways
+async def test_a_dropped_lease_is_warned_about_by_name(
+    way: Way, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    if await way.acquire(distributed_lock("lottery", ttl=30)):
+        gc.collect()
+    warnings = [record for record in caplog.records if "dropped" in record.getMessage()]
+    assert [record.levelno for record in warnings] == [logging.WARNING]
+    assert "lock 'lottery' was dropped without a release" in warnings[0].getMessage()
+
+
+@both_ways
+@pytest.mark.parametrize("end", ["released", "lost", "expired"])
+async def test_a_lease_that_is_over_is_dropped_in_silence(
+    way: Way, place: Place, caplog: pytest.LogCaptureFixture, end: str
+) -> None:
+    lock = distributed_lock("lottery", ttl=0.2, renew=False)
+    assert await way.acquire(lock)
+    assert lock.lease is not None
+    if end == "released":
+        await way.release(lock)
+    elif end == "lost":
+        await lose_now(way, place, lock.lease)
+    else:
+        while lock.lease.held:
+            await way.sleep(0.01)
+    del lock
+    gc.collect()
+    assert "dropped" not in caplog.text
+
+
+@both_ways
+async def test_a_dropped_lease_is_not_renewed(way: Way, place: Place) -> None:
+    assert await way.acquire(distributed_lock("lottery", ttl=0.4))
+    gc.collect()
+    await way.until(lambda: held.get("lottery") is None)
+
+
+def test_a_lease_cannot_be_pickled_and_so_not_be_sent_elsewhere(place: Place) -> None:
+    with distributed_lock("lottery") as lease, pytest.raises(TypeError):
+        pickle.dumps(lease)
+
+
+def lose_with_a_callback_that_never_returns() -> None:
+    """In a child."""
+    lock = distributed_lock("lottery")
+    assert lock.acquire()
+    assert lock.lease is not None
+    entered = threading.Event()
+
+    def block(lease: Lease) -> None:
+        entered.set()
+        threading.Event().wait()
+
+    lock.lease.on_lost(block)
+    held.force_release("lottery", lock.lease.id)
+    with pytest.raises(LockLost):
+        lock.lease.renew()
+    assert entered.wait(5)
+
+
+def test_on_lost_that_blocks_does_not_keep_the_program_from_ending(
+    locks: Locks, spawn: Spawn
+) -> None:
+    assert spawn(lose_with_a_callback_that_never_returns).wait() == 0
+
+
+def test_many_callbacks_that_block_do_not_delay_the_next(place: Place) -> None:
+    go_on, told = threading.Event(), []
+    locks = [distributed_lock(f"lottery:{number}") for number in range(8)]
+    leases = []
+    for lock in locks:
+        assert lock.acquire()
+        assert lock.lease is not None
+        leases.append(lock.lease)
+        lock.lease.on_lost(lambda lease: (told.append(lease), go_on.wait(10)))
+    place.lose_data()
+    try:
+        for lease in leases:
+            with pytest.raises(LockLost):
+                lease.renew()
+        wait_until(lambda: len(told) == 8)
+    finally:
+        go_on.set()
+
+
+@on_servers
+@both_ways
+async def test_the_reason_of_a_loss_does_not_change(way: Way, place: Place, losing: Losing) -> None:
+    losing.prepare("unreachable")
+    lock, told = distributed_lock("lottery", ttl=0.6), []
+    assert await way.acquire(lock)
+    lease = lock.lease
+    assert lease is not None
+    lease.on_lost(told.append)
+    losing.lose(lease, "unreachable")
+    reasons = []
+    while not told:
+        reasons.append(lease.lost_reason)
+        await way.sleep(0)
+    assert set(reasons) <= {None, "unreachable"}
+
+
+# --- made longer ---------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_a_lease_can_be_made_longer(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery", ttl=10)) as lease:
+        await way.renew(lease, ttl=timedelta(minutes=5))
+        assert lease.ttl == 300
+        assert lease.expires_in > 280
+        seen = held.get("lottery")
+        assert seen is not None
+        assert seen.expires_in is not None
+        assert seen.expires_in > 280
+        assert (seen.ttl, seen.state, seen.note) == (300, "held", "")
+        await way.renew(lease)
+        assert lease.expires_in > 280
+
+
+@both_ways
+async def test_a_renewal_that_is_late_does_not_shorten_a_lease_again(
+    way: Way, place: Place
+) -> None:
+    async with way.entered(distributed_lock("lottery", ttl=10)) as lease:
+        await way.renew(lease, ttl=300)
+        late = flows.Renewal("lottery", lease._token, 10, 1, renews=True)
+        backends["default"].run(flows.renew(late, 1))
+        seen = held.get("lottery")
+        assert seen is not None
+        assert seen.expires_in is not None
+        assert seen.expires_in > 280
+        assert seen.ttl == 300
+
+
+@on_servers
+async def test_of_renewals_at_the_same_time_the_longest_counts(place: Place) -> None:
+    lock = distributed_lock("lottery", ttl=10, renew=False)
+    async with lock as lease:
+        await asyncio.gather(lease.arenew(ttl=300), lease.arenew(ttl=60))
+        await lease.arenew()
+        seen = held.get("lottery")
+        assert seen is not None
+        assert seen.expires_in is not None
+        assert 280 < lease.expires_in < seen.expires_in + 0.1
+        assert lease.ttl == 300
+
+
+@both_ways
+async def test_several_renewals_that_are_late_do_not_shorten_a_lease_either(
+    way: Way, place: Place
+) -> None:
+    async with way.entered(distributed_lock("lottery", ttl=10, renew=False)) as lease:
+        await way.renew(lease, ttl=300)
+        for count in (0, 1):  # The confirmation of a hand-over is the first.
+            late = flows.Renewal("lottery", lease._token, 10, count, renews=True)
+            backends["default"].run(flows.renew(late, 1))
+        seen = held.get("lottery")
+        assert seen is not None
+        assert seen.expires_in is not None
+        assert (seen.expires_in > 280, seen.renewals) == (True, 1)
+
+
+@both_ways
+async def test_an_acquire_that_is_late_does_not_shorten_a_lease(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery", ttl=10, renew=False)) as lease:
+        await way.renew(lease, ttl=300)
+        late = flows.Request("lottery", lease._token, lease.id, lease.owner, 10, 0, 1)
+        granted = backends["default"].run(flows.acquire(late, 0))
+        assert isinstance(granted, flows.Granted)
+        seen = held.get("lottery")
+        assert seen is not None
+        assert seen.expires_in is not None
+        assert seen.expires_in > 280
+
+
+@on_servers
+@both_ways
+@pytest.mark.parametrize("how", ["renew", "ensure_held"])
+async def test_a_renewal_that_is_answered_after_the_loss_says_so(
+    how: str, way: Way, place: ServerPlace, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(place.locks.server)
+    place.on(proxy)
+    lock = distributed_lock("lottery", ttl=3, renew=False)
+    assert await way.acquire(lock)
+    lease = lock.lease
+    assert lease is not None
+    command = "EXEC" if place.name == UNSCRIPTED else "EVAL*"
+    while lease.expires_in > 0.2:
+        await way.sleep(0.01)
+    proxy.rule(command, "delayreply:0.4")
+    with pytest.raises(LockLost) as caught:
+        await (way.renew(lease) if how == "renew" else way.ensure_held(lease, verify=True))
+    assert caught.value.reason == "expired"
+    assert not lease.held
+
+
+@both_ways
+async def test_a_lease_cannot_be_made_shorter(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery", ttl=10)) as lease:
+        with pytest.raises(ValueError, match=r"^ttl must be at least that of the lease, 10 s"):
+            await way.renew(lease, ttl=5)
+        with pytest.raises(ValueError, match=r"^ttl must be"):
+            await way.renew(lease, ttl="long")  # type: ignore[arg-type]
+        assert lease.ttl == 10
+
+
+@both_ways
+async def test_max_hold_bounds_a_lease_that_is_made_longer(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery", ttl=10, max_hold=20)) as lease:
+        await way.renew(lease, ttl=300)
+        assert lease.expires_in <= 20
+        seen = held.get("lottery")
+        assert seen is not None
+        assert seen.expires_in is not None
+        assert seen.expires_in <= 20

@@ -1,0 +1,302 @@
+"""The lock as programs use it: a block, a handle, a lease, by every way and in every place."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from django.core.signals import request_finished, request_started
+from django.db import close_old_connections
+
+from django_redislock import Lease, LockMisuse, LockTimeout, distributed_lock
+from tests.support.backends import both_ways, held_by_other
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_django import Settings
+
+    from tests.support.backends import Place, Way
+
+pytest_plugins = ["tests.support.backends"]
+
+
+# --- the block -----------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_the_block_holds_the_lock_and_then_it_is_free(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery")
+    async with way.entered(lock) as lease:
+        assert isinstance(lease, Lease)
+        assert lease.held
+        assert lock.lease is lease
+        assert await way.locked(distributed_lock("lottery"))
+    assert not lease.held
+    assert lock.lease is None
+    assert not await way.locked(lock)
+
+
+@both_ways
+async def test_a_block_that_cannot_have_the_lock_raises_lock_timeout(
+    way: Way, place: Place
+) -> None:
+    with held_by_other("lottery", ttl=60), pytest.raises(LockTimeout) as raised:
+        async with way.entered(distributed_lock("lottery", wait=0)):
+            pytest.fail("the block ran")
+    assert raised.value.name == "lottery"
+    assert raised.value.holder == "another-host:1 simulated"
+    assert raised.value.expires_in is not None
+    assert 50 < raised.value.expires_in <= 60
+    assert "'lottery'" in str(raised.value)
+
+
+@both_ways
+async def test_an_exception_leaves_the_block_unchanged_and_frees_the_lock(
+    way: Way, place: Place
+) -> None:
+    error = ZeroDivisionError("of the body")
+    with pytest.raises(ZeroDivisionError) as raised:
+        async with way.entered(distributed_lock("lottery")):
+            raise error
+    assert raised.value is error
+    assert not await way.locked(distributed_lock("lottery"))
+
+
+@both_ways
+async def test_a_lock_released_within_its_block_is_not_released_twice(
+    way: Way, place: Place
+) -> None:
+    lock = distributed_lock("lottery")
+    async with way.entered(lock):
+        await way.release(lock)
+        with held_by_other("lottery"):
+            pass
+    assert not await way.locked(lock)
+
+
+# --- the handle ----------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_acquire_is_true_when_the_lock_is_free(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery", wait=0)
+    assert await way.acquire(lock) is True
+    assert lock.lease is not None
+    assert lock.lease.held
+    await way.release(lock)
+    assert lock.lease is None
+
+
+@both_ways
+@pytest.mark.parametrize("wait", [0, 0.05])
+async def test_acquire_is_false_when_it_is_not_and_raises_nothing(
+    way: Way, place: Place, wait: float
+) -> None:
+    lock = distributed_lock("lottery", wait=wait)
+    with held_by_other("lottery"):
+        assert await way.acquire(lock) is False
+        assert lock.lease is None
+
+
+@both_ways
+async def test_a_handle_can_be_used_again_and_again(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery", wait=0)
+    ids = []
+    for _ in range(3):
+        async with way.entered(lock) as lease:
+            ids.append(lease.id)
+    assert len(set(ids)) == 3
+
+
+@both_ways
+async def test_release_without_a_lease_is_misuse(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery")
+    with pytest.raises(LockMisuse, match="'lottery': this handle holds no lease"):
+        await way.release(lock)
+    await way.acquire(lock)
+    await way.release(lock)
+    with pytest.raises(LockMisuse, match="holds no lease"):
+        await way.release(lock)
+
+
+@both_ways
+async def test_a_handle_cannot_release_what_another_handle_holds(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery")) as lease:
+        with pytest.raises(LockMisuse):
+            await way.release(distributed_lock("lottery"))
+        await way.ensure_held(lease, verify=True)
+
+
+def test_a_lease_taken_in_a_loop_may_be_released_without_one(place: Place) -> None:
+    lock = distributed_lock("lottery")
+    assert asyncio.run(lock.aacquire())
+    lock.release()
+    assert not lock.locked()
+    assert lock.acquire()
+    asyncio.run(lock.arelease())
+    assert not asyncio.run(lock.alocked())
+
+
+def test_making_a_handle_needs_no_server(settings: Settings) -> None:
+    settings.REDISLOCK = {"default": {"BACKEND": "not.there.Backend"}}
+    lock = distributed_lock("lottery")
+    assert lock.name == "lottery"
+    assert lock.lease is None
+    assert repr(lock) == "<Lock 'lottery': not held by this handle>"
+
+
+# --- what a lock excludes ------------------------------------------------------------------------
+
+
+@both_ways
+async def test_one_lock_excludes_all_others_of_its_name(way: Way, place: Place) -> None:
+    inside = 0
+    seen = []
+
+    async def work() -> None:
+        nonlocal inside
+        for _ in range(5):
+            async with way.entered(distributed_lock("lottery")):
+                inside += 1
+                await way.sleep(0)
+                seen.append(inside)
+                inside -= 1
+
+    others = [way.start(work) for _ in range(4)]
+    for other in others:
+        await other.result()
+    assert seen == [1] * 20
+
+
+@both_ways
+async def test_locks_of_different_names_do_not_exclude_each_other(way: Way, place: Place) -> None:
+    lottery, tombola = distributed_lock("lottery"), distributed_lock("tombola", wait=0)
+    async with way.entered(lottery), way.entered(tombola) as lease:
+        assert lease.held
+
+
+@both_ways
+async def test_using_names_the_place(way: Way, place: Place, settings: Settings) -> None:
+    settings.REDISLOCK = {
+        "default": place.setting(),
+        "other": {**place.setting(), "KEY_PREFIX": "test-another-prefix", "TTL": 7},
+    }
+    async with way.entered(distributed_lock("lottery")) as lease:
+        assert lease.ttl == place.setting()["TTL"]
+        async with way.entered(distributed_lock("lottery", using="other", wait=0)) as other:
+            assert other.ttl == 7
+
+
+@both_ways
+async def test_locked_is_about_anyone(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery")
+    assert await way.locked(lock) is False
+    with held_by_other("lottery"):
+        assert await way.locked(lock) is True
+    async with way.entered(lock):
+        assert await way.locked(lock) is True
+    assert await way.locked(lock) is False
+
+
+# --- the lease -----------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_a_lease_says_what_it_is(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery", ttl=8)) as lease:
+        assert lease.name == "lottery"
+        assert lease.ttl == 8
+        assert isinstance(lease.fence, int)
+        assert 7 < lease.expires_in < 8
+        assert lease.lost_reason is None
+        assert len(lease.id) == 16
+        assert repr(lease) == f"<Lease {lease.id} of 'lottery': held, fence {lease.fence}>"
+    assert lease.expires_in == 0.0
+    assert lease.lost_reason is None
+    assert repr(lease) == f"<Lease {lease.id} of 'lottery': ended, fence {lease.fence}>"
+
+
+@both_ways
+async def test_the_owner_is_told_for_humans(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery")) as lease:
+        owner = lease.owner
+    assert (owner.host, owner.pid) == (socket.gethostname(), os.getpid())
+    assert owner.thread == threading.current_thread().name
+    assert owner.command == sys.argv[0].removesuffix("/__main__.py").rpartition("/")[2]
+    assert str(owner) == f"{owner.host}:{owner.pid} {owner.command}"
+
+
+@contextmanager
+def being_served(path: str) -> Iterator[None]:
+    """A request, to all that Django tells of it except its databases, as in its test client."""
+    for signal in (request_started, request_finished):
+        signal.disconnect(close_old_connections)
+    try:
+        request_started.send(None, environ={"PATH_INFO": path})
+        try:
+            yield
+        finally:
+            request_finished.send(None)
+    finally:
+        for signal in (request_started, request_finished):
+            signal.connect(close_old_connections)
+
+
+@both_ways
+async def test_the_owner_has_the_path_of_the_request_being_served(way: Way, place: Place) -> None:
+    with being_served("/draw/"):
+        async with way.entered(distributed_lock("lottery")) as lease:
+            assert lease.owner.path == "/draw/"
+    async with way.entered(distributed_lock("lottery")) as lease:
+        assert lease.owner.path == ""
+
+
+@both_ways
+async def test_the_fence_grows_with_every_lease(way: Way, place: Place) -> None:
+    fences = []
+    for _ in range(5):
+        async with way.entered(distributed_lock("lottery")) as lease:
+            fences.append(lease.fence)
+    assert fences == sorted(set(fences))
+
+
+@both_ways
+async def test_the_fence_grows_even_after_the_server_lost_its_data(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery")) as before:
+        pass
+    place.lose_data()
+    async with way.entered(distributed_lock("lottery")) as after:
+        assert after.fence > before.fence
+
+
+# --- blocking code in an event loop --------------------------------------------------------------
+
+
+async def test_a_blocking_acquire_in_a_running_event_loop_is_refused(place: Place) -> None:
+    lock = distributed_lock("lottery", wait=60)
+    with pytest.raises(LockMisuse, match=r"'lottery'.*`async with`"), lock:
+        pytest.fail("the block ran")
+    with pytest.raises(LockMisuse, match=r"`await lock\.aacquire"):
+        lock.acquire()
+    with pytest.raises(LockMisuse, match=r"`await lock\.alocked"):
+        lock.locked()
+    with pytest.raises(LockMisuse, match="event loop"):
+        distributed_lock("lottery")(len)("a")
+    assert not await lock.alocked()
+    assert await asyncio.to_thread(lock.acquire)
+    await lock.arelease()
+
+
+async def test_as_with_the_orm_blocking_code_can_be_allowed_in_a_loop(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+    with distributed_lock("lottery") as lease:
+        assert lease.held

@@ -1,0 +1,192 @@
+"""Locks between processes, what a forked child has of its parent's, and clocks that are set."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import ReferenceType, ref
+
+import pytest
+
+from django_redislock import LockMisuse, distributed_lock, held
+from tests import ROOT
+from tests.support.faults import one_kind
+from tests.support.processes import hear, say
+from tests.support.servers import Server
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import Locks, Spawn
+    from tests.support.servers import Kind
+
+
+def hold(name: str, ttl: float) -> None:
+    """In a child: hold the lock until told to let go."""
+    with distributed_lock(name, ttl=ttl) as lease:
+        say({"pid": os.getpid(), "fence": lease.fence, "holder": str(lease.owner)})
+        hear()
+    say("released")
+
+
+def fork_while_holding(name: str) -> None:
+    """In a child: fork within the block, and tell what the grandchild saw."""
+    lock = distributed_lock(name, ttl=1)
+    read, write = os.pipe()
+    with lock as lease:
+        threads = threading.active_count()
+        if not (pid := os.fork()):
+            seen = [str(lease.held), str(threading.active_count())]
+            with distributed_lock(name + ":child", wait=0) as own:
+                seen.append(str(own.held))
+            seen.append(str(distributed_lock(name, wait=0, reentrant=True).acquire()))
+            try:
+                lock.release()
+            except LockMisuse as error:
+                seen.append(f"misuse: {error}")
+            lock.__exit__(None, None, None)
+            os.write(write, "|".join(seen).encode())
+            os._exit(0)
+        os.waitpid(pid, 0)
+        lease.ensure_held(verify=True)
+        say({"threads": threads, "seen": os.read(read, 4096).decode().split("|")})
+    say("released")
+
+
+def test_processes_exclude_each_other(locks: Locks, spawn: Spawn) -> None:
+    child = spawn(hold, "lottery", 10)
+    told = child.read()
+    lock = distributed_lock("lottery", wait=0)
+    assert not lock.acquire()
+    seen = held.get("lottery")
+    assert seen is not None
+    assert seen.owner.pid == child.pid == told["pid"]
+    assert str(seen.owner) == told["holder"]
+    child.send(None)
+    assert child.read() == "released"
+    assert lock.acquire()
+    lock.release()
+
+
+def test_the_fence_grows_over_processes(locks: Locks, spawn: Spawn) -> None:
+    fences = []
+    for _ in range(2):
+        with distributed_lock("lottery") as lease:
+            fences.append(lease.fence)
+        child = spawn(hold, "lottery", 10)
+        fences.append(child.read()["fence"])
+        child.send(None)
+        child.read()
+    assert fences == sorted(set(fences))
+
+
+def test_a_killed_holder_costs_at_most_its_ttl(locks: Locks, spawn: Spawn) -> None:
+    child = spawn(hold, "lottery", 0.5)
+    child.read()
+    child.kill()
+    assert distributed_lock("lottery", wait=5).acquire()
+
+
+def test_a_forked_child_has_nothing_of_its_parents_lease(locks: Locks, spawn: Spawn) -> None:
+    child = spawn(fork_while_holding, "lottery")
+    told = child.read()
+    held_there, threads, own, re_entered, misuse = told["seen"]
+    assert held_there == "False"
+    assert (told["threads"], threads) == (2, "1")  # The watchdog stays behind.
+    assert own == "True"
+    assert re_entered == "False"
+    assert misuse.startswith("misuse: Lock 'lottery': its lease belongs to the parent process")
+    # The parent's lease was still its own, and is released by it.
+    assert child.read() == "released"
+    assert held.get("lottery") is None
+
+
+def test_a_loop_that_has_ended_leaves_nothing_behind(locks: Locks) -> None:
+    async def once() -> ReferenceType[asyncio.AbstractEventLoop]:
+        async with distributed_lock("lottery"):
+            return ref(asyncio.get_running_loop())
+
+    loops = [asyncio.run(once()) for _ in range(5)]
+    gc.collect()
+    assert [loop() for loop in loops] == [None] * 5
+
+
+# Clocks
+
+
+@pytest.fixture
+def shift_clock(
+    locks: Locks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[float], None]:
+    """Let the wall clock of children be so many seconds ahead of ours; see clock_shim.c."""
+    library, clock = tmp_path / "clock.so", tmp_path / "clock"
+    clock.write_bytes(bytes(8))
+    source = ROOT / "tests" / "support" / "clock_shim.c"
+    command = ["cc", "-shared", "-fPIC", "-o", str(library), str(source)]
+    subprocess.run(command, check=True, capture_output=True)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    monkeypatch.setenv("CLOCK_SHIM", str(clock))
+
+    def shift(seconds: float) -> None:
+        with clock.open("r+b") as file:  # In place: the children have it mapped.
+            file.write(int(seconds * 1_000_000).to_bytes(8, sys.byteorder, signed=True))
+
+    return shift
+
+
+def hold_while_the_clock_is_set(name: str, min_hold: float) -> None:
+    """In a child: hold the lock over a step of the wall clock, until it was renewed after it."""
+    before, began = time.time(), time.monotonic()
+    with distributed_lock(name, ttl=2, min_hold=min_hold) as lease:
+        say("held")
+        hear()
+        step = time.time() - before - (time.monotonic() - began)
+        renewals, expires_in, still = lease.renewals, lease.expires_in, lease.held
+        wait_until(lambda: lease.renewals > renewals + 1)
+        say([step, still, expires_in, lease.held])
+    say("released")
+
+
+@pytest.mark.parametrize("seconds", [86_400, -86_400])
+@one_kind
+def test_a_holder_does_not_mind_when_its_wall_clock_is_set(
+    seconds: float, shift_clock: Callable[[float], None], locks: Locks, spawn: Spawn
+) -> None:
+    began = time.monotonic()
+    child = spawn(hold_while_the_clock_is_set, "lottery", 60)
+    child.read()
+    shift_clock(seconds)
+    child.send(None)
+    step, still, expires_in, after_renewals = child.read()
+    assert step == pytest.approx(seconds, abs=5)
+    assert (still, after_renewals) == (True, True)
+    assert 0 < expires_in < 2
+    assert child.read() == "released"
+    # min_hold counts from the grant, by the server's clock.
+    seen = held.get("lottery")
+    assert seen is not None
+    assert seen.state == "cooling"
+    assert seen.expires_in is not None
+    assert 60 - (time.monotonic() - began) - 0.1 < seen.expires_in < 60
+
+
+@one_kind
+def test_a_server_clock_that_is_set_back_does_not_prolong_min_hold(
+    locks: Locks, server_kind: Kind
+) -> None:
+    with Server(server_kind, movable_clock=True) as server:
+        locks.on(server)
+        with distributed_lock("lottery", min_hold=60):
+            server.shift_clock(-3600)
+        seen = held.get("lottery")
+        assert seen is not None
+        assert seen.expires_in is not None
+        assert seen.expires_in <= 60

@@ -1,0 +1,566 @@
+"""R14: the lock passes from owner to owner in turn, and the dead and the stopped are no burden."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import wait as wait_for_all
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_redislock import distributed_lock
+from django_redislock.backends.redis.connection import SharedBell
+from django_redislock.rules import scripts
+from tests.support.faults import (
+    NAME,
+    Async,
+    Blocking,
+    Caller,
+    add_rival,
+    against_rival,
+    bells,
+    block_interpreter,
+    callers,
+    calls,
+    hands_over,
+    hold,
+    in_thread,
+    is_held_by,
+    is_left_clean,
+    keys_of,
+    lease_of,
+    one_kind,
+    rival,
+    runs,
+    takes,
+    value_of,
+    waiting,
+)
+from tests.support.processes import hear, say
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
+
+    from pytest_django import Settings
+
+    from tests.conftest import Locks, Spawn
+    from tests.support.processes import Child
+    from tests.support.proxy import Proxy
+    from tests.support.servers import Endpoint, Server
+
+CLAIM = 1.0  # Seconds a lease that was handed over waits for its confirmation.
+LOOK_EVERY = 2.0  # Seconds after which a waiter looks by itself.
+
+caller = pytest.fixture(callers, params=[Blocking, Async])
+
+
+@pytest.fixture
+def locks(locks: Locks, settings: Settings) -> Iterator[Locks]:
+    """The default alias waits; the rival, in the part of another process, tries once."""
+    locks.configure(TTL=30, WAIT=20)
+    with against_rival(locks, settings):
+        yield locks
+
+
+@pytest.fixture
+def proxied(locks: Locks, proxy: Proxy, settings: Settings) -> Proxy:
+    """The default alias goes through a proxy."""
+    locks.on(proxy, TTL=30, WAIT=20)
+    add_rival(settings, locks)
+    return proxy
+
+
+@pytest.fixture
+def alone(locks: Locks, own_server: Server, settings: Settings) -> Iterator[Locks]:
+    """Both aliases on a server that counts nobody else's commands."""
+    shared = locks.server
+    locks.on(own_server, TTL=30, WAIT=20)
+    add_rival(settings, locks)
+    yield locks
+    locks.on(shared)  # The other one is gone when all is looked at again.
+
+
+def pass_through(name: str = NAME, **options: float) -> float:
+    """Hold the lock for no time; returns when that was."""
+    with distributed_lock(name, **options):
+        return time.monotonic()
+
+
+def wait_in_threads(name: str, count: int) -> None:
+    """In a child: wait for the lock in many threads, tell of each grant, and hold it shortly."""
+
+    def wait_once() -> None:
+        with distributed_lock(name, wait=60) as lease:
+            said.append(lease.fence)
+            say(lease.fence)
+
+    said: list[int] = []
+    threads = [threading.Thread(target=wait_once) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    hear()
+
+
+def spawn_waiter(spawn: Spawn, locks: Locks, name: str = NAME, **options: float) -> Child:
+    """A child that stands in the queue."""
+    place = waiting(locks, name) + 1
+    child = spawn(hold, name, **options)
+    wait_until(lambda: waiting(locks, name) == place, 10)
+    return child
+
+
+# Served in turn, woken by the server
+
+
+def test_a_release_wakes_the_waiter_long_before_its_next_look(caller: Caller, locks: Locks) -> None:
+    lock = rival()
+    for _ in range(5):
+        assert lock.acquire()
+        next_lock = distributed_lock(NAME)
+        waiter = caller.begin_waiting(next_lock, locks)
+        released = time.monotonic()
+        lock.release()
+        assert waiter.result(5)
+        assert time.monotonic() - released < LOOK_EVERY * 3 / 4
+        caller.release(next_lock)
+
+
+@pytest.mark.slow
+def test_an_idle_waiter_sends_at_most_one_command_per_second(caller: Caller, alone: Locks) -> None:
+    locks, waiters, seconds = alone, 4, 2.5
+    with rival(ttl=60):
+        for _ in range(waiters):
+            caller.begin_waiting(distributed_lock(NAME), locks)
+        locks.redis.config_resetstat()
+        time.sleep(seconds)
+        # A command that a script runs is not one that was sent.
+        sent = calls(locks.redis.info("commandstats"))
+        assert set(sent) & {"evalsha", "get"}
+        assert sum(sent.get(name, 0) for name in ("evalsha", "eval", "subscribe")) <= (
+            waiters * seconds
+        )
+
+
+@one_kind
+def test_threads_tasks_and_processes_are_served_first_come_first_served(
+    locks: Locks, spawn: Spawn
+) -> None:
+    order: list[str] = []
+
+    def noting(what: str) -> None:
+        with distributed_lock(NAME):
+            order.append(what)
+
+    async def anoting() -> None:
+        async with distributed_lock(NAME):
+            order.append("task")
+
+    def is_queued(place: int) -> None:
+        wait_until(lambda: waiting(locks) == place, 10)
+
+    with Async() as tasks:
+        with rival():
+            first = in_thread(lambda: noting("thread"))
+            is_queued(1)
+            child = spawn_waiter(spawn, locks)
+            second = in_thread(lambda: tasks.run(anoting()))
+            is_queued(3)
+            last = in_thread(lambda: noting("last"))
+            is_queued(4)
+        first.result(5)
+        child.read()
+        assert order == ["thread"]
+        child.send("go on")
+        wait_for_all([second, last], 5)
+    assert order == ["thread", "task", "last"]
+
+
+def test_a_newcomer_never_overtakes_a_waiter(caller: Caller, locks: Locks) -> None:
+    holder, waiter_lock = distributed_lock(NAME), distributed_lock(NAME)
+    for _ in range(20):
+        assert caller.acquire(holder)
+        waiter = caller.begin_waiting(waiter_lock, locks)
+        caller.release(holder)
+        assert rival().acquire() is False
+        assert waiter.result(5)
+        caller.release(waiter_lock)
+
+
+@pytest.mark.parametrize("waiters", [1, 32])
+def test_a_hand_over_costs_the_same_however_many_wait(waiters: int, alone: Locks) -> None:
+    locks = alone
+    with rival(ttl=60):
+        futures = []
+        for place in range(waiters):
+            futures.append(in_thread(pass_through))
+            wait_until(lambda place=place: waiting(locks) > place)  # type: ignore[misc]
+        locks.redis.config_resetstat()
+    for future in futures:
+        future.result(10)
+    wait_until(lambda: is_left_clean(locks))
+    done = calls(locks.redis.info("commandstats"))
+    for look in ("config|resetstat", "info", "zcard", "exists"):
+        done.pop(look, None)  # Ours.
+    requests = sum(done.pop(name, 0) for name in ("evalsha", "eval", "subscribe"))
+    hand_overs = waiters + 1  # The last release hands the lock to nobody.
+    assert requests / hand_overs <= 5
+    assert sum(done.values()) / hand_overs <= 24
+
+
+# The dead, the stopped and the late
+
+
+@one_kind
+def test_a_killed_waiter_is_passed_over_at_once(caller: Caller, locks: Locks, spawn: Spawn) -> None:
+    holder, lock = rival(ttl=60), distributed_lock(NAME)
+    assert holder.acquire()
+    child = spawn_waiter(spawn, locks)
+    waiter = caller.begin_waiting(lock, locks)
+    listening = bells(locks)
+    child.kill()
+    wait_until(lambda: bells(locks) < listening)
+    with hands_over(locks, waiter, lock):
+        holder.release()
+
+
+@pytest.mark.slow
+@one_kind
+def test_p6_a_stopped_process_delays_the_others_once_however_many_waiters_it_has(
+    caller: Caller, locks: Locks, spawn: Spawn
+) -> None:
+    lock, waiters = distributed_lock(NAME), 8
+    with rival(ttl=60):
+        child = spawn(wait_in_threads, NAME, waiters)
+        wait_until(lambda: waiting(locks) == waiters, 10)
+        waiter = caller.begin_waiting(lock, locks)
+        child.stop()
+    with takes(at_most=2):
+        assert waiter.result(5)
+    # Back again, they wait for their turn and then have it, each once.
+    child.cont()
+    wait_until(lambda: waiting(locks) == waiters, 10)
+    assert is_held_by(locks, lease_of(lock))
+    caller.release(lock)
+    fences = [child.read() for _ in range(waiters)]
+    assert fences == sorted(set(fences))
+
+
+@one_kind
+def test_a_process_that_stops_when_it_is_served_never_believes_to_hold_the_lock(
+    locks: Locks, spawn: Spawn
+) -> None:
+    with rival(ttl=60) as before:
+        child = spawn_waiter(spawn, locks)
+        child.stop()
+    assert rival().acquire() is False  # It is claimed, for a second.
+    begin = time.monotonic()
+    lock = rival(wait=5)
+    assert lock.acquire()
+    assert time.monotonic() - begin < CLAIM + 1.5
+    assert lease_of(lock) is not None
+    child.cont()
+    wait_until(lambda: waiting(locks) == 1, 10)
+    assert is_held_by(locks, lease_of(lock))
+    fence = lease_of(lock).fence
+    lock.release()
+    assert before.fence < fence < child.read()
+
+
+@one_kind
+def test_a_late_waiter_keeps_its_place_once(locks: Locks, spawn: Spawn) -> None:
+    # Their leases are short, so that they look often: a claim is noticed as soon as it lapses.
+    holder, second, third = (distributed_lock(NAME, ttl=0.8) for _ in range(3))
+    assert holder.acquire()
+    late = spawn_waiter(spawn, locks, ttl=0.8)
+    second_waiter = Blocking().begin_waiting(second, locks)
+    late.stop()
+    holder.release()
+    assert second_waiter.result(5)
+
+    third_waiter = Blocking().begin_waiting(third, locks)
+    late.cont()
+    wait_until(lambda: waiting(locks) == 2)
+    late.stop()  # It came first, so it is served before the third, and is late again.
+    second.release()
+    assert not third_waiter.done()
+    assert third_waiter.result(5)
+
+    last = in_thread(lambda: pass_through(ttl=0.8))
+    wait_until(lambda: waiting(locks) == 1)
+    late.cont()
+    wait_until(lambda: waiting(locks) == 2)
+    third.release()  # This time it has to stand behind those who came meanwhile.
+    last.result(5)
+    late.read()
+    assert last.result() < time.monotonic()
+
+
+def test_a_lost_bell_costs_at_most_two_seconds(
+    caller: Caller, locks: Locks, proxied: Proxy
+) -> None:
+    lock = distributed_lock(NAME)
+    with rival(ttl=60):
+        waiter = caller.begin_waiting(lock, locks)
+        proxied.drop_pushes(1)
+    with takes(at_most=LOOK_EVERY):
+        assert waiter.result(5)
+    assert proxied.pushes_dropped == 1
+    assert is_held_by(locks, lease_of(lock))
+
+
+def test_a_wait_that_runs_out_while_it_is_served_is_served(
+    caller: Caller, locks: Locks, proxied: Proxy
+) -> None:
+    lock = distributed_lock(NAME, wait=0.5)
+    with rival(ttl=60):
+        waiter = caller.begin_waiting(lock, locks)
+        proxied.drop_pushes(1)
+    assert waiter.result(5)  # Its last look finds that the lock is its own.
+    assert is_held_by(locks, lease_of(lock))
+
+
+def test_after_a_crash_the_waiter_has_the_lock_when_the_lease_ends_and_no_newcomer_has(
+    caller: Caller, locks: Locks, spawn: Spawn
+) -> None:
+    ttl = 0.8
+    holder = spawn(hold, NAME, ttl=ttl)
+    holder.read()
+    lock = distributed_lock(NAME)
+    waiter = caller.begin_waiting(lock, locks)
+    holder.kill()
+    killed = time.monotonic()
+    while not waiter.done():
+        assert rival().acquire() is False
+        assert time.monotonic() - killed < ttl + CLAIM
+    assert waiter.result()
+    assert is_held_by(locks, lease_of(lock))
+
+
+def test_who_waits_no_more_leaves_keys_that_expire(locks: Locks, spawn: Spawn) -> None:
+    with rival(ttl=60):
+        spawn_waiter(spawn, locks).kill()
+        keys = keys_of(locks)
+        assert 0 < locks.redis.pttl(keys.queue) <= 6000
+        assert 0 < locks.redis.pttl(keys.waiters) <= 6000
+
+
+# Confirming what was handed over
+
+
+def test_a_lease_that_was_handed_over_survives_an_interpreter_that_is_blocked_at_once(
+    locks: Locks,
+) -> None:
+    with rival(ttl=60):
+        lock = distributed_lock(NAME, ttl=5)
+        blocked = in_thread(lambda: lock.acquire() and block_interpreter(CLAIM + 0.3))
+        wait_until(lambda: waiting(locks))
+    blocked.result(5)
+    lease = lease_of(lock)
+    assert lease is not None
+    lease.ensure_held()  # It may be in doubt until the answer to its confirmation is read.
+    assert lease.held
+    assert is_held_by(locks, lease_of(lock))
+    assert rival().acquire() is False
+
+
+def test_a_lease_that_was_handed_over_survives_a_loop_that_is_blocked_at_once(
+    locks: Locks,
+) -> None:
+    async def block_loop() -> tuple[bool, bool]:
+        async with distributed_lock(NAME, ttl=5) as lease:
+            time.sleep(CLAIM + 0.3)
+            return lease.held, is_held_by(locks, lease)
+
+    with Async() as tasks:
+        with rival(ttl=60):
+            blocked = in_thread(lambda: tasks.run(block_loop()))
+            wait_until(lambda: waiting(locks))
+        assert blocked.result(5) == (True, True)
+
+
+def test_a_hand_over_whose_confirmation_is_lost_is_confirmed_by_the_watchdog(
+    caller: Caller, locks: Locks, proxied: Proxy
+) -> None:
+    lock = distributed_lock(NAME)
+    with rival(ttl=60):
+        waiter = caller.begin_waiting(lock, locks)
+        asked = len(runs(proxied, scripts.RENEW))
+        confirmation = proxied.rule_for_script(scripts.RENEW.sha, "cut_before")
+    assert waiter.result(5)
+    confirmation.wait()
+    wait_until(lambda: len(runs(proxied, scripts.RENEW)) > asked + 1)
+    wait_until(lambda: (value_of(locks) or b"")[32:33] == b"h")
+    assert lease_of(lock) is not None
+    assert lease_of(lock).held
+
+
+# Cooling
+
+
+def test_the_first_waiter_is_told_when_the_lock_will_have_cooled(
+    caller: Caller, locks: Locks
+) -> None:
+    holder, lock = rival(ttl=60, min_hold=0.6), distributed_lock(NAME)
+    assert holder.acquire()
+    granted = time.monotonic()
+    waiter = caller.begin_waiting(lock, locks)
+    holder.release()
+    assert waiter.result(5)
+    assert 0.55 < time.monotonic() - granted < 1.7  # Not at its next look, after 2 s.
+
+
+# Few connections
+
+
+def limit_connections(
+    limit: int, locks: Locks, settings: Settings, target: Endpoint | None = None
+) -> None:
+    """Let the default alias have so few; the rival has as many as it likes."""
+    locks.on(target or locks.server, TTL=30, WAIT=20, OPTIONS={"max_connections": limit})
+    add_rival(settings, locks)
+
+
+@pytest.mark.parametrize("limit", [4, 8])
+@one_kind
+def test_more_waiting_threads_than_connections_do_not_starve_each_other(
+    limit: int, locks: Locks
+) -> None:
+    locks.configure(OPTIONS={"max_connections": limit}, WAIT=60)
+
+    def work() -> None:
+        with distributed_lock(NAME):
+            time.sleep(0.01)  # So that others come.
+
+    assert 1 < most_connections(locks, [work] * 48) <= limit
+
+
+def queue_up(count: int, served: list[int], locks: Locks) -> list[Future[None]]:
+    """Let threads queue for the lock one after the other; each notes when it is served."""
+
+    def wait(number: int) -> None:
+        with distributed_lock(NAME):
+            served.append(number)
+
+    threads: list[Future[None]] = []
+    for number in range(count):
+        threads.append(in_thread(partial(wait, number)))
+        wait_until(lambda: waiting(locks) == len(threads))
+    return threads
+
+
+@one_kind
+def test_p6_more_waiting_threads_than_connections_are_served_in_turn(
+    locks: Locks, settings: Settings
+) -> None:
+    limit_connections(6, locks, settings)
+    served: list[int] = []
+    with rival(ttl=60):
+        threads = queue_up(12, served, locks)
+        newcomer = distributed_lock(NAME, wait=0)
+        assert not newcomer.acquire()
+        begin = time.monotonic()
+    for thread in threads:
+        thread.result(10)
+    assert served == list(range(12))
+    assert time.monotonic() - begin < LOOK_EVERY  # All were rung.
+
+
+@one_kind
+def test_more_waiting_threads_than_connections_do_not_keep_others_from_a_free_lock(
+    locks: Locks, settings: Settings
+) -> None:
+    limit_connections(6, locks, settings)
+    with rival(ttl=60):
+        threads = [in_thread(distributed_lock(NAME, wait=4).acquire) for _ in range(12)]
+        wait_until(lambda: waiting(locks) == len(threads))
+        for number in range(20):
+            with takes(at_most=0.1), distributed_lock(f"{NAME}-{number}"):
+                pass
+
+
+@one_kind
+def test_waiters_whose_shared_connection_is_lost_look_by_themselves_and_keep_their_place(
+    locks: Locks, settings: Settings, proxy: Proxy
+) -> None:
+    limit_connections(4, locks, settings, proxy)
+    served: list[int] = []
+    with rival(ttl=60):
+        threads = queue_up(5, served, locks)
+        looks = len(runs(proxy, scripts.ACQUIRE))
+        proxy.cut()
+        wait_until(
+            lambda: len(runs(proxy, scripts.ACQUIRE)) >= looks + len(threads), 2 * LOOK_EVERY
+        )
+    for thread in threads:
+        thread.result(2 * LOOK_EVERY)
+    assert served == list(range(5))
+
+
+@one_kind
+def test_waiters_whose_shared_connection_is_half_open_notice_it(
+    locks: Locks, settings: Settings, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SharedBell, "CHECK_EVERY", 0.2)
+    limit_connections(4, locks, settings, proxy)
+    with rival(ttl=60):
+        lock = distributed_lock(NAME)
+        thread = in_thread(lock.acquire)
+        wait_until(lambda: waiting(locks))
+        proxy.rule("PING", "hang_before")
+        wait_until(lambda: len(proxy.commands("SUBSCRIBE")) == 2)
+        asked = proxy.commands("SUBSCRIBE")[1].time
+        wait_until(lambda: runs(proxy, scripts.ACQUIRE)[-1].time > asked)
+        begin = time.monotonic()
+    assert thread.result(2 * LOOK_EVERY)
+    assert time.monotonic() - begin < LOOK_EVERY * 3 / 4
+
+
+@one_kind
+def test_the_shared_connection_is_closed_when_nobody_needs_it_any_more(
+    locks: Locks, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SharedBell, "CHECK_EVERY", 0.2)
+    limit_connections(4, locks, settings)
+    for _ in range(2):
+        with rival(ttl=60):
+            threads = [in_thread(pass_through) for _ in range(5)]
+            wait_until(lambda: waiting(locks) == 5)
+        for thread in threads:
+            thread.result(10)
+        wait_until(lambda: not locks.redis.pubsub_channels(f"{locks.prefix}*"))
+        wait_until(lambda: "redislock-bell" not in {one.name for one in threading.enumerate()})
+
+
+@one_kind
+def test_64_threads_with_locks_of_their_own_share_a_pool_safely(locks: Locks) -> None:
+    locks.configure(OPTIONS={"max_connections": 16})
+
+    def work(name: str) -> None:
+        for _ in range(10):
+            with distributed_lock(name) as lease:
+                assert is_held_by(locks, lease)
+
+    # Each thread looks at the server by a connection of its own, too.
+    assert most_connections(locks, [partial(work, f"{NAME}-{n}") for n in range(64)]) <= 16 + 64
+
+
+def most_connections(locks: Locks, works: Sequence[Callable[[], object]]) -> int:
+    """Do all at once, in threads; return the most connections that there were beside ours."""
+
+    def connections() -> set[str]:
+        return {client["id"] for client in locks.redis.client_list()}
+
+    before, most = connections(), 0
+    threads = [in_thread(work) for work in works]
+    while not all(thread.done() for thread in threads):
+        most = max(most, len(connections() - before))
+        time.sleep(0.005)
+    for thread in threads:
+        thread.result(0)
+    return most

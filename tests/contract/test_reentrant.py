@@ -1,0 +1,296 @@
+"""Who holds a lock: one thread or asyncio task, which may nest, but not wait for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+
+from django_redislock import LockLost, LockMisuse, distributed_lock
+from tests.support.backends import both_ways, held_by_other
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from django_redislock import Lease
+    from tests.support.backends import Place, Way
+
+pytest_plugins = ["tests.support.backends"]
+
+
+def try_lock(name: str) -> bool:
+    """Take the lock if it is free or ours, and free it again."""
+    lock = distributed_lock(name, wait=0, reentrant=True)
+    if taken := lock.acquire():
+        lock.release()
+    return taken
+
+
+async def atry_lock(name: str) -> bool:
+    """See try_lock()."""
+    lock = distributed_lock(name, wait=0, reentrant=True)
+    if taken := await lock.aacquire():
+        await lock.arelease()
+    return taken
+
+
+def in_thread(function: Callable[[], object]) -> None:
+    """Run a function in a new thread, to its end."""
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+# --- nesting -------------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_a_reentrant_lock_nests_and_ends_with_the_outermost(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery")) as lease:
+        inner = distributed_lock("lottery", reentrant=True)
+        async with way.entered(inner) as nested:
+            assert nested is lease
+            async with way.entered(distributed_lock("lottery", reentrant=True)) as deeper:
+                assert deeper is lease
+        assert inner.lease is None
+        await way.ensure_held(lease, verify=True)
+    assert not await way.locked(distributed_lock("lottery"))
+
+
+@both_ways
+async def test_one_reentrant_handle_counts_its_holds(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery", reentrant=True)
+    for _ in range(3):
+        assert await way.acquire(lock)
+    for _ in range(2):
+        await way.release(lock)
+        assert lock.lease is not None
+        assert lock.lease.held
+    await way.release(lock)
+    assert lock.lease is None
+    assert not await way.locked(lock)
+    with pytest.raises(LockMisuse):
+        await way.release(lock)
+
+
+@both_ways
+async def test_the_last_of_two_nested_handles_ends_the_lease(way: Way, place: Place) -> None:
+    first, second = (distributed_lock("lottery", reentrant=True) for _ in range(2))
+    assert await way.acquire(first)
+    assert await way.acquire(second)
+    await way.release(first)
+    assert second.lease is not None
+    await way.ensure_held(second.lease, verify=True)
+    await way.release(second)
+    assert not await way.locked(first)
+
+
+@both_ways
+async def test_nesting_asks_no_server(way: Way, place: Place) -> None:
+    with pytest.raises(LockLost):  # noqa: PT012 - by leaving the block
+        async with way.entered(distributed_lock("lottery")):
+            place.lose_data()
+            async with way.entered(distributed_lock("lottery", reentrant=True)) as nested:
+                assert nested.held
+
+
+# --- waiting for oneself -------------------------------------------------------------------------
+
+
+@both_ways
+async def test_the_same_handle_twice_is_misuse(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery", wait=60)
+    async with way.entered(lock) as lease:
+        with pytest.raises(LockMisuse, match=r"'lottery'.*holds it already"):
+            await way.acquire(lock)
+        with pytest.raises(LockMisuse):
+            async with way.entered(lock):
+                pytest.fail("the block ran")
+        assert lock.lease is lease
+        await way.ensure_held(lease, verify=True)
+
+
+@both_ways
+async def test_the_same_thread_or_task_twice_is_misuse(way: Way, place: Place) -> None:
+    who = {"sync": "this thread", "async": "this asyncio task"}[way.name]
+    async with way.entered(distributed_lock("lottery")):
+        with pytest.raises(LockMisuse, match=f"'lottery': {who} holds it already") as raised:
+            await way.acquire(distributed_lock("lottery", wait=60))
+        assert "reentrant=True" in str(raised.value)
+
+
+async def test_a_blocking_acquire_in_the_thread_of_the_loop_whose_task_holds_it_is_misuse(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")  # Refused though it is allowed to block.
+
+    async def block() -> None:
+        distributed_lock("lottery", wait=60).acquire()
+
+    async with distributed_lock("lottery"):
+        with pytest.raises(LockMisuse, match=r"event loop holds it.*async with"):
+            await asyncio.create_task(block())
+
+
+async def test_a_blocking_acquire_in_the_thread_of_another_loop_waits(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+
+    async def elsewhere() -> bool:
+        return distributed_lock("lottery", wait=0).acquire()
+
+    async with distributed_lock("lottery"):
+        assert await asyncio.to_thread(asyncio.run, elsewhere()) is False
+
+
+# --- who never re-enters -------------------------------------------------------------------------
+
+
+@both_ways
+async def test_another_thread_or_task_never_re_enters(way: Way, place: Place) -> None:
+    other = distributed_lock("lottery", wait=0, reentrant=True)
+    async with way.entered(distributed_lock("lottery")):
+        assert await way.start(lambda: way.acquire(other)).result() is False
+
+
+async def test_a_child_task_waits_for_its_parent(place: Place) -> None:
+    # A child inherits its parent's context variables, but not its locks.
+    async with distributed_lock("lottery"):
+        child = asyncio.create_task(distributed_lock("lottery", reentrant=True).aacquire())
+        done, _ = await asyncio.wait([child], timeout=0.05)
+        assert not done
+    assert await child is True
+
+
+async def test_a_task_does_not_re_enter_through_sync_to_async(place: Place) -> None:
+    async with distributed_lock("lottery") as lease:
+        assert await sync_to_async(try_lock)("lottery") is False
+        await sync_to_async(lease.ensure_held)(verify=True)
+    assert await sync_to_async(try_lock)("lottery") is True
+
+
+def test_a_thread_does_not_re_enter_through_async_to_sync(place: Place) -> None:
+    with distributed_lock("lottery") as lease:
+        assert async_to_sync(atry_lock)("lottery") is False
+        async_to_sync(lease.aensure_held)(verify=True)
+    assert async_to_sync(atry_lock)("lottery") is True
+
+
+async def test_blocking_code_takes_and_frees_a_lock_through_sync_to_async(place: Place) -> None:
+    lock = distributed_lock("lottery")
+    assert await sync_to_async(lock.acquire)()
+    assert await sync_to_async(try_lock)("lottery") is True
+    assert await atry_lock("lottery") is False
+    await sync_to_async(lock.release)()
+    assert await atry_lock("lottery") is True
+
+
+def test_a_thread_that_has_ended_leaves_its_lease_to_nobody(place: Place) -> None:
+    # Idents of threads are used again, and that of the next one usually is the same.
+    lock = distributed_lock("lottery")
+    answers = []
+    in_thread(lock.acquire)
+    for _ in range(5):
+        in_thread(lambda: answers.append(try_lock("lottery")))
+    assert answers == [False] * 5
+    lock.release()
+
+
+async def test_a_task_that_has_ended_leaves_its_lease_to_nobody(place: Place) -> None:
+    lock = distributed_lock("lottery")
+    await asyncio.create_task(lock.aacquire())
+    answers = [await asyncio.create_task(atry_lock("lottery")) for _ in range(5)]
+    assert answers == [False] * 5
+    await lock.arelease()
+
+
+# --- a lost lease counts as not held -------------------------------------------------------------
+
+
+async def lose(way: Way, place: Place, lease: Lease) -> None:
+    """Let the server forget the lease, and let its holder know."""
+    place.lose_data()
+    with pytest.raises(LockLost):
+        await way.renew(lease)
+
+
+@both_ways
+async def test_a_reentrant_acquire_within_a_lost_lease_raises_lock_lost(
+    way: Way, place: Place
+) -> None:
+    lock = distributed_lock("lottery", reentrant=True)
+    assert await way.acquire(lock)
+    assert lock.lease is not None
+    await lose(way, place, lock.lease)
+    for handle in (lock, distributed_lock("lottery", reentrant=True)):
+        with pytest.raises(LockLost) as raised:
+            await way.acquire(handle)
+        assert raised.value.reason == "expired"
+    with pytest.raises(LockLost):
+        await way.release(lock)
+    assert await way.acquire(lock)
+    await way.release(lock)
+
+
+@both_ways
+async def test_nor_does_it_wait_for_the_new_holder_in_the_same_process(
+    way: Way, place: Place
+) -> None:
+    lock, other, nested = (distributed_lock("lottery", reentrant=True, wait=0) for _ in range(3))
+    assert await way.acquire(lock)
+    assert lock.lease is not None
+    await lose(way, place, lock.lease)
+    assert await way.start(lambda: way.acquire(other)).result()
+    for handle in (lock, nested):
+        with pytest.raises(LockLost):
+            await way.acquire(handle)
+
+
+@both_ways
+async def test_within_a_lost_lease_a_plain_acquire_is_no_misuse(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery")
+    assert await way.acquire(lock)
+    assert lock.lease is not None
+    await lose(way, place, lock.lease)
+    with held_by_other("lottery"):
+        assert await way.acquire(distributed_lock("lottery", wait=0)) is False
+    assert await way.acquire(distributed_lock("lottery", wait=0)) is True
+
+
+@both_ways
+async def test_a_lease_that_has_run_out_by_the_clock_is_no_misuse_either(
+    way: Way, place: Place
+) -> None:
+    lock = distributed_lock("lottery", ttl=0.1, renew=False)
+    assert await way.acquire(lock)
+    lease = lock.lease
+    assert lease is not None
+    await way.until(lambda: not lease.held)
+    assert await way.acquire(distributed_lock("lottery", wait=3))
+    with pytest.raises(LockLost):
+        await way.release(lock)
+
+
+@both_ways
+async def test_releasing_a_lost_lease_does_not_forget_the_new_holder(
+    way: Way, place: Place
+) -> None:
+    lost, new = distributed_lock("lottery"), distributed_lock("lottery")
+
+    async def acquire() -> Lease | None:
+        await way.acquire(lost)
+        return lost.lease
+
+    lease = await way.start(acquire).result()
+    assert lease is not None
+    await lose(way, place, lease)
+    assert await way.acquire(new)
+    with pytest.raises(LockLost):
+        await way.release(lost)
+    with pytest.raises(LockMisuse, match="holds it already"):
+        await way.acquire(distributed_lock("lottery"))
+    assert await way.acquire(distributed_lock("lottery", reentrant=True))

@@ -1,0 +1,82 @@
+"""REPLICAS_ACK: a grant counts once so many replicas have it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_redislock import LockUnavailable, distributed_lock, held
+from tests.conftest import Locks
+from tests.support.backends import Way, both_ways, forbid_scripting, waiters
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+    from tests.conftest import MakeServer
+    from tests.support.servers import Server
+
+
+class Replicated:
+    """A server and its replica."""
+
+    def __init__(self, locks: Locks, replica: Server) -> None:
+        self.locks = locks
+        self.replica = replica
+
+
+@pytest.fixture
+def replicated(make_server: MakeServer, settings: Settings, key_prefix: str) -> Replicated:
+    """Locks that need the acknowledgement of one replica, which is there."""
+    server = make_server(repl_diskless_sync_delay=0)
+    replica = make_server(server.kind, replicaof=f"{server.host} {server.port}")
+    locks = Locks(settings, server, key_prefix).configure(REPLICAS_ACK=1, TTL=2)
+    wait_until(lambda: replica.client().info("replication")["master_link_status"] == "up", 15)
+    # The server calls a replica online, and counts it, up to a second before it sends it anything.
+    locks.redis.set(f"{key_prefix}:written", 1, ex=60)
+    wait_until(lambda: locks.redis.wait(1, 100) == 1, 15)
+    return Replicated(locks, replica)
+
+
+@both_ways
+async def test_a_grant_is_on_the_replica_when_it_counts(way: Way, replicated: Replicated) -> None:
+    async with way.entered(distributed_lock("lottery")) as lease:
+        assert lease.held
+        keys = replicated.replica.client().keys(f"{replicated.locks.prefix}*:lock")
+        assert len(keys) == 1
+
+
+@both_ways
+async def test_too_few_acknowledgements_release_and_fail_the_grant(
+    way: Way, replicated: Replicated
+) -> None:
+    with replicated.replica.paused():
+        with pytest.raises(LockUnavailable, match=r"'lottery'.*0 of the 1 replicas.*REPLICAS_ACK"):
+            await way.acquire(distributed_lock("lottery", wait=0))
+        assert held.get("lottery") is None
+    async with way.entered(distributed_lock("lottery", wait=5)) as lease:
+        assert lease.held
+
+
+@both_ways
+async def test_a_waiter_asks_for_acknowledgement_too(way: Way, replicated: Replicated) -> None:
+    lock = distributed_lock("lottery")
+    assert await way.acquire(lock)
+    waiting = way.start(lambda: way.acquire(distributed_lock("lottery", wait=1)))
+    await way.until(lambda: waiters("lottery") == 1)
+    with replicated.replica.paused():
+        await way.release(lock)
+        with pytest.raises(LockUnavailable):
+            await waiting.result()
+        assert held.get("lottery") is None
+
+
+@both_ways
+async def test_acknowledgement_needs_no_scripting(way: Way, replicated: Replicated) -> None:
+    replicated.locks.configure(OPTIONS=forbid_scripting(replicated.locks))
+    async with way.entered(distributed_lock("lottery", wait=0)) as lease:
+        assert lease.held
+    with replicated.replica.paused(), pytest.raises(LockUnavailable, match="REPLICAS_ACK"):
+        await way.acquire(distributed_lock("lottery", wait=0))
+    assert held.get("lottery") is None

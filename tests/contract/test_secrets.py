@@ -1,0 +1,168 @@
+"""No secret ever shows: neither the token that proves ownership, nor the server's password."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_redislock import (
+    LockError,
+    LockLost,
+    LockMisuse,
+    LockTimeout,
+    LockUnavailable,
+    conf,
+    distributed_lock,
+    held,
+)
+from django_redislock.conf import backends
+from tests.support.backends import both_ways, on_servers
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+    from tests.conftest import Locks
+    from tests.support.backends import Place, ServerPlace, Way
+
+pytest_plugins = ["tests.support.backends"]
+
+PASSWORD = "hunter2-correct-horse"
+
+
+def shown(*values: object) -> str:
+    """All that printing, formatting and raising these values shows."""
+    texts = []
+    for value in values:
+        texts += [repr(value), str(value), f"{value}"]
+        if isinstance(value, BaseException):
+            texts += traceback.format_exception(value)
+            texts += [repr(value.args)]
+    return "\n".join(texts)
+
+
+@both_ways
+async def test_the_token_is_never_shown(
+    way: Way, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    lock, errors = distributed_lock("lottery", ttl=2, wait=0), []
+
+    async def expect(error: type[LockError], action: Any) -> None:
+        with pytest.raises(error) as raised:
+            await action
+        errors.append(raised.value)
+
+    async def block(other: Any) -> None:
+        async with way.entered(other):
+            pytest.fail("the block ran")
+
+    assert await way.acquire(lock)
+    lease = lock.lease
+    assert lease is not None
+    token = lease._token
+    assert len(token) >= 32  # 128 bits.
+    text = shown(lock, lease, lease.owner, held.get("lottery"), held.list())
+    await expect(LockMisuse, way.acquire(lock))
+    await expect(
+        LockTimeout, way.start(lambda: block(distributed_lock("lottery", wait=0))).result()
+    )
+    await way.until(lambda: lease.renewals)
+    held.force_release("lottery", lease.id, by="ann")
+    await expect(LockLost, way.renew(lease))
+    await expect(LockLost, way.release(lock))
+    text += shown(lock, lease, *errors, backends["default"]) + caplog.text
+    assert "lottery" in text
+    assert lease.id in text
+    assert token not in text
+    assert token[:12] not in text
+
+
+def test_every_lease_has_a_token_of_its_own_that_its_id_does_not_tell(place: Place) -> None:
+    tokens, ids = set(), set()
+    for _ in range(20):
+        with distributed_lock("lottery") as lease:
+            tokens.add(lease._token)
+            ids.add(lease.id)
+            assert lease.id not in lease._token
+    assert len(tokens) == len(ids) == 20
+
+
+@on_servers
+@both_ways
+async def test_a_refused_password_is_not_shown(
+    way: Way, place: ServerPlace, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    place.configure(OPTIONS={"username": "ann", "password": PASSWORD})
+    with pytest.raises(LockUnavailable) as raised:
+        await way.acquire(distributed_lock("lottery", wait=0))
+    assert PASSWORD not in shown(raised.value, backends["default"]) + caplog.text
+
+
+@both_ways
+async def test_a_password_in_the_location_is_not_shown(
+    way: Way, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    settings.REDISLOCK = {"default": {"LOCATION": f"redis://ann:{PASSWORD}@127.0.0.1:1/0"}}
+    with pytest.raises(LockUnavailable) as raised:
+        await way.acquire(distributed_lock("lottery", wait=0))
+    text = shown(raised.value, backends["default"], conf.conf("default")) + caplog.text
+    assert PASSWORD not in text
+
+
+@pytest.mark.parametrize(
+    "default",
+    [
+        {"LOCATION": f"redis//ann:{PASSWORD}@127.0.0.1"},
+        {"LOCATION": f"http://ann:{PASSWORD}@127.0.0.1"},
+        {"LOCATION": f"redis://ann:{PASSWORD}@127.0.0.1:port/0"},
+        {"LOCATION": f"redis://127.0.0.1/0?socket_timeout={PASSWORD}"},
+        {"LOCATION": {"url": f"redis://ann:{PASSWORD}@127.0.0.1"}},
+        {"LOCATION": [f"redis://ann:{PASSWORD}@127.0.0.1"]},
+        {"LOCATION": [f"redis://ann:{PASSWORD}@127.0.0.1", 7]},
+        {"OPTIONS": {"password": PASSWORD, "sokket": PASSWORD}},
+        {"OPTIONS": PASSWORD},
+        {"OPTIONS": [("password", PASSWORD)]},
+        {"OPTIONS": {"password": PASSWORD}, "TTL": "x"},
+    ],
+    ids=repr,
+)
+def test_a_password_in_a_wrong_setting_is_not_shown(
+    settings: Settings, default: dict[str, Any]
+) -> None:
+    settings.REDISLOCK = {"default": default}
+    with pytest.raises(ImproperlyConfigured) as raised:
+        distributed_lock("lottery", wait=0).acquire()
+    # Nor by the exceptions that are printed with it.
+    assert PASSWORD not in shown(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("program", "command"),
+    [
+        (["/srv/manage.py", "import_users"], "manage.py import_users"),
+        (["/srv/bin/celery", "worker"], "celery"),
+        (["/usr/lib/python3/celery/__main__.py", "worker"], "celery"),  # python -m celery
+    ],
+)
+def test_the_owner_carries_no_arguments(
+    program: list[str], command: str, locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django_redislock import activity
+
+    monkeypatch.setattr("sys.argv", [*program, f"--password={PASSWORD}"])
+    activity._command.cache_clear()
+    monkeypatch.setattr(activity, "_remembered", activity._Remembered())
+    try:
+        with distributed_lock("lottery") as lease:
+            assert lease.owner.command == command
+            keys = locks.keys()
+            values = [locks.redis.dump(key) or b"" for key in keys]
+            assert not any(PASSWORD.encode() in value for value in values)
+    finally:
+        activity._command.cache_clear()

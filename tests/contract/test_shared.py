@@ -1,0 +1,337 @@
+"""One handle, many threads or tasks: each acquire has a lease of its own, and ends only that."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import LockLost, LockMisuse, distributed_lock
+from django_redislock.conf import backends
+from tests.support.backends import Place, Way, both_ways, in_turn, waiters
+from tests.support.faults import in_thread
+from tests.support.waiting import await_until, wait_until
+
+if TYPE_CHECKING:
+    from django_redislock import Lease
+    from tests.conftest import Locks
+
+pytest_plugins = ["tests.support.backends"]
+
+
+class Meeting:
+    """A point that the test lets others pass, by either way."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+
+    def open(self) -> None:
+        self._open.set()
+
+    async def reached(self, way: Way) -> None:
+        await way.until(self._open.is_set, timeout=10)
+
+
+@both_ways
+async def test_each_thread_or_task_waits_its_turn_on_one_handle(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery", wait=10)
+    inside, most = 0, 0
+
+    async def count() -> None:
+        nonlocal inside, most
+        async with way.entered(lock) as lease:
+            inside += 1
+            most = max(most, inside)
+            assert lock.lease is lease
+            await way.sleep(0.005)
+            inside -= 1
+        assert lock.lease is None
+
+    others = [way.start(count) for _ in range(5)]
+    for other in others:
+        await other.result()
+    assert most == 1
+    assert not await way.locked(lock)
+
+
+@both_ways
+async def test_the_lease_of_a_handle_is_that_of_the_calling_thread_or_task(
+    way: Way, place: Place
+) -> None:
+    lock = distributed_lock("lottery")
+
+    async def look() -> Lease | None:
+        return lock.lease
+
+    async with way.entered(lock) as lease:
+        assert lock.lease is lease
+        assert await way.start(look).result() is None
+
+
+@in_turn
+@both_ways
+async def test_a_waiter_that_gives_up_leaves_the_lease_of_the_other_alone(
+    way: Way, place: Place
+) -> None:
+    lock, done = distributed_lock("lottery", wait=1.5), Meeting()
+
+    async def hold() -> None:
+        async with way.entered(lock) as lease:
+            await done.reached(way)
+            await way.ensure_held(lease, verify=True)
+
+    async with way.entered(distributed_lock("lottery")):
+        holder = way.start(hold)
+        await way.until(lambda: waiters("lottery") == 1)
+    await way.until(lambda: waiters("lottery") == 0)
+    assert await way.acquire(lock) is False
+    done.open()
+    await holder.result()
+
+
+async def test_a_cancelled_waiter_leaves_the_lease_of_another_task_alone(place: Place) -> None:
+    lock = distributed_lock("lottery", wait=10)
+    leases: list[Lease] = []
+    let_go = asyncio.Event()
+
+    async def hold() -> None:
+        async with lock as lease:
+            leases.append(lease)
+            await let_go.wait()
+
+    tasks = [asyncio.create_task(hold()) for _ in range(2)]
+    await await_until(lambda: leases)
+    (waiter,) = [task for task in tasks if task is not leases[0]._holder()]
+    await asyncio.sleep(0)
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    await leases[0].aensure_held(verify=True)
+    let_go.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert len(leases) == 1
+    assert not await lock.alocked()
+
+
+@both_ways
+async def test_leaving_after_a_loss_does_not_end_the_lease_of_the_next(
+    way: Way, place: Place
+) -> None:
+    lock, lost, done = distributed_lock("lottery"), Meeting(), Meeting()
+
+    async def lose() -> None:
+        async with way.entered(lock) as lease:
+            place.lose_data()
+            with pytest.raises(LockLost):
+                await way.renew(lease)
+            lost.open()
+            await done.reached(way)
+
+    first = way.start(lose)
+    await lost.reached(way)
+    async with way.entered(lock) as lease:
+        done.open()
+        with pytest.raises(LockLost):
+            await first.result()
+        assert lock.lease is lease
+        await way.ensure_held(lease, verify=True)
+
+
+@both_ways
+async def test_a_loss_is_told_at_the_end_of_its_block_whatever_was_acquired_meanwhile(
+    way: Way, place: Place
+) -> None:
+    lock = distributed_lock("lottery")
+    with pytest.raises(LockLost):  # noqa: PT012
+        async with way.entered(lock) as lease:
+            place.lose_data()
+            with pytest.raises(LockLost):
+                await way.renew(lease)
+            assert await way.acquire(lock)
+            assert lock.lease is not lease
+    # What was acquired is still held, since nobody has released it.
+    later = lock.lease
+    assert later is not None
+    await way.ensure_held(later, verify=True)
+    await way.release(lock)
+
+
+@both_ways
+async def test_a_block_within_a_lost_block_ends_its_own_lease(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery")
+    with pytest.raises(LockLost):  # noqa: PT012
+        async with way.entered(lock) as lease:
+            place.lose_data()
+            with pytest.raises(LockLost):
+                await way.renew(lease)
+            async with way.entered(lock) as inner:
+                assert inner.held
+            assert not await way.locked(lock)
+
+
+@both_ways
+async def test_what_is_released_and_acquired_again_in_a_block_ends_with_it(
+    way: Way, place: Place
+) -> None:
+    lock = distributed_lock("lottery")
+    async with way.entered(lock):
+        await way.release(lock)
+        assert lock.lease is None
+        assert not await way.locked(lock)
+        assert await way.acquire(lock)
+        assert lock.lease is not None
+    assert lock.lease is None
+    assert not await way.locked(lock)
+
+
+@both_ways
+async def test_a_block_that_was_released_within_a_block_leaves_the_outer_one_alone(
+    way: Way, place: Place
+) -> None:
+    lock = distributed_lock("lottery", reentrant=True)
+    async with way.entered(lock) as lease:
+        async with way.entered(lock):
+            await way.release(lock)
+        await way.ensure_held(lease, verify=True)
+    assert not await way.locked(lock)
+
+
+@both_ways
+async def test_what_is_acquired_here_can_be_released_there(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery")
+    assert await way.start(lambda: way.acquire(lock)).result()
+    assert lock.lease is None
+    assert "held by another thread or asyncio task" in repr(lock)
+    await way.release(lock)
+    assert not await way.locked(lock)
+    with pytest.raises(LockMisuse, match="holds no lease"):
+        await way.release(lock)
+
+
+@both_ways
+async def test_of_several_leases_of_others_none_is_released_by_guess(
+    way: Way, place: Place
+) -> None:
+    lock = distributed_lock("lottery")
+    assert await way.start(lambda: way.acquire(lock)).result()
+    place.lapse("lottery")
+    assert await way.start(lambda: way.acquire(lock)).result()
+    with pytest.raises(LockMisuse, match="several leases"):
+        await way.release(lock)
+    assert await way.locked(lock)
+
+
+async def test_a_block_may_be_left_in_another_task_than_it_was_entered_in(place: Place) -> None:
+    # As an asynchronous fixture does, or a framework's start and end.
+    lock = distributed_lock("lottery")
+    await asyncio.create_task(lock.__aenter__())
+    assert await lock.alocked()
+    await asyncio.create_task(lock.__aexit__(None, None, None))
+    assert not await lock.alocked()
+
+
+async def test_a_block_of_which_it_is_not_known_what_to_end_says_so(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = distributed_lock("lottery")
+    await asyncio.create_task(lock.__aenter__())
+    place.lapse("lottery")
+    await asyncio.create_task(lock.__aenter__())
+    with pytest.raises(LockMisuse, match="several leases"):
+        await asyncio.create_task(lock.__aexit__(None, None, None))
+    error = ValueError("of the body")
+    await asyncio.create_task(lock.__aexit__(type(error), error, None))
+    assert "Left the block of lock 'lottery': " in caplog.text
+
+
+def test_a_release_that_is_interrupted_within_a_block_leaves_the_next_owner_alone(
+    locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, meeting, leave = distributed_lock("lottery", wait=10), threading.Event(), Meeting()
+    backend = backends["default"]
+    run = backend.run
+
+    def interrupted(flow: Any) -> Any:
+        result = run(flow)
+        if threading.current_thread() is threading.main_thread():
+            assert meeting.wait(5)
+            raise KeyboardInterrupt
+        return result
+
+    def work() -> bool:
+        with lock as lease:
+            meeting.set()
+            wait_until(leave._open.is_set)
+            return lease.held
+
+    others = []
+
+    def body() -> None:
+        with lock:
+            others.append(in_thread(work))
+            monkeypatch.setattr(backend, "run", interrupted)
+            lock.release()
+
+    with pytest.raises(KeyboardInterrupt):
+        body()
+    monkeypatch.undo()
+    leave.open()
+    assert others[0].result(5)
+    assert lock._holds == []
+
+
+def test_leases_that_were_left_to_run_out_do_not_fill_the_memory(
+    locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.lock.MOST_HOLDS", 3)
+    lock = distributed_lock("lottery", ttl=0.2, renew=False, wait=5)
+    for _ in range(6):
+        assert lock.acquire()
+        lease = lock.lease
+        wait_until(lambda lease=lease: not lease.held)
+    assert len(lock._holds) <= 4
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_leases_that_nobody_released_leave_nothing_in_this_process(
+    over: bool, locks: Locks
+) -> None:
+    names = [f"once-{number}" for number in range(5)]
+    for name in names:
+        lock = distributed_lock(name, ttl=0.5 if over else 30, renew=False)
+        assert lock.acquire()
+        lease = lock.lease
+        assert lease is not None
+        if over:
+            wait_until(lambda lease=lease: lease.lost_reason)
+        del lock, lease
+    gc.collect()
+    assert not set(names) & set(backends["default"].leases)
+
+
+def test_a_lease_outlives_its_thread_as_long_as_its_handle_is_kept_and_says_so(
+    locks: Locks, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody else may release it; whoever wants an end to it sets max_hold."""
+    lock = distributed_lock("lottery", ttl=1.5)
+    leases: list[Lease] = []
+
+    def acquire() -> None:
+        assert lock.acquire()
+        assert lock.lease is not None
+        leases.append(lock.lease)
+
+    in_thread(acquire).result(5)
+    gc.collect()
+    wait_until(lambda: leases[0].renewals >= 2)
+    warnings = [one for one in caplog.records if one.levelno == logging.WARNING]
+    (warning,) = [one.getMessage() for one in warnings]
+    assert "'lottery'" in warning
+    assert "has ended without releasing it" in warning
+    assert "max_hold" in warning
+    lock.release()
+    assert not lock.locked()

@@ -1,0 +1,204 @@
+"""Signals tell what happened to locks, after the fact, and no receiver can do harm."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.dispatch import Signal
+
+from django_redislock import Lease, LockLost, LockTimeout, distributed_lock, held, signals
+from django_redislock.held import HeldLock
+from django_redislock.lock import Lock
+from tests.support.backends import both_ways, held_by_other
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.backends import Place, Way
+
+pytest_plugins = ["tests.support.backends"]
+
+
+@contextmanager
+def received(signal: Signal) -> Iterator[list[dict[str, Any]]]:
+    """Collect what a signal says during a block; beside a receiver that always fails."""
+    got: list[dict[str, Any]] = []
+
+    def fail(**kwargs: Any) -> None:
+        raise ZeroDivisionError("of a receiver")
+
+    def collect(**kwargs: Any) -> None:
+        assert kwargs.pop("signal") is signal
+        got.append(kwargs)
+
+    signal.connect(fail)
+    signal.connect(collect)
+    try:
+        yield got
+    finally:
+        signal.disconnect(fail)
+        signal.disconnect(collect)
+
+
+@both_ways
+async def test_lock_acquired(way: Way, place: Place) -> None:
+    with received(signals.lock_acquired) as got:
+        async with way.entered(distributed_lock("lottery")) as lease:
+            assert [(one["sender"], one["lease"]) for one in got] == [(Lock, lease)]
+            assert 0 <= got[0]["waited"] < 2
+
+
+@both_ways
+async def test_lock_acquired_tells_how_long_it_was_waited_for(way: Way, place: Place) -> None:
+    with received(signals.lock_acquired) as got, held_by_other("lottery", ttl=1):
+        async with way.entered(distributed_lock("lottery")):
+            assert 0.2 < got[-1]["waited"] < 3
+
+
+@both_ways
+@pytest.mark.parametrize("success", [True, False])
+async def test_lock_released(way: Way, place: Place, success: bool) -> None:
+    lock = distributed_lock("lottery")
+    with received(signals.lock_released) as got:
+        assert await way.acquire(lock)
+        lease = lock.lease
+        await way.sleep(0.05)
+        await way.release(lock, success)
+    assert [(one["sender"], one["lease"], one["success"]) for one in got] == [
+        (Lock, lease, success)
+    ]
+    assert 0.05 <= got[0]["held_for"] < 2
+
+
+@both_ways
+async def test_lock_released_after_an_exception_is_no_success(way: Way, place: Place) -> None:
+    with received(signals.lock_released) as got, pytest.raises(ZeroDivisionError):
+        async with way.entered(distributed_lock("lottery")):
+            raise ZeroDivisionError
+    assert [one["success"] for one in got] == [False]
+
+
+@both_ways
+async def test_lock_timed_out(way: Way, place: Place) -> None:
+    with received(signals.lock_timed_out) as got, held_by_other("lottery"):
+        assert not await way.acquire(distributed_lock("lottery", wait=0))
+        with pytest.raises(LockTimeout):
+            async with way.entered(distributed_lock("lottery", wait=0.1)):
+                pytest.fail("the block ran")
+    assert [one["waited"] >= wait for one, wait in zip(got, (0, 0.1), strict=True)] == [True, True]
+    for one in got:
+        del one["waited"]
+        assert one == {
+            "sender": Lock,
+            "name": "lottery",
+            "using": "default",
+            "holder": "another-host:1 simulated",
+        }
+
+
+@both_ways
+async def test_lock_lost_once(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery")
+    with received(signals.lock_lost) as got:
+        assert await way.acquire(lock)
+        lease = lock.lease
+        assert lease is not None
+        place.lose_data()
+        for _ in range(2):
+            with pytest.raises(LockLost):
+                await way.renew(lease)
+        await way.until(lambda: got)
+        with pytest.raises(LockLost):
+            await way.release(lock)
+    assert got == [{"sender": Lease, "lease": lease, "reason": "expired"}]
+
+
+@both_ways
+async def test_a_lost_lease_is_not_told_as_released(way: Way, place: Place) -> None:
+    with received(signals.lock_released) as got, pytest.raises(LockLost):
+        async with way.entered(distributed_lock("lottery")):
+            place.lose_data()
+    assert got == []
+
+
+@both_ways
+async def test_lock_force_released(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery")
+    assert await way.acquire(lock)
+    lease = lock.lease
+    assert lease is not None
+    with received(signals.lock_force_released) as got:
+        assert not held.force_release("lottery", "0" * 16, by="ann")
+        assert held.force_release("lottery", lease.id, by="ann")
+    assert got == [
+        {
+            "sender": HeldLock,
+            "name": "lottery",
+            "using": "default",
+            "id": lease.id,
+            "holder": str(lease.owner),
+            "by": "ann",
+        }
+    ]
+
+
+@both_ways
+async def test_nesting_tells_of_one_lease_only(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery", reentrant=True)
+    with received(signals.lock_acquired) as acquired, received(signals.lock_released) as released:
+        async with way.entered(lock):
+            async with way.entered(lock):
+                pass
+            assert released == []
+    assert (len(acquired), len(released)) == (1, 1)
+
+
+@both_ways
+async def test_a_slow_receiver_of_a_loss_delays_no_renewal(way: Way, place: Place) -> None:
+    def slow(**kwargs: Any) -> None:
+        entered.append(kwargs)
+        go_on.wait(10)
+
+    entered: list[Any] = []
+    go_on = threading.Event()
+    signals.lock_lost.connect(slow)
+    try:
+        lost = distributed_lock("tombola", ttl=0.3)
+        assert await way.acquire(lost)
+        place.lose_data()
+        await way.until(lambda: entered)
+        async with way.entered(distributed_lock("lottery", ttl=2)) as lease:
+            await way.until(lambda: lease.renewals)
+            assert lease.held
+    finally:
+        go_on.set()
+        signals.lock_lost.disconnect(slow)
+
+
+@both_ways
+async def test_a_receiver_may_be_a_coroutine_function(way: Way, place: Place) -> None:
+    got: list[str] = []
+
+    async def receive(signal: Signal, **kwargs: Any) -> None:
+        got.append(names[signal])
+
+    names = {
+        signals.lock_acquired: "acquired",
+        signals.lock_released: "released",
+        signals.lock_timed_out: "timed out",
+    }
+    for signal in names:
+        signal.connect(receive)
+    try:
+        async with way.entered(distributed_lock("lottery")) as lease:
+            assert lease.held
+        with held_by_other("lottery"):
+            assert not await way.acquire(distributed_lock("lottery", wait=0))
+    finally:
+        for signal in names:
+            signal.disconnect(receive)
+    assert got == ["acquired", "released", "timed out"]
+    assert held.get("lottery") is None

@@ -1,0 +1,305 @@
+"""Random histories on real servers, checked against a model that fits on a page.
+
+Several actors, each a thread, want one lock. Between their steps the lock is forced open, deleted
+or flushed, scripts are forgotten and connections are cut. The model says after every step who
+holds the lock, who waits in which order, and who has lost what; the fence must never fall back.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import uuid
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+from django.test import override_settings
+from hypothesis import HealthCheck, assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from django_redislock import LockLost, distributed_lock, held
+from django_redislock.rules.keys import lock_keys
+from tests.support.faults import lease_of
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import redis
+
+    from django_redislock.lock import Lock
+    from tests.support.servers import Endpoint
+
+NAME = "lottery"
+TTL = 100.0  # Long: time plays no part here, see tests/model for that.
+SOON = 10.0  # Seconds for what should take milliseconds.
+
+actors = st.integers(0, 3)
+
+
+class Actor:
+    """A thread that uses a lock as it is told."""
+
+    def __init__(self) -> None:
+        self.lock: Lock = distributed_lock(NAME, ttl=TTL, wait=0)
+        self.waiting: Future[bool] | None = None
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def begin(self, call: Callable[[], Any]) -> Future[Any]:
+        """Start a call in the actor's thread."""
+        future: Future[Any] = Future()
+
+        def job() -> None:
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._jobs.put(job)
+        return future
+
+    def does(self, call: Callable[[], Any]) -> Any:
+        """Make a call in the actor's thread, and return its result."""
+        return self.begin(call).result(SOON)
+
+    def close(self) -> None:
+        self._jobs.put(None)
+        self._thread.join(SOON)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+class LockMachine(RuleBasedStateMachine):
+    """The rules: what actors and misfortune may do, and what must come of it."""
+
+    redis: ClassVar[redis.Redis]
+    url: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        prefix = f"stateful-{uuid.uuid4().hex[:8]}"
+        setting = {"default": {"LOCATION": self.url, "KEY_PREFIX": prefix}}
+        self.overridden = override_settings(REDISLOCK=setting)
+        self.overridden.enable()
+        self.keys = lock_keys(prefix, NAME)
+        self.actors = [Actor() for _ in range(4)]
+        # The model:
+        self.holder: int | None = None
+        self.queue: list[int] = []
+        self.lost: dict[int, str] = {}  # Who still has a handle on a lease that is over, and why.
+        self.fence = 0
+        self.cut = False  # Whether connections were, so that some in the pool may be dead.
+
+    # --- what actors do ---------------------------------------------------------------------
+
+    @rule(me=actors)
+    def try_once(self, me: int) -> None:
+        assume(self._is_free(me))
+        actor = self.actors[me]
+        actor.lock = distributed_lock(NAME, ttl=TTL, wait=0)
+        granted = actor.does(actor.lock.acquire)
+        assert granted is (self.holder is None)
+        if granted:
+            self._is_granted(me)
+
+    @rule(me=actors)
+    def wait_in_the_queue(self, me: int) -> None:
+        assume(self._is_free(me))
+        actor = self.actors[me]
+        if self.holder is None:
+            return
+        actor.lock = distributed_lock(NAME, ttl=TTL, wait=60)
+        actor.waiting = actor.begin(actor.lock.acquire)
+        self.queue.append(me)
+        self._wait_until_queued()
+
+    @precondition(lambda self: self.holder is not None)
+    @rule()
+    def release(self) -> None:
+        actor = self.actors[self._holder()]
+        actor.does(actor.lock.release)
+        self._next_holds()
+
+    @precondition(lambda self: self.holder is not None)
+    @rule(verify=st.booleans())
+    def renew(self, verify: bool) -> None:
+        lease = lease_of(self.actors[self._holder()].lock)
+        assert lease is not None
+        if verify:
+            lease.ensure_held(verify=True)
+        else:
+            lease.renew()
+        assert TTL - 5 < lease.expires_in < TTL
+        assert TTL - 5 < self.redis.pttl(self.keys.lock) / 1000 <= TTL
+
+    @precondition(lambda self: self.lost)
+    @rule(data=st.data())
+    def find_out(self, data: st.DataObject) -> None:
+        me = data.draw(st.sampled_from(sorted(self.lost)))
+        actor = self.actors[me]
+        lease = lease_of(actor.lock)
+        assert lease is not None
+        if data.draw(st.booleans()):
+            with pytest.raises(LockLost) as raised:
+                lease.renew()
+            assert raised.value.reason == self._reason(me)
+            assert not lease.held
+        told = None
+        try:
+            actor.does(actor.lock.release)
+        except LockLost as lost:
+            told = lost.reason
+        # If it was sent on a connection that was cut, the first try may have released it (R6).
+        assert told == self._reason(me) or (self.cut and told is None)
+        del self.lost[me]
+
+    # --- what befalls them --------------------------------------------------------------------
+
+    @precondition(lambda self: self.holder is not None)
+    @rule()
+    def force_release(self) -> None:
+        me = self._holder()
+        lease = lease_of(self.actors[me].lock)
+        assert lease is not None
+        assert not held.force_release(NAME, "0" * 16)
+        assert held.force_release(NAME, lease.id)
+        self._forget_what_was_forced()  # The server remembers one lease for each lock.
+        self._loses("forced")
+        self._next_holds()
+
+    @precondition(lambda self: self.holder is not None)
+    @rule()
+    def delete_the_key(self) -> None:
+        self.redis.delete(self.keys.lock)
+        self._loses("expired")
+        if self.queue:  # Whoever looks lets the first waiter in.
+            assert not distributed_lock(NAME, wait=0).acquire()
+            self._next_holds()
+
+    @precondition(lambda self: not self.queue)
+    @rule()
+    def lose_all_data(self) -> None:
+        self.redis.flushdb()
+        if self.holder is not None:
+            self._loses("expired")
+        self._forget_what_was_forced()
+
+    @rule()
+    def forget_the_scripts(self) -> None:
+        self.redis.script_flush()
+
+    @rule()
+    def cut_all_connections(self) -> None:
+        self.cut = True
+        self.redis.client_kill_filter(_type="normal", skipme=True)
+        self.redis.client_kill_filter(_type="pubsub", skipme=True)
+        self._wait_until_queued()
+
+    # --- what must be so ------------------------------------------------------------------------
+
+    @invariant()
+    def one_holds_and_everybody_knows(self) -> None:
+        value = self.redis.get(self.keys.lock)
+        assert (value is None) is (self.holder is None)
+        for me, actor in enumerate(self.actors):
+            lease = lease_of(actor.lock)
+            if me == self.holder:
+                assert lease is not None
+                assert lease.held
+                assert lease.id.encode() in value
+            elif me not in self.lost:
+                assert lease is None
+
+    @invariant()
+    def nothing_stays_for_ever(self) -> None:
+        for key in {*self.keys} - {self.keys.held, self.keys.ran}:
+            assert self.redis.pttl(key) != -1, key
+
+    def teardown(self) -> None:
+        try:
+            while self.holder is not None or self.queue:
+                self.release()
+            assert not self.redis.exists(self.keys.lock, self.keys.queue, self.keys.waiters)
+        finally:
+            for actor in self.actors:
+                actor.close()
+            self.overridden.disable()
+
+    # --- the model ------------------------------------------------------------------------------
+
+    def _is_free(self, me: int) -> bool:
+        return me != self.holder and me not in self.queue and me not in self.lost
+
+    def _holder(self) -> int:
+        assert self.holder is not None
+        return self.holder
+
+    def _is_granted(self, me: int) -> None:
+        lease = lease_of(self.actors[me].lock)
+        assert lease is not None
+        assert lease.fence > self.fence
+        self.fence = lease.fence
+        self.holder = me
+
+    def _next_holds(self) -> None:
+        """The first waiter has the lock now."""
+        self.holder = None
+        if self.queue:
+            me = self.queue.pop(0)
+            future = self.actors[me].waiting
+            assert future is not None
+            assert future.result(SOON) is True
+            self._is_granted(me)
+
+    def _loses(self, reason: str) -> None:
+        self.lost[self._holder()] = reason
+        self.holder = None
+
+    def _forget_what_was_forced(self) -> None:
+        for me in self.lost:
+            self.lost[me] = "expired"
+
+    def _reason(self, me: int) -> str:
+        """Why a lease is lost, as far as the server can tell now."""
+        reason = self.lost[me]
+        others = self.holder is not None
+        return "taken" if reason == "expired" and others else reason
+
+    def _wait_until_queued(self) -> None:
+        """Whoever waits is in the queue, and can be rung."""
+
+        def queued() -> bool:
+            records = self.redis.hvals(self.keys.waiters)
+            channels = [record.split(b"|")[1] for record in records]
+            rung = sum(count for _, count in self.redis.pubsub_numsub(*channels))
+            return len(channels) == len(self.queue) == rung
+
+        wait_until(queued, SOON)
+
+
+@pytest.mark.slow
+def test_no_history_breaks_the_rules(server: Endpoint, redis_url: str) -> None:
+    LockMachine.url = redis_url
+    LockMachine.redis = server.client()
+    run_state_machine_as_test(
+        LockMachine,
+        settings=settings(
+            max_examples=40,
+            stateful_step_count=25,
+            derandomize=True,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

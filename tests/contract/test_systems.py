@@ -1,0 +1,467 @@
+"""The ten ways of locking that this package grew out of, each as one visible test.
+
+The eleventh, the lottery that all of them are for, is tests/demo/test_lottery.py and `make demo`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from contextlib import nullcontext
+from itertools import count, pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+from django.conf import settings
+
+from django_redislock import LockLost, LockMisuse, LockTimeout, distributed_lock, held
+from django_redislock.conf import backends
+from django_redislock.rules import flows, scripts
+from django_redislock.rules.keys import index_key, lock_keys
+from tests.support.backends import SERVERS, both_ways, held_by_other, on_servers, waiters
+from tests.support.processes import hear, say
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from django_redislock import Lease
+    from tests.conftest import Locks, MakeProxy, Spawn
+    from tests.support.backends import Place, ServerPlace, Way
+    from tests.support.proxy import Command, Proxy
+
+pytest_plugins = ["tests.support.backends"]
+
+UNSCRIPTED = pytest.mark.parametrize("place", ["unscripted"], indirect=True)
+
+
+def taken(lease: Lease | None) -> Lease:
+    """The lease, which is there."""
+    assert lease is not None
+    return lease
+
+
+def sent_after(proxy: Proxy, count: int) -> list[str]:
+    """The names of the commands that came after the first so many."""
+    return [command.name for command in proxy.log[count:]]
+
+
+# --- 1 -------------------------------------------------------------------------------------------
+
+
+@on_servers
+def test_01_set_nx_px_excludes_all_but_the_owner_of_a_token(place: ServerPlace) -> None:
+    key = lock_keys(place.locks.prefix, "lottery").lock
+    tokens = set()
+    for _ in range(2):
+        with distributed_lock("lottery", ttl=5) as lease:
+            # A plain client that follows the same recipe is kept out...
+            assert place.locks.redis.set(key, "somebody else", nx=True, px=5000) is None
+            assert 4000 < place.locks.redis.pttl(key) <= 5000
+            value = place.locks.redis.get(key)
+            assert isinstance(value, bytes)
+            assert value.startswith(lease._token.encode())
+            tokens.add(lease._token)
+    assert len(tokens) == 2
+    # ... and so are we, by its lock.
+    assert place.locks.redis.set(key, "somebody else", nx=True, px=5000)
+    assert not distributed_lock("lottery", wait=0).acquire()
+
+
+# --- 2 -------------------------------------------------------------------------------------------
+
+
+def test_02_release_is_one_atomic_compare_and_delete_in_lua(locks: Locks, proxy: Proxy) -> None:
+    locks.on(proxy)
+    lock = distributed_lock("lottery")
+    for _ in range(2):  # The first cycle brings the scripts to the server.
+        assert lock.acquire()
+        before = len(proxy.log)
+        lock.release()
+    assert sent_after(proxy, before) == ["EVALSHA"]
+    assert proxy.log[-1].args[0] == scripts.RELEASE.sha.encode()
+    assert locks.redis.get(lock_keys(locks.prefix, "lottery").lock) is None
+
+
+# --- 3 -------------------------------------------------------------------------------------------
+
+
+@UNSCRIPTED
+def test_03_release_by_watch_multi_exec_where_scripting_is_forbidden(
+    place: ServerPlace, make_proxy: MakeProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy = make_proxy(place.locks.server)
+    place.on(proxy)
+    lock = distributed_lock("lottery", wait=0)
+    assert lock.acquire()
+    (set_lock,) = [command for command in proxy.commands("SET") if b"NX" in command.args]
+    assert set_lock.args[0] == lock_keys(place.locks.prefix, "lottery").lock.encode()
+    assert b"PX" in set_lock.args
+    before = len(proxy.log)
+    lock.release()
+    names = sent_after(proxy, before)
+    assert names[0] == "WATCH"
+    assert names[names.index("MULTI") :] == ["MULTI", "DEL", "ZREM", "EXEC"]
+    # Only the first attempt was by a script, and it is said what is lost with them.
+    assert len(proxy.commands("EVALSHA", "EVAL")) == 1
+    (warning,) = [record for record in caplog.records if "forbids scripts" in record.getMessage()]
+    assert warning.levelname == "WARNING"
+    assert "waiters poll instead of being served in turn" in warning.getMessage()
+
+
+@UNSCRIPTED
+def test_03_a_lock_that_changes_hands_before_exec_is_left_alone(
+    place: ServerPlace, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(place.locks.server)
+    place.on(proxy)
+    key = lock_keys(place.locks.prefix, "lottery").lock
+    lock = distributed_lock("lottery", wait=0)
+    assert lock.acquire()
+    exec_ = proxy.rule("EXEC", "hold")
+
+    def steal() -> None:
+        exec_.wait()
+        place.locks.redis.set(key, "of the next owner", px=5000)
+        proxy.forward_held()
+
+    thief = threading.Thread(target=steal)
+    thief.start()
+    with pytest.raises(LockLost):
+        lock.release()
+    thief.join()
+    assert place.locks.redis.get(key) == b"of the next owner"
+
+
+@UNSCRIPTED
+def test_03_waiters_come_back_by_bounded_backoff(place: ServerPlace, make_proxy: MakeProxy) -> None:
+    proxy = make_proxy(place.locks.server)
+    place.on(proxy)
+    with held_by_other("lottery"):
+        before = len(proxy.log)
+        assert not distributed_lock("lottery", wait=1).acquire()
+    looks = [command.time for command in proxy.log[before:] if command.name == "WATCH"]
+    pauses = [later - earlier for earlier, later in pairwise(looks)]
+    # 1 ms, doubled up to 128 ms, each jittered: no stampede, and no second lost.
+    assert 12 <= len(looks) <= 40
+    assert min(pauses) < 0.02
+    assert max(pauses) < 0.128 + 0.2
+
+
+# --- 4 -------------------------------------------------------------------------------------------
+
+
+WAIT = {"holder": 0, "waiter": 0.02, "heir": 5}  # An heir has the lock handed over while it waits.
+
+
+def use_the_lock(role: str) -> None:
+    """Do all that holders and waiters do."""
+    lock = distributed_lock("lottery", ttl=5, wait=WAIT[role], min_hold=3)
+    if lock.acquire():
+        taken(lock.lease).renew()
+        lock.release()
+
+
+def use_a_naive_lock() -> None:
+    """Lock as it was done before SET had NX and PX."""
+    client = redis.Redis.from_url(settings.REDISLOCK["default"]["LOCATION"])
+    key = lock_keys(settings.REDISLOCK["default"]["KEY_PREFIX"], "lottery").lock
+    if client.setnx(key, "ours"):
+        client.expire(key, 5)
+        client.delete(key)
+
+
+def fork_on_demand() -> None:
+    """In a child: whenever told to, let a new process use the lock, and say when it is gone."""
+    while True:
+        role = hear()
+        if not (pid := os.fork()):
+            use_a_naive_lock() if role == "naive" else use_the_lock(role)
+            os._exit(0)
+        say(pid)
+        os.waitpid(pid, 0)
+        say("gone")
+
+
+class Victims:
+    """Processes that use the lock through a proxy, each killed at another command."""
+
+    def __init__(self, place: ServerPlace, proxy: Proxy, spawn: Spawn) -> None:
+        self._proxy = proxy
+        place.on(proxy)
+        self._nursery = spawn(fork_on_demand)
+        place.on(place.locks.server)
+
+    def kill_at(self, step: int, role: str, action: str) -> Command | None:
+        """Kill one before or after the server has run its command of that number, from 0.
+
+        Returns that command; None if it was through before.
+        """
+        numbers = count()
+        rule = self._proxy.rule("*", action, match=lambda args: next(numbers) == step)
+        with held_by_other("lottery", ttl=5) if WAIT.get(role) else nullcontext():
+            self._nursery.send(role)
+            pid = self._nursery.read()
+            wait_until(
+                lambda: rule.hits or _has_ended(pid) or (role == "heir" and waiters("lottery"))
+            )
+        wait_until(lambda: rule.hits or _has_ended(pid))
+        if rule.hits:
+            os.kill(pid, signal.SIGKILL)
+        assert self._nursery.read() == "gone"
+        self._proxy.clear_rules()
+        return next((one for one in reversed(self._proxy.log) if one.rule is rule), None)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+# Without scripts there is no queue to wait in, so who waits is a holder or nothing.
+ROLES = [
+    (place, role)
+    for place in SERVERS
+    for role in ("holder", "waiter", "heir")
+    if place != "unscripted" or role == "holder"
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("action", ["hang_before", "hang_after"])
+@pytest.mark.parametrize(("place", "role"), ROLES, indirect=["place"])
+def test_04_nothing_is_left_without_ttl_wherever_the_client_is_killed(
+    place: ServerPlace, make_proxy: MakeProxy, spawn: Spawn, role: str, action: str
+) -> None:
+    """There is no moment between SETNX and EXPIRE, nor any other like it."""
+    victims = Victims(place, make_proxy(place.locks.server), spawn)
+    index = index_key(place.locks.prefix).encode()
+    lock_key = lock_keys(place.locks.prefix, "lottery").lock
+    use_the_lock("holder")  # So that the server has the scripts.
+    place.lose_data()
+    killed_at = []
+    for step in count():
+        command = victims.kill_at(step, role, action)
+        if command is None:
+            break
+        killed_at.append(command.name)
+        assert set(place.locks.without_ttl()) <= {index}, f"killed at {command}"
+        assert place.locks.redis.pttl(lock_key) <= 5000 + flows.CLAIM * 1000
+        place.lose_data()
+    assert len(killed_at) >= 3  # Connecting, acquiring, and what came then.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["redis", "valkey"], indirect=True)
+def test_04_a_naive_lock_does_not_stand_this_test(
+    place: ServerPlace, make_proxy: MakeProxy, spawn: Spawn
+) -> None:
+    victims = Victims(place, make_proxy(place.locks.server), spawn)
+    left = []
+    for step in count():
+        if (command := victims.kill_at(step, "naive", "hang_after")) is None:
+            break
+        left += [command.name for _ in place.locks.without_ttl()]
+        place.lose_data()
+    assert left == ["SETNX"]
+
+
+# --- 5 -------------------------------------------------------------------------------------------
+
+
+@on_servers
+@both_ways
+async def test_05_a_release_by_the_wrong_owner_is_refused(way: Way, place: ServerPlace) -> None:
+    backend = backends["default"]
+    async with way.entered(distributed_lock("lottery")) as lease:
+        ending = flows.Ending(
+            name="lottery",
+            token="0" * 32,
+            owner=lease.owner,
+            deadline=0.0,
+            ends=0.0,
+            min_hold=0.0,
+            once=0.0,
+            patience=1.0,
+            insist=False,
+        )
+        assert backend.run(flows.release(ending)) == "taken"
+        with pytest.raises(LockMisuse):
+            await way.release(distributed_lock("lottery"))
+        await way.ensure_held(lease, verify=True)
+
+
+@on_servers
+@both_ways
+async def test_05_a_late_release_leaves_the_next_owner_alone(way: Way, place: ServerPlace) -> None:
+    late = distributed_lock("lottery", ttl=0.2, renew=False)
+    assert await way.acquire(late)
+    await way.until(lambda: held.get("lottery") is None)
+    with held_by_other("lottery"):
+        with pytest.raises(LockLost):
+            await way.release(late)
+        assert held.get("lottery") is not None
+
+
+# --- 6 -------------------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_06_ownership_is_checked_before_the_resource_is_touched(
+    way: Way, place: Place
+) -> None:
+    written = []
+    with pytest.raises(LockLost):  # noqa: PT012 - by leaving the block
+        async with way.entered(distributed_lock("lottery")) as lease:
+            await way.ensure_held(lease, verify=True)
+            written.append("while it was ours")
+            place.lose_data()
+            with held_by_other("lottery"):
+                await way.ensure_held(lease, verify=True)
+                written.append("while it was somebody else's")
+    assert written == ["while it was ours"]
+
+
+# --- 7 -------------------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_07_a_reentrant_lock_counts_its_holds(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery", reentrant=True)
+    for _ in range(3):
+        assert await way.acquire(lock)
+    for _ in range(3):
+        assert await way.locked(lock)
+        await way.release(lock)
+    assert not await way.locked(lock)
+
+
+# --- 8 -------------------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_08_try_lock_with_a_wait_time_and_a_lease_time(way: Way, place: Place) -> None:
+    impatient = distributed_lock("lottery", wait=0.1, ttl=0.3, renew=False)
+    patient = distributed_lock("lottery", wait=5, ttl=0.3, renew=False)
+    with held_by_other("lottery", ttl=1):
+        start = time.monotonic()
+        assert not await way.acquire(impatient)
+        assert 0.1 <= time.monotonic() - start < 2
+        assert await way.acquire(patient)
+    # The lease ends by itself.
+    await way.until(lambda: held.get("lottery") is None)
+    assert await way.acquire(distributed_lock("lottery", wait=0))
+
+
+# --- 9 -------------------------------------------------------------------------------------------
+
+
+def block_for_ever(ttl: float, max_hold: float | None) -> None:
+    """In a child: hold the lock, and never come back."""
+    with distributed_lock("lottery", ttl=ttl, max_hold=max_hold):
+        say("holding")
+        threading.Event().wait()
+
+
+def test_09_a_lease_is_renewed_automatically(locks: Locks, spawn: Spawn) -> None:
+    spawn(block_for_ever, 1.5, None).read()
+    lock = distributed_lock("lottery", wait=1.8)
+    with pytest.raises(LockTimeout):
+        lock.__enter__()
+    seen = held.get("lottery")
+    assert seen is not None
+    assert seen.renewals >= 2
+
+
+def test_09_a_task_that_blocks_for_ever_does_not_hold_for_ever(locks: Locks, spawn: Spawn) -> None:
+    start = time.monotonic()
+    child = spawn(block_for_ever, 0.4, 0.8)
+    child.read()
+    with distributed_lock("lottery", wait=5):
+        assert time.monotonic() - start > 0.7
+    assert child.process.poll() is None
+
+
+# --- 10 ------------------------------------------------------------------------------------------
+
+
+def test_10_64_threads_never_exceed_the_pool_nor_share_a_connection_unsafely(locks: Locks) -> None:
+    limit, threads, cycles = 8, 64, 8
+    locks.configure(OPTIONS={"max_connections": limit, "client_name": locks.prefix})
+    done: list[int] = []
+    failed: list[BaseException] = []
+
+    def work(number: int) -> None:
+        name, fences = f"lottery:{number}", []
+        try:
+            for _ in range(cycles):
+                # Nobody else wants this name: any other answer is one to somebody else's question.
+                with distributed_lock(name, wait=0) as lease:
+                    lease.renew()
+                    seen = held.get(name)
+                    assert seen is not None
+                    assert (seen.name, seen.id, seen.fence) == (name, lease.id, lease.fence)
+                    fences.append(lease.fence)
+            assert fences == sorted(set(fences))
+            done.append(number)
+        except BaseException as error:
+            failed.append(error)
+
+    def connections() -> int:
+        return sum(one["name"] == locks.prefix for one in locks.redis.client_list())
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+    for worker in workers:
+        worker.start()
+    most = 0
+    while any(worker.is_alive() for worker in workers):
+        most = max(most, connections())
+    assert failed == []
+    assert sorted(done) == list(range(threads))
+    assert 2 <= most <= limit
+
+
+def test_10_sleeping_waiters_do_not_starve_the_release_that_wakes_them(locks: Locks) -> None:
+    limit = 6
+    locks.configure(OPTIONS={"max_connections": limit, "client_name": locks.prefix})
+    served = []
+
+    def wait(number: int) -> None:
+        with distributed_lock("lottery", wait=20):
+            served.append(number)
+
+    workers = [threading.Thread(target=wait, args=(number,)) for number in range(16)]
+    with distributed_lock("lottery"):
+        for worker in workers:
+            worker.start()
+        # So many can sleep at once; the others wait for a connection.
+        wait_until(lambda: waiters("lottery") >= limit - 3)
+    for worker in workers:
+        worker.join(20)
+    assert sorted(served) == list(range(16))
+
+
+def test_10_waiters_do_not_keep_others_from_a_lock_that_is_free(locks: Locks) -> None:
+    limit = 6
+    locks.configure(OPTIONS={"max_connections": limit})
+
+    def wait() -> None:
+        with distributed_lock("lottery", wait=20):
+            pass
+
+    workers = [threading.Thread(target=wait) for _ in range(limit * 2)]
+    with held_by_other("lottery", ttl=60):
+        for worker in workers:
+            worker.start()
+        wait_until(lambda: waiters("lottery") >= limit - 3)
+        with distributed_lock("tombola", wait=2) as lease:
+            assert lease.held
+        with pytest.raises(LockTimeout):  # Busy, which is not unavailable.
+            distributed_lock("lottery", wait=0.2).__enter__()
+    for worker in workers:
+        worker.join(20)
+        assert not worker.is_alive()

@@ -1,0 +1,287 @@
+"""Waiting: how long, in which order, and what is left of those who give up."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_redislock import LockTimeout, distributed_lock, held
+from tests.support.backends import both_ways, held_by_other, in_turn, waiters
+from tests.support.waiting import await_until, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from tests.support.backends import Place, Way
+
+pytest_plugins = ["tests.support.backends"]
+
+
+# --- how long ------------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_wait_0_tries_once(way: Way, place: Place) -> None:
+    with held_by_other("lottery"):
+        start = time.monotonic()
+        assert await way.acquire(distributed_lock("lottery", wait=0)) is False
+        assert time.monotonic() - start < 2
+
+
+@both_ways
+async def test_wait_bounds_the_waiting(way: Way, place: Place) -> None:
+    with held_by_other("lottery"):
+        start = time.monotonic()
+        assert await way.acquire(distributed_lock("lottery", wait=0.2)) is False
+        assert 0.2 <= time.monotonic() - start < 2
+        assert waiters("lottery") == 0
+
+
+@both_ways
+async def test_the_setting_wait_is_what_none_means(way: Way, place: Place) -> None:
+    place.configure(WAIT=0.1)
+    with held_by_other("lottery"), pytest.raises(LockTimeout):
+        async with way.entered(distributed_lock("lottery")):
+            pytest.fail("the block ran")
+
+
+@both_ways
+async def test_wait_inf_waits_until_it_is_free(way: Way, place: Place) -> None:
+    async def wait() -> bool:
+        return await way.acquire(distributed_lock("lottery", wait=math.inf))
+
+    with held_by_other("lottery"):
+        waiting = way.start(wait)
+        with pytest.raises(AssertionError):
+            await way.until(waiting.done, 0.3)
+    assert await waiting.result() is True
+
+
+@both_ways
+async def test_a_waiter_has_the_lock_when_the_holder_releases_it(way: Way, place: Place) -> None:
+    async def wait() -> float:
+        async with way.entered(distributed_lock("lottery")):
+            return time.monotonic()
+
+    lock = distributed_lock("lottery", ttl=60)
+    assert await way.acquire(lock)
+    waiting = way.start(wait)
+    with pytest.raises(AssertionError):
+        await way.until(waiting.done, 0.1)
+    released = time.monotonic()
+    await way.release(lock)
+    assert await waiting.result() - released < 1.9
+
+
+@both_ways
+async def test_a_waiter_has_the_lock_when_a_dead_holders_lease_has_expired(
+    way: Way, place: Place
+) -> None:
+    start = time.monotonic()
+    with held_by_other("lottery", ttl=0.4):
+        async with way.entered(distributed_lock("lottery")):
+            assert 0.3 < time.monotonic() - start < 3
+
+
+# --- in which order ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def loop_elsewhere() -> Iterator[asyncio.AbstractEventLoop]:
+    """An event loop that runs in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    yield loop
+    asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result(5)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(5)
+    loop.close()
+
+
+@in_turn
+def test_threads_and_tasks_are_served_first_come_first_served(
+    place: Place, loop_elsewhere: asyncio.AbstractEventLoop
+) -> None:
+    served = []
+
+    def thread(number: int) -> None:
+        with distributed_lock("lottery"):
+            served.append(number)
+
+    async def task(number: int) -> None:
+        async with distributed_lock("lottery"):
+            served.append(number)
+
+    with distributed_lock("lottery", ttl=60):
+        for number in range(6):
+            if number % 2:
+                asyncio.run_coroutine_threadsafe(task(number), loop_elsewhere)
+            else:
+                threading.Thread(target=thread, args=(number,), daemon=True).start()
+            wait_until(lambda: waiters("lottery") == number + 1)  # noqa: B023 - called at once
+        assert served == []
+    wait_until(lambda: len(served) == 6)
+    assert served == [0, 1, 2, 3, 4, 5]
+
+
+@in_turn
+@both_ways
+async def test_nobody_barges_in_before_those_who_wait(way: Way, place: Place) -> None:
+    async def wait() -> int:
+        async with way.entered(distributed_lock("lottery")) as lease:
+            return lease.fence
+
+    lock = distributed_lock("lottery", wait=0)
+    assert await way.acquire(lock)
+    assert lock.lease is not None
+    before = lock.lease.fence
+    waiting = way.start(wait)
+    await way.until(lambda: waiters("lottery") == 1)
+    await way.release(lock)
+    # The lock was handed over in the same instant, so this comes too late, or after the waiter.
+    after = None
+    if await way.acquire(lock):
+        after = lock.lease.fence
+        await way.release(lock)
+    assert before < await waiting.result()
+    assert after is None or await waiting.result() < after
+
+
+@in_turn
+@both_ways
+async def test_a_lapsed_lock_goes_to_who_waits_not_to_who_comes(way: Way, place: Place) -> None:
+    with held_by_other("lottery", ttl=60):
+        waiting = way.start(lambda: way.acquire(distributed_lock("lottery")))
+        await way.until(lambda: waiters("lottery") == 1)
+        place.lapse("lottery")
+        assert await way.acquire(distributed_lock("lottery", wait=0)) is False
+        assert await waiting.result() is True
+
+
+@in_turn
+@both_ways
+async def test_waiters_that_start_together_are_served_without_delay(way: Way, place: Place) -> None:
+    async def take() -> None:
+        async with way.entered(distributed_lock("lottery")):
+            pass
+
+    start = time.monotonic()
+    for other in [way.start(take) for _ in range(5)]:
+        await other.result()
+    assert time.monotonic() - start < 1.9  # Who is not rung looks after 2 s.
+
+
+@both_ways
+async def test_everybody_has_a_turn(way: Way, place: Place) -> None:
+    fences = []
+
+    async def take() -> None:
+        async with way.entered(distributed_lock("lottery")) as lease:
+            fences.append(lease.fence)
+
+    with held_by_other("lottery"):
+        others = [way.start(take) for _ in range(8)]
+        with pytest.raises(AssertionError):
+            await way.until(lambda: fences, 0.1)
+    for other in others:
+        await other.result()
+    assert len(fences) == 8
+    assert fences == sorted(set(fences))
+
+
+# --- giving up -----------------------------------------------------------------------------------
+
+
+@in_turn
+@both_ways
+async def test_who_gives_up_leaves_the_queue(way: Way, place: Place) -> None:
+    async def wait() -> bool:
+        return await way.acquire(distributed_lock("lottery"))
+
+    with held_by_other("lottery"):
+        impatient = way.start(lambda: way.acquire(distributed_lock("lottery", wait=0.3)))
+        await way.until(lambda: waiters("lottery") == 1)
+        patient = way.start(wait)
+        await way.until(lambda: waiters("lottery") == 2)
+        assert await impatient.result() is False
+        assert waiters("lottery") == 1
+    start = time.monotonic()
+    assert await patient.result() is True
+    assert time.monotonic() - start < 1.9
+
+
+async def test_a_cancelled_task_leaves_nothing_behind(place: Place) -> None:
+    with held_by_other("lottery"):
+        waiting = asyncio.create_task(distributed_lock("lottery").aacquire())
+        await _let_wait(place)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert waiters("lottery") == 0
+    assert held.get("lottery") is None
+    assert await distributed_lock("lottery", wait=0).aacquire() is True
+
+
+async def test_a_task_cancelled_while_it_is_served_passes_the_lock_on(place: Place) -> None:
+    async def take(lock: Any) -> None:
+        async with lock:
+            await asyncio.sleep(0)
+
+    # At each of the moments of a hand-over.
+    for yields in range(12):
+        lock = distributed_lock("lottery")
+        await lock.aacquire()
+        waiting = asyncio.create_task(take(distributed_lock("lottery", wait=30)))
+        await _let_wait(place)
+        await lock.arelease()
+        for _ in range(yields):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert await distributed_lock("lottery", wait=0).alocked() is False
+
+
+def test_an_exception_raised_in_a_waiting_thread_leaves_nothing_behind(place: Place) -> None:
+    # As Celery's soft time limit and Ctrl-C do: from a signal handler.
+    import signal
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(*args: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with held_by_other("lottery"):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(Interrupted):
+                distributed_lock("lottery").acquire()
+            assert waiters("lottery") == 0
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert distributed_lock("lottery", wait=0).acquire() is True
+
+
+async def _let_wait(place: Place) -> None:
+    """Return when one waits; where nobody queues, after a moment."""
+    if place.name == "unscripted":
+        await asyncio.sleep(0.05)
+    else:
+        await await_until(lambda: waiters("lottery") == 1)
+
+
+async def test_many_tasks_wait_on_one_connection(place: Place) -> None:
+    async def take() -> int:
+        async with distributed_lock("lottery") as lease:
+            return lease.fence
+
+    fences = await asyncio.gather(*[take() for _ in range(30)])
+    assert len(set(fences)) == 30

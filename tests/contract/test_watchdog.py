@@ -1,0 +1,310 @@
+"""The watchdog renews what is held: one thread per backend, batched, until release or loss."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_redislock import distributed_lock, held
+from django_redislock.conf import backends
+from django_redislock.rules import scripts
+from tests.support.backends import both_ways, on_servers
+from tests.support.waiting import await_until, wait_until
+
+if TYPE_CHECKING:
+    from django_redislock import Lease
+    from django_redislock.lock import Lock
+    from tests.conftest import Locks, MakeProxy
+    from tests.support.backends import Place, ServerPlace, Way
+    from tests.support.proxy import Proxy
+
+pytest_plugins = ["tests.support.backends"]
+
+
+def watchdogs() -> set[threading.Thread]:
+    """The threads that renew; those of earlier tests' backends may still be at it."""
+    return {one for one in threading.enumerate() if one.name.startswith("redislock-watchdog")}
+
+
+async def taken(way: Way, lock: Lock) -> Lease:
+    """Acquire, and return the lease."""
+    assert await way.acquire(lock)
+    assert lock.lease is not None
+    return lock.lease
+
+
+# --- renewing ------------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_a_lease_outlives_its_ttl_while_it_is_held(way: Way, place: Place) -> None:
+    begin = time.monotonic()
+    async with way.entered(distributed_lock("lottery", ttl=1.5)) as lease:
+        await way.until(lambda: lease.renewals >= 4)
+        # Every third of the ttl, or a little sooner.
+        assert time.monotonic() - begin > 1.6
+        assert lease.held
+        seen = held.get("lottery")
+        assert seen is not None
+        assert seen.id == lease.id
+
+
+@both_ways
+async def test_a_renewal_by_hand_just_before_the_watchdogs_does_not_end_its_renewals(
+    way: Way, place: Place
+) -> None:
+    async with way.entered(distributed_lock("lottery", ttl=1.5)) as lease:
+        due = lease._slot
+        while lease._slot == due:  # Until the watchdog has looked at it, and put it off.
+            await way.renew(lease)
+        by_hand = lease.renewals
+        await way.until(lambda: lease.renewals > by_hand)
+        assert lease.held
+
+
+@both_ways
+async def test_renew_false_lets_it_end(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery", ttl=0.2, renew=False)
+    lease = await taken(way, lock)
+    await way.until(lambda: held.get("lottery") is None)
+    assert not lease.held
+    assert lease.renewals == 0
+
+
+@both_ways
+async def test_the_setting_renew_is_what_none_means(way: Way, place: Place) -> None:
+    place.configure(RENEW=False)
+    lease = await taken(way, lock := distributed_lock("lottery", ttl=0.2))
+    await way.until(lambda: held.get("lottery") is None)
+    kept = await taken(way, keeps := distributed_lock("tombola", ttl=2, renew=True))
+    await way.until(lambda: kept.renewals)
+    assert (keeps.lease, kept.held) == (kept, True)
+    assert (lock.lease, lease.held) == (lease, False)
+
+
+@both_ways
+async def test_a_released_lease_is_not_renewed(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery", ttl=1)) as lease:
+        pass
+    renewals = lease.renewals
+    await way.sleep(0.4)  # More than a third.
+    assert lease.renewals == renewals
+    assert held.get("lottery") is None
+
+
+@both_ways
+async def test_a_blocked_body_is_renewed_all_the_same(way: Way, place: Place) -> None:
+    # As by a query: it blocks the event loop too, but the watchdog has a thread of its own.
+    async with way.entered(distributed_lock("lottery", ttl=1.5)) as lease:
+        time.sleep(1.7)
+        assert lease.held
+
+
+# --- one thread ----------------------------------------------------------------------------------
+
+
+def test_one_thread_renews_the_leases_of_threads_and_tasks(place: Place) -> None:
+    async def hold(number: int) -> bool:
+        async with distributed_lock(f"task:{number}", ttl=2) as lease:
+            await await_until(lambda: lease.renewals)
+            return lease.held
+
+    async def hold_many() -> list[bool]:
+        return await asyncio.gather(*[hold(number) for number in range(10)])
+
+    before = watchdogs()
+    with distributed_lock("thread", ttl=2) as lease:
+        assert asyncio.run(hold_many()) == [True] * 10
+        assert len(watchdogs() - before) == 1
+        assert lease.held
+        assert lease.renewals > 0
+
+
+def test_no_lock_no_thread(place: Place) -> None:
+    before = watchdogs()
+    assert distributed_lock("lottery").locked() is False
+    assert watchdogs() <= before
+
+
+def test_the_thread_ends_when_settings_changed_and_the_last_lease_is_over(place: Place) -> None:
+    before = watchdogs()
+    with distributed_lock("lottery", ttl=2) as lease:
+        (thread,) = watchdogs() - before
+        place.configure(KEY_PREFIX="test-another-prefix")
+        wait_until(lambda: lease.renewals)
+        assert lease.held
+        assert thread.is_alive()
+    wait_until(lambda: not thread.is_alive())
+
+
+@both_ways
+async def test_who_is_forgotten_does_not_keep_a_lease(way: Way, place: Place) -> None:
+    # The watchdog holds leases weakly.
+    assert await way.acquire(distributed_lock("lottery", ttl=0.3))
+    gc.collect()
+    await way.until(lambda: held.get("lottery") is None)
+
+
+# --- what it sends -------------------------------------------------------------------------------
+
+
+def renewals(proxy: Proxy) -> int:
+    """How many renewals were sent."""
+    sha = scripts.RENEW.sha.encode()
+    return sum(command.args[0] == sha for command in proxy.commands("EVALSHA"))
+
+
+def test_many_leases_are_renewed_by_one_connection_in_batches(locks: Locks, proxy: Proxy) -> None:
+    locks.on(proxy)
+    handles = [distributed_lock(f"lottery:{number}", ttl=2) for number in range(50)]
+    assert all(handle.acquire() for handle in handles)
+    leases = [handle.lease for handle in handles if handle.lease is not None]
+    wait_until(lambda: all(lease.renewals for lease in leases))
+    sha = scripts.RENEW.sha.encode()
+    sent = [command for command in proxy.commands("EVALSHA") if command.args[0] == sha]
+    assert len({command.link for command in sent}) == 1
+    for handle in handles:
+        handle.release()
+
+
+def test_an_idle_watchdog_sends_nothing(locks: Locks, proxy: Proxy) -> None:
+    locks.on(proxy)
+    with distributed_lock("lottery", ttl=60):
+        for number in range(20):
+            with distributed_lock(f"tombola:{number}", ttl=60):
+                pass
+        assert renewals(proxy) == 0
+
+
+# --- trouble -------------------------------------------------------------------------------------
+
+
+@on_servers
+def test_trouble_with_one_lease_costs_no_other_its_renewal(place: ServerPlace) -> None:
+    from django_redislock.rules.keys import lock_keys
+
+    bad, good = distributed_lock("tombola", ttl=1.5), distributed_lock("lottery", ttl=1.5)
+    assert bad.acquire()
+    with good as lease:
+        key = lock_keys(place.locks.prefix, "tombola").lock
+        place.locks.redis.delete(key)
+        place.locks.redis.lpush(key, "of the wrong type")
+        wait_until(lambda: bad.lease is not None and not bad.lease.held)
+        renewals = lease.renewals
+        wait_until(lambda: lease.renewals > renewals)
+        assert lease.held
+
+
+def test_a_bug_does_not_end_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with distributed_lock("lottery", ttl=2) as lease:
+        backend = backends["default"]
+        renew_many, calls = backend.renew_many, []
+
+        def fail_twice(steps: object) -> object:
+            calls.append(steps)
+            if len(calls) <= 2:
+                raise ZeroDivisionError("a bug")
+            return renew_many(steps)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(backend, "renew_many", fail_twice)
+        wait_until(lambda: lease.renewals)
+        assert lease.held
+    assert "watchdog met an error; it goes on" in caplog.text
+
+
+def test_a_bug_within_a_batch_does_not_make_it_renew_twice_from_then_on(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watchdog = backends["default"].watchdog
+    put_back, calls = watchdog._put_back, []
+
+    def fail_once(lease: Lease, due: float) -> None:
+        calls.append(lease)
+        put_back(lease, due)
+        if len(calls) == 1:
+            raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(watchdog, "_put_back", fail_once)
+    with distributed_lock("lottery", ttl=1.5) as lease:
+        wait_until(lambda: len(calls) >= 2)
+        assert "watchdog met an error; it goes on" in caplog.text
+        assert [lease._token in slot for slot in watchdog._slots.values()].count(True) == 1
+
+
+@on_servers
+@both_ways
+async def test_a_lease_survives_an_outage_that_ends_before_its_deadline(
+    way: Way, place: ServerPlace, make_proxy: MakeProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy = make_proxy(place.locks.server)
+    place.on(proxy)
+    async with way.entered(distributed_lock("lottery", ttl=2)) as lease:
+        await way.until(lambda: lease.renewals)
+        proxy.refuse()
+        await way.until(lambda: "Could not renew" in caplog.text)
+        proxy.heal()
+        count = lease.renewals
+        await way.until(lambda: lease.renewals > count)
+        assert lease.held
+    warned = [one for one in caplog.records if "Could not renew" in one.getMessage()]
+    assert [one.levelno for one in warned] == [logging.WARNING]
+    assert "'lottery'" in warned[0].getMessage()
+
+
+@both_ways
+async def test_a_lease_dropped_after_its_renewals_is_not_renewed_any_more(
+    way: Way, place: Place
+) -> None:
+    lock = distributed_lock("lottery", ttl=1)
+    lease = await taken(way, lock)
+    while not lease.renewals:
+        await way.sleep(0.01)
+    del lock, lease
+    gc.collect()
+    await way.until(lambda: held.get("lottery") is None)
+
+
+def test_a_thread_that_cannot_start_is_started_later(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("redislock-watchdog"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    lock = distributed_lock("lottery", ttl=5)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert lock.acquire()
+    assert "Cannot start the thread that renews lock 'lottery'" in caplog.text
+    with distributed_lock("tombola", ttl=2) as lease:
+        wait_until(lambda: lease.renewals)
+    lock.release()
+
+
+def test_a_long_socket_timeout_leaves_time_for_a_second_try(locks: Locks, proxy: Proxy) -> None:
+    locks.on(proxy, OPTIONS={"socket_timeout": 20})
+    with distributed_lock("lottery", ttl=2) as lease:
+        proxy.rule_for_script(scripts.RENEW.sha, "hang_before")
+        wait_until(lambda: lease.renewals)
+        assert lease.held
+
+
+def test_what_is_over_costs_the_watchdog_nothing(locks: Locks) -> None:
+    with distributed_lock("held", ttl=3600):
+        for number in range(300):  # Due at 300 different times.
+            with distributed_lock(f"short-{number}", ttl=3600 + number):
+                pass
+    watchdog = backends["default"].watchdog
+    assert not watchdog._slots
+    assert len(watchdog._order) < 100

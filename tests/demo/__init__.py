@@ -1,0 +1,1 @@
+"""The example project and its demos, from the outside."""

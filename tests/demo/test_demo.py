@@ -1,0 +1,199 @@
+"""The demo from the outside: what `make demo` runs, its ends, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MANAGE = ROOT / "example_project" / "manage.py"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc"),
+]
+
+
+@pytest.fixture
+def surroundings(tmp_path: Path) -> dict[str, str]:
+    """An environment by which the processes of this test can be told from all others."""
+    surroundings = {**os.environ, "TMPDIR": str(tmp_path)}
+    for name in ("REDIS_URL", "DATABASE_PATH", "DJANGO_SETTINGS_MODULE", "PYTHONPATH"):
+        surroundings.pop(name, None)
+    return surroundings
+
+
+def processes_of(home: Path) -> dict[int, str]:
+    """The processes that work in or know of this directory: pid and command line."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            environ = (process / "environ").read_bytes()
+            # Valkey writes its title over its environment, but it works in the directory.
+            if bytes(home) in environ or (process / "cwd").readlink().is_relative_to(home):
+                found[int(process.name)] = (process / "cmdline").read_bytes().decode()
+        except OSError:
+            continue  # It has ended, or is not ours.
+    return found
+
+
+@contextmanager
+def running_demo(
+    surroundings: dict[str, str],
+    *arguments: str,
+    command: str = "demo",
+    stderr: int | None = None,
+) -> Iterator[subprocess.Popen[str]]:
+    """The demo, started and not waited for; asked to end if the test ends before it."""
+    with subprocess.Popen(
+        [sys.executable, str(MANAGE), command, *arguments],
+        cwd=ROOT,
+        env=surroundings,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+    ) as demo:
+        try:
+            yield demo
+        finally:
+            if demo.poll() is None:
+                demo.terminate()
+
+
+def run_demo(surroundings: dict[str, str], *arguments: str) -> tuple[int, list[str]]:
+    """Run the demo to its end: exit status and lines."""
+    with running_demo(surroundings, *arguments) as demo:
+        output, _ = demo.communicate(timeout=100)
+    return demo.returncode, output.splitlines()
+
+
+def test_of_four_servers_exactly_one_draws(surroundings: dict[str, str], tmp_path: Path) -> None:
+    began = time.monotonic()
+    status, lines = run_demo(surroundings)
+
+    assert lines[-1] == "RESULT servers=4 draws=1 winners=10 skipped=3"
+    assert status == 0
+    assert time.monotonic() - began < 60
+    rows = [line.split() for line in lines if line.startswith("server-")]
+    assert sorted(row[4] for row in rows) == ["drew", *["skipped,"] * 3]
+    drawer = next(row[0] for row in rows if row[4] == "drew")
+    assert all(row[7] == drawer for row in rows if row[4] == "skipped,")
+    assert processes_of(tmp_path) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_lock_every_server_draws(surroundings: dict[str, str], tmp_path: Path) -> None:
+    status, lines = run_demo(surroundings, "--servers", "3", "--without-lock")
+
+    assert lines[-1] == "RESULT servers=3 draws=3 winners=30 skipped=0"
+    assert status == 0
+    assert processes_of(tmp_path) == {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(("moment", "processes"), [("redis", 2), ("database", 2), ("noon", 10)])
+def test_a_signal_ends_the_demo_and_all_its_processes(
+    surroundings: dict[str, str],
+    tmp_path: Path,
+    number: signal.Signals,
+    moment: str,
+    processes: int,
+) -> None:
+    with running_demo(surroundings) as demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if f" s  {moment} " in line:
+                break
+        else:
+            pytest.fail(f"The demo has never come to say {moment!r}.")
+        assert len(processes_of(tmp_path)) >= processes
+
+        demo.send_signal(number)
+        rest, _ = demo.communicate(timeout=20)
+
+    assert demo.returncode == 128 + number
+    assert "RESULT" not in rest
+    assert processes_of(tmp_path) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_reports_a_server_that_dies(surroundings: dict[str, str], tmp_path: Path) -> None:
+    with running_demo(surroundings) as demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if "server-1" in line and "ready, pid" in line:
+                os.kill(int(line.split()[-1]), signal.SIGKILL)
+                break
+        output, _ = demo.communicate(timeout=60)
+
+    assert demo.returncode == 1
+    assert "RESULT" not in output
+    assert processes_of(tmp_path) == {}
+
+
+def test_a_draw_under_an_old_fence_is_refused(surroundings: dict[str, str], tmp_path: Path) -> None:
+    surroundings["DATABASE_PATH"] = str(tmp_path / "lottery.sqlite3")
+    surroundings["REDIS_URL"] = "redis://127.0.0.1:1/0"  # A draw knows nothing of Redis.
+    program = """
+from lottery.drawing import StaleFence, draw_winners
+from lottery.models import Draw, Winner
+
+for fence in (5, 7, 6, 7, 8):
+    try:
+        draw_winners(server="any", fence=fence)
+    except StaleFence:
+        print(fence, "is stale")
+print(sorted(Draw.objects.values_list("fence", flat=True)), Winner.objects.count())
+"""
+    for command in (["migrate"], ["populate"], ["shell", "-c", program]):
+        manage = subprocess.run(
+            [sys.executable, str(MANAGE), *command, "-v", "0"],
+            env=surroundings,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+
+    assert manage.stdout.splitlines() == ["6 is stale", "7 is stale", "[5, 7, 8] 30"]
+
+
+def test_processes_that_start_together_share_one_embedded_server(
+    surroundings: dict[str, str], tmp_path: Path
+) -> None:
+    ask = [
+        sys.executable,
+        "-c",
+        "from example_project import embedded_server; print(embedded_server.url())",
+    ]
+    stop = [sys.executable, "-m", "example_project.embedded_server", "stop"]
+    try:
+        askers = [
+            subprocess.Popen(ask, cwd=ROOT, env=surroundings, stdout=subprocess.PIPE, text=True)
+            for _ in range(4)
+        ]
+        answers = [asker.communicate(timeout=60)[0] for asker in askers]
+
+        assert answers[0].startswith("redis://")
+        assert set(answers) == {answers[0]}
+        assert len(processes_of(tmp_path)) == 1
+    finally:
+        stopped = subprocess.run(
+            stop, cwd=ROOT, env=surroundings, stdout=subprocess.PIPE, text=True, check=True
+        )
+    assert "has stopped" in stopped.stdout
+    deadline = time.monotonic() + 10
+    while remaining := processes_of(tmp_path):
+        assert time.monotonic() < deadline, remaining

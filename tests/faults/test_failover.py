@@ -1,0 +1,188 @@
+"""A failover behind one address: what was the master keeps its connections, and is the wrong one.
+
+So it is with managed Redis and with virtual IPs: the address leads to the new master, for those
+who connect anew.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import distributed_lock, held
+from tests.conftest import Locks
+from tests.support.backends import forbid_scripting
+from tests.support.faults import (
+    NAME,
+    Async,
+    Blocking,
+    Caller,
+    callers,
+    is_held_by,
+    is_left_clean,
+    lease_of,
+    loses,
+    takes,
+    waiting,
+)
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+    from tests.conftest import MakeProxy, MakeServer
+    from tests.support.proxy import Proxy
+    from tests.support.servers import Kind, Server
+
+TTL = 3.0
+PATIENCE = TTL / 3
+
+caller = pytest.fixture(callers, params=[Blocking, Async])
+
+
+class Pair:
+    """A master and its replica behind one address."""
+
+    def __init__(self, master: Server, replica: Server, proxy: Proxy, locks: Locks) -> None:
+        self.master, self.replica, self.proxy, self.locks = master, replica, proxy, locks
+
+    def fail_over(self, *, master_becomes: str = "READONLY", loses_data: bool = False) -> None:
+        """Let the replica be the master; what was it says *master_becomes* to whoever writes."""
+        new, old = self.replica.client(), self.master.client()
+        wait_until(lambda: new.info("replication")["master_repl_offset"] == self._offset())
+        new.replicaof("NO", "ONE")
+        if loses_data:
+            new.flushall()
+        match master_becomes:
+            case "READONLY":
+                old.replicaof(self.replica.host, self.replica.port)
+                wait_until(lambda: old.info("replication")["master_link_status"] == "up", 15)
+            case "MASTERDOWN":
+                old.config_set("replica-serve-stale-data", "no")
+                old.replicaof("127.0.0.1", 1)
+            case "NOREPLICAS":
+                old.config_set("min-replicas-to-write", 1)
+                wait_until(lambda: old.info("replication")["connected_slaves"] == 0)
+        self.proxy.server = self.replica
+        self.locks.redis = new
+
+    def _offset(self) -> int:
+        return int(self.master.client().info("replication")["master_repl_offset"])
+
+
+@pytest.fixture
+def pair(
+    server_kind: Kind,
+    make_server: MakeServer,
+    make_proxy: MakeProxy,
+    settings: Settings,
+    key_prefix: str,
+) -> Pair:
+    quick: dict[str, Any] = {"repl_diskless_sync_delay": 0}
+    master = make_server(server_kind, **quick)
+    replica = make_server(server_kind, replicaof=f"{master.host} {master.port}", **quick)
+    wait_until(lambda: replica.client().info("replication")["master_link_status"] == "up", 15)
+    proxy = make_proxy(master)
+    locks = Locks(settings, master, key_prefix).on(proxy, TTL=TTL, WAIT=0)
+    return Pair(master, replica, proxy, locks)
+
+
+def use_many_connections(caller: Caller) -> None:
+    """Leave several connections behind, as threads that worked at the same time do."""
+    with distributed_lock("busy", ttl=60):
+        futures = [caller.begin(distributed_lock("busy", wait=0.1)) for _ in range(4)]
+        for future in futures:
+            assert future.result(5) is False
+
+
+@pytest.mark.parametrize("master_becomes", ["READONLY", "MASTERDOWN", "NOREPLICAS"])
+def test_r13_an_acquire_after_a_failover_goes_to_the_new_master(
+    master_becomes: str, caller: Caller, pair: Pair
+) -> None:
+    use_many_connections(caller)
+    pair.fail_over(master_becomes=master_becomes)
+    lock = distributed_lock(NAME)
+    with takes(at_most=PATIENCE):
+        assert caller.acquire(lock)
+    assert is_held_by(pair.locks, lease_of(lock))
+    assert caller.acquire(distributed_lock("another"))
+    caller.release(lock)
+    assert is_left_clean(pair.locks)
+
+
+def test_r13_an_acquire_that_only_reads_is_not_refused_for_the_acknowledgement(
+    caller: Caller, pair: Pair
+) -> None:
+    # The old master could say that the lock is busy, but no replica of its own could confirm that.
+    pair.locks.configure(REPLICAS_ACK=1)
+    assert caller.acquire(distributed_lock(NAME, ttl=60))
+    pair.fail_over()
+    pair.locks.redis.set("written", 1, ex=60)
+    wait_until(lambda: pair.locks.redis.wait(1, 100) == 1, 15)
+    assert caller.begin(distributed_lock(NAME, wait=0)).result(5) is False
+
+
+def test_r13_an_acquire_without_scripts_goes_to_the_new_master_too(
+    caller: Caller, pair: Pair
+) -> None:
+    options = forbid_scripting(pair.locks)
+    pair.locks.redis = pair.replica.client()
+    forbid_scripting(pair.locks)
+    pair.locks.configure(OPTIONS=options)
+    assert caller.acquire(distributed_lock("first"))
+    pair.fail_over()
+    lock = distributed_lock(NAME)
+    assert caller.acquire(lock)
+    assert is_held_by(pair.locks, lease_of(lock))
+
+
+@pytest.mark.parametrize("master_becomes", ["READONLY", "MASTERDOWN", "NOREPLICAS"])
+def test_r7_a_lease_is_renewed_on_the_new_master(
+    master_becomes: str, caller: Caller, pair: Pair
+) -> None:
+    lock = distributed_lock(NAME, ttl=2)
+    with caller.block(lock) as lease:
+        wait_until(lambda: lease.renewals)
+        pair.fail_over(master_becomes=master_becomes)
+        renewals = lease.renewals
+        wait_until(lambda: lease.renewals > renewals)
+        assert is_held_by(pair.locks, lease)
+        caller.renew(lease)
+    assert is_left_clean(pair.locks)
+
+
+def test_r7_a_lease_that_the_new_master_does_not_have_is_lost(caller: Caller, pair: Pair) -> None:
+    with loses("expired"), caller.block(distributed_lock(NAME, ttl=1.2)) as lease:
+        wait_until(lambda: lease.renewals)
+        pair.fail_over(loses_data=True)
+        wait_until(lambda: lease.lost_reason)
+
+
+def test_a_block_that_ends_after_a_failover_frees_the_lock(caller: Caller, pair: Pair) -> None:
+    with caller.block(distributed_lock(NAME, ttl=60)):
+        pair.fail_over()
+    assert is_left_clean(pair.locks)
+
+
+def test_a_waiter_waits_on_at_the_new_master(caller: Caller, pair: Pair) -> None:
+    holder = distributed_lock(NAME, ttl=60)
+    assert Blocking().acquire(holder)
+    waiter = caller.begin_waiting(distributed_lock(NAME, ttl=60, wait=20), pair.locks)
+    wait_until(lambda: pair.replica.client().keys("*:queue"))
+    pair.fail_over()
+    begin = time.monotonic()
+    wait_until(lambda: waiting(pair.locks) and len(pair.proxy.commands("SUBSCRIBE")) > 1)
+    assert time.monotonic() - begin < 4  # It looks by itself every 2 s.
+    holder.release()
+    assert waiter.result(5)
+
+
+def test_an_operator_sees_and_frees_the_locks_of_the_new_master(pair: Pair) -> None:
+    with loses("forced"), distributed_lock(NAME, ttl=60) as lease:
+        assert [lock.id for lock in held.list()] == [lease.id]
+        pair.fail_over(master_becomes="MASTERDOWN")
+        assert [lock.id for lock in held.list()] == [lease.id]
+        assert held.force_release(NAME, lease.id)
+        assert is_left_clean(pair.locks)

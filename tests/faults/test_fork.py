@@ -1,0 +1,403 @@
+"""A fork leaves the parent's locks, waiters and connections alone, and gives the child its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from functools import partial
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import LockLost, LockUnavailable, distributed_lock, held
+from django_redislock.backends import RedisBackend
+from django_redislock.conf import backends
+from django_redislock.rules import scripts
+from tests.support.faults import (
+    NAME,
+    Blocking,
+    add_rival,
+    bells,
+    hands_over,
+    in_fork,
+    in_thread,
+    is_left_clean,
+    load_scripts,
+    one_kind,
+    rival,
+    runs,
+    waiting,
+)
+from tests.support.processes import hear, say
+from tests.support.waiting import await_until, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pytest_django import Settings
+
+    from django_redislock.lease import Lease
+    from tests.conftest import Locks, Spawn
+    from tests.support.proxy import Proxy
+
+pytestmark = [one_kind, pytest.mark.timeout(60)]
+
+
+@pytest.fixture
+def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Locks:
+    """The default alias goes through a proxy, the rival straight to the server."""
+    locks.on(proxy, TTL=30, WAIT=10)
+    add_rival(settings, locks)
+    load_scripts(locks)
+    return locks
+
+
+def use_a_lock_of_its_own() -> bool:
+    """In a forked child: take a lock, and say whether that works at once."""
+    begin = time.monotonic()
+    with distributed_lock(f"of {os.getpid()}", wait=0) as lease:
+        return lease.held and time.monotonic() - begin < 1
+
+
+def somebody_waits() -> bool:
+    seen = held.get(NAME)
+    return seen is not None and seen.waiters == 1
+
+
+def end(how: str) -> None:
+    """End a forked child: with all that Python does at its end, or without."""
+    assert use_a_lock_of_its_own()
+    if how == "os._exit":
+        os._exit(0)
+    sys.exit(0)
+
+
+def has_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def status_of(pid: int) -> int:
+    """The exit status of a forked child, once it has ended."""
+    wait_until(lambda: has_ended(pid))
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+# Waiters
+
+
+def take() -> bool:
+    """Wait for the lock and give it back; returns whether it was had."""
+    lock = distributed_lock(NAME)
+    had = lock.acquire()
+    lock.release()
+    return had
+
+
+async def atake() -> bool:
+    """See take()."""
+    lock = distributed_lock(NAME)
+    had = await lock.aacquire()
+    await lock.arelease()
+    return had
+
+
+def wait_in_a_thread_and_fork(how: str) -> None:
+    """In a child: fork while a thread waits for the lock."""
+    waiter = in_thread(take)
+    wait_until(somebody_waits)
+    if not (pid := os.fork()):
+        end(how)
+    say(status_of(pid))
+    say(waiter.result(10))
+
+
+async def wait_in_a_task_and_fork(how: str) -> None:
+    """In a child: fork while a task of this loop waits for the lock."""
+    waiter = asyncio.create_task(atake())
+    await await_until(somebody_waits)
+    if not (pid := os.fork()):
+        end(how)
+    # Polled: a child that closes the loop it was forked in makes ours deaf for other threads.
+    await await_until(lambda: has_ended(pid))
+    say(status_of(pid))
+    say(await waiter)
+
+
+@pytest.mark.parametrize("how", ["os._exit", "sys.exit"])
+@pytest.mark.parametrize("wait", [wait_in_a_thread_and_fork, wait_in_a_task_and_fork])
+def test_a_fork_and_the_end_of_the_child_do_not_disturb_a_waiter(
+    wait: Callable[[str], Any], how: str, locks: Locks, proxy: Proxy, spawn: Spawn
+) -> None:
+    holder = rival()
+    assert holder.acquire()
+    child = spawn(wait, how)
+    assert child.read() == 0
+    assert waiting(locks) == 1
+    holder.release()
+    assert child.read() is True
+    # It has not asked again, and nobody else has spoken for it.
+    first, *others = runs(proxy, scripts.ACQUIRE)
+    assert first.token not in {run.token for run in [*others, *runs(proxy, scripts.LEAVE)]}
+    assert child.stderr == ""
+
+
+# Connections and internal locks
+
+
+def backend() -> RedisBackend:
+    found = backends["default"]
+    assert isinstance(found, RedisBackend)
+    return found
+
+
+def fork_beside_busy_threads(times: int) -> None:
+    """In a child: fork again and again while threads take, give, lose and dial connections."""
+    pool, stop = backend()._pool, threading.Event()
+    done = [0] * 6
+
+    def work(number: int) -> None:
+        while not stop.is_set():
+            with distributed_lock(f"{NAME}-{number % 3}") as lease:
+                lease.ensure_held(verify=True)
+            done[number] += 1
+
+    threads = [in_thread(partial(work, number)) for number in range(len(done))]
+    own = []
+    for _ in range(times):
+        pool.close()
+        own.append(in_fork(use_a_lock_of_its_own))
+    before = list(done)
+    wait_until(lambda: all(now > then for now, then in zip(done, before, strict=True)))
+    stop.set()
+    for thread in threads:
+        thread.result(10)
+    say(own)
+
+
+def test_a_fork_amid_the_use_of_connections_harms_neither_side(locks: Locks, spawn: Spawn) -> None:
+    locks.configure(OPTIONS={"max_connections": 5})  # Fewer than threads: some wait for one.
+    child = spawn(fork_beside_busy_threads, 20)
+    assert child.read(40) == [True] * 20
+    assert child.stderr == ""
+
+
+def fork_while_a_thread_is_within(what: str) -> None:
+    """In a child: fork while another thread has one of our internal locks."""
+    mutex = {"the pool": backend()._pool._lock, "the watchdog": backend().watchdog._lock}[what]
+    entered, leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with mutex:
+            entered.set()
+            leave.wait()
+
+    thread = in_thread(stay)
+    entered.wait()
+    try:
+        say(in_fork(renew_a_lock_of_its_own, 5))
+    finally:
+        leave.set()
+        thread.result(5)
+
+
+def renew_a_lock_of_its_own() -> bool:
+    """In a forked child: have a lock renewed."""
+    with distributed_lock(f"of {os.getpid()}", wait=0, ttl=2) as lease:
+        wait_until(lambda: lease.renewals)
+        return lease.held
+
+
+@pytest.mark.parametrize("what", ["the pool", "the watchdog"])
+def test_a_child_forked_while_a_thread_was_within_can_lock(
+    what: str, locks: Locks, spawn: Spawn
+) -> None:
+    assert spawn(fork_while_a_thread_is_within, what).read() is True
+
+
+def wait_in_a_thread_and_leave_a_child() -> None:
+    """In a child: die while waiting, but leave a forked process behind that lives on."""
+    in_thread(distributed_lock(NAME, wait=60).acquire)
+    wait_until(somebody_waits)
+    if not os.fork():
+        say("waiting")  # Its copies of connections are closed by now.
+    hear()
+
+
+async def wait_in_a_task_and_leave_a_child() -> None:
+    """In a child: the same, in an event loop."""
+    task = asyncio.create_task(distributed_lock(NAME, wait=60).aacquire())
+    await await_until(somebody_waits)
+    if os.fork():
+        await task
+    say("waiting")  # The forked process: its copies of connections are closed by now.
+    hear()
+
+
+@pytest.mark.parametrize(
+    "wait", [wait_in_a_thread_and_leave_a_child, wait_in_a_task_and_leave_a_child]
+)
+def test_a_killed_waiter_is_passed_over_at_once_though_its_forked_child_lives(
+    wait: Callable[[], Any], locks: Locks, spawn: Spawn
+) -> None:
+    holder, next_lock = rival(), rival(wait=10)
+    assert holder.acquire()
+    child = spawn(wait)
+    assert child.read() == "waiting"
+    waiter = Blocking().begin_waiting(next_lock, locks)
+    listening = bells(locks)
+    child.kill()
+    wait_until(lambda: bells(locks) < listening)  # The forked child does not keep its open.
+    with hands_over(locks, waiter, next_lock):
+        holder.release()
+
+
+# Leases
+
+
+def hold_and_fork() -> None:
+    """In a child: fork while the lock is held and renewed, and the child renews one of its own."""
+    with distributed_lock(NAME, ttl=2) as lease:
+        wait_until(lambda: lease.renewals)
+        before = lease.renewals
+
+        def hold_too() -> list[Any]:
+            with distributed_lock(NAME + " of the child", ttl=2) as own:
+                wait_until(lambda: own.renewals > 1)
+                return [own.id, own.held, lease.held, lease.renewals - before]
+
+        seen = in_fork(hold_too)
+        wait_until(lambda: lease.renewals > before + 1)
+        lease.ensure_held(verify=True)
+        say([lease.id, *seen])
+
+
+def test_after_a_fork_each_process_renews_its_own_leases_only(
+    locks: Locks, proxy: Proxy, spawn: Spawn
+) -> None:
+    child = spawn(hold_and_fork)
+    id_, own_id, *seen = child.read()
+    assert seen == [True, False, 0]
+    links: dict[str, set[int]] = {id_: set(), own_id: set()}
+    for run in runs(proxy, scripts.RENEW):
+        links[sha256(run.token.encode()).hexdigest()[:16]].add(run.link)
+    assert all(links.values())
+    assert not links[id_] & links[own_id]
+    assert child.stderr == ""
+
+
+def try_to_rely_on(lease: Lease) -> list[str]:
+    """In a forked child: what becomes of the attempts to use the lease of the parent."""
+    outcomes = []
+    for use in (lease.ensure_held, partial(lease.ensure_held, verify=True), lease.renew):
+        try:
+            use()
+        except LockLost as error:
+            outcomes.append(error.over)
+        else:
+            outcomes.append("relied on it")
+    return [*outcomes, str(lease.held), str(lease.lost_reason)]
+
+
+def fork_with_a_lease_that_was_just_handed_over() -> None:
+    """In a child: fork before the confirmation of a hand-over was read."""
+    with distributed_lock(NAME) as lease:
+        assert lease._unconfirmed
+        say(in_fork(lambda: try_to_rely_on(lease)))
+        lease.ensure_held(verify=True)
+
+
+def fork_with_a_lease() -> None:
+    """In a child: fork while a lock is held."""
+    with distributed_lock(NAME) as lease:
+        say(in_fork(lambda: try_to_rely_on(lease)))
+        lease.ensure_held(verify=True)
+
+
+@pytest.mark.parametrize("hold", [fork_with_a_lease, fork_with_a_lease_that_was_just_handed_over])
+def test_a_child_cannot_renew_the_lease_of_its_parent(
+    hold: Callable[[], None], locks: Locks, spawn: Spawn
+) -> None:
+    with rival():
+        child = spawn(hold)
+        wait_until(lambda: waiting(locks))
+    over = "it belongs to the process that this one was forked from"
+    assert child.read() == [over] * 3 + ["False", "None"]
+    assert child.wait() == 0
+    assert child.stderr == ""  # Nothing was lost, so no error is logged.
+
+
+def fork_within_a_block() -> None:
+    """In a child: the forked process leaves the block and ends as programs do."""
+    with distributed_lock(NAME) as lease:
+        if not (pid := os.fork()):
+            sys.exit(0)
+        say(status_of(pid))
+        lease.ensure_held(verify=True)
+
+
+def fork_within_a_nested_block() -> None:
+    """In a child: the same, with a lock that is entered twice."""
+    lock = distributed_lock(NAME, reentrant=True)
+    with lock, lock as lease:
+        if not (pid := os.fork()):
+            sys.exit(0)
+        say(status_of(pid))
+        lease.ensure_held(verify=True)
+
+
+async def fork_within_an_asynchronous_block() -> None:
+    """In a child: the same, in an event loop."""
+    async with distributed_lock(NAME) as lease:
+        if not (pid := os.fork()):
+            sys.exit(0)
+        say(status_of(pid))
+        await lease.aensure_held(verify=True)
+
+
+@pytest.mark.parametrize(
+    "block", [fork_within_a_block, fork_within_a_nested_block, fork_within_an_asynchronous_block]
+)
+def test_a_child_that_leaves_the_block_and_ends_does_not_release(
+    block: Callable[[], Any], locks: Locks, spawn: Spawn
+) -> None:
+    child = spawn(block)
+    assert child.read() == 0
+    assert child.wait() == 0
+    assert is_left_clean(locks)
+    assert child.stderr == ""
+
+
+# In the middle of a call
+
+
+def wait_and_fork_in_a_signal_handler() -> None:
+    """In a child: a signal handler forks, so the child returns into a wait for the lock."""
+    signal.signal(signal.SIGUSR1, lambda *_: os.fork())
+    parent = os.getpid()
+    say("ready")
+    try:
+        outcome: Any = distributed_lock(NAME).acquire()
+    except LockUnavailable as error:
+        outcome = error.problem
+    say(["parent" if os.getpid() == parent else "child", outcome])
+    os._exit(0)
+
+
+def test_a_child_does_not_go_on_with_a_wait_of_its_parent(locks: Locks, spawn: Spawn) -> None:
+    holder = rival()
+    assert holder.acquire()
+    child = spawn(wait_and_fork_in_a_signal_handler)
+    child.read()
+    wait_until(lambda: waiting(locks))
+    os.kill(child.pid, signal.SIGUSR1)
+    who, problem = child.read()
+    assert who == "child"
+    assert "forked" in problem
+    assert waiting(locks) == 1
+    holder.release()
+    assert child.read() == ["parent", True]

@@ -1,0 +1,96 @@
+"""Under gevent a lock belongs to a greenlet, and the watchdog is a greenlet too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_redislock import distributed_lock
+from tests.support.processes import say
+
+if TYPE_CHECKING:
+    from tests.conftest import Locks, Spawn
+
+pytest.importorskip("gevent")
+
+PATCH = "from gevent import monkey; monkey.patch_all()"
+
+
+def serve_greenlets_in_turn() -> None:
+    import gevent
+
+    served: list[int] = []
+
+    def wait(number: int) -> None:
+        with distributed_lock("lottery", wait=10):
+            served.append(number)
+
+    with distributed_lock("lottery"):
+        waiters = []
+        for number in range(5):
+            waiters.append(gevent.spawn(wait, number))
+            waiting = len(waiters)
+            while _waiters() < waiting:
+                gevent.sleep(0.01)
+    gevent.joinall(waiters, timeout=10)
+    say(served)
+
+
+def renew_while_a_greenlet_sleeps() -> None:
+    import gevent
+
+    with distributed_lock("lottery", ttl=2) as lease:
+        while lease.held and not lease.renewals:
+            gevent.sleep(0.05)
+        say(lease.held)
+
+
+def work_without_ever_yielding() -> None:
+    lock = distributed_lock("lottery", ttl=0.5)
+    assert lock.acquire()
+    lease = lock.lease
+    assert lease is not None
+    while lease.held:
+        pass
+    say(lease.lost_reason)
+
+
+def refuse_a_second_acquire_of_the_same_greenlet() -> None:
+    import gevent
+
+    from django_redislock import LockMisuse
+
+    with distributed_lock("lottery"):
+        try:
+            distributed_lock("lottery").acquire()
+        except LockMisuse:
+            other = gevent.spawn(distributed_lock("lottery", wait=0).acquire)
+            say(other.get(timeout=10))
+
+
+def _waiters() -> int:
+    from django_redislock import held
+
+    seen = held.get("lottery")
+    return seen.waiters if seen else 0
+
+
+def test_greenlets_are_served_in_turn(locks: Locks, spawn: Spawn) -> None:
+    assert spawn(serve_greenlets_in_turn, prelude=PATCH).read() == [0, 1, 2, 3, 4]
+
+
+def test_the_watchdog_renews_while_greenlets_yield(locks: Locks, spawn: Spawn) -> None:
+    assert spawn(renew_while_a_greenlet_sleeps, prelude=PATCH).read() is True
+
+
+def test_a_greenlet_that_never_yields_learns_of_its_loss_by_the_deadline(
+    locks: Locks, spawn: Spawn
+) -> None:
+    assert spawn(work_without_ever_yielding, prelude=PATCH).read() == "expired"
+
+
+def test_a_lease_belongs_to_the_greenlet(locks: Locks, spawn: Spawn) -> None:
+    # The same greenlet would wait for itself; another one is told that the lock is busy.
+    child = spawn(refuse_a_second_acquire_of_the_same_greenlet, prelude=PATCH)
+    assert child.read() is False

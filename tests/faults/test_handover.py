@@ -1,0 +1,274 @@
+"""A lease that was handed over is no more fragile than one that was granted at once.
+
+The waiter takes it up without a round trip and confirms it on the way; these tests take the
+connections away meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import LockTimeout, LockUnavailable, distributed_lock
+from django_redislock.lease import drift
+from django_redislock.rules import scripts
+from django_redislock.rules.flows import CLAIM
+from tests.support.faults import (
+    NAME,
+    Async,
+    Blocking,
+    Caller,
+    against_rival,
+    callers,
+    in_thread,
+    is_held_by,
+    is_left_clean,
+    loses,
+    one_kind,
+    rival,
+    takes,
+    value_of,
+    waiting,
+)
+from tests.support.waiting import await_until, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_django import Settings
+
+    from django_redislock.lease import Lease
+    from tests.conftest import Locks
+    from tests.support.proxy import Args, Proxy
+
+TTL = 10.0  # Much longer than a claim, so that one is told from the other.
+
+caller = pytest.fixture(callers, params=[Blocking, Async])
+
+pytestmark = one_kind
+
+
+@pytest.fixture
+def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Iterator[Locks]:
+    """The default alias goes through the proxy, the rival straight to the server."""
+    locks.on(proxy, TTL=TTL, WAIT=10)
+    with against_rival(locks, settings):
+        yield locks
+
+
+@contextmanager
+def handed_over(caller: Caller, locks: Locks, **options: Any) -> Iterator[Lease]:
+    """A block under a lock that another process has handed over to it."""
+    holder, lock = rival(ttl=30), distributed_lock(NAME, **options)
+    assert holder.acquire()
+    freed = in_thread(lambda: release_when_somebody_waits(holder, locks))
+    with caller.block(lock) as lease:
+        freed.result(5)
+        yield lease
+
+
+def release_when_somebody_waits(holder: Any, locks: Locks) -> None:
+    wait_until(lambda: waiting(locks))
+    holder.release()  # Taken by another thread: the handle has just one lease.
+
+
+def renews(args: Args) -> bool:
+    """Whether it is a renewal by the watchdog, and not the confirmation of the waiter."""
+    confirms = {b"r00000", b"-00000"}
+    return args[0].decode() == scripts.RENEW.sha and confirms.isdisjoint(args)
+
+
+def with_an_idle_watchdog(locks: Locks) -> None:
+    """Let the watchdog have a connection, as after any lease that lasted a while."""
+    with distributed_lock("before", ttl=1) as lease:
+        wait_until(lambda: lease.renewals)
+
+
+def stays_held(lease: Lease, seconds: float) -> None:
+    """Check that the lease says at every moment that it is held."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        assert lease.held, f"not held {until - time.monotonic():.2f} s before the end"
+        time.sleep(0.005)
+
+
+# The watchdog's connection
+
+
+def test_a_watchdog_whose_connection_was_closed_for_idleness_confirms_in_time(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    with_an_idle_watchdog(locks)
+    proxy.cut()
+    with handed_over(caller, locks) as lease:
+        stays_held(lease, CLAIM + 0.3)
+        assert lease.renewals
+        assert is_held_by(locks, lease)
+    assert is_left_clean(locks)
+
+
+@pytest.mark.parametrize("action", ["hang_before", "hang_after", "cut_before", "cut_after"])
+def test_a_first_confirmation_that_fails_is_tried_again_within_the_claim(
+    action: str, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    rule = proxy.rule("EVALSHA", action, match=renews)
+    with handed_over(caller, locks) as lease:
+        stays_held(lease, CLAIM + 0.3)
+        assert rule.hits
+        assert lease.renewals
+    assert is_left_clean(locks)
+
+
+def test_a_killed_client_costs_no_lease_that_was_handed_over(locks: Locks) -> None:
+    """CLIENT KILL of all connections, again and again, while four threads hand a lock on."""
+    stop, inside, worst, losses = threading.Event(), [0], [0], []
+
+    def work() -> None:
+        while not stop.is_set():
+            try:
+                with distributed_lock(NAME):
+                    inside[0] += 1
+                    worst[0] = max(worst[0], inside[0])
+                    time.sleep(0.02)
+                    inside[0] -= 1
+            except LockTimeout:  # pragma: no cover
+                losses.append("timeout")
+                raise
+
+    workers = [in_thread(work) for _ in range(4)]
+    until = time.monotonic() + 3
+    while time.monotonic() < until:
+        locks.redis.client_kill_filter(_type="normal", skipme=True)
+        locks.redis.client_kill_filter(_type="pubsub", skipme=True)
+        time.sleep(0.1)
+    stop.set()
+    for worker in workers:
+        worker.result(15)
+    assert worst == [1]
+    assert losses == []
+    assert is_left_clean(locks)
+
+
+# In doubt: the claim's second is over, and nobody knows whether the confirmation has arrived
+
+
+@contextmanager
+def in_doubt(caller: Caller, locks: Locks, proxy: Proxy) -> Iterator[Lease]:
+    """A block under a lease whose confirmation has arrived, but every answer was lost."""
+    proxy.rule("EVALSHA", "hang_before", match=renews, times=None)
+    with handed_over(caller, locks) as lease:
+        wait_until(lambda: (value_of(locks) or b"")[32:33] == b"h")  # The confirmation.
+        wait_until(lambda: not lease.held)
+        yield lease
+
+
+def test_a_lease_in_doubt_is_not_held_and_not_lost_either(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    with in_doubt(caller, locks, proxy) as lease:
+        assert lease.lost_reason is None
+        assert lease.expires_in == 0.0
+        with pytest.raises(LockUnavailable), takes(at_most=2 * TTL / 3):
+            caller.ensure_held(lease)
+        proxy.clear_rules()
+        wait_until(lambda: lease.held)
+        assert lease.expires_in > TTL / 2
+        assert is_held_by(locks, lease)
+    assert is_left_clean(locks)
+
+
+def test_ensure_held_asks_the_server_about_a_lease_in_doubt(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    with in_doubt(caller, locks, proxy) as lease:
+        proxy.clear_rules()
+        if isinstance(caller, Async):
+            caller.run(lease.aensure_held())
+        else:
+            lease.ensure_held()
+        assert lease.held
+
+
+def test_a_block_whose_lease_is_in_doubt_ends_without_a_loss(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    with in_doubt(caller, locks, proxy):
+        proxy.clear_rules()
+    assert is_left_clean(locks)
+
+
+async def test_the_event_loop_never_waits_for_a_lease_in_doubt(locks: Locks, proxy: Proxy) -> None:
+    async def tick() -> None:
+        nonlocal longest
+        while True:
+            last = time.monotonic()
+            await asyncio.sleep(0.005)
+            longest = max(longest, time.monotonic() - last)
+
+    holder, longest = rival(ttl=30), 0.0
+    assert await holder.aacquire()
+    proxy.rule("EVALSHA", "hang_before", match=renews, times=None)
+    lock = distributed_lock(NAME)
+    waiter = asyncio.create_task(lock.__aenter__())
+    await await_until(lambda: waiting(locks))
+    await holder.arelease()
+    lease = await waiter
+    await await_until(lambda: not lease.held)
+    ticking = asyncio.create_task(tick())
+    proxy.blackhole()
+    assert (lease.held, lease.expires_in, lease.lost_reason) == (False, 0.0, None)
+    assert "of 'lottery'" in repr(lease)
+    with pytest.raises(LockUnavailable, match="aensure_held"):
+        lease.ensure_held()  # It would have to wait.
+    leaving = asyncio.create_task(lock.__aexit__(None, None, None))
+    await asyncio.sleep(0.5)
+    proxy.clear_rules()
+    proxy.heal()
+    await leaving
+    ticking.cancel()
+    assert longest < 1  # An answer would be awaited for three seconds.
+    assert is_left_clean(locks)
+
+
+# At the end
+
+
+def test_a_short_block_leaves_nothing_behind_when_the_server_is_away_at_its_end(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    with handed_over(caller, locks, ttl=3.0):
+        proxy.blackhole()
+        healing = threading.Timer(2 * CLAIM, proxy.heal)
+        healing.start()
+    healing.join()
+    assert is_left_clean(locks)
+
+
+def test_what_is_left_of_an_unreachable_lease_is_freed_when_its_block_ends(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    """Its renewals were carried out, so the key would outlast the lease."""
+    ttl = 1.2
+    with loses("unreachable"), caller.block(distributed_lock(NAME, ttl=ttl)) as lease:
+        proxy.rule("EVALSHA", "cut_after", match=renews, times=None)
+        wait_until(lambda: lease.lost_reason)
+        assert is_held_by(locks, lease)
+    assert is_left_clean(locks)
+
+
+def test_expires_in_tells_of_the_lease_and_not_of_the_claim(caller: Caller, locks: Locks) -> None:
+    with handed_over(caller, locks) as lease:
+        assert lease.expires_in == pytest.approx(TTL - drift(TTL), abs=0.5)
+
+
+def test_a_handed_over_lease_that_is_not_renewed_is_confirmed_all_the_same(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    with handed_over(caller, locks, renew=False) as lease:
+        wait_until(lambda: not lease._unconfirmed)
+        stays_held(lease, CLAIM)

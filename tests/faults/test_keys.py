@@ -1,0 +1,161 @@
+"""The keys of a lock are not what they should be: said at once, and nothing is done by half."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_redislock import LockLost, LockUnavailable, distributed_lock
+from django_redislock.rules.keys import Keys, index_key
+from tests.support.faults import (
+    NAME,
+    Async,
+    Blocking,
+    Caller,
+    add_rival,
+    callers,
+    immortal,
+    keys_of,
+    rival,
+    takes,
+    value_of,
+)
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_django import Settings
+
+    from tests.conftest import Locks
+
+caller = pytest.fixture(callers, params=[Blocking, Async])
+
+
+@pytest.fixture
+def locks(locks: Locks, settings: Settings) -> Iterator[Locks]:
+    """Nobody waits unless told to."""
+    locks.configure(TTL=1.2, WAIT=0)
+    add_rival(settings, locks)
+    yield locks
+    assert immortal(locks) == []
+
+
+# Another type
+
+
+def spoil(locks: Locks, field: str) -> None:
+    """Put something of another type in the place of one of the lock's keys."""
+    key = getattr(keys_of(locks), field)
+    locks.redis.delete(key)
+    if field in {"queue", "waiters", "finished", "runs", "held", "ran"}:
+        locks.redis.set(key, "spoiled")
+    else:
+        locks.redis.rpush(key, "spoiled")
+    locks.redis.expire(key, 60)
+
+
+def contents(locks: Locks) -> dict[bytes, bytes]:
+    """All that the server has, byte for byte, but for the index, which is a hint for lists."""
+    index = index_key(locks.prefix).encode()
+    return {key: locks.redis.dump(key) for key in set(locks.keys()) - {index}}
+
+
+each_key = pytest.mark.parametrize("field", Keys._fields)
+
+
+@each_key
+@pytest.mark.parametrize("wait", [0, 5])
+def test_r12_an_acquire_meets_a_key_of_another_type(wait: float, field: str, locks: Locks) -> None:
+    spoil(locks, field)
+    before = contents(locks)
+    lock = distributed_lock(NAME, wait=wait)
+    if field in {"lock", "queue", "fence"}:
+        with takes(at_most=0.5), pytest.raises(LockUnavailable, match="WRONGTYPE") as caught:
+            lock.acquire()
+        assert NAME in str(caught.value)
+        assert contents(locks) == before
+    else:  # It is not needed here; of the index it is said that it never fails an operation.
+        assert lock.acquire()
+        lock.release()
+
+
+@each_key
+def test_r12_a_waiter_meets_a_key_of_another_type(field: str, locks: Locks) -> None:
+    with suppress(LockLost, LockUnavailable), rival(ttl=30):
+        spoil(locks, field)
+        before = contents(locks)
+        lock = distributed_lock(NAME, wait=0.3)
+        if field in {"lock", "queue", "waiters"}:
+            with takes(at_most=0.25), pytest.raises(LockUnavailable, match="WRONGTYPE"):
+                lock.acquire()
+            assert contents(locks) == before
+        else:
+            assert not lock.acquire()
+
+
+@each_key
+def test_r12_a_release_meets_a_key_of_another_type(field: str, locks: Locks) -> None:
+    lock = distributed_lock(NAME, renew=False)
+    lock.acquire()
+    spoil(locks, field)
+    before = contents(locks)
+    if field in {"lock", "queue"}:
+        with takes(at_most=0.5), pytest.raises(LockUnavailable, match="WRONGTYPE"):
+            lock.release()
+        assert contents(locks) == before
+    else:
+        lock.release()
+        assert value_of(locks) is None
+
+
+@each_key
+def test_a_renewal_meets_a_key_of_another_type(field: str, locks: Locks) -> None:
+    with suppress(LockLost), distributed_lock(NAME, renew=False) as lease:
+        spoil(locks, field)
+        if field == "lock":
+            with pytest.raises(LockUnavailable, match="WRONGTYPE"):
+                lease.renew()
+        else:
+            lease.renew()
+            assert lease.held
+
+
+# Another value
+
+
+@pytest.mark.parametrize("wait", [0, 5])
+def test_a_key_without_expiry_is_an_error_at_once_and_never_busy(
+    wait: float, caller: Caller, locks: Locks
+) -> None:
+    locks.redis.set(keys_of(locks).lock, "by hand")
+    with takes(at_most=0.5), pytest.raises(LockUnavailable, match="no expiry") as caught:
+        caller.acquire(distributed_lock(NAME, wait=wait))
+    assert NAME in str(caught.value)
+    assert value_of(locks) == b"by hand"
+    locks.redis.delete(keys_of(locks).lock)
+
+
+def test_a_foreign_value_that_expires_is_busy_until_then(caller: Caller, locks: Locks) -> None:
+    locks.redis.set(keys_of(locks).lock, b"\xff not ours |||||", px=300)
+    assert caller.acquire(distributed_lock(NAME)) is False
+    assert caller.acquire(distributed_lock(NAME, wait=2))
+
+
+def test_a_lease_whose_expiry_was_taken_away_gets_it_back_with_its_renewal(locks: Locks) -> None:
+    with distributed_lock(NAME, ttl=2):
+        locks.redis.persist(keys_of(locks).lock)
+        wait_until(lambda: locks.redis.pttl(keys_of(locks).lock) > 0)
+
+
+@pytest.mark.parametrize("record", ["by hand", "-1", ""])
+def test_r9_a_fence_record_of_nonsense_does_not_lower_the_fence(
+    record: str, caller: Caller, locks: Locks
+) -> None:
+    before = time.time_ns() // 1000
+    locks.redis.set(keys_of(locks).fence, record, ex=60)
+    with caller.block(distributed_lock(NAME)) as lease:
+        assert before - 1_000_000 < lease.fence < 2**63

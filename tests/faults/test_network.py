@@ -1,0 +1,568 @@
+"""The network cuts, hangs, delays and refuses: nothing is lost, and no answer is a guess."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import LockLost, LockUnavailable, distributed_lock, held
+from django_redislock.backends.redis.connection import DIALS_BY_NAME
+from django_redislock.rules import scripts
+from tests.support.backends import forbid_scripting
+from tests.support.faults import (
+    NAME,
+    RIVAL,
+    Async,
+    Blocking,
+    Caller,
+    add_rival,
+    against_rival,
+    callers,
+    hands_over,
+    in_thread,
+    is_held_by,
+    is_left_clean,
+    keys_of,
+    lease_of,
+    loses,
+    one_kind,
+    rival,
+    runs,
+    takes,
+    value_of,
+    waiting,
+)
+from tests.support.waiting import await_until, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_django import Settings
+
+    from tests.conftest import Locks
+    from tests.support.proxy import Proxy
+
+TTL = 1.2
+PATIENCE = TTL / 3  # The operation timeout that follows from it.
+MANY = 1.0  # Seconds that a busy machine may add to the work of many threads.
+
+caller = pytest.fixture(callers, params=[Blocking, Async])
+
+
+@pytest.fixture
+def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Iterator[Locks]:
+    """The default alias goes through the proxy, the rival straight to the server."""
+    locks.on(proxy, TTL=TTL, WAIT=0)
+    with against_rival(locks, settings):
+        yield locks
+
+
+# One command
+
+
+@pytest.mark.parametrize("wait", [0, 5])
+@pytest.mark.parametrize("action", ["cut_after", "cut_before", "hang_after", "hang_before"])
+def test_r1_an_acquire_that_is_not_answered_is_sent_again_with_the_same_token(
+    action: str, wait: float, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    proxy.rule_for_script(scripts.ACQUIRE.sha, action)
+    lock = distributed_lock(NAME, wait=wait)
+
+    assert caller.acquire(lock)
+
+    first, resend = runs(proxy, scripts.ACQUIRE)
+    assert first.token == resend.token
+    assert is_held_by(locks, lease_of(lock))
+    caller.release(lock)
+    assert is_left_clean(locks)
+
+
+def test_r1_an_answer_that_is_lost_when_the_lock_is_busy_is_not_a_grant(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    with rival():
+        proxy.rule_for_script(scripts.ACQUIRE.sha, "cut_after")
+        assert caller.acquire(distributed_lock(NAME)) is False
+
+
+def test_r2_the_deadline_counts_from_when_the_acquire_was_sent(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    proxy.rule_for_script(scripts.ACQUIRE.sha, "delayreply:0.25")
+    with caller.block(distributed_lock(NAME)) as lease:
+        assert lease.expires_in <= TTL - 0.25
+
+
+def test_r2_the_deadline_counts_from_when_the_renewal_was_sent(locks: Locks, proxy: Proxy) -> None:
+    with distributed_lock(NAME, renew=False) as lease:
+        proxy.rule_for_script(scripts.RENEW.sha, "delayreply:0.25")
+        lease.renew()
+        assert TTL - 0.4 < lease.expires_in <= TTL - 0.25
+
+
+def test_r3_a_grant_that_comes_after_its_deadline_is_given_back_and_asked_for_again(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    locks.configure(OPTIONS={"socket_timeout": 3})
+    proxy.rule_for_script(scripts.ACQUIRE.sha, "delayreply:1.1")
+    lock = distributed_lock(NAME, ttl=1)
+
+    assert caller.acquire(lock)
+
+    assert lease_of(lock) is not None
+    assert lease_of(lock).held
+    assert is_held_by(locks, lease_of(lock))
+    assert len(runs(proxy, scripts.LEAVE)) == 1
+    caller.release(lock)
+
+
+def test_r3_a_server_whose_every_grant_is_late_is_unavailable_and_keeps_no_lease(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    locks.configure(OPTIONS={"socket_timeout": 3})
+    proxy.rule_for_script(scripts.ACQUIRE.sha, "delayreply:0.3", times=None)
+    with pytest.raises(LockUnavailable, match="later than the ttl"):
+        caller.acquire(distributed_lock(NAME, ttl=0.2))
+    assert is_left_clean(locks)
+
+
+def test_r5_nothing_is_sent_more_often_than_we_decided(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    proxy.rule_for_script(scripts.ACQUIRE.sha, "cut_after", times=None)
+    with pytest.raises(LockUnavailable):
+        caller.acquire(distributed_lock(NAME))
+    assert len(runs(proxy, scripts.ACQUIRE)) == 2
+    assert len(runs(proxy, scripts.LEAVE)) == 1
+
+
+@pytest.mark.parametrize("action", ["cut_after", "cut_before", "hang_after", "hang_before"])
+def test_r6_a_release_that_is_not_answered_is_sent_again_and_is_a_success(
+    action: str, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    lock = distributed_lock(NAME)
+    caller.acquire(lock)
+    proxy.rule_for_script(scripts.RELEASE.sha, action)
+    caller.release(lock)
+    assert is_left_clean(locks)
+
+
+def test_r6_a_release_whose_answer_is_lost_is_a_success_though_the_lock_was_handed_on(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    lock, next_lock = distributed_lock(NAME), rival(wait=5)
+    caller.acquire(lock)
+    waiter = Blocking().begin_waiting(next_lock, locks)
+    proxy.rule_for_script(scripts.RELEASE.sha, "cut_after")
+
+    caller.release(lock)
+
+    assert waiter.result(5)
+    assert is_held_by(locks, lease_of(next_lock))
+
+
+def test_r6_a_lost_answer_does_not_hide_that_the_lease_was_released_by_force(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    lock = distributed_lock(NAME)
+    caller.acquire(lock)
+    assert lease_of(lock) is not None
+    assert held.force_release(NAME, lease_of(lock).id, using=RIVAL)
+    proxy.rule_for_script(scripts.RELEASE.sha, "cut_after")
+    with pytest.raises(LockLost, match="by force"):
+        caller.release(lock)
+
+
+def test_release_says_so_if_the_server_never_answers(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    lock = distributed_lock(NAME)
+    caller.acquire(lock)
+    lease = lease_of(lock)
+    proxy.blackhole()
+    with takes(at_most=2 * PATIENCE), pytest.raises(LockUnavailable):
+        caller.release(lock)
+    assert lease is not None
+    assert not lease.held
+
+
+@pytest.mark.parametrize("raised", [None, RuntimeError("of the body")])
+def test_leaving_a_block_tries_until_the_deadline_then_logs_and_does_not_raise(
+    raised: Exception | None,
+    caller: Caller,
+    locks: Locks,
+    proxy: Proxy,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def body() -> None:
+        with caller.block(distributed_lock(NAME, ttl=0.6)):
+            proxy.blackhole()
+            if raised:
+                raise raised
+
+    with takes(at_least=0.3, at_most=0.8):
+        if raised:
+            with pytest.raises(RuntimeError, match="of the body"):
+                body()
+        else:
+            body()
+    assert caplog.text.count(f"Left the block of lock {NAME!r}") == 1
+
+
+def test_leaving_a_block_succeeds_once_the_network_is_back(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    with caller.block(distributed_lock(NAME)):
+        proxy.refuse()
+        threading.Timer(0.3, proxy.heal).start()
+    assert is_left_clean(locks)
+
+
+# The whole connection
+
+
+def test_killed_connections_cost_nothing_between_commands(caller: Caller, locks: Locks) -> None:
+    lock = distributed_lock(NAME)
+    for _ in range(2):
+        assert caller.acquire(lock)
+        locks.redis.client_kill_filter(_type="normal", skipme=True)
+        locks.redis.client_kill_filter(_type="pubsub")
+        caller.release(lock)
+        locks.redis.client_kill_filter(_type="normal", skipme=True)
+    assert is_left_clean(locks)
+
+
+def test_a_waiter_whose_connection_is_cut_keeps_its_place(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    first, second = distributed_lock(NAME, wait=5), rival(wait=5)
+    with rival():
+        front = caller.begin_waiting(first, locks)
+        Blocking().begin_waiting(second, locks)
+        looks = len(runs(proxy, scripts.ACQUIRE))
+        proxy.cut()
+        wait_until(lambda: len(runs(proxy, scripts.ACQUIRE)) > looks)
+    assert front.result(5)
+    assert is_held_by(locks, lease_of(first))
+
+
+@pytest.mark.parametrize("wait", [0, 0.5])
+@pytest.mark.parametrize("connected", [True, False], ids=["connected", "new"])
+@pytest.mark.parametrize("fault", ["blackhole", "refuse", "hang", "slow"])
+@one_kind
+def test_r5_an_acquire_ends_within_its_wait_and_two_operation_timeouts(
+    fault: str, connected: bool, wait: float, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    if connected:
+        assert caller.acquire(distributed_lock("another"))
+    match fault:
+        case "blackhole":
+            proxy.blackhole()
+        case "refuse":
+            proxy.refuse()
+        case "hang":
+            proxy.rule("*", "hang_after", times=None)
+        case "slow":  # Each single answer comes in time; they add up.
+            proxy.rule("*", f"delayreply:{0.6 * PATIENCE}", times=None)
+    lock = distributed_lock(NAME, wait=wait)
+    with takes(at_most=wait + 2 * PATIENCE):
+        try:
+            assert caller.acquire(lock)
+        except LockUnavailable as unavailable:
+            assert NAME in str(unavailable)  # noqa: PT017
+        else:
+            assert fault == "slow"
+
+
+@pytest.mark.parametrize("fault", ["hang_before:GET", "hang_after:EXEC", "slow"])
+@one_kind
+def test_r5_so_does_one_without_scripts_though_it_takes_many_commands(
+    fault: str, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    locks.configure(OPTIONS=forbid_scripting(locks))
+    assert caller.acquire(distributed_lock("another"))
+    if fault == "slow":  # Each single answer comes in time; they add up.
+        proxy.rule("*", f"delayreply:{0.5 * PATIENCE}", times=None)
+    else:
+        action, _, command = fault.partition(":")
+        proxy.rule(command, action, times=None)
+    with takes(at_most=2 * PATIENCE), pytest.raises(LockUnavailable):
+        caller.acquire(distributed_lock(NAME))
+
+
+@pytest.mark.parametrize("connected", [True, False], ids=["connected", "new"])
+@pytest.mark.parametrize("fault", ["blackhole", "refuse"])
+@one_kind
+def test_r5_many_callers_of_a_silent_server_wait_at_the_same_time(
+    fault: str, connected: bool, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    names = [f"{NAME}-{number}" for number in range(30)]
+    if connected:
+        for future in [caller.begin(distributed_lock(name, ttl=30)) for name in names]:
+            assert future.result(5)
+    getattr(proxy, fault)()
+    with takes(at_most=2 * PATIENCE + MANY):
+        futures = [caller.begin(distributed_lock(f"{name}-again")) for name in names]
+        for future in futures:
+            with pytest.raises(LockUnavailable):
+                future.result(5)
+
+
+@one_kind
+def test_all_tasks_await_one_dial_each_within_its_own_time(
+    locks: Locks, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    held_back = proxy.rule("HELLO", "hold")
+
+    async def main() -> None:
+        patient = asyncio.create_task(distributed_lock(NAME, ttl=12).aacquire())
+        cancelled = asyncio.create_task(distributed_lock(f"{NAME}-2", ttl=12).aacquire())
+        await await_until(lambda: held_back.hits)
+        with takes(at_most=2 * PATIENCE), pytest.raises(LockUnavailable):
+            await distributed_lock(f"{NAME}-3").aacquire()
+        cancelled.cancel()
+        with takes(at_most=1.0), pytest.raises(asyncio.CancelledError):
+            await cancelled
+        await asyncio.to_thread(proxy.forward_held)
+        assert await patient
+        assert len(proxy.commands("HELLO")) == 1
+
+    asyncio.run(main())
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+@one_kind
+def test_a_dial_that_nobody_awaits_any_more_ends(
+    locks: Locks, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        futures = [distributed_lock(f"{NAME}-{number}").aacquire() for number in range(5)]
+        answers = await asyncio.gather(*futures, return_exceptions=True)
+        assert all(isinstance(answer, LockUnavailable) for answer in answers)
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    for fault in (proxy.blackhole, proxy.refuse):
+        fault()
+        asyncio.run(main())
+        proxy.heal()
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+@one_kind
+def test_a_slow_lookup_of_the_servers_name_counts_too(
+    caller: Caller, locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_up(host: str, *args: Any, **kwargs: Any) -> Any:
+        if host == "localhost":
+            answers.wait(20)
+        return getaddrinfo(host, *args, **kwargs)
+
+    getaddrinfo, answers = socket.getaddrinfo, threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    locks.configure(LOCATION=locks.server.url.replace("127.0.0.1", "localhost"))
+    try:
+        with takes(at_most=2 * PATIENCE + MANY):
+            futures = [caller.begin(distributed_lock(f"{NAME}-{n}")) for n in range(20)]
+            for future in futures:
+                with pytest.raises(LockUnavailable):
+                    future.result(5)
+        dials = [one for one in threading.enumerate() if one.name == "redislock-dial"]
+        assert len(dials) <= DIALS_BY_NAME
+    finally:
+        answers.set()
+    assert caller.acquire(distributed_lock(NAME))
+    # What comes too late is closed.
+    wait_until(lambda: not [one for one in threading.enumerate() if one.name == "redislock-dial"])
+    wait_until(lambda: len(locks.redis.client_list(_type="normal")) <= 2 + 1)
+
+
+@pytest.mark.parametrize("fault", ["blackhole", "refuse"])
+def test_an_acquire_gives_up_a_server_that_does_not_answer_whatever_its_wait(
+    fault: str, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    getattr(proxy, fault)()
+    with takes(at_least=PATIENCE, at_most=2 * PATIENCE), pytest.raises(LockUnavailable):
+        caller.acquire(distributed_lock(NAME, wait=10))
+
+
+def test_a_waiter_gives_up_a_server_that_does_not_answer_any_more(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    with rival():
+        future = caller.begin_waiting(distributed_lock(NAME, wait=20), locks)
+        proxy.refuse()
+        with takes(at_most=2 * PATIENCE), pytest.raises(LockUnavailable):
+            future.result(5)
+
+
+@pytest.mark.parametrize("unavailable_after", [5, math.inf])
+def test_a_wait_outlasts_an_outage_shorter_than_unavailable_after(
+    unavailable_after: float, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    locks.configure(UNAVAILABLE_AFTER=unavailable_after)
+    proxy.refuse()
+    future = caller.begin(distributed_lock(NAME, wait=10))
+    threading.Timer(2 * PATIENCE, proxy.heal).start()
+    assert future.result(5)
+
+
+def test_a_waiter_whose_server_comes_back_in_time_waits_on(
+    caller: Caller, locks: Locks, proxy: Proxy, settings: Settings
+) -> None:
+    locks.configure(UNAVAILABLE_AFTER=5)
+    add_rival(settings, locks)
+    with rival(ttl=60):
+        future = caller.begin_waiting(distributed_lock(NAME, wait=20), locks)
+        asked = len(runs(proxy, scripts.ACQUIRE))
+        proxy.refuse()
+        with pytest.raises(TimeoutError):
+            future.result(2 * PATIENCE)
+        proxy.heal()
+        wait_until(lambda: len(runs(proxy, scripts.ACQUIRE)) > asked)
+    assert future.result(5)
+
+
+# Commands that arrive when nobody waits for them any more
+
+
+def test_a_zombie_acquire_holds_the_lock_for_one_ttl_at_most(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    proxy.rule_for_script(scripts.ACQUIRE.sha, "hold", times=2)
+    with pytest.raises(LockUnavailable):
+        caller.acquire(distributed_lock(NAME, ttl=0.6))
+    assert is_left_clean(locks)
+    assert proxy.forward_held() > 0
+    with takes(at_most=0.6):
+        assert rival(wait=5).acquire()
+
+
+def test_a_zombie_acquire_or_release_does_no_harm_to_a_later_lease(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    proxy.rule_for_script(scripts.ACQUIRE.sha, "hold", times=1)
+    proxy.rule_for_script(scripts.RELEASE.sha, "hold", times=1)
+    lock, later = distributed_lock(NAME), rival()
+    assert caller.acquire(lock)
+    caller.release(lock)
+    assert later.acquire()
+
+    assert proxy.forward_held() == 2
+
+    assert is_held_by(locks, lease_of(later))
+    later.release()
+    assert is_left_clean(locks)
+
+
+def test_a_zombie_place_in_the_queue_does_not_stop_the_others(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    holder, next_lock = rival(ttl=10), rival(wait=5)
+    assert holder.acquire()
+    proxy.rule_for_script(scripts.ACQUIRE.sha, "hold", times=2)
+    with pytest.raises(LockUnavailable):
+        caller.acquire(distributed_lock(NAME, wait=0.1))
+    proxy.forward_held()
+    assert waiting(locks) == 1
+    waiter = Blocking().begin_waiting(next_lock, locks)
+
+    with hands_over(locks, waiter, next_lock):
+        holder.release()
+
+
+# The watchdog
+
+
+def test_r7_renewal_outlives_connections_that_are_cut(locks: Locks, proxy: Proxy) -> None:
+    with distributed_lock(NAME, ttl=1.5) as lease:
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            proxy.cut()
+            time.sleep(0.13)
+        assert lease.held
+        assert is_held_by(locks, lease)
+
+
+@pytest.mark.parametrize("action", ["cut_after", "cut_before", "hang_after", "hang_before"])
+def test_r7_renewal_outlives_a_lost_command(action: str, locks: Locks, proxy: Proxy) -> None:
+    with distributed_lock(NAME, ttl=2) as lease:
+        rule = proxy.rule_for_script(scripts.RENEW.sha, action)
+        rule.wait()
+        renewed = lease.renewals
+        wait_until(lambda: lease.renewals > renewed)
+        assert is_held_by(locks, lease)
+
+
+@pytest.mark.parametrize("fault", ["blackhole", "refuse"])
+def test_r7_a_lease_that_cannot_be_renewed_is_lost_at_its_deadline(
+    fault: str, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    told: list[str | None] = []
+    with loses("unreachable"), caller.block(distributed_lock(NAME, ttl=1.2)) as lease:
+        lease.on_lost(lambda lost: told.append(lost.lost_reason))
+        getattr(proxy, fault)()
+        with takes(at_least=0.3, at_most=1.2):
+            wait_until(lambda: not lease.held)
+        wait_until(lambda: told)
+    assert told == ["unreachable"]
+    assert lease.lost_reason == "unreachable"
+
+
+def test_r7_a_lost_lease_does_not_come_back_with_the_network(locks: Locks, proxy: Proxy) -> None:
+    lock = distributed_lock(NAME, ttl=0.5)
+    lock.acquire()
+    lease = lease_of(lock)
+    assert lease is not None
+    proxy.blackhole()
+    wait_until(lambda: lease.lost_reason)
+    wait_until(lambda: value_of(locks) is None)
+    proxy.heal(deliver=True)
+    with distributed_lock("another", ttl=2) as other:  # Its renewal shares the connection.
+        wait_until(lambda: other.renewals)
+    assert not lease.held
+    assert value_of(locks) is None
+
+
+def test_r7_one_lease_in_trouble_does_not_cost_another_its_renewal(locks: Locks) -> None:
+    with distributed_lock("healthy", ttl=1.5) as healthy:
+        with loses("expired"), distributed_lock(NAME, ttl=1.5) as lease:
+            locks.redis.delete(keys_of(locks).lock)
+            wait_until(lambda: lease.lost_reason)
+        renewals = healthy.renewals
+        wait_until(lambda: healthy.renewals > renewals)
+
+
+# Being asked about it
+
+
+@pytest.mark.parametrize("fault", ["blackhole", "refuse"])
+@pytest.mark.parametrize("verify", [True, False], ids=["ensure_held", "renew"])
+def test_asking_the_server_never_guesses(
+    verify: bool, fault: str, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    with caller.block(distributed_lock(NAME)) as lease:
+        getattr(proxy, fault)()
+        with takes(at_most=2 * PATIENCE), pytest.raises(LockUnavailable):
+            caller.ensure_held(lease) if verify else caller.renew(lease)
+        assert lease.held  # Nothing is known, but its time is not over.
+        proxy.heal()
+
+
+def test_a_connection_lost_by_one_thread_is_not_lent_to_the_next(
+    locks: Locks, proxy: Proxy
+) -> None:
+    names = [f"{NAME}-{number}" for number in range(4)]
+    for name in names:
+        in_thread(distributed_lock(name).acquire).result(5)
+    proxy.cut()
+    for name in names:
+        assert distributed_lock(f"{name}-again").acquire()

@@ -1,0 +1,123 @@
+"""The pool of blocking connections: never more than its limit, and nobody waits in vain."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_redislock.backends.redis.connection import (
+    Crowded,
+    Dialer,
+    Exhausted,
+    Pool,
+    Wire,
+    packed,
+)
+from tests.support.faults import in_thread, one_kind
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.support.servers import Server
+
+pytestmark = one_kind
+
+LIMIT = 3
+SOON = 5.0  # Seconds within which whoever may go on must have gone on.
+
+
+@pytest.fixture
+def pool(server: Server) -> Iterator[Pool]:
+    pool = Pool(Dialer(server.url, {}).dial, LIMIT)
+    yield pool
+    pool.retire()
+
+
+def works(wire: Wire) -> bool:
+    """Whether the server answers on that connection."""
+    return bytes(wire.ask(packed("PING"), 1.0)) == b"PONG"
+
+
+def test_what_was_returned_last_is_lent_first(pool: Pool) -> None:
+    first, second = pool.take(1.0), pool.take(1.0)
+    pool.give(first)
+    pool.give(second)
+    assert pool.take(1.0) is second
+    assert pool.take(1.0) is first
+    pool.give(first)
+    pool.give(second)
+
+
+def test_a_pool_that_is_used_up_says_which_option_to_raise(pool: Pool) -> None:
+    lent = [pool.take(1.0) for _ in range(LIMIT)]
+    begin = time.monotonic()
+    with pytest.raises(Exhausted, match=r"all of its 5 connections.*\['max_connections'\]"):
+        pool.take(0.1)
+    assert time.monotonic() - begin >= 0.1
+    for wire in lent:
+        pool.give(wire)
+    assert works(pool.take(0.1))
+
+
+def test_waiters_may_not_have_the_last_two(pool: Pool) -> None:
+    waiter = pool.take(1.0, to_wait=True)
+    with pytest.raises(Crowded):
+        pool.take(1.0, to_wait=True)
+    others = [pool.take(1.0) for _ in range(LIMIT - 1)]
+    assert all(works(wire) for wire in [waiter, *others])
+
+
+@pytest.mark.parametrize("end", [Pool.give, Pool.drop])
+def test_a_connection_that_comes_free_wakes_who_waits_for_one(
+    pool: Pool, end: Callable[[Pool, Wire], None]
+) -> None:
+    lent = [pool.take(1.0) for _ in range(LIMIT)]
+    others = [in_thread(partial(pool.take, 60.0)) for _ in range(LIMIT)]
+    wait_until(lambda: pool._waiting == LIMIT)
+    for wire in lent:
+        end(pool, wire)
+    assert all(works(other.result(SOON)) for other in others)
+
+
+def test_a_drop_closes_the_idle_ones_too_and_wakes_who_waits(pool: Pool) -> None:
+    broken, idle = pool.take(1.0), pool.take(1.0)
+    pool.give(idle)
+    pool.drop(broken)
+    assert all(works(wire) for wire in [pool.take(1.0) for _ in range(LIMIT)])
+    with pytest.raises(OSError, match=r"closed|descriptor"):
+        works(idle)
+
+
+def test_a_dial_that_fails_gives_its_place_back(server: Server) -> None:
+    dial = Dialer(server.url, {}).dial
+    failures = [ConnectionRefusedError()] * LIMIT * 2
+
+    def faulty(seconds: float) -> Wire:
+        if failures:
+            raise failures.pop()
+        return dial(seconds)
+
+    pool = Pool(faulty, LIMIT)
+    while failures:
+        with pytest.raises(ConnectionRefusedError):
+            pool.take(1.0)
+    assert all(works(wire) for wire in [pool.take(1.0) for _ in range(LIMIT)])
+
+
+def test_a_connection_that_was_lost_gives_its_place_back(pool: Pool) -> None:
+    # As a signal handler's exception does between the pool's return and the caller's assignment.
+    for _ in range(LIMIT * 2):
+        pool.take(1.0)
+    assert works(pool.take(0.1))
+
+
+def test_a_retired_pool_keeps_no_connection(pool: Pool, server: Server) -> None:
+    lent = pool.take(1.0)
+    pool.retire()
+    pool.give(lent)
+    with pytest.raises(OSError, match=r"closed|descriptor"):
+        works(lent)

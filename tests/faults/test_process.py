@@ -1,0 +1,700 @@
+"""The client is stopped, killed, interrupted, blocked: it never lies, and nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import pytest
+import redis
+from celery import Celery
+
+import django_redislock
+from django_redislock import LockLost, LockMisuse, distributed_lock, held, single_instance_task
+from django_redislock.rules import scripts
+from django_redislock.signals import lock_acquired
+from tests.support.faults import (
+    NAME,
+    Async,
+    Blocking,
+    Caller,
+    against_rival,
+    block_interpreter,
+    callers,
+    hands_over,
+    hold,
+    immortal,
+    in_thread,
+    is_held_by,
+    is_left_clean,
+    keys_of,
+    lease_of,
+    loses,
+    one_kind,
+    rival,
+    takes,
+    waiting,
+)
+from tests.support.processes import hear, say
+from tests.support.waiting import await_until, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import FrameType
+
+    from pytest_django import Settings
+
+    from tests.conftest import Locks, Spawn
+    from tests.support.proxy import Proxy
+
+TTL = 1.2
+OURS = (str(Path(django_redislock.__file__).parent), str(Path(redis.__file__).parent))
+
+caller = pytest.fixture(callers, params=[Blocking, Async])
+
+
+@pytest.fixture
+def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Iterator[Locks]:
+    """The default alias goes through a proxy, the rival straight to the server."""
+    locks.on(proxy, TTL=TTL, WAIT=0)
+    with against_rival(locks, settings):
+        yield locks
+
+
+# Stopped
+
+
+WRITE_IF_NEWEST = """
+if tonumber(redis.call('GET', KEYS[1]) or 0) > tonumber(ARGV[1]) then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'EX', 60)
+return 1
+"""
+
+
+def write(url: str, fence: int) -> bool:
+    """Write to something that the lock protects, and that heeds fences."""
+    with redis.Redis.from_url(url) as resource:
+        return bool(resource.eval(WRITE_IF_NEWEST, 1, "resource", fence))
+
+
+def hold_look_and_write(url: str) -> None:
+    """In a child: hold the lock; when told, look at the lease, write, and leave the block."""
+    try:
+        with distributed_lock(NAME) as lease:
+            say(lease.fence)
+            hear()
+            say([lease.held, lease.lost_reason, lease.expires_in])
+            say(write(url, lease.fence))
+    except LockLost as lost:
+        say(lost.reason)
+
+
+def test_a_holder_stopped_beyond_its_lease_knows_it_and_harms_nobody(
+    locks: Locks, spawn: Spawn
+) -> None:
+    url = locks.server.url
+    child = spawn(hold_look_and_write, url)
+    fence = child.read()
+    child.stop()
+    with rival(wait=5) as lease:
+        assert lease.fence > fence
+        assert write(url, lease.fence)
+        child.cont()
+        child.send("go on")
+        assert child.read() == [False, "expired", 0]  # At the first look.
+        assert child.read() is False  # The fence keeps it from writing.
+        assert child.read() in {"expired", "taken"}
+        assert is_held_by(locks, lease)
+
+
+@one_kind
+def test_a_killed_holder_costs_one_ttl_and_is_shown_meanwhile(locks: Locks, spawn: Spawn) -> None:
+    child = spawn(hold, NAME, ttl=1.5)
+    child.read()
+    child.kill()
+    shown = held.get(NAME)
+    assert shown is not None
+    assert (shown.owner.host, shown.owner.pid) == (socket.gethostname(), child.pid)
+    with takes(at_most=1.5):
+        assert rival(wait=5).acquire()
+
+
+def use(name: str) -> None:
+    """In a child: take, renew and release a lock."""
+    with distributed_lock(name, renew=False) as lease:
+        lease.renew()
+
+
+@one_kind
+@pytest.mark.parametrize("script", [scripts.ACQUIRE, scripts.RENEW, scripts.CONCLUDE])
+def test_a_client_killed_at_any_step_leaves_nothing_without_expiry(
+    script: scripts.Script, locks: Locks, proxy: Proxy, spawn: Spawn
+) -> None:
+    proxy.rule_for_script(script.sha, "hold")
+    child = spawn(use, NAME)
+    wait_until(lambda: proxy.commands("EVALSHA") and proxy.commands("EVALSHA")[-1].action == "hold")
+    child.kill()
+    proxy.forward_held()  # It arrives when its sender is dead.
+    assert immortal(locks) == []
+    with takes(at_most=TTL):
+        assert rival(wait=5).acquire()
+
+
+# Exceptions
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError, SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit]
+)
+def test_whatever_the_body_raises_goes_through_and_the_lock_is_released(
+    error: type[BaseException], caller: Caller, locks: Locks
+) -> None:
+    def body() -> None:
+        with caller.block(distributed_lock(NAME)):
+            raise error("of the body")
+
+    with pytest.raises(error, match="of the body"):
+        body()
+    assert is_left_clean(locks)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_loss_does_not_mask_what_the_body_raises(
+    error: type[BaseException],
+    caller: Caller,
+    locks: Locks,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def body() -> None:
+        with caller.block(distributed_lock(NAME, renew=False)):
+            locks.redis.delete(keys_of(locks).lock)
+            raise error("of the body")
+
+    with pytest.raises(error, match="of the body"):
+        body()
+    assert f"The lease of lock {NAME!r} was lost" in caplog.text
+
+
+# R4: interrupted
+
+
+class Interrupt(BaseException):
+    """What a signal handler raises."""
+
+
+class _Arrival(int):
+    """A signal number; reading ``again`` lets that signal arrive, and its handler run a bit later.
+
+    An attribute, since Python would run the handler right after a call.
+    """
+
+    again = property(ctypes.pythonapi.PyErr_SetInterruptEx)
+
+
+class InterruptAt:
+    """Raise Interrupt at the n-th place in our code or redis-py's where Python runs handlers.
+
+    These are not all lines: it runs handlers of signals where a function begins, where a loop
+    begins anew, and after a call of C code. This one lets its signal arrive once more, so it is
+    called at each of these places in turn. It waits for the end of a destructor: Python drops what
+    that raises.
+
+    Attributes:
+        place: Where it was: in this method or function; "" if there are fewer places.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.place = ""
+        self._left = step
+        self._signal = _Arrival(signal.SIGUSR1)
+        self._going_on = True
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(self._signal, self._handle)
+        _ = self._signal.again
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, *exc_info: object) -> bool:
+        self._going_on = False
+        signal.signal(self._signal, self._before)
+        return exc_type is Interrupt
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        assert frame is not None
+        code = frame.f_code
+        if self._going_on and code.co_filename.startswith(OURS):
+            self._left -= 1
+            if self._left < 0 and not _is_in_a_destructor(frame):
+                begins = frame.f_lineno == code.co_firstlineno
+                self.place = code.co_qualname + " begins" * begins
+                self._going_on = False
+                raise Interrupt
+        if self._going_on:
+            _ = self._signal.again
+
+
+def _is_in_a_destructor(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
+
+
+def sweep(
+    use: Callable[[], object],
+    locks: Locks,
+    prepare: Callable[[], object],
+    names: Sequence[str] = (NAME,),
+) -> tuple[set[str], set[str]]:
+    """Interrupt *use* at each place in turn. Returns all, and those that left the lock taken.
+
+    Each time in a context of its own: who is interrupted while it resets a context variable leaves
+    it set for whatever this thread does next.
+    """
+    places, orphaned = set[str](), set[str]()
+    prepare()
+    use()  # What is cached is in no one's way later: all runs are as long.
+    for step in range(2000):
+        prepare()
+        with InterruptAt(step) as interruption:
+            copy_context().run(use)
+        for name in names:
+            if not is_left_clean(locks, name):
+                orphaned.add(interruption.place)
+                locks.redis.delete(*keys_of(locks, name))
+                gc.collect()  # Of the lease, which the exception may still refer to.
+        if not interruption.place:
+            assert step > 100
+            return places, orphaned
+        places.add(interruption.place)
+    pytest.fail("the end was never reached")
+
+
+# Where Python has called what ends the lease, but not begun with it, nothing can be done: it is so
+# with each context manager and each `finally` that is written in Python. One ttl is lost.
+TOO_EARLY = {
+    f"Lock.{method} begins" for method in ("__exit__", "__aexit__", "release", "_end", "_aend")
+}
+
+
+def enter() -> None:
+    with distributed_lock(NAME, wait=10):
+        pass
+
+
+def enter_twice() -> None:
+    with distributed_lock(NAME, reentrant=True), distributed_lock(NAME, reentrant=True):
+        pass
+
+
+def acquire_and_release() -> None:
+    lock = distributed_lock(NAME, wait=10)
+    if lock.acquire():
+        lock.release()
+
+
+async def aenter() -> None:
+    async with asyncio.timeout(10), distributed_lock(NAME, wait=5):
+        pass
+
+
+@pytest.mark.parametrize("use", [enter, enter_twice, acquire_and_release])
+@pytest.mark.timeout(60)
+@one_kind
+def test_r4_an_interrupt_anywhere_leaves_no_orphan(use: Callable[[], object], locks: Locks) -> None:
+    locks.on(locks.server, TTL=30, OPTIONS={"max_connections": 5})
+    # Prepared by a connection: one that was interrupted is given up.
+    places, orphaned = sweep(use, locks, prepare=enter)
+    assert {"Wire.ask", "_acquire", "Lock._keep", "Watchdog.watch"} <= places
+    assert orphaned <= TOO_EARLY
+    enter()  # No connection was lost on the way.
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # redis-py's
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.timeout(60)
+@one_kind
+def test_r4_an_interrupt_anywhere_in_the_first_use_leaves_no_orphan(
+    host: str, locks: Locks
+) -> None:
+    locks.on(locks.server, TTL=30, LOCATION=locks.server.url.replace("127.0.0.1", host))
+    places, orphaned = sweep(enter, locks, prepare=lambda: locks.configure(TTL=30))
+    assert {"Pool._take", "_acquire", "Lock._keep", "Watchdog._put"} <= places
+    assert places & {"Dialer._dial", "Dialer.dial"}  # By name, a thread of its own dials.
+    assert orphaned <= TOO_EARLY
+
+
+@pytest.mark.timeout(60)
+@one_kind
+def test_r4_an_interrupt_anywhere_in_a_task_leaves_no_orphan(locks: Locks) -> None:
+    locks.on(locks.server, TTL=30)
+    with asyncio.Runner() as runner:
+
+        def use() -> None:
+            runner.run(aenter())
+
+        places, orphaned = sweep(use, locks, prepare=use)
+        assert {"AsyncWire.buffer_updated", "_acquire", "Lock._keep", "Watchdog.watch"} <= places
+        assert orphaned <= TOO_EARLY
+        use()
+
+
+@one_kind
+def test_an_interrupt_while_the_watchdog_starts_leaves_no_more_than_one(
+    locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def watchdogs() -> set[threading.Thread]:
+        return {one for one in threading.enumerate() if one.name.startswith("redislock-watchdog")}
+
+    def start_and_be_interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name.startswith("redislock-watchdog"):
+            raise Interrupt
+
+    start, before = threading.Thread.start, watchdogs()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_and_be_interrupted)
+        with pytest.raises(Interrupt):
+            distributed_lock(NAME).acquire()
+    assert is_left_clean(locks)
+    with distributed_lock(NAME) as lease:
+        wait_until(lambda: lease.renewals > 1)
+        assert len(watchdogs() - before) == 1
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # redis-py's, while it connects
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.timeout(60)
+@one_kind
+def test_r4_an_interrupt_anywhere_in_a_run_of_a_task_leaves_no_orphan(
+    limit: int, locks: Locks
+) -> None:
+    locks.on(locks.server, TTL=30, OPTIONS={"max_connections": 5})
+
+    @single_instance_task(key=NAME, limit=limit, name=f"tests.draw-{limit}")
+    def body() -> None: ...
+
+    # Not that of the current app, which other tests may have closed: it would hear of no new task.
+    draw = Celery("tests.sweep", set_as_current=False).tasks[f"tests.draw-{limit}"]
+    names = [NAME] if limit == 1 else [f"{NAME}#1", f"{NAME}#2"]
+    places, orphaned = sweep(draw, locks, prepare=draw, names=names)
+    assert {"_Attempt.run", "_Attempt._run_under", "Lock._keep"} <= places
+    assert orphaned <= TOO_EARLY
+
+
+def hold_until_somebody_waits() -> None:
+    """In a child: hold the lock when told, until somebody waits for it or the test says enough."""
+    while True:
+        hear()
+        with distributed_lock(NAME, wait=10):
+            say("held")
+            while not (seen := held.get(NAME)) or not seen.waiters:
+                if select.select([sys.stdin], [], [], 0.001)[0]:
+                    break
+        hear()
+        say("released")
+
+
+@pytest.mark.parametrize("limit", [4, 5])  # With 4, a waiter has no connection of its own.
+@pytest.mark.timeout(60)
+@one_kind
+def test_r4_an_interrupt_anywhere_on_the_way_from_the_queue_leaves_no_orphan(
+    limit: int, locks: Locks, spawn: Spawn
+) -> None:
+    locks.on(locks.server, TTL=30, OPTIONS={"max_connections": limit})
+    child = spawn(hold_until_somebody_waits)
+
+    def prepare() -> None:
+        enter()
+        child.send("hold it")
+        assert child.read() == "held"
+
+    def use() -> None:
+        try:
+            enter()
+        finally:
+            child.send("enough")
+            assert child.read() == "released"
+
+    places, orphaned = sweep(use, locks, prepare)
+    assert {"_acquire", "_await_bell", "Lock._keep"} <= places
+    assert orphaned <= TOO_EARLY
+    enter()
+
+
+@contextmanager
+def signal_in(seconds: float) -> Iterator[None]:
+    """Let a signal handler raise Interrupt in the main thread, and expect that it comes through."""
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(seconds, lambda: signal.pthread_kill(main, signal.SIGUSR1))
+    timer.start()
+    try:
+        with pytest.raises(Interrupt):
+            yield
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("wait", [0, 10])
+@pytest.mark.parametrize("action", ["delayreply:2", "hang_after", "hang_before"])
+def test_r4_a_signal_while_an_acquire_awaits_its_answer_leaves_no_orphan(
+    action: str, wait: float, locks: Locks, proxy: Proxy
+) -> None:
+    rule = proxy.rule_for_script(scripts.ACQUIRE.sha, action)
+    with signal_in(0.5):
+        distributed_lock(NAME, wait=wait, ttl=10).acquire()
+    assert rule.hits
+    assert is_left_clean(locks)
+
+
+def test_r4_a_signal_while_it_waits_in_the_queue_leaves_the_queue(locks: Locks) -> None:
+    holder, next_lock = rival(ttl=30), rival(wait=5)
+    assert holder.acquire()
+    in_front = signal_in(0.2)
+    with in_front:
+        distributed_lock(NAME, wait=10).acquire()
+    assert waiting(locks) == 0
+    waiter = Blocking().begin_waiting(next_lock, locks)
+    with hands_over(locks, waiter, next_lock):
+        holder.release()
+
+
+def test_r4_a_signal_while_a_release_awaits_its_answer_ends_the_lease(
+    locks: Locks, proxy: Proxy
+) -> None:
+    lock = distributed_lock(NAME, ttl=10)
+    lock.acquire()
+    proxy.rule_for_script(scripts.RELEASE.sha, "delayreply:2")
+    with signal_in(0.5):
+        lock.release()
+    assert is_left_clean(locks)
+
+
+def wait_until_terminated(ttl: float) -> None:
+    """In a child: wait for the lock; SIGTERM ends the process as Celery's worker does."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(3)
+
+    signal.signal(signal.SIGTERM, end)
+    say("ready")
+    with distributed_lock(NAME, wait=60, ttl=ttl):
+        say("held")
+        while True:  # Not hear(): it would sleep through a signal that comes just before it reads.
+            time.sleep(0.01)
+
+
+@one_kind
+@pytest.mark.parametrize("state", ["waiting", "holding"])
+def test_r4_sigterm_leaves_neither_a_waiter_nor_a_lease(
+    state: str, locks: Locks, spawn: Spawn
+) -> None:
+    child = spawn(wait_until_terminated, 30)
+    with rival(ttl=30):
+        child.read()
+        if state == "waiting":
+            wait_until(lambda: waiting(locks))
+            os.kill(child.pid, signal.SIGTERM)
+            assert child.wait() == 3
+            assert waiting(locks) == 0
+    if state == "holding":
+        assert child.read() == "held"
+        os.kill(child.pid, signal.SIGTERM)
+        assert child.wait() == 3
+    assert is_left_clean(locks)
+
+
+# R4: cancelled
+
+
+@one_kind
+async def test_r4_a_task_cancelled_while_a_receiver_is_told_leaves_no_orphan(locks: Locks) -> None:
+    told = asyncio.Event()
+
+    async def receive(**news: object) -> None:
+        told.set()
+        await asyncio.sleep(60)
+
+    lock = distributed_lock(NAME, ttl=10)
+    lock_acquired.connect(receive)
+    try:
+        task = asyncio.create_task(lock.aacquire())
+        await told.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    finally:
+        lock_acquired.disconnect(receive)
+    assert lease_of(lock) is None
+    assert is_left_clean(locks)
+
+
+@pytest.mark.parametrize("wait", [0, 10])
+@pytest.mark.parametrize("action", ["delayreply:0.5", "hang_after", "hang_before"])
+async def test_r4_a_task_cancelled_while_it_awaits_the_answer_leaves_no_orphan(
+    action: str, wait: float, locks: Locks, proxy: Proxy
+) -> None:
+    rule = proxy.rule_for_script(scripts.ACQUIRE.sha, action)
+    task = asyncio.create_task(distributed_lock(NAME, wait=wait, ttl=10).aacquire())
+    await await_until(lambda: rule.hits)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 2.5)
+    await await_until(lambda: is_left_clean(locks), 3)
+
+
+async def test_r4_a_task_cancelled_twice_still_leaves_no_orphan(locks: Locks, proxy: Proxy) -> None:
+    rule = proxy.rule_for_script(scripts.ACQUIRE.sha, "delayreply:0.3")
+    task = asyncio.create_task(distributed_lock(NAME, ttl=10).aacquire())
+    await await_until(lambda: rule.hits)
+    task.cancel()
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert is_left_clean(locks)
+
+
+@pytest.mark.slow
+@one_kind
+async def test_r4_a_task_cancelled_at_any_of_its_steps_leaves_no_orphan(locks: Locks) -> None:
+    async def enter() -> None:
+        nonlocal entered
+        async with distributed_lock(NAME, ttl=10):
+            entered = True
+
+    entered, steps = False, 0
+    while not entered:
+        task = asyncio.create_task(enter())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        assert is_left_clean(locks), f"after {steps} steps"
+        steps += 1 + steps // 20
+    assert steps > 3
+
+
+@one_kind
+async def test_r4_the_other_tasks_of_the_loop_do_not_notice_a_cancellation(
+    locks: Locks, proxy: Proxy
+) -> None:
+    proxy.rule("EVALSHA", "delayreply:0.1", match="cancelled")
+    doomed = asyncio.create_task(distributed_lock("cancelled").aacquire())
+    await asyncio.sleep(0)
+    others = [distributed_lock(f"other-{number}") for number in range(5)]
+    tasks = [asyncio.create_task(lock.aacquire()) for lock in others]
+    await await_until(lambda: proxy.commands("EVALSHA"))
+    doomed.cancel()
+    assert all(await asyncio.gather(*tasks))
+    for lock in others:
+        assert is_held_by(locks, lease_of(lock))
+        await lock.arelease()
+
+
+async def test_r4_a_timeout_around_a_waiting_task_leaves_the_queue(locks: Locks) -> None:
+    holder = rival(ttl=30)
+    assert await holder.aacquire()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await distributed_lock(NAME, wait=10).aacquire()
+    assert waiting(locks) == 0
+    assert is_held_by(locks, lease_of(holder))
+    await holder.arelease()
+
+
+# Resent
+
+
+@pytest.mark.parametrize("action", ["hang_before", "hang_after"])
+def test_min_hold_counts_from_the_grant_though_the_release_is_sent_twice(
+    action: str, caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    lock = distributed_lock(NAME, ttl=1.2, renew=False, min_hold=1.5)
+    assert caller.acquire(lock)
+    granted = time.monotonic()
+    rule = proxy.rule("EVALSHA", action)
+    caller.release(lock)
+    assert rule.hits
+    begin = time.monotonic()
+    seen = held.get(NAME)
+    assert seen is not None
+    assert seen.state == "cooling"
+    assert seen.expires_in is not None
+    assert seen.expires_in < 1.5 - (begin - granted)  # From the second release it would be more.
+    wait_until(lambda: held.get(NAME) is None)
+    assert time.monotonic() - granted > 1.45
+
+
+# Blocked
+
+
+@one_kind
+def test_after_c_code_that_kept_the_gil_beyond_the_lease_the_holder_knows_it(
+    caller: Caller, locks: Locks
+) -> None:
+    with loses("expired"), caller.block(distributed_lock(NAME)) as lease:
+        block_interpreter(TTL + 0.4)
+        assert not lease.held  # At the first look: not because somebody renewed in vain.
+        assert rival().acquire()
+
+
+@one_kind
+async def test_a_blocked_event_loop_does_not_cost_the_lease(locks: Locks) -> None:
+    async with distributed_lock(NAME) as lease:
+        time.sleep(2 * TTL)
+        assert lease.held
+        assert is_held_by(locks, lease)
+
+
+# Forgotten and shared
+
+
+def test_a_lease_whose_thread_ended_without_a_release_ends_with_its_ttl(
+    locks: Locks, caplog: pytest.LogCaptureFixture
+) -> None:
+    in_thread(lambda: distributed_lock(NAME).acquire()).result(5)
+    gc.collect()
+    assert "was dropped without a release" in caplog.text
+    with takes(at_most=TTL):
+        assert rival(wait=5).acquire()
+
+
+def test_a_late_release_of_a_lost_lease_leaves_a_later_one_of_the_process_alone(
+    caller: Caller, locks: Locks
+) -> None:
+    lost, later = distributed_lock(NAME, ttl=0.2, renew=False), distributed_lock(NAME, wait=2)
+    assert caller.acquire(lost)
+    first = lease_of(lost)
+    assert first is not None
+    wait_until(lambda: not first.held)
+    assert later.acquire()
+    lease = later.lease
+    assert lease is not None
+    with pytest.raises(LockLost):
+        caller.release(lost)
+    assert lease.held
+    with pytest.raises(LockMisuse):  # It is still known as held by this process.
+        later.acquire()
+    renewals = lease.renewals
+    wait_until(lambda: lease.renewals > renewals)
+    later.release()

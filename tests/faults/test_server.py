@@ -1,0 +1,579 @@
+"""The server stalls, forgets, refuses and runs out of things: loud, bounded, never wrong."""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from django_redislock import LockLost, LockUnavailable, distributed_lock, doctor, held
+from tests.support.faults import (
+    NAME,
+    Async,
+    Blocking,
+    Caller,
+    add_rival,
+    callers,
+    calls,
+    hands_over,
+    immortal,
+    in_thread,
+    is_held_by,
+    is_left_clean,
+    keys_of,
+    lease_of,
+    load_scripts,
+    loses,
+    one_kind,
+    rival,
+    takes,
+    value_of,
+)
+from tests.support.servers import Server, free_port
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pytest_django import Settings
+
+    from tests.conftest import Locks, MakeProxy, MakeServer
+
+TTL = 1.2
+PATIENCE = TTL / 3  # The operation timeout that follows from it.
+
+caller = pytest.fixture(callers, params=[Blocking, Async])
+
+
+@pytest.fixture
+def own_server(make_server: MakeServer) -> Server:
+    """A server that may be broken in any way."""
+    return make_server(enable_debug_command="yes")
+
+
+@pytest.fixture
+def locks(locks: Locks, own_server: Server, settings: Settings) -> Iterator[Locks]:
+    """Both aliases on a server of the test's own."""
+    locks.on(own_server, TTL=TTL, WAIT=0)
+    add_rival(settings, locks)
+    yield locks
+    with suppress(redis.RedisError):  # It may have been left broken.
+        assert immortal(locks) == []
+
+
+# The server stalls
+
+
+def freeze(server: Server, seconds: float) -> None:
+    server.pause()
+    threading.Timer(seconds, server.resume).start()
+
+
+def debug_sleep(server: Server, seconds: float) -> None:
+    client = server.client(socket_timeout=10)
+    client.ping()
+    in_thread(lambda: client.execute_command("DEBUG", "SLEEP", str(seconds)))
+    probe = server.client(socket_timeout=0.02)
+
+    def sleeps() -> bool:
+        with suppress(redis.TimeoutError):
+            probe.ping()
+            return False
+        return True
+
+    wait_until(sleeps)
+
+
+def pause_writes(server: Server, seconds: float) -> None:
+    server.client().client_pause(int(seconds * 1000), all=False)
+
+
+stalls = pytest.mark.parametrize("stall", [freeze, debug_sleep, pause_writes])
+
+
+@stalls
+def test_a_stall_shorter_than_the_ttl_costs_the_holder_nothing(
+    stall: Callable[[Server, float], None], locks: Locks, own_server: Server
+) -> None:
+    with distributed_lock(NAME) as lease:
+        stall(own_server, 0.5)
+        end, renewals = time.monotonic() + 0.5, lease.renewals
+        wait_until(lambda: time.monotonic() > end and lease.renewals > renewals)
+        assert lease.held
+        assert is_held_by(locks, lease)
+
+
+@stalls
+def test_a_stall_shorter_than_unavailable_after_only_delays_an_acquire(
+    stall: Callable[[Server, float], None], caller: Caller, locks: Locks, own_server: Server
+) -> None:
+    locks.configure(UNAVAILABLE_AFTER=5)
+    stall(own_server, 0.5)
+    assert caller.acquire(distributed_lock(NAME, wait=5))
+
+
+@stalls
+def test_r7_in_a_longer_stall_the_holder_knows_at_the_deadline(
+    stall: Callable[[Server, float], None], caller: Caller, locks: Locks, own_server: Server
+) -> None:
+    with loses("unreachable"), caller.block(distributed_lock(NAME, ttl=0.5)) as lease:
+        stall(own_server, 2)
+        with takes(at_most=0.5):
+            wait_until(lambda: not lease.held)
+        wait_until(lambda: lease.lost_reason == "unreachable")
+
+
+@stalls
+@one_kind
+def test_r4_an_acquire_that_gave_up_during_a_stall_leaves_one_ttl_at_most(
+    stall: Callable[[Server, float], None],
+    caller: Caller,
+    locks: Locks,
+    own_server: Server,
+    settings: Settings,
+) -> None:
+    add_rival(settings, locks, UNAVAILABLE_AFTER=5)  # The stall may take longer than said.
+    assert caller.acquire(distributed_lock("another"))  # So that there is a connection.
+    stall(own_server, 0.8)
+    with takes(at_most=0.4), pytest.raises(LockUnavailable):
+        caller.acquire(distributed_lock(NAME, ttl=0.6))
+    with takes(at_most=0.4 + 0.6):
+        assert rival(wait=5).acquire()
+
+
+# The server forgets
+
+
+def flushdb(locks: Locks, server: Server) -> None:
+    locks.redis.flushdb()
+
+
+def delete_by_hand(locks: Locks, server: Server) -> None:
+    locks.redis.delete(keys_of(locks).lock)
+
+
+def restart(locks: Locks, server: Server) -> None:
+    server.restart(keep_data=False)
+
+
+def evict_first(locks: Locks, server: Server) -> None:
+    """The policies "volatile-*" choose among keys with a TTL: among locks."""
+    _evict(locks, "volatile-ttl")
+
+
+def evict_any(locks: Locks, server: Server) -> None:
+    _evict(locks, "allkeys-random")
+
+
+def _evict(locks: Locks, policy: str) -> None:
+    client = locks.redis
+    client.config_set("maxmemory-policy", policy)
+    client.config_set("maxmemory", int(client.info("memory")["used_memory"]) + 100_000)
+    number = 0
+    while value_of(locks):
+        with suppress(redis.exceptions.OutOfMemoryError):
+            client.set(f"cache:{number}", "x" * 1000)
+        number += 1
+        assert number < 100_000
+    client.config_set("maxmemory", 0)
+
+
+data_losses = pytest.mark.parametrize(
+    "lose", [flushdb, delete_by_hand, restart, evict_first, evict_any]
+)
+
+
+@data_losses
+def test_r7_a_lock_that_vanished_is_lost_and_never_silently_made_again(
+    lose: Callable[[Locks, Server], None], caller: Caller, locks: Locks, own_server: Server
+) -> None:
+    with loses("expired"), caller.block(distributed_lock(NAME, ttl=2 * TTL)) as lease:
+        lose(locks, own_server)
+        with takes(at_most=TTL):  # By the next renewal, and not by the deadline.
+            wait_until(lambda: not lease.held)
+        assert lease.lost_reason == "expired"
+        assert value_of(locks) is None
+
+
+@data_losses
+def test_r9_the_fence_grows_though_the_server_lost_its_record(
+    lose: Callable[[Locks, Server], None], locks: Locks, own_server: Server
+) -> None:
+    fences = []
+    for _ in range(2):
+        with suppress(LockLost), distributed_lock(NAME) as lease:
+            fences.append(lease.fence)
+            lose(locks, own_server)
+    with distributed_lock(NAME) as lease:
+        assert fences < [*fences, lease.fence] == sorted({*fences, lease.fence})
+
+
+def test_asking_the_server_tells_at_once_that_the_lock_vanished(
+    caller: Caller, locks: Locks
+) -> None:
+    with loses("expired"), caller.block(distributed_lock(NAME, renew=False)) as lease:
+        locks.redis.flushdb()
+        assert lease.held  # By our own clock.
+        with pytest.raises(LockLost):
+            caller.ensure_held(lease)
+        assert not lease.held
+
+
+def test_a_release_after_the_lock_vanished_leaves_the_next_holder_alone(
+    caller: Caller, locks: Locks
+) -> None:
+    lock, later = distributed_lock(NAME, renew=False), rival()
+    caller.acquire(lock)
+    locks.redis.flushdb()
+    assert later.acquire()
+    with pytest.raises(LockLost, match="another owner"):
+        caller.release(lock)
+    assert is_held_by(locks, lease_of(later))
+
+
+@one_kind
+def test_a_waiter_whose_queue_vanished_gets_the_lock_within_2_s(
+    caller: Caller, locks: Locks
+) -> None:
+    with suppress(LockLost), rival(ttl=30):
+        waiter = caller.begin_waiting(distributed_lock(NAME, wait=10), locks)
+        locks.redis.flushdb()
+        with takes(at_most=2):
+            assert waiter.result(5)
+
+
+def test_r12_a_flushed_script_is_sent_again_without_script_load(
+    caller: Caller, locks: Locks
+) -> None:
+    load_scripts(locks)
+    locks.redis.config_resetstat()
+    lock, next_lock = distributed_lock(NAME), rival(wait=5)
+
+    locks.redis.script_flush()
+    assert caller.acquire(lock)
+    lease = lease_of(lock)
+    assert lease is not None
+    locks.redis.script_flush()
+    renewals = lease.renewals
+    wait_until(lambda: lease.renewals > renewals)
+    waiter = Blocking().begin_waiting(next_lock, locks)
+    locks.redis.script_flush()
+    with hands_over(locks, waiter, next_lock):
+        caller.release(lock)
+    next_lock.release()
+
+    assert is_left_clean(locks)
+    assert "script|load" not in calls(locks.redis.info("commandstats"))
+
+
+# R13: which errors are worth another try, and which are not
+
+Commands = list[tuple[str | int, ...]]
+
+
+def script_that_never_ends(server: Server) -> Commands:
+    client = server.client(socket_timeout=30)
+    in_thread(lambda: client.eval("while true do end", 0))
+    probe = server.client()
+
+    def is_busy() -> bool:
+        try:
+            return not probe.ping()
+        except redis.ResponseError as error:
+            return "BUSY" in str(error)
+
+    wait_until(is_busy)
+    return [("SCRIPT", "KILL")]
+
+
+def send(*commands: tuple[str | int, ...], heal: Commands) -> Callable[[Server], Commands]:
+    def trouble(server: Server) -> Commands:
+        client = server.client()
+        for command in commands:
+            client.execute_command(*command)
+        client.close()
+        return heal
+
+    return trouble
+
+
+def config(name: str, value: object, healed: object) -> Callable[[Server], Commands]:
+    return send(("CONFIG", "SET", name, str(value)), heal=[("CONFIG", "SET", name, str(healed))])
+
+
+NO_MASTER = ("REPLICAOF", "127.0.0.1", 1)
+NO_STALE_DATA = ("CONFIG", "SET", "replica-serve-stale-data", "no")
+
+TRANSIENT: dict[str, Callable[[Server], Commands]] = {
+    "READONLY": send(NO_MASTER, heal=[("REPLICAOF", "NO", "ONE")]),
+    "MASTERDOWN": send(NO_MASTER, NO_STALE_DATA, heal=[("REPLICAOF", "NO", "ONE")]),
+    "NOREPLICAS": config("min-replicas-to-write", 1, 0),
+    "max number of clients": config("maxclients", 1, 1000),
+    "BUSY": script_that_never_ends,
+}
+
+
+def wrong_type(server: Server, locks: Locks) -> None:
+    locks.redis.rpush(keys_of(locks).lock, "by hand")
+    locks.redis.expire(keys_of(locks).lock, 60)
+
+
+def out_of_memory(server: Server, locks: Locks) -> None:
+    locks.redis.config_set("maxmemory", 1)
+
+
+def password_wanted(server: Server, locks: Locks) -> None:
+    locks.redis.config_set("requirepass", "secret")
+
+
+def no_rights(server: Server, locks: Locks) -> None:
+    locks.redis.execute_command("ACL", "SETUSER", "default", "-get")
+
+
+REFUSALS: dict[str, Callable[[Server, Locks], None]] = {
+    "WRONGTYPE": wrong_type,
+    "OOM": out_of_memory,
+    "authenticate": password_wanted,
+    "ACL|can't run": no_rights,
+}
+
+transient = pytest.mark.parametrize(
+    ("text", "trouble"), TRANSIENT.items(), ids=[text.split()[0] for text in TRANSIENT]
+)
+refusals = pytest.mark.parametrize(
+    ("text", "trouble"), REFUSALS.items(), ids=[break_.__name__ for break_ in REFUSALS.values()]
+)
+
+
+def heal(server: Server, locks: Locks, commands: Commands) -> None:
+    for command in commands:
+        locks.redis.execute_command(*command)
+
+
+@transient
+def test_r13_a_transient_error_is_unavailable_in_the_end_and_never_busy(
+    text: str,
+    trouble: Callable[[Server], Commands],
+    caller: Caller,
+    locks: Locks,
+    own_server: Server,
+) -> None:
+    locks.redis.config_set("busy-reply-threshold", 50)
+    healing = trouble(own_server)
+    with takes(at_most=2 * PATIENCE), pytest.raises(LockUnavailable, match=text):
+        caller.acquire(distributed_lock(NAME))
+    heal(own_server, locks, healing)
+
+
+@transient
+def test_r13_a_transient_error_is_tried_again_as_long_as_the_settings_say(
+    text: str,
+    trouble: Callable[[Server], Commands],
+    caller: Caller,
+    locks: Locks,
+    own_server: Server,
+) -> None:
+    locks.configure(UNAVAILABLE_AFTER=math.inf)
+    locks.redis.config_set("busy-reply-threshold", 50)
+    healing = trouble(own_server)
+    future = caller.begin(distributed_lock(NAME, wait=10))
+    with pytest.raises(TimeoutError):
+        future.result(0.3)
+    heal(own_server, locks, healing)
+    assert future.result(5)
+
+
+@transient
+def test_r7_renewal_outlives_a_transient_error(
+    text: str, trouble: Callable[[Server], Commands], locks: Locks, own_server: Server
+) -> None:
+    locks.redis.config_set("busy-reply-threshold", 50)
+    with distributed_lock(NAME) as lease:
+        wait_until(lambda: lease.renewals == 1)
+        healing = trouble(own_server)
+        time.sleep(TTL / 2)  # Its next renewal falls in here.
+        heal(own_server, locks, healing)
+        renewals = lease.renewals
+        wait_until(lambda: lease.renewals > renewals)
+        assert lease.held
+        assert is_held_by(locks, lease)
+
+
+def test_r7_a_lease_on_a_server_that_became_read_only_is_lost_at_its_deadline(
+    locks: Locks, own_server: Server
+) -> None:
+    healing = []
+    with loses("unreachable"), distributed_lock(NAME, ttl=0.5) as lease:
+        healing = TRANSIENT["READONLY"](own_server)
+        wait_until(lambda: lease.lost_reason)
+    heal(own_server, locks, healing)
+
+
+@refusals
+def test_r13_a_refusal_is_raised_at_once_whatever_the_wait(
+    text: str,
+    trouble: Callable[[Server, Locks], None],
+    caller: Caller,
+    locks: Locks,
+    own_server: Server,
+) -> None:
+    trouble(own_server, locks)
+    with takes(at_most=0.5), pytest.raises(LockUnavailable, match=text) as caught:
+        caller.acquire(distributed_lock(NAME, wait=10))
+    assert isinstance(caught.value.__cause__, redis.RedisError)
+
+
+@one_kind
+def test_r13_a_node_of_a_cluster_is_named_as_the_problem(
+    locks: Locks, make_server: MakeServer
+) -> None:
+    node = make_server(cluster_enabled="yes", cluster_port=free_port())
+    client = node.client()
+    client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+    wait_until(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"))
+    locks.on(node, WAIT=10)
+    with takes(at_most=0.5), pytest.raises(LockUnavailable, match="CROSSSLOT"):
+        distributed_lock(NAME).acquire()
+
+
+def test_r13_loading_is_transient_and_a_lease_outlives_the_restart(
+    caller: Caller, locks: Locks, make_server: MakeServer
+) -> None:
+    slowly = {"key_load_delay": 1000, "loading_process_events_interval_bytes": 1024}
+    server = make_server(rdbcompression="no", **slowly)
+    locks.on(server, TTL=5, WAIT=0, UNAVAILABLE_AFTER=10)
+    locks.redis.mset({f"filler:{number}": "x" * 200 for number in range(800)})
+    with caller.block(distributed_lock(NAME)) as lease:
+        server.restart(keep_data=True, ready=False)
+        wait_until(lambda: _is_loading(server))
+        with pytest.raises(LockUnavailable, match="LOADING"):
+            caller.acquire(distributed_lock("another", ttl=1))
+        assert caller.acquire(distributed_lock("another", wait=10))
+        renewals = lease.renewals
+        wait_until(lambda: lease.renewals > renewals)
+        assert is_held_by(locks, lease)
+
+
+def _is_loading(server: Server) -> bool:
+    try:
+        server.client().ping()
+    except redis.BusyLoadingError:
+        return True
+    except redis.ConnectionError:
+        pass
+    return False
+
+
+def test_a_held_lease_is_renewed_while_no_new_client_may_connect(
+    locks: Locks, own_server: Server
+) -> None:
+    with distributed_lock(NAME, ttl=1.5) as lease:
+        wait_until(lambda: lease.renewals)
+        locks.redis.config_set("maxclients", 1)
+        renewals = lease.renewals
+        wait_until(lambda: lease.renewals > renewals + 1)
+        assert lease.held
+        locks.redis.config_set("maxclients", 1000)
+
+
+# Out of memory, with noeviction
+
+
+def test_out_of_memory_holders_renew_and_release(caller: Caller, locks: Locks) -> None:
+    with caller.block(distributed_lock(NAME, ttl=2)) as lease:
+        locks.redis.config_set("maxmemory", 1)
+        with pytest.raises(LockUnavailable, match="OOM"):
+            caller.acquire(distributed_lock("another"))
+        wait_until(lambda: lease.renewals)
+        assert is_held_by(locks, lease)
+    assert is_left_clean(locks)
+
+
+def test_out_of_memory_a_release_hands_the_lock_on(caller: Caller, locks: Locks) -> None:
+    lock, next_lock = distributed_lock(NAME), rival(wait=5)
+    caller.acquire(lock)
+    waiter = Blocking().begin_waiting(next_lock, locks)
+    locks.redis.config_set("maxmemory", 1)
+    with hands_over(locks, waiter, next_lock):
+        caller.release(lock)
+    assert lease_of(next_lock) is not None
+    lease_of(next_lock).ensure_held(verify=True)
+    next_lock.release()
+    assert is_left_clean(locks)
+
+
+def test_out_of_memory_a_release_starts_the_cooling(caller: Caller, locks: Locks) -> None:
+    lock = distributed_lock(NAME, min_hold=5)
+    caller.acquire(lock)
+    locks.redis.config_set("maxmemory", 1)
+    caller.release(lock)
+    assert 4000 < locks.redis.pttl(keys_of(locks).lock) <= 5000
+
+
+def test_out_of_memory_an_operator_can_release_by_force(locks: Locks) -> None:
+    with loses("forced"), distributed_lock(NAME) as lease:
+        locks.redis.config_set("maxmemory", 1)
+        assert held.force_release(NAME, lease.id)
+        wait_until(lambda: lease.lost_reason)
+
+
+# R11: replicas
+
+
+def test_r11_a_grant_that_no_replica_acknowledged_fails_and_leaves_nothing(
+    caller: Caller, locks: Locks
+) -> None:
+    locks.configure(REPLICAS_ACK=1)
+    with pytest.raises(LockUnavailable, match="0 of the 1 replicas"):
+        caller.acquire(distributed_lock(NAME))
+    assert is_left_clean(locks)
+
+
+# The server is too old
+
+
+def aged(reply: bytes) -> bytes:
+    """The answer of a server to HELLO as Redis 6.2 gives it."""
+    reply = re.sub(rb"\$\d+\r\n(redis|valkey)\r\n", b"$5\r\nredis\r\n", reply, count=1)
+    return re.sub(rb"(\$7\r\nversion\r\n)\$\d+\r\n[^\r]+", rb"\1$6\r\n6.2.14", reply)
+
+
+def without_hello(reply: bytes) -> bytes:
+    """The same of Redis 5."""
+    return b"-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "version"), [(aged, "Redis 6.2.14"), (without_hello, "older than Redis 6")]
+)
+def test_an_old_server_is_refused_at_once_by_its_own_greeting(
+    answer: Callable[[bytes], bytes],
+    version: str,
+    locks: Locks,
+    make_proxy: MakeProxy,
+    caller: Caller,
+) -> None:
+    proxy = make_proxy(locks.server)
+    locks.on(proxy, TTL=30, WAIT=30)
+    proxy.rewrite("HELLO", answer)
+    begin = time.monotonic()
+    with pytest.raises(LockUnavailable, match=rf"{version}.*Redis 7.0 or newer, or Valkey"):
+        caller.acquire(distributed_lock(NAME))
+    assert time.monotonic() - begin < 5
+    assert {command.name for command in proxy.log} == {"HELLO"}  # It costs no round trip.
+
+
+def test_the_doctor_says_that_a_server_is_too_old(locks: Locks, make_proxy: MakeProxy) -> None:
+    proxy = make_proxy(locks.server)
+    locks.on(proxy)
+    proxy.rewrite("HELLO", aged)
+    (finding,) = doctor.examine("default")
+    assert (finding.about, finding.level) == ("version", "fail")
+    assert "6.2.14" in finding.says
+    assert finding.advice

@@ -1,0 +1,154 @@
+"""The server's clock is set back by an hour: while a lock is held, waited for, handed over."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import distributed_lock, doctor, held
+from tests.support.backends import held_by_other
+from tests.support.faults import (
+    NAME,
+    Async,
+    Blocking,
+    Caller,
+    callers,
+    hold,
+    keys_of,
+    takes,
+    waiting,
+)
+from tests.support.test_servers import can_shift_clocks
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.conftest import Locks, MakeServer, Spawn
+    from tests.support.servers import Kind, Server
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not can_shift_clocks(), reason="needs Linux and a C compiler"),
+]
+
+HOUR = 3600
+
+caller = pytest.fixture(callers, params=[Blocking, Async])
+
+
+@pytest.fixture
+def server(server_kind: Kind, make_server: MakeServer, locks: Locks) -> Server:
+    """A server whose clock can be set, for the locks of this test."""
+    server = make_server(server_kind, movable_clock=True)
+    locks.on(server, TTL=1.2, WAIT=10)
+    return server
+
+
+def seen() -> held.HeldLock:
+    """The lock, which must be held."""
+    found = held.get(NAME)
+    assert found is not None
+    return found
+
+
+def test_a_lease_that_is_held_goes_on_and_its_renewal_puts_its_end_right(
+    server: Server, locks: Locks, caller: Caller
+) -> None:
+    with caller.block(distributed_lock(NAME)) as lease:
+        server.shift_clock(-HOUR)
+        assert (seen().ends_late, "set back" in seen().note) == (True, True)
+        assert [one.name for one in held.list()] == [NAME]
+        renewals = lease.renewals
+        wait_until(lambda: lease.renewals > renewals)
+        assert lease.held
+        assert (seen().state, seen().ends_late) == ("held", False)
+        assert locks.redis.pttl(keys_of(locks).lock) <= 1200
+    assert held.get(NAME) is None
+
+
+def test_a_waiter_has_the_lock_at_the_release_and_the_fence_grows(
+    server: Server, locks: Locks, caller: Caller
+) -> None:
+    first = distributed_lock(NAME)
+    assert first.acquire()
+    fences = [seen().fence or 0]
+    before = distributed_lock(NAME)
+    waits = caller.begin_waiting(before, locks)
+    server.shift_clock(-HOUR)
+    # Who came before the clock was set is served before who came after.
+    after = distributed_lock(NAME)
+    waits_too = caller.begin_waiting(after, locks)
+    with takes(at_most=1.0):
+        first.release()
+        assert waits.result(5)
+    assert not waits_too.done()
+    fences.append(seen().fence or 0)
+    caller.release(before)
+    assert waits_too.result(5)
+    fences.append(seen().fence or 0)
+    caller.release(after)
+    assert fences == sorted(set(fences))
+
+
+def test_a_dead_holders_lock_stays_longer_stands_out_and_can_be_released(
+    server: Server, locks: Locks, spawn: Spawn, caller: Caller
+) -> None:
+    child = spawn(hold, ttl=2)
+    child.read()
+    child.kill()
+    waiter = distributed_lock(NAME)
+    waits = caller.begin_waiting(waiter, locks)
+    server.shift_clock(-HOUR)
+    wait_until(lambda: seen().waiters == 1)
+    lock = seen()
+    assert (lock.expires_in or 0) > HOUR - 10
+    assert lock.ends_late
+    finding = next(one for one in doctor.examine("default") if one.about == "locks")
+    assert finding.level == "warn"
+    assert "since the server's clock was set back: 'lottery'" in finding.says
+    with takes(at_most=1.0):
+        assert held.force_release(NAME, lock.id)
+        assert waits.result(5)
+    caller.release(waiter)
+
+
+def test_a_claim_is_confirmed_although_the_clock_was_set_back_meanwhile(
+    server: Server, locks: Locks, spawn: Spawn
+) -> None:
+    lock = distributed_lock(NAME)
+    assert lock.acquire()
+    child = spawn(hold, ttl=2, wait=20)
+    wait_until(lambda: waiting(locks) == 1)
+    child.stop()
+    lock.release()  # It is handed over to a process that stands still.
+    server.shift_clock(-HOUR)
+    child.cont()
+    child.read()
+    wait_until(lambda: not seen().ends_late)
+    assert (seen().owner.pid, seen().state) == (child.pid, "held")
+    child.send(None)
+    wait_until(lambda: held.get(NAME) is None)
+
+
+def test_min_hold_is_not_longer_than_asked_for_if_the_clock_was_set_back_before_its_end(
+    server: Server, locks: Locks, caller: Caller
+) -> None:
+    with caller.block(distributed_lock(NAME, min_hold=1.0)):
+        server.shift_clock(-HOUR)
+    assert seen().state == "cooling"
+    begin = time.monotonic()
+    wait_until(lambda: held.get(NAME) is None)
+    assert time.monotonic() - begin < 5
+
+
+def test_a_lock_that_was_taken_before_is_still_excluded_and_listed(
+    server: Server, locks: Locks, caller: Caller, settings: Any
+) -> None:
+    with held_by_other(NAME, ttl=60):
+        server.shift_clock(-HOUR)
+        assert not caller.acquire(distributed_lock(NAME, wait=0))
+        assert [(one.name, one.state, one.ends_late) for one in held.list()] == [
+            (NAME, "held", True)
+        ]
+        assert seen().held_for == 0

@@ -1,0 +1,146 @@
+"""release_on_sigterm: a process that is told to end frees its locks first."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_redislock import distributed_lock, held
+from django_redislock.management import release_on_sigterm
+from tests.support.faults import one_kind
+from tests.support.processes import say
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.conftest import Locks, Spawn
+
+TTL = 60  # Seconds: that no test waits for.
+
+
+def go_on() -> None:
+    """In a child, until a signal ends it."""
+    while True:
+        time.sleep(0.01)
+
+
+@release_on_sigterm()
+def hold() -> None:
+    """In a child."""
+    with distributed_lock("lottery", ttl=TTL):
+        say("held")
+        go_on()
+
+
+def hold_and_fork() -> None:
+    """In a child, whose own child inherits the block."""
+    with release_on_sigterm(), distributed_lock("lottery", ttl=TTL):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                # Not before: Python drops what signals come while it starts a forked child.
+                say(os.getpid())
+                go_on()
+            finally:
+                os._exit(1)  # It must not come here: this is the parent's to clean up.
+        say(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        go_on()
+
+
+async def ahold() -> None:
+    """In a child."""
+    with release_on_sigterm():
+        async with distributed_lock("lottery", ttl=TTL):
+            say("held")
+            await asyncio.sleep(TTL)
+
+
+def hold_with_care() -> None:
+    """In a child: SIGTERM comes once more while it cleans up."""
+    with release_on_sigterm(), distributed_lock("lottery", ttl=TTL):
+        try:
+            say("held")
+            go_on()
+        finally:
+            say("cleaning up")
+            go_on()
+
+
+def wait() -> None:
+    """In a child."""
+    with release_on_sigterm():
+        say("waiting")
+        with distributed_lock("lottery", wait=TTL):
+            pass
+
+
+@one_kind
+@pytest.mark.parametrize("work", [hold, ahold])
+def test_sigterm_frees_the_lock_at_once_and_ends_the_process_with_143(
+    work: object, locks: Locks, spawn: Spawn
+) -> None:
+    child = spawn(work)  # type: ignore[arg-type]
+    assert child.read() == "held"
+    os.kill(child.pid, signal.SIGTERM)
+    assert child.wait() == 143
+    assert held.get("lottery") is None
+    assert distributed_lock("lottery", wait=0).acquire()
+
+
+@one_kind
+def test_sigterm_while_it_waits_leaves_the_queue(locks: Locks, spawn: Spawn) -> None:
+    with distributed_lock("lottery"):
+        child = spawn(wait)
+        wait_until(lambda: (lock := held.get("lottery")) and lock.waiters)
+        os.kill(child.pid, signal.SIGTERM)
+        assert child.wait() == 143
+        lock = held.get("lottery")
+        assert lock
+        assert lock.waiters == 0
+
+
+@one_kind
+def test_a_second_sigterm_still_frees_the_lock(locks: Locks, spawn: Spawn) -> None:
+    child = spawn(hold_with_care)
+    for said in ("held", "cleaning up"):
+        assert child.read() == said
+        os.kill(child.pid, signal.SIGTERM)
+    assert child.wait() == 143
+    assert held.get("lottery") is None
+
+
+@one_kind
+def test_a_forked_child_dies_as_it_would_without_it(locks: Locks, spawn: Spawn) -> None:
+    child = spawn(hold_and_fork)
+    os.kill(child.read(), signal.SIGTERM)
+    assert child.read() == -signal.SIGTERM
+    assert held.get("lottery") is not None
+    os.kill(child.pid, signal.SIGTERM)
+    assert child.wait() == 143
+    assert held.get("lottery") is None
+
+
+def test_afterwards_sigterm_does_what_it_did_before() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with release_on_sigterm():
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_in_another_thread_it_changes_nothing() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    handlers = []
+
+    def run() -> None:
+        with release_on_sigterm():
+            handlers.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert handlers == [before]

@@ -1,0 +1,1 @@
+"""What operators use: the admin, the command, the doctor, system checks, views."""

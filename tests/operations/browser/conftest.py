@@ -1,0 +1,201 @@
+"""A site in a process of its own, a browser that visits it, and others that hold locks.
+
+The test itself only drives the browser: Playwright keeps an event loop running in this thread, in
+which locks would behave as in asynchronous code.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import ROOT
+from tests.conftest import _skip_or_fail
+from tests.operations.browser import scene
+from tests.support import site
+from tests.support.processes import Child
+from tests.support.servers import KINDS, Server, binary
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from playwright.sync_api import Browser, Page
+
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+class Stage:
+    """A lock server, and a site that shows its locks."""
+
+    def __init__(self, folder: Path, *others: str) -> None:
+        self.server = Server(next(filter(binary, KINDS), KINDS[0])).start()
+        self.redislock = {"default": {"LOCATION": self.server.url, "TTL": 30}}
+        for alias in others:
+            self.redislock[alias] = {**self.redislock["default"], "KEY_PREFIX": alias}
+        self._site = Child(site.serve, str(folder), redislock=self.redislock)
+        self.url: str = self._site.read(timeout=60)
+        self._actors: list[Child] = []
+
+    def hold(self, name: str, **how: Any) -> Child:
+        """Another process takes the lock; see scene.hold()."""
+        return self._enter(scene.hold, name, **how)
+
+    def machine(self, host: str, pid: int, *locks: dict[str, Any]) -> Child:
+        """A machine of that name takes many locks; see scene.machine()."""
+        return self._enter(scene.machine, host, pid, list(locks))
+
+    def clear(self) -> None:
+        """All go, and nothing is held."""
+        while self._actors:
+            self._actors.pop().close()
+        if not self.server.running:
+            self.server.start()
+        self.server.client().flushall()
+
+    def close(self) -> None:
+        self.clear()
+        self._site.close()
+        self.server.close()
+
+    def _enter(self, what: Callable[..., None], *args: Any, **kwargs: Any) -> Child:
+        child = Child(what, *args, redislock=self.redislock, **kwargs)
+        self._actors.append(child)
+        child.lease = child.read(timeout=30)  # type: ignore[attr-defined]
+        return child
+
+
+@pytest.fixture(scope="module")
+def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    stage = Stage(tmp_path_factory.mktemp("site"))
+    yield stage
+    stage.close()
+
+
+@pytest.fixture
+def stage(theatre: Stage) -> Iterator[Stage]:
+    """The site, with nobody on the stage yet."""
+    yield theatre
+    theatre.clear()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None or importlib.util.find_spec("playwright") is None:
+        _skip_or_fail("browser tests need Chromium, and playwright from PyPI")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+class Visit:
+    """A window on the admin, signed in."""
+
+    def __init__(self, chromium: Browser, stage: Stage, user: str, **options: Any) -> None:
+        self._stage = stage
+        self._context = chromium.new_context(base_url=stage.url, **options)
+        self.page: Page = self._context.new_page()
+        self.page.set_default_timeout(15_000)
+        self.trouble: list[str] = []  # What a developer would see in red.
+        self.page.on("pageerror", lambda error: self.trouble.append(str(error)))
+        self.page.on("console", self._heard)
+        self.page.on("dialog", self._asked)
+        self.page.goto("/admin/login/?next=/admin/")
+        self.page.fill("#id_username", user)
+        self.page.fill("#id_password", site.PASSWORD)
+        self.page.click("input[type=submit]")
+
+    def list(self, query: str = "") -> Page:
+        """Go to the list of held locks."""
+        self.page.goto(f"/admin/django_redislock/heldlock/{query}")
+        return self.page
+
+    def names(self) -> list[str]:
+        """The names in the list now."""
+        from playwright.sync_api import Error
+
+        try:
+            return self.page.locator("#result_list .redislock-name").all_inner_texts()
+        except Error:  # The page was just being loaded anew.
+            return []
+
+    def sees(self, text: str) -> Any:
+        """Wait until this text is on the page."""
+        return self.page.get_by_text(text).first.wait_for()
+
+    def row(self, name: str) -> Any:
+        """The line of a lock."""
+        return self.page.locator("#result_list tbody tr").filter(
+            has=self.page.locator(f'.redislock-name[title="{name}"]')
+        )
+
+    def mark(self) -> None:
+        """Remember this document: see same_page()."""
+        self.page.evaluate("window.marked = true")
+
+    def same_page(self) -> bool:
+        """Whether it was brought up to date without a reload since mark()."""
+        return bool(self.page.evaluate("window.marked === true"))
+
+    def until(self, condition: Callable[[], Any], message: str = "") -> Any:
+        """Poll; the browser goes on meanwhile."""
+        return wait_until(condition, 15, message, every=0.05)
+
+    def close(self) -> None:
+        self._context.close()
+
+    def _heard(self, message: Any) -> None:
+        # The network's own complaints are part of the play: a server that is down, no favicon.
+        if message.type in {"error", "warning"} and "Failed to load resource" not in message.text:
+            self.trouble.append(message.text)
+
+    def _asked(self, dialog: Any) -> None:
+        self.trouble.append(f"a dialog: {dialog.message}")
+        dialog.dismiss()
+
+
+@pytest.fixture
+def visit(chromium: Browser, stage: Stage) -> Iterator[Callable[..., Visit]]:
+    """Open a window: visit("operator", color_scheme="dark").
+
+    No page may raise an error, open a dialog or break its Content-Security-Policy.
+    """
+    visits: list[Visit] = []
+
+    def open_window(user: str = "operator", **options: Any) -> Visit:
+        visits.append(Visit(chromium, stage, user, **options))
+        return visits[-1]
+
+    yield open_window
+    for one in visits:
+        one.close()
+    assert [trouble for one in visits for trouble in one.trouble] == []
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Callable[[Page, str], None]:
+    """Take the picture docs/screenshots/NAME.png: kept if the environment has SCREENSHOTS."""
+    folder = ROOT / "docs/screenshots" if os.environ.get("SCREENSHOTS") else tmp_path
+
+    def take(page: Page, name: str) -> None:
+        folder.mkdir(exist_ok=True)
+        page.screenshot(path=folder / f"{name}.png", full_page=True)
+
+    return take

@@ -1,0 +1,76 @@
+"""Those who hold locks and wait for them, as child processes: what the pages show."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from django_redislock import distributed_lock
+from django_redislock import lock as lock_module
+from django_redislock.activity import Activity, busy_with, current_owner
+from django_redislock.lock import Lock, Options
+from django_redislock.rules.flows import Run
+from django_redislock.task_runs import note_skip
+from tests.support.processes import hear, say
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from django_redislock.lease import Owner
+
+
+def hold(name: str, **how: Any) -> None:
+    """Hold one lock. Then, as told: release it, or say why it was lost."""
+    lock = distributed_lock(name, **{"wait": 60, **how})
+    assert lock.acquire()
+    lease = lock.lease
+    assert lease is not None
+    say(lease.id)
+    while True:
+        if hear() == "release":
+            lock.release()
+            say("released")
+        else:
+            wait_until(lambda: lease.lost_reason, 30)
+            say(lease.lost_reason)
+
+
+def machine(host: str, pid: int, locks: list[dict[str, Any]]) -> None:
+    """Be a machine called *host* that takes many locks, each in a thread of its own.
+
+    A lock is ``{"name": ...}`` and, if wished, the *task*, *task_id* or *path* that wants it, for
+    how many *seconds* it is held, how many *turns* it is taken, how many runs were *skipped*, and
+    what distributed_lock takes.
+    """
+
+    def pretended() -> Owner:
+        return replace(current_owner(), host=host, pid=pid, command="celery worker")
+
+    lock_module.current_owner = pretended  # type: ignore[attr-defined]
+    threads = [threading.Thread(target=_take, kwargs=lock, daemon=True) for lock in locks]
+    for thread in threads:
+        thread.start()
+        thread.join(0.05)  # In this order.
+    say("ready")
+    hear()
+
+
+def _take(
+    name: str,
+    task: str = "",
+    task_id: str = "",
+    path: str = "",
+    seconds: float = 3600,
+    turns: int = 1,
+    skipped: int = 0,
+    **how: Any,
+) -> None:
+    for turn in range(turns):
+        with busy_with(Activity(path=path, task=task, task_id=task_id)):
+            run = Run(f"{task_id}-{turn}", 0) if task else None
+            with Lock(name, Options(**{"wait": 3600, **how}), run):
+                time.sleep(seconds)
+    for _ in range(skipped):
+        with busy_with(Activity(task=task, task_id=task_id)):
+            note_skip(name, "busy", using="default")

@@ -1,0 +1,585 @@
+"""The pages of held locks in a real browser, under a strict Content-Security-Policy."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock.rules.keys import lock_keys
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from playwright.sync_api import Page, Route
+
+    from tests.operations.browser.conftest import Stage, Visit
+
+pytestmark = pytest.mark.slow
+
+REFRESHED_WITHIN = 15_000  # ms; the pages of the tests refresh every second.
+
+
+def seconds_in(text: str) -> float:
+    """The number in "4.2 s"."""
+    found = re.fullmatch(r"([\d.]+) s", text)
+    assert found, text
+    return float(found[1])
+
+
+# --- the list ------------------------------------------------------------------------------------
+
+
+def test_the_list_shows_what_others_hold(stage: Stage, visit: Callable[..., Visit]) -> None:
+    stage.machine("web-3", 4711, {"name": "lottery", "task": "lottery.tasks.draw", "task_id": "7"})
+    here = visit()
+    here.list()
+    assert here.names() == ["lottery"]
+    line = here.row("lottery").inner_text()
+    for part in ("held", "web-3:4711", "lottery.tasks.draw"):
+        assert part in line
+
+
+def test_clocks_count_without_a_reload(stage: Stage, visit: Callable[..., Visit]) -> None:
+    stage.hold("lottery", ttl=9.9, renew=False)
+    here = visit()
+    page = here.list()
+    here.mark()
+    clock, gauge = page.locator("[data-redislock-down]"), page.locator(".redislock-gauge")
+    held_for = page.locator("[data-redislock-up]")
+    page.click("text=Pause")  # So that only the clocks can do it.
+    first, width = seconds_in(clock.inner_text()), gauge.evaluate("gauge => gauge.value")
+    begun = seconds_in(held_for.inner_text())
+    here.until(lambda: seconds_in(clock.inner_text()) <= first - 0.5, "counts down")
+    assert seconds_in(held_for.inner_text()) > begun
+    assert gauge.evaluate("gauge => gauge.value") < width
+    assert here.same_page()
+
+
+def test_the_list_brings_itself_up_to_date(stage: Stage, visit: Callable[..., Visit]) -> None:
+    first = stage.hold("first")
+    here = visit()
+    page = here.list()
+    here.mark()
+    stage.hold("second")
+    here.until(lambda: sorted(here.names()) == ["first", "second"], "the new lock appears")
+    first.send("release")
+    here.until(lambda: here.names() == ["second"], "the released one goes")
+    assert "1 held lock" in page.locator(".paginator").inner_text()
+    assert here.same_page()
+
+
+def test_a_refresh_keeps_what_is_ticked_and_where_one_was(
+    stage: Stage, visit: Callable[..., Visit]
+) -> None:
+    stage.machine("web-1", 1, *({"name": f"lock:{number:02}"} for number in range(30)))
+    here = visit(viewport={"width": 1200, "height": 500})
+    page = here.list()
+    here.mark()
+    here.row("lock:07").locator("input").check()
+    here.row("lock:21").locator("input").check()
+    here.row("lock:21").locator("input").focus()
+    scrolled = page.evaluate("window.scrollY")
+    assert scrolled > 0
+    stage.hold("new")
+    here.until(lambda: here.row("new").count() == 1)
+    ticked = page.locator("#result_list tr.selected .redislock-name").all_inner_texts()
+    assert sorted(ticked) == ["lock:07", "lock:21"]
+    assert page.locator(".action-counter").inner_text() == "2 of 31 selected"
+    assert "lock:21" in page.evaluate("document.activeElement.closest('tr').innerText")
+    assert abs(page.evaluate("window.scrollY") - scrolled) < 60  # A line was added above.
+    assert here.same_page()
+    # Django's own handling of the boxes goes on with the new ones.
+    page.check("#action-toggle")
+    assert page.locator(".action-counter").inner_text() == "31 of 31 selected"
+    page.uncheck("#action-toggle")
+    here.row("new").locator("input").check()
+    assert page.locator(".action-counter").inner_text() == "1 of 31 selected"
+
+
+def test_a_tick_does_not_pass_to_a_newer_lease(stage: Stage, visit: Callable[..., Visit]) -> None:
+    first = stage.hold("lottery")
+    stage.hold("other")
+    here = visit()
+    page = here.list()
+    here.row("lottery").locator("input").check()
+    first.send("release")
+    assert first.read() == "released"
+    newer = stage.hold("lottery")
+    box = f'input[value$=":{newer.lease}"]'  # type: ignore[attr-defined]
+    page.wait_for_selector(box, timeout=REFRESHED_WITHIN)
+    assert not page.is_checked(box)
+    assert page.locator(".action-counter").inner_text() == "0 of 2 selected"
+
+
+def test_marked_text_is_not_taken_away(stage: Stage, visit: Callable[..., Visit]) -> None:
+    stage.hold("lottery")
+    here = visit()
+    page = here.list()
+    page.locator(".redislock-name").select_text()
+    before = page.locator("#redislock-as-of").inner_text()
+    time.sleep(2.5)  # Two refreshes.
+    assert page.evaluate("getSelection().toString()") == "lottery"
+    assert page.locator("#redislock-as-of").inner_text() == before
+    page.evaluate("getSelection().removeAllRanges()")
+    here.until(lambda: page.locator("#redislock-as-of").inner_text() != before)
+
+
+def test_refreshing_can_be_paused_and_resumed(stage: Stage, visit: Callable[..., Visit]) -> None:
+    stage.hold("first")
+    here = visit()
+    page = here.list()
+    page.click("text=Pause")
+    stage.hold("second")
+    time.sleep(2.5)  # Two refreshes.
+    assert here.names() == ["first"]
+    page.reload()
+    here.sees("Resume")  # It is remembered.
+    assert sorted(here.names()) == ["first", "second"]
+    stage.hold("third")
+    page.click("text=Resume")
+    here.until(lambda: len(here.names()) == 3)
+
+
+def test_the_first_lock_of_an_empty_list_appears(stage: Stage, visit: Callable[..., Visit]) -> None:
+    here = visit()
+    here.list()
+    here.sees("No lock is held right now.")
+    stage.hold("lottery")
+    here.until(lambda: here.names() == ["lottery"])
+
+
+def test_search_and_filters_narrow_the_list(stage: Stage, visit: Callable[..., Visit]) -> None:
+    stage.machine("web-1", 1, {"name": "a:1"}, {"name": "a:2", "task": "shop.pay"})
+    stage.machine("web-2", 2, {"name": "b:1"})
+    here = visit()
+    page = here.list()
+    page.fill("#searchbar", "a:")
+    page.press("#searchbar", "Enter")
+    here.until(lambda: sorted(here.names()) == ["a:1", "a:2"])
+    page.click("#changelist-filter >> text=shop.pay")
+    here.until(lambda: here.names() == ["a:2"])
+    page.click("text=Clear all filters")
+    page.wait_for_url("**/?q=a%3A")
+    page.fill("#searchbar", "")
+    page.press("#searchbar", "Enter")
+    page.click("#changelist-filter >> text=web-2")
+    here.until(lambda: here.names() == ["b:1"])
+
+
+def test_a_free_lock_is_found_and_opened(stage: Stage, visit: Callable[..., Visit]) -> None:
+    run = {"task": "shop.pay", "task_id": "7", "seconds": 0.01}
+    stage.machine("web-1", 1, {"name": "payments", **run}, {"name": "lottery"})
+    here = visit()
+    page = here.list()
+    page.fill("#searchbar", "payments")
+    page.press("#searchbar", "Enter")
+    here.sees("Free right now")
+    page.click("#redislock-free >> text=payments")
+    here.sees("Nobody holds this lock right now.")
+    here.sees("Last success")
+    here.list()
+    page.click("#changelist-filter >> text=free")
+    here.sees("Free right now")
+    here.mark()
+    stage.machine("web-2", 2, {"name": "invoices", **run})
+    here.until(lambda: page.locator("#redislock-free li").count() == 2)
+    assert here.same_page()
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1600])
+def test_a_click_on_a_head_sorts(stage: Stage, visit: Callable[..., Visit], width: int) -> None:
+    stage.machine("web-1", 1, {"name": "b", "ttl": 30}, {"name": "a", "ttl": 90})
+    here = visit(viewport={"width": width, "height": 900})
+    page = here.list()
+    assert here.names() == ["b", "a"]
+    page.click("th.column-name a")
+    here.until(lambda: here.names() == ["a", "b"])
+    page.check("#action-toggle")
+    assert page.locator(".action-counter").inner_text() == "2 of 2 selected"
+
+
+# --- force release -------------------------------------------------------------------------------
+
+
+def test_a_lock_held_by_another_process_is_released_by_force(
+    stage: Stage, visit: Callable[..., Visit]
+) -> None:
+    holder = stage.hold("lottery", ttl=2)
+    stage.hold("other")
+    here = visit()
+    page = here.list()
+    here.row("lottery").locator("input").check()
+    page.select_option("select[name=action]", label="Force release selected held locks")
+    page.click(".actions button[name=index]")
+    here.sees("The holder is not stopped.")
+    here.sees(holder.lease)  # type: ignore[attr-defined]
+    page.fill("#id_reason", "stuck since noon")
+    page.click("text=Yes, release it")
+    assert "“lottery” was released" in page.locator(".messagelist").inner_text()
+    here.sees("Nobody holds this lock right now.")
+    holder.send("lost?")
+    assert holder.read() == "forced"  # Within one renewal: a third of two seconds.
+    page.click("text=History")
+    here.sees("stuck since noon")
+    here.list()
+    assert here.names() == ["other"]
+
+
+def test_the_next_waiter_has_it_then(stage: Stage, visit: Callable[..., Visit]) -> None:
+    stage.machine("web-1", 11, {"name": "lottery"})
+    stage.machine("web-2", 22, {"name": "lottery"})
+    here = visit()
+    page = here.list()
+    page.click("text=lottery")
+    here.sees("Waiting, the next first")
+    page.click("text=Force release…")
+    page.click("text=Yes, release it")
+    assert "web-2:22" in page.locator(".messagelist").inner_text()
+    assert page.locator("#redislock-lease").inner_text().count("web-2:22") == 1
+
+
+def test_a_stale_confirmation_frees_nobody_newer(stage: Stage, visit: Callable[..., Visit]) -> None:
+    first = stage.hold("lottery")
+    here = visit()
+    page = here.list()
+    page.click("text=lottery")
+    page.click("text=Force release…")
+    first.send("release")
+    assert first.read() == "released"
+    newer = stage.hold("lottery")
+    page.click("text=Yes, release it")
+    assert "somebody newer holds it now" in page.locator(".messagelist").inner_text()
+    assert newer.lease in page.locator("#redislock-lease").inner_text()  # type: ignore[attr-defined]
+
+
+def test_taking_it_back_releases_nothing(stage: Stage, visit: Callable[..., Visit]) -> None:
+    stage.hold("lottery")
+    here = visit()
+    page = here.list()
+    page.click("text=lottery")
+    page.click("text=Force release…")
+    page.click("text=No, take me back")
+    here.until(lambda: here.names() == ["lottery"])
+
+
+def test_those_who_may_only_look_see_no_way_to_release(
+    stage: Stage, visit: Callable[..., Visit]
+) -> None:
+    stage.hold("lottery")
+    here = visit("looker")
+    page = here.list()
+    assert here.names() == ["lottery"]
+    assert page.locator("select[name=action], input.action-select").count() == 0
+    here.mark()
+    stage.hold("second")
+    here.until(lambda: len(here.names()) == 2)
+    assert here.same_page()
+    page.click("text=lottery")
+    here.sees("Lease")
+    assert page.locator("text=Force release").count() == 0
+
+
+def test_staff_without_the_right_sees_nothing(stage: Stage, visit: Callable[..., Visit]) -> None:
+    here = visit("clerk")
+    assert here.page.locator("text=Held locks").count() == 0
+    here.list()
+    assert "403" in here.page.inner_text("body")
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("<script>alert(1)</script>", "<script>alert(1)</script>"),
+        ('"><img src=x onerror=alert(1)>', '"><img src=x onerror=alert(1)>'),
+        ("../../x", "../../x"),
+        ("a\u202eb", r"a\u202eb"),
+        ("x" * 200, "x" * 200),
+        ("javascript:alert(1)", "javascript:alert(1)"),
+    ],
+    ids=ascii,
+)
+def test_any_name_leads_to_its_page_and_can_be_released(
+    stage: Stage, visit: Callable[..., Visit], name: str, shown: str
+) -> None:
+    stage.hold(name)
+    here = visit()
+    page = here.list()
+    assert here.names() == [shown]
+    page.locator(".redislock-name").click()
+    here.sees("Lease")
+    assert page.locator("#content h1").inner_text() == shown
+    page.click("text=Force release…")
+    page.click("text=Yes, release it")
+    here.sees("Nobody holds this lock right now.")
+    here.list()
+    here.sees("No lock is held right now.")
+
+
+# --- trouble -------------------------------------------------------------------------------------
+
+
+def test_a_server_that_goes_is_a_message_and_what_was_known_stays(
+    stage: Stage, visit: Callable[..., Visit]
+) -> None:
+    stage.hold("lottery", ttl=600)
+    here = visit()
+    page = here.list()
+    here.mark()
+    stage.server.kill()
+    here.sees("The locks of default cannot be shown")
+    here.sees(stage.server.url.removeprefix("redis://").partition("/")[0])
+    assert here.names() == ["lottery"]
+    nothing_is_brought_up_to_date(here)
+    stage.server.start()
+    here.sees("No lock is held right now.")
+    assert page.locator(".redislock-stale").count() == 0
+
+
+def test_the_page_of_a_lock_keeps_what_was_known_too(
+    stage: Stage, visit: Callable[..., Visit]
+) -> None:
+    stage.machine("web-3", 4711, {"name": "lottery", "ttl": 600})
+    here = visit()
+    page = here.list()
+    page.click("text=lottery")
+    here.mark()
+    stage.server.kill()
+    here.sees("The locks of default cannot be shown")
+    nothing_is_brought_up_to_date(here)
+    for part in ("lease", "past"):
+        assert "web-3" in page.locator(f"#redislock-{part}").inner_text()
+    stage.server.start()
+    here.sees("Nobody holds this lock right now.")
+
+
+@pytest.mark.parametrize("answer", ["nothing", "bad gateway"])
+def test_a_site_that_goes_is_a_message_and_what_was_known_stays(
+    stage: Stage, visit: Callable[..., Visit], answer: str
+) -> None:
+    stage.hold("lottery", ttl=600)
+    here = visit()
+    page = here.list()
+    here.mark()
+
+    def without_a_site(route: Route) -> None:
+        if answer == "nothing":
+            route.abort()
+        else:
+            route.fulfill(status=502, body="<h1>Bad gateway</h1>")
+
+    page.route("**/heldlock/", without_a_site)
+    here.sees("the site cannot be reached")
+    assert here.names() == ["lottery"]
+    nothing_is_brought_up_to_date(here)
+    page.unroute("**/heldlock/")
+    before = as_of(page)
+    here.until(lambda: as_of(page) != before)
+    assert page.locator("text=cannot be reached").count() == 0
+    assert page.locator(".redislock-stale").count() == 0
+    assert here.same_page()
+
+
+def as_of(page: Page) -> str:
+    """Of when the page says that what it shows is."""
+    return str(page.locator("#redislock-as-of").inner_text())
+
+
+def nothing_is_brought_up_to_date(here: Visit) -> None:
+    """Two more tries leave the time that is shown, and clocks go on from there."""
+    page = here.page
+    assert page.locator(".redislock-stale").count() == 1
+    shown, clock = as_of(page), page.locator("[data-redislock-down]").first
+    assert re.fullmatch(r"as of \d\d:\d\d:\d\d", shown)
+    tries = 0
+
+    def tried(request: object) -> None:
+        nonlocal tries
+        tries += 1
+
+    page.on("requestfinished", tried)
+    page.on("requestfailed", tried)
+    left = [clock.inner_text()]
+    while tries < 3:
+        page.wait_for_timeout(100)
+        left.append(clock.inner_text())
+    assert as_of(page) == shown
+    assert left == sorted(left, reverse=True)
+    assert left[-1] < left[0]
+    assert here.same_page()
+
+
+def test_after_signing_out_elsewhere_the_page_asks_to_sign_in(
+    stage: Stage, visit: Callable[..., Visit]
+) -> None:
+    here = visit()
+    page = here.list()
+    page.context.clear_cookies()
+    page.wait_for_selector("#id_username", timeout=REFRESHED_WITHIN)
+
+
+def test_everything_works_without_javascript(stage: Stage, visit: Callable[..., Visit]) -> None:
+    stage.hold("lottery")
+    here = visit(java_script_enabled=False)
+    page = here.list()
+    assert here.names() == ["lottery"]
+    assert page.locator("text=Pause").count() == 0
+    page.locator("input.action-select").check()
+    page.select_option("select[name=action]", label="Force release selected held locks")
+    page.click(".actions button[name=index]")
+    page.click("text=Yes, release it")
+    here.sees("Nobody holds this lock right now.")
+
+
+# --- looks ---------------------------------------------------------------------------------------
+
+
+def luminance(page: Page, selector: str, what: str) -> float:
+    """How bright a colour on the page is, from 0 to 1."""
+    script = f"one => getComputedStyle(one).{what}"
+    colour = page.locator(selector).first.evaluate(script)
+    red, green, blue = (
+        value / 12.92 if value <= 0.03928 else ((value + 0.055) / 1.055) ** 2.4
+        for value in (int(part) / 255 for part in re.findall(r"\d+", colour)[:3])
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_badges_and_bars_can_be_read_in_both_themes(
+    stage: Stage, visit: Callable[..., Visit], scheme: str
+) -> None:
+    stage.machine("web-1", 1, {"name": "lottery", "seconds": 0.01, "min_hold": 60})
+    stage.machine("web-1", 1, {"name": "prizes"})
+    here = visit(color_scheme=scheme)
+    page = here.list()
+    ground = luminance(page, "body", "backgroundColor")
+    assert (ground < 0.1) is (scheme == "dark")
+    text = luminance(page, ".redislock-held", "color")
+    badge = luminance(page, ".redislock-held", "backgroundColor")
+    assert contrast(text, badge) >= 4.5
+    assert contrast(luminance(page, ".redislock-cooling", "color"), ground) >= 4.5
+    page.click("text=prizes")
+    here.sees("Recently")
+    assert contrast(luminance(page, ".redislock-bar-held", "fill"), ground) >= 3
+
+
+def contrast(one: float, other: float) -> float:
+    """As WCAG counts it."""
+    return (max(one, other) + 0.05) / (min(one, other) + 0.05)
+
+
+def test_a_phone_shows_everything_without_scrolling_aside(
+    stage: Stage, visit: Callable[..., Visit]
+) -> None:
+    stage.machine("web-1", 1, {"name": "x" * 200, "task": "shop.tasks.pay", "task_id": "7" * 36})
+    here = visit(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page = here.list()
+    sides = "[document.documentElement.scrollWidth, innerWidth]"
+    wide, window = page.evaluate(sides)
+    assert wide <= window
+    for label in ("held for", "expires in", "waiters", "fence"):
+        assert label in page.locator("#result_list tr").nth(1).evaluate(LABELS)
+    page.locator(".redislock-name").click()
+    here.sees("Recently")
+    wide, window = page.evaluate(sides)
+    assert wide <= window
+
+
+LABELS = """row => Array.from(row.children)
+    .map(cell => getComputedStyle(cell, "::before").content).join(" ")"""
+
+
+# --- pictures ------------------------------------------------------------------------------------
+
+
+def busy_site(stage: Stage) -> None:
+    """As many kinds of locks as a busy day has."""
+    ids = [f"{number}f5e7a1c-3b0d-4c52-9a41-2f6d8c7b90e{number}" for number in range(10)]
+    stage.machine(
+        "web-1",
+        4711,
+        {"name": "payments:reconcile", "task": "shop.tasks.reconcile", "task_id": ids[0]}
+        | {"seconds": 0.01, "skipped": 7},
+        {"name": "lottery", "task": "lottery.tasks.draw", "task_id": ids[1], "seconds": 0.4}
+        | {"min_hold": 600},
+        {"name": "report:2026-11", "path": "/reports/2026-11/"},
+        {"name": "customer:77", "task": "crm.tasks.sync", "task_id": ids[2], "turns": 60}
+        | {"seconds": 0.9, "ttl": 6},
+    )
+    stage.machine(
+        "web-2",
+        4713,
+        {"name": "report:2026-11", "path": "/reports/2026-11/"},
+        {"name": "customer:77", "task": "crm.tasks.sync", "task_id": ids[3], "turns": 60}
+        | {"seconds": 0.5, "ttl": 6},
+        {"name": "orders:import", "task": "shop.tasks.import_orders", "task_id": ids[4]}
+        | {"ttl": 60},
+    )
+    stage.machine(
+        "web-3",
+        4716,
+        {"name": "report:2026-11", "path": "/reports/2026-11/"},
+        {"name": "search-index", "ttl": 90},
+        {"name": "customer:77", "task": "crm.tasks.sync", "task_id": ids[5], "turns": 60}
+        | {"seconds": 0.3, "ttl": 6},
+    )
+    frozen = stage.machine(
+        "batch-1",
+        982,
+        {"name": "invoices:nightly", "task": "billing.tasks.invoices", "task_id": ids[6]}
+        | {"ttl": 60},
+    )
+    client = stage.server.client()
+    invoices = lock_keys("redislock", "invoices:nightly").lock
+    history = lock_keys("redislock", "customer:77").past
+    frozen.stop()
+    # It was granted 35 s earlier, and has missed its first renewal.
+    value = wait_until(lambda: client.get(invoices), 20).decode()
+    head, fence, since, *rest = value.split("|", 6)
+    granted = "|".join([head, fence, str(int(since) - 35_000), *rest])
+    client.set(invoices, granted, px=client.pttl(invoices) - 35_000)
+    wait_until(lambda: client.llen(history) > 24, 20)
+    runs = lock_keys("redislock", "payments:reconcile").runs
+    for what, ago in (("success", 26 * 3600), ("skip", 12 * 60)):
+        ended, _, rest = (client.hget(runs, what) or b"").decode().partition("|")
+        client.hset(runs, what, f"{int(ended) - ago * 1000}|{rest}")
+
+
+def test_pictures_for_the_docs(
+    stage: Stage, visit: Callable[..., Visit], picture: Callable[[Page, str], None]
+) -> None:
+    busy_site(stage)
+    wide: dict[str, Any] = {"viewport": {"width": 1360, "height": 900}}
+    frozen = lock_keys("redislock", "invoices:nightly").lock
+    for scheme in ("light", "dark"):
+        stage.server.client().pexpire(frozen, 6_900)  # Overdue, for each picture anew.
+        here = visit(color_scheme=scheme, **wide)
+        page = here.list()
+        page.click("#toggle-nav-sidebar")
+        page.click("text=Pause")
+        here.sees("was skipped 7 times, the last time 12 min")
+        assert {"held", "cooling down", "overdue"} == set(
+            page.locator("#result_list .redislock-badge").all_inner_texts()
+        )
+        picture(page, f"list-{scheme}")
+        page.click("text=customer:77")
+        here.sees("Recently")
+        assert page.locator(".redislock-bar").count() > 8
+        assert page.locator("#nav-sidebar").is_hidden()
+        picture(page, f"detail-{scheme}")
+    here.list()
+    page.click("text=report:2026-11")
+    page.click("text=Force release…")
+    here.sees("The holder is not stopped.")
+    picture(page, "force-release-dark")
+    here = visit(viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True)
+    page = here.list()
+    page.click("text=Pause")
+    picture(page, "list-phone")

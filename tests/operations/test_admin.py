@@ -1,0 +1,1319 @@
+"""The admin's pages of held locks: who may see them, what they show, and what they do."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import uuid
+from contextlib import contextmanager, suppress
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.contrib.admin.utils import quote
+from django.contrib.auth.models import Permission, User
+from django.contrib.messages import get_messages
+from django.core.management import call_command
+from django.test import Client
+from django.urls import path, reverse
+
+from django_redislock import LockLost, LockUnavailable, distributed_lock, held, task_runs
+from django_redislock.activity import Activity, busy_with
+from django_redislock.admin import page as held_locks
+from django_redislock.backends.redis import connection as wires
+from django_redislock.lease import Owner
+from django_redislock.lock import Lock, Options
+from django_redislock.models import HeldLock
+from django_redislock.rules.flows import Run
+from django_redislock.rules.keys import index_key, lock_keys
+from django_redislock.signals import lock_force_released
+from django_redislock.testing import LockTestKit
+from tests.support import site
+from tests.support.backends import held_by
+from tests.support.processes import hear, say
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from django.test.client import _MonkeyPatchedWSGIResponse as Page
+
+    from tests.conftest import Locks, MakeProxy, MakeServer, Spawn
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("locks")]
+
+LIST = "/admin/django_redislock/heldlock/"
+RELEASE = f"{LIST}force-release/"
+
+
+@pytest.fixture
+def sign_in(db: None) -> Callable[..., Client]:
+    """Return the browser of one of the users in tests/support/site.py."""
+
+    def sign_in(name: str, **options: Any) -> Client:
+        client = Client(**options)
+        client.force_login(site.add_user(name))
+        return client
+
+    return sign_in
+
+
+@pytest.fixture
+def operator(sign_in: Callable[..., Client]) -> Client:
+    """The browser of a user who may look and release."""
+    return sign_in("operator")
+
+
+def detail(name: str, alias: str = "default") -> str:
+    """The address of a lock's page."""
+    key = quote(HeldLock.named(name, alias).key)
+    return reverse("admin:django_redislock_heldlock_change", args=[key])
+
+
+def text(page: Page) -> str:
+    return page.content.decode()
+
+
+def rows(page: Page) -> list[str]:
+    """The names in the list, in order."""
+    return re.findall(r'<bdi class="redislock-name" title="([^"]*)">', text(page))
+
+
+def told(page: Page) -> str:
+    """The messages that the next page will show."""
+    return " ".join(str(message) for message in get_messages(page.wsgi_request))
+
+
+def reference(name: str) -> str:
+    """The lease of a lock that is held now, as forms carry it."""
+    lock = held.get(name)
+    assert lock is not None
+    return f"{HeldLock.of(lock).key}:{lock.id}"
+
+
+def facts_in(page: Page, part: str = "") -> dict[str, str]:
+    """What the page of a lock, or a part of it, or the confirmation says, by label."""
+    shown = text(page)
+    if part:
+        shown = shown.partition(f'id="redislock-{part}"')[2].partition('<div id="redislock-')[0]
+    facts = re.findall(
+        r'<label>(.*?):</label><div class="readonly">(.*?)</div></div>\s*</div>',
+        shown,
+        re.DOTALL,
+    )
+    return {label: " ".join(re.sub("<[^>]*>", " ", shown).split()) for label, shown in facts}
+
+
+# --- who may what --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("user", ["root", "operator", "looker"])
+def test_those_with_the_right_to_view_see_locks(sign_in: Callable[..., Client], user: str) -> None:
+    client = sign_in(user)
+    with held_by("lottery"):
+        assert rows(client.get(LIST)) == ["lottery"]
+        assert client.get(detail("lottery")).status_code == 200
+    assert "Held locks" in text(client.get("/admin/"))
+
+
+def test_staff_without_it_sees_nothing(sign_in: Callable[..., Client]) -> None:
+    client = sign_in("clerk")
+    with held_by("lottery"):
+        for address in (LIST, detail("lottery"), f"{LIST}add/"):
+            assert client.get(address).status_code == 403
+        assert client.post(RELEASE, {"lease": reference("lottery")}).status_code == 403
+    assert "Held locks" not in text(client.get("/admin/"))
+
+
+def test_the_right_to_release_alone_shows_nothing(sign_in: Callable[..., Client]) -> None:
+    client = sign_in("clerk")
+    right = Permission.objects.get(codename="force_release_heldlock")
+    User.objects.get(username="clerk").user_permissions.add(right)
+    assert client.get(LIST).status_code == 403
+    assert client.post(RELEASE).status_code == 403
+
+
+def test_those_who_may_only_look_are_offered_no_release_and_get_none(
+    sign_in: Callable[..., Client],
+) -> None:
+    client = sign_in("looker")
+    with held_by("lottery"):
+        assert "force_release" not in text(client.get(LIST))
+        assert "Force release" not in text(client.get(detail("lottery")))
+        lease = {"lease": reference("lottery"), "confirmed": "yes"}
+        assert client.post(RELEASE, lease).status_code == 403
+        action = {"action": "force_release", "_selected_action": reference("lottery"), "index": 0}
+        client.post(LIST, action)
+        assert held.get("lottery") is not None
+
+
+def test_nobody_signed_out_sees_anything() -> None:
+    client = Client()
+    for address in (LIST, detail("lottery"), RELEASE):
+        assert client.get(address).status_code == 302
+
+
+@pytest.mark.parametrize("what", ["add/", "{key}/delete/"])
+def test_nobody_adds_or_deletes(sign_in: Callable[..., Client], what: str) -> None:
+    client = sign_in("root")
+    address = LIST + what.format(key=HeldLock.named("lottery", "default").key)
+    assert client.get(address).status_code == 403
+    assert client.post(address, {"post": "yes"}).status_code == 403
+
+
+def test_nobody_changes(sign_in: Callable[..., Client]) -> None:
+    client = sign_in("root")
+    with held_by("lottery"):
+        before = held.get("lottery")
+        client.post(detail("lottery"), {"key": "x"})
+        after = held.get("lottery")
+        assert before is not None
+        assert after is not None
+        assert before.id == after.id
+
+
+def test_only_the_two_permissions_exist() -> None:
+    names = Permission.objects.filter(content_type__app_label="django_redislock")
+    assert {one.codename for one in names} == {"view_heldlock", "force_release_heldlock"}
+
+
+# --- the list ------------------------------------------------------------------------------------
+
+
+def test_the_list_shows_who_holds_what(operator: Client) -> None:
+    with held_by("lottery", task="lottery.tasks.draw"):
+        shown = text(operator.get(LIST))
+        lock = held.get("lottery")
+    assert lock is not None
+    for part in (
+        "web-3:4711",
+        "lottery.tasks.draw",
+        "id-1",
+        str(lock.fence),
+        "held",
+        "1 held lock",
+    ):
+        assert part in shown
+    assert re.search(r'data-redislock-down="5\d\.\d+"', shown)
+    assert re.search(r'<progress class="redislock-gauge" max="60.000" value="5\d', shown)
+
+
+def test_an_empty_list_says_so(operator: Client) -> None:
+    assert "No lock is held right now." in text(operator.get(LIST))
+    assert "No held lock matches." in text(operator.get(LIST, {"q": "lottery"}))
+
+
+def test_each_state_has_its_badge(operator: Client, locks: Locks) -> None:
+    with distributed_lock("cooling", min_hold=60):
+        pass
+    overdue = distributed_lock("overdue", ttl=60)
+    assert overdue.acquire()
+    locks.redis.pexpire(lock_keys(locks.prefix, "overdue").lock, 20_000)
+    locks.redis.set(lock_keys(locks.prefix, "foreign").lock, "x", px=60_000)
+    locks.redis.zadd(index_key(locks.prefix), {lock_keys(locks.prefix, "foreign").lock: 9e15})
+    with held_by("held"), held_by("no-expiry"):
+        locks.redis.persist(lock_keys(locks.prefix, "no-expiry").lock)
+        shown = text(operator.get(LIST))
+        for state in ("held", "cooling", "overdue", "no-expiry", "foreign"):
+            assert f"redislock-badge redislock-{state}" in shown
+            assert rows(operator.get(LIST, {"state": state})) == [state]
+        assert "a string of 1 byte, which" in text(operator.get(detail("foreign")))
+    overdue.release()
+
+
+def test_a_permit_says_which_one_of_how_many_it_is(operator: Client) -> None:
+    with held_by("report#2", permit="2/5"), held_by("lottery"):
+        shown = text(operator.get(LIST))
+        assert "redislock-permit" in shown
+        assert "permit 2/5" in shown
+        assert rows(operator.get(LIST, {"state": "permit"})) == ["report#2"]
+        assert "permit 2/5" in text(operator.get(detail("report#2")))
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({}, ["a:1", "a:2", "b:1"]),
+        ({"q": "a:"}, ["a:1", "a:2"]),
+        ({"q": "B:1"}, ["b:1"]),
+        ({"q": "web-2"}, ["a:2", "b:1"]),
+        ({"q": "tasks.pay"}, ["b:1"]),
+        ({"q": "nothing"}, []),
+        ({"host": "web-1"}, ["a:1"]),
+        ({"host": "web-9"}, []),
+        ({"task": "shop.tasks.pay"}, ["b:1"]),
+        ({"host": "web-2", "q": "a:"}, ["a:2"]),
+        ({"state": "held"}, ["a:1", "a:2", "b:1"]),
+        ({"state": "overdue"}, []),
+        ({"alias": "default"}, ["a:1", "a:2", "b:1"]),
+        ({"unknown": "x", "e": "1"}, ["a:1", "a:2", "b:1"]),
+        ({"o": "-1"}, ["b:1", "a:2", "a:1"]),
+        ({"o": "-4"}, ["b:1", "a:2", "a:1"]),
+        ({"o": "3.1"}, ["a:1", "a:2", "b:1"]),
+        ({"o": "99.x.-"}, ["a:1", "a:2", "b:1"]),
+    ],
+    ids=str,
+)
+def test_the_list_can_be_searched_filtered_and_sorted(
+    operator: Client, query: dict[str, str], found: list[str]
+) -> None:
+    with (
+        held_by("a:1", "web-1", ttl=50),
+        held_by("a:2", "web-2", ttl=60),
+        held_by("b:1", "web-2", task="shop.tasks.pay", ttl=70),
+    ):
+        assert rows(operator.get(LIST, query)) == found
+
+
+def test_filters_offer_what_there_is(operator: Client) -> None:
+    with held_by("a", "web-1"), held_by("b", "web-2", task="shop.tasks.pay"):
+        shown = text(operator.get(LIST, {"host": "web-1"}))
+        for choice in ("?host=web-1", "?host=web-2", "task=shop.tasks.pay", "state=cooling"):
+            assert choice in shown.replace("&amp;", "?")
+        assert "By alias" not in shown
+
+
+def test_locks_of_all_aliases_are_shown(operator: Client, settings: Any) -> None:
+    one = settings.REDISLOCK["default"]
+    settings.REDISLOCK = {"default": one, "other": {**one, "KEY_PREFIX": "test-other"}}
+    with held_by("lottery"), distributed_lock("prizes", using="other", ttl=90):
+        assert rows(operator.get(LIST)) == ["lottery", "prizes"]
+        assert "By alias" in text(operator.get(LIST))
+        assert rows(operator.get(LIST, {"alias": "other"})) == ["prizes"]
+        assert operator.get(detail("prizes", "other")).status_code == 200
+
+
+def test_one_alias_that_is_down_does_not_hide_the_others(operator: Client, settings: Any) -> None:
+    one = settings.REDISLOCK["default"]
+    settings.REDISLOCK = {"default": one, "down": {"LOCATION": "redis://127.0.0.1:1/0"}}
+    with held_by("lottery"):
+        page = operator.get(LIST)
+        assert rows(page) == ["lottery"]
+        assert "The locks of down cannot be shown" in text(page)
+        assert re.search(r"as of \d\d:\d\d:\d\d, without down<", text(page))
+        # Nor does it hold up the release of the others.
+        silent = f"{HeldLock.named('prizes', 'down').key}:{'0' * 16}"
+        page = operator.post(RELEASE, {"lease": [silent, reference("lottery")]})
+        assert leases_in(page) == [reference("lottery")]
+        assert "The locks of down cannot be shown" in text(page)
+
+
+def test_the_list_has_pages(operator: Client, locks: Locks) -> None:
+    fill(locks, 250)
+    names = [f"lock:{number:06}" for number in range(250)]
+    assert rows(operator.get(LIST)) == names[:100]
+    assert rows(operator.get(LIST, {"p": "3"})) == names[200:]
+    assert "250 held locks" in text(operator.get(LIST))
+    assert operator.get(LIST, {"p": "9"}).status_code == 302  # As Django does.
+    assert operator.get(LIST, {"p": "x"}).status_code == 200
+    assert rows(operator.get(LIST, {"q": "lock:00017"})) == names[170:180]
+
+
+def fill(locks: Locks, count: int, ttl: float = 600) -> None:
+    """Let there be *count* held locks, lock:000000 being the next to end."""
+    owner = Owner(host="web-3", pid=4711, task="t").packed.decode()
+    keys = [lock_keys(locks.prefix, f"lock:{number:06}").lock for number in range(count)]
+    seconds, us = locks.redis.time()
+    now = seconds * 1000 + us // 1000
+    index: dict[str, float] = {}
+    pipeline = locks.redis.pipeline(transaction=False)
+    for number, key in enumerate(keys):
+        px = int(ttl * 1000) + number
+        head = f"{number:032x}h-00000{number:016x}"
+        pipeline.set(key, f"{head}|{number + 1}|{now}|{px}|0||{owner}", px=px)
+        index[key] = now + px
+        if len(index) == 5000 or number == count - 1:
+            pipeline.zadd(index_key(locks.prefix), index)
+            pipeline.execute()
+            index = {}
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_locks_among_a_million_keys_are_listed_in_few_round_trips(
+    operator: Client, locks: Locks, make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = make_server(enable_debug_command="yes")
+    locks.on(server)
+    locks.redis.execute_command("DEBUG", "POPULATE", 1_000_000, "unrelated", 10)
+    fill(locks, 100_000)
+    trips = count_round_trips(monkeypatch)
+    locks.redis.config_resetstat()
+    page = operator.get(LIST)
+    assert rows(page) == [f"lock:{number:06}" for number in range(100)]
+    assert "100000 held locks" in text(page)
+    assert len(trips) < 10
+    for query, first in (
+        ({"p": "700"}, "lock:069900"),
+        ({"o": "-4"}, "lock:099999"),
+        ({"o": "-4", "p": "2"}, "lock:099899"),
+        ({"q": "lock:088888"}, "lock:088888"),
+    ):
+        assert rows(operator.get(LIST, query))[0] == first
+    trips.clear()
+    assert operator.get(detail("lock:050000")).status_code == 200
+    assert len(trips) < 10
+    partial = operator.get(LIST, {"o": "-1"})
+    assert "only some" in text(partial)
+    used = set(locks.redis.info("commandstats"))
+    assert not used & {"cmdstat_scan", "cmdstat_keys"}
+
+
+def count_round_trips(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is sent to a server and awaited, from now on."""
+    trips: list[str] = []
+    for name in ("ask", "send"):
+        send = getattr(wires.Wire, name)
+
+        def counted(wire: Any, *args: Any, _send: Any = send, _name: str = name) -> Any:
+            trips.append(_name)
+            return _send(wire, *args)
+
+        monkeypatch.setattr(wires.Wire, name, counted)
+    return trips
+
+
+# --- one lock ------------------------------------------------------------------------------------
+
+
+def test_the_page_of_a_lock_shows_waiters_in_order_and_earlier_holders(
+    operator: Client, spawn: Spawn
+) -> None:
+    for success in (True, False):
+        lock = distributed_lock("lottery", ttl=10)
+        assert lock.acquire()
+        assert lock.lease is not None
+        lock.lease.renew()  # Long enough to be remembered.
+        lock.release(success=success)
+    with distributed_lock("lottery"):
+        first = spawn(wait_for, "lottery")
+        wait_until(lambda: waiters("lottery") == 1)
+        second = spawn(wait_for, "lottery")
+        wait_until(lambda: waiters("lottery") == 2)
+        shown = text(operator.get(detail("lottery")))
+        assert shown.index(f":{first.pid}<") < shown.index(f":{second.pid}<")
+        assert "Waiting, the next first" in shown
+        for ended in ("done", "failed", "held"):
+            assert f"redislock-bar-{ended}" in shown
+        assert "<svg" in shown
+
+
+def waiters(name: str) -> int:
+    lock = held.get(name)
+    return lock.waiters if lock else 0
+
+
+def wait_for(name: str) -> None:
+    """In a child."""
+    with distributed_lock(name, wait=60):
+        hear()
+
+
+def test_the_page_of_a_free_lock_says_that_nobody_holds_it(operator: Client) -> None:
+    page = operator.get(detail("lottery"))
+    assert page.status_code == 200
+    assert "Nobody holds this lock right now." in text(page)
+    assert "Force release" not in text(page)
+
+
+@pytest.mark.parametrize("key", ["x", "____", "bG90dGVyeQ", "%00", "..", "a" * 3000])
+def test_an_address_that_is_none_leads_back(operator: Client, key: str) -> None:
+    page = operator.get(f"{LIST}{key}/change/")
+    assert page.status_code in {302, 404}
+
+
+@pytest.mark.parametrize("query", ["host", "task", "state", "alias"])
+def test_a_filter_value_that_is_none_finds_nothing(operator: Client, query: str) -> None:
+    with held_by("lottery"):
+        assert rows(operator.get(LIST, {query: "nope"})) == []
+
+
+@pytest.mark.parametrize(
+    "query", ["o=x", "o=999.-7.", "p=999", "p=-1", "p=x", "all=", "e=1", "x=y"]
+)
+def test_an_odd_query_is_put_up_with(operator: Client, query: str) -> None:
+    with held_by("lottery"):
+        assert rows(operator.get(f"{LIST}?{query}", follow=True)) == ["lottery"]
+
+
+def test_an_alias_that_is_none_is_a_message(operator: Client) -> None:
+    page = operator.get(detail("lottery", "nope"))
+    assert page.status_code == 200
+    assert "no alias" in text(page)
+
+
+# --- force release -------------------------------------------------------------------------------
+
+
+def confirm(client: Client, *names: str) -> Page:
+    """Tick locks in the list and press Go."""
+    ticked = [reference(name) for name in names]
+    return client.post(LIST, {"action": "force_release", "_selected_action": ticked, "index": "0"})
+
+
+def leases_in(page: Page) -> list[str]:
+    """The leases in the form of a page."""
+    return re.findall(r'name="lease" value="([^"]+)"', text(page))
+
+
+def test_the_confirmation_shows_exactly_what_will_be_freed_and_frees_nothing(
+    operator: Client,
+) -> None:
+    with held_by("a"), held_by("b"), held_by("c"):
+        page = confirm(operator, "a", "c")
+        assert leases_in(page) == [reference("a"), reference("c")]
+        assert "The holders are not stopped." in text(page)
+        assert "web-3:4711" in text(page)
+        assert [lock.name for lock in held.list()] == ["a", "b", "c"]
+
+
+def test_the_button_on_the_page_of_a_lock_leads_to_the_same_confirmation(
+    operator: Client,
+) -> None:
+    with held_by("lottery"):
+        (lease,) = leases_in(operator.get(detail("lottery")))
+        page = operator.post(RELEASE, {"lease": lease})
+        assert leases_in(page) == [lease]
+        assert held.get("lottery") is not None
+
+
+def test_a_confirmed_release_ends_the_lease_and_is_logged(
+    operator: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    with held_by("lottery") as _:
+        lock = held.get("lottery")
+        assert lock is not None
+        leases = leases_in(confirm(operator, "lottery"))
+        answer = {"lease": leases, "confirmed": "Yes", "reason": "stuck since noon"}
+        page = operator.post(RELEASE, answer)
+        assert page.status_code == 302
+        assert page["Location"] == detail("lottery")
+        assert held.get("lottery") is None
+        assert "“lottery” was released" in told(page)
+    entry = LogEntry.objects.get()
+    assert (entry.user.username, entry.object_repr) == ("operator", "lottery")
+    for part in (lock.id, "web-3:4711", "stuck since noon"):
+        assert part in entry.change_message
+    (record,) = [one for one in caplog.records if one.name == "django_redislock.audit"]
+    assert record.levelno == logging.WARNING
+    for part in ("'lottery'", lock.id, "operator in the admin", "stuck since noon"):
+        assert part in record.getMessage()
+    # Django's own pages about it lead back here.
+    address = entry.get_admin_url()
+    assert address is not None
+    assert operator.get(address).status_code == 200
+    history = detail("lottery").replace("/change/", "/history/")
+    assert "stuck since noon" in text(operator.get(history))
+    assert "lottery" in text(operator.get("/admin/"))
+
+
+def test_many_are_released_at_once(operator: Client) -> None:
+    with held_by("a"), held_by("b"), held_by("c"):
+        leases = leases_in(confirm(operator, "a", "b"))
+        page = operator.post(RELEASE, {"lease": leases, "confirmed": "Yes"})
+        assert page["Location"] == LIST
+        assert [lock.name for lock in held.list()] == ["c"]
+    assert LogEntry.objects.count() == 2
+
+
+def test_a_stale_confirmation_frees_nobody_newer(operator: Client) -> None:
+    lock = distributed_lock("lottery")
+    assert lock.acquire()
+    leases = leases_in(confirm(operator, "lottery"))
+    lock.release()
+    with distributed_lock("lottery") as newer:
+        page = operator.post(RELEASE, {"lease": leases, "confirmed": "Yes"})
+        assert "somebody newer holds it now" in told(page)
+        newer.ensure_held(verify=True)
+    assert not LogEntry.objects.exists()
+
+
+def test_a_stale_list_frees_nobody_newer(operator: Client) -> None:
+    """What was ticked is the lease, not the name."""
+    lock = distributed_lock("lottery")
+    assert lock.acquire()
+    (ticked,) = re.findall(r'name="_selected_action" value="([^"]+)"', text(operator.get(LIST)))
+    lock.release()
+    action = {"action": "force_release", "_selected_action": ticked, "index": "0"}
+    assert "is free already" in text(operator.post(LIST, action))
+    with distributed_lock("lottery"):
+        page = operator.post(LIST, action)
+        assert "has changed hands" in text(page)
+        assert leases_in(page) == []
+
+
+def test_of_a_lock_that_cools_down_nobody_is_said_to_be_at_work(operator: Client) -> None:
+    with distributed_lock("lottery", min_hold=60):
+        pass
+    with held_by("prizes"):
+        both = text(confirm(operator, "lottery", "prizes"))
+        assert "The holders are not stopped." in both
+    page = confirm(operator, "lottery")
+    assert "The work is done." in text(page)
+    assert "not stopped" not in text(page)
+    page = operator.post(RELEASE, {"lease": leases_in(page), "confirmed": "Yes"})
+    assert "was done with it" in told(page)
+    assert held.get("lottery") is None
+
+
+def test_what_is_free_already_is_said_so(operator: Client) -> None:
+    with held_by("lottery"):
+        leases = leases_in(confirm(operator, "lottery"))
+    page = operator.post(RELEASE, {"lease": leases, "confirmed": "Yes"})
+    assert "was free already" in told(page)
+
+
+def test_the_next_waiter_gets_the_lock_and_the_message_names_it(
+    operator: Client, spawn: Spawn
+) -> None:
+    with pytest.raises(LockLost), distributed_lock("lottery"):  # noqa: PT012 - at its end
+        child = spawn(wait_for, "lottery")
+        wait_until(lambda: waiters("lottery") == 1)
+        leases = leases_in(confirm(operator, "lottery"))
+        page = operator.post(RELEASE, {"lease": leases, "confirmed": "Yes"})
+        assert f":{child.pid}" in told(page)
+
+
+def test_a_holder_in_another_process_learns_of_it_at_its_next_renewal(
+    operator: Client, spawn: Spawn
+) -> None:
+    child = spawn(hold_until_lost, "lottery")
+    child.read()
+    leases = leases_in(confirm(operator, "lottery"))
+    operator.post(RELEASE, {"lease": leases, "confirmed": "Yes"})
+    assert child.read() == "forced"
+
+
+def hold_until_lost(name: str) -> None:
+    """In a child."""
+    with distributed_lock(name, ttl=2) as lease:
+        say("held")
+        wait_until(lambda: lease.lost_reason)
+        say(lease.lost_reason)
+        hear()
+
+
+def test_a_get_never_changes_anything(operator: Client) -> None:
+    with held_by("lottery"):
+        lease = reference("lottery")
+        page = operator.get(RELEASE, {"lease": lease, "confirmed": "Yes"})
+        assert page.status_code == 405
+        query = {"action": "force_release", "_selected_action": lease, "index": "0"}
+        operator.get(LIST, query)
+        assert held.get("lottery") is not None
+
+
+def test_a_post_from_elsewhere_is_refused(sign_in: Callable[..., Client]) -> None:
+    client = sign_in("operator", enforce_csrf_checks=True)
+    with held_by("lottery"):
+        lease = {"lease": reference("lottery"), "confirmed": "Yes"}
+        assert client.post(RELEASE, lease).status_code == 403
+        assert held.get("lottery") is not None
+
+
+@pytest.mark.parametrize(
+    "lease", ["", ":", "x", "x:y", "bG90dGVyeQ:0", "\x00", "{key}", "{key}:", "{key}:" + "x" * 5000]
+)
+def test_a_lease_that_is_none_releases_nothing(operator: Client, lease: str) -> None:
+    with held_by("lottery"):
+        lease = lease.replace("{key}", HeldLock.named("lottery", "default").key)
+        for answer in ({"lease": lease}, {"lease": lease, "confirmed": "Yes"}):
+            assert operator.post(RELEASE, answer).status_code in {200, 302}
+        assert operator.post(RELEASE, {"confirmed": "Yes"}).status_code == 302
+        assert held.get("lottery") is not None
+
+
+def test_an_action_on_all_that_there_are_frees_only_what_was_ticked(operator: Client) -> None:
+    with held_by("a"), held_by("b"):
+        across = {"action": "force_release", "index": "0", "select_across": "1"}
+        page = operator.post(LIST, {**across, "_selected_action": reference("a")})
+        assert leases_in(page) == [reference("a")]
+
+
+def test_a_release_is_logged_even_if_the_server_goes_right_after_it(
+    operator: Client, locks: Locks, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(locks.server)
+    locks.on(proxy)
+    with held_by("lottery"):
+        lease = reference("lottery")
+        lock_force_released.connect(refuse := lambda **event: proxy.refuse())
+        try:
+            page = operator.post(RELEASE, {"lease": lease, "confirmed": "Yes"})
+        finally:
+            lock_force_released.disconnect(refuse)
+        proxy.heal()
+        assert "“lottery” was released" in told(page)
+        assert held.get("lottery") is None
+    assert LogEntry.objects.count() == 1
+
+
+def test_a_silent_server_is_not_asked_for_each_lock(
+    operator: Client, locks: Locks, make_proxy: MakeProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_locks, "MOST_SECONDS_UNANSWERED", 0.01)
+    proxy = make_proxy(locks.server)
+    locks.on(proxy, OPTIONS={"socket_timeout": 0.1})
+    with held_by("a"), held_by("b"), held_by("c"):
+        leases = [reference(name) for name in "abc"]
+        proxy.blackhole()
+        page = operator.post(RELEASE, {"lease": leases, "confirmed": "Yes"})
+        proxy.heal()
+        assert "“a” was not released" in told(page)
+        assert "2 locks more: not tried" in told(page)
+        assert [lock.name for lock in held.list()] == ["a", "b", "c"]
+
+
+STRANGE = {
+    "a string of 9 bytes": lambda client, key: client.set(key, b"\xff by hand"),
+    "a string of 9000 bytes": lambda client, key: client.set(key, b"y" * 9000, px=60_000),
+    "a list of 3 elements": lambda client, key: client.rpush(key, "a", "b", "c"),
+    "a hash of 1 element": lambda client, key: client.hset(key, "a", "b"),
+}
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+def test_what_is_foreign_says_what_it_is_and_can_be_deleted(
+    operator: Client, locks: Locks, strange: str
+) -> None:
+    key = lock_keys(locks.prefix, "odd").lock
+    STRANGE[strange](locks.redis, key)
+    with suppress(LockUnavailable):
+        distributed_lock("odd", wait=0).acquire()  # From now on it is listed.
+    page = operator.get(LIST, {"state": "foreign"})
+    assert rows(page) == ["odd"]
+    assert strange in text(page)
+    page = operator.get(detail("odd"))
+    assert f"foreign Not a lock of ours but {strange}, which" in facts_in(page, "lease")["State"]
+    page = confirm(operator, "odd")
+    assert strange in facts_in(page)["State"]
+    assert "What stands at its key will be deleted" in text(page)
+    assert "What is foreign is deleted." in text(page)
+    assert "not stopped" not in text(page)
+    page = operator.post(RELEASE, {"lease": leases_in(page), "confirmed": "Yes"})
+    assert f"What stood at its key, {strange}, is deleted." in told(page)
+    assert strange in LogEntry.objects.get().change_message
+    assert not locks.redis.exists(key)
+
+
+def test_what_is_foreign_and_has_changed_since_is_left_alone(
+    operator: Client, locks: Locks
+) -> None:
+    key = lock_keys(locks.prefix, "odd").lock
+    locks.redis.rpush(key, "a")
+    lease = reference("odd")
+    locks.redis.rpush(key, "b")
+    page = operator.post(RELEASE, {"lease": lease})
+    assert leases_in(page) == []
+    assert "a list of 2 elements" in text(page)
+    page = operator.post(RELEASE, {"lease": lease, "confirmed": "Yes"})
+    assert "its key now holds a list of 2 elements" in told(page)
+    assert locks.redis.llen(key) == 2
+    assert not LogEntry.objects.exists()
+
+
+def test_a_lock_without_expiry_can_be_freed(operator: Client, locks: Locks) -> None:
+    with held_by("lottery"):
+        locks.redis.persist(lock_keys(locks.prefix, "lottery").lock)
+        page = confirm(operator, "lottery")
+        assert "The holder is not stopped." in text(page)
+        assert "the lock would never become free" in facts_in(page)["State"]
+        page = operator.post(RELEASE, {"lease": leases_in(page), "confirmed": "Yes"})
+        assert "The code of web-3:4711 is not stopped" in told(page)
+        assert held.get("lottery") is None
+
+
+def test_a_lease_that_ends_later_than_its_ttl_says_why(operator: Client, locks: Locks) -> None:
+    with held_by("lottery", ttl=60):
+        assert "redislock-late" not in text(operator.get(LIST))
+        locks.redis.pexpire(lock_keys(locks.prefix, "lottery").lock, 3_600_000)
+        assert "redislock-late" in text(operator.get(LIST))
+        shown = facts_in(operator.get(detail("lottery")), "lease")["State"]
+        assert shown.startswith(
+            "held ends late Somebody holds it. It ends later than its ttl allows"
+        )
+
+
+# --- trouble with the server ---------------------------------------------------------------------
+
+
+@pytest.fixture(params=["refused", "silent", "broken", "read-only", "full of garbage"])
+def trouble(request: pytest.FixtureRequest, locks: Locks, make_proxy: MakeProxy) -> Iterator[str]:
+    """A server that cannot be used, in one of several ways, while "lottery" is held."""
+    proxy = make_proxy(locks.server)
+    lock = distributed_lock("lottery", ttl=60, renew=False)
+    assert lock.acquire()
+    if request.param == "refused":
+        locks.on(proxy)
+        proxy.refuse()
+    elif request.param == "silent":
+        locks.on(proxy, OPTIONS={"socket_timeout": 0.1})
+        proxy.blackhole()
+    elif request.param == "broken":
+        locks.configure(TTL="soon")
+    elif request.param == "read-only":
+        locks.redis.replicaof("127.0.0.1", 1)
+    else:
+        keys = lock_keys(locks.prefix, "lottery")
+        locks.redis.delete(keys.lock, keys.held, keys.queue, keys.waiters, keys.past)
+        locks.redis.lpush(keys.lock, "x")
+        locks.redis.set(keys.held, "x")
+        locks.redis.set(keys.queue, "x")
+        locks.redis.set(keys.waiters, "x")
+        locks.redis.set(keys.past, "x")
+    yield request.param
+    if request.param == "read-only":
+        locks.redis.replicaof("no", "one")
+
+
+def test_trouble_with_the_server_is_a_message_on_every_page(operator: Client, trouble: str) -> None:
+    operator.raise_request_exception = True
+    lease = f"{HeldLock.named('lottery', 'default').key}:{'0' * 16}"
+    page = operator.get(LIST)
+    assert page.status_code == 200
+    if trouble != "read-only":  # Then it still can be looked at.
+        assert "cannot be shown" in text(page)
+    assert operator.get(detail("lottery")).status_code == 200
+    for answer in ({"lease": lease}, {"lease": lease, "confirmed": "Yes"}):
+        assert operator.post(RELEASE, answer).status_code in {200, 302}
+    action = {"action": "force_release", "_selected_action": lease, "index": "0"}
+    assert operator.post(LIST, action).status_code in {200, 302}
+
+
+def test_a_message_names_the_server_that_does_not_answer_and_no_secret(
+    operator: Client, locks: Locks, make_proxy: MakeProxy, settings: Any
+) -> None:
+    proxy = make_proxy(locks.server)
+    proxy.blackhole()
+    url = proxy.url.replace("redis://", "redis://scott:tiger@")
+    settings.REDISLOCK = {"default": {"LOCATION": url, "OPTIONS": {"socket_timeout": 0.1}}}
+    lease = f"{HeldLock.named('lottery', 'default').key}:{'0' * 16}"
+    pages = [operator.get(LIST), operator.get(detail("lottery"))]
+    pages.append(operator.post(RELEASE, {"lease": lease}, follow=True))
+    pages.append(operator.post(RELEASE, {"lease": lease, "confirmed": "Yes"}, follow=True))
+    for page in pages:
+        assert f"The server 127.0.0.1:{proxy.port} (default) cannot answer" in text(page)
+        assert "tiger" not in text(page)
+    for page in pages[:2]:  # What was never read is as of no time.
+        assert "as of" not in text(page)
+
+
+def test_a_release_that_a_read_only_server_refuses_is_a_message(
+    operator: Client, locks: Locks
+) -> None:
+    with held_by("lottery"):
+        lease = {"lease": reference("lottery"), "confirmed": "Yes"}
+        locks.redis.replicaof("127.0.0.1", 1)
+        try:
+            page = operator.post(RELEASE, lease)
+        finally:
+            locks.redis.replicaof("no", "one")
+        assert "“lottery” was not released" in told(page)
+        assert held.get("lottery") is not None
+    assert not LogEntry.objects.exists()
+
+
+def test_garbage_in_the_index_spoils_no_list(operator: Client, locks: Locks) -> None:
+    with held_by("lottery"):
+        keys = [f"{locks.prefix}:{{{name}}}:lock" for name in ("gone", "%00", "", "%ff%fe")]
+        for key in keys[1:]:
+            locks.redis.set(key, b"\x00\xff|" * 99, px=60_000)
+        garbage = [b"\xff\xfe", b"x", *keys]
+        locks.redis.zadd(index_key(locks.prefix), dict.fromkeys(garbage, 9e15))
+        page = operator.get(LIST)
+        assert page.status_code == 200
+        assert "lottery" in rows(page)
+        for address in set(re.findall(rf'href="({LIST}[^"?]+/change/)', text(page))):
+            assert operator.get(address).status_code in {200, 302}
+        for lease in re.findall(r'name="_selected_action" value="([^"]+)"', text(page)):
+            assert operator.post(RELEASE, {"lease": lease}).status_code in {200, 302}
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["9" * 16, "9" * 30, "9" * 400, "9" * 5000, "٣", "-1", ""],
+    ids=lambda number: f"{number[:2]!a}x{len(number)}",
+)
+def test_times_that_no_calendar_has_spoil_no_page(
+    operator: Client, locks: Locks, number: str
+) -> None:
+    with held_by("lottery"):
+        keys = lock_keys(locks.prefix, "lottery")
+        for times in (f"1|{number}|2", f"1|2|{number}", f"{number}|1|2"):
+            locks.redis.rpush(keys.past, f"{'a' * 16}|{times}|done|{{}}")
+        run = f"{number}|{number}||{{}}"
+        skip = {"skip": f"{number}|1|busy|{{}}", "skips": number}
+        locks.redis.hset(keys.runs, mapping={"success": run, "failure": run, **skip})
+        locks.redis.zadd(keys.ran, {keys.lock: 1})
+        for address in (LIST, detail("lottery")):
+            assert "lottery" in text(operator.get(address))
+
+
+@pytest.mark.parametrize(
+    ("since", "owner"),
+    [("9" * 400, "{}"), ("٣", "{}"), ("1", "[" * 100_000), ("1", '{"host": "\\ud800"}')],
+    ids=["a huge time", "digits of others", "nested deeply", "a lone surrogate"],
+)
+def test_a_forged_value_of_a_lock_spoils_no_page(
+    operator: Client, locks: Locks, since: str, owner: str
+) -> None:
+    key = lock_keys(locks.prefix, "lottery").lock
+    with held_by("lottery"):
+        head, fence, _, *rest = (locks.redis.get(key) or b"").decode().split("|", 6)
+        forged = "|".join([head, fence, since, *rest[:-1], owner])
+        locks.redis.set(key, forged, keepttl=True)
+        for address in (LIST, detail("lottery")):
+            assert "lottery" in text(operator.get(address))
+
+
+# --- other sites ---------------------------------------------------------------------------------
+
+other_site = admin.AdminSite(name="ops")
+other_site.register(HeldLock, held_locks.HeldLockAdmin)
+urlpatterns = [*site.urlpatterns, path("staff/ops/", other_site.urls)]
+
+
+def test_another_admin_site_leads_to_its_own_pages_only(
+    operator: Client, locks: Locks, make_proxy: MakeProxy, settings: Any
+) -> None:
+    settings.ROOT_URLCONF = __name__
+
+    def there(address: str) -> str:
+        return address.replace("/admin/", "/staff/ops/")
+
+    with held_by("lottery"):
+        pages = [operator.get(there(LIST)), operator.get(there(detail("lottery")))]
+        pages.append(operator.post(there(RELEASE), {"lease": reference("lottery")}))
+        for page in pages:
+            assert page.status_code == 200
+            assert not re.search('(href|action)="/admin/', text(page))
+        lease = {"lease": reference("lottery"), "confirmed": "Yes"}
+        assert operator.post(there(RELEASE), lease)["Location"] == there(detail("lottery"))
+        proxy = make_proxy(locks.server)
+        locks.on(proxy)
+        proxy.refuse()
+        asked = {"lease": lease["lease"]}
+        assert operator.post(there(RELEASE), asked)["Location"] == there(LIST)
+        proxy.heal()
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [{"USE_TZ": False}, {"LANGUAGE_CODE": "de"}, {"LANGUAGE_CODE": "fr"}, {"LANGUAGE_CODE": "ar"}],
+    ids=str,
+)
+def test_every_page_is_made_whatever_the_site_has_chosen(
+    operator: Client, settings: Any, choice: dict[str, Any]
+) -> None:
+    for name, value in {"USE_THOUSAND_SEPARATOR": True, **choice}.items():
+        setattr(settings, name, value)
+    with held_by("lottery", task="shop.tasks.draw"):
+        lock = held.get("lottery")
+        assert lock is not None
+        pages = [operator.get(LIST), operator.get(detail("lottery")), confirm(operator, "lottery")]
+        for page in pages:
+            assert page.status_code == 200
+            # What scripts read, and what is compared elsewhere, is written as it is everywhere.
+            assert str(lock.fence) in text(page)
+            assert re.search(r'data-redislock-up="\d+\.\d+"', text(page))
+        operator.post(RELEASE, {"lease": reference("lottery"), "confirmed": "Yes"})
+        key = quote(HeldLock.named("lottery", "default").key)
+        for address in (detail("lottery"), f"{LIST}{key}/history/", "/admin/"):
+            assert operator.get(address).status_code == 200
+
+
+def test_the_model_without_a_table_stands_in_nobodys_way() -> None:
+    for options in ({}, {"use_base_manager": True}):
+        out = io.StringIO()
+        call_command("dumpdata", "django_redislock", stdout=out, **options)
+        assert json.loads(out.getvalue()) == []
+    assert list(HeldLock.objects.all()) == []
+    call_command("makemigrations", "django_redislock", check=True, dry_run=True, verbosity=0)
+
+
+# --- hostile text --------------------------------------------------------------------------------
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "../../x",
+    "..",
+    ".",
+    "/",
+    "a/b?c=d#e&f%00",
+    "a\u202eb",
+    "\u200b",
+    "{{ 7|add:7 }}{% now %}",
+    "x" * 200,
+    "é" * 100,
+    "שלום",
+    "a:b",
+    "*[a]",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+def test_any_name_is_shown_harmlessly_and_can_be_released(operator: Client, name: str) -> None:
+    owner = Owner(host=name, pid=1, task=name, task_id=name, thread=name, path=name, command=name)
+    with LockTestKit().simulate_held_by_other(name, owner=owner):
+        pages = [operator.get(LIST), operator.get(LIST, {"host": name})]
+        assert name in operator.get(LIST, {"q": name}).context["cl"].queryset.locks[0].name
+        address = detail(name)
+        assert address in text(pages[0])
+        assert re.fullmatch(r"/admin/django_redislock/heldlock/[\w-]+/change/", address)
+        pages += [operator.get(address), confirm(operator, name)]
+        for page in pages:
+            assert page.status_code == 200
+            assert_harmless(text(page))
+        answer = {"lease": leases_in(pages[-1]), "confirmed": "Yes", "reason": name}
+        pages = [operator.post(RELEASE, answer, follow=True), operator.get("/admin/")]
+        pages.append(operator.get(address.replace("/change/", "/history/")))
+        for page in pages:
+            assert page.status_code == 200
+            assert_harmless(text(page))
+        assert held.get(name) is None
+
+
+class _Inline(HTMLParser):
+    """Finds what a strict policy forbids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = {name for name, _ in attrs}
+        if (tag == "script" and "src" not in names) or tag in {"style", "iframe", "object"}:
+            self.found.append(tag)
+        self.found += [name for name in names if name.startswith("on") or name == "style"]
+        if tag == "img" and dict(attrs).get("src") == "x":
+            self.found.append("injected image")
+
+
+def assert_harmless(html: str) -> None:
+    """Nothing inline, and nothing that is not seen."""
+    parser = _Inline()
+    parser.feed(html)
+    assert parser.found == []
+    # But in the form fields that carry back what the user has sent.
+    shown = re.sub(r'<input [^>]*value="[^"]*"', "", html)
+    assert "\u202e" not in shown
+    assert "\u200b" not in shown
+
+
+def test_no_page_has_anything_inline(operator: Client) -> None:
+    with held_by("lottery"):
+        assert_harmless(text(operator.get(LIST)))
+        assert_harmless(text(operator.get(detail("lottery"))))
+        assert_harmless(text(confirm(operator, "lottery")))
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+def run_task(name: str, *, success: bool = True) -> None:
+    """A run of the task shop.tasks.pay under the lock *name*."""
+    run = uuid.uuid4().hex
+    with busy_with(Activity(task="shop.tasks.pay", task_id=run)):
+        lock = Lock(name, Options(), run=Run(run, 0))
+        assert lock.acquire()
+        lock.release(success=success)
+
+
+@contextmanager
+def run_of_permit(name: str, permit: str) -> Iterator[None]:
+    """A run under way of a task with a limit."""
+    lock = Lock(f"{name}#{permit.partition('/')[0]}", Options())
+    with busy_with(Activity(task="shop.tasks.pay", task_id="id-3", permit=permit)), lock as lease:
+        task_runs.note_start(name, lease, using="default")
+        yield
+
+
+def skip_task(name: str, why: str = "busy") -> None:
+    with busy_with(Activity(task="shop.tasks.pay", task_id="id-2")):
+        task_runs.note_skip(name, why, using="default")
+
+
+SOONER_THAN_AT_ONCE = -1.0  # A run and a skip within one millisecond are of the same time.
+
+
+def panel(page: Page) -> str:
+    """The panel above the list; "" if there is none."""
+    found = re.search(
+        r'<section class="module redislock-panel".*?</section>', text(page), re.DOTALL
+    )
+    return " ".join(re.sub("<[^>]*>", "", found[0]).split()) if found else ""
+
+
+def test_the_page_of_a_lock_shows_its_run_record(operator: Client) -> None:
+    run_task("payments")
+    run_task("payments", success=False)
+    skip_task("payments")
+    shown = text(operator.get(detail("payments")))
+    for part in ("Last success", "Last failure", "Last skip", "because it was busy", "id-2"):
+        assert part in shown
+    assert "1 since the last success" in shown
+
+
+def test_the_page_of_a_lock_shows_the_run_that_is_under_way(operator: Client) -> None:
+    with busy_with(Activity(task="shop.tasks.pay", task_id="id-4")):
+        lock = Lock("payments", Options(), run=Run("id-4", 0))
+        assert lock.acquire()
+    page = operator.get(detail("payments"))
+    assert re.fullmatch(r"for \d.* s , .*:\d+ id-4", facts_in(page, "record")["Under way"])
+    assert "data-redislock-up" in text(page).partition("redislock-record")[2]  # It counts on.
+    assert "payments" not in free(operator.get(LIST, {"q": "payments"}))
+    lock.release()
+    assert set(facts_in(operator.get(detail("payments")), "record")) == {"Last success"}
+
+
+def run_until_told(name: str) -> None:
+    """In a child."""
+    with busy_with(Activity(task="shop.tasks.pay", task_id="id-5")):
+        assert Lock(name, Options(ttl=60), run=Run("id-5", 0)).acquire()
+        say("running")
+        hear()
+
+
+def test_a_run_whose_process_was_killed_is_shown_to_be_gone_and_never_to_have_ended(
+    operator: Client, locks: Locks, spawn: Spawn
+) -> None:
+    child = spawn(run_until_told, "payments")
+    child.read()
+    assert "redislock-gone" not in text(operator.get(detail("payments")))
+    child.kill()
+    page = operator.get(detail("payments"))
+    assert facts_in(page, "record")["Under way"].endswith(" gone")
+    gone = "The process that took it does not exist on this host any more."
+    assert facts_in(page, "lease")["State"] == f"held Somebody holds it. {gone}"
+    assert "redislock-gone" in text(operator.get(LIST))
+    locks.redis.delete(lock_keys(locks.prefix, "payments").lock)  # As when its ttl is over.
+    shown = facts_in(operator.get(detail("payments")), "record")
+    assert set(shown) == {"Never ended"}
+    assert re.fullmatch(rf"began \d.* ago, .*:{child.pid} .*id-5.*", shown["Never ended"])
+    page = operator.get(LIST, {"q": "payments"})
+    assert free(page) == ["payments"]
+    assert re.search(r"one that began .* ago never ended", text(page))
+
+
+def test_of_many_runs_under_way_some_are_named(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.admin.markup.MOST_RUNS", 2)
+    with (
+        run_of_permit("report", "1/4"),
+        run_of_permit("report", "2/4"),
+        run_of_permit("report", "3/4"),
+    ):
+        for name in ("report", "report#2"):
+            shown = facts_in(operator.get(detail(name)), "record")["Under way"]
+            assert (shown.count("id-3"), shown[-10:]) == (2, "and 1 more")
+
+
+def test_the_page_of_a_permit_shows_the_runs_of_its_task(operator: Client) -> None:
+    run_task("report")
+    with held_by("report#2", permit="2/5"):
+        assert "Last success" in text(operator.get(detail("report#2")))
+    assert "Last success" not in text(operator.get(detail("report#2")))
+
+
+def test_a_task_that_is_only_skipped_stands_above_the_list(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.admin.page.SAME_OCCASION", SOONER_THAN_AT_ONCE)
+    run_task("payments")
+    assert panel(operator.get(LIST)) == ""
+    for _ in range(3):
+        skip_task("payments")
+    skip_task("never ran")
+    shown = panel(operator.get(LIST))
+    assert re.search(r"payments was skipped 3 times, .* it last succeeded .* ago", shown)
+    assert re.search(r"never ran was skipped once, .* it has not succeeded yet", shown)
+    run_task("payments")
+    assert "payments" not in panel(operator.get(LIST))
+
+
+def test_a_task_whose_run_died_and_that_is_only_skipped_since_is_said_to_have_one_that_never_ended(
+    operator: Client, locks: Locks
+) -> None:
+    run = Lock("payments", Options(), run=Run("id-6", 0))
+    with busy_with(Activity(task="shop.tasks.pay")), suppress(LockLost), run:
+        locks.redis.delete(lock_keys(locks.prefix, "payments").lock)
+        skip_task("payments")
+        shown = panel(operator.get(LIST))
+    assert re.search(r"not succeeded yet; one that began .* s ago never ended\.", shown)
+
+
+def test_skips_on_the_occasion_of_a_success_are_what_locks_are_for(operator: Client) -> None:
+    run_task("lottery")
+    for _ in range(3):  # The other servers.
+        skip_task("lottery")
+    assert panel(operator.get(LIST)) == ""
+
+
+def test_skips_while_a_run_is_at_work_are_no_alarm_until_it_is_in_trouble(
+    operator: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.admin.page.SAME_OCCASION", SOONER_THAN_AT_ONCE)
+    run_task("nightly")
+    with busy_with(Activity(task="shop.tasks.pay")), distributed_lock("nightly", ttl=60):
+        skip_task("nightly")
+        assert panel(operator.get(LIST)) == ""
+        key = lock_keys(locks.prefix, "nightly").lock
+        locks.redis.pexpire(key, 10_000)  # Its renewals have been missed.
+        assert "nightly" in panel(operator.get(LIST))
+    assert "nightly" in panel(operator.get(LIST))
+
+
+def test_skips_because_of_a_holder_that_is_no_run_are_an_alarm(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.admin.page.SAME_OCCASION", SOONER_THAN_AT_ONCE)
+    with distributed_lock("nightly"):  # A command, forgotten in some terminal.
+        skip_task("nightly")
+        assert "nightly" in panel(operator.get(LIST))
+
+
+def test_a_run_at_work_under_any_permit_is_enough(
+    operator: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.admin.page.SAME_OCCASION", SOONER_THAN_AT_ONCE)
+    skip_task("report")
+    task = "shop.tasks.pay"
+    with (
+        held_by("report#1", task=task, permit="1/3"),
+        held_by("report#3", task=task, permit="3/3"),
+    ):
+        locks.redis.persist(lock_keys(locks.prefix, "report#1").lock)
+        assert panel(operator.get(LIST)) == ""
+    with held_by("report#1", task=task):  # A lock that is only called so.
+        assert "report" in panel(operator.get(LIST))
+
+
+@pytest.mark.parametrize("why", ["done", "duplicate"])
+def test_skips_of_what_was_done_are_no_alarm(
+    why: str, operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.admin.page.SAME_OCCASION", SOONER_THAN_AT_ONCE)
+    run_task("lottery")
+    skip_task("lottery", why)
+    assert panel(operator.get(LIST)) == ""
+
+
+def test_hostile_task_names_do_no_harm_in_the_panel(operator: Client) -> None:
+    for number, name in enumerate(HOSTILE):
+        with busy_with(Activity(task=name, task_id=str(number))):
+            task_runs.note_skip(name, name, using="default")
+    page = operator.get(LIST)
+    assert "and 10 more" in panel(page)
+    assert_harmless(text(page))
+    for name in HOSTILE:
+        page = operator.get(detail(name))
+        assert page.status_code == 200
+        assert_harmless(text(page))
+
+
+# --- free locks ----------------------------------------------------------------------------------
+
+
+def free(page: Page) -> list[str]:
+    """The locks that the list says are known and free."""
+    found = re.search(r'<div id="redislock-free".*?</div>', text(page), re.DOTALL)
+    assert found
+    return re.findall(r'<bdi class="redislock-name" title="([^"]*)">', found[0])
+
+
+def remembered(name: str) -> None:
+    """A lock of no task that was held long enough to be remembered."""
+    lock = distributed_lock(name)
+    assert lock.acquire()
+    assert lock.lease is not None
+    lock.lease.renew()
+    lock.release()
+
+
+def test_a_free_lock_of_a_task_is_found_by_a_part_of_its_name(operator: Client) -> None:
+    run_task("pay:1")
+    run_task("pay:2", success=False)
+    run_task("draw")
+    skip_task("report")
+    with held_by("pay:3"), run_of_permit("report", "2/5"):
+        assert free(operator.get(LIST)) == []
+        page = operator.get(LIST, {"q": "PAY"})
+        assert sorted(free(page)) == ["pay:1", "pay:2"]
+        assert detail("pay:1") in text(page)
+        assert re.search("last failure .* ago", text(page))
+        assert free(operator.get(LIST, {"q": "report"})) == []  # A run of it goes on.
+        assert sorted(free(operator.get(LIST, {"state": "free"}))) == ["draw", "pay:1", "pay:2"]
+        assert free(operator.get(LIST, {"state": "free", "q": "aw"})) == ["draw"]
+        for other in ({"q": "pay", "state": "held"}, {"q": "pay", "host": "web-1"}):
+            assert free(operator.get(LIST, other)) == []
+    with held_by("pay:1"):
+        assert sorted(free(operator.get(LIST, {"q": "pay"}))) == ["pay:2"]
+
+
+def test_any_free_lock_is_found_by_its_whole_name(operator: Client) -> None:
+    remembered("lottery")
+    page = operator.get(LIST, {"q": " lottery "})
+    assert free(page) == ["lottery"]
+    assert "last held by" in text(page)
+    assert free(operator.get(LIST, {"q": "lotter"})) == []
+    with held_by("lottery"):
+        assert free(operator.get(LIST, {"q": "lottery"})) == []
+    assert free(operator.get(LIST, {"q": "x" * 201})) == []
+
+
+def test_free_locks_of_all_aliases_are_found(operator: Client, settings: Any) -> None:
+    one = settings.REDISLOCK["default"]
+    down = {"LOCATION": "redis://127.0.0.1:1/0"}
+    other = {**one, "KEY_PREFIX": "test-other"}
+    settings.REDISLOCK = {"default": one, "other": other, "down": down}
+    remembered("lottery")
+    with distributed_lock("lottery", using="other"):
+        page = operator.get(LIST, {"q": "lottery"})
+        assert free(page) == ["lottery"]
+        assert detail("lottery") in text(page)
+        assert free(operator.get(LIST, {"q": "lottery", "alias": "other"})) == []
+    assert "No free lock is known" not in text(operator.get(LIST, {"state": "free"}))
+
+
+def test_free_locks_are_found_however_many_are_held_in_few_round_trips(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.admin.changelist.LOADED", 1)
+    for number in range(100):
+        run_task(f"pay:{number:02}")
+    skip_task("pay:report")
+    trips = count_round_trips(monkeypatch)
+    with held_by("pay:99"), held_by("draw"), run_of_permit("pay:report", "2/5"):
+        trips.clear()
+        page = operator.get(LIST, {"q": "pay"})
+        assert len(free(page)) == held_locks.FREE_LINES
+        assert "and 49 more" in text(page)
+        assert len(trips) < 20
+    assert "and 51 more" in text(operator.get(LIST, {"q": "pay"}))
+
+
+def test_a_state_that_there_is_not_shows_no_lock_however_many_are_held(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.admin.changelist.LOADED", 1)
+    with held_by("pay:3"), held_by("draw"):
+        page = operator.get(LIST, {"state": "overdu"})
+    assert page.status_code == 200
+    assert "pay:3" not in text(page)
+
+
+def test_hostile_names_of_free_locks_do_no_harm(operator: Client) -> None:
+    for name in HOSTILE:
+        run_task(name)
+    page = operator.get(LIST, {"state": "free"})
+    assert len(free(page)) == len(HOSTILE)
+    assert_harmless(text(page))
+    for name in HOSTILE:
+        page = operator.get(LIST, {"q": name})
+        assert_harmless(text(page))
+        assert detail(name) in text(page)

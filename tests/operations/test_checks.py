@@ -1,0 +1,299 @@
+"""System checks: what is wrong with the settings is said before anything goes wrong."""
+
+from __future__ import annotations
+
+import re
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core import checks
+from django.core.management import call_command
+
+from django_redislock.checks import check_passwords, check_servers, check_settings
+from django_redislock.testing import IN_MEMORY
+from tests import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from tests.conftest import Locks, MakeServer
+
+MEMORY_CACHE = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
+REDIS_CACHE = "django.core.cache.backends.redis.RedisCache"
+
+
+def ids(found: Iterable[checks.CheckMessage]) -> list[str]:
+    return [str(one.id).removeprefix("django_redislock.") for one in found]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_dialed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only checks of --deploy may ask a server."""
+    if "locks" in request.fixturenames:
+        return
+
+    def refuse(*args: Any) -> None:
+        raise AssertionError("a check has dialed")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"default": {"LOCATION": "redis://127.0.0.1:6379/1"}},
+        {"default": {"LOCATION": "rediss://u:p@redis.example.com:6379/1"}},
+        {"default": {"LOCATION": "unix:///run/redis.sock", "TTL": 60}},
+        {"default": {"LOCATION": "redis://:p@localhost", "OPTIONS": {"socket_timeout": 1}}},
+        {"default": {"LOCATION": "redis://a", "TTL": 30, "OPTIONS": {"socket_timeout": 10}}},
+        {"default": {"LOCATION": "redis://a"}, "other": {"LOCATION": "redis://b"}},
+    ],
+)
+def test_good_settings_raise_no_concern(settings: Any, setting: dict[str, Any]) -> None:
+    settings.REDISLOCK = setting
+    assert check_settings() == []
+
+
+def test_a_missing_setting_is_a_warning_while_debugging(settings: Any) -> None:
+    del settings.REDISLOCK
+    settings.DEBUG = True
+    assert ids(check_settings()) == ["W001"]
+
+
+def test_a_missing_setting_is_an_error_otherwise(settings: Any) -> None:
+    del settings.REDISLOCK
+    settings.DEBUG = False
+    (error,) = check_settings()
+    assert ids([error]) == ["E004"]
+    assert "REDISLOCK = {'default': {'LOCATION': 'redis://host:6379/0'}}" in error.msg
+
+
+@pytest.mark.parametrize(
+    ("setting", "found", "named"),
+    [
+        ({}, ["E004"], "'default'"),
+        ({"locks": {"LOCATION": "redis://a"}}, ["E004"], "'default'"),
+        ({"default": {}}, ["E002"], "REDISLOCK['default'] has no LOCATION"),
+        ({"default": {"TTL": 20}}, ["E002"], "REDISLOCK['default'] has no LOCATION"),
+        ({"LOCATION": "redis://a"}, ["E001"], "{'default': {'LOCATION': ...}}"),
+        ({"default": {"LOCATION": "redis://a/abc"}}, ["E002"], "REDISLOCK['default']['LOCATION']"),
+        ({"default": IN_MEMORY, "b": {"TTL": 1}}, ["E002"], "REDISLOCK['b'] has no LOCATION"),
+    ],
+)
+def test_a_setting_that_names_no_server_is_an_error(
+    settings: Any, setting: dict[str, Any], found: list[str], named: str
+) -> None:
+    settings.REDISLOCK = setting
+    settings.DEBUG = True  # Which excuses only that there is no setting.
+    messages = check_settings()
+    assert ids(messages) == found
+    assert named in messages[0].msg
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("redis://127.0.0.1", "REDISLOCK must be a dictionary"),
+        ({"default": "redis://127.0.0.1"}, "REDISLOCK['default'] must be a dictionary"),
+        ({"default": {"LOKATION": "redis://a"}}, "LOKATION"),
+        ({"default": {"TIMEOUT": 10}}, "TIMEOUT"),
+        ({"default": {"TTL": "30"}}, "REDISLOCK['default']['TTL']"),
+        ({"default": {"TTL": 0}}, "REDISLOCK['default']['TTL']"),
+        ({"default": {"WAIT": -1}}, "REDISLOCK['default']['WAIT']"),
+        ({"default": {"RENEW": 1}}, "REDISLOCK['default']['RENEW']"),
+        ({"default": {"LOCATION": 6379}}, "REDISLOCK['default']['LOCATION']"),
+        ({"default": {"KEY_PREFIX": "a{b}"}}, "REDISLOCK['default']['KEY_PREFIX']"),
+        ({"default": {"REPLICAS_ACK": "1"}}, "REDISLOCK['default']['REPLICAS_ACK']"),
+        (
+            {"default": {"LOCATION": "redis://a"}, "other": {"MAX_HOLD": "1h"}},
+            "REDISLOCK['other']['MAX_HOLD']",
+        ),
+    ],
+)
+def test_a_malformed_setting_is_an_error_that_names_the_key(
+    settings: Any, setting: Any, named: str
+) -> None:
+    settings.REDISLOCK = setting
+    (error,) = check_settings()
+    assert ids([error]) == ["E001"]
+    assert named in error.msg
+    assert error.level == checks.ERROR
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"BACKEND": "nowhere.Backend"},
+        {"BACKEND": "django_redislock.backends.NoBackend"},
+        {"LOCATION": "http://127.0.0.1"},
+        {"LOCATION": ["redis://a", "redis://b"]},
+        {"OPTIONS": {"no_such_option": 1}},
+        {"OPTIONS": {"socket_timeout": "1"}},
+        {"OPTIONS": {"max_connections": 1}},
+    ],
+)
+def test_what_the_backend_cannot_use_is_an_error(settings: Any, setting: dict[str, Any]) -> None:
+    settings.REDISLOCK = {"default": {"LOCATION": "redis://a", **setting}}
+    assert ids(check_settings()) == ["E002"]
+
+
+def test_every_alias_is_judged(settings: Any) -> None:
+    settings.REDISLOCK = {"default": {"TTL": 0}, "a": {"LOCATION": "http://x"}, "b": {"WIAT": 1}}
+    assert ids(check_settings()) == ["E001", "E002", "E001"]
+
+
+@pytest.mark.parametrize(
+    ("timeout", "found"),
+    [(10, []), (10.5, ["W003"]), (29, ["W003"]), (30, ["E003"]), (60, ["E003"])],
+)
+def test_a_timeout_must_leave_room_for_a_renewal(
+    settings: Any, timeout: float, found: list[str]
+) -> None:
+    settings.REDISLOCK = {
+        "default": {
+            "LOCATION": "redis://a",
+            "TTL": 30,
+            "OPTIONS": {"socket_timeout": timeout},
+        }
+    }
+    assert ids(check_settings()) == found
+    location = f"redis://127.0.0.1:6379/0?socket_timeout={timeout}"  # The URL wins.
+    settings.REDISLOCK = {
+        "default": {"TTL": 30, "LOCATION": location, "OPTIONS": {"socket_timeout": 1}}
+    }
+    assert ids(check_settings()) == found
+
+
+@pytest.mark.parametrize(
+    ("location", "shared"),
+    [
+        ("redis://127.0.0.1:6379/0", True),
+        ("redis://localhost", True),
+        ("redis://127.0.0.1:6379/1", False),
+        ("redis://127.0.0.1:6380/0", False),
+    ],
+)
+def test_a_cache_in_the_same_database_is_a_warning(
+    settings: Any, location: str, shared: bool
+) -> None:
+    settings.REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:6379/0"}}
+    settings.CACHES = {
+        "default": MEMORY_CACHE,
+        "pages": {"BACKEND": REDIS_CACHE, "LOCATION": location},
+    }
+    found = check_settings()
+    assert ids(found) == (["W004"] if shared else [])
+    assert all("CACHES['pages']" in one.msg for one in found)
+
+
+@pytest.mark.parametrize("debug", [True, False])
+def test_locks_in_memory_are_for_debugging(settings: Any, debug: bool) -> None:
+    settings.REDISLOCK = {"default": IN_MEMORY}
+    settings.DEBUG = debug
+    assert ids(check_settings()) == ([] if debug else ["W005"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "found"),
+    [
+        ({"LOCATION": "redis://:secret@redis.example.com"}, ["W006"]),
+        ({"LOCATION": "redis://redis.example.com", "OPTIONS": {"password": "secret"}}, ["W006"]),
+        ({"LOCATION": "redis://redis.example.com"}, []),
+        ({"LOCATION": "rediss://:secret@redis.example.com"}, []),
+        ({"LOCATION": "redis://:secret@127.0.0.1"}, []),
+        ({"LOCATION": "redis://:secret@[::1]"}, []),
+    ],
+)
+def test_a_password_that_travels_in_the_open_is_a_warning(
+    settings: Any, setting: dict[str, Any], found: list[str]
+) -> None:
+    settings.REDISLOCK = {"default": setting}
+    messages = check_settings()
+    assert ids(messages) == found
+    assert "secret" not in str(messages)
+
+
+def test_a_password_in_the_address_is_a_warning_for_deployment(settings: Any) -> None:
+    settings.REDISLOCK = {
+        "default": {"LOCATION": "redis://:secret@127.0.0.1"},
+        "other": {"LOCATION": "redis://127.0.0.1", "OPTIONS": {"password": "secret"}},
+        "broken": {"LOCATION": 1},
+    }
+    (warning,) = check_passwords()
+    assert ids([warning]) == ["W007"]
+    assert "REDISLOCK['default']" in warning.msg
+    assert "secret" not in str(warning)
+
+
+# --- those that ask the server --------------------------------------------------------------------
+
+
+def test_deployment_asks_the_server(locks: Locks, make_server: MakeServer) -> None:
+    locks.on(make_server(maxmemory="50mb", maxmemory_policy="allkeys-lru", appendonly="yes"))
+    found = check_servers()
+    assert ids(found) == ["E025"]
+    assert "allkeys-lru" in found[0].msg
+    assert found[0].hint
+
+
+def test_a_server_that_does_not_answer_is_an_error_for_deployment(locks: Locks) -> None:
+    locks.configure(LOCATION="redis://127.0.0.1:1/0")
+    (found,) = check_servers()
+    assert found.id == "django_redislock.E020"
+    assert "Check LOCATION and OPTIONS of REDISLOCK['default']" in str(found.hint)
+
+
+def test_locks_in_memory_have_no_server_to_ask(settings: Any) -> None:
+    settings.REDISLOCK = {"default": IN_MEMORY}
+    assert check_servers() == []
+
+
+def test_broken_settings_do_not_break_the_checks_of_servers(settings: Any) -> None:
+    settings.REDISLOCK = {"default": {"TTL": 0}, "other": IN_MEMORY}
+    assert check_servers() == []
+    settings.REDISLOCK = 1
+    assert check_servers() == check_passwords() == []
+
+
+def test_manage_py_check_runs_them_and_asks_the_server_with_deploy_only(settings: Any) -> None:
+    # Nothing listens there, and nothing is dialed, or the fixture would say so.
+    settings.REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:1/0", "TTL": "soon"}}
+    with pytest.raises(Exception, match=r"django_redislock\.E001"):
+        call_command("check")
+
+
+def test_manage_py_check_deploy_asks(locks: Locks, settings: Any) -> None:
+    locks.configure(LOCATION="redis://127.0.0.1:1/0")
+    with pytest.raises(Exception, match=r"django_redislock\.E020"):
+        call_command("check", deploy=True)
+    with pytest.raises(Exception, match=r"django_redislock\.E020"):
+        call_command("check", deploy=True, tags=["django_redislock"])
+
+
+# --- docs -----------------------------------------------------------------------------------------
+
+
+def every_id() -> set[str]:
+    source = (ROOT / "django_redislock").rglob("checks.py")
+    return {found for file in source for found in re.findall(r"\b[EW]0\d\d\b", code_of(file))}
+
+
+def code_of(file: Path) -> str:
+    """The source without its docstring, which speaks of ranges."""
+    return file.read_text().split('"""', 2)[2]
+
+
+def test_every_id_has_its_section_on_the_page_of_checks() -> None:
+    page = (ROOT / "docs/checks.md").read_text()
+    documented = re.findall(r"^### ([EW]0\d\d)\b", page, re.MULTILINE)
+    assert sorted(documented) == sorted(set(documented))
+    assert every_id() == set(documented) - set(
+        re.findall(r"^### ([EW]0\d\d) \(retired\)", page, re.MULTILINE)
+    )
+
+
+def test_no_check_leaves_out_what_to_do(settings: Any) -> None:
+    settings.REDISLOCK = {"default": {"TTL": 0}}
+    assert all(one.hint for one in check_settings())

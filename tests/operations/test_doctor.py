@@ -1,0 +1,400 @@
+"""The doctor: what makes a server unfit to keep locks is found, and said with a remedy."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.contrib.auth.models import Permission
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from django_redislock import distributed_lock, doctor, held
+from django_redislock.rules.keys import index_key, lock_keys
+from django_redislock.testing import IN_MEMORY
+from tests.support.backends import held_by_other
+from tests.support.servers import free_port
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.conftest import Locks, MakeProxy, MakeServer
+    from tests.support.servers import Server
+
+pytestmark = [pytest.mark.usefixtures("locks"), pytest.mark.django_db]
+
+
+def findings(using: str = "default") -> dict[str, doctor.Finding]:
+    return {finding.about: finding for finding in doctor.examine(using)}
+
+
+def level(about: str) -> str:
+    return findings()[about].level
+
+
+def test_a_plain_server_is_fit_but_for_its_persistence() -> None:
+    found = findings()
+    assert {about for about, one in found.items() if one.level != "ok"} == {"persistence"}
+    assert set(found) == {
+        "server",
+        "version",
+        "cluster",
+        "rights",
+        "scripting",
+        "eviction",
+        "persistence",
+        "replication",
+        "clock",
+        "locks",
+        "keys",
+        "index",
+        "cache",
+    }
+
+
+def test_all_but_ok_comes_with_a_remedy(locks: Locks, settings: Any) -> None:
+    settings.CACHES = {"default": cache(locks.server.url)}
+    locks.redis.set(f"{locks.prefix}:{{odd}}:lock", "x")
+    locks.redis.set(f"{locks.prefix}:{{odd}}:fence", "x")
+    found = findings().values()
+    assert {one.about for one in found if one.level != "ok"} > {"locks", "keys", "cache"}
+    assert all(one.advice for one in found if one.level != "ok")
+
+
+def test_wrong_settings_of_one_alias_hide_no_other(locks: Locks, settings: Any) -> None:
+    settings.REDISLOCK = {"wrong": {"TTL": "soon"}, **settings.REDISLOCK}
+    output = io.StringIO()
+    with pytest.raises(CommandError):
+        call_command("locks", "doctor", "--json", stdout=output)
+    found = json.loads(output.getvalue())
+    (wrong,) = [one for one in found if one["alias"] == "wrong"]
+    assert (wrong["about"], wrong["level"]) == ("settings", "fail")
+    assert "TTL" in wrong["says"]
+    server = next(one for one in found if one["alias"] == "default")
+    assert (server["about"], server["level"]) == ("server", "ok")
+
+
+def test_the_examination_leaves_nothing_that_stays(locks: Locks) -> None:
+    findings()
+    assert held.list() == []
+    assert locks.without_ttl() == []
+
+
+def test_a_server_that_refuses_connections_fails(locks: Locks, make_proxy: MakeProxy) -> None:
+    proxy = make_proxy(locks.server)
+    locks.on(proxy)
+    proxy.refuse()
+    (finding,) = findings().values()
+    assert (finding.about, finding.level) == ("server", "fail")
+
+
+def test_a_server_that_is_slow_is_warned_of(locks: Locks, make_proxy: MakeProxy) -> None:
+    proxy = make_proxy(locks.server)
+    locks.on(proxy)
+    proxy.rule("PING", "delayreply:0.03", times=None)
+    assert level("server") == "warn"
+
+
+def test_a_server_that_falls_silent_half_way_is_a_finding(
+    locks: Locks, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(locks.server)
+    locks.on(proxy, OPTIONS={"socket_timeout": 0.2})
+    proxy.rule("INFO", "hang_before", times=None)
+    assert level("server") == "fail"
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+def test_eviction_fails_with_any_policy_but_noeviction(
+    locks: Locks, own_server: Server, policy: str
+) -> None:
+    locks.on(own_server)
+    client = own_server.client()
+    client.config_set("maxmemory-policy", policy)
+    assert level("eviction") == "ok"  # Without a limit nothing is evicted.
+    client.config_set("maxmemory", "50mb")
+    assert level("eviction") == "fail"
+    client.config_set("maxmemory-policy", "noeviction")
+    assert level("eviction") == "ok"
+
+
+def test_an_append_only_file_is_persistence_enough(locks: Locks, make_server: MakeServer) -> None:
+    locks.on(make_server(appendonly="yes"))
+    assert level("persistence") == "ok"
+
+
+@pytest.mark.slow
+def test_a_replica_fails_and_a_primary_wants_acknowledgement(
+    locks: Locks, own_server: Server, make_server: MakeServer
+) -> None:
+    replica = make_server(own_server.kind, replicaof=f"{own_server.host} {own_server.port}")
+    locks.on(own_server)
+    wait_until(lambda: own_server.client().info("replication")["connected_slaves"] == 1, 10)
+    assert level("replication") == "warn"
+    locks.configure(REPLICAS_ACK=1)
+    assert level("replication") == "ok"
+    locks.configure(REPLICAS_ACK=2, OPTIONS={"socket_timeout": 0.4})
+    assert level("replication") == "fail"
+    locks.on(replica)
+    found = findings()
+    assert found["replication"].level == "fail"
+    assert found["rights"].level == "fail"
+
+
+def test_more_acknowledgements_than_replicas_fails(locks: Locks) -> None:
+    locks.configure(REPLICAS_ACK=1, OPTIONS={"socket_timeout": 0.4})
+    assert level("replication") == "fail"
+
+
+@pytest.mark.slow
+def test_a_clock_that_is_far_off_is_warned_of(locks: Locks, make_server: MakeServer) -> None:
+    from tests.support.servers import Server
+
+    with Server(make_server().kind, movable_clock=True) as server:
+        locks.on(server)
+        assert level("clock") == "ok"
+        server.shift_clock(30)
+        finding = findings()["clock"]
+        assert finding.level == "warn"
+        assert "30.0 s ahead" in finding.says
+
+
+def test_a_server_in_cluster_mode_fails(locks: Locks, make_server: MakeServer) -> None:
+    bus = free_port()  # By default it is 10,000 higher, which may be too high.
+    locks.on(make_server(cluster_enabled="yes", cluster_port=bus))
+    assert level("cluster") == "fail"
+
+
+def test_a_key_that_never_expires_is_found(locks: Locks) -> None:
+    with distributed_lock("lottery"):
+        pass
+    assert level("keys") == "ok"
+    locks.redis.persist(lock_keys(locks.prefix, "lottery").fence)
+    finding = findings()["keys"]
+    assert finding.level == "fail"
+    assert finding.says.startswith("1 key never expires: ")
+    assert "lottery" in finding.says
+
+
+def test_locks_that_will_never_become_free_are_named(locks: Locks) -> None:
+    with held_by_other("lottery"):
+        assert level("locks") == "ok"
+        locks.redis.persist(lock_keys(locks.prefix, "lottery").lock)
+        locks.redis.rpush(lock_keys(locks.prefix, "a list").lock, "x")
+        locks.redis.set(lock_keys(locks.prefix, "passing").lock, "x", px=60_000)
+        finding = findings()["locks"]
+        assert finding.level == "fail"
+        assert finding.says.startswith("2 locks will never become free: ")
+        assert "1 lock held by what is not ours: 'passing'" in finding.says
+        assert "'lottery'" in finding.says
+        assert "'a list'" in finding.says
+        assert "manage.py locks release NAME shows" in finding.advice
+        call_command(
+            "locks", "release", "a list", "passing", "lottery", "--yes", stdout=io.StringIO()
+        )
+        assert level("locks") == "ok"
+
+
+def test_of_many_locks_the_first_are_named(locks: Locks) -> None:
+    for number in range(7):
+        locks.redis.set(lock_keys(locks.prefix, f"odd:{number}").lock, "x")
+    assert re.search(
+        r"7 locks will never become free: ('odd:\d', ){4}'odd:\d' and 2 more$",
+        findings()["locks"].says,
+    )
+
+
+def test_of_another_alias_the_remedy_names_it(locks: Locks, settings: Any) -> None:
+    settings.REDISLOCK = {**settings.REDISLOCK, "other": settings.REDISLOCK["default"]}
+    locks.redis.set(lock_keys(locks.prefix, "odd").lock, "x")
+    assert "release NAME --alias other shows" in findings("other")["locks"].advice
+
+
+def test_a_held_lock_that_is_not_in_the_index_is_found(locks: Locks) -> None:
+    with distributed_lock("lottery"):
+        assert level("index") == "ok"
+        locks.redis.delete(index_key(locks.prefix))
+        finding = findings()["index"]
+        assert finding.level == "warn"
+        assert finding.says.startswith("1 held lock is missing in the index, so lists do not show")
+
+
+def test_the_look_at_the_keys_is_bounded(locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "MOST_KEYS", 1000)
+    pipeline = locks.redis.pipeline(transaction=False)
+    for number in range(20_000):
+        pipeline.set(f"other:{number}", "x", ex=60)
+    pipeline.execute()
+    assert "among the first 1000 keys" in findings()["keys"].says
+
+
+def cache(location: Any, backend: str = "redis.RedisCache", **options: Any) -> dict[str, Any]:
+    backend = f"django.core.cache.backends.{backend}"
+    return {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}
+
+
+LOCAL = cache("", "locmem.LocMemCache")
+
+
+@pytest.mark.parametrize(
+    ("caches", "shared"),
+    [
+        ({}, False),
+        ({"default": LOCAL}, False),
+        ({"default": cache("redis://127.0.0.1:{port}/0")}, True),
+        ({"default": cache("redis://localhost:{port}")}, True),
+        ({"default": cache("redis://127.0.0.1:{port}/1")}, False),
+        ({"default": cache("redis://127.0.0.1:{port}/1", db=0)}, True),
+        ({"default": cache("redis://elsewhere:{port}/0")}, False),
+        (
+            {
+                "a": cache("", "locmem.LocMemCache"),
+                "b": cache(["redis://h:1", "redis://127.0.0.1:{port}"]),
+            },
+            True,
+        ),
+        ({"default": cache("redis://h:1;redis://127.0.0.1:{port}/0")}, True),
+        ({"default": cache("not a url")}, False),
+        ({"default": cache(None)}, False),  # An environment variable that is not set.
+        ({"default": cache([None, 3])}, False),
+        ({"default": cache("redis://127.0.0.1:{port}", db="x")}, False),
+    ],
+)
+def test_a_cache_in_the_same_database_is_warned_of(
+    locks: Locks, settings: Any, caches: dict[str, Any], shared: bool
+) -> None:
+    settings.CACHES = json.loads(json.dumps(caches).replace("{port}", str(locks.server.port)))
+    assert level("cache") == ("warn" if shared else "ok")
+
+
+def test_locks_in_memory_are_one_warning(settings: Any) -> None:
+    settings.REDISLOCK = {"default": IN_MEMORY}
+    (finding,) = findings().values()
+    assert (finding.about, finding.level) == ("server", "warn")
+
+
+# --- rights ---------------------------------------------------------------------------------------
+
+
+def add_user(locks: Locks, rules: str) -> None:
+    """Let the locks of this test be used by a user with these rules and no others."""
+    locks.redis.execute_command(
+        "ACL", "SETUSER", "locker", "reset", "on", ">pass-word", *rules.split()
+    )
+    locks.configure(OPTIONS={"username": "locker", "password": "pass-word"})
+
+
+@pytest.fixture
+def locker(locks: Locks) -> Any:
+    yield
+    locks.redis.execute_command("ACL", "DELUSER", "locker")
+
+
+@pytest.mark.usefixtures("locker")
+def test_the_minimal_rights_suffice_for_everything(locks: Locks) -> None:
+    """Locks, waiters, lists and force release work; nothing of other prefixes can be touched."""
+    add_user(locks, doctor.minimal_acl(locks.prefix))
+    found = findings()
+    assert {about for about, one in found.items() if one.level != "ok"} <= {"persistence"}
+    with distributed_lock("lottery", min_hold=5) as lease:
+        lease.renew()
+        assert held.list()[0].renewals == 1
+    assert held.detail("lottery").lock is not None
+    assert held.force_release("lottery", lease.id)
+    denied = locks.redis.execute_command("ACL", "DRYRUN", "locker", "GET", "other:key")
+    assert b"key" in denied
+    dangerous = locks.redis.execute_command("ACL", "DRYRUN", "locker", "FLUSHALL")
+    assert b"permissions" in dangerous
+
+
+@pytest.mark.usefixtures("locker")
+def test_a_missing_right_fails_and_the_rules_are_printed(locks: Locks) -> None:
+    rules = doctor.minimal_acl(locks.prefix)
+    add_user(locks, rules.replace("+set ", ""))
+    finding = findings()["rights"]
+    assert finding.level == "fail"
+    assert rules in finding.advice
+
+
+@pytest.mark.usefixtures("locker")
+def test_forbidden_scripts_are_a_warning(locks: Locks) -> None:
+    add_user(locks, "~* &* +@all -@scripting")
+    found = findings()
+    assert (found["rights"].level, found["scripting"].level) == ("ok", "warn")
+
+
+@pytest.mark.usefixtures("locker")
+def test_without_the_right_to_ask_much_is_unknown_and_nothing_breaks(locks: Locks) -> None:
+    rules = doctor.minimal_acl(locks.prefix).replace("+info ", "")
+    add_user(locks, rules)
+    found = findings()
+    assert found["version"].level == found["eviction"].level == "warn"
+    assert found["rights"].level == "ok"
+
+
+def test_a_wrong_password_fails(locks: Locks, make_server: MakeServer) -> None:
+    locks.on(make_server(requirepass="right"), OPTIONS={"password": "wr0ng"})
+    (finding,) = findings().values()
+    assert finding.level == "fail"
+    assert "wr0ng" not in repr(finding)
+
+
+# --- the admin's permissions ----------------------------------------------------------------------
+
+
+def test_permissions_that_migrate_has_not_made_are_warned_of() -> None:
+    (finding,) = doctor.examine_admin()
+    assert (finding.about, finding.level) == ("permissions", "ok")
+    Permission.objects.filter(content_type__app_label="django_redislock").delete()
+    (finding,) = doctor.examine_admin()
+    assert (finding.level, finding.advice) == ("warn", "Run manage.py migrate.")
+    status, out = run()
+    assert status == 0
+    assert "The admin\n  warn  permissions" in out
+    assert "permissions" not in run("--alias", "default")[1]
+
+
+def test_a_database_without_tables_is_warned_of() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE auth_permission RENAME TO elsewhere")
+    (finding,) = doctor.examine_admin()
+    assert finding.level == "warn"
+    assert "migrate" in finding.advice
+
+
+# --- manage.py locks doctor -----------------------------------------------------------------------
+
+
+def run(*args: str) -> tuple[int, str]:
+    out = io.StringIO()
+    try:
+        call_command("locks", "doctor", *args, stdout=out, stderr=out, no_color=True)
+    except CommandError as error:
+        return error.returncode, out.getvalue()
+    return 0, out.getvalue()
+
+
+def test_the_command_prints_a_line_for_each_finding_and_the_minimal_rules(locks: Locks) -> None:
+    status, out = run()
+    assert status == 0
+    for finding in findings().values():
+        assert f"{finding.level:4}  {finding.about}" in out
+    assert doctor.minimal_acl(locks.prefix) in out
+
+
+def test_the_command_prints_json() -> None:
+    status, out = run("--json")
+    assert status == 0
+    assert {frozenset(one) for one in json.loads(out)} == {
+        frozenset({"alias", "about", "level", "says", "advice"})
+    }
+
+
+def test_a_fail_is_exit_status_1(locks: Locks) -> None:
+    locks.configure(REPLICAS_ACK=1, OPTIONS={"socket_timeout": 0.4})
+    status, out = run()
+    assert status == 1
+    assert "fail  replication" in out
+    assert run("--json")[0] == 1

@@ -1,0 +1,231 @@
+"""Looking at held locks and releasing them by force, as programs and operators do."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import LockLost, LockUnavailable, distributed_lock, held
+from django_redislock.rules.keys import lock_keys
+from tests.support.backends import both_ways, held_by_other, in_turn, on_servers, waiters
+
+if TYPE_CHECKING:
+    from tests.conftest import Locks, MakeProxy
+    from tests.support.backends import Place, ServerPlace, Way
+
+pytest_plugins = ["tests.support.backends"]
+
+
+def seen(name: str) -> held.HeldLock:
+    """The lock, which must be held."""
+    found = held.get(name)
+    assert found is not None
+    return found
+
+
+# --- looking -------------------------------------------------------------------------------------
+
+
+def test_a_free_lock_is_none(place: Place) -> None:
+    assert held.get("lottery") is None
+    assert held.list() == []
+
+
+@both_ways
+async def test_a_held_lock_tells_who_and_how_long(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery", ttl=20)) as lease:
+        await way.sleep(0.05)
+        lock = seen("lottery")
+        assert (lock.name, lock.alias, lock.state) == ("lottery", "default", "held")
+        assert (lock.id, lock.owner, lock.fence) == (lease.id, lease.owner, lease.fence)
+        assert (lock.waiters, lock.renewals) == (0, 0)
+        assert lock.held_for == pytest.approx(0.05, abs=1)
+        assert lock.expires_in == pytest.approx(20, abs=1)
+        await way.renew(lease)
+        assert seen("lottery").renewals == 1
+    assert held.get("lottery") is None
+
+
+def test_a_list_is_in_the_order_in_which_the_leases_end(place: Place) -> None:
+    handles = [distributed_lock(f"lottery:{ttl}", ttl=ttl) for ttl in (30, 10, 20)]
+    assert all(handle.acquire() for handle in handles)
+    assert [one.name for one in held.list()] == ["lottery:10", "lottery:20", "lottery:30"]
+    for handle in handles:
+        handle.release()
+    assert held.list() == []
+
+
+def test_a_list_is_bounded_and_says_when_it_is_partial(place: Place) -> None:
+    handles = [distributed_lock(f"lottery:{number}") for number in range(5)]
+    assert all(handle.acquire() for handle in handles)
+    assert (len(held.list(limit=5)), held.list(limit=5).partial) == (5, False)
+    assert (len(held.list(limit=3)), held.list(limit=3).partial) == (3, True)
+    for handle in handles:
+        handle.release()
+
+
+@pytest.mark.parametrize("look", [held.list, held.every])
+def test_a_state_that_there_is_not_is_refused_and_not_nowhere(place: Place, look: Any) -> None:
+    only = held.Selection(state="overdu")
+    with pytest.raises(ValueError, match=r"state must be one of 'held'.*, not 'overdu'"):
+        list(look(only=only))
+
+
+def test_an_expired_lease_is_not_listed(place: Place) -> None:
+    with held_by_other("lottery", ttl=0.05):
+        from tests.support.waiting import wait_until
+
+        wait_until(lambda: held.list() == [])
+        assert held.get("lottery") is None
+
+
+def test_other_prefixes_are_not_listed(place: Place) -> None:
+    before = place.setting()
+    with distributed_lock("lottery"):
+        place.configure(KEY_PREFIX="test-another-prefix")
+        assert held.list() == []
+        place.configure(**before)
+
+
+@in_turn
+@both_ways
+async def test_waiters_are_counted(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery")
+    assert await way.acquire(lock)
+
+    async def wait() -> None:
+        async with way.entered(distributed_lock("lottery")):
+            pass
+
+    waiting = []
+    for count in range(1, 4):
+        waiting.append(way.start(wait))
+        await way.until(lambda: waiters("lottery") == count)  # noqa: B023 - called at once
+    await way.release(lock)
+    for one in waiting:
+        await one.result()
+    assert held.get("lottery") is None
+
+
+@on_servers
+def test_a_key_that_will_never_expire_stands_out(place: ServerPlace) -> None:
+    with distributed_lock("lottery") as lease:
+        key = lock_keys(place.locks.prefix, "lottery").lock
+        place.locks.redis.persist(key)
+        lock = seen("lottery")
+        assert (lock.state, lock.expires_in, lock.id) == ("no-expiry", None, lease.id)
+
+
+@on_servers
+def test_a_foreign_value_is_shown_as_held_by_unknown(place: ServerPlace) -> None:
+    place.locks.redis.set(lock_keys(place.locks.prefix, "lottery").lock, "\xff|", px=60_000)
+    lock = seen("lottery")
+    assert str(lock.owner) == "unknown"
+    assert (lock.fence, lock.held_for) == (None, None)
+    assert held.force_release("lottery", lock.id)
+    assert held.get("lottery") is None
+
+
+def test_listing_scans_no_keys(locks: Locks) -> None:
+    with distributed_lock("lottery"):
+        locks.redis.config_resetstat()
+        assert len(held.list()) == 1
+        used = set(locks.redis.info("commandstats"))
+    assert not used & {"cmdstat_scan", "cmdstat_keys"}
+
+
+@on_servers
+@pytest.mark.parametrize("look", ["list", "get", "force_release"])
+def test_a_silent_server_is_unavailable(
+    place: ServerPlace, make_proxy: MakeProxy, look: str
+) -> None:
+    proxy = make_proxy(place.locks.server)
+    place.on(proxy)
+    proxy.refuse()
+    arguments: dict[str, tuple[str, ...]] = {
+        "list": (),
+        "get": ("lottery",),
+        "force_release": ("lottery", "0" * 16),
+    }
+    with pytest.raises(LockUnavailable):
+        getattr(held, look)(*arguments[look])
+
+
+# --- releasing by force --------------------------------------------------------------------------
+
+
+@both_ways
+async def test_force_release_frees_the_lock_and_its_holder_learns_why(
+    way: Way, place: Place
+) -> None:
+    lock = distributed_lock("lottery")
+    assert await way.acquire(lock)
+    assert held.force_release("lottery", seen("lottery").id) is True
+    assert held.get("lottery") is None
+    assert held.list() == []
+    with pytest.raises(LockLost) as raised:
+        await way.release(lock)
+    assert raised.value.reason == "forced"
+
+
+@both_ways
+async def test_force_release_never_touches_a_newer_lease(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery")):
+        old = seen("lottery")
+    async with way.entered(distributed_lock("lottery")) as lease:
+        assert held.force_release("lottery", old.id) is False
+        await way.ensure_held(lease, verify=True)
+    assert held.force_release("lottery", lease.id) is False
+
+
+@both_ways
+async def test_force_release_ends_a_cooling_lock(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery", min_hold=60)) as lease:
+        pass
+    assert held.force_release("lottery", lease.id) is True
+    assert held.get("lottery") is None
+
+
+@in_turn
+@both_ways
+async def test_force_release_hands_the_lock_to_the_next_waiter(way: Way, place: Place) -> None:
+    lock = distributed_lock("lottery", ttl=60)
+    assert await way.acquire(lock)
+    waiting = way.start(lambda: way.acquire(distributed_lock("lottery")))
+    await way.until(lambda: waiters("lottery") == 1)
+    held.force_release("lottery", seen("lottery").id)
+    assert await waiting.result() is True
+
+
+@pytest.mark.parametrize("id", ["", "0", "x" * 5000, "|", "*"], ids=ascii)
+def test_an_id_that_is_none_releases_nothing(place: Place, id: str) -> None:  # noqa: A002
+    with distributed_lock("lottery") as lease:
+        assert held.force_release("lottery", id) is False
+        lease.ensure_held(verify=True)
+
+
+def test_the_audit_log_tells_who_released_what(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "django_redislock.audit")
+    with pytest.raises(LockLost), distributed_lock("lottery") as lease:  # noqa: PT012 - by leaving the block
+        held.force_release("lottery", lease.id, by="ann")
+        held.force_release("lottery", lease.id, by="bob")
+    first, second = (one for one in caplog.records if one.name == "django_redislock.audit")
+    assert (first.levelno, second.levelno) == (logging.WARNING, logging.INFO)
+    for part in ("lottery", "default", lease.id, str(lease.owner), "ann"):
+        assert part in first.getMessage()
+    assert "bob" in second.getMessage()
+
+
+def test_neither_looks_nor_releases_change_a_lock_of_another_alias(
+    place: Place, settings: Any
+) -> None:
+    before = place.setting()
+    settings.REDISLOCK = {"default": before, "other": {**before, "KEY_PREFIX": "test-another"}}
+    with distributed_lock("lottery") as lease:
+        assert held.get("lottery", using="other") is None
+        assert held.force_release("lottery", lease.id, using="other") is False
+        lease.ensure_held(verify=True)

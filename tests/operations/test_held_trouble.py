@@ -1,0 +1,429 @@
+"""What operators look for in a list: holders in trouble, and what will never become free."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import LockTimeout, LockUnavailable, distributed_lock, held
+from django_redislock.rules import scripts
+from django_redislock.rules.keys import index_key
+from tests.support.backends import DEFAULTS, both_ways, held_by_other, in_turn, on_servers
+from tests.support.faults import NAME, hold, in_thread, keys_of, value_of, waiting
+from tests.support.servers import KINDS
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import redis
+
+    from django_redislock import Lease
+    from tests.conftest import Locks, MakeProxy, Spawn
+    from tests.support.backends import Place, ServerPlace, Way
+
+pytest_plugins = ["tests.support.backends"]
+
+with_scripts = pytest.mark.parametrize("place", KINDS, indirect=True)
+
+
+def seen(name: str = NAME) -> held.HeldLock:
+    """The lock, which must be held."""
+    found = held.get(name)
+    assert found is not None
+    return found
+
+
+def listed() -> dict[str, str]:
+    """The state of all that lists show, by name."""
+    return {one.name: one.state for one in held.list()}
+
+
+def states_until_free(name: str = NAME) -> set[str]:
+    """In which states a lock is seen before it becomes free."""
+    states = set()
+    while lock := held.get(name):
+        states.add(lock.state)
+        time.sleep(0.01)
+    return states
+
+
+# --- overdue: a renewal was due and was missed ----------------------------------------------------
+
+
+def test_a_holder_that_dies_before_its_first_renewal_is_overdue(locks: Locks, spawn: Spawn) -> None:
+    child = spawn(hold, ttl=3)
+    child.read()
+    assert (seen().state, seen().renewals, seen().gone) == ("held", 0, False)
+    child.kill()
+    assert seen().gone  # Seen at once by those on the same host.
+    wait_until(lambda: seen().state == "overdue")
+    assert 0 < (seen().expires_in or 0) <= 1.0
+
+
+def test_a_holder_that_dies_after_a_hand_over_is_overdue(locks: Locks, spawn: Spawn) -> None:
+    with distributed_lock(NAME):
+        child = spawn(hold, ttl=3)
+        wait_until(lambda: waiting(locks) == 1)
+    child.read()
+    wait_until(lambda: (value_of(locks) or b"")[32:33] == b"h")  # Its confirmation has come.
+    child.kill()
+    assert seen().state == "held"
+    wait_until(lambda: seen().state == "overdue")
+
+
+def test_a_holder_that_dies_between_renewals_is_overdue(locks: Locks, spawn: Spawn) -> None:
+    child = spawn(hold, ttl=1.2)
+    child.read()
+    wait_until(lambda: seen().renewals == 2)
+    child.kill()
+    wait_until(lambda: seen().state == "overdue")
+
+
+@pytest.mark.parametrize("max_hold", [0.8, 1.2, 1.205, 2.0])
+def test_a_lease_that_ends_by_max_hold_is_never_overdue(place: Place, max_hold: float) -> None:
+    lock = distributed_lock(NAME, ttl=1.2, max_hold=max_hold)
+    assert lock.acquire()
+    assert states_until_free() == {"held"}
+
+
+@in_turn
+@both_ways
+async def test_a_lease_that_is_not_renewed_is_never_overdue(way: Way, place: Place) -> None:
+    lock = distributed_lock(NAME)
+    assert await way.acquire(lock)
+    next_one = distributed_lock(NAME, ttl=0.6, renew=False)
+
+    async def take() -> Lease | None:
+        await way.acquire(next_one)
+        return next_one.lease
+
+    waiter = way.start(take)
+    await way.until(lambda: seen().waiters == 1)
+    await way.release(lock)
+    lease = await waiter.result()
+    assert lease is not None
+    await way.renew(lease)
+    assert states_until_free() == {"held"}
+
+
+def test_a_lease_whose_renewal_is_slow_once_is_not_overdue(
+    locks: Locks, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(locks.server)
+    locks.on(proxy, TTL=3)
+    # Looks go past the proxy.
+    proxy.rule_for_script(scripts.RENEW.sha, "hang_before")
+    lock = distributed_lock(NAME)
+    with lock as lease:
+        locks.on(locks.server, TTL=3)
+        states = set()
+        while lease.renewals < 2:
+            states.add(seen().state)
+            time.sleep(0.01)
+        assert states == {"held"}
+
+
+# --- who held it before ---------------------------------------------------------------------------
+
+
+def past() -> list[tuple[int | None, str]]:
+    """Who held the lock before, and how that ended; the latest last."""
+    return [(one.owner.pid, one.ended) for one in held.detail(NAME).past]
+
+
+def test_a_dead_holder_that_somebody_saw_is_in_the_past_as_expired(
+    locks: Locks, spawn: Spawn
+) -> None:
+    child = spawn(hold, ttl=6)  # It dies long before its first renewal.
+    child.read()
+    child.kill()
+    wait_until(lambda: (seen().held_for or 0) > 1.6)
+    assert past() == []  # As long as it may be alive it is the present.
+    locks.redis.delete(keys_of(locks).lock)  # As it will be when the ttl is over.
+    assert past() == [(child.pid, "expired")]
+
+
+def test_a_dead_holder_that_somebody_waited_for_is_in_the_past_as_expired(
+    locks: Locks, spawn: Spawn
+) -> None:
+    child = spawn(hold, ttl=3)
+    child.read()
+    child.kill()
+    with distributed_lock(NAME, wait=10) as lease:
+        assert past() == [(child.pid, "expired")]
+        assert lease.held
+
+
+@on_servers
+def test_a_lease_is_in_the_past_once_however_often_it_was_seen(place: ServerPlace) -> None:
+    for success in (True, False):
+        lock = distributed_lock(NAME, ttl=30)
+        assert lock.acquire()
+        assert lock.lease is not None
+        wait_until(lambda: (seen().held_for or 0) > 1.6)
+        for _ in range(3):
+            assert distributed_lock(NAME).locked()
+        lock.lease.renew()
+        lock.release(success)
+    client = place.locks.redis
+    assert [ended for _, ended in past()] == ["done", "failed"]
+    assert client.llen(keys_of(place.locks).past) == 2
+
+
+# --- right after a hand-over ----------------------------------------------------------------------
+
+
+def test_a_lease_that_is_not_confirmed_yet_shows_the_time_it_will_have(
+    locks: Locks, spawn: Spawn
+) -> None:
+    lock = distributed_lock(NAME)
+    assert lock.acquire()
+    child = spawn(hold, ttl=30, wait=60)
+    wait_until(lambda: waiting(locks) == 1)
+    child.stop()
+    lock.release()
+    claimed = seen()
+    assert (claimed.state, claimed.owner.pid) == ("held", child.pid)
+    assert claimed.expires_in == pytest.approx(30, abs=1)
+    with pytest.raises(LockTimeout) as busy, distributed_lock(NAME, wait=0):
+        raise AssertionError("not reached")
+    assert busy.value.expires_in == pytest.approx(30, abs=1)
+    wait_until(lambda: held.get(NAME) is None)  # Nobody confirmed it; acquire says so, too.
+    next_one = distributed_lock(NAME, wait=0)
+    assert next_one.acquire()
+    next_one.release()
+    assert past()[-1] == (child.pid, "expired")
+
+
+# --- what will never become free ------------------------------------------------------------------
+
+
+def put(client: redis.Redis, key: str, kind: str) -> None:
+    """Put something that is not ours there."""
+    {
+        "string": lambda: client.set(key, b"\xff by hand"),
+        "empty string": lambda: client.set(key, b""),
+        "nearly ours": lambda: client.set(key, b"x" * 55 + b"|1|1|1|1||{}"),
+        "list": lambda: client.rpush(key, "a", "b", "c"),
+        "set": lambda: client.sadd(key, "a"),
+        "zset": lambda: client.zadd(key, {"a": 1}),
+        "hash": lambda: client.hset(key, "a", "b"),
+        "stream": lambda: client.xadd(key, {"a": "b"}),
+    }[kind]()
+
+
+STRANGE = ["string", "empty string", "nearly ours", "list", "set", "zset", "hash", "stream"]
+
+
+@on_servers
+@pytest.mark.parametrize("kind", STRANGE)
+def test_an_acquire_that_meets_what_is_not_ours_has_it_listed_and_an_operator_can_release_it(
+    place: ServerPlace, kind: str
+) -> None:
+    key = keys_of(place.locks).lock
+    put(place.locks.redis, key, kind)
+    assert listed() == {}
+    for wait in (0, 1):
+        with pytest.raises(LockUnavailable):
+            distributed_lock(NAME, wait=wait).acquire()
+    assert listed() == {NAME: "foreign"}
+    lock = seen()
+    assert (lock.expires_in, lock.fence, str(lock.owner)) == (None, None, "unknown")
+    assert kind.rsplit(maxsplit=1)[-1].replace("ours", "string") in lock.strange
+    assert lock.strange in lock.note
+    assert [one.name for one in held.list(only=held.Selection(state="no-expiry"))] == [NAME]
+    assert held.force_release(NAME, lock.id)
+    assert listed() == {}
+    assert not place.locks.redis.exists(key)
+    with distributed_lock(NAME, wait=0):
+        assert listed() == {NAME: "held"}
+
+
+@on_servers
+@pytest.mark.parametrize("kind", STRANGE)
+def test_what_is_not_ours_is_left_alone_if_it_changed_since_it_was_shown(
+    place: ServerPlace, kind: str
+) -> None:
+    client, key = place.locks.redis, keys_of(place.locks).lock
+    put(client, key, kind)
+    shown = seen().id
+    if kind.endswith(("string", "ours")):
+        client.append(key, "!")
+    else:
+        client.delete(key)
+        put(client, key, "set" if kind == "list" else "list")
+    assert not held.force_release(NAME, shown)
+    assert client.exists(key)
+    assert held.force_release(NAME, seen().id)
+
+
+@on_servers
+def test_a_lock_of_ours_without_expiry_stays_listed_once_an_acquire_met_it(
+    place: ServerPlace,
+) -> None:
+    client, keys = place.locks.redis, keys_of(place.locks)
+    with held_by_other(NAME):
+        client.persist(keys.lock)
+        client.zadd(keys.held, {keys.lock: 1})  # It was there until its expiry, long ago.
+        assert listed() == {}
+        with pytest.raises(LockUnavailable, match="no expiry"):
+            distributed_lock(NAME, wait=0).acquire()
+        assert listed() == {NAME: "no-expiry"}
+        assert "never become free" in seen().note
+        assert held.force_release(NAME, seen().id)
+        assert listed() == {}
+
+
+@on_servers
+def test_what_never_ended_leaves_the_index_once_it_is_seen_to_have_gone(place: ServerPlace) -> None:
+    client, keys = place.locks.redis, keys_of(place.locks)
+    client.set(keys.lock, "by hand")
+    with pytest.raises(LockUnavailable):
+        distributed_lock(NAME, wait=0).acquire()
+    client.delete(keys.lock)
+    assert (client.zcard(keys.held), listed(), client.zcard(keys.held)) == (1, {}, 0)
+
+
+@on_servers
+def test_a_foreign_value_that_will_expire_is_listed_until_then(place: ServerPlace) -> None:
+    client, keys = place.locks.redis, keys_of(place.locks)
+    client.set(keys.lock, "by hand", px=60_000)
+    assert not distributed_lock(NAME, wait=0).acquire()
+    assert listed() == {NAME: "foreign"}
+    assert 50 < (seen().expires_in or 0) <= 60
+    client.delete(keys.lock)
+    assert distributed_lock(NAME, wait=0).acquire()
+
+
+# --- how much is read -----------------------------------------------------------------------------
+
+HUGE = 30_000_000
+MUCH = 100_000
+
+
+@pytest.fixture
+def sent(place: ServerPlace) -> Iterator[Any]:
+    """How many bytes the server has sent since the last question."""
+    client = place.locks.redis
+    before = 0
+
+    def since() -> int:
+        nonlocal before
+        total = int(client.info("stats")["total_net_output_bytes"])
+        now, before = total - before, total
+        return now
+
+    return since
+
+
+@with_scripts
+def test_listings_and_acquires_read_of_huge_values_only_the_beginning(
+    place: ServerPlace, sent: Any
+) -> None:
+    client, keys = place.locks.redis, keys_of(place.locks)
+    client.set(keys.lock, b"\xff" * HUGE, px=60_000)
+    client.zadd(keys.held, {keys.lock: 9e15})
+    client.rpush(keys.past, "x" * HUGE)
+    client.hset(keys.runs, "skip", "x" * HUGE)
+    client.zadd(keys.ran, {keys.lock: 9e15})
+    client.zadd(keys.queue, {"t" * 32: 1})
+    client.hset(keys.waiters, "t" * 32, f"{10**13}|bell|30000|r|{'1' * 16}|" + "x" * HUGE)
+    sent()
+    assert not distributed_lock(NAME, wait=0).acquire()
+    assert listed() == {NAME: "foreign"}
+    held.detail(NAME)
+    held.records()
+    lock = seen()
+    assert lock.strange == f"a string of {HUGE} bytes"
+    assert held.force_release(NAME, lock.id)
+    assert sent() < MUCH
+
+
+@with_scripts
+def test_huge_members_of_an_index_are_not_read(place: ServerPlace, sent: Any) -> None:
+    client, index = place.locks.redis, index_key(place.locks.prefix)
+    client.zadd(index, {"x" * HUGE: 9e15})
+    client.zadd(keys_of(place.locks).ran, {"x" * HUGE: 9e15})
+    with distributed_lock(NAME):
+        sent()
+        assert listed() == {NAME: "held"}
+        assert held.records() == []
+        assert sent() < MUCH
+
+
+def test_an_owner_with_endless_names_is_cut_and_stays_readable(place: Place) -> None:
+    from django_redislock.lease import LONGEST_OWNER, Owner
+    from django_redislock.testing import LockTestKit
+
+    long = "\U0001f512" * 1000
+    owner = Owner(host="web-3", pid=7, thread=long, command=long, path=long, task=long)
+    assert len(owner.packed) <= LONGEST_OWNER
+    with LockTestKit().simulate_held_by_other(NAME, owner=owner):
+        lock = seen()
+        assert (lock.state, lock.owner.host, lock.owner.pid) == ("held", "web-3", 7)
+        assert long.startswith(lock.owner.task)
+
+
+# --- a force release whose answer is lost ---------------------------------------------------------
+
+
+@on_servers
+@pytest.mark.parametrize("successor", [False, True])
+def test_a_force_release_whose_answer_is_lost_was_done(
+    place: ServerPlace,
+    make_proxy: MakeProxy,
+    caplog: pytest.LogCaptureFixture,
+    successor: bool,
+) -> None:
+    lock, waiter = distributed_lock(NAME), distributed_lock(NAME)
+    assert lock.acquire()
+    waits = in_thread(lambda: waiter.acquire() and waiter.lease) if successor else None
+    wait_until(lambda: waiting(place.locks) == successor or place.name == "unscripted")
+    shown = seen()
+    proxy = make_proxy(place.locks.server)
+    server = place.locks.server
+    place.on(proxy)
+    if place.name == "unscripted":
+        proxy.rule("EXEC", "cut_after")
+    else:
+        proxy.rule_for_script(scripts.FORCE_RELEASE.sha, "cut_after")
+    assert held.force_release(NAME, shown.id, by="ann")
+    assert "released by 'ann'" in caplog.text
+    place.on(server, **DEFAULTS)
+    if waits is not None:
+        lease = waits.result(5)
+        assert lease
+        lease.ensure_held(verify=True)  # The resend has not touched it.
+        waiter.release()
+    # Another request for the same lease is answered as ever.
+    assert not held.force_release(NAME, shown.id)
+
+
+def test_a_force_release_that_is_never_answered_is_audited_as_unknown(
+    locks: Locks, make_proxy: MakeProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    with distributed_lock("other"):
+        proxy = make_proxy(locks.server)
+        locks.on(proxy, TTL=1)
+        proxy.refuse()
+        with pytest.raises(LockUnavailable):
+            held.force_release(NAME, "1" * 16, by="ann")
+    assert "unknown, by 'ann'" in caplog.text
+
+
+def test_the_fence_grows_also_over_what_is_not_ours(locks: Locks) -> None:
+    keys, ahead = keys_of(locks), 9 * 10**15  # As after a server whose clock was set back.
+    locks.redis.set(keys.fence, ahead, ex=60)
+    locks.redis.set(keys.lock, "not ours", ex=60)
+
+    def fence() -> int:
+        with distributed_lock(NAME, wait=10) as lease:
+            return lease.fence
+
+    waiter = in_thread(fence)
+    wait_until(lambda: waiting(locks) == 1)
+    assert held.force_release(NAME, seen().id)
+    assert waiter.result(5) == ahead + 1

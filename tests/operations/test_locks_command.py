@@ -1,0 +1,1308 @@
+"""``manage.py locks``: what it prints, what it does, and its exit statuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import patch
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_redislock import distributed_lock, held, task_runs
+from django_redislock.activity import Activity, busy_with, is_gone
+from django_redislock.lease import Owner
+from django_redislock.lock import Lock, Options
+from django_redislock.management import live_view
+from django_redislock.management import terminal as text
+from django_redislock.management.commands.locks import Command
+from django_redislock.rules.flows import Run
+from django_redislock.rules.keys import lock_keys
+from django_redislock.testing import LockTestKit
+from tests import ROOT
+from tests.support.backends import held_by
+from tests.support.processes import hear, say
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.conftest import Locks, MakeProxy, Spawn
+
+pytestmark = pytest.mark.usefixtures("locks")
+
+
+class Outcome(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def locks_command(*args: str) -> Outcome:
+    """Run the command in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    status = 0
+    try:
+        call_command("locks", *args, stdout=out, stderr=err, no_color=True)
+    except CommandError as error:
+        status = error.returncode
+        err.write(str(error))
+    return Outcome(status, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture
+def shell(settings: Any) -> Callable[..., Outcome]:
+    """Run the command as from a shell."""
+
+    def run(*args: str, answer: str = "", **environ: str) -> Outcome:
+        done = subprocess.run(
+            [sys.executable, "-m", "django", "locks", *args],
+            cwd=ROOT,
+            env=environment(settings) | environ,
+            input=answer,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+def environment(settings: Any) -> dict[str, str]:
+    return os.environ | {
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "TESTS_REDISLOCK": json.dumps(settings.REDISLOCK),
+        "PYTHONIOENCODING": "utf-8",
+    }
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let somebody answer the command's question."""
+
+    def answer(text: str) -> None:
+        monkeypatch.setattr("builtins.input", lambda: text)
+
+    return answer
+
+
+# --- list -----------------------------------------------------------------------------------------
+
+
+def test_without_an_act_it_lists() -> None:
+    with held_by("lottery"):
+        assert [one["name"] for one in locks_command("--json").json] == ["lottery"]
+        assert locks_command().out.startswith("NAME")
+
+
+def test_no_held_lock_is_said_so() -> None:
+    assert locks_command("list") == Outcome(0, "No lock is held.\n", "")
+    assert locks_command("list", "--json").json == []
+
+
+@pytest.mark.parametrize("columns", [None, 80, 120, 200])
+def test_the_table_is_aligned_also_with_wide_characters(columns: int | None) -> None:
+    names = ["lottery", "宝くじ", "복권", "e\u0301\u0323x", "\uff4c\uff4f", "🎟"]
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(held_by(name))
+        head, *rows = text.locks(held.list(), columns)
+    rows = [row for row in rows if not row.startswith(" ")]
+    assert len(rows) == len(names)
+    for row in rows:
+        assert text.width(row.partition("held")[0]) == head.index("STATE")
+        assert text.width(row.partition("web-3")[0]) == head.index("HOLDER")
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120, 200])
+def test_a_table_on_a_narrow_terminal_cuts_nothing(columns: int) -> None:
+    names, task = ["lottery", "宝" * 60, "report 2026-11"], "shop.tasks." + "t" * 30
+    doing = f"{task} id-1"
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(held_by(name, "worker-7d9f8b6c5d-x2x4z", task))
+        found = held.list()
+        lines = list(text.locks(found, columns, aliases=True))
+    for line in lines:
+        assert text.width(line) <= columns or line in {"宝" * 60, f"    doing {doing}"}, line
+    for lock in found:
+        assert sum(lock.id in line for line in lines) == 1
+    for part in ("'report 2026-11'", "宝" * 60, "worker-7d9f8b6c5d-x2x4z:4711", doing):
+        assert any(part in line for line in lines)
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_list_fits_the_terminal(
+    terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]], columns: int
+) -> None:
+    with held_by("lottery", "worker-7d9f8b6c5d-x2x4z", "lottery.tasks.draw"):
+        process, read = terminal("list", COLUMNS=str(columns))
+        assert process.wait(20) == 0
+        lines = read().splitlines()
+    assert len(lines) == (2 if columns == 120 else 3)
+    assert all(len(line) <= columns for line in lines)
+
+
+def test_the_schema_of_json_is_the_documented_one() -> None:
+    with held_by("lottery", task="lottery.tasks.draw"):
+        (lock,) = locks_command("list", "--json").json
+    fence, id_ = lock.pop("fence"), lock.pop("id")
+    held_for, expires_in = lock.pop("held_for"), lock.pop("expires_in")
+    assert lock == {
+        "name": "lottery",
+        "alias": "default",
+        "state": "held",
+        "host": "web-3",
+        "pid": 4711,
+        "thread": "MainThread",
+        "task": "lottery.tasks.draw",
+        "task_id": "id-1",
+        "command": None,
+        "path": None,
+        "permit": None,
+        "ttl": 60.0,
+        "renewals": 0,
+        "waiters": 0,
+        "note": None,
+        "gone": False,
+    }
+    assert isinstance(fence, int)
+    assert len(id_) == 16
+    assert 0 <= held_for < 5
+    assert 55 < expires_in <= 60
+
+
+def test_what_is_unknown_is_null(locks: Locks) -> None:
+    locks.redis.set(lock_keys(locks.prefix, "odd").lock, "somebody's")
+    lock = locks_command("show", "odd", "--json").json
+    assert lock["state"] == "foreign"
+    assert "a string of 10 bytes" in lock["note"]
+    unknown = ("host", "pid", "task", "task_id", "fence", "held_for", "expires_in", "ttl")
+    assert all(lock[key] is None for key in unknown)
+
+
+def test_json_and_alias_may_stand_before_and_after_the_act() -> None:
+    with held_by("lottery"):
+        before = locks_command("--json", "--alias", "default", "list").json
+        after = locks_command("list", "--json", "--alias", "default").json
+    assert [one["name"] for one in before] == [one["name"] for one in after] == ["lottery"]
+
+
+@pytest.mark.parametrize(
+    ("criterion", "found"),
+    [
+        (("--host", "web-1"), ["a:1"]),
+        (("--task", "shop.tasks.pay"), ["b:1"]),
+        (("--prefix", "a:"), ["a:1", "a:2"]),
+        (("--prefix", "a:", "--host", "web-2"), ["a:2"]),
+        (("--search", "SHOP"), ["b:1"]),
+        (("--search", "b:"), ["b:1"]),
+        (("--search", "web-2:4711"), ["a:2", "b:1"]),
+        (("--state", "cooling"), []),
+        (("--state", "permit"), ["b:1"]),
+        (("--older-than", "10m"), []),
+        (("--older-than", "0"), ["a:1", "a:2", "b:1"]),
+    ],
+    ids=" ".join,
+)
+def test_a_list_can_be_narrowed(criterion: tuple[str, ...], found: list[str]) -> None:
+    with (
+        held_by("a:1", "web-1", ttl=50),
+        held_by("a:2", "web-2", ttl=60),
+        held_by("b:1", "web-2", task="shop.tasks.pay", ttl=70, permit="1/2"),
+    ):
+        listed = locks_command("list", "--json", *criterion).json
+    assert [one["name"] for one in listed] == found
+
+
+def test_all_aliases_are_listed_unless_one_is_named(settings: Any) -> None:
+    one = settings.REDISLOCK["default"]
+    settings.REDISLOCK = {"default": one, "other": {**one, "KEY_PREFIX": "test-other"}}
+    with held_by("lottery"), distributed_lock("prizes", using="other"):
+        assert [lock["alias"] for lock in locks_command("--json").json] == ["default", "other"]
+        assert "ALIAS" in locks_command().out
+        (lock,) = locks_command("--json", "--alias", "other").json
+        assert lock["name"] == "prizes"
+        assert "ALIAS" not in locks_command("--alias", "other").out
+
+
+@pytest.mark.parametrize("act", ["list", "watch"])
+def test_an_alias_whose_server_is_silent_does_not_hide_the_others(settings: Any, act: str) -> None:
+    one = settings.REDISLOCK["default"]
+    silent = {"LOCATION": "redis://127.0.0.1:1/0"}
+    settings.REDISLOCK = {"silent": silent, "default": one}
+    with held_by("lottery"):
+        outcome = locks_command(act)
+        assert outcome.status == 3
+        assert "lottery" in outcome.out
+        assert "The server 127.0.0.1:1 (silent) cannot answer" in outcome.err
+        as_json = locks_command(act, "--json")
+        assert (as_json.status, [lock["name"] for lock in as_json.json]) == (3, ["lottery"])
+        found = locks_command("list", "--fail")
+        assert found.status == 1
+        assert "(silent) cannot answer" in found.err
+    outcome = locks_command("list")
+    assert (outcome.status, outcome.out) == (3, "")  # Nobody knows that no lock is held.
+
+
+@pytest.mark.parametrize("option", ["--prefix", "--search"])
+def test_a_name_is_found_in_any_form_of_the_same_letters(option: str) -> None:
+    with held_by("caf\u00e9"):
+        assert len(locks_command("list", option, "cafe\u0301", "--json").json) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (("--host", "typo"), "2 locks are held, but none matches --host typo."),
+        (
+            ("--task", "a b", "--older-than", "10m"),
+            "2 locks are held, but none matches --task 'a b' --older-than 10m.",
+        ),
+        (("--state", "cooling"), "2 locks are held, but none matches --state cooling."),
+        (("--search", "\x1b[2J"), "2 locks are held, but none matches --search $'\\033[2J'."),
+    ],
+    ids=lambda value: ascii(value)[:30],
+)
+def test_a_list_that_nothing_matches_is_not_said_to_be_of_all(
+    asked: tuple[str, ...], says: str
+) -> None:
+    with held_by("a"), held_by("b"):
+        assert locks_command("list", *asked) == Outcome(0, f"{says}\n", "")
+        assert locks_command("list", *asked, "--json") == Outcome(0, "[]\n", f"{says}\n")
+        if "--state" not in asked and "--search" not in asked:
+            assert locks_command("clean", *asked, "--yes") == Outcome(0, f"{says}\n", "")
+    assert locks_command("list", *asked).out == "No lock is held.\n"
+
+
+def test_one_lock_that_does_not_match_is_one() -> None:
+    with held_by("a"):
+        outcome = locks_command("list", "--host", "typo")
+        assert outcome.out == "1 lock is held, but none matches --host typo.\n"
+
+
+def test_a_part_of_a_list_is_said_to_be_one() -> None:
+    with held_by("a"), held_by("b"):
+        outcome = locks_command("list", "--limit", "1", "--json")
+        assert len(outcome.json) == 1
+        assert "not all" in outcome.err
+        assert locks_command("list", "--limit", "2").err == ""
+
+
+# --- show -----------------------------------------------------------------------------------------
+
+
+def test_show_tells_who_waits_and_who_held_it_before(spawn: Spawn) -> None:
+    for outcome in (True, False):
+        lock = distributed_lock("lottery", ttl=10)
+        assert lock.acquire()
+        assert lock.lease is not None
+        lock.lease.renew()  # Long enough to be remembered.
+        lock.release(success=outcome)
+    with distributed_lock("lottery"):
+        child = spawn(wait_for, "lottery")
+        wait_until(lambda: locks_command("show", "lottery", "--json").json["waiters"] == 1)
+        shown = locks_command("show", "lottery", "--json").json
+        assert shown["state"] == "held"
+        assert [one["pid"] for one in shown["waiting"]] == [child.pid]
+        assert [one["ended"] for one in shown["past"]] == ["done", "failed"]
+        assert all(one["until"] >= one["since"] for one in shown["past"])
+        text = locks_command("show", "lottery").out
+        for part in ("Waiting", f":{child.pid}", "Held before", "failed"):
+            assert part in text
+
+
+def test_show_of_a_free_lock_says_so() -> None:
+    assert "nobody holds it" in locks_command("show", "lottery").out
+    assert locks_command("show", "lottery", "--json").json["state"] == "free"
+
+
+def wait_for(name: str) -> None:
+    """In a child."""
+    with distributed_lock(name, wait=60):
+        hear()
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def running(name: str, id: str, ttl: float = 10) -> Iterator[None]:  # noqa: A002
+    """Run a task, as far as locks see one."""
+    with (
+        busy_with(Activity(task=f"tasks.{name}", task_id=id)),
+        Lock(name, Options(ttl=ttl, wait=0), Run(id, 60)),
+    ):
+        yield
+
+
+def ran(name: str, id: str = "ran") -> None:  # noqa: A002
+    with running(name, id):
+        pass
+
+
+def run_until_killed(name: str) -> None:
+    """In a child."""
+    with running(name, "killed", ttl=1):
+        say("running")
+        hear()
+
+
+def test_runs_tells_what_became_of_each_task(spawn: Spawn) -> None:
+    assert locks_command("runs").out == "No run of a task is known.\n"
+    child = spawn(run_until_killed, "killed")
+    child.read()
+    child.kill()
+    wait_until(lambda: held.get("killed") is None)
+    ran("nightly", "first")
+    with pytest.raises(ZeroDivisionError), running("nightly", "second"):
+        raise ZeroDivisionError
+    task_runs.note_skip("nightly", "busy", using="default")
+    with running("hourly", "third"):
+        lines = {line.split()[0]: line for line in locks_command("runs").out.splitlines()}
+        assert sorted(lines) == ["NAME", "hourly", "killed", "nightly"]
+        assert list(lines)[-1] == "killed"  # The last to run comes first.
+        by_name = {one["name"]: one for one in locks_command("runs", "--json").json}
+        text = locks_command("show", "hourly").out
+        assert "under way     for 0." in text
+    assert "for 0." in lines["hourly"]
+    assert by_name["hourly"]["under_way"][0]["task_id"] == "third"
+    assert by_name["hourly"]["last_success"] is None
+    assert by_name["nightly"]["last_success"]["task_id"] == "first"
+    assert by_name["nightly"]["last_failure"]["task_id"] == "second"
+    assert (by_name["nightly"]["last_skip"]["why"], by_name["nightly"]["skips"]) == ("busy", 1)
+    assert by_name["killed"]["last_unended"]["pid"] == child.pid
+    assert by_name["killed"]["last_success"] is None
+
+
+def test_runs_of_some_names_alone(settings: Any) -> None:
+    ran("nightly")
+    ran("hourly")
+    found = locks_command("runs", "hourly", "typo", "hourly", "--json").json
+    assert [(one["name"], bool(one["last_success"])) for one in found] == [
+        ("hourly", True),
+        ("typo", False),
+    ]
+    assert "never seen" in locks_command("runs", "typo").out
+    assert "never seen" not in locks_command("runs", "hourly").out
+
+
+def test_runs_as_a_probe(locks: Locks) -> None:
+    fresh = ("--no-success-for", "26h", "--fail")
+    outcome = locks_command("runs", *fresh)
+    assert outcome.status == 1
+    assert outcome.err == "Nothing is known, so all are without a success in the last 1 d 2 h."
+    ran("nightly")
+    assert locks_command("runs", *fresh) == Outcome(0, f"{EACH}\n", "")
+    assert locks_command("runs", "nightly", *fresh).status == 0
+    assert locks_command("runs", "nightly", *fresh, "--json") == Outcome(0, "[]\n", "")
+    missing = locks_command("runs", "nightly", "typo", *fresh)
+    assert (missing.status, missing.err) == (1, "1 lock without a success in the last 1 d 2 h.")
+    assert "typo" in missing.out
+    assert "nightly" not in missing.out
+    with suppress(ZeroDivisionError), running("fails", "x"):
+        raise ZeroDivisionError
+    assert [one["name"] for one in locks_command("runs", *fresh, "--json").json] == ["fails"]
+    assert locks_command("runs", *fresh).status == 1
+    assert locks_command("runs", "--no-success-for", "26h").status == 0
+    long_ago = locks.redis.hget(lock_keys(locks.prefix, "nightly").runs, "success")
+    at = int(long_ago.split(b"|")[0]) - 27 * 3_600_000
+    rest = long_ago.partition(b"|")[2]
+    locks.redis.hset(lock_keys(locks.prefix, "nightly").runs, "success", b"%d|%b" % (at, rest))
+    assert locks_command("runs", "nightly", *fresh).status == 1
+    assert locks_command("runs", "nightly", "--no-success-for", "28h", "--fail").status == 0
+
+
+EACH = "Each had a success in the last 1 d 2 h."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--fail",), "--fail goes with --no-success-for"),
+        (("--no-success-for", "31d", "--fail"), "30 days"),
+        (("--no-success-for", "soon", "--fail"), "no duration"),
+        (("--no-success-for", "-5", "--fail"), "no duration"),
+        (("line\nbreak",), "control"),
+    ],
+    ids=ascii,
+)
+def test_a_probe_that_cannot_mean_anything_is_refused(
+    shell: Callable[..., Outcome], arguments: tuple[str, ...], says: str
+) -> None:
+    outcome = shell("runs", *arguments)
+    assert outcome.status == 2
+    assert says in outcome.err
+
+
+def test_a_probe_of_a_silent_server_is_no_success(settings: Any) -> None:
+    one = settings.REDISLOCK["default"]
+    settings.REDISLOCK = {"silent": {"LOCATION": "redis://127.0.0.1:1/0"}, "default": one}
+    ran("nightly")
+    outcome = locks_command("runs", "--no-success-for", "26h", "--fail")
+    assert outcome.status == 3
+    assert "(silent) cannot answer" in outcome.err
+    assert "nightly" in locks_command("runs").out
+
+
+def test_show_tells_of_the_runs_also_of_a_permit_and_of_a_free_lock() -> None:
+    ran("report", "first")
+    with held_by("report#2", task="tasks.report", permit="2/5"):
+        for name in ("report", "report#2"):
+            assert "last success" in locks_command("show", name).out
+            shown = locks_command("show", name, "--json").json["runs"]
+            assert (shown["name"], shown["last_success"]["task_id"]) == ("report", "first")
+    assert locks_command("show", "other", "--json").json["runs"] is None
+    assert "Runs" not in locks_command("show", "other").out
+
+
+# --- release --------------------------------------------------------------------------------------
+
+
+def test_release_asks_and_frees_the_lease_that_it_has_shown(
+    answers: Callable[[str], None],
+) -> None:
+    with held_by("lottery"):
+        answers("y")
+        outcome = locks_command("release", "lottery")
+        assert outcome.status == 0
+        assert "web-3:4711" in outcome.out
+        assert "Released 1 lock." in outcome.out
+        assert held.get("lottery") is None
+
+
+@pytest.mark.parametrize("answer", ["", "n", "yess", "j"])
+def test_release_frees_nothing_without_a_yes(answers: Callable[[str], None], answer: str) -> None:
+    with held_by("lottery"):
+        answers(answer)
+        assert locks_command("release", "lottery").status == 1
+        assert held.get("lottery") is not None
+
+
+def test_release_frees_no_newer_lease_than_the_one_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with held_by("lottery"):
+
+        def while_it_is_asked() -> str:
+            shown = held.get("lottery")
+            assert shown is not None
+            held.force_release("lottery", shown.id)
+            assert later.acquire()
+            return "y"
+
+        later = distributed_lock("lottery")
+        monkeypatch.setattr("builtins.input", while_it_is_asked)
+        outcome = locks_command("release", "lottery")
+        assert outcome.status == 1
+        assert "somebody else holds it now" in outcome.err
+        assert later.lease is not None
+        later.lease.ensure_held(verify=True)
+        later.release()
+
+
+def test_release_with_an_id_asks_nothing_and_frees_only_that_lease() -> None:
+    with held_by("lottery"):
+        lock = held.get("lottery")
+        assert lock is not None
+        other = locks_command("release", "lottery", "--id", "0" * 16)
+        assert other.status == 1
+        assert "somebody else" in other.err
+        assert held.get("lottery") is not None
+        assert locks_command("release", "lottery", "--id", lock.id).status == 0
+        again = locks_command("release", "lottery", "--id", lock.id)
+        assert again.status == 1
+        assert "nobody holds it" in again.err
+
+
+def test_release_of_several_names_reports_each() -> None:
+    with held_by("a"), held_by("b"):
+        outcome = locks_command("release", "a", "free", "b", "--yes", "--json")
+        assert outcome.status == 1
+        assert [(one["name"], one["released"]) for one in outcome.json] == [
+            ("a", True),
+            ("free", False),
+            ("b", True),
+        ]
+        assert "free was not released" in outcome.err
+
+
+def test_release_by_id_needs_no_name(settings: Any) -> None:
+    one = settings.REDISLOCK["default"]
+    settings.REDISLOCK = {"default": one, "other": {**one, "KEY_PREFIX": "test-other"}}
+    handle = distributed_lock("lottery", using="other")
+    with held_by("lottery"):
+        assert handle.acquire()
+        assert handle.lease is not None
+        assert locks_command("release", "--id", handle.lease.id, "--alias", "default").status == 1
+        outcome = locks_command("release", "--id", handle.lease.id, "--json")
+        assert outcome.status == 0
+        (released,) = outcome.json
+        assert (released["name"], released["alias"]) == ("lottery", "other")
+        assert held.get("lottery", using="other") is None
+        assert held.get("lottery") is not None
+        again = locks_command("release", "--id", handle.lease.id)
+        assert (again.status, again.out) == (1, "")
+        assert again.err == f"No lease '{handle.lease.id}' is held."
+
+
+def test_release_by_id_says_when_there_are_too_many_locks_to_look_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with held_by("a"), held_by("b"):
+        monkeypatch.setattr(held, "MOST_LOOKS", 1)
+        assert "say its NAME too" in locks_command("release", "--id", "0" * 16).err
+
+
+def test_release_wants_to_know_what_is_meant() -> None:
+    outcome = locks_command("release")
+    assert (outcome.status, outcome.err) == (2, "Say which locks: NAME..., or --id LEASE.")
+
+
+def test_a_name_that_is_given_twice_is_released_once() -> None:
+    with held_by("lottery"):
+        outcome = locks_command("release", "lottery", "lottery", "--yes", "--json")
+        assert outcome.status == 0
+        assert [one["released"] for one in outcome.json] == [True]
+
+
+@pytest.mark.parametrize("arguments", [("release", "lottery"), ("clean", "--all")], ids=" ".join)
+def test_with_json_the_leases_and_the_question_are_not_on_standard_output(
+    shell: Callable[..., Outcome], arguments: tuple[str, ...]
+) -> None:
+    with held_by("lottery"):
+        outcome = shell(*arguments, "--json", answer="y\n")
+        assert [one["released"] for one in outcome.json] == [True]
+        assert "web-3:4711" in outcome.err
+        assert "Release 1 lock? The holders are not stopped. [y/N]" in outcome.err
+
+
+def test_a_lease_id_that_cannot_be_one_frees_nothing(shell: Callable[..., Outcome]) -> None:
+    with held_by("lottery"):
+        for lease in ("\udcff", "", "x y", "*"):
+            outcome = shell("release", "lottery", "--id", lease)
+            assert (outcome.status, "Traceback" in outcome.err) == (1, False)
+        assert held.get("lottery") is not None
+
+
+def test_a_holder_in_another_process_learns_that_it_was_forced(spawn: Spawn) -> None:
+    child = spawn(hold_until_lost, "lottery")
+    lease = child.read()
+    assert locks_command("release", "lottery", "--id", lease).status == 0
+    assert child.read() == "forced"
+
+
+def hold_until_lost(name: str) -> None:
+    """In a child."""
+    with distributed_lock(name, ttl=2) as lease:
+        say(lease.id)
+        wait_until(lambda: lease.lost_reason)
+        say(lease.lost_reason)
+        hear()
+
+
+def test_the_audit_log_says_who_released_it_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    with held_by("lottery"):
+        locks_command("release", "lottery", "--yes", "--reason", "stuck\nsince noon")
+    (record,) = [one for one in caplog.records if one.name == "django_redislock.audit"]
+    message = record.getMessage()
+    for part in ("'lottery'", "web-3:4711", "manage.py locks", r"stuck\nsince noon"):
+        assert part in message
+
+
+# --- clean ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("criterion", "left"),
+    [
+        (("--host", "web-1"), ["a:2", "b:1"]),
+        (("--prefix", "a:"), ["b:1"]),
+        (("--task", "shop.tasks.pay"), ["a:1", "a:2"]),
+        (("--host", "web-1", "--prefix", "b:"), ["a:1", "a:2", "b:1"]),
+        (("--older-than", "1h"), ["a:1", "a:2", "b:1"]),
+        (("--all",), []),
+    ],
+    ids=" ".join,
+)
+def test_clean_frees_only_what_is_meant(criterion: tuple[str, ...], left: list[str]) -> None:
+    with (
+        held_by("a:1", "web-1", ttl=50),
+        held_by("a:2", "web-2", ttl=60),
+        held_by("b:1", "web-2", task="shop.tasks.pay", ttl=70, permit="1/2"),
+    ):
+        assert locks_command("clean", *criterion, "--yes").status == 0
+        assert [lock.name for lock in held.list()] == left
+
+
+def test_a_dry_run_prints_what_clean_would_free_and_frees_nothing() -> None:
+    with held_by("a:1"), held_by("b:1"):
+        outcome = locks_command("clean", "--prefix", "a:", "--dry-run")
+        assert outcome.status == 0
+        assert "a:1" in outcome.out
+        assert "b:1" not in outcome.out
+        assert "Would release 1 lock." in outcome.out
+        assert len(held.list()) == 2
+        (lock,) = locks_command("clean", "--prefix", "a:", "--dry-run", "--json").json
+        assert (lock["name"], lock["released"]) == ("a:1", False)
+
+
+def test_clean_asks_first(answers: Callable[[str], None]) -> None:
+    with held_by("lottery"):
+        answers("no")
+        assert locks_command("clean", "--all").status == 1
+        assert held.get("lottery") is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "Say which locks"),
+        (("--yes",), "Say which locks"),
+        (("--all", "--host", "web-1"), "--all means every lock; leave it out"),
+        (("--all", "--dead-here"), "--all means every lock; leave it out"),
+    ],
+    ids=str,
+)
+def test_clean_wants_to_know_what_is_meant(arguments: tuple[str, ...], says: str) -> None:
+    with held_by("lottery"):
+        outcome = locks_command("clean", *arguments)
+        assert outcome.status == 2
+        assert says in outcome.err
+        assert held.get("lottery") is not None
+
+
+def hold(name: str) -> None:
+    """In a child."""
+    with distributed_lock(name, ttl=60, renew=False):
+        say("held")
+        hear()
+
+
+@pytest.fixture
+def gone(spawn: Spawn) -> str:
+    """A lock whose holder was killed."""
+    child = spawn(hold, "gone")
+    child.read()
+    child.kill()
+    return "gone"
+
+
+def test_a_holder_of_this_host_whose_process_ended_is_said_to_be_gone(gone: str) -> None:
+    with distributed_lock("mine"), held_by("theirs"):
+        by_name = {lock["name"]: lock["gone"] for lock in locks_command("--json").json}
+        assert by_name == {"mine": False, "theirs": False, gone: True}
+        lines = locks_command("list").out.splitlines()
+        assert [line.split()[0] for line in lines if "(gone)" in line] == [gone]
+        assert "gone: no such process on this host" in locks_command("show", gone).out
+        assert "gone" not in locks_command("show", "mine").out
+        assert locks_command("show", gone, "--json").json["gone"] is True
+
+
+def test_clean_dead_here_frees_what_gone_processes_hold(
+    gone: str, answers: Callable[[str], None]
+) -> None:
+    with distributed_lock("mine") as lease, held_by("theirs"):
+        dry = locks_command("clean", "--dead-here", "--dry-run", "--json").json
+        assert [(lock["name"], lock["released"]) for lock in dry] == [(gone, False)]
+        answers("n")
+        assert locks_command("clean", "--dead-here").status == 1
+        other = locks_command("clean", "--dead-here", "--prefix", "x", "--yes")
+        assert other.out == "3 locks are held, but none matches --prefix x --dead-here.\n"
+        assert locks_command("clean", "--dead-here", "--yes").status == 0
+        assert {lock.name for lock in held.list()} == {"mine", "theirs"}
+        lease.ensure_held(verify=True)
+        assert locks_command("clean", "--dead-here", "--all", "--yes").status == 2
+
+
+def cool(name: str) -> None:
+    """In a child: end in an orderly way, with success."""
+    with distributed_lock(name, min_hold=60):
+        pass
+
+
+def test_a_lock_that_cools_down_is_not_taken_for_that_of_a_dead_process(spawn: Spawn) -> None:
+    assert spawn(cool, "lottery").wait() == 0
+    assert locks_command("show", "lottery", "--json").json["gone"] is False
+    locks_command("clean", "--dead-here", "--yes")
+    assert held.get("lottery") is not None
+
+
+@pytest.mark.parametrize(
+    ("host", "pid", "answer"),
+    [
+        pytest.param(socket.gethostname(), os.getpid(), False, id="this process"),
+        (socket.gethostname(), 1, False),
+        (socket.gethostname(), 2**22 + 1, True),  # Greater than any on Linux.
+        (socket.gethostname(), 2**80, False),
+        (socket.gethostname(), 0, False),
+        (socket.gethostname(), -1, False),
+        (socket.gethostname(), None, False),
+        ("another-host", 2**22 + 1, False),
+        ("", 2**22 + 1, False),
+    ],
+)
+def test_only_what_surely_does_not_exist_is_gone(host: str, pid: int | None, answer: bool) -> None:
+    assert is_gone(Owner(host=host, pid=pid)) is answer
+
+
+def test_another_users_process_is_not_gone() -> None:
+    with patch.object(os, "kill", side_effect=PermissionError):
+        assert is_gone(Owner(host=socket.gethostname(), pid=4711)) is False
+
+
+def test_clean_frees_more_locks_than_a_list_shows(
+    locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held, "MOST_NAMES", 3)
+    handles = [distributed_lock(f"lottery:{number}", renew=False) for number in range(10)]
+    assert all(handle.acquire() for handle in handles)
+    assert "Released 10 locks." in locks_command("clean", "--all", "--yes").out
+    assert held.list() == []
+
+
+# --- exit statuses and bad input ------------------------------------------------------------------
+
+
+def test_fail_turns_a_find_into_status_1() -> None:
+    assert locks_command("list", "--fail").status == 0
+    with held_by("lottery"):
+        assert locks_command("list", "--fail", "--older-than", "10m").status == 0
+        outcome = locks_command("list", "--fail")
+        assert (outcome.status, outcome.err) == (1, "1 lock found.")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("list",),
+        ("show", "lottery"),
+        ("release", "lottery", "--yes"),
+        ("release", "lottery", "--id", "0" * 16),
+        ("clean", "--all", "--yes"),
+        ("watch",),
+        ("runs",),
+        ("runs", "lottery", "--no-success-for", "26h", "--fail"),
+    ],
+    ids=" ".join,
+)
+def test_a_server_that_does_not_answer_is_status_3(
+    locks: Locks, make_proxy: MakeProxy, arguments: tuple[str, ...]
+) -> None:
+    proxy = make_proxy(locks.server)
+    locks.on(proxy)
+    proxy.refuse()
+    outcome = locks_command(*arguments)
+    assert outcome.status == 3
+    assert f"127.0.0.1:{proxy.port} (default) cannot answer" in outcome.err
+
+
+def test_a_search_for_a_lease_names_the_server_that_does_not_answer(settings: Any) -> None:
+    one = settings.REDISLOCK["default"]
+    settings.REDISLOCK = {"default": one, "silent": {"LOCATION": "redis://127.0.0.1:1/0"}}
+    outcome = locks_command("release", "--id", "0123456789abcdef")
+    assert outcome.status == 3
+    assert "The server 127.0.0.1:1 (silent) cannot answer" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("show", "line\nbreak"),
+        ("show", ""),
+        ("release", "x" * 201, "--yes"),
+        ("list", "--alias", "nope"),
+        ("doctor", "--alias", "nope"),
+        ("release", "a", "b", "--id", "0" * 16),
+    ],
+    ids=ascii,
+)
+def test_bad_input_is_status_2(arguments: tuple[str, ...]) -> None:
+    assert locks_command(*arguments).status == 2
+
+
+def test_exit_statuses_reach_the_shell(shell: Callable[..., Outcome]) -> None:
+    with held_by("lottery"):
+        assert shell("list").status == 0
+        assert shell("list", "--fail").status == 1
+        assert shell("frobnicate").status == 2
+        assert shell("list", "--older-than", "soon").status == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("list", "--limit", "0"),
+        ("list", "--limit", "-1"),
+        ("list", "--limit", "1e3"),
+        ("list", "--older-than", "10x"),
+        ("list", "--older-than", "9" * 400 + "d"),
+        ("clean", "--older-than", "9" * 5000),
+        ("watch", "--interval", "-1"),
+    ],
+    ids=lambda arguments: " ".join(arguments)[:40],
+)
+def test_a_number_that_makes_no_sense_is_wrong_usage(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit) as exited:
+        Command().run_from_argv(["manage.py", "locks", *arguments])
+    assert exited.value.code == 2
+    assert f"argument {arguments[1]}" in capsys.readouterr().err
+
+
+def test_a_limit_beyond_all_bounds_gives_what_there_is(shell: Callable[..., Outcome]) -> None:
+    with held_by("lottery"):
+        outcome = shell("list", "--limit", "9" * 30, "--json")
+        assert (outcome.status, len(outcome.json)) == (0, 1)
+
+
+DJANGOS = ("--settings=tests.settings", "--pythonpath=.", "--traceback", "--no-color", "-v0")
+
+
+@pytest.mark.parametrize("act", ["list", "show x", "release x --yes", "doctor", "watch"])
+def test_djangos_own_options_may_stand_before_and_after_the_act(
+    shell: Callable[..., Outcome], act: str
+) -> None:
+    before = shell(*DJANGOS, "--skip-checks", *act.split(), DJANGO_SETTINGS_MODULE="")
+    after = shell(*act.split(), *DJANGOS, "--skip-checks", DJANGO_SETTINGS_MODULE="")
+    assert "usage:" not in before.err + after.err
+    assert (before.status, before.err) == (after.status, after.err)
+    assert shell(*act.split(), "--version").out == shell("--version").out
+
+
+def test_djangos_options_after_the_act_are_heeded(shell: Callable[..., Outcome]) -> None:
+    assert "\x1b[" in shell("doctor", "--force-color").out
+    assert "\x1b[" not in shell("doctor").out
+    assert "Traceback" in shell("show", "", "--traceback").err
+    assert "Traceback" not in shell("show", "").err
+    assert "No module named 'nowhere'" in shell("list", "--settings", "nowhere").err
+
+
+def test_no_color_is_heeded(
+    terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]], shell: Callable[..., Outcome]
+) -> None:
+    coloured, read = terminal("doctor")
+    coloured.wait(20)
+    assert "\x1b[" in read()
+    plain, read = terminal("doctor", NO_COLOR="1")
+    plain.wait(20)
+    assert "ok" in read()
+    assert "\x1b[" not in read()
+    assert "\x1b[" in shell("doctor", "--force-color", NO_COLOR="1").out
+
+
+def test_every_help_text_is_a_sentence_about_what_is_done(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for act in ("list", "show", "runs", "release", "clean", "doctor", "watch"):
+        with pytest.raises(SystemExit):
+            Command().run_from_argv(["manage.py", "locks", act, "--help"])
+        usage, says, *options = capsys.readouterr().out.split("\n\n")
+        assert usage.startswith(f"usage: manage.py locks {act} ")
+        assert re.fullmatch(r"[A-Z][^.]*[.](\s[A-Z][^.]*[.])*", says), says
+        for option in re.split(r"^  (?=-)", "\n".join(options), flags=re.MULTILINE)[1:]:
+            assert re.search(r"\s\s[a-z]+", option), f"{act}: {option} says nothing"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_letters_that_the_terminal_lacks_are_written_out(
+    shell: Callable[..., Outcome], encoding: str
+) -> None:
+    with held_by("日本"):
+        outcome = shell("list", PYTHONIOENCODING=encoding)
+        assert (outcome.status, outcome.err) == (0, "")
+        assert r"\u65e5\u672c" in outcome.out
+
+
+@pytest.mark.parametrize(
+    "arguments", ["", "list --fail", "--json", "doctor", "show x", "list --alias nope 2>&1"]
+)
+def test_a_reader_who_has_enough_is_no_traceback(settings: Any, arguments: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m django locks {arguments} | true; exit 0"],
+        cwd=ROOT,
+        env=environment(settings) | {"PYTHONUNBUFFERED": "1"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert done.stderr == ""
+
+
+def test_a_question_that_nobody_answers_frees_nothing(shell: Callable[..., Outcome]) -> None:
+    with held_by("lottery"):
+        outcome = shell("release", "lottery")
+        assert outcome.status == 2
+        assert "--yes" in outcome.err
+        assert held.get("lottery") is not None
+        assert shell("release", "lottery", answer="y\n").status == 0
+        assert held.get("lottery") is None
+
+
+def test_ctrl_c_at_the_question_frees_nothing_and_is_no_traceback(
+    terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
+) -> None:
+    with held_by("lottery"):
+        for act in (("release", "lottery"), ("clean", "--all")):
+            process, read = terminal(*act)
+            wait_until(lambda: "[y/N]" in read(), 20)  # noqa: B023 - called at once
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 130
+            assert "Nothing was released." in read()
+            assert "Traceback" not in read()
+        assert held.get("lottery") is not None
+
+
+def test_ctrl_d_at_the_question_is_no_yes(
+    terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
+) -> None:
+    with held_by("lottery"):
+        process, read = terminal("release", "lottery", keys=b"\x04")
+        assert process.wait(20) == 2
+        assert "There was no answer, so nothing was released." in read()
+        assert held.get("lottery") is not None
+
+
+def test_ctrl_c_while_it_looks_is_no_traceback(
+    terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
+    locks: Locks,
+    make_proxy: MakeProxy,
+) -> None:
+    proxy = make_proxy(locks.server)
+    locks.on(proxy)
+    hanging = proxy.rule("*", "hang_before", times=None)
+    process, read = terminal("list")
+    hanging.wait(timeout=20)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    assert "Interrupted." in read()
+    assert "Traceback" not in read()
+
+
+def test_ctrl_c_while_it_releases_says_how_far_it_has_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    force_release = held.force_release
+
+    def interrupted(name: str, *args: Any, **options: Any) -> bool:
+        if name == "b":
+            raise KeyboardInterrupt
+        return force_release(name, *args, **options)
+
+    with held_by("a"), held_by("b"):
+        monkeypatch.setattr(held, "force_release", interrupted)
+        outcome = locks_command("release", "a", "b", "--yes")
+        assert outcome.status == 130
+        assert outcome.err == "Interrupted. Released 1 lock, and perhaps one more."
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("1.5", 1.5), ("90s", 90), ("10m", 600), ("1h30m", 5400), ("2d", 172_800)],
+)
+def test_durations_are_written_as_people_do(text: str, seconds: float) -> None:
+    from django_redislock.humanize import parse_duration
+
+    assert parse_duration(text) == seconds
+
+
+# --- hostile text ---------------------------------------------------------------------------------
+
+HOSTILE = ["\x1b[2J", "a\u202eb", "\u200b", "x" * 200, "../../x", "{a}", "*", "-n", "<b>"]
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if "\x1b" not in name], ids=ascii)
+def test_any_name_can_be_listed_shown_and_released(name: str) -> None:
+    with held_by(name):
+        assert [lock["name"] for lock in locks_command("--json").json] == [name]
+        assert locks_command("show", "--json", "--", name).json["name"] == name
+        assert locks_command("release", "--yes", "--", name).status == 0
+        assert held.get(name) is None
+
+
+ODD = [
+    *HOSTILE,
+    'it\'s $HOME `x` "y" !z',
+    "back\\slash",
+    "back\\slash\u200b'",
+    "a\u202e7",
+    "\u00a0",
+    "#1",
+    "report#2",
+    "~",
+    "=ls",
+    "宝くじ",
+    "e\u0301",
+    "\U000e0041",
+    "a{b,c}",
+    "$'x'",
+    "\\u202e",
+]
+
+
+def test_a_name_as_it_is_printed_is_that_name_to_a_shell() -> None:
+    pasted = " ".join(map(text.pasteable, ODD))
+    assert pasted.isprintable()
+    shell = ["bash", "-c", f"printf '%s\\0' {pasted}"]
+    for language in ("C", "C.UTF-8"):
+        said = subprocess.run(shell, check=True, capture_output=True, env={"LC_ALL": language})
+        assert said.stdout.decode().split("\0")[:-1] == ODD
+
+
+@pytest.mark.parametrize("name", ["lottery", "report:2026-11", "a/b.c@d_e", "宝くじ", "-n"])
+def test_a_name_that_needs_no_quotes_has_none(name: str) -> None:
+    assert text.pasteable(name) == name
+
+
+def test_a_printed_name_can_be_pasted_back(settings: Any) -> None:
+    name = "it's\u202e\\odd"
+    with held_by(name):
+        (line,) = locks_command("list").out.splitlines()[1:]
+        pasted = line.partition("  ")[0]
+        done = subprocess.run(
+            ["bash", "-c", f"{sys.executable} -m django locks release --yes {pasted}"],
+            cwd=ROOT,
+            env=environment(settings),
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert (done.returncode, done.stdout[-17:]) == (0, "Released 1 lock.\n")
+        assert held.get(name) is None
+        assert pasted in locks_command("show", name).out
+        assert pasted in locks_command("release", name, "--yes").err
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+def test_nothing_that_somebody_wrote_moves_the_cursor_or_hides(text: str) -> None:
+    owner = Owner(host=f"h{text}", pid=1, task=f"t{text}", task_id=text, thread=text, path=text)
+    name = "lottery" if "\x1b" in text else text
+    with LockTestKit().simulate_held_by_other(name, owner=owner):
+        with busy_with(Activity(task=text, task_id=text)):
+            task_runs.note_skip(name, "busy", using="default")
+        for outcome in (
+            locks_command("list"),
+            locks_command("show", "--", name),
+            locks_command("watch"),
+            locks_command("runs"),
+            locks_command("runs", "--", name),
+            locks_command("clean", "--all", "--dry-run"),
+        ):
+            assert all(line.isprintable() for line in outcome.out.splitlines())
+
+
+def test_garbage_in_the_index_spoils_no_list(locks: Locks) -> None:
+    with held_by("lottery"):
+        index = lock_keys(locks.prefix, "lottery").held
+        garbage = [
+            b"\xff\xfe",
+            b"x",
+            f"{locks.prefix}:{{gone}}:lock",
+            f"{locks.prefix}:{{%00}}:lock",
+        ]
+        locks.redis.zadd(index, dict.fromkeys(garbage, 9e15))
+        locks.redis.lpush(lock_keys(locks.prefix, "list").lock, "x")
+        locks.redis.set(lock_keys(locks.prefix, "bytes").lock, b"\x00\xff" * 5000)
+        for name in ("list", "bytes"):
+            locks.redis.zadd(index, {lock_keys(locks.prefix, name).lock: 9e15})
+        listed = {one["name"]: one["state"] for one in locks_command("--json").json}
+        assert listed == {"lottery": "held", "list": "foreign", "bytes": "foreign"}
+        assert locks_command("release", "bytes", "list", "--yes").status == 0
+        assert [one["name"] for one in locks_command("--json").json] == ["lottery"]
+
+
+def test_an_index_of_the_wrong_type_is_a_message(locks: Locks) -> None:
+    locks.redis.set(lock_keys(locks.prefix, "x").held, "x")
+    outcome = locks_command("list")
+    assert outcome.status == 3
+    assert "WRONGTYPE" in outcome.err
+
+
+# --- watch ----------------------------------------------------------------------------------------
+
+
+def test_watch_without_a_terminal_prints_once() -> None:
+    with held_by("lottery"):
+        outcome = locks_command("watch")
+        assert outcome.status == 0
+        assert "held: 1" in outcome.out
+        assert "lottery" in outcome.out
+        assert [lock["name"] for lock in locks_command("watch", "--json").json] == ["lottery"]
+
+
+@pytest.fixture
+def terminal(settings: Any) -> Iterator[Callable[..., tuple[subprocess.Popen[bytes], Any]]]:
+    """Run the command on a terminal of its own; returns it and what reads its screen."""
+    started: list[tuple[subprocess.Popen[bytes], int]] = []
+
+    def run(*args: str, keys: bytes = b"", **environ: str) -> tuple[subprocess.Popen[bytes], Any]:
+        ours, theirs = pty.openpty()
+        os.write(ours, keys)
+        os.set_blocking(ours, False)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "django", "locks", *args],
+            cwd=ROOT,
+            env=environment(settings)
+            | {"COLUMNS": "120", "LINES": "40", "TERM": "xterm"}
+            | environ,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        started.append((process, ours))
+        screen = bytearray()
+
+        def read() -> str:
+            try:
+                while chunk := os.read(ours, 65536):
+                    screen.extend(chunk)
+            except (BlockingIOError, OSError):
+                pass
+            return screen.decode(errors="replace")
+
+        return process, read
+
+    yield run
+    for process, ours in started:
+        process.kill()
+        process.wait(5)
+        os.close(ours)
+
+
+def changes(watching: live_view.Screen) -> str:
+    """All that it shows, after one more look."""
+    return "\n".join(watching.look()[0])
+
+
+def test_watch_does_not_take_a_silent_server_for_free_locks(settings: Any) -> None:
+    one = settings.REDISLOCK["default"]
+    watching = live_view.Screen(["default"])
+    watching.look()
+    with held_by("lottery"):
+        assert "lottery  taken  web-3:4711" in changes(watching)
+        settings.REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:1/0"}}
+        assert "lottery  free" not in changes(watching)
+        settings.REDISLOCK = {"default": one}
+    assert "lottery  free" in changes(watching)
+
+
+def test_watch_reports_no_change_of_a_lock_for_which_there_was_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_view, "MOST_LOCKS", 1)
+    watching = live_view.Screen(["default"])
+    with held_by("b", ttl=50):
+        watching.look()
+        with held_by("a", ttl=40):
+            assert "b  free" not in changes(watching)
+        assert "b  taken" not in changes(watching)
+
+
+@pytest.mark.parametrize("columns", [80, 120, 200])
+def test_a_long_name_pushes_nothing_off_the_screen(columns: int) -> None:
+    with held_by("x" * 200):
+        lines, _ = live_view.Screen(["default"]).look(24, columns)
+        (line,) = (line for line in lines if "xxx" in line)
+        assert "x...  held" in line
+        assert "web-3:4711" in line
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120, 200])
+@pytest.mark.parametrize("lines", [6, 10, 24])
+def test_watch_fits_the_screen_and_says_what_does_not(lines: int, columns: int) -> None:
+    watching = live_view.Screen(["default"])
+    watching.look(lines, columns)
+    with ExitStack() as stack:
+        for number in range(30):
+            stack.enter_context(held_by(f"宝くじ:{number}", task="lottery.tasks.draw"))
+        shown, complaints = watching.look(lines, columns)
+    assert complaints == []
+    assert len(shown) <= lines
+    assert all(text.width(line) <= columns for line in shown)
+    rows = [line for line in shown if "宝くじ" in line and "taken" not in line]
+    assert f"{30 - len(rows)} more" in shown
+    assert "  no ro" in shown[0] or columns > 100
+    if columns == 80:
+        assert shown[0].endswith("no room for: LEASE")
+        assert "HOLDER" in shown[2]
+
+
+def test_watch_with_room_for_all_leaves_nothing_out() -> None:
+    with held_by("lottery"):
+        shown, _ = live_view.Screen(["default"]).look(24, 120)
+    assert "no room" not in shown[0]
+    assert not any("more" in line for line in shown)
+
+
+@pytest.mark.parametrize(
+    ("line", "columns", "left"),
+    [
+        ("lottery", 7, "lottery"),
+        ("lottery", 5, "lo..."),
+        ("lottery", 2, ".."),
+        ("日本語日本語", 12, "日本語日本語"),
+        ("日本語日本語", 9, "日本語..."),
+        ("日本語日本語", 8, "日本..."),
+        ("e\u0301\u0301e\u0301e\u0301", 3, "e\u0301\u0301e\u0301e\u0301"),
+        ("日本語", 0, ""),
+    ],
+    ids=ascii,
+)
+def test_a_line_is_clipped_by_its_width(line: str, columns: int, left: str) -> None:
+    assert text.clipped(line, columns) == left
+
+
+@pytest.mark.parametrize(("end", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_watch_shows_waiters_and_hand_offs_until_it_is_ended(
+    terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
+    spawn: Spawn,
+    end: signal.Signals,
+    status: int,
+) -> None:
+    process, read = terminal("watch", "--interval", "0.05")
+    lock = distributed_lock("lottery")
+    with lock:
+        wait_until(lambda: "held: 1" in read(), 20)
+        child = spawn(wait_for, "lottery")
+        wait_until(lambda: "waiting: 1" in read() and f":{child.pid}" in read(), 10)
+    wait_until(lambda: "handed over" in read(), 10)
+    process.send_signal(end)
+    assert process.wait(10) == status
+    assert read().endswith("\x1b[?1049l")  # The screen is as it was.
+
+
+def test_watch_goes_on_while_the_server_does_not_answer(
+    terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
+    locks: Locks,
+    make_proxy: MakeProxy,
+) -> None:
+    proxy = make_proxy(locks.server)
+    locks.on(proxy)
+    process, read = terminal("watch", "--interval", "0.05")
+    wait_until(lambda: "held: 0" in read(), 20)
+    proxy.refuse()
+    wait_until(lambda: "cannot answer" in read(), 10)
+    proxy.heal()
+    seen = len(read())
+    wait_until(lambda: "held: 0" in read()[seen:], 10)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 0

@@ -1,0 +1,248 @@
+"""No secret leaves through a page, a command, a log, a check, an exception or a repr."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core import checks
+from django.core.management import CommandError, call_command
+from django.test import Client
+from django.urls import reverse
+
+from django_redislock import LockError, distributed_lock, doctor, held
+from django_redislock.admin.page import HeldLockAdmin
+from django_redislock.conf import backends, conf
+from django_redislock.models import HeldLock
+from django_redislock.rules.keys import lock_keys
+from tests import ROOT
+from tests.support import site
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import Locks, MakeProxy, MakeServer
+
+SECRET = "s3cr3t-pa55"
+LIST = "/admin/django_redislock/heldlock/"
+
+
+class Ears:
+    """Everything that was said anywhere."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def hear(self, *things: object) -> None:
+        self.heard += [str(thing) for thing in things] + [repr(thing) for thing in things]
+
+    def attempt(self, act: Callable[[], object]) -> None:
+        """Do it; hear what it returns, or the whole traceback of what it raises."""
+        try:
+            self.hear(act())
+        except Exception as error:
+            self.hear(error, error.args, "".join(traceback.format_exception(error)))
+
+    def command(self, *args: str) -> None:
+        """Run ``manage.py locks``."""
+        out = io.StringIO()
+        try:
+            call_command("locks", *args, stdout=out, stderr=out)
+        except CommandError as error:
+            self.hear("".join(traceback.format_exception(error)))
+        self.hear(out.getvalue())
+
+
+@pytest.fixture
+def ears(caplog: pytest.LogCaptureFixture) -> Ears:
+    caplog.set_level(logging.DEBUG)
+    return Ears()
+
+
+def listen_everywhere(ears: Ears, client: Client) -> None:
+    """Use every way that shows something of locks or of their server."""
+    lock = distributed_lock("lottery", ttl=30, wait=0)
+    ears.attempt(lambda: conf("default"))
+    ears.attempt(lambda: backends["default"])
+    ears.attempt(lambda: vars(backends["default"].conf).keys())
+    ears.attempt(lock.acquire)
+    ears.attempt(lambda: lock)
+    ears.attempt(lambda: lock.lease)
+    ears.attempt(held.list)
+    ears.attempt(lambda: held.detail("lottery"))
+    ears.attempt(lambda: list(doctor.examine("default")))
+    for deploy in (False, True):
+        for message in checks.run_checks(include_deployment_checks=deploy):
+            ears.hear(message, message.msg, message.hint, message.obj)
+    for act in (
+        ["list"],
+        ["list", "--json"],
+        ["show", "lottery"],
+        ["show", "lottery", "--json"],
+        ["doctor"],
+        ["doctor", "--json"],
+        ["watch"],
+        ["runs"],
+        ["runs", "lottery", "--json"],
+        ["clean", "--all", "--dry-run"],
+    ):
+        ears.command(*act)
+    page = HeldLock.named("lottery", "default")
+    address = reverse("admin:django_redislock_heldlock_change", args=[page.key])
+    lease = {"lease": f"{page.key}:{lock.lease.id if lock.lease else '0' * 16}"}
+    for response in (
+        client.get(LIST),
+        client.get(address),
+        client.post(f"{LIST}force-release/", lease),
+        client.post(f"{LIST}force-release/", {**lease, "confirmed": "yes"}, follow=True),
+    ):
+        ears.hear(response.content.decode())
+    ears.command("release", "lottery", "--yes", "--json")
+    ears.attempt(lock.release)
+
+
+@pytest.fixture
+def operator(db: None) -> Client:
+    client = Client()
+    client.force_login(site.add_user("operator"))
+    return client
+
+
+@pytest.mark.parametrize("answer", ["right", "wrong", "refused", "silent", "cut"])
+@pytest.mark.parametrize("place", ["url", "options"])
+def test_a_password_never_appears(
+    locks: Locks,
+    make_server: MakeServer,
+    make_proxy: MakeProxy,
+    ears: Ears,
+    operator: Client,
+    caplog: pytest.LogCaptureFixture,
+    place: str,
+    answer: str,
+) -> None:
+    server = make_server(requirepass="other" if answer == "wrong" else SECRET)
+    proxy = make_proxy(server)
+    options: dict[str, Any] = {"socket_timeout": 0.2} if answer == "silent" else {}
+    if place == "url":
+        locks.configure(LOCATION=f"redis://:{SECRET}@127.0.0.1:{proxy.port}/0", OPTIONS=options)
+    else:
+        options = {**options, "username": "default", "password": SECRET}
+        locks.configure(LOCATION=f"redis://127.0.0.1:{proxy.port}/0", OPTIONS=options)
+    if answer == "refused":
+        proxy.refuse()
+    elif answer == "silent":
+        proxy.blackhole()
+    elif answer == "cut":
+        proxy.rule("EVAL*", "cut_before", times=None)
+    listen_everywhere(ears, operator)
+    ears.hear(caplog.text)
+    assert len(ears.heard) > 40
+    assert not [one for one in ears.heard if SECRET in one]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"LOCATION": f"redis://:{SECRET}@host:port/0"},
+        {"LOCATION": f"reddis://:{SECRET}@host"},
+        {"LOCATION": [f"redis://:{SECRET}@a", f"redis://:{SECRET}@b"]},
+        {"LOCATION": ("redis://a", 1, SECRET)},
+        {"LOCATION": f"redis://:{SECRET}@a", "TTL": "x"},
+        {"OPTIONS": {"password": SECRET, "no_such_option": SECRET}},
+        {"OPTIONS": {"password": SECRET, "socket_timeout": "x"}},
+        {"OPTIONS": [SECRET]},
+        {"PASSWORD": SECRET},
+    ],
+)
+def test_a_malformed_setting_is_reported_without_its_secrets(
+    settings: Any, ears: Ears, operator: Client, setting: dict[str, Any]
+) -> None:
+    settings.REDISLOCK = {"default": setting}
+    listen_everywhere(ears, operator)
+    assert not [one for one in ears.heard if SECRET in one]
+
+
+def test_a_token_never_appears(
+    locks: Locks, ears: Ears, operator: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = distributed_lock("lottery:2")
+    with pytest.raises(LockError), other:  # noqa: PT012 - at its end: it is lost
+        tokens = {locks.redis.get(lock_keys(locks.prefix, "lottery:2").lock)[:32].decode()}
+        listen_everywhere(ears, operator)
+        ears.command("clean", "--all", "--yes", "--json")
+    ears.hear(caplog.text)
+    forced = locks.redis.get(lock_keys(locks.prefix, "lottery").forced)
+    if forced is not None:
+        tokens.add(forced[16:48].decode())
+    assert all(re.fullmatch("[0-9a-f]{32}", token) for token in tokens)
+    assert not [one for one in ears.heard if any(token in one for token in tokens)]
+
+
+def test_waiters_are_shown_without_their_tokens(locks: Locks, spawn: Any) -> None:
+    from tests.operations.test_admin import wait_for, waiters
+    from tests.support.waiting import wait_until
+
+    with distributed_lock("lottery"):
+        spawn(wait_for, "lottery")
+        wait_until(lambda: waiters("lottery") == 1)
+        (token,) = locks.redis.zrange(lock_keys(locks.prefix, "lottery").queue, 0, -1)
+        assert token.decode() not in repr(held.detail("lottery"))
+
+
+def test_names_that_forge_log_lines_are_refused_or_escaped(
+    locks: Locks, ears: Ears, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(LockError):
+        distributed_lock("lottery\nWARNING root: all is well")
+    with distributed_lock("lottery") as lease:
+        held.force_release("lottery", "0" * 16, by="ann\nroot: all is well", reason="\x1b[2J\n")
+        assert lease.held
+    for record in caplog.records:
+        assert "\n" not in record.getMessage()
+        assert "\x1b" not in record.getMessage()
+
+
+def test_nothing_is_unpickled_and_nothing_is_marked_as_safe_html() -> None:
+    for file in (ROOT / "django_redislock").rglob("*.py"):
+        source = file.read_text()
+        assert not re.search(r"^\s*(import|from) (pickle|marshal|shelve)\b", source, re.MULTILINE)
+        assert "mark_safe" not in source
+        assert not re.search(r"\b(eval|exec)\(", source)
+    for file in (ROOT / "django_redislock").rglob("*.html"):
+        source = file.read_text()
+        assert "|safe" not in source
+        assert "autoescape" not in source
+
+
+def test_scripts_take_what_comes_from_outside_as_arguments_only() -> None:
+    """No script is put together from names or values; each is the same for every call."""
+    for file in (ROOT / "django_redislock/lua").glob("*.lua"):
+        assert "loadstring" not in file.read_text()
+    source = (ROOT / "django_redislock/scripts.py").read_text()
+    assert ".format(" not in source
+    assert "% (" not in source
+
+
+def test_certificates_are_never_left_unchecked() -> None:
+    for file in (ROOT / "django_redislock").rglob("*.py"):
+        assert not re.search(r"ssl_cert_reqs|CERT_NONE|check_hostname", file.read_text())
+
+
+def test_the_admin_offers_one_act_and_it_needs_its_own_permission() -> None:
+    assert HeldLockAdmin.actions == ("force_release",)
+    assert HeldLockAdmin.force_release.allowed_permissions == ["force_release"]
+
+
+def test_each_point_of_the_security_list_is_answered_in_the_docs() -> None:
+    page = (ROOT / "docs/security.md").read_text()
+    answered = re.findall(r"^\| (S\d+) \|", page, re.MULTILINE)
+    assert answered == [f"S{number}" for number in range(1, 23)]
+    # Tests that are named there exist.
+    for test in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page):
+        file, name = test
+        assert (ROOT / file).exists(), file
+        assert not name or f"def {name}(" in (ROOT / file).read_text(), name

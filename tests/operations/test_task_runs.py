@@ -1,0 +1,232 @@
+"""What became of task runs: those that ended, those under way, and those that never ended."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_redislock import LockLost, LockUnavailable, held
+from django_redislock.activity import Activity, busy_with
+from django_redislock.conf import backends
+from django_redislock.lock import Lock, Options
+from django_redislock.rules import flows, scripts
+from django_redislock.rules.flows import Run
+from django_redislock.rules.keys import lock_keys
+from tests.support.backends import in_turn, on_servers
+from tests.support.faults import one_kind
+from tests.support.processes import hear, say
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django_redislock import Lease
+    from tests.conftest import Locks, Proxy, Spawn
+    from tests.support.backends import Place, ServerPlace
+
+pytest_plugins = ["tests.support.backends"]
+
+NAME = "lottery"
+
+
+@contextmanager
+def running(id: str, ttl: float = 10, wait: float = 0) -> Iterator[Lease]:  # noqa: A002
+    """Run a task, as far as locks see one."""
+    with (
+        busy_with(Activity(task="lottery.tasks.draw", task_id=id)),
+        Lock(NAME, Options(ttl=ttl, wait=wait), Run(id, 60)) as lease,
+    ):
+        yield lease
+
+
+def run_until_told(id: str, ttl: float) -> None:  # noqa: A002
+    """In a child."""
+    with running(id, ttl=ttl):
+        say("running")
+        hear()
+
+
+def record() -> held.Record:
+    """The record, which must be there."""
+    found = held.record(NAME)
+    assert found is not None
+    return found
+
+
+def ids(*runs: held.Run | None) -> list[str]:
+    return [run.owner.task_id for run in runs if run]
+
+
+def test_a_run_is_under_way_until_it_ends(place: Place) -> None:
+    with running("first"):
+        assert ids(*record().under_way) == ["first"]
+        (run,) = record().under_way
+        assert (run.lasted, run.why) == (None, "")
+        assert 0 <= run.ago < 5
+        assert [one.name for one in held.records()] == [NAME]
+        assert record().last_success is record().last_unended is None
+    assert record().under_way == ()
+    assert record().last_unended is None
+    assert ids(record().last_success) == ["first"]
+
+
+def test_a_run_that_fails_has_ended(place: Place) -> None:
+    with pytest.raises(ZeroDivisionError), running("first"):
+        raise ZeroDivisionError
+    assert (record().under_way, record().last_unended) == ((), None)
+    assert ids(record().last_failure) == ["first"]
+
+
+def test_a_run_whose_lease_is_over_without_an_end_never_ended(place: Place) -> None:
+    with pytest.raises(LockLost), running("first"):  # noqa: PT012 - at its end: it is lost
+        place.lapse(NAME)
+        assert record().under_way == ()
+        assert ids(record().last_unended) == ["first"]
+    assert ids(record().last_unended) == ["first"]
+    with running("second"):
+        assert ids(*record().under_way) == ["second"]
+        assert ids(record().last_unended) == ["first"]
+    assert ids(record().last_success, record().last_unended) == ["second", "first"]
+
+
+def test_a_run_that_an_operator_ended_never_ended(place: Place) -> None:
+    with pytest.raises(LockLost), running("first") as lease:
+        held.force_release(NAME, lease.id)
+    assert ids(record().last_unended) == ["first"]
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_a_grant_that_is_given_back_was_a_run_only_if_it_lasted(
+    place: Place, renewed: bool
+) -> None:
+    backend = backends["default"]
+    with suppress(LockLost), running("first") as lease:
+        if renewed:
+            lease.renew()
+        backend.run(flows.undo(NAME, lease._token, 1))
+        found = held.record(NAME)
+        assert ids(found and found.last_unended) == (["first"] if renewed else [])
+
+
+@in_turn
+def test_a_run_that_waited_for_its_turn_is_under_way(place: Place) -> None:
+    told = threading.Event()
+
+    def wait() -> None:
+        with running("second", wait=10):
+            told.wait(10)
+
+    with running("first"):
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        wait_until(lambda: (lock := held.get(NAME)) and lock.waiters)
+    wait_until(lambda: ids(*record().under_way) == ["second"])
+    assert record().last_unended is None
+    told.set()
+    waiter.join()
+    assert ids(record().last_success) == ["second"]
+    assert (record().under_way, record().last_unended) == ((), None)
+
+
+def test_a_lock_of_no_task_has_no_runs_under_way(place: Place) -> None:
+    with Lock(NAME, Options()):
+        assert held.record(NAME) is None
+    assert held.records() == []
+
+
+def test_looking_while_runs_begin_and_end_sees_none_that_never_ended(place: Place) -> None:
+    over = threading.Event()
+
+    def draw() -> None:
+        number = 0
+        while not over.is_set():
+            number += 1
+            with running(f"run {number}"):
+                pass
+
+    worker = threading.Thread(target=draw)
+    worker.start()
+    try:
+        for _ in range(100):
+            found = held.record(NAME)
+            assert found is None or found.last_unended is None
+    finally:
+        over.set()
+        worker.join()
+
+
+@one_kind
+def test_a_killed_run_is_under_way_until_its_lease_ends_and_never_ended_after_it(
+    locks: Locks, spawn: Spawn
+) -> None:
+    child = spawn(run_until_told, "first", 1)
+    child.read()
+    child.kill()
+    assert ids(*record().under_way) == ["first"]
+    wait_until(lambda: not record().under_way)
+    unended = record().last_unended
+    assert unended is not None
+    assert (unended.owner.pid, unended.lasted, unended.why) == (child.pid, None, "")
+
+
+@one_kind
+def test_a_run_whose_grant_was_told_twice_began_once(locks: Locks, proxy: Proxy) -> None:
+    locks.on(proxy, TTL=10)
+    lost = proxy.rule_for_script(scripts.ACQUIRE.sha, "cut_after")
+    with running("first"):
+        assert lost.hits == 1
+        assert ids(*record().under_way) == ["first"]
+    assert (record().under_way, record().last_unended) == ((), None)
+
+
+@one_kind
+def test_a_run_that_was_given_up_before_it_began_never_was(locks: Locks, proxy: Proxy) -> None:
+    locks.on(proxy, TTL=10, OPTIONS={"socket_timeout": 0.4})
+    proxy.rule_for_script(scripts.ACQUIRE.sha, "hang_after", times=2)
+    with pytest.raises(LockUnavailable), running("first"):
+        pass
+    assert held.record(NAME) is None
+
+
+@on_servers
+def test_the_record_is_kept_for_thirty_days(place: ServerPlace) -> None:
+    with running("first"):
+        ttl = place.locks.redis.ttl(lock_keys(place.locks.prefix, NAME).runs)
+        assert 29 < ttl / 86_400 <= 30
+
+
+@on_servers
+def test_what_somebody_else_wrote_spoils_no_record(place: ServerPlace) -> None:
+    key = lock_keys(place.locks.prefix, NAME).runs
+    with running("first"):
+        for field in ("started#2", "unended", "success", "started\xff"):
+            place.locks.redis.hset(key, field, b"\xff|x")
+        assert ids(*record().under_way) == ["first"]
+        assert (record().last_unended, record().last_success) == (None, None)
+
+
+def test_json_of_a_record_has_the_documented_keys(place: Place) -> None:
+    with running("first"):
+        pass
+    with running("second"):
+        found = record().as_dict()
+    assert list(found) == [
+        "name",
+        "alias",
+        "last_success",
+        "last_failure",
+        "last_skip",
+        "last_unended",
+        "skips",
+        "under_way",
+    ]
+    assert found["last_failure"] is found["last_skip"] is found["last_unended"] is None
+    (run,) = found["under_way"]
+    for one in (run, found["last_success"]):
+        assert list(one)[:4] == ["at", "ago", "lasted", "why"]
+        assert one["task"] == "lottery.tasks.draw"
+    assert run["lasted"] is None
+    assert found["last_success"]["lasted"] >= 0

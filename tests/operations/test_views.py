@@ -1,0 +1,324 @@
+"""Locks in views: class-based ones, and answers to those who find a lock busy or no server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client
+from django.urls import path
+from django.utils.decorators import decorator_from_middleware, method_decorator
+from django.views import View
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_redislock import InvalidLockName, LockLost, distributed_lock, held
+from django_redislock.middleware import LockErrorsMiddleware
+from tests.support.backends import held_by, held_by_other
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+    from django_redislock.testing import LockTestKit
+    from tests.support.backends import Place
+
+pytest_plugins = ["tests.support.backends"]
+
+lock = distributed_lock("v:{pk}", wait=0)
+
+
+def held_names() -> HttpResponse:
+    """The locks that are held while a view runs."""
+    return HttpResponse(",".join(one.name for one in held.list()))
+
+
+class OfMethod(View):
+    """The lock is over one method."""
+
+    @method_decorator(lock)
+    def get(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return held_names()
+
+
+class AOfMethod(View):
+    """The same, asynchronous."""
+
+    @method_decorator(lock)
+    async def get(self, request: HttpRequest, pk: int) -> HttpResponse:
+        await asyncio.sleep(0)
+        return held_names()
+
+
+@method_decorator(lock, name="dispatch")
+class OfClass(View):
+    """The lock is over the whole view."""
+
+    def get(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return held_names()
+
+
+@method_decorator(lock, name="dispatch")
+class AOfClass(View):
+    """The same, asynchronous."""
+
+    async def get(self, request: HttpRequest, pk: int) -> HttpResponse:
+        await asyncio.sleep(0)
+        return held_names()
+
+
+@method_decorator([distributed_lock("v:{request.method}:{pk}", wait=0)], name="get")
+class Parent(View):
+    """The name takes something of the request; the method takes whatever comes."""
+
+    def get(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        return held_names()
+
+
+class Child(Parent):
+    """Inherits it."""
+
+
+class Plain(View):
+    """The lock is over what as_view() returns, see below."""
+
+    def get(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return held_names()
+
+
+class APlain(View):
+    """The same, asynchronous."""
+
+    async def get(self, request: HttpRequest, pk: int) -> HttpResponse:
+        await asyncio.sleep(0)
+        return held_names()
+
+
+@method_decorator(lock, name="post")
+class Rest(APIView):
+    """Of Django REST framework."""
+
+    authentication_classes = ()
+
+    def post(self, request: Any, pk: int) -> Response:
+        return Response(held_names().content.decode())
+
+
+@method_decorator(distributed_lock("v:{self.kwargs[pk]}"), name="get")
+class OfSelf(View):
+    """method_decorator gives a decorator no self, so no name can be made of it."""
+
+    def get(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return held_names()
+
+
+@lock
+def of_function(request: HttpRequest, pk: int) -> HttpResponse:
+    """A view that is a function."""
+    return held_names()
+
+
+@lock
+async def aof_function(request: HttpRequest, pk: int) -> HttpResponse:
+    """The same, asynchronous."""
+    await asyncio.sleep(0)
+    return held_names()
+
+
+def losing(request: HttpRequest, pk: int) -> HttpResponse:
+    """A view that loses its lease."""
+    raise LockLost("v")
+
+
+class Locked(LockErrorsMiddleware):
+    """As a project has it that wants another status."""
+
+    busy_status = 423
+
+
+urlpatterns = [
+    path("of-method/<int:pk>", OfMethod.as_view()),
+    path("a-of-method/<int:pk>", AOfMethod.as_view()),
+    path("of-class/<int:pk>", OfClass.as_view()),
+    path("a-of-class/<int:pk>", AOfClass.as_view()),
+    path("plain/<int:pk>", lock(Plain.as_view())),
+    path("a-plain/<int:pk>", lock(APlain.as_view())),
+    path("twice/<int:pk>", distributed_lock("w:{pk}")(OfClass.as_view())),
+    path("child/<int:pk>", Child.as_view()),
+    path("rest/<int:pk>", Rest.as_view()),
+    path("of-self/<int:pk>", OfSelf.as_view()),
+    path("of-function/<int:pk>", of_function),
+    path("a-of-function/<int:pk>", aof_function),
+    path("one/<int:pk>", decorator_from_middleware(Locked)(of_function)),
+    path("losing/<int:pk>", losing),
+]
+
+VIEWS = [
+    "of-method",
+    "a-of-method",
+    "of-class",
+    "a-of-class",
+    "plain",
+    "a-plain",
+    "of-function",
+    "a-of-function",
+]
+MIDDLEWARE = "django_redislock.middleware.LockErrorsMiddleware"
+each_view = pytest.mark.parametrize("view", VIEWS)
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Settings) -> None:
+    """These views, with the middleware."""
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = [MIDDLEWARE]
+
+
+# --- class-based views ----------------------------------------------------------------------------
+
+
+@each_view
+def test_a_view_runs_under_the_lock_of_its_arguments(place: Place, view: str) -> None:
+    for _ in range(2):
+        response = Client().get(f"/{view}/7")
+        assert (response.status_code, response.content) == (200, b"v:7")
+    assert held.list() == []
+
+
+@each_view
+async def test_it_does_in_an_event_loop(place: Place, view: str) -> None:
+    response = await AsyncClient().get(f"/{view}/7")
+    assert (response.status_code, response.content) == (200, b"v:7")
+    assert held.list() == []
+
+
+@each_view
+def test_a_view_that_finds_it_busy_does_not_run(redislock: LockTestKit, view: str) -> None:
+    with redislock.simulate_held_by_other("v:7"):
+        assert Client().get(f"/{view}/7").status_code == 409
+        assert Client().get(f"/{view}/8").status_code == 200
+
+
+@pytest.mark.parametrize("view", ["of-class", "a-of-class"])
+def test_what_dispatch_answers_by_itself_is_as_before(redislock: LockTestKit, view: str) -> None:
+    assert Client().put(f"/{view}/7").status_code == 405
+    assert Client().options(f"/{view}/7").headers["Allow"]
+
+
+def test_a_view_may_be_decorated_twice_and_inherited(redislock: LockTestKit) -> None:
+    assert Client().get("/twice/7").content in {b"v:7,w:7", b"w:7,v:7"}
+    assert Client().get("/child/7").content == b"v:GET:7"
+
+
+def test_what_a_view_is_not_given_cannot_name_the_lock(redislock: LockTestKit) -> None:
+    with pytest.raises(InvalidLockName, match=r"'self', which OfSelf.get.* request, pk"):
+        Client().get("/of-self/7")
+
+
+def test_a_method_that_takes_something_else_is_refused_at_the_call(redislock: LockTestKit) -> None:
+    with pytest.raises(TypeError, match="pk"):
+        OfMethod().get(HttpRequest())  # type: ignore[call-arg]
+
+
+# --- busy -----------------------------------------------------------------------------------------
+
+
+@each_view
+async def test_busy_is_409_with_the_time_to_try_again(redislock: LockTestKit, view: str) -> None:
+    with redislock.simulate_held_by_other("v:7", ttl=12):
+        response = await AsyncClient().get(f"/{view}/7")
+    assert response.status_code == 409
+    assert response["Retry-After"] == "12"
+    assert response["Content-Type"] == "text/plain; charset=utf-8"
+    assert response.content == b"Somebody else is at this. Try again in 12 s."
+
+
+def test_the_time_is_at_least_a_second_and_rounded_up(redislock: LockTestKit) -> None:
+    for ttl, seconds in ((0.9, "1"), (3.1, "4")):
+        with redislock.simulate_held_by_other("v:7", ttl=ttl):
+            assert Client().get("/of-function/7")["Retry-After"] == seconds
+
+
+@pytest.mark.parametrize("status", [423, 503])
+def test_another_status_is_a_subclass_of_the_middleware(
+    redislock: LockTestKit, settings: Settings, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Locked, "busy_status", status)
+    settings.MIDDLEWARE = [f"{__name__}.Locked"]
+    with redislock.simulate_held_by_other("v:7", ttl=12):
+        response = Client().get("/of-function/7")
+    assert response.status_code == status
+    assert response["Retry-After"] == "12"
+
+
+def test_a_single_view_may_have_its_own(redislock: LockTestKit, settings: Settings) -> None:
+    settings.MIDDLEWARE = []
+    with redislock.simulate_held_by_other("v:7"):
+        assert Client().get("/one/7").status_code == 423
+
+
+def test_who_asks_for_json_gets_it(redislock: LockTestKit) -> None:
+    with redislock.simulate_held_by_other("v:7", ttl=12):
+        response = Client().get("/of-function/7", headers={"Accept": "application/json"})
+        assert response.json() == {"detail": "Somebody else is at this. Try again in 12 s."}
+        page = Client().get("/of-function/7", headers={"Accept": "text/html,*/*;q=0.8"})
+        assert page["Content-Type"].startswith("text/plain")
+
+
+def test_neither_the_lock_nor_its_holder_is_told_but_both_are_in_the_log(
+    redislock: LockTestKit, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "django_redislock")
+    with held_by("v:7", host="secret-host", task="secret.task"):
+        response = Client().get("/of-function/7")
+    for secret in (b"secret", b"v:7", b"4711"):
+        assert secret not in response.content + bytes(str(response.headers), "ascii")
+    assert "'v:7'" in caplog.text
+    assert "secret-host:4711" in caplog.text
+
+
+# --- unavailable, lost ----------------------------------------------------------------------------
+
+
+@each_view
+def test_unavailable_is_503(
+    redislock: LockTestKit, view: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with redislock.simulate_unavailable():
+        response = Client().get(f"/{view}/7")
+    assert response.status_code == 503
+    assert response.content == b"This does not work at the moment. Try again later."
+    assert "'v:7' is unavailable" in caplog.text
+
+
+def test_a_loss_stays_an_error_as_the_work_may_be_done() -> None:
+    with pytest.raises(LockLost):
+        Client().get("/losing/7")
+
+
+# --- Django REST framework ------------------------------------------------------------------------
+
+
+def test_an_api_view_runs_under_its_lock(place: Place) -> None:
+    assert Client().post("/rest/7").json() == "v:7"
+
+
+def test_busy_and_unavailable_are_the_same_in_an_api_view(redislock: LockTestKit) -> None:
+    headers = {"Accept": "application/json"}
+    with redislock.simulate_held_by_other("v:7", ttl=12):
+        response = Client().post("/rest/7", headers=headers)
+        assert (response.status_code, response["Retry-After"]) == (409, "12")
+        assert response.json()["detail"] == "Somebody else is at this. Try again in 12 s."
+    with redislock.simulate_unavailable():
+        assert Client().post("/rest/7", headers=headers).status_code == 503
+
+
+def test_without_the_middleware_all_goes_through(
+    redislock: LockTestKit, settings: Settings
+) -> None:
+    settings.MIDDLEWARE = []
+    client = Client(raise_request_exception=False)
+    with held_by_other("v:7"):
+        assert client.get("/of-function/7").status_code == 500

@@ -1,0 +1,184 @@
+"""The built wheel has all that the package needs, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from fnmatch import fnmatch
+from importlib.metadata import EntryPoint
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import django_redislock
+from tests import ROOT
+
+if TYPE_CHECKING:
+    from email.message import Message
+
+PACKAGE = ROOT / "django_redislock"
+LEFTOVERS = ("__pycache__", "*.orig", "*.rej", "*~")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The wheel, built from a copy, so that building leaves nothing in the checkout."""
+    folder = tmp_path_factory.mktemp("packaging")
+    source, target = folder / "source", folder / "wheel"
+    source.mkdir()
+    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(PACKAGE, source / PACKAGE.name, ignore=shutil.ignore_patterns(*LEFTOVERS))
+    for neighbour in ("benchmarks", "example_project", "tests"):
+        (source / neighbour).mkdir()
+        (source / neighbour / "__init__.py").touch()
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-deps", "--no-input", "--wheel-dir", str(target), str(source)]
+    if _setuptools_is_new_enough():
+        command.insert(-1, "--no-build-isolation")  # Then the index is not needed.
+    built = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+    assert built.returncode == 0, built.stderr
+    (path,) = target.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def _setuptools_is_new_enough() -> bool:
+    if find_spec("setuptools") is None:
+        return False
+    import setuptools
+
+    return int(setuptools.__version__.partition(".")[0]) >= 77
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: zipfile.ZipFile) -> Message:
+    """The METADATA of the wheel."""
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    return Parser().parsestr(wheel.read(name).decode())
+
+
+def test_every_file_of_the_package_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
+    ours = {
+        str(path.relative_to(ROOT))
+        for path in PACKAGE.rglob("*")
+        if path.is_file()
+        and not any(fnmatch(part, one) for part in path.parts for one in LEFTOVERS)
+    }
+    assert {name for name in wheel.namelist() if ".dist-info/" not in name} == ours
+
+
+@pytest.mark.parametrize(
+    "pattern", ["lua/acquire.lua", "lua/release.lua", "lua/_lease.lua", "py.typed"]
+)
+def test_what_python_does_not_import_is_there_too(wheel: zipfile.ZipFile, pattern: str) -> None:
+    assert f"django_redislock/{pattern}" in wheel.namelist()
+
+
+def test_nothing_but_the_package_is_installed(wheel: zipfile.ZipFile) -> None:
+    tops = {name.partition("/")[0] for name in wheel.namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"django_redislock"}
+
+
+def test_the_metadata_tells_what_it_is(metadata: Message) -> None:
+    assert metadata["Name"] == "django_redislock"
+    assert (metadata["License-Expression"] or metadata["License"]) == "MIT"
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert {"celery", "test", "demo"} <= set(metadata.get_all("Provides-Extra", []))
+
+
+def test_the_version_is_that_of_the_package(metadata: Message) -> None:
+    assert metadata["Version"] == django_redislock.__version__
+
+
+def relative_links(text: str) -> list[str]:
+    flags = re.MULTILINE | re.DOTALL
+    links = re.findall(r"\]\(([^)]+)\)", re.sub(r"^```.*?^```", "", text, flags=flags))
+    return [link for link in links if not link.startswith("https://")]
+
+
+def test_on_the_package_index_no_link_leads_into_nothing(metadata: Message) -> None:
+    shown = metadata.get_payload()
+    assert isinstance(shown, str)
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert shown.startswith("# django-redislock")
+    assert "with distributed_lock(" in shown
+    assert relative_links(shown) == []
+    assert not re.search(r"\[[^]]*\]\(", shown)  # Not half of one either.
+
+
+def test_with_a_repository_links_lead_into_it() -> None:
+    spec = spec_from_file_location("setup", ROOT / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(setup := module_from_spec(spec))
+    readme = (ROOT / "README.md").read_text()
+    shown = setup.for_index(readme, "https://example.org/redislock")
+    assert relative_links(shown) == []
+    assert "](https://example.org/redislock/raw/HEAD/docs/screenshots/list-light.png)" in shown
+    assert "[Locks](https://example.org/redislock/blob/HEAD/docs/locks.md)" in shown
+    assert len(re.findall(r"\]\(", shown)) == len(re.findall(r"\]\(", readme))
+
+
+def test_nothing_that_the_package_says_sends_to_a_file_that_is_not_installed() -> None:
+    for file in PACKAGE.rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        documents = {
+            node.body[0].value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and isinstance(node.body[:1] and node.body[0], ast.Expr)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and node not in documents:
+                assert "docs/" not in str(node.value), f"{file}:{node.lineno}"
+
+
+def test_only_django_and_the_client_are_required(metadata: Message) -> None:
+    required = [one for one in metadata.get_all("Requires-Dist", []) if "extra ==" not in one]
+    assert sorted(one.lower().rstrip("0123456789.>=") for one in required) == [
+        "django",
+        "redis[hiredis]",
+    ]
+
+
+def test_the_pytest_plugin_is_registered(wheel: zipfile.ZipFile) -> None:
+    (name,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
+    assert "[pytest11]" in wheel.read(name).decode()
+    plugin = EntryPoint("plugin", "django_redislock.pytest_plugin", "pytest11").load()
+    assert callable(plugin.redislock)
+
+
+def test_the_wheel_works_by_itself(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    wheel.extractall(tmp_path)
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import django_redislock
+from django.conf import settings
+settings.configure(
+    REDISLOCK={"default": {"BACKEND": "django_redislock.backends.InMemoryBackend"}},
+)
+with django_redislock.distributed_lock("lottery") as lease:
+    assert lease.held
+print(django_redislock.__file__)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-I", "-c", code, str(tmp_path)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith(str(tmp_path))

@@ -1,0 +1,280 @@
+"""The public surface: what there is, how it is called, and what importing it needs."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+import django_redislock
+from django_redislock import Lease, distributed_lock, signals
+from django_redislock.lock import Lock
+from tests import ROOT
+
+# --- names and signatures ------------------------------------------------------------------------
+
+
+def test_the_package_has_these_names_and_no_others() -> None:
+    assert sorted(django_redislock.__all__) == [
+        "InvalidLockName",
+        "Lease",
+        "LockError",
+        "LockLost",
+        "LockMisuse",
+        "LockTimeout",
+        "LockUnavailable",
+        "distributed_lock",
+        "single_instance_task",
+    ]
+    assert all(hasattr(django_redislock, name) for name in django_redislock.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'lock_everything'"):
+        django_redislock.lock_everything  # noqa: B018
+
+
+def test_there_are_these_signals() -> None:
+    from django.dispatch import Signal
+
+    found = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
+    assert found - {"setting_changed"} == {
+        "lock_acquired",
+        "lock_released",
+        "lock_timed_out",
+        "lock_lost",
+        "lock_force_released",
+        "task_skipped",
+    }
+
+
+def test_distributed_lock_is_called_like_this() -> None:
+    parameters = inspect.signature(distributed_lock).parameters
+    assert [(name, one.default) for name, one in parameters.items()] == [
+        ("name", inspect.Parameter.empty),
+        ("ttl", None),
+        ("wait", None),
+        ("renew", None),
+        ("max_hold", None),
+        ("min_hold", None),
+        ("reentrant", False),
+        ("using", "default"),
+    ]
+    kinds = [one.kind for one in parameters.values()]
+    assert kinds == [inspect.Parameter.POSITIONAL_OR_KEYWORD] + [inspect.Parameter.KEYWORD_ONLY] * 7
+
+
+def public(cls: type) -> set[str]:
+    """The public attributes of a class."""
+    names = {name for name in dir(cls) if not name.startswith("_")}
+    return names | {name for name in getattr(cls, "__slots__", ()) if not name.startswith("_")}
+
+
+def pairs() -> list[tuple[type, str]]:
+    """The methods that there are twice: blocking, and with an "a" before it."""
+    return [
+        (cls, name)
+        for cls in (Lock, Lease)
+        for name in sorted(public(cls))
+        if f"a{name}" in public(cls)
+    ]
+
+
+def test_there_are_these_pairs() -> None:
+    assert {name for _, name in pairs()} >= {
+        "acquire",
+        "release",
+        "locked",
+        "renew",
+        "ensure_held",
+    }
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"), pairs(), ids=[f"{cls.__name__}.{name}" for cls, name in pairs()]
+)
+def test_both_of_a_pair_are_called_alike(cls: type, name: str) -> None:
+    blocking, awaited = getattr(cls, name), getattr(cls, f"a{name}")
+    assert inspect.signature(awaited) == inspect.signature(blocking)
+    assert inspect.iscoroutinefunction(awaited)
+    assert not inspect.iscoroutinefunction(blocking)
+
+
+def test_a_lease_has_these_attributes() -> None:
+    assert public(Lease) >= {
+        "name",
+        "fence",
+        "owner",
+        "id",
+        "ttl",
+        "held",
+        "expires_in",
+        "lost_reason",
+        "ensure_held",
+        "aensure_held",
+        "renew",
+        "arenew",
+        "on_lost",
+    }
+    assert not {name for name in public(Lease) if "token" in name}
+
+
+def test_a_handle_has_these_attributes() -> None:
+    assert public(Lock) >= {
+        "name",
+        "lease",
+        "acquire",
+        "aacquire",
+        "release",
+        "arelease",
+        "locked",
+        "alocked",
+    }
+
+
+@pytest.mark.slow
+def test_types_are_as_told_in_typing_api() -> None:
+    pytest.importorskip("mypy")
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "tests/package/typing_api.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+# --- importing -----------------------------------------------------------------------------------
+
+
+def python(code: str, **environment: str) -> Any:
+    """Run code in a fresh interpreter, and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+NO_CELERY = """
+import sys
+
+class NoCelery:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"celery", "kombu", "billiard"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NoCelery())
+"""
+
+
+def test_importing_needs_no_settings() -> None:
+    code = """
+    from django_redislock import *
+    from django_redislock.signals import lock_acquired
+    from django_redislock import distributed_lock, held
+    lock = distributed_lock("lottery", ttl=5)
+    from django.conf import settings
+    print(settings.configured)
+    """
+    assert python(code) == "False"
+
+
+def test_importing_the_lock_imports_no_celery_and_starts_nothing() -> None:
+    code = """
+    import sys
+    events = []
+    sys.addaudithook(lambda event, args: events.append(event))
+    from django_redislock import distributed_lock, held
+    started = {"_thread.start_new_thread", "os.fork", "socket.__new__", "socket.connect"}
+    print("celery" in sys.modules, started.intersection(events))
+    """
+    assert python(code) == "False set()"
+
+
+def test_without_celery_the_lock_works_and_the_task_says_what_to_install() -> None:
+    code = (
+        NO_CELERY
+        + """
+import django_redislock
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django_redislock"],
+    REDISLOCK={"default": {"BACKEND": "django_redislock.backends.InMemoryBackend"}},
+)
+import django
+django.setup()
+with django_redislock.distributed_lock("lottery") as lease:
+    assert lease.held
+try:
+    from django_redislock import single_instance_task
+except ImportError as error:
+    print(error)
+"""
+    )
+    assert "pip install 'django_redislock[celery]'" in python(code)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from django_redislock.celery import single_instance_task",
+        "from django_redislock.celery.decorator import single_instance_task",
+        "import django_redislock.celery.checks",
+    ],
+)
+def test_without_celery_its_submodules_say_what_to_install(line: str) -> None:
+    code = f"{NO_CELERY}\ntry:\n    {line}\nexcept ImportError as error:\n    print(error)"
+    assert "pip install 'django_redislock[celery]'" in python(code)
+
+
+NO_HIREDIS = NO_CELERY.replace("NoCelery", "NoHiredis").replace(
+    '{"celery", "kombu", "billiard"}', '{"hiredis"}'
+)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "from django_redislock.backends import RedisBackend",
+        """
+from django.conf import settings
+settings.configure(REDISLOCK={"default": {"LOCATION": "redis://127.0.0.1:1/0"}})
+from django_redislock import distributed_lock
+distributed_lock("lottery", wait=0).acquire()
+""",
+        """
+from django.conf import settings
+settings.configure(INSTALLED_APPS=["django_redislock"])
+import django
+django.setup()
+""",
+    ],
+    ids=["import", "first use", "setup"],
+)
+def test_without_hiredis_it_is_said_what_to_install(lines: str) -> None:
+    code = f"{NO_HIREDIS}\ntry:\n{textwrap.indent(lines, '    ')}\n"
+    code += "except Exception as error:\n    print(error)"
+    assert "pip install 'redis[hiredis]'" in python(code)
+
+
+def test_a_broken_celery_is_not_called_missing() -> None:
+    code = """
+    import sys, types
+    broken = types.ModuleType("celery")
+    sys.modules["celery"] = broken
+    try:
+        from django_redislock import single_instance_task
+    except ImportError as error:
+        print("pip install" in str(error))
+    """
+    assert python(code) == "False"

@@ -1,0 +1,239 @@
+"""The `redislock` fixture, as a project that uses locks has it in its tests."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_redislock import LockLost, LockTimeout, distributed_lock, signals
+from django_redislock.backends import InMemoryBackend
+from django_redislock.conf import backends
+from django_redislock.lease import Owner
+from tests.support.backends import both_ways
+
+if TYPE_CHECKING:
+    from django_redislock import Lease
+    from django_redislock.testing import LockTestKit
+    from tests.support.backends import Place, Way
+
+pytest_plugins = ["pytester", "tests.support.backends"]
+
+
+# --- in memory -----------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_locks_need_no_server(way: Way, redislock: LockTestKit) -> None:
+    assert isinstance(backends["default"], InMemoryBackend)
+    async with way.entered(distributed_lock("lottery")) as lease:
+        assert lease.held
+        assert not await way.start(
+            lambda: way.acquire(distributed_lock("lottery", wait=0))
+        ).result()
+
+
+def test_it_comes_by_itself_and_leaves_no_trace(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        project_settings="""
+        REDISLOCK = {
+            "default": {"LOCATION": "redis://127.0.0.1:1/0", "TTL": 7, "REPLICAS_ACK": 1},
+            "jobs": {"LOCATION": "redis://127.0.0.1:1/0", "KEY_PREFIX": "jobs"},
+        }
+        """,
+        test_project="""
+        import pytest
+        from django_redislock import LockUnavailable, distributed_lock
+
+        def test_with_it(redislock):
+            with distributed_lock("lottery") as lease:
+                assert lease.ttl == 7
+                redislock.assert_locked("lottery")
+                redislock.assert_not_locked("lottery", using="jobs")
+            with distributed_lock("lottery", using="jobs"):
+                redislock.assert_locked("lottery", using="jobs")
+
+        def test_every_test_begins_without_locks(redislock):
+            assert distributed_lock("lottery", wait=0).acquire()
+
+        def test_every_test_begins_without_locks_2(redislock):
+            assert distributed_lock("lottery", wait=0).acquire()
+
+        def test_without_it():
+            with pytest.raises(LockUnavailable):
+                distributed_lock("lottery", wait=0).acquire()
+        """,
+    )
+    arguments = ("--ds=project_settings", "-p", "no:randomly", "-p", "no:xdist")
+    result = pytester.runpytest_subprocess(*arguments)
+    result.assert_outcomes(passed=4)
+
+
+OPTED_IN = """
+    import pytest
+    from django_redislock import LockUnavailable, distributed_lock
+
+    @pytest.fixture(scope="session")
+    def of_the_session():
+        assert distributed_lock("lottery", wait=0).acquire()
+
+    @pytest.fixture
+    def settings_of_this_test(settings):
+        settings.REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:1/0", "TTL": 9}}
+
+    def test_without_the_fixture(of_the_session):
+        assert not distributed_lock("lottery", wait=0).acquire()
+
+    def test_the_next_begins_without_locks():
+        with distributed_lock("lottery", wait=0) as lease:
+            assert lease.held
+
+    def test_changed_settings(settings_of_this_test):
+        with distributed_lock("lottery", wait=0) as lease:
+            assert lease.ttl == 9
+
+    def test_with_the_fixture(redislock):
+        with distributed_lock("lottery", wait=0):
+            redislock.assert_locked("lottery")
+
+    @pytest.mark.redislock_servers
+    def test_that_wants_the_server():
+        with pytest.raises(LockUnavailable):
+            distributed_lock("lottery", wait=0).acquire()
+
+    @pytest.mark.redislock_servers
+    class TestOfServers:
+        def test_with_the_fixture(self, redislock):
+            with distributed_lock("lottery", wait=0):
+                redislock.assert_locked("lottery")
+"""
+
+
+def test_an_option_keeps_forgotten_tests_from_the_servers(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nredislock_in_memory = true\naddopts = --strict-markers")
+    pytester.makepyfile(
+        project_settings='REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:1/0"}}',
+        test_project=OPTED_IN,
+    )
+    arguments = ("--ds=project_settings", "-p", "no:randomly", "-p", "no:xdist")
+    result = pytester.runpytest_subprocess(*arguments)
+    result.assert_outcomes(passed=6)
+
+
+WITHOUT_PYTEST_DJANGO = """
+    from django_redislock import distributed_lock
+
+    def test_it(redislock):
+        with distributed_lock("lottery"):
+            redislock.assert_locked("lottery")
+"""
+NO_PYTEST_DJANGO = ("-p", "no:django", "-p", "no:randomly", "-p", "no:xdist")
+
+
+def test_without_pytest_django_it_says_what_it_needs(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
+    pytester.makepyfile(WITHOUT_PYTEST_DJANGO)
+    result = pytester.runpytest_subprocess(*NO_PYTEST_DJANGO)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*needs Django's settings: install pytest-django and set DJANGO*"])
+
+
+def test_without_pytest_django_it_works_with_settings(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
+    pytester.makeconftest(
+        "from django.conf import settings\nsettings.configure(REDISLOCK={'default': {}})"
+    )
+    pytester.makepyfile(WITHOUT_PYTEST_DJANGO)
+    result = pytester.runpytest_subprocess(*NO_PYTEST_DJANGO)
+    result.assert_outcomes(passed=1)
+
+
+# --- the kit, in memory and on servers -----------------------------------------------------------
+
+
+@pytest.fixture
+def kit() -> LockTestKit:
+    """The test kit on whatever REDISLOCK says; the fixture `redislock` is it in memory."""
+    from django_redislock.testing import LockTestKit
+
+    return LockTestKit()
+
+
+@both_ways
+async def test_simulate_held_by_other(way: Way, place: Place, kit: LockTestKit) -> None:
+    lock = distributed_lock("lottery", wait=0, reentrant=True)
+    with kit.simulate_held_by_other("lottery"):
+        assert not await way.acquire(lock)
+        with pytest.raises(LockTimeout, match="another-host:1"):
+            async with way.entered(lock):
+                pytest.fail("the block ran")
+    assert await way.acquire(lock)
+
+
+def test_the_other_may_have_a_name(place: Place, kit: LockTestKit) -> None:
+    other = Owner(host="web2", pid=7, task="lottery.tasks.draw")
+    held = kit.simulate_held_by_other("lottery", owner=other)
+    with held, pytest.raises(LockTimeout) as raised:
+        distributed_lock("lottery", wait=0).__enter__()
+    assert raised.value.holder == "web2:7 lottery.tasks.draw"
+
+
+def test_nobody_else_can_hold_what_is_held(place: Place, kit: LockTestKit) -> None:
+    other = kit.simulate_held_by_other("lottery")
+    with distributed_lock("lottery"), pytest.raises(AssertionError, match="'lottery' is held"):
+        other.__enter__()
+
+
+@both_ways
+@pytest.mark.parametrize("reason", ["expired", "forced", "taken", "unreachable"])
+async def test_simulate_lost(way: Way, place: Place, kit: LockTestKit, reason: str) -> None:
+    told: list[Lease] = []
+    signalled = threading.Event()
+
+    def receive(lease: Lease, reason: str, **kwargs: object) -> None:
+        signalled.set()
+
+    signals.lock_lost.connect(receive)
+    try:
+        with pytest.raises(LockLost) as raised:  # noqa: PT012 - by leaving the block
+            async with way.entered(distributed_lock("lottery")) as lease:
+                lease.on_lost(told.append)
+                assert kit.simulate_lost("lottery", reason) is lease  # type: ignore[arg-type]
+                assert not lease.held
+                assert lease.lost_reason == reason
+                kit.assert_not_locked("lottery")
+                await way.until(lambda: told == [lease])
+                await way.until(signalled.is_set)
+    finally:
+        signals.lock_lost.disconnect(receive)
+    assert raised.value.reason == reason
+
+
+def test_an_unknown_reason_of_a_loss_is_refused_with_those_there_are(
+    place: Place, kit: LockTestKit
+) -> None:
+    with distributed_lock("lottery") as lease:
+        with pytest.raises(ValueError, match="'expired', 'forced', 'taken', 'unreachable', not"):
+            kit.simulate_lost("lottery", "stolen")  # type: ignore[arg-type]
+        assert lease.held
+
+
+def test_what_nobody_holds_cannot_be_lost(place: Place, kit: LockTestKit) -> None:
+    with pytest.raises(AssertionError, match="Nobody in this process holds the lock 'lottery'"):
+        kit.simulate_lost("lottery")
+
+
+def test_assert_locked_and_its_opposite(place: Place, kit: LockTestKit) -> None:
+    kit.assert_not_locked("lottery")
+    with pytest.raises(AssertionError, match="'lottery' is not held"):
+        kit.assert_locked("lottery")
+    with distributed_lock("lottery", min_hold=60):
+        kit.assert_locked("lottery")
+        with pytest.raises(AssertionError, match="'lottery' is held"):
+            kit.assert_not_locked("lottery")
+    kit.assert_locked("lottery")  # It cools down.

