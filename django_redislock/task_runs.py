@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock.activity import current_owner, described
-from django_redislock.conf import DEFAULT_ALIAS, backends
-from django_redislock.lease import Owner, is_number
+from django_redislock.backends.registry import backends
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.flows import Call
 from django_redislock.rules.names import check_name
+from django_redislock.rules.options import DEFAULT_ALIAS
+from django_redislock.rules.steps import Call
+from django_redislock.rules.stored import Owner, is_number
 
 if TYPE_CHECKING:
     from django_redislock.backends.base import Backend

@@ -15,7 +15,7 @@ from django_redislock.celery.lock_name import naming
 from django_redislock.celery.options import HOUR, SingleInstance, split
 from django_redislock.celery.queued import is_exempt, publish_once
 from django_redislock.celery.run import current_lease, function_of, guarded, note_published_retry
-from django_redislock.conf import DEFAULT_ALIAS
+from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Task
 
-from django_redislock.conf import DEFAULT_ALIAS, SHORTEST_TTL, flag, seconds, text
-from django_redislock.lock import Options
+from django_redislock.rules.arguments import SHORTEST_TTL, flag, seconds, text
+from django_redislock.rules.options import DEFAULT_ALIAS, Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

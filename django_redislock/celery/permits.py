@@ -13,13 +13,13 @@ import random
 from typing import TYPE_CHECKING
 
 from django_redislock.activity import busy_with, current_activity
-from django_redislock.backends.base import read_holding
-from django_redislock.conf import backends
+from django_redislock.backends.registry import backends
 from django_redislock.lease import Lease
-from django_redislock.lock import Lock, holder_of
+from django_redislock.lock import Lock
 from django_redislock.rules import scripts
-from django_redislock.rules.flows import Busy, Call, Finished
+from django_redislock.rules.flows import Busy, Finished
 from django_redislock.rules.names import check_name
+from django_redislock.rules.steps import Call
 from django_redislock.signals import lock_timed_out
 
 if TYPE_CHECKING:
@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from django_redislock.backends.base import Backend
-    from django_redislock.lock import Options
     from django_redislock.rules.flows import Done, Run
+    from django_redislock.rules.options import Options
 
-NEVER, FREE = -1, -2  # Instead of the ms until a permit ends, see lua/look.lua.
 LOOK_EVERY = 1.0  # Seconds; one who waits stands in the queue of one permit at a time.
 
 
@@ -54,7 +53,7 @@ def take(
             sender=Lock,
             name=name,
             using=backend.alias,
-            holder=holder_of(outcome),
+            holder=outcome.holder,
             waited=backend.clock() - began,
         )
     return outcome
@@ -134,10 +133,11 @@ def _look(backend: Backend, name: str, names: list[str], run: Run) -> dict[str, 
     answers = backend.ask_many(calls)
     if run.id and (ago := int(answers.pop())) >= 0:
         return Finished(ago / 1000)
+    seen = [backend.seen(one, answer) for one, answer in zip(names, answers, strict=True)]
     return {
-        one: Busy(data, math.inf if int(left_ms) == NEVER else int(left_ms) / 1000)
-        for one, (data, left_ms, *_) in zip(names, answers, strict=True)
-        if int(left_ms) != FREE
+        one.name: Busy(one.holding, math.inf if one.expires_in is None else one.expires_in)
+        for one in seen
+        if one.holding is not None
     }
 
 
@@ -145,4 +145,4 @@ def _held_by_us(taken: Iterable[Busy]) -> Busy | None:
     """A permit that another delivery or try of this task holds."""
     if not (task_id := current_activity.get().task_id):
         return None
-    return next((one for one in taken if read_holding(one.value).owner.task_id == task_id), None)
+    return next((one for one in taken if one.holding.owner.task_id == task_id), None)

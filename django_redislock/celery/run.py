@@ -16,7 +16,6 @@ from celery.exceptions import Ignore
 
 from django_redislock import signals, task_runs
 from django_redislock.activity import Activity, busy_with
-from django_redislock.backends.base import read_holding
 from django_redislock.celery import permits
 from django_redislock.celery.defer import (
     ComesAgain,
@@ -30,7 +29,7 @@ from django_redislock.celery.defer import (
 from django_redislock.celery.queued import requeue, withdraw
 from django_redislock.exceptions import LockTimeout, LockUnavailable
 from django_redislock.lease import Lease
-from django_redislock.lock import Lock, done_by, holder_of
+from django_redislock.lock import Lock
 from django_redislock.rules.flows import Done, Finished, Run
 
 if TYPE_CHECKING:
@@ -179,7 +178,7 @@ class _Attempt:
                 case Finished():
                     return self._duplicate(outcome.ago)
                 case Done():
-                    return self._skip("done", done_by(outcome))
+                    return self._skip("done", outcome.by)
                 case _:
                     return self._conflict(outcome)
 
@@ -328,7 +327,7 @@ class _Attempt:
 
     def _conflict(self, busy: Busy) -> Any:
         task, policy = self.task, self.options.on_conflict
-        holding = read_holding(busy.value)
+        holding = busy.holding
         if can_defer(task):
             if holding.owner.task_id == self._id:
                 # Delivered twice, or again after a crash; or a retry that was published before
@@ -343,14 +342,14 @@ class _Attempt:
                 self._put_off("a retry finds it held", busy)
         if policy == "raise":
             carry(task, raised=True)
-            raise LockTimeout(self.name, holder_of(busy), busy.expires_in)
+            raise LockTimeout(self.name, busy.holder, busy.expires_in)
         if policy == "retry" and (until := self._deadline(self._keep_waiting())) is not None:
             self._put_off("on_conflict is 'retry'", busy, until=until)
-        result = self._skip("busy", holder_of(busy))
+        result = self._skip("busy", busy.holder)
         if not callable(policy):
             return result
         return policy(
-            Conflict(task, self.args, self.kwargs, self.name, holder_of(busy), busy.expires_in)
+            Conflict(task, self.args, self.kwargs, self.name, busy.holder, busy.expires_in)
         )
 
     def _keep_waiting(self) -> float | None:
@@ -364,7 +363,7 @@ class _Attempt:
             "Put off %s: lock %r is busy, held by %s, and %s",
             self._shown,
             self.name,
-            holder_of(busy),
+            busy.holder,
             why,
         )
         defer(self.task, busy.expires_in, until=until)

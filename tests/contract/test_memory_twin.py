@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from django_redislock.backends.memory.backend import Server as MemoryServer
 from django_redislock.backends.redis import without_scripts
 from django_redislock.rules import scripts
-from django_redislock.rules.flows import Call
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.scripts import Script
+from django_redislock.rules.steps import Call
 from tests.support.servers import Server, missing
 
 if TYPE_CHECKING:

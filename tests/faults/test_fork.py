@@ -16,7 +16,7 @@ import pytest
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.backends import RedisBackend
-from django_redislock.conf import backends
+from django_redislock.backends.registry import backends
 from django_redislock.rules import scripts
 from tests.support.faults import (
     NAME,
@@ -306,7 +306,7 @@ def try_to_rely_on(lease: Lease) -> list[str]:
 def fork_with_a_lease_that_was_just_handed_over() -> None:
     """In a child: fork before the confirmation of a hand-over was read."""
     with distributed_lock(NAME) as lease:
-        assert lease._unconfirmed
+        assert lease.grant.is_claimed
         say(in_fork(lambda: try_to_rely_on(lease)))
         lease.ensure_held(verify=True)
 

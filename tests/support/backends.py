@@ -28,9 +28,9 @@ import pytest
 
 from django_redislock import held
 from django_redislock.backends.memory.backend import InMemoryBackend
-from django_redislock.conf import backends
-from django_redislock.lease import Owner
+from django_redislock.backends.registry import backends
 from django_redislock.rules.keys import lock_keys
+from django_redislock.rules.stored import Owner
 from django_redislock.testing import IN_MEMORY, LockTestKit
 from tests.conftest import Locks, _skip_or_fail
 from tests.support.servers import KINDS, Container, Endpoint, Kind, Server, missing

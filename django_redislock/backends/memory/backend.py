@@ -18,15 +18,15 @@ from django_redislock import clock
 from django_redislock.backends import drivers
 from django_redislock.backends.base import Backend
 from django_redislock.exceptions import LockLost, LockUnavailable
-from django_redislock.rules.flows import Answer, Bell, Refused
 from django_redislock.rules.keys import channel
+from django_redislock.rules.steps import Answer, Bell, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from django_redislock.conf import Conf
     from django_redislock.lease import Lease
-    from django_redislock.rules.flows import Call, Flow, Listen, Pause, Tell, Unanswered
+    from django_redislock.rules.steps import Call, Flow, Listen, Pause, Tell, Unanswered
 
 Result = TypeVar("Result")
 
@@ -578,9 +578,9 @@ class InMemoryBackend(Backend):
         while left > 0:
             leases = [lease for name in list(self.leases) for lease in self.leases_of(name)]
             for lease in leases:
-                if lease._unanswered:
+                if lease.grant.is_unanswered:
                     self._look_after(lease)  # What was not answered is tried again soon.
-            step = min([left, *(lease.ttl / 3 for lease in leases if lease.auto_renew)])
+            step = min([left, *(lease.ttl / 3 for lease in leases if lease.grant.auto_renew)])
             self._ahead += step
             left -= step
             for lease in leases:
@@ -588,18 +588,18 @@ class InMemoryBackend(Backend):
         self.wake_waiters()
 
     def _look_after(self, lease: Lease) -> None:
-        if not lease._active:
+        grant = lease.grant
+        if not grant.is_active:
             return
-        if lease.auto_renew:
+        if grant.auto_renew:
             try:
-                self.renew(lease)
+                lease.renew()
             except LockUnavailable:
-                lease._unanswered = True
+                grant.unanswered()
             except LockLost:
                 pass
-        if lease._active and self.clock() >= lease._ends:
-            lease._expire()
-        if lease._active:
+        self.note_expiry(lease)
+        if grant.is_active:
             # It sleeps until a time that is past by now.
             self.watchdog.forget(lease)
             self.watchdog.watch(lease)
@@ -636,7 +636,7 @@ class InMemoryBackend(Backend):
         return int((self._epoch + self.clock()) * 1_000_000)
 
 
-class _Session:
+class _Session(drivers.Blocking):
     def __init__(self, backend: InMemoryBackend) -> None:
         self._backend = backend
         self._channel = ""
@@ -665,7 +665,7 @@ class _Session:
         self._backend.stop_listening(self._channel)
 
 
-class _AsyncSession:
+class _AsyncSession(drivers.Awaiting):
     def __init__(self, backend: InMemoryBackend) -> None:
         self._backend = backend
         self._channel = ""

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 from django_redislock.backends.memory.backend import Server
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.flows import Answer, Call, Granted, Listen, Refused, Tell, Unanswered
+from django_redislock.rules.flows import Granted
+from django_redislock.rules.steps import Answer, Call, Listen, Refused, Tell, Unanswered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from django_redislock.backends.memory.backend import _Lock
-    from django_redislock.rules.flows import Flow, Request
+    from django_redislock.rules.flows import Request
+    from django_redislock.rules.steps import Flow
 
 
 def changed(

@@ -14,20 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock.backends.memory.backend import CLAIM_MS, Server, _Lease, _Lock, _Waiter
-from django_redislock.lease import Owner
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.flows import (
-    Answer,
-    Bell,
-    Busy,
-    Call,
-    Ending,
-    Granted,
-    Listen,
-    Pause,
-    Request,
-    Tell,
-)
+from django_redislock.rules.flows import Busy, Ending, Granted, Request
+from django_redislock.rules.steps import Answer, Bell, Call, Listen, Pause, Tell
+from django_redislock.rules.stored import Owner
 from tests.rules.model.book import Book, Interrupt, Lost, Raised, Returned, Sent
 
 if TYPE_CHECKING:
