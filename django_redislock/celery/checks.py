@@ -24,7 +24,7 @@ from django_redislock.conf import aliases
 from django_redislock.conf import conf as settings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from celery import Celery
 
@@ -77,6 +77,7 @@ def _failure_of(
         file, line = [
             (one.filename, one.lineno) for one in frames if not one.filename.startswith("<frozen")
         ][-1]
+        # If the module itself is not found, the last line is one of importlib.
         place = "" if file == importlib.__file__ else f" ({file}, line {line})"
         yield checks.Warning(
             f"Celery cannot import all tasks: {type(error).__name__}: {error}{place}.",
@@ -100,10 +101,10 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
     except ImproperlyConfigured:
         return  # The checks of the settings say so.
     max_hold = conf.max_hold if options.max_hold is None else options.max_hold
-    time_limit = _first_set(task.time_limit, task.app.conf.task_time_limit)
+    time_limit = task.app.conf.task_time_limit if task.time_limit is None else task.time_limit
     redelivered_after = visibility_timeout(task.app)
 
-    if options.key is None and (names := _arguments(task)):
+    if options.key is None and (names := list(inspect.signature(task.run).parameters)):
         yield _warning(
             task,
             "W050",
@@ -172,14 +173,6 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
 
 def _warning(task: SingleInstanceTask, id: str, what: str, hint: str) -> checks.Warning:  # noqa: A002
     return checks.Warning(f"Task {task.name} {what}.", hint=hint, id=f"django_redislock.{id}")
-
-
-def _first_set(*limits: Any) -> float | None:
-    return next((float(limit) for limit in limits if limit is not None), None)
-
-
-def _arguments(task: SingleInstanceTask) -> Sequence[str]:
-    return list(inspect.signature(inspect.getattr_static(type(task), "run")).parameters)[1:]
 
 
 checks.register(check_tasks, "django_redislock")

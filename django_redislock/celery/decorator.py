@@ -38,8 +38,8 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
     abstract = True
     single_instance: Mapping[str, Any] = {}
 
-    # What Celery knows as track_started. It would say STARTED before the body is asked whether it
-    # starts, and so write over the result of the run of which this one is a duplicate.
+    # Celery's track_started, which is switched off: Celery stores the state STARTED before the lock
+    # is asked for, and so overwrites the result of a finished run that is delivered again.
     reports_start = False
 
     single_instance_options: ClassVar[SingleInstance] = SingleInstance()  # The same, checked.
@@ -47,8 +47,8 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # Celery makes a class of each task, with the function as `run`. The lock belongs around
-        # that, so that it is within autoretry, and outside of nothing but the body.
+        # Celery makes a class of each task, with the function as `run`, and lays autoretry around
+        # that. The lock belongs between the two: autoretry may act on a LockTimeout.
         run = inspect.getattr_static(cls, "run")
         if run is Task.run:
             return  # It is abstract.

@@ -62,7 +62,7 @@ def defer(task: Task, seconds: float, *, until: float | None = None) -> Deferred
     countdown = min(pause, seconds + MARGIN, visibility_timeout(task.app) / 2)
     if until is not None:
         countdown = min(countdown, max(until - now, 0.0))
-    carry(task, tries=tries + 1, since=before.get("since", now))
+    carry(task.request, tries=tries + 1, since=before.get("since", now))
     chosen = {"serializer": before["serializer"]} if before.get("serializer") else {}
     # As Task.retry() does; but it is no retry, and counts as none.
     signature = task.signature_from_request(

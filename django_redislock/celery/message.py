@@ -37,19 +37,18 @@ def carrying(options: Mapping[str, Any], **added: Any) -> dict[str, Any]:
     return {**options, "headers": {**headers, HEADER: {**carried(headers), **added}}}
 
 
-def carry(task: Task, **changed: Any) -> None:
+def carry(request: Any, **changed: Any) -> None:
     """Change what the message of a retry or deferral of this run will carry; None removes."""
-    wanted = {**carried(task.request.headers), **changed}
+    wanted = {**carried(request.headers), **changed}
     left = {key: value for key, value in wanted.items() if value is not None}
-    headers = {**(task.request.headers or {}), HEADER: left}
+    headers = {**(request.headers or {}), HEADER: left}
     if not left:
         del headers[HEADER]
-    task.request.headers = headers or None
+    request.headers = headers or None
 
 
-def is_delivered(task: Task) -> bool:
+def is_delivered(request: Any) -> bool:
     """Whether a broker delivered this run, so that it can go back there."""
-    request = task.request
     return bool(request.id) and not (request.called_directly or request.is_eager)
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from django_redislock.activity import Activity, busy_with
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from contextlib import ExitStack
 
+    from django_redislock.backends.base import Backend
     from django_redislock.celery.options import SingleInstance
     from django_redislock.rules.flows import Run
 
@@ -33,25 +36,24 @@ NEVER, FREE = -1, -2  # Instead of the ms until a permit ends, see lua/look.lua.
 LOOK_EVERY = 1.0  # Seconds; one who waits stands in the queue of one permit at a time.
 
 
+@dataclass(frozen=True)
 class Permits:
     """The permits of one name, of which a run wants one."""
 
-    def __init__(self, name: str, options: SingleInstance, run: Run, activity: Activity) -> None:
-        """Say what is wanted.
+    name: str
+    options: SingleInstance
+    run: Run
+    activity: Activity  # The task and its id, as operators will see them.
 
-        Args:
-            name: The lock's name.
-            options: Those of the task.
-            run: Which run it is for.
-            activity: The task and its id, as operators will see them.
+    @cached_property
+    def names(self) -> list[str]:
+        """The locks that are the permits."""
+        return [f"{self.name}#{number}" for number in range(1, self.options.limit + 1)]
 
-        Raises:
-            InvalidLockName: The name is too long to be that of a permit.
-        """
-        check_name(f"{name}#{options.limit}")
-        self.name, self.options, self.run, self.activity = name, options, run, activity
-        self.names = [f"{name}#{number}" for number in range(1, options.limit + 1)]
-        self.backend = backends[options.using]
+    @cached_property
+    def backend(self) -> Backend:
+        """Where they are."""
+        return backends[self.options.using]
 
     def take(self, locks: ExitStack) -> Lease | Busy | Finished:
         """Take one of the permits; the end of *locks* releases it.
@@ -59,8 +61,10 @@ class Permits:
         To receivers of signals it is one wait, for the name, however many permits are asked for.
 
         Raises:
+            InvalidLockName: The name is too long to be that of a permit.
             LockUnavailable: The server did not or could not answer.
         """
+        check_name(self.names[-1])
         began = self.backend.clock()
         outcome = self._take(locks, began)
         if isinstance(outcome, Busy):
@@ -83,7 +87,7 @@ class Permits:
                 return taken
             asked_for = [name for name in self.names if name not in taken]
             wait = 0.0
-            # In any order: if all runs began with the first, all but one would find it taken.
+            # In a random order: if all runs began with the first, all but one would find it taken.
             random.shuffle(asked_for)
             if not asked_for:
                 first = min(taken, key=lambda name: taken[name].expires_in)
@@ -100,7 +104,7 @@ class Permits:
     def _acquire(self, lock: Lock, locks: ExitStack, began: float) -> Lease | None:
         """Ask for one permit, and tell operators which one of how many it is."""
         locks.pop_all()  # The permit that was asked for before was not granted.
-        locks.push(lock)  # Before the grant, see TaskRun.ask_for_lock().
+        locks.push(lock)  # Before the grant, see TaskRun._ask_for_lock().
         permit = f"{lock.name.rpartition('#')[2]}/{self.options.limit}"
         task, task_id = self.activity.task, self.activity.task_id
         with busy_with(Activity(task=task, task_id=task_id, permit=permit)):

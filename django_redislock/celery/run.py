@@ -6,14 +6,14 @@ mode, or in a direct call. It ends with its body, or is skipped, or is deferred 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import os
 import time
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from celery import states
 from celery.exceptions import Ignore
@@ -53,15 +53,8 @@ RECOGNISED_FOR = 86_400.0
 REPORTS_WITHIN = 10.0
 
 
-class _RunningBody(NamedTuple):
-    """The body that this thread, greenlet or asyncio task is in."""
-
-    request: object
-    lease: Lease | None
-    abort_on_lost: bool
-
-
-_running_body: ContextVar[_RunningBody | None] = ContextVar("redislock_run", default=None)
+# The run whose body this thread, greenlet or asyncio task is in.
+_running: ContextVar[TaskRun | None] = ContextVar("redislock_run", default=None)
 
 
 def current_lease() -> Lease | None:
@@ -70,10 +63,10 @@ def current_lease() -> Lease | None:
     Raises:
         LockLost: The task has abort_on_lost, and its lease is lost.
     """
-    running = _running_body.get()
+    running = _running.get()
     if running is None or running.lease is None:
         return None
-    if running.abort_on_lost:
+    if running.options.abort_on_lost:
         running.lease.ensure_held()
     return running.lease
 
@@ -88,19 +81,17 @@ def guarded(run: Any) -> Callable[..., Any]:
     """The method ``run`` of a task class, with the lock around it."""
     function, bound = function_of(run)
 
+    @functools.wraps(function)
     def guarded_run(task: Task, *args: Any, **kwargs: Any) -> Any:
         body = run.__get__(task, type(task))
-        running = _running_body.get()
+        running = _running.get()
         overridden = type(task).run is not guarded_run
         if overridden and running is not None and running.request is task.request:
             return body(*args, **kwargs)  # Called by super().run() of a subclass.
         return TaskRun(task, args, kwargs).execute(body)
 
     guarded_run.unguarded = run  # type: ignore[attr-defined]
-    # Celery reads the signature of run to check a call's arguments before it is published.
-    guarded_run.__wrapped__ = function  # type: ignore[attr-defined]
-    guarded_run.__name__, guarded_run.__doc__ = function.__name__, function.__doc__
-    if not bound:
+    if not bound:  # The method is given the task, also if its body is not.
         guarded_run.__signature__ = _with_self(function)  # type: ignore[attr-defined]
     return guarded_run
 
@@ -138,7 +129,8 @@ class TaskRun:
         self.options: SingleInstance = task.single_instance_options
         self.name: str = task.lock_name(args, kwargs)
         self.id: str = request.id or ""  # "" if it is called directly.
-        self.delivered = is_delivered(task)
+        self.lease: Lease | None = None  # While the body runs.
+        self.delivered = is_delivered(request)
         self.activity = Activity(task=task.name, task_id=self.id)
         # By which duplicates of it are recognised, see lua/_task_of.lua.
         which = f":{request.replaced_task_nesting or 0}.{request.retries or 0}"
@@ -188,19 +180,19 @@ class TaskRun:
         return lock.attempt()
 
     def _run_body(self, body: Callable[..., Any], lease: Lease | None) -> Any:
+        self.lease = lease
         self._retract_call()
         if self.delivered:
             # If the body publishes its retry, that has not been deferred yet.
-            carry(self.task, tries=None, since=None, raised=None)
+            carry(self.request, tries=None, since=None, raised=None)
         with ExitStack() as at_end:
             if lease is not None and self.options.limit > 1:
                 # A lock notes start and end of its run, but a permit does so under a name of its
                 # own. The end is noted before the permit is given back.
-                at_end.push(partial(self._note_end, lease, time.monotonic()))
+                at_end.push(functools.partial(self._note_end, lease, time.monotonic()))
                 with self._noting("start"):
                     task_runs.note_start(self.name, lease, using=self.options.using)
-            running = _RunningBody(self.request, lease, self.options.abort_on_lost)
-            at_end.callback(_running_body.reset, _running_body.set(running))
+            at_end.callback(_running.reset, _running.set(self))
             self._report_start()
             result = body(*self.args, **self.kwargs)
             retried = getattr(self.request, "redislock_retried", False)
@@ -223,17 +215,17 @@ class TaskRun:
             case Done():
                 return self._skip("done", done_by(found))
             case Finished():
-                self._leave_to_report(found.ago)
+                self._end_if_reported(found.ago)
                 return self._skip("duplicate", self.id)
         holder, holding = holder_of(found), read_holding(found.value)
         if self.delivered and holding.owner.task_id == self.id:
             if holding.state == "cooling":
-                self._leave_to_report(REPORTS_WITHIN)
+                # When it succeeded is not known here, so that its report is not waited for.
+                self._end_if_reported(REPORTS_WITHIN)
                 return self._skip("duplicate", self.id)
             # Delivered twice, or again after a crash; or a retry that was published before its
             # first try let go. A skip would acknowledge the only copy of the work.
-            # Its body has started, so this delivery cannot stand for calls that come now.
-            self._retract_call()
+            self._retract_call()  # Its body has started, so it cannot stand for calls made now.
             raise self._defer("its own earlier delivery holds it", found)
         # Work that has begun is not dropped because somebody else got in between. But what is
         # retried because of LockTimeout has not begun, and is to fail with the next one.
@@ -241,7 +233,7 @@ class TaskRun:
         if self.delivered and self.request.retries and not raised:
             raise self._defer("a retry finds it held", found)
         if policy == "raise":
-            carry(task, raised=True)
+            carry(self.request, raised=True)
             raise LockTimeout(self.name, holder, found.expires_in)
         if policy == "retry" and (until := self._defer_until(self._requeue_call())) is not None:
             raise self._defer("on_conflict is 'retry'", found, until=until)
@@ -260,7 +252,7 @@ class TaskRun:
             raise defer(self.task, self.options.conflict_deadline, until=until)
         raise error
 
-    def _leave_to_report(self, ago: float) -> None:
+    def _end_if_reported(self, ago: float) -> None:
         """End without a result if the delivery that succeeded has stored one, or is about to.
 
         Args:
@@ -272,7 +264,7 @@ class TaskRun:
             raise Ignore
         # Between its release and its report are milliseconds; a crash there is rare.
         if ago < REPORTS_WITHIN:
-            self._retract_call()  # It has run, so it cannot stand for calls that come now.
+            self._retract_call()  # Its body has ended, so it cannot stand for calls made now.
             raise defer(self.task, REPORTS_WITHIN - ago)
 
     def _defer_until(self, last_call_ago: float | None = None) -> float | None:
@@ -317,7 +309,7 @@ class TaskRun:
     def _retract_call(self) -> None:
         if name := self._announced_as:
             queued.retract(self.task, name, self.id)
-            carry(self.task, queued=None)
+            carry(self.request, queued=None)
 
     def _requeue_call(self) -> float | None:
         """Returns how many seconds ago it last stood for another call."""
