@@ -78,18 +78,18 @@ class Permits:
         return outcome
 
     def _take(self, locks: ExitStack, began: float) -> Lease | Busy | Finished:
-        wait = self.options.lock_options().wait
-        give_up = began + (self.backend.conf.wait if wait is None else wait)
+        longest = self.options.lock_options().wait
+        give_up = began + (self.backend.conf.wait if longest is None else longest)
         while True:
             left = max(give_up - self.backend.clock(), 0.0)
             taken = self._look(self.names)
             if not isinstance(taken, dict):
                 return taken
-            asked_for = [name for name in self.names if name not in taken]
-            wait = 0.0
-            # In a random order: if all runs began with the first, all but one would find it taken.
-            random.shuffle(asked_for)
-            if not asked_for:
+            if asked_for := [name for name in self.names if name not in taken]:
+                # In a random order: if all runs began with the first, most would find it taken.
+                random.shuffle(asked_for)
+                wait = 0.0
+            else:
                 first = min(taken, key=lambda name: taken[name].expires_in)
                 # If none of them will ever end, that is an error, and not a wait that runs out.
                 # The acquire of one of them raises it.
