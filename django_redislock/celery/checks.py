@@ -104,7 +104,9 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
     time_limit = task.app.conf.task_time_limit if task.time_limit is None else task.time_limit
     redelivered_after = visibility_timeout(task.app)
 
-    if options.key is None and (names := list(inspect.signature(task.run).parameters)):
+    # Of the class: autoretry lays a function of its own over the task's run.
+    _, *names = inspect.signature(type(task).run).parameters
+    if options.key is None and names:
         yield _warning(
             task,
             "W050",
