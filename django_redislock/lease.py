@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from django_redislock.exceptions import LockLost, LockUnavailable
+from django_redislock.holder import running_loop
 from django_redislock.rules import flows
 from django_redislock.rules.arguments import SHORTEST_TTL, seconds
 
@@ -29,7 +30,6 @@ class Keeper(Protocol):
 
     def run(self, flow: Flow[Any]) -> Any: ...
     async def arun(self, flow: Flow[Any]) -> Any: ...
-    def blocks_a_loop(self) -> bool: ...
     def operation_timeout(self, ttl: float) -> float: ...
     def lost(self, lease: Lease, reason: LostReason) -> None: ...
     def dropped(self, lease: Lease) -> None: ...
@@ -128,7 +128,7 @@ class Lease:
             LockUnavailable: With *verify*, or after a hand-over that nobody knows to be confirmed:
                 the server did not answer.
         """
-        if not verify and self._is_in_doubt() and self._keeper.blocks_a_loop():
+        if not verify and self._is_in_doubt() and running_loop() is not None:
             raise LockUnavailable(
                 self.name,
                 "whether the lease that was handed over is confirmed is not known yet, and asking"

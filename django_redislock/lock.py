@@ -50,9 +50,9 @@ Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
 
-# Leases at least this long, in seconds, and those of tasks are remembered for the timeline of who
-# held a lock. Shorter ones would only push these out, and cost a release more than it takes.
-REMEMBERED = 1.0
+# Leases at least this long, in seconds, and those of tasks are noted in the timeline of who held a
+# lock. Shorter ones would only push these out, and cost a release more than it takes.
+NOTED_FROM = 1.0
 # Leases of one handle that have ended without a release; the oldest are forgotten.
 MOST_HOLDS = 1000
 
@@ -167,15 +167,14 @@ class Lock:
                 whose event loop runs, which would stand still.
             LockLost: A reentrant acquire within a lease that was lost.
         """
+        # Not isinstance(): that is C code, after which Python may run a signal handler, which may
+        # raise (Ctrl-C, a time limit). Nobody would know of the lease that attempt() has returned,
+        # and it would be renewed for ever. A comparison of classes leaves no such moment.
         return self.attempt(block=False).__class__ is Lease
 
     async def aacquire(self) -> bool:
         """See acquire()."""
         return (await self.aattempt(block=False)).__class__ is Lease
-
-    # Python runs signal handlers, which may raise, where a function begins and after a call of C
-    # code. From the end of attempt() to the code of the caller there is neither, so isinstance()
-    # would not do: a lease that nobody knows of would be renewed for ever.
 
     def attempt(
         self, *, block: bool = True, since: float | None = None
@@ -467,7 +466,7 @@ class Lock:
                 yield from flows.undo(self.name, grant.token, hold.terms.operation_timeout)
             raise grant.loss(now)
         # One that was renewed has a beginning in the timeline, so it must have an end.
-        lasted = grant.renewals or lease.owner.task or now - grant.granted_at >= REMEMBERED
+        lasted = grant.renewals or lease.owner.task or now - grant.granted_at >= NOTED_FROM
         reason = yield from flows.release(
             flows.Ending(
                 lease.name,
@@ -501,8 +500,8 @@ class Lock:
         assert lease is not None
         left = lease.grant.holds
         if not hold.over:
+            left = lease.grant.unnest()  # First: an interrupt where it begins must find no half.
             hold.over = True
-            left = lease.grant.unnest()
         if block or not hold.block:
             self._remove(hold)
         return left

@@ -11,7 +11,6 @@ from weakref import ReferenceType, ref
 
 from django_redislock import clock, signals
 from django_redislock.backends.watchdog import Watchdog
-from django_redislock.holder import running_loop
 from django_redislock.process import tell_after_fork
 from django_redislock.rules import scripts
 from django_redislock.rules.options import MOST_COMBINATIONS, terms_of
@@ -153,7 +152,7 @@ class Backend(ABC):
         with self._leases_lock:
             references = self.leases.pop(lease.name, ())
             if len(references) > 1 or (references and references[0]() is not lease):
-                self._keep_living(lease.name, references, but=lease)
+                self._put_living(lease.name, references, but=lease)
         self.watchdog.forget(lease)
 
     def dropped(self, lease: Lease) -> None:
@@ -163,11 +162,11 @@ class Backend(ABC):
         if self._leases_lock.acquire(blocking=False):
             try:
                 # Its own reference may still find it.
-                self._keep_living(lease.name, self.leases.pop(lease.name, ()), but=lease)
+                self._put_living(lease.name, self.leases.pop(lease.name, ()), but=lease)
             finally:
                 self._leases_lock.release()
 
-    def _keep_living(
+    def _put_living(
         self, name: str, references: Sequence[ReferenceType[Lease]], but: Lease | None = None
     ) -> None:
         living = tuple(one for one in references if (found := one()) is not None and found != but)
@@ -175,10 +174,6 @@ class Backend(ABC):
             self.leases[name] = living
 
     # --- keeping leases (lease.Keeper) --------------------------------------------------------
-
-    def blocks_a_loop(self) -> bool:
-        """Whether to block this thread would block its event loop."""
-        return running_loop() is not None
 
     def lost(self, lease: Lease, reason: LostReason, *, at_release: bool = False) -> None:
         """Note that *lease* is lost, and tell everybody who wants to know, in another thread."""

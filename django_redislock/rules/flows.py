@@ -113,29 +113,29 @@ class Run(NamedTuple):
     """A run of a task, for which a lock is wanted."""
 
     id: str  # As in lua/_task_of.lua; "" if the task was called directly.
-    remembered: float  # Seconds for which a duplicate of it is recognised after it succeeded.
+    recognised_for: float  # Seconds after its success in which a duplicate of it does not run.
 
 
 # --- the flows ------------------------------------------------------------------------------
 
 
 def acquire(
-    request: Request, now: float, keep: Callable[[Request, Granted], object] | None = None
+    request: Request, now: float, take_over: Callable[[Request, Granted], object] | None = None
 ) -> Flow[Granted | Busy | Done | Finished]:
     """Ask for the lock until it is ours or the wait is over.
 
     Args:
         request: What to ask for.
         now: When it begins.
-        keep: Called with a grant. Until it returns, whatever interrupts the flow undoes the grant.
+        take_over: Called with a grant. Until it returns, whatever interrupts the flow undoes it.
 
     Raises:
         LockUnavailable: The server refused, or did not answer for too long.
     """
     try:
         outcome = yield from _acquire(request, now)
-        if keep is not None and isinstance(outcome, Granted):
-            keep(request, outcome)
+        if take_over is not None and isinstance(outcome, Granted):
+            take_over(request, outcome)
         return outcome
     except Refused as refused:
         raise LockUnavailable(request.name, refused.problem) from refused.__cause__
@@ -355,7 +355,7 @@ class Ending(NamedTuple):
     once: float
     operation_timeout: float
     insist: bool  # Try until the lease ends, as leaving a block does.
-    ended: str = ""  # "done" or "failed", if the lease is to be remembered.
+    ended: str = ""  # "done" or "failed", if the lease is to be in the timeline.
     run: Run | None = None
 
 
@@ -396,21 +396,10 @@ def _release_call(ending: Ending) -> Call:
             ending.owner.packed,
             ending.ended,
             ending.run.id if ending.run else "",
-            milliseconds(ending.run.remembered) if ending.run else 0,
+            milliseconds(ending.run.recognised_for) if ending.run else 0,
         ),
         within,
     )
-
-
-def give_back(
-    name: str, token: str, operation_timeout: float, reason: LostReason
-) -> Flow[LostReason]:
-    """Free what is left of a lease that was lost because the server was out of reach.
-
-    A renewal whose answer was lost has kept it for others to wait for.
-    """
-    yield from undo(name, token, operation_timeout)
-    return reason
 
 
 def renewal_call(renewal: Renewal, within: float) -> Call:

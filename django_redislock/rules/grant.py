@@ -281,8 +281,10 @@ class Grant:
     def lose(self, reason: LostReason, *, at_release: bool = False) -> bool:
         """It is lost. Returns True to the one caller who was first to say so."""
         with self._mutex:
-            # The answer to a renewal that was overtaken by the release says nothing.
-            if self._lost_reason is not None or (self.is_ended and not at_release):
+            # The answer to a renewal that was overtaken by the release says nothing. And only the
+            # parent process loses its lease, not a forked child.
+            told = self._lost_reason is not None or (self.is_ended and not at_release)
+            if told or not self.is_ours:
                 return False
             self._lost_reason = reason
             return True

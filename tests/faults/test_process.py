@@ -394,7 +394,7 @@ def test_r4_an_interrupt_anywhere_in_a_run_of_a_task_leaves_no_orphan(
     draw = Celery("tests.sweep", set_as_current=False).tasks[f"tests.draw-{limit}"]
     names = [NAME] if limit == 1 else [f"{NAME}#1", f"{NAME}#2"]
     places, orphaned = sweep(draw, locks, prepare=draw, names=names)
-    assert {"TaskRun.execute", "TaskRun._run_body", "Lock._take_over"} <= places
+    assert {"TaskRun._execute", "TaskRun._run_body", "Lock._take_over"} <= places
     assert orphaned <= TOO_EARLY
 
 
