@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 from tests.support.processes import Child
+from tests.support.proofs import pytest_generate_tests
 from tests.support.proxy import Proxy
 from tests.support.servers import (
     IMAGES,
@@ -37,6 +38,8 @@ from tests.support.servers import (
 if TYPE_CHECKING:
     import redis
     from pytest_django import Settings
+
+__all__ = ["pytest_generate_tests"]  # A hook of pytest: it refuses unknown promises.
 
 _REPORTERS = pytest.StashKey[list[tuple[str, Callable[[], str]]]]()
 

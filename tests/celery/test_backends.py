@@ -48,6 +48,7 @@ class TestRabbitMQ:
         own_stage.app.conf.update(ours)
         return own_stage
 
+    @pytest.mark.proves("P8")
     def test_a_conflict_is_seen_and_a_duplicate_put_off(self, own_stage: Stage) -> None:
         own_stage.start(pool="threads", concurrency=3)
         key = own_stage.key()
@@ -70,6 +71,7 @@ class TestRabbitMQ:
             own_stage.wait_for_log(f"[{body.parent.results[1].id}]: lock {key!r} is busy", 2)
         assert own_stage.result(body)[1] == f"did {key}"
 
+    @pytest.mark.proves("P8")
     def test_a_task_whose_worker_was_killed_runs_again_after_the_dead_lease(
         self, own_stage: Stage
     ) -> None:

@@ -59,6 +59,7 @@ def test_a_lease_is_renewed_while_the_body_runs(own_stage: Stage, pool: str) -> 
     assert all(one["skipped"] == "busy" for one in results[:-1])
 
 
+@pytest.mark.proves("R8")
 def test_a_lock_that_the_worker_took_before_it_forked_stays_the_workers(own_stage: Stage) -> None:
     key, other = own_stage.key(), own_stage.key()
     worker = own_stage.start(

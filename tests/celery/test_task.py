@@ -193,6 +193,7 @@ class TestLease:
 
 
 class TestConflict:
+    @pytest.mark.proves("P7")
     @pytest.mark.parametrize("how", ["direct", "eager", "apply"])
     def test_a_skipped_run_returns_a_marked_value(self, redislock: LockTestKit, how: str) -> None:
         task = make(key="lottery")

@@ -34,6 +34,7 @@ def test_a_lease_of_no_time_is_refused(argument: str, value: Any) -> None:
         distributed_lock("lottery", **{argument: value})
 
 
+@pytest.mark.proves("P2")
 @pytest.mark.parametrize("argument", ["ttl", "min_hold", "max_hold"])
 @pytest.mark.parametrize("value", [math.inf, 1e12, 10**400, timedelta.max], ids=repr)
 def test_a_lease_without_end_is_refused(argument: str, value: Any) -> None:

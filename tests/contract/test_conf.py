@@ -351,6 +351,7 @@ def test_the_operation_timeout_is_that_of_the_url_or_of_the_options(
     assert backends["default"].patience(9) == patience
 
 
+@pytest.mark.proves("R5")
 def test_the_operation_timeout_in_the_url_bounds_a_call(locks: Locks, proxy: Proxy) -> None:
     locks.on(proxy).configure(LOCATION=f"{proxy.url}?socket_timeout=0.2", TTL=60, WAIT=0)
     proxy.blackhole()

@@ -33,6 +33,7 @@ pytest_plugins = ["tests.support.backends"]
 # --- held, and for how long ----------------------------------------------------------------------
 
 
+@pytest.mark.proves("P1", "R2")
 @both_ways
 async def test_a_lease_ends_here_before_it_ends_on_the_server(way: Way, place: Place) -> None:
     lock = distributed_lock("lottery", ttl=0.2, renew=False)
@@ -157,6 +158,7 @@ async def test_a_renewal_learns_of_the_loss_and_its_reason(
     assert lock.lease is None
 
 
+@pytest.mark.proves("P5", "R7")
 @both_ways
 @pytest.mark.parametrize("reason", REASONS)
 async def test_the_watchdog_learns_of_the_loss_and_tells(
@@ -210,6 +212,7 @@ async def test_releasing_learns_of_the_loss_too(
     assert (lock.lease, lease.held) == (None, False)
 
 
+@pytest.mark.proves("P5")
 @both_ways
 @pytest.mark.parametrize("noticed", [True, False], ids=["noticed within", "noticed at the end"])
 async def test_leaving_the_block_after_a_loss_raises_lock_lost(
@@ -224,6 +227,7 @@ async def test_leaving_the_block_after_a_loss_raises_lock_lost(
     assert (raised.value.name, raised.value.reason) == ("lottery", "forced")
 
 
+@pytest.mark.proves("P5")
 @both_ways
 async def test_a_loss_never_masks_what_the_body_raised(
     way: Way, place: Place, losing: Losing, caplog: pytest.LogCaptureFixture
@@ -237,6 +241,7 @@ async def test_a_loss_never_masks_what_the_body_raised(
     assert "'lottery' was lost: an operator released it by force" in caplog.text
 
 
+@pytest.mark.proves("P3")
 @both_ways
 async def test_the_lock_of_the_next_owner_survives_our_late_release(
     way: Way, place: Place, losing: Losing
@@ -264,6 +269,7 @@ async def lose_now(way: Way, place: Place, lease: Lease) -> None:
         await way.renew(lease)
 
 
+@pytest.mark.proves("P5")
 @both_ways
 async def test_on_lost_is_called_once_with_the_lease(way: Way, place: Place) -> None:
     lock = distributed_lock("lottery")
@@ -472,6 +478,7 @@ async def test_a_lease_that_is_over_is_dropped_in_silence(
     assert "dropped" not in caplog.text
 
 
+@pytest.mark.proves("P2", "R7")
 @both_ways
 async def test_a_dropped_lease_is_not_renewed(way: Way, place: Place) -> None:
     assert await way.acquire(distributed_lock("lottery", ttl=0.4))
@@ -479,6 +486,7 @@ async def test_a_dropped_lease_is_not_renewed(way: Way, place: Place) -> None:
     await way.until(lambda: held.get("lottery") is None)
 
 
+@pytest.mark.proves("P10")
 def test_a_lease_cannot_be_pickled_and_so_not_be_sent_elsewhere(place: Place) -> None:
     with distributed_lock("lottery") as lease, pytest.raises(TypeError):
         pickle.dumps(lease)

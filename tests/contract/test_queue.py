@@ -118,6 +118,7 @@ def spawn_waiter(spawn: Spawn, locks: Locks, name: str = NAME, **options: float)
 # Served in turn, woken by the server
 
 
+@pytest.mark.proves("P6", "R14")
 def test_a_release_wakes_the_waiter_long_before_its_next_look(caller: Caller, locks: Locks) -> None:
     lock = rival()
     for _ in range(5):
@@ -131,6 +132,7 @@ def test_a_release_wakes_the_waiter_long_before_its_next_look(caller: Caller, lo
         caller.release(next_lock)
 
 
+@pytest.mark.proves("P6", "R14")
 @pytest.mark.slow
 def test_an_idle_waiter_sends_at_most_one_command_per_second(caller: Caller, alone: Locks) -> None:
     locks, waiters, seconds = alone, 4, 2.5
@@ -147,6 +149,7 @@ def test_an_idle_waiter_sends_at_most_one_command_per_second(caller: Caller, alo
         )
 
 
+@pytest.mark.proves("P6")
 @one_kind
 def test_threads_tasks_and_processes_are_served_first_come_first_served(
     locks: Locks, spawn: Spawn
@@ -181,6 +184,7 @@ def test_threads_tasks_and_processes_are_served_first_come_first_served(
     assert order == ["thread", "task", "last"]
 
 
+@pytest.mark.proves("P6", "R14")
 def test_a_newcomer_never_overtakes_a_waiter(caller: Caller, locks: Locks) -> None:
     holder, waiter_lock = distributed_lock(NAME), distributed_lock(NAME)
     for _ in range(20):
@@ -192,6 +196,7 @@ def test_a_newcomer_never_overtakes_a_waiter(caller: Caller, locks: Locks) -> No
         caller.release(waiter_lock)
 
 
+@pytest.mark.proves("P6", "R14")
 @pytest.mark.parametrize("waiters", [1, 32])
 def test_a_hand_over_costs_the_same_however_many_wait(waiters: int, alone: Locks) -> None:
     locks = alone
@@ -216,6 +221,7 @@ def test_a_hand_over_costs_the_same_however_many_wait(waiters: int, alone: Locks
 # The dead, the stopped and the late
 
 
+@pytest.mark.proves("P6")
 @one_kind
 def test_a_killed_waiter_is_passed_over_at_once(caller: Caller, locks: Locks, spawn: Spawn) -> None:
     holder, lock = rival(ttl=60), distributed_lock(NAME)
@@ -229,6 +235,7 @@ def test_a_killed_waiter_is_passed_over_at_once(caller: Caller, locks: Locks, sp
         holder.release()
 
 
+@pytest.mark.proves("P6")
 @pytest.mark.slow
 @one_kind
 def test_p6_a_stopped_process_delays_the_others_once_however_many_waiters_it_has(
@@ -251,6 +258,7 @@ def test_p6_a_stopped_process_delays_the_others_once_however_many_waiters_it_has
     assert fences == sorted(set(fences))
 
 
+@pytest.mark.proves("P1", "R14")
 @one_kind
 def test_a_process_that_stops_when_it_is_served_never_believes_to_hold_the_lock(
     locks: Locks, spawn: Spawn
@@ -272,6 +280,7 @@ def test_a_process_that_stops_when_it_is_served_never_believes_to_hold_the_lock(
     assert before.fence < fence < child.read()
 
 
+@pytest.mark.proves("P6")
 @one_kind
 def test_a_late_waiter_keeps_its_place_once(locks: Locks, spawn: Spawn) -> None:
     # Their leases are short, so that they look often: a claim is noticed as soon as it lapses.
@@ -301,6 +310,7 @@ def test_a_late_waiter_keeps_its_place_once(locks: Locks, spawn: Spawn) -> None:
     assert last.result() < time.monotonic()
 
 
+@pytest.mark.proves("P6", "R14")
 def test_a_lost_bell_costs_at_most_two_seconds(
     caller: Caller, locks: Locks, proxied: Proxy
 ) -> None:
@@ -342,6 +352,7 @@ def test_after_a_crash_the_waiter_has_the_lock_when_the_lease_ends_and_no_newcom
     assert is_held_by(locks, lease_of(lock))
 
 
+@pytest.mark.proves("R14")
 def test_who_waits_no_more_leaves_keys_that_expire(locks: Locks, spawn: Spawn) -> None:
     with rival(ttl=60):
         spawn_waiter(spawn, locks).kill()
@@ -384,6 +395,7 @@ def test_a_lease_that_was_handed_over_survives_a_loop_that_is_blocked_at_once(
         assert blocked.result(5) == (True, True)
 
 
+@pytest.mark.proves("R14")
 def test_a_hand_over_whose_confirmation_is_lost_is_confirmed_by_the_watchdog(
     caller: Caller, locks: Locks, proxied: Proxy
 ) -> None:
@@ -454,6 +466,7 @@ def queue_up(count: int, served: list[int], locks: Locks) -> list[Future[None]]:
     return threads
 
 
+@pytest.mark.proves("P6", "R14")
 @one_kind
 def test_p6_more_waiting_threads_than_connections_are_served_in_turn(
     locks: Locks, settings: Settings

@@ -39,6 +39,7 @@ def replicated(make_server: MakeServer, settings: Settings, key_prefix: str) -> 
     return Replicated(locks, replica)
 
 
+@pytest.mark.proves("R11")
 @both_ways
 async def test_a_grant_is_on_the_replica_when_it_counts(way: Way, replicated: Replicated) -> None:
     async with way.entered(distributed_lock("lottery")) as lease:
@@ -47,6 +48,7 @@ async def test_a_grant_is_on_the_replica_when_it_counts(way: Way, replicated: Re
         assert len(keys) == 1
 
 
+@pytest.mark.proves("R11")
 @both_ways
 async def test_too_few_acknowledgements_release_and_fail_the_grant(
     way: Way, replicated: Replicated
@@ -59,6 +61,7 @@ async def test_too_few_acknowledgements_release_and_fail_the_grant(
         assert lease.held
 
 
+@pytest.mark.proves("R11")
 @both_ways
 async def test_a_waiter_asks_for_acknowledgement_too(way: Way, replicated: Replicated) -> None:
     lock = distributed_lock("lottery")

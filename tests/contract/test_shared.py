@@ -117,6 +117,7 @@ async def test_a_cancelled_waiter_leaves_the_lease_of_another_task_alone(place: 
     assert not await lock.alocked()
 
 
+@pytest.mark.proves("P3")
 @both_ways
 async def test_leaving_after_a_loss_does_not_end_the_lease_of_the_next(
     way: Way, place: Place
@@ -141,6 +142,7 @@ async def test_leaving_after_a_loss_does_not_end_the_lease_of_the_next(
         await way.ensure_held(lease, verify=True)
 
 
+@pytest.mark.proves("P5")
 @both_ways
 async def test_a_loss_is_told_at_the_end_of_its_block_whatever_was_acquired_meanwhile(
     way: Way, place: Place

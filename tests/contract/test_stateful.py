@@ -289,6 +289,7 @@ class LockMachine(RuleBasedStateMachine):
         wait_until(queued, SOON)
 
 
+@pytest.mark.proves("P1", "P3", "R9")
 @pytest.mark.slow
 def test_no_history_breaks_the_rules(server: Endpoint, redis_url: str) -> None:
     LockMachine.url = redis_url

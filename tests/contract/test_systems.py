@@ -50,6 +50,7 @@ def sent_after(proxy: Proxy, count: int) -> list[str]:
 # --- 1 -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("P1")
 @on_servers
 def test_01_set_nx_px_excludes_all_but_the_owner_of_a_token(place: ServerPlace) -> None:
     key = lock_keys(place.locks.prefix, "lottery").lock
@@ -72,6 +73,7 @@ def test_01_set_nx_px_excludes_all_but_the_owner_of_a_token(place: ServerPlace) 
 # --- 2 -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("P3", "R12")
 def test_02_release_is_one_atomic_compare_and_delete_in_lua(locks: Locks, proxy: Proxy) -> None:
     locks.on(proxy)
     lock = distributed_lock("lottery")
@@ -110,6 +112,7 @@ def test_03_release_by_watch_multi_exec_where_scripting_is_forbidden(
     assert "waiters poll instead of being served in turn" in warning.getMessage()
 
 
+@pytest.mark.proves("P3")
 @UNSCRIPTED
 def test_03_a_lock_that_changes_hands_before_exec_is_left_alone(
     place: ServerPlace, make_proxy: MakeProxy
@@ -231,6 +234,7 @@ ROLES = [
 ]
 
 
+@pytest.mark.proves("P2")
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["hang_before", "hang_after"])
 @pytest.mark.parametrize(("place", "role"), ROLES, indirect=["place"])
@@ -255,6 +259,7 @@ def test_04_nothing_is_left_without_ttl_wherever_the_client_is_killed(
     assert len(killed_at) >= 3  # Connecting, acquiring, and what came then.
 
 
+@pytest.mark.proves("P2")
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["redis", "valkey"], indirect=True)
 def test_04_a_naive_lock_does_not_stand_this_test(
@@ -273,6 +278,7 @@ def test_04_a_naive_lock_does_not_stand_this_test(
 # --- 5 -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("P3")
 @on_servers
 @both_ways
 async def test_05_a_release_by_the_wrong_owner_is_refused(way: Way, place: ServerPlace) -> None:
@@ -295,6 +301,7 @@ async def test_05_a_release_by_the_wrong_owner_is_refused(way: Way, place: Serve
         await way.ensure_held(lease, verify=True)
 
 
+@pytest.mark.proves("P3")
 @on_servers
 @both_ways
 async def test_05_a_late_release_leaves_the_next_owner_alone(way: Way, place: ServerPlace) -> None:

@@ -105,6 +105,7 @@ def loop_elsewhere() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
+@pytest.mark.proves("P6")
 @in_turn
 def test_threads_and_tasks_are_served_first_come_first_served(
     place: Place, loop_elsewhere: asyncio.AbstractEventLoop
@@ -131,6 +132,7 @@ def test_threads_and_tasks_are_served_first_come_first_served(
     assert served == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.proves("P6", "R14")
 @in_turn
 @both_ways
 async def test_nobody_barges_in_before_those_who_wait(way: Way, place: Place) -> None:
@@ -217,6 +219,7 @@ async def test_who_gives_up_leaves_the_queue(way: Way, place: Place) -> None:
     assert time.monotonic() - start < 1.9
 
 
+@pytest.mark.proves("R4")
 async def test_a_cancelled_task_leaves_nothing_behind(place: Place) -> None:
     with held_by_other("lottery"):
         waiting = asyncio.create_task(distributed_lock("lottery").aacquire())

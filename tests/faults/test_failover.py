@@ -97,6 +97,7 @@ def use_many_connections(caller: Caller) -> None:
             assert future.result(5) is False
 
 
+@pytest.mark.proves("R13")
 @pytest.mark.parametrize("master_becomes", ["READONLY", "MASTERDOWN", "NOREPLICAS"])
 def test_r13_an_acquire_after_a_failover_goes_to_the_new_master(
     master_becomes: str, caller: Caller, pair: Pair
@@ -112,6 +113,7 @@ def test_r13_an_acquire_after_a_failover_goes_to_the_new_master(
     assert is_left_clean(pair.locks)
 
 
+@pytest.mark.proves("R13")
 def test_r13_an_acquire_that_only_reads_is_not_refused_for_the_acknowledgement(
     caller: Caller, pair: Pair
 ) -> None:
@@ -124,6 +126,7 @@ def test_r13_an_acquire_that_only_reads_is_not_refused_for_the_acknowledgement(
     assert caller.begin(distributed_lock(NAME, wait=0)).result(5) is False
 
 
+@pytest.mark.proves("R13")
 def test_r13_an_acquire_without_scripts_goes_to_the_new_master_too(
     caller: Caller, pair: Pair
 ) -> None:
@@ -138,6 +141,7 @@ def test_r13_an_acquire_without_scripts_goes_to_the_new_master_too(
     assert is_held_by(pair.locks, lease_of(lock))
 
 
+@pytest.mark.proves("R7")
 @pytest.mark.parametrize("master_becomes", ["READONLY", "MASTERDOWN", "NOREPLICAS"])
 def test_r7_a_lease_is_renewed_on_the_new_master(
     master_becomes: str, caller: Caller, pair: Pair
@@ -153,6 +157,7 @@ def test_r7_a_lease_is_renewed_on_the_new_master(
     assert is_left_clean(pair.locks)
 
 
+@pytest.mark.proves("R7")
 def test_r7_a_lease_that_the_new_master_does_not_have_is_lost(caller: Caller, pair: Pair) -> None:
     with loses("expired"), caller.block(distributed_lock(NAME, ttl=1.2)) as lease:
         wait_until(lambda: lease.renewals)
@@ -160,6 +165,7 @@ def test_r7_a_lease_that_the_new_master_does_not_have_is_lost(caller: Caller, pa
         wait_until(lambda: lease.lost_reason)
 
 
+@pytest.mark.proves("R13")
 def test_a_block_that_ends_after_a_failover_frees_the_lock(caller: Caller, pair: Pair) -> None:
     with caller.block(distributed_lock(NAME, ttl=60)):
         pair.fail_over()

@@ -179,6 +179,7 @@ def fork_beside_busy_threads(times: int) -> None:
     say(own)
 
 
+@pytest.mark.proves("P10", "R8")
 def test_a_fork_amid_the_use_of_connections_harms_neither_side(locks: Locks, spawn: Spawn) -> None:
     locks.configure(OPTIONS={"max_connections": 5})  # Fewer than threads: some wait for one.
     child = spawn(fork_beside_busy_threads, 20)
@@ -212,6 +213,7 @@ def renew_a_lock_of_its_own() -> bool:
         return lease.held
 
 
+@pytest.mark.proves("P10", "R8")
 @pytest.mark.parametrize("what", ["the pool", "the watchdog"])
 def test_a_child_forked_while_a_thread_was_within_can_lock(
     what: str, locks: Locks, spawn: Spawn
@@ -238,6 +240,7 @@ async def wait_in_a_task_and_leave_a_child() -> None:
     hear()
 
 
+@pytest.mark.proves("P6")
 @pytest.mark.parametrize(
     "wait", [wait_in_a_thread_and_leave_a_child, wait_in_a_task_and_leave_a_child]
 )
@@ -276,6 +279,7 @@ def hold_and_fork() -> None:
         say([lease.id, *seen])
 
 
+@pytest.mark.proves("P10", "R8")
 def test_after_a_fork_each_process_renews_its_own_leases_only(
     locks: Locks, proxy: Proxy, spawn: Spawn
 ) -> None:
@@ -318,6 +322,7 @@ def fork_with_a_lease() -> None:
         lease.ensure_held(verify=True)
 
 
+@pytest.mark.proves("P10", "R8")
 @pytest.mark.parametrize("hold", [fork_with_a_lease, fork_with_a_lease_that_was_just_handed_over])
 def test_a_child_cannot_renew_the_lease_of_its_parent(
     hold: Callable[[], None], locks: Locks, spawn: Spawn
@@ -359,6 +364,7 @@ async def fork_within_an_asynchronous_block() -> None:
         await lease.aensure_held(verify=True)
 
 
+@pytest.mark.proves("R8")
 @pytest.mark.parametrize(
     "block", [fork_within_a_block, fork_within_a_nested_block, fork_within_an_asynchronous_block]
 )

@@ -76,6 +76,7 @@ def _waiters() -> int:
     return seen.waiters if seen else 0
 
 
+@pytest.mark.proves("P6")
 def test_greenlets_are_served_in_turn(locks: Locks, spawn: Spawn) -> None:
     assert spawn(serve_greenlets_in_turn, prelude=PATCH).read() == [0, 1, 2, 3, 4]
 
@@ -84,6 +85,7 @@ def test_the_watchdog_renews_while_greenlets_yield(locks: Locks, spawn: Spawn) -
     assert spawn(renew_while_a_greenlet_sleeps, prelude=PATCH).read() is True
 
 
+@pytest.mark.proves("P5")
 def test_a_greenlet_that_never_yields_learns_of_its_loss_by_the_deadline(
     locks: Locks, spawn: Spawn
 ) -> None:

@@ -112,6 +112,7 @@ def test_a_watchdog_whose_connection_was_closed_for_idleness_confirms_in_time(
     assert is_left_clean(locks)
 
 
+@pytest.mark.proves("R14")
 @pytest.mark.parametrize("action", ["hang_before", "hang_after", "cut_before", "cut_after"])
 def test_a_first_confirmation_that_fails_is_tried_again_within_the_claim(
     action: str, caller: Caller, locks: Locks, proxy: Proxy
@@ -167,6 +168,7 @@ def in_doubt(caller: Caller, locks: Locks, proxy: Proxy) -> Iterator[Lease]:
         yield lease
 
 
+@pytest.mark.proves("P1", "R14")
 def test_a_lease_in_doubt_is_not_held_and_not_lost_either(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:

@@ -67,6 +67,7 @@ def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Iterator[Locks]:
 # One command
 
 
+@pytest.mark.proves("P4", "R1")
 @pytest.mark.parametrize("wait", [0, 5])
 @pytest.mark.parametrize("action", ["cut_after", "cut_before", "hang_after", "hang_before"])
 def test_r1_an_acquire_that_is_not_answered_is_sent_again_with_the_same_token(
@@ -84,6 +85,7 @@ def test_r1_an_acquire_that_is_not_answered_is_sent_again_with_the_same_token(
     assert is_left_clean(locks)
 
 
+@pytest.mark.proves("P4", "R1")
 def test_r1_an_answer_that_is_lost_when_the_lock_is_busy_is_not_a_grant(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -92,6 +94,7 @@ def test_r1_an_answer_that_is_lost_when_the_lock_is_busy_is_not_a_grant(
         assert caller.acquire(distributed_lock(NAME)) is False
 
 
+@pytest.mark.proves("R2")
 def test_r2_the_deadline_counts_from_when_the_acquire_was_sent(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -100,6 +103,7 @@ def test_r2_the_deadline_counts_from_when_the_acquire_was_sent(
         assert lease.expires_in <= TTL - 0.25
 
 
+@pytest.mark.proves("R2")
 def test_r2_the_deadline_counts_from_when_the_renewal_was_sent(locks: Locks, proxy: Proxy) -> None:
     with distributed_lock(NAME, renew=False) as lease:
         proxy.rule_for_script(scripts.RENEW.sha, "delayreply:0.25")
@@ -107,6 +111,7 @@ def test_r2_the_deadline_counts_from_when_the_renewal_was_sent(locks: Locks, pro
         assert TTL - 0.4 < lease.expires_in <= TTL - 0.25
 
 
+@pytest.mark.proves("R3")
 def test_r3_a_grant_that_comes_after_its_deadline_is_given_back_and_asked_for_again(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -123,6 +128,7 @@ def test_r3_a_grant_that_comes_after_its_deadline_is_given_back_and_asked_for_ag
     caller.release(lock)
 
 
+@pytest.mark.proves("R3")
 def test_r3_a_server_whose_every_grant_is_late_is_unavailable_and_keeps_no_lease(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -133,6 +139,7 @@ def test_r3_a_server_whose_every_grant_is_late_is_unavailable_and_keeps_no_lease
     assert is_left_clean(locks)
 
 
+@pytest.mark.proves("R5")
 def test_r5_nothing_is_sent_more_often_than_we_decided(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -143,6 +150,7 @@ def test_r5_nothing_is_sent_more_often_than_we_decided(
     assert len(runs(proxy, scripts.LEAVE)) == 1
 
 
+@pytest.mark.proves("R6")
 @pytest.mark.parametrize("action", ["cut_after", "cut_before", "hang_after", "hang_before"])
 def test_r6_a_release_that_is_not_answered_is_sent_again_and_is_a_success(
     action: str, caller: Caller, locks: Locks, proxy: Proxy
@@ -154,6 +162,7 @@ def test_r6_a_release_that_is_not_answered_is_sent_again_and_is_a_success(
     assert is_left_clean(locks)
 
 
+@pytest.mark.proves("R6")
 def test_r6_a_release_whose_answer_is_lost_is_a_success_though_the_lock_was_handed_on(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -168,6 +177,7 @@ def test_r6_a_release_whose_answer_is_lost_is_a_success_though_the_lock_was_hand
     assert is_held_by(locks, lease_of(next_lock))
 
 
+@pytest.mark.proves("R6")
 def test_r6_a_lost_answer_does_not_hide_that_the_lease_was_released_by_force(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -253,6 +263,7 @@ def test_a_waiter_whose_connection_is_cut_keeps_its_place(
     assert is_held_by(locks, lease_of(first))
 
 
+@pytest.mark.proves("R5")
 @pytest.mark.parametrize("wait", [0, 0.5])
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "new"])
 @pytest.mark.parametrize("fault", ["blackhole", "refuse", "hang", "slow"])
@@ -281,6 +292,7 @@ def test_r5_an_acquire_ends_within_its_wait_and_two_operation_timeouts(
             assert fault == "slow"
 
 
+@pytest.mark.proves("R5")
 @pytest.mark.parametrize("fault", ["hang_before:GET", "hang_after:EXEC", "slow"])
 @one_kind
 def test_r5_so_does_one_without_scripts_though_it_takes_many_commands(
@@ -297,6 +309,7 @@ def test_r5_so_does_one_without_scripts_though_it_takes_many_commands(
         caller.acquire(distributed_lock(NAME))
 
 
+@pytest.mark.proves("R5")
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "new"])
 @pytest.mark.parametrize("fault", ["blackhole", "refuse"])
 @one_kind
@@ -434,6 +447,7 @@ def test_a_waiter_whose_server_comes_back_in_time_waits_on(
 # Commands that arrive when nobody waits for them any more
 
 
+@pytest.mark.proves("P2")
 def test_a_zombie_acquire_holds_the_lock_for_one_ttl_at_most(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -446,6 +460,7 @@ def test_a_zombie_acquire_holds_the_lock_for_one_ttl_at_most(
         assert rival(wait=5).acquire()
 
 
+@pytest.mark.proves("P3")
 def test_a_zombie_acquire_or_release_does_no_harm_to_a_later_lease(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -463,6 +478,7 @@ def test_a_zombie_acquire_or_release_does_no_harm_to_a_later_lease(
     assert is_left_clean(locks)
 
 
+@pytest.mark.proves("P6")
 def test_a_zombie_place_in_the_queue_does_not_stop_the_others(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -482,6 +498,7 @@ def test_a_zombie_place_in_the_queue_does_not_stop_the_others(
 # The watchdog
 
 
+@pytest.mark.proves("R7")
 def test_r7_renewal_outlives_connections_that_are_cut(locks: Locks, proxy: Proxy) -> None:
     with distributed_lock(NAME, ttl=1.5) as lease:
         until = time.monotonic() + 2
@@ -492,6 +509,7 @@ def test_r7_renewal_outlives_connections_that_are_cut(locks: Locks, proxy: Proxy
         assert is_held_by(locks, lease)
 
 
+@pytest.mark.proves("R7")
 @pytest.mark.parametrize("action", ["cut_after", "cut_before", "hang_after", "hang_before"])
 def test_r7_renewal_outlives_a_lost_command(action: str, locks: Locks, proxy: Proxy) -> None:
     with distributed_lock(NAME, ttl=2) as lease:
@@ -502,6 +520,7 @@ def test_r7_renewal_outlives_a_lost_command(action: str, locks: Locks, proxy: Pr
         assert is_held_by(locks, lease)
 
 
+@pytest.mark.proves("R7")
 @pytest.mark.parametrize("fault", ["blackhole", "refuse"])
 def test_r7_a_lease_that_cannot_be_renewed_is_lost_at_its_deadline(
     fault: str, caller: Caller, locks: Locks, proxy: Proxy
@@ -517,6 +536,7 @@ def test_r7_a_lease_that_cannot_be_renewed_is_lost_at_its_deadline(
     assert lease.lost_reason == "unreachable"
 
 
+@pytest.mark.proves("R7")
 def test_r7_a_lost_lease_does_not_come_back_with_the_network(locks: Locks, proxy: Proxy) -> None:
     lock = distributed_lock(NAME, ttl=0.5)
     lock.acquire()
@@ -532,6 +552,7 @@ def test_r7_a_lost_lease_does_not_come_back_with_the_network(locks: Locks, proxy
     assert value_of(locks) is None
 
 
+@pytest.mark.proves("R7")
 def test_r7_one_lease_in_trouble_does_not_cost_another_its_renewal(locks: Locks) -> None:
     with distributed_lock("healthy", ttl=1.5) as healthy:
         with loses("expired"), distributed_lock(NAME, ttl=1.5) as lease:
@@ -544,6 +565,7 @@ def test_r7_one_lease_in_trouble_does_not_cost_another_its_renewal(locks: Locks)
 # Being asked about it
 
 
+@pytest.mark.proves("P4")
 @pytest.mark.parametrize("fault", ["blackhole", "refuse"])
 @pytest.mark.parametrize("verify", [True, False], ids=["ensure_held", "renew"])
 def test_asking_the_server_never_guesses(

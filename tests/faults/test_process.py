@@ -101,6 +101,7 @@ def hold_look_and_write(url: str) -> None:
         say(lost.reason)
 
 
+@pytest.mark.proves("P1", "P3")
 def test_a_holder_stopped_beyond_its_lease_knows_it_and_harms_nobody(
     locks: Locks, spawn: Spawn
 ) -> None:
@@ -119,6 +120,7 @@ def test_a_holder_stopped_beyond_its_lease_knows_it_and_harms_nobody(
         assert is_held_by(locks, lease)
 
 
+@pytest.mark.proves("P2")
 @one_kind
 def test_a_killed_holder_costs_one_ttl_and_is_shown_meanwhile(locks: Locks, spawn: Spawn) -> None:
     child = spawn(hold, NAME, ttl=1.5)
@@ -137,6 +139,7 @@ def use(name: str) -> None:
         lease.renew()
 
 
+@pytest.mark.proves("P2")
 @one_kind
 @pytest.mark.parametrize("script", [scripts.ACQUIRE, scripts.RENEW, scripts.CONCLUDE])
 def test_a_client_killed_at_any_step_leaves_nothing_without_expiry(
@@ -155,6 +158,7 @@ def test_a_client_killed_at_any_step_leaves_nothing_without_expiry(
 # Exceptions
 
 
+@pytest.mark.proves("P5")
 @pytest.mark.parametrize(
     "error", [ValueError, SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit]
 )
@@ -170,6 +174,7 @@ def test_whatever_the_body_raises_goes_through_and_the_lock_is_released(
     assert is_left_clean(locks)
 
 
+@pytest.mark.proves("P5")
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_a_loss_does_not_mask_what_the_body_raises(
     error: type[BaseException],
@@ -309,6 +314,7 @@ async def aenter() -> None:
         pass
 
 
+@pytest.mark.proves("R4")
 @pytest.mark.parametrize("use", [enter, enter_twice, acquire_and_release])
 @pytest.mark.timeout(60)
 @one_kind
@@ -321,6 +327,7 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan(use: Callable[[], object], lo
     enter()  # No connection was lost on the way.
 
 
+@pytest.mark.proves("R4")
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # redis-py's
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 @pytest.mark.timeout(60)
@@ -335,6 +342,7 @@ def test_r4_an_interrupt_anywhere_in_the_first_use_leaves_no_orphan(
     assert orphaned <= TOO_EARLY
 
 
+@pytest.mark.proves("R4")
 @pytest.mark.timeout(60)
 @one_kind
 def test_r4_an_interrupt_anywhere_in_a_task_leaves_no_orphan(locks: Locks) -> None:
@@ -373,6 +381,7 @@ def test_an_interrupt_while_the_watchdog_starts_leaves_no_more_than_one(
         assert len(watchdogs() - before) == 1
 
 
+@pytest.mark.proves("R4")
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # redis-py's, while it connects
 @pytest.mark.parametrize("limit", [1, 2])
 @pytest.mark.timeout(60)
@@ -406,6 +415,7 @@ def hold_until_somebody_waits() -> None:
         say("released")
 
 
+@pytest.mark.proves("R4")
 @pytest.mark.parametrize("limit", [4, 5])  # With 4, a waiter has no connection of its own.
 @pytest.mark.timeout(60)
 @one_kind
@@ -453,6 +463,7 @@ def signal_in(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.proves("R4")
 @pytest.mark.parametrize("wait", [0, 10])
 @pytest.mark.parametrize("action", ["delayreply:2", "hang_after", "hang_before"])
 def test_r4_a_signal_while_an_acquire_awaits_its_answer_leaves_no_orphan(
@@ -465,6 +476,7 @@ def test_r4_a_signal_while_an_acquire_awaits_its_answer_leaves_no_orphan(
     assert is_left_clean(locks)
 
 
+@pytest.mark.proves("R4")
 def test_r4_a_signal_while_it_waits_in_the_queue_leaves_the_queue(locks: Locks) -> None:
     holder, next_lock = rival(ttl=30), rival(wait=5)
     assert holder.acquire()
@@ -477,6 +489,7 @@ def test_r4_a_signal_while_it_waits_in_the_queue_leaves_the_queue(locks: Locks) 
         holder.release()
 
 
+@pytest.mark.proves("R4")
 def test_r4_a_signal_while_a_release_awaits_its_answer_ends_the_lease(
     locks: Locks, proxy: Proxy
 ) -> None:
@@ -502,6 +515,7 @@ def wait_until_terminated(ttl: float) -> None:
             time.sleep(0.01)
 
 
+@pytest.mark.proves("R4")
 @one_kind
 @pytest.mark.parametrize("state", ["waiting", "holding"])
 def test_r4_sigterm_leaves_neither_a_waiter_nor_a_lease(
@@ -525,6 +539,7 @@ def test_r4_sigterm_leaves_neither_a_waiter_nor_a_lease(
 # R4: cancelled
 
 
+@pytest.mark.proves("R4")
 @one_kind
 async def test_r4_a_task_cancelled_while_a_receiver_is_told_leaves_no_orphan(locks: Locks) -> None:
     told = asyncio.Event()
@@ -547,6 +562,7 @@ async def test_r4_a_task_cancelled_while_a_receiver_is_told_leaves_no_orphan(loc
     assert is_left_clean(locks)
 
 
+@pytest.mark.proves("R4")
 @pytest.mark.parametrize("wait", [0, 10])
 @pytest.mark.parametrize("action", ["delayreply:0.5", "hang_after", "hang_before"])
 async def test_r4_a_task_cancelled_while_it_awaits_the_answer_leaves_no_orphan(
@@ -561,6 +577,7 @@ async def test_r4_a_task_cancelled_while_it_awaits_the_answer_leaves_no_orphan(
     await await_until(lambda: is_left_clean(locks), 3)
 
 
+@pytest.mark.proves("R4")
 async def test_r4_a_task_cancelled_twice_still_leaves_no_orphan(locks: Locks, proxy: Proxy) -> None:
     rule = proxy.rule_for_script(scripts.ACQUIRE.sha, "delayreply:0.3")
     task = asyncio.create_task(distributed_lock(NAME, ttl=10).aacquire())
@@ -573,6 +590,7 @@ async def test_r4_a_task_cancelled_twice_still_leaves_no_orphan(locks: Locks, pr
     assert is_left_clean(locks)
 
 
+@pytest.mark.proves("R4")
 @pytest.mark.slow
 @one_kind
 async def test_r4_a_task_cancelled_at_any_of_its_steps_leaves_no_orphan(locks: Locks) -> None:
@@ -594,6 +612,7 @@ async def test_r4_a_task_cancelled_at_any_of_its_steps_leaves_no_orphan(locks: L
     assert steps > 3
 
 
+@pytest.mark.proves("R4")
 @one_kind
 async def test_r4_the_other_tasks_of_the_loop_do_not_notice_a_cancellation(
     locks: Locks, proxy: Proxy
@@ -611,6 +630,7 @@ async def test_r4_the_other_tasks_of_the_loop_do_not_notice_a_cancellation(
         await lock.arelease()
 
 
+@pytest.mark.proves("R4")
 async def test_r4_a_timeout_around_a_waiting_task_leaves_the_queue(locks: Locks) -> None:
     holder = rival(ttl=30)
     assert await holder.aacquire()
@@ -648,6 +668,7 @@ def test_min_hold_counts_from_the_grant_though_the_release_is_sent_twice(
 # Blocked
 
 
+@pytest.mark.proves("P1", "P5")
 @one_kind
 def test_after_c_code_that_kept_the_gil_beyond_the_lease_the_holder_knows_it(
     caller: Caller, locks: Locks
@@ -669,6 +690,7 @@ async def test_a_blocked_event_loop_does_not_cost_the_lease(locks: Locks) -> Non
 # Forgotten and shared
 
 
+@pytest.mark.proves("P2")
 def test_a_lease_whose_thread_ended_without_a_release_ends_with_its_ttl(
     locks: Locks, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -679,6 +701,7 @@ def test_a_lease_whose_thread_ended_without_a_release_ends_with_its_ttl(
         assert rival(wait=5).acquire()
 
 
+@pytest.mark.proves("P3")
 def test_a_late_release_of_a_lost_lease_leaves_a_later_one_of_the_process_alone(
     caller: Caller, locks: Locks
 ) -> None:

@@ -94,6 +94,7 @@ def account(locks: Locks, settings: Settings) -> Account:
 # Passwords
 
 
+@pytest.mark.proves("R13")
 @pytest.mark.parametrize(
     ("user", "password"), [(USER, "wrong-secret"), ("stranger", PASSWORD)], ids=["password", "user"]
 )
@@ -195,6 +196,7 @@ def test_each_of_the_minimal_rights_is_needed(
     locks.redis.flushdb()  # What PEXPIRE should have given an expiry to.
 
 
+@pytest.mark.proves("P4", "R13")
 @pytest.mark.parametrize(
     ("rule", "text"),
     [
@@ -213,6 +215,7 @@ def test_r13_a_missing_right_is_named_at_once_and_is_never_busy(
     assert NAME in str(caught.value)
 
 
+@pytest.mark.proves("R13")
 def test_r13_a_right_that_is_missing_for_the_hand_over_only_is_named_by_the_release(
     caller: Caller, locks: Locks, account: Account
 ) -> None:
@@ -224,6 +227,7 @@ def test_r13_a_right_that_is_missing_for_the_hand_over_only_is_named_by_the_rele
         caller.release(lock)
 
 
+@pytest.mark.proves("R4")
 @pytest.mark.parametrize("scripting", [True, False], ids=["scripts", "plain"])
 def test_r4_a_grant_that_no_replica_may_be_asked_about_is_given_back(
     scripting: bool, caller: Caller, locks: Locks, account: Account
@@ -237,6 +241,7 @@ def test_r4_a_grant_that_no_replica_may_be_asked_about_is_given_back(
     assert is_left_clean(locks)
 
 
+@pytest.mark.proves("R4")
 def test_r4_a_refusal_after_a_try_that_was_carried_out_leaves_nothing(
     caller: Caller, locks: Locks, account: Account, settings: Settings, make_proxy: MakeProxy
 ) -> None:
@@ -255,6 +260,7 @@ def test_r4_a_refusal_after_a_try_that_was_carried_out_leaves_nothing(
     assert is_left_clean(locks)
 
 
+@pytest.mark.proves("R4")
 def test_r4_a_waiter_that_is_refused_leaves_the_queue(
     caller: Caller, locks: Locks, account: Account
 ) -> None:
@@ -348,6 +354,7 @@ def test_tls_with_the_right_authority_works(
     assert value_of(locks) is None
 
 
+@pytest.mark.proves("R13")
 @only_redis
 def test_r13_tls_with_an_unknown_authority_is_refused_at_once(
     caller: Caller, locks: Locks, tls_server: Server

@@ -67,6 +67,7 @@ def test_a_lease_that_is_held_goes_on_and_its_renewal_puts_its_end_right(
     assert held.get(NAME) is None
 
 
+@pytest.mark.proves("R9")
 def test_a_waiter_has_the_lock_at_the_release_and_the_fence_grows(
     server: Server, locks: Locks, caller: Caller
 ) -> None:

@@ -519,6 +519,7 @@ def test_many_are_released_at_once(operator: Client) -> None:
     assert LogEntry.objects.count() == 2
 
 
+@pytest.mark.proves("P9")
 def test_a_stale_confirmation_frees_nobody_newer(operator: Client) -> None:
     lock = distributed_lock("lottery")
     assert lock.acquire()
@@ -531,6 +532,7 @@ def test_a_stale_confirmation_frees_nobody_newer(operator: Client) -> None:
     assert not LogEntry.objects.exists()
 
 
+@pytest.mark.proves("P9")
 def test_a_stale_list_frees_nobody_newer(operator: Client) -> None:
     """What was ticked is the lease, not the name."""
     lock = distributed_lock("lottery")

@@ -156,6 +156,7 @@ def test_a_silent_server_is_unavailable(
 # --- releasing by force --------------------------------------------------------------------------
 
 
+@pytest.mark.proves("P9")
 @both_ways
 async def test_force_release_frees_the_lock_and_its_holder_learns_why(
     way: Way, place: Place
@@ -170,6 +171,7 @@ async def test_force_release_frees_the_lock_and_its_holder_learns_why(
     assert raised.value.reason == "forced"
 
 
+@pytest.mark.proves("P9")
 @both_ways
 async def test_force_release_never_touches_a_newer_lease(way: Way, place: Place) -> None:
     async with way.entered(distributed_lock("lottery")):
@@ -199,6 +201,7 @@ async def test_force_release_hands_the_lock_to_the_next_waiter(way: Way, place: 
     assert await waiting.result() is True
 
 
+@pytest.mark.proves("P9")
 @pytest.mark.parametrize("id", ["", "0", "x" * 5000, "|", "*"], ids=ascii)
 def test_an_id_that_is_none_releases_nothing(place: Place, id: str) -> None:  # noqa: A002
     with distributed_lock("lottery") as lease:

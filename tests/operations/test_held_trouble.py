@@ -242,6 +242,7 @@ def test_an_acquire_that_meets_what_is_not_ours_has_it_listed_and_an_operator_ca
         assert listed() == {NAME: "held"}
 
 
+@pytest.mark.proves("P9")
 @on_servers
 @pytest.mark.parametrize("kind", STRANGE)
 def test_what_is_not_ours_is_left_alone_if_it_changed_since_it_was_shown(
@@ -414,6 +415,7 @@ def test_a_force_release_that_is_never_answered_is_audited_as_unknown(
     assert "unknown, by 'ann'" in caplog.text
 
 
+@pytest.mark.proves("R9")
 def test_the_fence_grows_also_over_what_is_not_ours(locks: Locks) -> None:
     keys, ahead = keys_of(locks), 9 * 10**15  # As after a server whose clock was set back.
     locks.redis.set(keys.fence, ahead, ex=60)

@@ -494,6 +494,7 @@ def test_release_frees_nothing_without_a_yes(answers: Callable[[str], None], ans
         assert held.get("lottery") is not None
 
 
+@pytest.mark.proves("P9")
 def test_release_frees_no_newer_lease_than_the_one_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -516,6 +517,7 @@ def test_release_frees_no_newer_lease_than_the_one_shown(
         later.release()
 
 
+@pytest.mark.proves("P9")
 def test_release_with_an_id_asks_nothing_and_frees_only_that_lease() -> None:
     with held_by("lottery"):
         lock = held.get("lottery")

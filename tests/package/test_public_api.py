@@ -177,6 +177,7 @@ sys.meta_path.insert(0, NoCelery())
 """
 
 
+@pytest.mark.proves("P10")
 def test_importing_needs_no_settings() -> None:
     code = """
     from django_redislock import *
@@ -189,6 +190,7 @@ def test_importing_needs_no_settings() -> None:
     assert python(code) == "False"
 
 
+@pytest.mark.proves("P10")
 def test_importing_the_lock_imports_no_celery_and_starts_nothing() -> None:
     code = """
     import sys

@@ -88,6 +88,7 @@ AWKWARD = [
 ]
 
 
+@pytest.mark.proves("R10")
 @both_ways
 @pytest.mark.parametrize("name", AWKWARD)
 async def test_braces_globs_and_the_like_are_harmless(way: Way, place: Place, name: str) -> None:
@@ -122,6 +123,7 @@ def test_the_name_is_read_back_from_its_key(name: str) -> None:
     assert name_of("prefix", lock_keys("prefix", name).lock) == name
 
 
+@pytest.mark.proves("R10")
 @settings(deadline=None)
 @given(names)
 def test_the_name_cannot_choose_its_slot_or_match_other_keys(name: str) -> None:

@@ -100,6 +100,7 @@ def test_a_refresh_keeps_what_is_ticked_and_where_one_was(
     assert page.locator(".action-counter").inner_text() == "1 of 31 selected"
 
 
+@pytest.mark.proves("P9")
 def test_a_tick_does_not_pass_to_a_newer_lease(stage: Stage, visit: Callable[..., Visit]) -> None:
     first = stage.hold("lottery")
     stage.hold("other")
@@ -242,6 +243,7 @@ def test_the_next_waiter_has_it_then(stage: Stage, visit: Callable[..., Visit]) 
     assert page.locator("#redislock-lease").inner_text().count("web-2:22") == 1
 
 
+@pytest.mark.proves("P9")
 def test_a_stale_confirmation_frees_nobody_newer(stage: Stage, visit: Callable[..., Visit]) -> None:
     first = stage.hold("lottery")
     here = visit()
