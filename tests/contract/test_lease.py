@@ -18,7 +18,7 @@ from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.conf import backends
 from django_redislock.rules import flows
 from tests.support.backends import UNSCRIPTED, both_ways, held_by_other, on_servers
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -323,7 +323,7 @@ async def test_on_lost_that_blocks_does_not_delay_other_renewals(way: Way, place
 
     def block(lease: Lease) -> None:
         blocking.append(lease)
-        go_on.wait(10)
+        go_on.wait(HUNG)
 
     lease.on_lost(block)
     try:
@@ -507,7 +507,7 @@ def lose_with_a_callback_that_never_returns() -> None:
     held.force_release("lottery", lock.lease.id)
     with pytest.raises(LockLost):
         lock.lease.renew()
-    assert entered.wait(5)
+    assert entered.wait(HUNG)
 
 
 def test_on_lost_that_blocks_does_not_keep_the_program_from_ending(
@@ -524,7 +524,7 @@ def test_many_callbacks_that_block_do_not_delay_the_next(place: Place) -> None:
         assert lock.acquire()
         assert lock.lease is not None
         leases.append(lock.lease)
-        lock.lease.on_lost(lambda lease: (told.append(lease), go_on.wait(10)))
+        lock.lease.on_lost(lambda lease: (told.append(lease), go_on.wait(HUNG)))
     place.lose_data()
     try:
         for lease in leases:

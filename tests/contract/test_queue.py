@@ -39,7 +39,7 @@ from tests.support.faults import (
     waiting,
 )
 from tests.support.processes import hear, say
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -111,7 +111,7 @@ def spawn_waiter(spawn: Spawn, locks: Locks, name: str = NAME, **options: float)
     """A child that stands in the queue."""
     place = waiting(locks, name) + 1
     child = spawn(hold, name, **options)
-    wait_until(lambda: waiting(locks, name) == place, 10)
+    wait_until(lambda: waiting(locks, name) == place)
     return child
 
 
@@ -127,7 +127,7 @@ def test_a_release_wakes_the_waiter_long_before_its_next_look(caller: Caller, lo
         waiter = caller.begin_waiting(next_lock, locks)
         released = time.monotonic()
         lock.release()
-        assert waiter.result(5)
+        assert waiter.result(HUNG)
         assert time.monotonic() - released < LOOK_EVERY * 3 / 4
         caller.release(next_lock)
 
@@ -165,7 +165,7 @@ def test_threads_tasks_and_processes_are_served_first_come_first_served(
             order.append("task")
 
     def is_queued(place: int) -> None:
-        wait_until(lambda: waiting(locks) == place, 10)
+        wait_until(lambda: waiting(locks) == place)
 
     with Async() as tasks:
         with rival():
@@ -176,7 +176,7 @@ def test_threads_tasks_and_processes_are_served_first_come_first_served(
             is_queued(3)
             last = in_thread(lambda: noting("last"))
             is_queued(4)
-        first.result(5)
+        first.result(HUNG)
         child.read()
         assert order == ["thread"]
         child.send("go on")
@@ -192,7 +192,7 @@ def test_a_newcomer_never_overtakes_a_waiter(caller: Caller, locks: Locks) -> No
         waiter = caller.begin_waiting(waiter_lock, locks)
         caller.release(holder)
         assert rival().acquire() is False
-        assert waiter.result(5)
+        assert waiter.result(HUNG)
         caller.release(waiter_lock)
 
 
@@ -207,8 +207,8 @@ def test_a_hand_over_costs_the_same_however_many_wait(waiters: int, alone: Locks
             wait_until(lambda place=place: waiting(locks) > place)  # type: ignore[misc]
         locks.redis.config_resetstat()
     for future in futures:
-        future.result(10)
-    wait_until(lambda: is_left_clean(locks))
+        future.result(HUNG)
+    wait_until(lambda: is_left_clean(locks), 20)  # Before its ttl ends the last lease.
     done = calls(locks.redis.info("commandstats"))
     for look in ("config|resetstat", "info", "zcard", "exists"):
         done.pop(look, None)  # Ours.
@@ -244,14 +244,14 @@ def test_p6_a_stopped_process_delays_the_others_once_however_many_waiters_it_has
     lock, waiters = distributed_lock(NAME), 8
     with rival(ttl=60):
         child = spawn(wait_in_threads, NAME, waiters)
-        wait_until(lambda: waiting(locks) == waiters, 10)
+        wait_until(lambda: waiting(locks) == waiters)
         waiter = caller.begin_waiting(lock, locks)
         child.stop()
     with takes(at_most=2):
-        assert waiter.result(5)
+        assert waiter.result(HUNG)
     # Back again, they wait for their turn and then have it, each once.
     child.cont()
-    wait_until(lambda: waiting(locks) == waiters, 10)
+    wait_until(lambda: waiting(locks) == waiters)
     assert is_held_by(locks, lease_of(lock))
     caller.release(lock)
     fences = [child.read() for _ in range(waiters)]
@@ -273,7 +273,7 @@ def test_a_process_that_stops_when_it_is_served_never_believes_to_hold_the_lock(
     assert time.monotonic() - begin < CLAIM + 1.5
     assert lease_of(lock) is not None
     child.cont()
-    wait_until(lambda: waiting(locks) == 1, 10)
+    wait_until(lambda: waiting(locks) == 1)
     assert is_held_by(locks, lease_of(lock))
     fence = lease_of(lock).fence
     lock.release()
@@ -290,7 +290,7 @@ def test_a_late_waiter_keeps_its_place_once(locks: Locks, spawn: Spawn) -> None:
     second_waiter = Blocking().begin_waiting(second, locks)
     late.stop()
     holder.release()
-    assert second_waiter.result(5)
+    assert second_waiter.result(HUNG)
 
     third_waiter = Blocking().begin_waiting(third, locks)
     late.cont()
@@ -298,14 +298,14 @@ def test_a_late_waiter_keeps_its_place_once(locks: Locks, spawn: Spawn) -> None:
     late.stop()  # It came first, so it is served before the third, and is late again.
     second.release()
     assert not third_waiter.done()
-    assert third_waiter.result(5)
+    assert third_waiter.result(HUNG)
 
     last = in_thread(lambda: pass_through(ttl=0.8))
     wait_until(lambda: waiting(locks) == 1)
     late.cont()
     wait_until(lambda: waiting(locks) == 2)
     third.release()  # This time it has to stand behind those who came meanwhile.
-    last.result(5)
+    last.result(HUNG)
     late.read()
     assert last.result() < time.monotonic()
 
@@ -319,7 +319,7 @@ def test_a_lost_bell_costs_at_most_two_seconds(
         waiter = caller.begin_waiting(lock, locks)
         proxied.drop_pushes(1)
     with takes(at_most=LOOK_EVERY):
-        assert waiter.result(5)
+        assert waiter.result(HUNG)
     assert proxied.pushes_dropped == 1
     assert is_held_by(locks, lease_of(lock))
 
@@ -331,7 +331,7 @@ def test_a_wait_that_runs_out_while_it_is_served_is_served(
     with rival(ttl=60):
         waiter = caller.begin_waiting(lock, locks)
         proxied.drop_pushes(1)
-    assert waiter.result(5)  # Its last look finds that the lock is its own.
+    assert waiter.result(HUNG)  # Its last look finds that the lock is its own.
     assert is_held_by(locks, lease_of(lock))
 
 
@@ -371,7 +371,7 @@ def test_a_lease_that_was_handed_over_survives_an_interpreter_that_is_blocked_at
         lock = distributed_lock(NAME, ttl=5)
         blocked = in_thread(lambda: lock.acquire() and block_interpreter(CLAIM + 0.3))
         wait_until(lambda: waiting(locks))
-    blocked.result(5)
+    blocked.result(HUNG)
     lease = lease_of(lock)
     assert lease is not None
     lease.ensure_held()  # It may be in doubt until the answer to its confirmation is read.
@@ -392,7 +392,7 @@ def test_a_lease_that_was_handed_over_survives_a_loop_that_is_blocked_at_once(
         with rival(ttl=60):
             blocked = in_thread(lambda: tasks.run(block_loop()))
             wait_until(lambda: waiting(locks))
-        assert blocked.result(5) == (True, True)
+        assert blocked.result(HUNG) == (True, True)
 
 
 @pytest.mark.proves("R14")
@@ -404,7 +404,7 @@ def test_a_hand_over_whose_confirmation_is_lost_is_confirmed_by_the_watchdog(
         waiter = caller.begin_waiting(lock, locks)
         asked = len(runs(proxied, scripts.RENEW))
         confirmation = proxied.rule_for_script(scripts.RENEW.sha, "cut_before")
-    assert waiter.result(5)
+    assert waiter.result(HUNG)
     confirmation.wait()
     wait_until(lambda: len(runs(proxied, scripts.RENEW)) > asked + 1)
     wait_until(lambda: (value_of(locks) or b"")[32:33] == b"h")
@@ -423,7 +423,7 @@ def test_the_first_waiter_is_told_when_the_lock_will_have_cooled(
     granted = time.monotonic()
     waiter = caller.begin_waiting(lock, locks)
     holder.release()
-    assert waiter.result(5)
+    assert waiter.result(HUNG)
     assert 0.55 < time.monotonic() - granted < 1.7  # Not at its next look, after 2 s.
 
 
@@ -479,7 +479,7 @@ def test_p6_more_waiting_threads_than_connections_are_served_in_turn(
         assert not newcomer.acquire()
         begin = time.monotonic()
     for thread in threads:
-        thread.result(10)
+        thread.result(HUNG)
     assert served == list(range(12))
     assert time.monotonic() - begin < LOOK_EVERY  # All were rung.
 
@@ -545,7 +545,7 @@ def test_the_shared_connection_is_closed_when_nobody_needs_it_any_more(
             threads = [in_thread(pass_through) for _ in range(5)]
             wait_until(lambda: waiting(locks) == 5)
         for thread in threads:
-            thread.result(10)
+            thread.result(HUNG)
         wait_until(lambda: not locks.redis.pubsub_channels(f"{locks.prefix}*"))
         wait_until(lambda: "redislock-bell" not in {one.name for one in threading.enumerate()})
 

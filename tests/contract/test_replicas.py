@@ -32,10 +32,10 @@ def replicated(make_server: MakeServer, settings: Settings, key_prefix: str) -> 
     server = make_server(repl_diskless_sync_delay=0)
     replica = make_server(server.kind, replicaof=f"{server.host} {server.port}")
     locks = Locks(settings, server, key_prefix).configure(REPLICAS_ACK=1, TTL=2)
-    wait_until(lambda: replica.client().info("replication")["master_link_status"] == "up", 15)
+    wait_until(lambda: replica.client().info("replication")["master_link_status"] == "up")
     # The server calls a replica online, and counts it, up to a second before it sends it anything.
     locks.redis.set(f"{key_prefix}:written", 1, ex=60)
-    wait_until(lambda: locks.redis.wait(1, 100) == 1, 15)
+    wait_until(lambda: locks.redis.wait(1, 100) == 1)
     return Replicated(locks, replica)
 
 

@@ -14,7 +14,7 @@ from django_redislock import LockLost, LockMisuse, distributed_lock
 from django_redislock.conf import backends
 from tests.support.backends import Place, Way, both_ways, in_turn, waiters
 from tests.support.faults import in_thread
-from tests.support.waiting import await_until, wait_until
+from tests.support.waiting import HUNG, await_until, wait_until
 
 if TYPE_CHECKING:
     from django_redislock import Lease
@@ -33,7 +33,7 @@ class Meeting:
         self._open.set()
 
     async def reached(self, way: Way) -> None:
-        await way.until(self._open.is_set, timeout=10)
+        await way.until(self._open.is_set)
 
 
 @both_ways
@@ -260,7 +260,7 @@ def test_a_release_that_is_interrupted_within_a_block_leaves_the_next_owner_alon
     def interrupted(flow: Any) -> Any:
         result = run(flow)
         if threading.current_thread() is threading.main_thread():
-            assert meeting.wait(5)
+            assert meeting.wait(HUNG)
             raise KeyboardInterrupt
         return result
 
@@ -282,7 +282,7 @@ def test_a_release_that_is_interrupted_within_a_block_leaves_the_next_owner_alon
         body()
     monkeypatch.undo()
     leave.open()
-    assert others[0].result(5)
+    assert others[0].result(HUNG)
     assert lock._holds == []
 
 
@@ -327,7 +327,7 @@ def test_a_lease_outlives_its_thread_as_long_as_its_handle_is_kept_and_says_so(
         assert lock.lease is not None
         leases.append(lock.lease)
 
-    in_thread(acquire).result(5)
+    in_thread(acquire).result(HUNG)
     gc.collect()
     wait_until(lambda: leases[0].renewals >= 2)
     warnings = [one for one in caplog.records if one.levelno == logging.WARNING]

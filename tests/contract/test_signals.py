@@ -13,6 +13,7 @@ from django_redislock import Lease, LockLost, LockTimeout, distributed_lock, hel
 from django_redislock.held import HeldLock
 from django_redislock.lock import Lock
 from tests.support.backends import both_ways, held_by_other
+from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,7 +161,7 @@ async def test_nesting_tells_of_one_lease_only(way: Way, place: Place) -> None:
 async def test_a_slow_receiver_of_a_loss_delays_no_renewal(way: Way, place: Place) -> None:
     def slow(**kwargs: Any) -> None:
         entered.append(kwargs)
-        go_on.wait(10)
+        go_on.wait(HUNG)
 
     entered: list[Any] = []
     go_on = threading.Event()

@@ -23,7 +23,7 @@ from django_redislock.rules import flows, scripts
 from django_redislock.rules.keys import index_key, lock_keys
 from tests.support.backends import SERVERS, both_ways, held_by_other, on_servers, waiters
 from tests.support.processes import hear, say
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from django_redislock import Lease
@@ -448,7 +448,7 @@ def test_10_sleeping_waiters_do_not_starve_the_release_that_wakes_them(locks: Lo
         # So many can sleep at once; the others wait for a connection.
         wait_until(lambda: waiters("lottery") >= limit - 3)
     for worker in workers:
-        worker.join(20)
+        worker.join(HUNG)
     assert sorted(served) == list(range(16))
 
 
@@ -470,5 +470,5 @@ def test_10_waiters_do_not_keep_others_from_a_lock_that_is_free(locks: Locks) ->
         with pytest.raises(LockTimeout):  # Busy, which is not unavailable.
             distributed_lock("lottery", wait=0.2).__enter__()
     for worker in workers:
-        worker.join(20)
+        worker.join(HUNG)
         assert not worker.is_alive()

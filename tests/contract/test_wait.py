@@ -12,7 +12,7 @@ import pytest
 
 from django_redislock import LockTimeout, distributed_lock, held
 from tests.support.backends import both_ways, held_by_other, in_turn, waiters
-from tests.support.waiting import await_until, wait_until
+from tests.support.waiting import HUNG, await_until, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,9 +99,9 @@ def loop_elsewhere() -> Iterator[asyncio.AbstractEventLoop]:
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     yield loop
-    asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result(5)
+    asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result(HUNG)
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(5)
+    thread.join(HUNG)
     loop.close()
 
 

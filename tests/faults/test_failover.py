@@ -27,7 +27,7 @@ from tests.support.faults import (
     takes,
     waiting,
 )
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -58,7 +58,7 @@ class Pair:
         match master_becomes:
             case "READONLY":
                 old.replicaof(self.replica.host, self.replica.port)
-                wait_until(lambda: old.info("replication")["master_link_status"] == "up", 15)
+                wait_until(lambda: old.info("replication")["master_link_status"] == "up")
             case "MASTERDOWN":
                 old.config_set("replica-serve-stale-data", "no")
                 old.replicaof("127.0.0.1", 1)
@@ -83,7 +83,7 @@ def pair(
     quick: dict[str, Any] = {"repl_diskless_sync_delay": 0}
     master = make_server(server_kind, **quick)
     replica = make_server(server_kind, replicaof=f"{master.host} {master.port}", **quick)
-    wait_until(lambda: replica.client().info("replication")["master_link_status"] == "up", 15)
+    wait_until(lambda: replica.client().info("replication")["master_link_status"] == "up")
     proxy = make_proxy(master)
     locks = Locks(settings, master, key_prefix).on(proxy, TTL=TTL, WAIT=0)
     return Pair(master, replica, proxy, locks)
@@ -94,7 +94,7 @@ def use_many_connections(caller: Caller) -> None:
     with distributed_lock("busy", ttl=60):
         futures = [caller.begin(distributed_lock("busy", wait=0.1)) for _ in range(4)]
         for future in futures:
-            assert future.result(5) is False
+            assert future.result(HUNG) is False
 
 
 @pytest.mark.proves("R13")
@@ -122,8 +122,8 @@ def test_r13_an_acquire_that_only_reads_is_not_refused_for_the_acknowledgement(
     assert caller.acquire(distributed_lock(NAME, ttl=60))
     pair.fail_over()
     pair.locks.redis.set("written", 1, ex=60)
-    wait_until(lambda: pair.locks.redis.wait(1, 100) == 1, 15)
-    assert caller.begin(distributed_lock(NAME, wait=0)).result(5) is False
+    wait_until(lambda: pair.locks.redis.wait(1, 100) == 1)
+    assert caller.begin(distributed_lock(NAME, wait=0)).result(HUNG) is False
 
 
 @pytest.mark.proves("R13")
@@ -182,7 +182,7 @@ def test_a_waiter_waits_on_at_the_new_master(caller: Caller, pair: Pair) -> None
     wait_until(lambda: waiting(pair.locks) and len(pair.proxy.commands("SUBSCRIBE")) > 1)
     assert time.monotonic() - begin < 4  # It looks by itself every 2 s.
     holder.release()
-    assert waiter.result(5)
+    assert waiter.result(HUNG)
 
 
 def test_an_operator_sees_and_frees_the_locks_of_the_new_master(pair: Pair) -> None:

@@ -34,7 +34,7 @@ from tests.support.faults import (
     waiting,
 )
 from tests.support.processes import hear, say
-from tests.support.waiting import await_until, wait_until
+from tests.support.waiting import HUNG, await_until, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from tests.conftest import Locks, Spawn
     from tests.support.proxy import Proxy
 
-pytestmark = [one_kind, pytest.mark.timeout(60)]
+pytestmark = one_kind
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def wait_in_a_thread_and_fork(how: str) -> None:
     if not (pid := os.fork()):
         end(how)
     say(status_of(pid))
-    say(waiter.result(10))
+    say(waiter.result(HUNG))
 
 
 async def wait_in_a_task_and_fork(how: str) -> None:
@@ -175,7 +175,7 @@ def fork_beside_busy_threads(times: int) -> None:
     wait_until(lambda: all(now > then for now, then in zip(done, before, strict=True)))
     stop.set()
     for thread in threads:
-        thread.result(10)
+        thread.result(HUNG)
     say(own)
 
 
@@ -203,7 +203,7 @@ def fork_while_a_thread_is_within(what: str) -> None:
         say(in_fork(renew_a_lock_of_its_own, 5))
     finally:
         leave.set()
-        thread.result(5)
+        thread.result(HUNG)
 
 
 def renew_a_lock_of_its_own() -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from django_redislock import distributed_lock
 from tests.support.processes import say
+from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
     from tests.conftest import Locks, Spawn
@@ -33,7 +34,7 @@ def serve_greenlets_in_turn() -> None:
             waiting = len(waiters)
             while _waiters() < waiting:
                 gevent.sleep(0.01)
-    gevent.joinall(waiters, timeout=10)
+    gevent.joinall(waiters, timeout=HUNG)
     say(served)
 
 
@@ -66,7 +67,7 @@ def refuse_a_second_acquire_of_the_same_greenlet() -> None:
             distributed_lock("lottery").acquire()
         except LockMisuse:
             other = gevent.spawn(distributed_lock("lottery", wait=0).acquire)
-            say(other.get(timeout=10))
+            say(other.get(timeout=HUNG))
 
 
 def _waiters() -> int:

@@ -35,7 +35,7 @@ from tests.support.faults import (
     value_of,
     waiting,
 )
-from tests.support.waiting import await_until, wait_until
+from tests.support.waiting import HUNG, await_until, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +68,7 @@ def handed_over(caller: Caller, locks: Locks, **options: Any) -> Iterator[Lease]
     assert holder.acquire()
     freed = in_thread(lambda: release_when_somebody_waits(holder, locks))
     with caller.block(lock) as lease:
-        freed.result(5)
+        freed.result(HUNG)
         yield lease
 
 
@@ -149,7 +149,7 @@ def test_a_killed_client_costs_no_lease_that_was_handed_over(locks: Locks) -> No
         time.sleep(0.1)
     stop.set()
     for worker in workers:
-        worker.result(15)
+        worker.result(HUNG)
     assert worst == [1]
     assert losses == []
     assert is_left_clean(locks)

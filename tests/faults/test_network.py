@@ -39,7 +39,7 @@ from tests.support.faults import (
     value_of,
     waiting,
 )
-from tests.support.waiting import await_until, wait_until
+from tests.support.waiting import HUNG, await_until, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -173,7 +173,7 @@ def test_r6_a_release_whose_answer_is_lost_is_a_success_though_the_lock_was_hand
 
     caller.release(lock)
 
-    assert waiter.result(5)
+    assert waiter.result(HUNG)
     assert is_held_by(locks, lease_of(next_lock))
 
 
@@ -259,7 +259,7 @@ def test_a_waiter_whose_connection_is_cut_keeps_its_place(
         looks = len(runs(proxy, scripts.ACQUIRE))
         proxy.cut()
         wait_until(lambda: len(runs(proxy, scripts.ACQUIRE)) > looks)
-    assert front.result(5)
+    assert front.result(HUNG)
     assert is_held_by(locks, lease_of(first))
 
 
@@ -319,13 +319,13 @@ def test_r5_many_callers_of_a_silent_server_wait_at_the_same_time(
     names = [f"{NAME}-{number}" for number in range(30)]
     if connected:
         for future in [caller.begin(distributed_lock(name, ttl=30)) for name in names]:
-            assert future.result(5)
+            assert future.result(HUNG)
     getattr(proxy, fault)()
     with takes(at_most=2 * PATIENCE + MANY):
         futures = [caller.begin(distributed_lock(f"{name}-again")) for name in names]
         for future in futures:
             with pytest.raises(LockUnavailable):
-                future.result(5)
+                future.result(HUNG)
 
 
 @one_kind
@@ -376,7 +376,7 @@ def test_a_slow_lookup_of_the_servers_name_counts_too(
 ) -> None:
     def look_up(host: str, *args: Any, **kwargs: Any) -> Any:
         if host == "localhost":
-            answers.wait(20)
+            answers.wait(HUNG)
         return getaddrinfo(host, *args, **kwargs)
 
     getaddrinfo, answers = socket.getaddrinfo, threading.Event()
@@ -387,7 +387,7 @@ def test_a_slow_lookup_of_the_servers_name_counts_too(
             futures = [caller.begin(distributed_lock(f"{NAME}-{n}")) for n in range(20)]
             for future in futures:
                 with pytest.raises(LockUnavailable):
-                    future.result(5)
+                    future.result(HUNG)
         dials = [one for one in threading.enumerate() if one.name == "redislock-dial"]
         assert len(dials) <= DIALS_BY_NAME
     finally:
@@ -414,7 +414,7 @@ def test_a_waiter_gives_up_a_server_that_does_not_answer_any_more(
         future = caller.begin_waiting(distributed_lock(NAME, wait=20), locks)
         proxy.refuse()
         with takes(at_most=2 * PATIENCE), pytest.raises(LockUnavailable):
-            future.result(5)
+            future.result(HUNG)
 
 
 @pytest.mark.parametrize("unavailable_after", [5, math.inf])
@@ -425,7 +425,7 @@ def test_a_wait_outlasts_an_outage_shorter_than_unavailable_after(
     proxy.refuse()
     future = caller.begin(distributed_lock(NAME, wait=10))
     threading.Timer(2 * PATIENCE, proxy.heal).start()
-    assert future.result(5)
+    assert future.result(HUNG)
 
 
 def test_a_waiter_whose_server_comes_back_in_time_waits_on(
@@ -441,7 +441,7 @@ def test_a_waiter_whose_server_comes_back_in_time_waits_on(
             future.result(2 * PATIENCE)
         proxy.heal()
         wait_until(lambda: len(runs(proxy, scripts.ACQUIRE)) > asked)
-    assert future.result(5)
+    assert future.result(HUNG)
 
 
 # Commands that arrive when nobody waits for them any more
@@ -584,7 +584,7 @@ def test_a_connection_lost_by_one_thread_is_not_lent_to_the_next(
 ) -> None:
     names = [f"{NAME}-{number}" for number in range(4)]
     for name in names:
-        in_thread(distributed_lock(name).acquire).result(5)
+        in_thread(distributed_lock(name).acquire).result(HUNG)
     proxy.cut()
     for name in names:
         assert distributed_lock(f"{name}-again").acquire()

@@ -36,7 +36,7 @@ from tests.support.faults import (
     value_of,
     waiting,
 )
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,14 +120,14 @@ def use_everything(locks: Locks) -> None:
         lease.renew()
         cancelled = tasks.begin_waiting(distributed_lock(NAME, wait=5), locks)
         cancelled.cancel()
-        wait_until(lambda: not waiting(locks), 5)
+        wait_until(lambda: not waiting(locks), 5)  # Before its place in the queue expires.
         looks_twice = Blocking().begin(distributed_lock(NAME, wait=0.5))
-        assert looks_twice.result(5) is False
+        assert looks_twice.result(HUNG) is False
         patient = distributed_lock(NAME, wait=5, min_hold=0.1)
         waiter = Blocking().begin_waiting(patient, locks)
         assert [lock.name for lock in held.list()] == [NAME]
         assert held.detail(NAME).waiters
-    assert waiter.result(5)
+    assert waiter.result(HUNG)
     patient.release()
     with suppress(LockLost), distributed_lock("forced") as lease:
         assert held.force_release("forced", lease.id)
@@ -256,7 +256,7 @@ def test_r4_a_refusal_after_a_try_that_was_carried_out_leaves_nothing(
     assert value_of(locks)
     account.allow(*account.minimal, "-pexpire")  # As the same acquire needs it, sent again.
     with pytest.raises(LockUnavailable, match=r"pexpire|can't run this command"):
-        future.result(5)
+        future.result(HUNG)
     assert is_left_clean(locks)
 
 
@@ -268,7 +268,7 @@ def test_r4_a_waiter_that_is_refused_leaves_the_queue(
         future = caller.begin_waiting(distributed_lock(NAME, wait=20), locks)
         account.allow(*account.minimal, "-zadd")
         with pytest.raises(LockUnavailable, match=r"zadd|can't run this command"):
-            future.result(5)
+            future.result(HUNG)
         assert not waiting(locks)
 
 
@@ -287,7 +287,7 @@ def test_without_the_right_to_scripts_locks_work_by_plain_commands(
     assert lease is not None
     wait_until(lambda: lease.renewals)
     caller.release(lock)
-    assert waiter.result(5)
+    assert waiter.result(HUNG)
     assert is_held_by(locks, lease_of(next_lock))
     caller.release(next_lock)
     assert is_left_clean(locks)
@@ -328,7 +328,7 @@ def test_without_scripts_a_refused_transaction_says_why_and_spoils_no_connection
     late.wait()
     locks.redis.config_set("maxmemory", 1)
     with pytest.raises(LockUnavailable, match=r"EXECABORT.*OOM"):
-        future.result(5)
+        future.result(HUNG)
     locks.redis.config_set("maxmemory", 0)
     connections = len({command.link for command in proxy.log})
     assert caller.acquire(distributed_lock(NAME))

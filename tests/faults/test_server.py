@@ -36,7 +36,7 @@ from tests.support.faults import (
     value_of,
 )
 from tests.support.servers import Server, free_port
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -250,7 +250,7 @@ def test_a_waiter_whose_queue_vanished_gets_the_lock_within_2_s(
         waiter = caller.begin_waiting(distributed_lock(NAME, wait=10), locks)
         locks.redis.flushdb()
         with takes(at_most=2):
-            assert waiter.result(5)
+            assert waiter.result(HUNG)
 
 
 @pytest.mark.proves("R12")
@@ -394,7 +394,7 @@ def test_r13_a_transient_error_is_tried_again_as_long_as_the_settings_say(
     with pytest.raises(TimeoutError):
         future.result(0.3)
     heal(own_server, locks, healing)
-    assert future.result(5)
+    assert future.result(HUNG)
 
 
 @pytest.mark.proves("R7")

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import pytest
 
 from tests import ROOT
+from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
     from tests.support.servers import Server
@@ -69,7 +70,7 @@ def test_make_targets_in_documents_exist(document: Path) -> None:
 
 def test_the_example_of_the_readme_works_as_pasted(server: Server, tmp_path: Path) -> None:
     start = [sys.executable, "-m", "django", "startproject", "shop", str(tmp_path)]
-    subprocess.run(start, check=True, timeout=60)
+    subprocess.run(start, check=True, timeout=HUNG)
     example = code_of((ROOT / "README.md").read_text(), "python")[0]
     for part in re.split(r"^# (?=\w+\.py$)", example, flags=re.MULTILINE):
         name, _, code = part.partition("\n")
@@ -93,7 +94,7 @@ def test_the_example_of_the_readme_works_as_pasted(server: Server, tmp_path: Pat
             check=False,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=HUNG,
         )
         for _ in range(2)
     ]

@@ -19,6 +19,7 @@ import pytest
 
 import django_redislock
 from tests import ROOT
+from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
     from email.message import Message
@@ -177,7 +178,7 @@ print(django_redislock.__file__)
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HUNG,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr

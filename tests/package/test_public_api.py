@@ -14,6 +14,7 @@ import django_redislock
 from django_redislock import Lease, distributed_lock, signals
 from django_redislock.lock import Lock
 from tests import ROOT
+from tests.support.waiting import HUNG
 
 # --- names and signatures ------------------------------------------------------------------------
 
@@ -158,7 +159,7 @@ def python(code: str, **environment: str) -> Any:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HUNG,
         check=False,
     )
     assert done.returncode == 0, done.stderr

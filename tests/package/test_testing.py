@@ -27,7 +27,7 @@ from django_redislock.conf import backends
 from django_redislock.testing import LockTestKit
 from tests import ROOT
 from tests.support.backends import both_ways, held_by_other
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -378,7 +378,7 @@ def test_time_may_pass_while_threads_lock(redislock: LockTestKit) -> None:
         assert lease.held
     over.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(HUNG)
     wait_until(lambda: held.get("lottery") is None)
     assert raised == []
 
@@ -440,7 +440,7 @@ class Forgotten(TestCase):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HUNG,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr

@@ -34,7 +34,7 @@ from django_redislock.rules.keys import lock_keys
 from django_redislock.testing import IN_MEMORY, LockTestKit
 from tests.conftest import Locks, _skip_or_fail
 from tests.support.servers import KINDS, Container, Endpoint, Kind, Server, missing
-from tests.support.waiting import await_until, wait_until
+from tests.support.waiting import HUNG, await_until, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -77,7 +77,7 @@ class Way(ABC):
 
     @abstractmethod
     async def until(
-        self, condition: Callable[[], Any], timeout: float = 15, message: str = ""
+        self, condition: Callable[[], Any], timeout: float = HUNG, message: str = ""
     ) -> None:
         """Poll until *condition* is true; see tests/support/waiting.py."""
 
@@ -125,7 +125,7 @@ class Sync(Way):
         return _Thread(lambda: self.run(work()))
 
     async def until(
-        self, condition: Callable[[], Any], timeout: float = 15, message: str = ""
+        self, condition: Callable[[], Any], timeout: float = HUNG, message: str = ""
     ) -> None:
         wait_until(condition, timeout, message)
 
@@ -169,7 +169,7 @@ class Async(Way):
         return _Task(work())
 
     async def until(
-        self, condition: Callable[[], Any], timeout: float = 15, message: str = ""
+        self, condition: Callable[[], Any], timeout: float = HUNG, message: str = ""
     ) -> None:
         await await_until(condition, timeout, message)
 
@@ -240,8 +240,8 @@ class _Thread(Generic[T]):
         return not self._thread.is_alive()
 
     async def result(self) -> T:
-        self._thread.join(20)
-        assert self.done(), "still running after 20 s"
+        self._thread.join(HUNG)
+        assert self.done(), f"still running after {HUNG:g} s"
         if self._raised is not None:
             raise self._raised
         return self._result
@@ -255,7 +255,7 @@ class _Task(Generic[T]):
         return self._task.done()
 
     async def result(self) -> T:
-        return await asyncio.wait_for(self._task, 20)
+        return await asyncio.wait_for(self._task, HUNG)
 
 
 WAYS = (Sync(), Async())

@@ -31,7 +31,7 @@ from django_redislock.rules.keys import index_key, lock_keys, ran_index_key
 from django_redislock.rules.scripts import Script
 from tests.support.processes import hear, say
 from tests.support.servers import KINDS, binary
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -133,13 +133,13 @@ class Async(Caller):
     def __exit__(self, *exc_info: object) -> None:
         self.run(self._end_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
+        self._thread.join(HUNG)
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(HUNG)
 
     def acquire(self, lock: Lock) -> bool:
         return self.run(lock.aacquire())
@@ -282,7 +282,7 @@ def hands_over(locks: Locks, waiter: Future[bool], lock: Lock) -> Iterator[None]
     """
     yield
     value = value_of(locks)
-    assert waiter.result(5)
+    assert waiter.result(HUNG)
     lease = lease_of(lock)
     assert lease is not None
     assert value is not None
@@ -358,7 +358,7 @@ def block_interpreter(seconds: float) -> None:
 # Forks
 
 
-def in_fork(function: Callable[[], Any], timeout: float = 10) -> Any:
+def in_fork(function: Callable[[], Any], timeout: float = HUNG) -> Any:
     """Call *function* in a forked child of this process, and return its answer, as of JSON."""
     reading, writing = os.pipe()
     pid = os.fork()
