@@ -16,17 +16,16 @@ from django_redislock import LockUnavailable, conf, distributed_lock, held
 from django_redislock.backends import InMemoryBackend, RedisBackend
 from django_redislock.conf import backends
 from django_redislock.testing import IN_MEMORY
-from tests.support.backends import both_ways, held_by_other
+from tests.support.others import held_by_other
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
     from tests.conftest import Locks
-    from tests.support.backends import Place, Way
+    from tests.support.backends import Place
     from tests.support.proxy import Proxy
-
-pytest_plugins = ["tests.support.backends"]
-
+    from tests.support.ways import Way
 
 # --- defaults ------------------------------------------------------------------------------------
 

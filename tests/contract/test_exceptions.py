@@ -17,12 +17,12 @@ from django_redislock import (
     LockUnavailable,
     distributed_lock,
 )
-from tests.support.backends import both_ways, on_servers
+from tests.support.backends import on_servers
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
-    from tests.support.backends import ServerPlace, Way
-
-pytest_plugins = ["tests.support.backends"]
+    from tests.support.backends import ServerPlace
+    from tests.support.ways import Way
 
 ERRORS = [
     LockTimeout("lottery", "host:1 draw", 2.34),

@@ -17,18 +17,18 @@ import pytest
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.conf import backends
 from django_redislock.rules import flows
-from tests.support.backends import UNSCRIPTED, both_ways, held_by_other, on_servers
+from tests.support.backends import UNSCRIPTED, on_servers
+from tests.support.others import held_by_other
 from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from django_redislock import Lease
     from tests.conftest import Locks, MakeProxy, Spawn
-    from tests.support.backends import Place, ServerPlace, Way
-
-pytest_plugins = ["tests.support.backends"]
-
+    from tests.support.backends import Place, ServerPlace
+    from tests.support.ways import Way
 
 # --- held, and for how long ----------------------------------------------------------------------
 
@@ -634,7 +634,8 @@ async def test_a_renewal_that_is_answered_after_the_loss_says_so(
 ) -> None:
     proxy = make_proxy(place.locks.server)
     place.on(proxy)
-    lock = distributed_lock("lottery", ttl=3, renew=False)
+    place.configure(OPTIONS={"socket_timeout": 1})  # Longer than the answer takes.
+    lock = distributed_lock("lottery", ttl=1.5, renew=False)
     assert await way.acquire(lock)
     lease = lock.lease
     assert lease is not None

@@ -15,17 +15,16 @@ from django.core.signals import request_finished, request_started
 from django.db import close_old_connections
 
 from django_redislock import Lease, LockMisuse, LockTimeout, distributed_lock
-from tests.support.backends import both_ways, held_by_other
+from tests.support.others import held_by_other
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pytest_django import Settings
 
-    from tests.support.backends import Place, Way
-
-pytest_plugins = ["tests.support.backends"]
-
+    from tests.support.backends import Place
+    from tests.support.ways import Way
 
 # --- the block -----------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import pytest
 
 from django_redislock import LockMisuse, distributed_lock, held
 from tests import ROOT
-from tests.support.faults import one_kind
+from tests.support.backends import one_kind
 from tests.support.processes import hear, say
 from tests.support.servers import Server
 from tests.support.waiting import wait_until

@@ -13,33 +13,13 @@ import pytest
 from django_redislock import distributed_lock
 from django_redislock.backends.redis.connection import SharedBell
 from django_redislock.rules import scripts
-from tests.support.faults import (
-    NAME,
-    Async,
-    Blocking,
-    Caller,
-    add_rival,
-    against_rival,
-    bells,
-    block_interpreter,
-    callers,
-    calls,
-    hands_over,
-    hold,
-    in_thread,
-    is_held_by,
-    is_left_clean,
-    keys_of,
-    lease_of,
-    one_kind,
-    rival,
-    runs,
-    takes,
-    value_of,
-    waiting,
-)
+from tests.support.backends import one_kind
+from tests.support.faults import block_interpreter, calls, hands_over, lease_of, runs, takes
+from tests.support.others import add_rival, against_rival, bells, hold, queued, rival
 from tests.support.processes import hear, say
+from tests.support.stored import NAME, is_held_by, is_left_clean, keys_of, value_of
 from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import Blocking, Caller, InLoop, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -54,8 +34,6 @@ if TYPE_CHECKING:
 
 CLAIM = 1.0  # Seconds a lease that was handed over waits for its confirmation.
 LOOK_EVERY = 2.0  # Seconds after which a waiter looks by itself.
-
-caller = pytest.fixture(callers, params=[Blocking, Async])
 
 
 @pytest.fixture
@@ -109,9 +87,9 @@ def wait_in_threads(name: str, count: int) -> None:
 
 def spawn_waiter(spawn: Spawn, locks: Locks, name: str = NAME, **options: float) -> Child:
     """A child that stands in the queue."""
-    place = waiting(locks, name) + 1
+    place = queued(locks, name) + 1
     child = spawn(hold, name, **options)
-    wait_until(lambda: waiting(locks, name) == place)
+    wait_until(lambda: queued(locks, name) == place)
     return child
 
 
@@ -165,9 +143,9 @@ def test_threads_tasks_and_processes_are_served_first_come_first_served(
             order.append("task")
 
     def is_queued(place: int) -> None:
-        wait_until(lambda: waiting(locks) == place)
+        wait_until(lambda: queued(locks) == place)
 
-    with Async() as tasks:
+    with InLoop() as tasks:
         with rival():
             first = in_thread(lambda: noting("thread"))
             is_queued(1)
@@ -204,7 +182,7 @@ def test_a_hand_over_costs_the_same_however_many_wait(waiters: int, alone: Locks
         futures = []
         for place in range(waiters):
             futures.append(in_thread(pass_through))
-            wait_until(lambda place=place: waiting(locks) > place)  # type: ignore[misc]
+            wait_until(lambda place=place: queued(locks) > place)  # type: ignore[misc]
         locks.redis.config_resetstat()
     for future in futures:
         future.result(HUNG)
@@ -244,14 +222,14 @@ def test_p6_a_stopped_process_delays_the_others_once_however_many_waiters_it_has
     lock, waiters = distributed_lock(NAME), 8
     with rival(ttl=60):
         child = spawn(wait_in_threads, NAME, waiters)
-        wait_until(lambda: waiting(locks) == waiters)
+        wait_until(lambda: queued(locks) == waiters)
         waiter = caller.begin_waiting(lock, locks)
         child.stop()
     with takes(at_most=2):
         assert waiter.result(HUNG)
     # Back again, they wait for their turn and then have it, each once.
     child.cont()
-    wait_until(lambda: waiting(locks) == waiters)
+    wait_until(lambda: queued(locks) == waiters)
     assert is_held_by(locks, lease_of(lock))
     caller.release(lock)
     fences = [child.read() for _ in range(waiters)]
@@ -273,7 +251,7 @@ def test_a_process_that_stops_when_it_is_served_never_believes_to_hold_the_lock(
     assert time.monotonic() - begin < CLAIM + 1.5
     assert lease_of(lock) is not None
     child.cont()
-    wait_until(lambda: waiting(locks) == 1)
+    wait_until(lambda: queued(locks) == 1)
     assert is_held_by(locks, lease_of(lock))
     fence = lease_of(lock).fence
     lock.release()
@@ -294,16 +272,16 @@ def test_a_late_waiter_keeps_its_place_once(locks: Locks, spawn: Spawn) -> None:
 
     third_waiter = Blocking().begin_waiting(third, locks)
     late.cont()
-    wait_until(lambda: waiting(locks) == 2)
+    wait_until(lambda: queued(locks) == 2)
     late.stop()  # It came first, so it is served before the third, and is late again.
     second.release()
     assert not third_waiter.done()
     assert third_waiter.result(HUNG)
 
     last = in_thread(lambda: pass_through(ttl=0.8))
-    wait_until(lambda: waiting(locks) == 1)
+    wait_until(lambda: queued(locks) == 1)
     late.cont()
-    wait_until(lambda: waiting(locks) == 2)
+    wait_until(lambda: queued(locks) == 2)
     third.release()  # This time it has to stand behind those who came meanwhile.
     last.result(HUNG)
     late.read()
@@ -370,7 +348,7 @@ def test_a_lease_that_was_handed_over_survives_an_interpreter_that_is_blocked_at
     with rival(ttl=60):
         lock = distributed_lock(NAME, ttl=5)
         blocked = in_thread(lambda: lock.acquire() and block_interpreter(CLAIM + 0.3))
-        wait_until(lambda: waiting(locks))
+        wait_until(lambda: queued(locks))
     blocked.result(HUNG)
     lease = lease_of(lock)
     assert lease is not None
@@ -388,10 +366,10 @@ def test_a_lease_that_was_handed_over_survives_a_loop_that_is_blocked_at_once(
             time.sleep(CLAIM + 0.3)
             return lease.held, is_held_by(locks, lease)
 
-    with Async() as tasks:
+    with InLoop() as tasks:
         with rival(ttl=60):
             blocked = in_thread(lambda: tasks.run(block_loop()))
-            wait_until(lambda: waiting(locks))
+            wait_until(lambda: queued(locks))
         assert blocked.result(HUNG) == (True, True)
 
 
@@ -462,7 +440,7 @@ def queue_up(count: int, served: list[int], locks: Locks) -> list[Future[None]]:
     threads: list[Future[None]] = []
     for number in range(count):
         threads.append(in_thread(partial(wait, number)))
-        wait_until(lambda: waiting(locks) == len(threads))
+        wait_until(lambda: queued(locks) == len(threads))
     return threads
 
 
@@ -491,7 +469,7 @@ def test_more_waiting_threads_than_connections_do_not_keep_others_from_a_free_lo
     limit_connections(6, locks, settings)
     with rival(ttl=60):
         threads = [in_thread(distributed_lock(NAME, wait=4).acquire) for _ in range(12)]
-        wait_until(lambda: waiting(locks) == len(threads))
+        wait_until(lambda: queued(locks) == len(threads))
         for number in range(20):
             with takes(at_most=0.1), distributed_lock(f"{NAME}-{number}"):
                 pass
@@ -524,7 +502,7 @@ def test_waiters_whose_shared_connection_is_half_open_notice_it(
     with rival(ttl=60):
         lock = distributed_lock(NAME)
         thread = in_thread(lock.acquire)
-        wait_until(lambda: waiting(locks))
+        wait_until(lambda: queued(locks))
         proxy.rule("PING", "hang_before")
         wait_until(lambda: len(proxy.commands("SUBSCRIBE")) == 2)
         asked = proxy.commands("SUBSCRIBE")[1].time
@@ -543,7 +521,7 @@ def test_the_shared_connection_is_closed_when_nobody_needs_it_any_more(
     for _ in range(2):
         with rival(ttl=60):
             threads = [in_thread(pass_through) for _ in range(5)]
-            wait_until(lambda: waiting(locks) == 5)
+            wait_until(lambda: queued(locks) == 5)
         for thread in threads:
             thread.result(HUNG)
         wait_until(lambda: not locks.redis.pubsub_channels(f"{locks.prefix}*"))

@@ -10,15 +10,15 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 
 from django_redislock import LockLost, LockMisuse, distributed_lock
-from tests.support.backends import both_ways, held_by_other
+from tests.support.others import held_by_other
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from django_redislock import Lease
-    from tests.support.backends import Place, Way
-
-pytest_plugins = ["tests.support.backends"]
+    from tests.support.backends import Place
+    from tests.support.ways import Way
 
 
 def try_lock(name: str) -> bool:

@@ -8,8 +8,10 @@ import pytest
 
 from django_redislock import LockUnavailable, distributed_lock, held
 from tests.conftest import Locks
-from tests.support.backends import Way, both_ways, forbid_scripting, waiters
+from tests.support.backends import forbid_scripting
+from tests.support.others import waiters
 from tests.support.waiting import wait_until
+from tests.support.ways import Way, both_ways
 
 if TYPE_CHECKING:
     from pytest_django import Settings

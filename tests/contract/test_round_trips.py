@@ -12,12 +12,12 @@ import pytest
 
 from django_redislock import distributed_lock
 from django_redislock.rules import scripts
-from tests.support.backends import both_ways
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from tests.conftest import Locks
-    from tests.support.backends import Way
     from tests.support.proxy import Proxy
+    from tests.support.ways import Way
 
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -20,15 +20,15 @@ from django_redislock import (
     held,
 )
 from django_redislock.conf import backends
-from tests.support.backends import both_ways, on_servers
+from tests.support.backends import on_servers
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
     from tests.conftest import Locks
-    from tests.support.backends import Place, ServerPlace, Way
-
-pytest_plugins = ["tests.support.backends"]
+    from tests.support.backends import Place, ServerPlace
+    from tests.support.ways import Way
 
 PASSWORD = "hunter2-correct-horse"
 

@@ -12,15 +12,14 @@ import pytest
 
 from django_redislock import LockLost, LockMisuse, distributed_lock
 from django_redislock.conf import backends
-from tests.support.backends import Place, Way, both_ways, in_turn, waiters
-from tests.support.faults import in_thread
+from tests.support.backends import Place, in_turn
+from tests.support.others import waiters
 from tests.support.waiting import HUNG, await_until, wait_until
+from tests.support.ways import Way, both_ways, in_thread
 
 if TYPE_CHECKING:
     from django_redislock import Lease
     from tests.conftest import Locks
-
-pytest_plugins = ["tests.support.backends"]
 
 
 class Meeting:

@@ -12,15 +12,15 @@ from django.dispatch import Signal
 from django_redislock import Lease, LockLost, LockTimeout, distributed_lock, held, signals
 from django_redislock.held import HeldLock
 from django_redislock.lock import Lock
-from tests.support.backends import both_ways, held_by_other
+from tests.support.others import held_by_other
 from tests.support.waiting import HUNG
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.backends import Place, Way
-
-pytest_plugins = ["tests.support.backends"]
+    from tests.support.backends import Place
+    from tests.support.ways import Way
 
 
 @contextmanager

@@ -21,17 +21,18 @@ from django_redislock import LockLost, LockMisuse, LockTimeout, distributed_lock
 from django_redislock.conf import backends
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.keys import index_key, lock_keys
-from tests.support.backends import SERVERS, both_ways, held_by_other, on_servers, waiters
+from tests.support.backends import SERVERS, on_servers
+from tests.support.others import held_by_other, waiters
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from django_redislock import Lease
     from tests.conftest import Locks, MakeProxy, Spawn
-    from tests.support.backends import Place, ServerPlace, Way
+    from tests.support.backends import Place, ServerPlace
     from tests.support.proxy import Command, Proxy
-
-pytest_plugins = ["tests.support.backends"]
+    from tests.support.ways import Way
 
 UNSCRIPTED = pytest.mark.parametrize("place", ["unscripted"], indirect=True)
 

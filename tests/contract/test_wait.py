@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_redislock import LockTimeout, distributed_lock, held
-from tests.support.backends import both_ways, held_by_other, in_turn, waiters
+from tests.support.backends import in_turn
+from tests.support.others import held_by_other, waiters
 from tests.support.waiting import HUNG, await_until, wait_until
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from tests.support.backends import Place, Way
-
-pytest_plugins = ["tests.support.backends"]
-
+    from tests.support.backends import Place
+    from tests.support.ways import Way
 
 # --- how long ------------------------------------------------------------------------------------
 

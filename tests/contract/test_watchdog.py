@@ -14,17 +14,17 @@ import pytest
 from django_redislock import distributed_lock, held
 from django_redislock.conf import backends
 from django_redislock.rules import scripts
-from tests.support.backends import both_ways, on_servers
+from tests.support.backends import on_servers
 from tests.support.waiting import await_until, wait_until
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from django_redislock import Lease
     from django_redislock.lock import Lock
     from tests.conftest import Locks, MakeProxy
-    from tests.support.backends import Place, ServerPlace, Way
+    from tests.support.backends import Place, ServerPlace
     from tests.support.proxy import Proxy
-
-pytest_plugins = ["tests.support.backends"]
+    from tests.support.ways import Way
 
 
 def watchdogs() -> set[threading.Thread]:

@@ -14,20 +14,11 @@ import pytest
 from django_redislock import distributed_lock, held
 from tests.conftest import Locks
 from tests.support.backends import forbid_scripting
-from tests.support.faults import (
-    NAME,
-    Async,
-    Blocking,
-    Caller,
-    callers,
-    is_held_by,
-    is_left_clean,
-    lease_of,
-    loses,
-    takes,
-    waiting,
-)
+from tests.support.faults import lease_of, loses, takes
+from tests.support.others import queued
+from tests.support.stored import NAME, is_held_by, is_left_clean
 from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import Blocking, Caller
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -38,8 +29,6 @@ if TYPE_CHECKING:
 
 TTL = 3.0
 PATIENCE = TTL / 3
-
-caller = pytest.fixture(callers, params=[Blocking, Async])
 
 
 class Pair:
@@ -179,7 +168,7 @@ def test_a_waiter_waits_on_at_the_new_master(caller: Caller, pair: Pair) -> None
     wait_until(lambda: pair.replica.client().keys("*:queue"))
     pair.fail_over()
     begin = time.monotonic()
-    wait_until(lambda: waiting(pair.locks) and len(pair.proxy.commands("SUBSCRIBE")) > 1)
+    wait_until(lambda: queued(pair.locks) and len(pair.proxy.commands("SUBSCRIBE")) > 1)
     assert time.monotonic() - begin < 4  # It looks by itself every 2 s.
     holder.release()
     assert waiter.result(HUNG)

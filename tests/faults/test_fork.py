@@ -18,23 +18,13 @@ from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.backends import RedisBackend
 from django_redislock.conf import backends
 from django_redislock.rules import scripts
-from tests.support.faults import (
-    NAME,
-    Blocking,
-    add_rival,
-    bells,
-    hands_over,
-    in_fork,
-    in_thread,
-    is_left_clean,
-    load_scripts,
-    one_kind,
-    rival,
-    runs,
-    waiting,
-)
+from tests.support.backends import one_kind
+from tests.support.faults import hands_over, in_fork, runs
+from tests.support.others import add_rival, bells, queued, rival
 from tests.support.processes import hear, say
+from tests.support.stored import NAME, is_left_clean, load_scripts
 from tests.support.waiting import HUNG, await_until, wait_until
+from tests.support.ways import Blocking, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,7 +127,7 @@ def test_a_fork_and_the_end_of_the_child_do_not_disturb_a_waiter(
     assert holder.acquire()
     child = spawn(wait, how)
     assert child.read() == 0
-    assert waiting(locks) == 1
+    assert queued(locks) == 1
     holder.release()
     assert child.read() is True
     # It has not asked again, and nobody else has spoken for it.
@@ -329,7 +319,7 @@ def test_a_child_cannot_renew_the_lease_of_its_parent(
 ) -> None:
     with rival():
         child = spawn(hold)
-        wait_until(lambda: waiting(locks))
+        wait_until(lambda: queued(locks))
     over = "it belongs to the process that this one was forked from"
     assert child.read() == [over] * 3 + ["False", "None"]
     assert child.wait() == 0
@@ -399,11 +389,11 @@ def test_a_child_does_not_go_on_with_a_wait_of_its_parent(locks: Locks, spawn: S
     assert holder.acquire()
     child = spawn(wait_and_fork_in_a_signal_handler)
     child.read()
-    wait_until(lambda: waiting(locks))
+    wait_until(lambda: queued(locks))
     os.kill(child.pid, signal.SIGUSR1)
     who, problem = child.read()
     assert who == "child"
     assert "forked" in problem
-    assert waiting(locks) == 1
+    assert queued(locks) == 1
     holder.release()
     assert child.read() == ["parent", True]

@@ -10,20 +10,11 @@ import pytest
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock
 from django_redislock.rules.keys import Keys, index_key
-from tests.support.faults import (
-    NAME,
-    Async,
-    Blocking,
-    Caller,
-    add_rival,
-    callers,
-    immortal,
-    keys_of,
-    rival,
-    takes,
-    value_of,
-)
+from tests.support.faults import takes
+from tests.support.others import add_rival, rival
+from tests.support.stored import NAME, immortal, keys_of, value_of
 from tests.support.waiting import wait_until
+from tests.support.ways import Caller
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,8 +22,6 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
     from tests.conftest import Locks
-
-caller = pytest.fixture(callers, params=[Blocking, Async])
 
 
 @pytest.fixture

@@ -15,31 +15,12 @@ import pytest
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.backends.redis.connection import DIALS_BY_NAME
 from django_redislock.rules import scripts
-from tests.support.backends import forbid_scripting
-from tests.support.faults import (
-    NAME,
-    RIVAL,
-    Async,
-    Blocking,
-    Caller,
-    add_rival,
-    against_rival,
-    callers,
-    hands_over,
-    in_thread,
-    is_held_by,
-    is_left_clean,
-    keys_of,
-    lease_of,
-    loses,
-    one_kind,
-    rival,
-    runs,
-    takes,
-    value_of,
-    waiting,
-)
+from tests.support.backends import forbid_scripting, one_kind
+from tests.support.faults import hands_over, lease_of, loses, runs, takes
+from tests.support.others import RIVAL, add_rival, against_rival, queued, rival
+from tests.support.stored import NAME, is_held_by, is_left_clean, keys_of, value_of
 from tests.support.waiting import HUNG, await_until, wait_until
+from tests.support.ways import Blocking, Caller, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,8 +33,6 @@ if TYPE_CHECKING:
 TTL = 1.2
 PATIENCE = TTL / 3  # The operation timeout that follows from it.
 MANY = 1.0  # Seconds that a busy machine may add to the work of many threads.
-
-caller = pytest.fixture(callers, params=[Blocking, Async])
 
 
 @pytest.fixture
@@ -488,7 +467,7 @@ def test_a_zombie_place_in_the_queue_does_not_stop_the_others(
     with pytest.raises(LockUnavailable):
         caller.acquire(distributed_lock(NAME, wait=0.1))
     proxy.forward_held()
-    assert waiting(locks) == 1
+    assert queued(locks) == 1
     waiter = Blocking().begin_waiting(next_lock, locks)
 
     with hands_over(locks, waiter, next_lock):

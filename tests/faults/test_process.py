@@ -25,30 +25,13 @@ import django_redislock
 from django_redislock import LockLost, LockMisuse, distributed_lock, held, single_instance_task
 from django_redislock.rules import scripts
 from django_redislock.signals import lock_acquired
-from tests.support.faults import (
-    NAME,
-    Async,
-    Blocking,
-    Caller,
-    against_rival,
-    block_interpreter,
-    callers,
-    hands_over,
-    hold,
-    immortal,
-    in_thread,
-    is_held_by,
-    is_left_clean,
-    keys_of,
-    lease_of,
-    loses,
-    one_kind,
-    rival,
-    takes,
-    waiting,
-)
+from tests.support.backends import one_kind
+from tests.support.faults import block_interpreter, hands_over, lease_of, loses, takes
+from tests.support.others import against_rival, hold, queued, rival
 from tests.support.processes import hear, say
+from tests.support.stored import NAME, immortal, is_held_by, is_left_clean, keys_of
 from tests.support.waiting import HUNG, await_until, wait_until
+from tests.support.ways import Blocking, Caller, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -61,8 +44,6 @@ if TYPE_CHECKING:
 
 TTL = 1.2
 OURS = (str(Path(django_redislock.__file__).parent), str(Path(redis.__file__).parent))
-
-caller = pytest.fixture(callers, params=[Blocking, Async])
 
 
 @pytest.fixture
@@ -478,7 +459,7 @@ def test_r4_a_signal_while_it_waits_in_the_queue_leaves_the_queue(locks: Locks) 
     in_front = signal_in(0.2)
     with in_front:
         distributed_lock(NAME, wait=10).acquire()
-    assert waiting(locks) == 0
+    assert queued(locks) == 0
     waiter = Blocking().begin_waiting(next_lock, locks)
     with hands_over(locks, waiter, next_lock):
         holder.release()
@@ -520,10 +501,10 @@ def test_r4_sigterm_leaves_neither_a_waiter_nor_a_lease(
     with rival(ttl=30):
         child.read()
         if state == "waiting":
-            wait_until(lambda: waiting(locks))
+            wait_until(lambda: queued(locks))
             os.kill(child.pid, signal.SIGTERM)
             assert child.wait() == 3
-            assert waiting(locks) == 0
+            assert queued(locks) == 0
     if state == "holding":
         assert child.read() == "held"
         os.kill(child.pid, signal.SIGTERM)
@@ -632,7 +613,7 @@ async def test_r4_a_timeout_around_a_waiting_task_leaves_the_queue(locks: Locks)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
             await distributed_lock(NAME, wait=10).aacquire()
-    assert waiting(locks) == 0
+    assert queued(locks) == 0
     assert is_held_by(locks, lease_of(holder))
     await holder.arelease()
 

@@ -14,29 +14,20 @@ from django_redislock.doctor import minimal_acl
 from django_redislock.lock import Lock, Options
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import Run
-from tests.support.faults import (
+from tests.support.backends import one_kind, only_redis
+from tests.support.faults import hands_over, lease_of, takes
+from tests.support.others import add_rival, hold, queued, rival
+from tests.support.stored import (
     NAME,
-    Async,
-    Blocking,
-    Caller,
-    add_rival,
-    callers,
-    hands_over,
-    hold,
     immortal,
     is_held_by,
     is_left_clean,
     keys_of,
-    lease_of,
     load_scripts,
-    one_kind,
-    only_redis,
-    rival,
-    takes,
     value_of,
-    waiting,
 )
 from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import Blocking, Caller, InLoop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,8 +38,6 @@ if TYPE_CHECKING:
     from tests.support.servers import Server
 
 USER, PASSWORD = "app", "top-secret"
-
-caller = pytest.fixture(callers, params=[Blocking, Async])
 
 
 class Account:
@@ -116,11 +105,11 @@ def use_everything(locks: Locks) -> None:
     for _ in range(200):  # The index is trimmed now and then.
         with distributed_lock("often"):
             pass
-    with distributed_lock(NAME, ttl=0.4) as lease, Async() as tasks:
+    with distributed_lock(NAME, ttl=0.4) as lease, InLoop() as tasks:
         lease.renew()
         cancelled = tasks.begin_waiting(distributed_lock(NAME, wait=5), locks)
         cancelled.cancel()
-        wait_until(lambda: not waiting(locks), 5)  # Before its place in the queue expires.
+        wait_until(lambda: not queued(locks), 5)  # Before its place in the queue expires.
         looks_twice = Blocking().begin(distributed_lock(NAME, wait=0.5))
         assert looks_twice.result(HUNG) is False
         patient = distributed_lock(NAME, wait=5, min_hold=0.1)
@@ -164,7 +153,7 @@ def let_a_claim_lapse(locks: Locks, spawn: Spawn) -> None:
     """Hand the lock to a process that stands still."""
     with distributed_lock("lapses", ttl=10):
         child = spawn(hold, "lapses", ttl=0.1, wait=30)
-        wait_until(lambda: waiting(locks, "lapses"))
+        wait_until(lambda: queued(locks, "lapses"))
         child.stop()
     assert distributed_lock("lapses", wait=5).acquire()
 
@@ -269,7 +258,7 @@ def test_r4_a_waiter_that_is_refused_leaves_the_queue(
         account.allow(*account.minimal, "-zadd")
         with pytest.raises(LockUnavailable, match=r"zadd|can't run this command"):
             future.result(HUNG)
-        assert not waiting(locks)
+        assert not queued(locks)
 
 
 PLAIN = ("+watch", "+unwatch", "+multi", "+exec", "+discard", "-@scripting")

@@ -13,30 +13,21 @@ import pytest
 import redis
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, doctor, held
-from tests.support.faults import (
+from tests.support.backends import one_kind
+from tests.support.faults import calls, hands_over, lease_of, loses, takes
+from tests.support.others import add_rival, rival
+from tests.support.servers import Server, free_port
+from tests.support.stored import (
     NAME,
-    Async,
-    Blocking,
-    Caller,
-    add_rival,
-    callers,
-    calls,
-    hands_over,
     immortal,
-    in_thread,
     is_held_by,
     is_left_clean,
     keys_of,
-    lease_of,
     load_scripts,
-    loses,
-    one_kind,
-    rival,
-    takes,
     value_of,
 )
-from tests.support.servers import Server, free_port
 from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import Blocking, Caller, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,8 +38,6 @@ if TYPE_CHECKING:
 
 TTL = 1.2
 PATIENCE = TTL / 3  # The operation timeout that follows from it.
-
-caller = pytest.fixture(callers, params=[Blocking, Async])
 
 
 @pytest.fixture

@@ -8,20 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_redislock import distributed_lock, doctor, held
-from tests.support.backends import held_by_other
-from tests.support.faults import (
-    NAME,
-    Async,
-    Blocking,
-    Caller,
-    callers,
-    hold,
-    keys_of,
-    takes,
-    waiting,
-)
+from tests.support.faults import takes
+from tests.support.others import held_by_other, hold, queued
+from tests.support.stored import NAME, keys_of
 from tests.support.test_servers import can_shift_clocks
 from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import Caller
 
 if TYPE_CHECKING:
     from tests.conftest import Locks, MakeServer, Spawn
@@ -33,8 +25,6 @@ pytestmark = [
 ]
 
 HOUR = 3600
-
-caller = pytest.fixture(callers, params=[Blocking, Async])
 
 
 @pytest.fixture
@@ -120,7 +110,7 @@ def test_a_claim_is_confirmed_although_the_clock_was_set_back_meanwhile(
     lock = distributed_lock(NAME)
     assert lock.acquire()
     child = spawn(hold, ttl=2, wait=20)
-    wait_until(lambda: waiting(locks) == 1)
+    wait_until(lambda: queued(locks) == 1)
     child.stop()
     lock.release()  # It is handed over to a process that stands still.
     server.shift_clock(-HOUR)

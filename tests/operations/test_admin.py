@@ -33,7 +33,7 @@ from django_redislock.rules.keys import index_key, lock_keys
 from django_redislock.signals import lock_force_released
 from django_redislock.testing import LockTestKit
 from tests.support import site
-from tests.support.backends import held_by
+from tests.support.others import held_by
 from tests.support.processes import hear, say
 from tests.support.waiting import wait_until
 

@@ -15,7 +15,7 @@ from django.db import connection
 from django_redislock import distributed_lock, doctor, held
 from django_redislock.rules.keys import index_key, lock_keys
 from django_redislock.testing import IN_MEMORY
-from tests.support.backends import held_by_other
+from tests.support.others import held_by_other
 from tests.support.servers import free_port
 from tests.support.waiting import wait_until
 

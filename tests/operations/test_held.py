@@ -9,13 +9,14 @@ import pytest
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.rules.keys import lock_keys
-from tests.support.backends import both_ways, held_by_other, in_turn, on_servers, waiters
+from tests.support.backends import in_turn, on_servers
+from tests.support.others import held_by_other, waiters
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from tests.conftest import Locks, MakeProxy
-    from tests.support.backends import Place, ServerPlace, Way
-
-pytest_plugins = ["tests.support.backends"]
+    from tests.support.backends import Place, ServerPlace
+    from tests.support.ways import Way
 
 
 def seen(name: str) -> held.HeldLock:

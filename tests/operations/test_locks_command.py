@@ -29,7 +29,7 @@ from django_redislock.rules.flows import Run
 from django_redislock.rules.keys import lock_keys
 from django_redislock.testing import LockTestKit
 from tests import ROOT
-from tests.support.backends import held_by
+from tests.support.others import held_by
 from tests.support.processes import hear, say
 from tests.support.waiting import wait_until
 

@@ -26,8 +26,9 @@ from django_redislock.celery import SingleInstanceTask
 from django_redislock.conf import backends
 from django_redislock.testing import LockTestKit
 from tests import ROOT
-from tests.support.backends import both_ways, held_by_other
+from tests.support.others import held_by_other
 from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,9 +37,10 @@ if TYPE_CHECKING:
 
     from django_redislock import Lease
     from tests.conftest import Locks
-    from tests.support.backends import Place, Way
+    from tests.support.backends import Place
+    from tests.support.ways import Way
 
-pytest_plugins = ["pytester", "tests.support.backends"]
+pytest_plugins = ["pytester"]
 
 
 # --- in memory, for a block ----------------------------------------------------------------------

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from django_redislock import InvalidLockName, distributed_lock, held
 from django_redislock.rules.keys import lock_keys, name_of
-from tests.support.backends import both_ways, held_by_other, on_servers
+from tests.support.backends import on_servers
+from tests.support.others import held_by_other
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
-    from tests.support.backends import Place, ServerPlace, Way
-
-pytest_plugins = ["tests.support.backends"]
+    from tests.support.backends import Place, ServerPlace
+    from tests.support.ways import Way
 
 
 @pytest.mark.parametrize(

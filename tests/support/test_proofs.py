@@ -23,7 +23,7 @@ def test_each_promise_and_rule_names_the_files_that_prove_it_and_no_others() -> 
 
 @pytest.mark.parametrize("names", ['"P11"', '"R1", "R0"', ""])
 def test_a_test_of_what_nobody_promised_is_refused(names: str, pytester: pytest.Pytester) -> None:
-    pytester.makeconftest("from tests.support.proofs import pytest_generate_tests")
+    pytester.makeconftest('pytest_plugins = ["tests.support.proofs"]')
     pytester.makepyfile(f"import pytest\n@pytest.mark.proves({names})\ndef test_it(): pass")
     result = pytester.runpytest("-o", "asyncio_default_fixture_loop_scope=function")
     result.assert_outcomes(errors=1)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import ROOT
-from tests.conftest import _skip_or_fail
+from tests.conftest import skip_or_fail
 from tests.operations.browser import scene
 from tests.support import site
 from tests.support.processes import Child
@@ -96,7 +96,7 @@ def stage(theatre: Stage) -> Iterator[Stage]:
 def chromium() -> Iterator[Browser]:
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None or importlib.util.find_spec("playwright") is None:
-        _skip_or_fail("browser tests need Chromium, and playwright from PyPI")
+        skip_or_fail("browser tests need Chromium, and playwright from PyPI")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
