@@ -13,6 +13,7 @@ import pytest
 from celery import chord
 
 from django_redislock import distributed_lock
+from tests.celery.project import PATIENCE
 from tests.celery.project.rabbit import RabbitMQ, program
 from tests.support.waiting import wait_until
 
@@ -128,7 +129,7 @@ class TestDjangoResults:
             found = stored(sent.id)
             return found if found and found[0] == "SUCCESS" else None
 
-        before = wait_until(succeeded, 20, "the result is stored")
+        before = wait_until(succeeded, PATIENCE, "the result is stored")
         assert before[:2] == ("SUCCESS", f'"did {key}"')
         own_stage.task("late").apply_async((key,), task_id=sent.id)
         own_stage.wait_for_log(f"[{sent.id}] received", 2)

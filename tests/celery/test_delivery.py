@@ -11,6 +11,7 @@ import pytest
 from celery import chain, chord, group
 
 from django_redislock import LockTimeout, distributed_lock
+from tests.celery.project import PATIENCE
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -331,7 +332,7 @@ class TestCrash:
             worker.wait_ready()
         sent = own_stage.task(task).apply_async((key,), {"hold": True}, countdown=4)
         # Twice in a worker by now, with a second delivery of itself.
-        own_stage.wait_for_log(f"[{sent.id}] received", 2, timeout=20)
+        own_stage.wait_for_log(f"[{sent.id}] received", 2, timeout=PATIENCE)
         assert own_stage.count(key, "start") == 0
         own_stage.wait_for_log(f"[{sent.id}]: lock {key!r} is busy")
         own_stage.open_gate(key)

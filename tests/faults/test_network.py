@@ -169,6 +169,7 @@ def test_r6_a_lost_answer_does_not_hide_that_the_lease_was_released_by_force(
         caller.release(lock)
 
 
+@one_kind
 def test_release_says_so_if_the_server_never_answers(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -183,6 +184,7 @@ def test_release_says_so_if_the_server_never_answers(
 
 
 @pytest.mark.parametrize("raised", [None, RuntimeError("of the body")])
+@one_kind
 def test_leaving_a_block_tries_until_the_deadline_then_logs_and_does_not_raise(
     raised: Exception | None,
     caller: Caller,
@@ -378,6 +380,7 @@ def test_a_slow_lookup_of_the_servers_name_counts_too(
 
 
 @pytest.mark.parametrize("fault", ["blackhole", "refuse"])
+@one_kind
 def test_an_acquire_gives_up_a_server_that_does_not_answer_whatever_its_wait(
     fault: str, caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -386,6 +389,7 @@ def test_an_acquire_gives_up_a_server_that_does_not_answer_whatever_its_wait(
         caller.acquire(distributed_lock(NAME, wait=10))
 
 
+@one_kind
 def test_a_waiter_gives_up_a_server_that_does_not_answer_any_more(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -397,6 +401,7 @@ def test_a_waiter_gives_up_a_server_that_does_not_answer_any_more(
 
 
 @pytest.mark.parametrize("unavailable_after", [5, math.inf])
+@one_kind
 def test_a_wait_outlasts_an_outage_shorter_than_unavailable_after(
     unavailable_after: float, caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -407,6 +412,7 @@ def test_a_wait_outlasts_an_outage_shorter_than_unavailable_after(
     assert future.result(HUNG)
 
 
+@one_kind
 def test_a_waiter_whose_server_comes_back_in_time_waits_on(
     caller: Caller, locks: Locks, proxy: Proxy, settings: Settings
 ) -> None:
@@ -501,6 +507,7 @@ def test_r7_renewal_outlives_a_lost_command(action: str, locks: Locks, proxy: Pr
 
 @pytest.mark.proves("R7")
 @pytest.mark.parametrize("fault", ["blackhole", "refuse"])
+@one_kind
 def test_r7_a_lease_that_cannot_be_renewed_is_lost_at_its_deadline(
     fault: str, caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -547,6 +554,7 @@ def test_r7_one_lease_in_trouble_does_not_cost_another_its_renewal(locks: Locks)
 @pytest.mark.proves("P4")
 @pytest.mark.parametrize("fault", ["blackhole", "refuse"])
 @pytest.mark.parametrize("verify", [True, False], ids=["ensure_held", "renew"])
+@one_kind
 def test_asking_the_server_never_guesses(
     verify: bool, fault: str, caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:

@@ -99,6 +99,7 @@ def test_a_stall_shorter_than_the_ttl_costs_the_holder_nothing(
 
 
 @stalls
+@one_kind
 def test_a_stall_shorter_than_unavailable_after_only_delays_an_acquire(
     stall: Callable[[Server, float], None], caller: Caller, locks: Locks, own_server: Server
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_stall_shorter_than_unavailable_after_only_delays_an_acquire(
 
 @pytest.mark.proves("P5", "R7")
 @stalls
+@one_kind
 def test_r7_in_a_longer_stall_the_holder_knows_at_the_deadline(
     stall: Callable[[Server, float], None], caller: Caller, locks: Locks, own_server: Server
 ) -> None:

@@ -131,7 +131,7 @@ def test_a_replica_fails_and_a_primary_wants_acknowledgement(
 ) -> None:
     replica = make_server(own_server.kind, replicaof=f"{own_server.host} {own_server.port}")
     locks.on(own_server)
-    wait_until(lambda: own_server.client().info("replication")["connected_slaves"] == 1, 10)
+    wait_until(lambda: own_server.client().info("replication")["connected_slaves"] == 1)
     assert level("replication") == "warn"
     locks.configure(REPLICAS_ACK=1)
     assert level("replication") == "ok"

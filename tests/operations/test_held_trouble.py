@@ -14,7 +14,7 @@ from tests.support.backends import DEFAULTS, in_turn, on_servers
 from tests.support.others import held_by_other, hold, queued
 from tests.support.servers import KINDS
 from tests.support.stored import NAME, keys_of, value_of
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways, in_thread
 
 if TYPE_CHECKING:
@@ -396,7 +396,7 @@ def test_a_force_release_whose_answer_is_lost_was_done(
     assert "released by 'ann'" in caplog.text
     place.on(server, **DEFAULTS)
     if waits is not None:
-        lease = waits.result(5)
+        lease = waits.result(HUNG)
         assert lease
         lease.ensure_held(verify=True)  # The resend has not touched it.
         waiter.release()
@@ -429,4 +429,4 @@ def test_the_fence_grows_also_over_what_is_not_ours(locks: Locks) -> None:
     waiter = in_thread(fence)
     wait_until(lambda: queued(locks) == 1)
     assert held.force_release(NAME, seen().id)
-    assert waiter.result(5) == ahead + 1
+    assert waiter.result(HUNG) == ahead + 1

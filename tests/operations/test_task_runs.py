@@ -17,7 +17,7 @@ from django_redislock.rules.flows import Run
 from django_redislock.rules.keys import lock_keys
 from tests.support.backends import in_turn, on_servers, one_kind
 from tests.support.processes import hear, say
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,7 +114,7 @@ def test_a_run_that_waited_for_its_turn_is_under_way(place: Place) -> None:
 
     def wait() -> None:
         with running("second", wait=10):
-            told.wait(10)
+            told.wait(HUNG)
 
     with running("first"):
         waiter = threading.Thread(target=wait)

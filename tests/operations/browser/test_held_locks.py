@@ -543,11 +543,11 @@ def busy_site(stage: Stage) -> None:
     history = lock_keys("redislock", "customer:77").past
     frozen.stop()
     # It was granted 35 s earlier, and has missed its first renewal.
-    value = wait_until(lambda: client.get(invoices), 20).decode()
+    value = wait_until(lambda: client.get(invoices)).decode()
     head, fence, since, *rest = value.split("|", 6)
     granted = "|".join([head, fence, str(int(since) - 35_000), *rest])
     client.set(invoices, granted, px=client.pttl(invoices) - 35_000)
-    wait_until(lambda: client.llen(history) > 24, 20)
+    wait_until(lambda: client.llen(history) > 24)
     runs = lock_keys("redislock", "payments:reconcile").runs
     for what, ago in (("success", 26 * 3600), ("skip", 12 * 60)):
         ended, _, rest = (client.hget(runs, what) or b"").decode().partition("|")
