@@ -246,7 +246,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick",
         action="store_true",
-        help="only what answers at once: no slow tests, and one server",
+        help="only what answers at once: no slow tests, no child processes, one kind of server",
     )
 
 
@@ -266,9 +266,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_quick(item: pytest.Item) -> bool:
+    """Whether it is over at once, and another kind of server would hardly say more."""
     where = getattr(item, "callspec", None)
     kinds = {where.params.get(name) for name in ("place", "server_kind")} if where else set()
-    return not (item.get_closest_marker("slow") or kinds & {"redis", "unscripted"})
+    starts_python = {"spawn", "pytester"} & set(getattr(item, "fixturenames", ()))
+    skipped = kinds & {"redis", "unscripted"}  # Valkey can be had wherever Python is.
+    return not (item.get_closest_marker("slow") or starts_python or skipped)
 
 
 # Reports

@@ -10,6 +10,7 @@ import threading
 import time
 from functools import partial
 from hashlib import sha256
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -130,9 +131,11 @@ def test_a_fork_and_the_end_of_the_child_do_not_disturb_a_waiter(
     assert queued(locks) == 1
     holder.release()
     assert child.read() is True
-    # It has not asked again, and nobody else has spoken for it.
+    # It has not asked again, but for its own look every 2 s, and nobody else has spoken for it.
     first, *others = runs(proxy, scripts.ACQUIRE)
-    assert first.token not in {run.token for run in [*others, *runs(proxy, scripts.LEAVE)]}
+    asked = [first.time, *(run.time for run in others if run.token == first.token)]
+    assert all(later - earlier > 1.5 for earlier, later in pairwise(asked))
+    assert first.token not in {run.token for run in runs(proxy, scripts.LEAVE)}
     assert child.stderr == ""
 
 

@@ -78,7 +78,7 @@ def test_r2_the_deadline_counts_from_when_the_acquire_was_sent(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
     proxy.rule_for_script(scripts.ACQUIRE.sha, "delayreply:0.25")
-    with caller.block(distributed_lock(NAME)) as lease:
+    with caller.block(distributed_lock(NAME, renew=False)) as lease:
         assert lease.expires_in <= TTL - 0.25
 
 

@@ -68,6 +68,7 @@ def test_make_targets_in_documents_exist(document: Path) -> None:
     assert set(named) <= targets
 
 
+@pytest.mark.slow
 def test_the_example_of_the_readme_works_as_pasted(server: Server, tmp_path: Path) -> None:
     start = [sys.executable, "-m", "django", "startproject", "shop", str(tmp_path)]
     subprocess.run(start, check=True, timeout=HUNG)

@@ -178,6 +178,7 @@ sys.meta_path.insert(0, NoCelery())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.proves("P10")
 def test_importing_needs_no_settings() -> None:
     code = """
@@ -191,6 +192,7 @@ def test_importing_needs_no_settings() -> None:
     assert python(code) == "False"
 
 
+@pytest.mark.slow
 @pytest.mark.proves("P10")
 def test_importing_the_lock_imports_no_celery_and_starts_nothing() -> None:
     code = """
@@ -204,6 +206,7 @@ def test_importing_the_lock_imports_no_celery_and_starts_nothing() -> None:
     assert python(code) == "False set()"
 
 
+@pytest.mark.slow
 def test_without_celery_the_lock_works_and_the_task_says_what_to_install() -> None:
     code = (
         NO_CELERY
@@ -227,6 +230,7 @@ except ImportError as error:
     assert "pip install 'django_redislock[celery]'" in python(code)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [
@@ -245,6 +249,7 @@ NO_HIREDIS = NO_CELERY.replace("NoCelery", "NoHiredis").replace(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lines",
     [
@@ -270,6 +275,7 @@ def test_without_hiredis_it_is_said_what_to_install(lines: str) -> None:
     assert "pip install 'redis[hiredis]'" in python(code)
 
 
+@pytest.mark.slow
 def test_a_broken_celery_is_not_called_missing() -> None:
     code = """
     import sys, types
