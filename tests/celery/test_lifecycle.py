@@ -17,6 +17,7 @@ import pytest
 
 from django_redislock import distributed_lock, held
 from tests.celery.project import PATIENCE
+from tests.support.others import waiters
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -246,14 +247,9 @@ def test_a_run_that_ends_while_it_waits_leaves_the_queue(own_stage: Stage, how: 
         wait_until(
             lambda: sent.state in {"REVOKED", "FAILURE"}, PATIENCE, "it has ended", every=0.02
         )
-        wait_until(lambda: not _waiters(key), 5, "nobody waits", every=0.02)
+        wait_until(lambda: not waiters(key), 5, "nobody waits", every=0.02)
     assert own_stage.result(own_stage.send("waiting", key)) == f"did {key}"
     assert own_stage.count(key, "start") == 1
-
-
-def _waiters(key: str) -> int:
-    lock = held.get(key)
-    return lock.waiters if lock else 0
 
 
 def _ended(stage: Stage, worker: Worker, pid: int) -> bool:

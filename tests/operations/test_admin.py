@@ -33,7 +33,7 @@ from django_redislock.rules.keys import index_key, lock_keys
 from django_redislock.signals import lock_force_released
 from django_redislock.testing import LockTestKit
 from tests.support import site
-from tests.support.others import held_by
+from tests.support.others import held_by, waiters
 from tests.support.processes import hear, say
 from tests.support.waiting import wait_until
 
@@ -399,11 +399,6 @@ def test_the_page_of_a_lock_shows_waiters_in_order_and_earlier_holders(
         for ended in ("done", "failed", "held"):
             assert f"redislock-bar-{ended}" in shown
         assert "<svg" in shown
-
-
-def waiters(name: str) -> int:
-    lock = held.get(name)
-    return lock.waiters if lock else 0
 
 
 def wait_for(name: str) -> None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 import textwrap
-from typing import Any
 
 import pytest
 
 import django_redislock
 from django_redislock import Lease, distributed_lock, signals
 from django_redislock.lock import Lock
-from tests import ROOT
-from tests.support.waiting import HUNG
+from tests.support.processes import python
 
 # --- names and signatures ------------------------------------------------------------------------
 
@@ -137,33 +133,15 @@ def test_a_handle_has_these_attributes() -> None:
 @pytest.mark.slow
 def test_types_are_as_told_in_typing_api() -> None:
     pytest.importorskip("mypy")
-    checked = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "tests/package/typing_api.py"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    python("-m", "mypy", "--strict", "tests/package/typing_api.py", timeout=170)
 
 
 # --- importing -----------------------------------------------------------------------------------
 
 
-def python(code: str, **environment: str) -> Any:
+def run(code: str) -> str:
     """Run code in a fresh interpreter, and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=HUNG,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return python("-c", textwrap.dedent(code), env={}).stdout.strip()
 
 
 NO_CELERY = """
@@ -189,7 +167,7 @@ def test_importing_needs_no_settings() -> None:
     from django.conf import settings
     print(settings.configured)
     """
-    assert python(code) == "False"
+    assert run(code) == "False"
 
 
 @pytest.mark.slow
@@ -203,7 +181,7 @@ def test_importing_the_lock_imports_no_celery_and_starts_nothing() -> None:
     started = {"_thread.start_new_thread", "os.fork", "socket.__new__", "socket.connect"}
     print("celery" in sys.modules, started.intersection(events))
     """
-    assert python(code) == "False set()"
+    assert run(code) == "False set()"
 
 
 @pytest.mark.slow
@@ -227,7 +205,7 @@ except ImportError as error:
     print(error)
 """
     )
-    assert "pip install 'django_redislock[celery]'" in python(code)
+    assert "pip install 'django_redislock[celery]'" in run(code)
 
 
 @pytest.mark.slow
@@ -241,7 +219,7 @@ except ImportError as error:
 )
 def test_without_celery_its_submodules_say_what_to_install(line: str) -> None:
     code = f"{NO_CELERY}\ntry:\n    {line}\nexcept ImportError as error:\n    print(error)"
-    assert "pip install 'django_redislock[celery]'" in python(code)
+    assert "pip install 'django_redislock[celery]'" in run(code)
 
 
 NO_HIREDIS = NO_CELERY.replace("NoCelery", "NoHiredis").replace(
@@ -272,7 +250,7 @@ django.setup()
 def test_without_hiredis_it_is_said_what_to_install(lines: str) -> None:
     code = f"{NO_HIREDIS}\ntry:\n{textwrap.indent(lines, '    ')}\n"
     code += "except Exception as error:\n    print(error)"
-    assert "pip install 'redis[hiredis]'" in python(code)
+    assert "pip install 'redis[hiredis]'" in run(code)
 
 
 @pytest.mark.slow
@@ -286,4 +264,4 @@ def test_a_broken_celery_is_not_called_missing() -> None:
     except ImportError as error:
         print("pip install" in str(error))
     """
-    assert python(code) == "False"
+    assert run(code) == "False"

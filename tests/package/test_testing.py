@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -27,6 +25,7 @@ from django_redislock.conf import backends
 from django_redislock.testing import LockTestKit
 from tests import ROOT
 from tests.support.others import held_by_other
+from tests.support.processes import python
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways
 
@@ -437,15 +436,8 @@ class Forgotten(TestCase):
         self.assertEqual(build_if_free(8), 8)
 """
     (tmp_path / "test_reports.py").write_text(f"{case}\n{more}")
-    ran = subprocess.run(
-        [sys.executable, "-m", "django", "test", "--settings=project_settings", "--pythonpath=."],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=HUNG,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
+    command = ("-m", "django", "test", "--settings=project_settings", "--pythonpath=.")
+    ran = python(*command, cwd=tmp_path)
     assert "Ran 4 tests" in ran.stderr
 
 

@@ -34,7 +34,8 @@ from tests.support.servers import stop_process, tied_to_us
 from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
 
 def say(value: Any) -> None:
@@ -143,6 +144,23 @@ class Child:
         for pipe in (self.process.stdin, self.process.stdout, self._stderr):
             assert pipe is not None
             pipe.close()
+
+
+def python(
+    *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None, timeout: float = HUNG
+) -> subprocess.CompletedProcess[str]:
+    """Run another Python to its end, and return what it printed; fail if it does."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
 
 
 def main() -> None:
