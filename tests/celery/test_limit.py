@@ -9,7 +9,7 @@ import pytest
 
 from django_redislock import LockUnavailable, held, signals
 from django_redislock.rules.keys import lock_keys
-from tests.celery.project import journal
+from tests.celery.project import PATIENCE, journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,7 +67,7 @@ def test_a_permit_taken_by_force_lets_one_more_run(stage: Stage) -> None:
     assert held.force_release(victim.name, victim.id, by="a test")
     assert stage.result(stage.send("limited", key)) == f"did {key}"
     stage.open_gate(key, 3)
-    outcomes = [one.get(timeout=20, propagate=False) for one in running]
+    outcomes = [one.get(timeout=PATIENCE, propagate=False) for one in running]
     assert sum(isinstance(outcome, Exception) for outcome in outcomes) == 1
 
 

@@ -113,6 +113,7 @@ def operator(db: None) -> Client:
     return client
 
 
+@pytest.mark.proves("P10")
 @pytest.mark.parametrize("answer", ["right", "wrong", "refused", "silent", "cut"])
 @pytest.mark.parametrize("place", ["url", "options"])
 def test_a_password_never_appears(
@@ -167,6 +168,7 @@ def test_a_malformed_setting_is_reported_without_its_secrets(
     assert not [one for one in ears.heard if SECRET in one]
 
 
+@pytest.mark.proves("P10")
 def test_a_token_never_appears(
     locks: Locks, ears: Ears, operator: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,6 +209,7 @@ def test_names_that_forge_log_lines_are_refused_or_escaped(
         assert "\x1b" not in record.getMessage()
 
 
+@pytest.mark.proves("P10")
 def test_nothing_is_unpickled_and_nothing_is_marked_as_safe_html() -> None:
     for file in (ROOT / "django_redislock").rglob("*.py"):
         source = file.read_text()
@@ -219,11 +222,12 @@ def test_nothing_is_unpickled_and_nothing_is_marked_as_safe_html() -> None:
         assert "autoescape" not in source
 
 
+@pytest.mark.proves("R12")
 def test_scripts_take_what_comes_from_outside_as_arguments_only() -> None:
     """No script is put together from names or values; each is the same for every call."""
     for file in (ROOT / "django_redislock/lua").glob("*.lua"):
         assert "loadstring" not in file.read_text()
-    source = (ROOT / "django_redislock/scripts.py").read_text()
+    source = (ROOT / "django_redislock/rules/scripts.py").read_text()
     assert ".format(" not in source
     assert "% (" not in source
 

@@ -16,10 +16,9 @@ from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import Run
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.options import Options
-from tests.support.backends import in_turn, on_servers
-from tests.support.faults import one_kind
+from tests.support.backends import in_turn, on_servers, one_kind
 from tests.support.processes import hear, say
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from django_redislock import Lease
     from tests.conftest import Locks, Proxy, Spawn
     from tests.support.backends import Place, ServerPlace
-
-pytest_plugins = ["tests.support.backends"]
 
 NAME = "lottery"
 
@@ -118,7 +115,7 @@ def test_a_run_that_waited_for_its_turn_is_under_way(place: Place) -> None:
 
     def wait() -> None:
         with running("second", wait=10):
-            told.wait(10)
+            told.wait(HUNG)
 
     with running("first"):
         waiter = threading.Thread(target=wait)

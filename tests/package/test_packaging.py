@@ -19,6 +19,7 @@ import pytest
 
 import django_redislock
 from tests import ROOT
+from tests.support.processes import python
 
 if TYPE_CHECKING:
     from email.message import Message
@@ -172,13 +173,5 @@ with django_redislock.distributed_lock("lottery") as lease:
     assert lease.held
 print(django_redislock.__file__)
 """
-    ran = subprocess.run(
-        [sys.executable, "-I", "-c", code, str(tmp_path)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
+    ran = python("-I", "-c", code, str(tmp_path), cwd=tmp_path)
     assert ran.stdout.startswith(str(tmp_path))

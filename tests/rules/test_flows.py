@@ -192,6 +192,7 @@ def test_waiting_asks_for_a_place_in_the_queue_and_for_the_bell() -> None:
     assert not call.shielded
 
 
+@pytest.mark.proves("R2")
 def test_r2_the_deadline_counts_from_when_the_command_was_sent() -> None:
     granted = acquiring().answers(b"7", after=1.4).result
     assert granted == Granted(7, TTL - drift(TTL), 0.0, TTL - drift(TTL))
@@ -207,6 +208,7 @@ def test_a_name_that_is_done_is_told_as_such() -> None:
     assert acquiring().answers([b"done", b'5|{"host":"web-1","pid":7}']).result == Done("web-1:7")
 
 
+@pytest.mark.proves("P8")
 def test_p8_a_task_run_that_has_finished_already_is_told_as_such() -> None:
     assert acquiring(markers=A_RUN).answers([b"finished", 1500]).result == Finished(1.5)
 
@@ -217,6 +219,7 @@ def test_an_answer_that_cannot_be_waited_out_is_an_error_at_once(answer: Any) ->
         acquiring().answers(answer)
 
 
+@pytest.mark.proves("R13")
 def test_r13_a_refusal_is_an_error_at_once_and_keeps_its_cause() -> None:
     with pytest.raises(LockUnavailable, match="NOPERM") as raised:
         acquiring().refuses()
@@ -226,6 +229,7 @@ def test_r13_a_refusal_is_an_error_at_once_and_keeps_its_cause() -> None:
 # --- acquire: no answer ---------------------------------------------------------------------
 
 
+@pytest.mark.proves("R1")
 def test_r1_an_unanswered_command_is_resent_with_the_same_token() -> None:
     stage = acquiring(wait=0.0)
     first = stage.step
@@ -233,6 +237,7 @@ def test_r1_an_unanswered_command_is_resent_with_the_same_token() -> None:
     assert stage.answers(b"7").result.fence == 7
 
 
+@pytest.mark.proves("R2")
 def test_a_resend_counts_its_deadline_from_the_resend() -> None:
     stage = acquiring(wait=0.0).is_silent(after=1.0)
     assert stage.answers(b"7").result.deadline == 1.0 + TTL - drift(TTL)
@@ -247,6 +252,7 @@ def test_trying_once_resends_once_then_undoes_and_says_unavailable() -> None:
     assert stage.now < 2 * OPERATION_TIMEOUT
 
 
+@pytest.mark.proves("R5")
 def test_r5_waiting_resends_after_growing_pauses_until_the_wait_is_over() -> None:
     wait, tries, pauses = 20.0, 1, []
     stage = acquiring(wait=wait)
@@ -270,6 +276,7 @@ def test_r5_waiting_resends_after_growing_pauses_until_the_wait_is_over() -> Non
     assert tries == pytest.approx(20 / 1.28 + 6, rel=0.5)
 
 
+@pytest.mark.proves("R5")
 @pytest.mark.parametrize("unavailable_after", [0.0, 3.0])
 def test_r5_a_server_that_is_silent_for_long_is_unavailable_whatever_the_wait(
     unavailable_after: float,
@@ -289,6 +296,7 @@ def test_r5_a_server_that_is_silent_for_long_is_unavailable_whatever_the_wait(
         stage.answers(0)
 
 
+@pytest.mark.proves("R5")
 def test_r5_a_server_that_answers_in_between_is_never_unavailable() -> None:
     stage = acquiring(wait=math.inf, unavailable_after=3.0)
     for _ in range(10):
@@ -311,6 +319,7 @@ def test_a_lost_connection_while_waiting_is_a_reason_to_look_with_the_same_ticke
     assert mode_and_ticket(stage.step) == ("queue", b"100")
 
 
+@pytest.mark.proves("P4")
 def test_p4_no_answer_at_the_end_of_the_wait_is_never_called_busy() -> None:
     stage = queued(acquiring(wait=1.0)).rings()
     assert mode_and_ticket(stage.step)[0] == "last"
@@ -324,6 +333,7 @@ def test_p4_no_answer_at_the_end_of_the_wait_is_never_called_busy() -> None:
 # --- acquire: grants that are none ----------------------------------------------------------
 
 
+@pytest.mark.proves("R3")
 def test_r3_a_grant_that_arrives_after_its_deadline_is_no_grant() -> None:
     stage = acquiring(wait=0.0, operation_timeout=100.0)
     stage.answers(b"7", after=TTL)
@@ -334,6 +344,7 @@ def test_r3_a_grant_that_arrives_after_its_deadline_is_no_grant() -> None:
     assert stage.answers(b"8").result.fence == 8
 
 
+@pytest.mark.proves("R3")
 def test_r3_grants_that_always_arrive_late_are_unavailable_and_undone() -> None:
     stage, undone = acquiring(wait=0.0, operation_timeout=100.0), 0
     with pytest.raises(LockUnavailable, match="later than the ttl"):  # noqa: PT012
@@ -343,6 +354,7 @@ def test_r3_grants_that_always_arrive_late_are_unavailable_and_undone() -> None:
     assert undone
 
 
+@pytest.mark.proves("R11")
 def test_r11_too_few_replicas_undo_the_grant() -> None:
     stage = acquiring(wait=0.0, replicas=2)
     assert undoes(stage.answers(b"7", replicas=1).step)
@@ -350,6 +362,7 @@ def test_r11_too_few_replicas_undo_the_grant() -> None:
     assert stage.answers(b"8", replicas=2).result.fence == 8
 
 
+@pytest.mark.proves("R11")
 def test_r11_too_few_replicas_to_the_end_are_unavailable() -> None:
     stage = acquiring(wait=0.0, replicas=2)
     with pytest.raises(LockUnavailable, match="1 of the 2 replicas"):  # noqa: PT012
@@ -357,6 +370,7 @@ def test_r11_too_few_replicas_to_the_end_are_unavailable() -> None:
             stage.answers(b"7", replicas=1)
 
 
+@pytest.mark.proves("R4")
 @pytest.mark.parametrize(
     ("fields", "answer"),
     [
@@ -417,6 +431,7 @@ def test_a_bell_that_says_look_moves_the_next_look() -> None:
     assert asks(stage.rings().step)
 
 
+@pytest.mark.proves("R14")
 def test_r14_a_handed_over_lease_is_ours_without_a_round_trip() -> None:
     stage = queued(acquiring(wait=60.0), after=0.01)
     stage.rings("granted", ID, 7, granted_at(0.5), after=0.6)
@@ -543,6 +558,7 @@ interrupted_while = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.proves("R4")
 @interrupted_while
 @interrupted_by
 def test_r4_an_interrupted_acquire_undoes_itself_before_the_exception_leaves(
@@ -562,6 +578,7 @@ def test_r4_an_interrupted_acquire_undoes_itself_before_the_exception_leaves(
     assert raised.value is error
 
 
+@pytest.mark.proves("R4")
 @pytest.mark.parametrize(
     # The first try may go to the dead connection that was waited on, so there is a second.
     "ending",
@@ -579,6 +596,7 @@ def test_r4_an_undo_that_fails_does_not_mask_the_interrupt(
     assert raised.value is error
 
 
+@pytest.mark.proves("R4")
 def test_r4_an_undo_takes_at_most_a_second() -> None:
     stage = acquiring(operation_timeout=60.0).raises(KeyboardInterrupt())
     within = stage.step.within
@@ -633,6 +651,7 @@ def test_a_release_that_leaves_nothing_behind_says_no_more_than_whose_lease_it_i
     )
 
 
+@pytest.mark.proves("R6")
 @pytest.mark.parametrize(
     ("word", "reason"),
     [(b"released", None), (b"gone", "expired"), (b"taken", "taken"), (b"forced", "forced")],
@@ -643,6 +662,7 @@ def test_r6_a_release_tells_whether_the_lease_was_still_there(
     assert releasing().answers(word).result == reason
 
 
+@pytest.mark.proves("R6")
 @pytest.mark.parametrize(
     ("word", "reason"),
     [(b"released", None), (b"gone", None), (b"taken", None), (b"forced", "forced")],
@@ -653,11 +673,13 @@ def test_r6_after_our_own_resend_a_missing_lease_was_released_by_the_first_try(
     assert releasing().is_silent().answers(word).result == reason
 
 
+@pytest.mark.proves("R6")
 @pytest.mark.parametrize(("word", "reason"), [(b"gone", "expired"), (b"taken", "taken")])
 def test_r6_a_first_try_after_the_deadline_proves_nothing(word: bytes, reason: str) -> None:
     assert releasing(deadline=-0.1).is_silent().answers(word).result == reason
 
 
+@pytest.mark.proves("R6")
 def test_r6_it_is_enough_that_one_of_the_tries_was_in_time() -> None:
     stage = releasing(deadline=0.1, insist=True).is_silent(after=0.05).is_silent(after=0.01)
     assert isinstance(stage.step, Pause)
@@ -700,6 +722,7 @@ def test_a_refused_release_is_unavailable_at_once() -> None:
     assert isinstance(raised.value.__cause__, OSError)
 
 
+@pytest.mark.proves("R4")
 @pytest.mark.parametrize(
     "ending", [lambda stage: stage.answers(b"released"), Stage.is_silent, Stage.refuses]
 )
@@ -790,6 +813,7 @@ def test_asking_that_is_refused_is_unavailable_at_once() -> None:
 # --- numbers ------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("R12")
 @pytest.mark.parametrize(
     ("seconds", "ms"), [(0.01, 10), (0.0101, 11), (1.0, 1000), (0.0, 1), (-3.0, 1), (1e-9, 1)]
 )

@@ -50,6 +50,7 @@ def is_renewed(one: Grant, *, sent: float, word: bytes = b"renewed", now: float 
     one.answered(one.renewal(sent), Answer(word, sent, now or sent), now or sent)
 
 
+@pytest.mark.proves("P1")
 def test_p1_it_is_held_until_its_deadline_and_not_a_moment_longer() -> None:
     one = grant()
     assert one.is_held(END - 0.001)
@@ -58,6 +59,7 @@ def test_p1_it_is_held_until_its_deadline_and_not_a_moment_longer() -> None:
     assert one.lost_reason(END) == "expired"
 
 
+@pytest.mark.proves("R2")
 def test_r2_a_renewal_counts_from_when_it_was_sent() -> None:
     one = grant()
     is_renewed(one, sent=3.0, now=5.0)
@@ -101,6 +103,7 @@ def test_what_the_server_says_is_why_it_is_lost(word: bytes, reason: str) -> Non
     assert raised.value.reason == reason
 
 
+@pytest.mark.proves("R3")
 def test_r3_a_renewal_that_is_answered_after_the_end_does_not_bring_it_back() -> None:
     one = grant()
     with pytest.raises(LockLost):
@@ -137,6 +140,7 @@ def test_the_answer_to_a_renewal_that_the_release_overtook_is_no_loss() -> None:
     assert one.lose("taken", at_release=True)  # But the release's own answer may be one.
 
 
+@pytest.mark.proves("P5")
 def test_p5_ending_it_tells_that_it_was_lost_before() -> None:
     one = grant()
     one.lose("forced")

@@ -59,6 +59,7 @@ SETUPS = {
 }
 
 
+@pytest.mark.proves("P1", "P2", "P3", "P4", "R3", "R4")
 @pytest.mark.slow
 @pytest.mark.parametrize("title", SETUPS)
 def test_every_promise_holds_when(title: str) -> None:
@@ -153,6 +154,7 @@ NAIVE = {
 }
 
 
+@pytest.mark.proves("P1", "P2", "P3", "P4", "R4")
 @pytest.mark.parametrize("title", NAIVE)
 def test_the_model_finds_what_breaks_when(title: str) -> None:
     promise, setup = NAIVE[title]

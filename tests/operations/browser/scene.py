@@ -33,7 +33,7 @@ def hold(name: str, **how: Any) -> None:
             lock.release()
             say("released")
         else:
-            wait_until(lambda: lease.lost_reason, 30)
+            wait_until(lambda: lease.lost_reason)
             say(lease.lost_reason)
 
 
