@@ -76,7 +76,9 @@ NAIVE = {
     ),
     "each resend is taken for somebody else": (
         "P4: ",
-        Setup(waits=(0.0,), faults=1, kinds=frozenset({"cut"}), server=naive.ServerWithoutResends),
+        Setup(
+            waits=(0.0,), faults=1, kinds=frozenset({"cut"}), instead=naive.RESENDS_ARE_STRANGERS
+        ),
     ),
     "a release is not compared with the token": (
         "P3: ",
@@ -84,7 +86,7 @@ NAIVE = {
             waits=(0.0, 0.0),
             faults=1,
             kinds=frozenset({"slow"}),
-            server=naive.ServerThatFreesForAnybody,
+            instead=naive.ANYBODY_RELEASES,
         ),
     ),
     "a resend is confirmed without restarting the ttl": (
@@ -93,7 +95,7 @@ NAIVE = {
             waits=(0.0, 0.0),
             faults=2,
             kinds=frozenset({"cut", "pause"}),
-            server=naive.ServerThatOnlyConfirms,
+            instead=naive.RESENDS_ONLY_CONFIRM,
         ),
     ),
     "an acquire is not undone": (
@@ -133,7 +135,7 @@ NAIVE = {
             waits=(INF, INF),
             faults=1,
             kinds=frozenset({"stop"}),
-            server=naive.ServerWithoutClaims,
+            instead=naive.HAND_OVERS_ARE_GRANTS,
         ),
     ),
     "a renewal brings a lost lease back": (
@@ -143,7 +145,7 @@ NAIVE = {
             faults=1,
             kinds=frozenset({"slow"}),
             renewals=1,
-            server=naive.ServerThatBringsBack,
+            instead=naive.RENEWALS_BRING_BACK,
         ),
     ),
     "a resource is written without the fence": (

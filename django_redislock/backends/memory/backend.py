@@ -52,6 +52,7 @@ class InMemoryBackend(Backend):
                 " in this process, and needs lupa for it: pip install 'django_redislock[testing]'."
             ) from error
         self._interpreter_of = Interpreter
+        self._inherited: list[Interpreter] = []  # Of the processes that this one was forked from.
         self._ahead = 0.0  # Seconds that a test has let pass at once.
         self.outages = 0  # While it is not 0, a test pretends that the server does not answer.
         self.clock = lambda: clock.now() + self._ahead
@@ -68,8 +69,8 @@ class InMemoryBackend(Backend):
         self._interpreter = self._interpreter_of(self.keyspace)
 
     def after_fork(self) -> None:
-        # A thread of the parent may have been in the midst of a script, so this is never closed.
-        self._inherited = self._interpreter
+        # A thread of the parent may have been in the midst of a script, so it is never closed.
+        self._inherited.append(self._interpreter)
         super().after_fork()
 
     def run(self, flow: Flow[Result]) -> Result:

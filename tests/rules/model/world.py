@@ -9,11 +9,10 @@ come at any moment, and last for any number of ticks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_redislock.backends.memory.backend import CLAIM_MS, Server, _Lease, _Lock, _Waiter
 from django_redislock.lease import Owner
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import (
@@ -29,9 +28,12 @@ from django_redislock.rules.flows import (
     Tell,
 )
 from tests.rules.model.book import Book, Interrupt, Lost, Raised, Returned, Sent
+from tests.rules.model.server import Server
 
 if TYPE_CHECKING:
+    from django_redislock.rules.scripts import Script
     from tests.rules.model.book import Told
+    from tests.rules.model.server import Kept, Lease
 
 TICK = 0.5  # Seconds.
 TTL = 1.5
@@ -39,6 +41,7 @@ PATIENCE = TTL / 3
 EPOCH = 1_000_000  # What the server's clock shows at the beginning.
 NAME = "lottery"
 OWNER = Owner()
+CLAIM_MS = int(flows.CLAIM * 1000)
 
 
 class Violation(Exception):
@@ -60,7 +63,8 @@ class Setup:
         renewals: How often a lease is renewed at most.
         rounds: How often each client wants the lock.
         writes: Whether holders write to a resource, "fenced" or "unfenced".
-        server, acquire, sent_at_reply: For naive variants of the protocol.
+        instead, acquire, sent_at_reply: For naive variants of the protocol; the first tells which
+            scripts the server runs instead of others.
     """
 
     waits: tuple[float, ...] = (math.inf, math.inf)
@@ -70,7 +74,7 @@ class Setup:
     renewals: int = 0
     rounds: int = 1
     writes: str = ""
-    server: type[Server] = Server
+    instead: Mapping[Script, Script] = field(default_factory=dict)
     acquire: Callable[[Request, float], flows.Flow[Any]] = flows.acquire
     sent_at_reply: bool = False
 
@@ -107,9 +111,7 @@ class State(NamedTuple):
     """One moment."""
 
     time: int  # Ticks.
-    lease: _Lease | None
-    queue: tuple[tuple[Any, ...], ...]
-    counter: int  # What the server knows of the last fence.
+    kept: Kept  # By the server.
     clients: tuple[Client, ...]
     commands: frozenset[Command]
     replies: frozenset[tuple[int, int, Any]]  # On their way: client, node, answer.
@@ -132,13 +134,12 @@ class World:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.book = Book()
+        self.server = Server(NAME, setup.instead)
 
     def beginning(self) -> State:
         return State(
             time=0,
-            lease=None,
-            queue=(),
-            counter=0,
+            kept=self.server.empty,
             clients=tuple(Client() for _ in self.setup.waits),
             commands=frozenset(),
             replies=frozenset(),
@@ -201,51 +202,31 @@ class World:
 
     def tick(self, state: State) -> State:
         time = state.time + 1
-        lease = state.lease
-        if lease is not None and lease.expires <= _ms(time):
-            lease = None
-        return state._replace(time=time, lease=lease)
+        return state._replace(time=time, kept=self.server.at(state.kept, _us(time)))
 
     def _arrive(self, state: State, command: Command) -> State:
         """The server runs a command."""
         who, node, line, _ = command
         step: Call | Tell = self.book[node].step
         client = state.clients[who]
-        rung: list[tuple[int, tuple[str, ...]]] = []
-
-        def publish(channel: str, message: str) -> int:
-            listener, number = map(int, channel.split(":"))
-            other = state.clients[listener]
-            if other.phase == "killed" or other.line != number:
-                return 0
-            # Between two acquires the connection stays subscribed, and nobody reads.
-            if other.phase in {"acquiring", "stopped"}:
-                rung.append((listener, tuple(message.split())))
-            return 1
-
-        server = self.setup.server(publish)
-        lock = _Lock(
-            lease=state.lease,
-            queue=[_Waiter(**dict(zip(_WAITER, one, strict=True))) for one in state.queue],
-            fence=state.counter,
+        # Between two acquires the connection stays subscribed, and nobody reads.
+        subscribed = frozenset(
+            f"{other}:{one.line}"
+            for other, one in enumerate(state.clients)
+            if one.phase != "killed"
         )
-        server.locks[NAME] = lock
-        args = (*step.args, f"{who}:{line}")
-        value = server.perform(step.script.name, NAME, args, _us(state.time))
-        if isinstance(value, list):
-            value = tuple(value)
-        after = state._replace(
-            lease=lock.lease,
-            queue=tuple(tuple(getattr(one, name) for name in _WAITER) for one in lock.queue),
-            counter=lock.fence,
-            commands=state.commands - {command},
+        ran = self.server.run(
+            state.kept, step.script, (*step.args, f"{who}:{line}"), _us(state.time), subscribed
         )
+        after = state._replace(kept=ran.kept, commands=state.commands - {command})
         after = _check_server(state, after, step)
-        for listener, words in rung:
+        for channel, words in ran.rung:
+            listener = int(channel.partition(":")[0])
             other = after.clients[listener]
-            after = _with(after, listener, other._replace(bells=(*other.bells, words)))
+            if other.phase in {"acquiring", "stopped"}:
+                after = _with(after, listener, other._replace(bells=(*other.bells, words)))
         if node in {client.flow, client.renewal} and isinstance(step, Call):
-            after = after._replace(replies=after.replies | {(who, node, value)})
+            after = after._replace(replies=after.replies | {(who, node, ran.answer)})
         return after
 
     # --- clients --------------------------------------------------------------------------------
@@ -254,9 +235,8 @@ class World:
         """What a client may do, now or later."""
         if client.phase == "idle":
             wait = self.setup.waits[who]
-            request = Request(
-                NAME, _token(who, client.round), f"{who}{client.round}", OWNER, TTL, wait, PATIENCE
-            )
+            token = _token(who, client.round)
+            request = Request(NAME, token, token[:16], OWNER, TTL, wait, PATIENCE)
             node = self.book.start(self.setup.acquire, state.now, request, state.now)
             asking = client._replace(phase="acquiring", bells=())
             yield f"{who} asks", self._reached(_with(state, who, asking), who, node)
@@ -396,7 +376,7 @@ class World:
                     commands = state.commands - {command} | {command._replace(late=True)}
                     yield f"{self._named(command)} is slow", left._replace(commands=commands)
         if "flush" in kinds:
-            lost = left._replace(lease=None, queue=(), counter=0, flushed=True)
+            lost = left._replace(kept=self.server.empty, flushed=True)
             yield "the server loses its data", self.tick(lost)
 
     def _cuts(self, state: State, who: int, client: Client) -> Iterator[Move]:
@@ -452,7 +432,7 @@ class World:
     def check(self, state: State) -> None:
         """Raise Violation if this moment must not be."""
         holders = [who for who, one in enumerate(state.clients) if _is_held(state, one)]
-        lease = state.lease
+        lease = state.kept.lease
         if not state.flushed:
             if len(holders) > 1:
                 raise Violation(f"P1: {holders} hold the lock at once")
@@ -460,25 +440,27 @@ class World:
                 if not _belongs(lease, _token(who, state.clients[who].round)):
                     raise Violation(f"P1: {who} holds a lock that the server has given up")
         if lease is not None:
-            left = lease.expires - _ms(state.time)
-            if left > TTL * 1000 + (CLAIM_MS if lease.state == "c" else 0):
-                raise Violation(f"P2: {lease.id} outlives its ttl")
-            if lease.state == "c" and lease.claim - _ms(state.time) > CLAIM_MS:
-                raise Violation(f"P6: the claim of {lease.id} delays the others for too long")
+            longest = TTL * 1000 + (CLAIM_MS if lease.is_claim else 0)
+            if lease.ends is None or lease.ends - _ms(state.time) > longest:
+                raise Violation(f"P2: the lease of {lease.token[:2]} outlives its ttl")
+            if lease.is_claim and lease.claim - _ms(state.time) > CLAIM_MS:
+                raise Violation(
+                    f"P6: the claim of {lease.token[:2]} delays the others for too long"
+                )
         for who, client in enumerate(state.clients):
             token = _token(who, client.round)
             if client.phase == "done" and client.answered and not client.haunted:
                 if _belongs(lease, token):
                     raise Violation(f"R4: {who} has gone, and its lease stays")
-                if any(entry[0][:2] == token[:2] for entry in state.queue):
+                if token in state.kept.queue:
                     raise Violation(f"R4: {who} has gone, and stays in the queue")
 
 
 def _check_server(before: State, after: State, step: Call | Tell) -> State:
     """What a command did to the lock; returns the state with the highest fence noted."""
-    was, now = before.lease, after.lease
+    was, now = before.kept.lease, after.kept.lease
     token = next((arg for arg in step.args if isinstance(arg, str)), "")
-    lapsed = was is not None and was.state == "c" and was.claim <= _ms(before.time)
+    lapsed = was is not None and was.is_claim and was.claim <= _ms(before.time)
     if was is not None and was.token != token and not lapsed and now != was:
         raise Violation(f"P3: a command of {token[:2]} touched the lease of {was.token[:2]}")
     if now is not None and (was is None or now.fence != was.fence):
@@ -486,9 +468,6 @@ def _check_server(before: State, after: State, step: Call | Tell) -> State:
             raise Violation("R9: a fence did not grow")
         return after._replace(fence=now.fence)
     return after
-
-
-_WAITER = ("token", "ticket", "expires", "channel", "ttl", "renews", "id", "owner")
 
 
 def _with(state: State, who: int, client: Client) -> State:
@@ -517,9 +496,8 @@ def _is_held(state: State, client: Client) -> bool:
     return client.phase == "holding" and state.now < client.deadline
 
 
-def _belongs(lease: _Lease | None, token: str) -> bool:
-    # By its first two digits: some naive variants change tokens.
-    return lease is not None and lease.token[:2] == token[:2]
+def _belongs(lease: Lease | None, token: str) -> bool:
+    return lease is not None and lease.token == token
 
 
 def _mark(who: int, round: int) -> bytes:  # noqa: A002
