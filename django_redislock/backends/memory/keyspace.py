@@ -311,7 +311,7 @@ class Keyspace:
         return sorted(scores, key=lambda member: (scores[member], member))
 
     def _between(self, key: bytes, least: bytes, most: bytes) -> list[bytes]:
-        low, high = _score(least), _score(most)
+        low, high = (_score(text, "ERR min or max is not a float") for text in (least, most))
         scores = self._scores(key)
         return [one for one in self._ordered(key) if low <= scores[one] <= high]
 
@@ -334,11 +334,11 @@ def _integer(text: bytes, problem: str = NOT_AN_INTEGER) -> int:
         raise ReplyError(problem) from None
 
 
-def _score(text: bytes) -> float:
+def _score(text: bytes, problem: str = "ERR value is not a valid float") -> float:
     try:
         return float(text)
     except ValueError:
-        raise ReplyError("ERR value is not a valid float") from None
+        raise ReplyError(problem) from None
 
 
 def _digits(score: float) -> bytes:

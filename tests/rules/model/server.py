@@ -91,7 +91,7 @@ class Server:
         us: int,
         subscribed: frozenset[str],
     ) -> Ran:
-        """Run a script at server time *us*, while there is somebody on the channels *subscribed*."""
+        """Run a script at server time *us*; on the channels *subscribed* somebody is heard."""
         case = kept, script, args, us, subscribed
         if case not in self._ran:
             self._ran[case] = self._run(*case)
