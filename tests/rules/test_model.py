@@ -155,6 +155,11 @@ NAIVE = {
 }
 
 
+def test_a_rule_cannot_be_left_out_where_it_does_not_stand() -> None:
+    with pytest.raises(AssertionError, match="No script says 'if false then' any more"):
+        naive.instead("if false then", "if true then")
+
+
 @pytest.mark.parametrize("title", NAIVE)
 def test_the_model_finds_what_breaks_when(title: str) -> None:
     promise, setup = NAIVE[title]
