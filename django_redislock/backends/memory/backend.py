@@ -65,6 +65,7 @@ class InMemoryBackend(Backend):
         self._mutex = threading.Lock()
         self._listeners: dict[bytes, Callable[[str], object]] = {}
         self._numbers = count(1)
+        self._handed_over = False  # Whether a waiter may not have confirmed what it was handed.
         self.keyspace = Keyspace(self._publish)
         self._interpreter = self._interpreter_of(self.keyspace)
 
@@ -119,14 +120,17 @@ class InMemoryBackend(Backend):
         if self.outages:
             raise Refused(OUTAGE)
         sent = self.clock()
-        keys = step.script.given(lock_keys(self.prefix, step.name))
         try:
             with self._mutex:
-                self.keyspace.us = int((self._epoch + self.clock()) * 1_000_000)
-                value = self._interpreter.run(step.script, keys, (*step.args, channel))
+                value = self._perform(step, channel)
         except ReplyError as error:
             raise Refused(str(error)) from error
         return Answer(value, sent, self.clock())
+
+    def _perform(self, step: Call | Tell, channel: str) -> Any:
+        self.keyspace.us = int((self._epoch + self.clock()) * 1_000_000)
+        keys = step.script.given(lock_keys(self.prefix, step.name))
+        return self._interpreter.run(step.script, keys, (*step.args, channel))
 
     # --- for tests, see testing.LockTestKit ----------------------------------------------------
 
@@ -139,11 +143,25 @@ class InMemoryBackend(Backend):
                 if lease._unanswered:
                     self._look_after(lease)  # What was not answered is tried again soon.
             step = min([left, *(lease.ttl / 3 for lease in leases if lease.auto_renew)])
-            self._ahead += step
+            with self._mutex:
+                if self._handed_over:
+                    self._take_up()
+                self._ahead += step
             left -= step
             for lease in leases:
                 self._look_after(lease)
         self.wake_waiters()
+
+    def _take_up(self) -> None:
+        """Confirm what was handed to waiters just now, as they would before so much time passes."""
+        self._handed_over = False
+        for key in list(self.keyspace.values):
+            name = name_of(self.prefix, key.decode())
+            value = self.keyspace.GET(key) if name else None
+            if name and value and value[32:33] == b"c":  # See lua/_lease.lua.
+                token, renews, ttl = value[:32], value[33:34], value.split(b"|")[3]
+                confirm = Call(scripts.RENEW, name, (token, ttl, renews + b"00000"), self.within)
+                self._perform(confirm, "")
 
     def _look_after(self, lease: Lease) -> None:
         if not lease._active:
@@ -184,6 +202,7 @@ class InMemoryBackend(Backend):
         if ring is None:
             return 0
         ring(message.decode())
+        self._handed_over |= message.startswith(b"granted ")
         return 1
 
 

@@ -55,7 +55,9 @@ class Interpreter:
             raise ReplyError(f"ERR {error}") from error
 
     def _call(self, name: bytes, *args: bytes | float) -> Any:
-        return self._in_lua(self._keyspace.perform(name, *map(_argument, args)))
+        # A number of Lua's is sent with all its digits.
+        texts = [one if isinstance(one, bytes) else b"%.17g" % one for one in args]
+        return self._in_lua(self._keyspace.perform(name, *texts))
 
     def _pcall(self, name: bytes, *args: bytes | float) -> Any:
         try:
@@ -74,12 +76,7 @@ class Interpreter:
 
 
 def _sent(arg: str | bytes | int) -> bytes:
-    return arg if type(arg) is bytes else str(arg).encode()
-
-
-def _argument(arg: bytes | float) -> bytes:
-    """A number of Lua's as redis.call sends it."""
-    return arg if isinstance(arg, bytes) else b"%.17g" % arg
+    return arg if isinstance(arg, bytes) else str(arg).encode()
 
 
 def _sha1hex(text: bytes) -> bytes:
