@@ -7,11 +7,13 @@ the server, which is moved by hand, so that keys expire within an example.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import re
 import shutil
 import sys
 import uuid
+import weakref
 from collections.abc import Iterator
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -225,6 +227,15 @@ def test_the_keyspace_has_the_commands_that_the_scripts_use() -> None:
 @example([("SET", "one", "7"), ("PEXPIRE", "one", "1270", "GT"), ("PTTL", "one")])
 @example([("HSET", "one", "0", "x"), ("HDEL", "one", "0"), ("SET", "one", "7"), ("TYPE", "one")])
 @example([("ZADD", "one", "2", "bob"), ("ZADD", "one", "GT", "1", "bob"), ("ZSCORE", "one", "bob")])
+@example(
+    [
+        *[("ZADD", "one", score, member) for member, score in zip("abcd", "1223", strict=True)],
+        ("ZRANGE", "one", "2", "+inf", "BYSCORE", "LIMIT", "1", "1"),
+        ("ZRANGE", "one", "+inf", "2", "BYSCORE", "REV", "LIMIT", "0", "2"),
+        ("ZRANGE", "one", "2", "+inf", "BYSCORE", "LIMIT", "0", "0"),
+        ("ZRANGE", "one", "2", "+inf", "BYSCORE", "REV", "LIMIT", "0", "5"),
+    ]
+)
 @given(
     commands=st.lists(
         st.one_of(*FORMS, *FAMILIES, *FAMILIES, advances, advances), min_size=5, max_size=40
@@ -305,3 +316,15 @@ def test_a_key_is_there_until_its_last_millisecond_is_over() -> None:
     assert keyspace.perform(b"PTTL", b"one") == 0
     keyspace.us = 11_000
     assert keyspace.perform(b"PTTL", b"one") == -2
+
+
+def test_an_interpreter_that_nobody_needs_is_collected() -> None:
+    keyspace = Keyspace(lambda *_: 0)
+    interpreter = Interpreter(keyspace)
+    assert interpreter.run(script("return redis.call('GET', KEYS[1])"), ["one"], []) is None
+    with pytest.raises(ReplyError):
+        interpreter.run(script("return redis.call('NONE')"), [], [])
+    left = weakref.ref(interpreter)
+    del interpreter
+    gc.collect()
+    assert left() is None

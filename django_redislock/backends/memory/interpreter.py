@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from lupa.lua51 import LuaError, LuaRuntime
@@ -32,8 +33,17 @@ class Interpreter:
     def __init__(self, keyspace: Keyspace) -> None:
         self._keyspace = keyspace
         self._lua = LuaRuntime(encoding=None, register_eval=False, register_builtins=False)
+        # Lua refers to us weakly: no garbage collector would see the circle through it.
+        this = weakref.proxy(self)
+
+        def call(*command: bytes | float) -> Any:
+            return this._call(*command)
+
+        def pcall(*command: bytes | float) -> Any:
+            return this._pcall(*command)
+
         self._lua.globals()[b"redis"] = self._lua.table_from(
-            {b"call": self._call, b"pcall": self._pcall, b"sha1hex": _sha1hex}
+            {b"call": call, b"pcall": pcall, b"sha1hex": _sha1hex}
         )
         self._run = self._lua.execute(_RUN)
         self._compiled: dict[str, Any] = {}  # By SHA.
