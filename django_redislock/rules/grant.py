@@ -263,6 +263,8 @@ class Grant:
         if word != "renewed":
             raise LockLost(self.name, lost_because(word))
         if not self.may_be_held(now):
+            # It was carried out, so what the server keeps is to be given back when the block ends.
+            self.is_unanswered = True
             raise self.loss(now)
         self.is_unanswered = False
         self.ttl = max(self.ttl, renewal.lease_ttl)  # Another one may have made it longer.
