@@ -65,6 +65,7 @@ class InMemoryBackend(Backend):
         self._mutex = threading.Lock()
         self._listeners: dict[bytes, Callable[[str], object]] = {}
         self._numbers = count(1)
+        self._rings: list[tuple[Callable[[str], object], str]] = []  # Of the script that runs.
         self._handed_over = False  # Whether a waiter may not have confirmed what it was handed.
         self.keyspace = Keyspace(self._publish)
         self._interpreter = self._interpreter_of(self.keyspace)
@@ -130,7 +131,13 @@ class InMemoryBackend(Backend):
     def _perform(self, step: Call | Tell, channel: str) -> Any:
         self.keyspace.us = int((self._epoch + self.clock()) * 1_000_000)
         keys = step.script.given(lock_keys(self.prefix, step.name))
-        return self._interpreter.run(step.script, keys, (*step.args, channel))
+        self._rings.clear()
+        value = self._interpreter.run(step.script, keys, (*step.args, channel))
+        # Only now: after a signal that interrupts a script, no waiter must have been told of a lock
+        # that it was not handed.
+        for ring, message in self._rings:
+            ring(message)
+        return value
 
     # --- for tests, see testing.LockTestKit ----------------------------------------------------
 
@@ -201,7 +208,7 @@ class InMemoryBackend(Backend):
         ring = self._listeners.get(name)
         if ring is None:
             return 0
-        ring(message.decode())
+        self._rings.append((ring, message.decode()))
         self._handed_over |= message.startswith(b"granted ")
         return 1
 
