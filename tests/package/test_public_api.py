@@ -277,7 +277,7 @@ distributed_lock("lottery")
 print([found.id for found in run_checks()])
 """
     )
-    assert python(code) == "[]"
+    assert run(code) == "[]"
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ try:
 except ImproperlyConfigured as error:
     print(error)
 """
-    said = python(code)
+    said = run(code)
     assert "REDISLOCK['default']['BACKEND']" in said
     assert "InMemoryBackend" in said
     assert "pip install 'django_redislock[testing]'" in said
