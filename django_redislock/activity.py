@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from django_redislock import lease as lease_module
 from django_redislock.lease import Owner
@@ -90,20 +90,6 @@ def is_gone(owner: Owner) -> bool:
     except (OSError, OverflowError):  # Another user's; or a number that is no process id.
         return False
     return False
-
-
-def described(owner: Owner) -> dict[str, Any]:
-    """What ``manage.py locks --json`` prints of an owner; unknown is None."""
-    return {
-        "host": owner.host or None,
-        "pid": owner.pid,
-        "thread": owner.thread or None,
-        "task": owner.task or None,
-        "task_id": owner.task_id or None,
-        "command": owner.command or None,
-        "path": owner.path or None,
-        "permit": owner.permit or None,
-    }
 
 
 @cache

@@ -6,7 +6,6 @@ import re
 import unicodedata
 from typing import TYPE_CHECKING
 
-from django_redislock import activity
 from django_redislock.humanize import duration, visible
 
 if TYPE_CHECKING:
@@ -151,7 +150,7 @@ def detail(
         past = (
             (
                 f"{duration(found.server_time - lease.since)} ago",
-                duration(None if lease.until is None else lease.until - lease.since),
+                duration(lease.lasted),
                 lease.ended,
                 place(lease.owner),
                 doing(lease.owner),
@@ -186,19 +185,8 @@ def runs(
 
 def record(found: Record) -> Iterator[str]:
     """What became of the runs under one lock."""
-    runs = {
-        "last success": found.last_success,
-        "last failure": found.last_failure,
-        "last skip": found.last_skip,
-        "never ended": found.last_unended,
-    }
-    for label, run in runs.items():
-        if run:
-            how = f"took {duration(run.lasted)}" if run.lasted is not None else ""
-            how = f"because it was {run.why}" if run.why else how
-            when = "began " if run is found.last_unended else ""
-            parts = (f"{when}{duration(run.ago)} ago", how, str(run.owner))
-            yield visible(f"{label:14}{', '.join(filter(None, parts))}")
+    for kind, run in found.last.items():
+        yield visible(f"{kind:14}{run}")
     if found.skips:
         yield f"{'skips':14}{found.skips} since the last success"
     for run in found.under_way:
@@ -270,7 +258,7 @@ def _ago(run: Run | None, otherwise: str = "-") -> str:
 def _under_way(runs: Sequence[Run]) -> str:
     if not runs:
         return "-"
-    gone = " (gone)" if activity.is_gone(runs[0].owner) else ""
+    gone = " (gone)" if runs[0].gone else ""
     more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
     return f"for {duration(runs[0].ago)}, {place(runs[0].owner)}{gone}{more}"
 

@@ -1123,7 +1123,7 @@ def test_the_page_of_a_permit_shows_the_runs_of_its_task(operator: Client) -> No
 def test_a_task_that_is_only_skipped_stands_above_the_list(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.admin.page.SAME_OCCASION", SOONER_THAN_AT_ONCE)
+    monkeypatch.setattr("django_redislock.admin.panels.SAME_OCCASION", SOONER_THAN_AT_ONCE)
     run_task("payments")
     assert panel(operator.get(LIST)) == ""
     for _ in range(3):
@@ -1157,7 +1157,7 @@ def test_skips_on_the_occasion_of_a_success_are_what_locks_are_for(operator: Cli
 def test_skips_while_a_run_is_at_work_are_no_alarm_until_it_is_in_trouble(
     operator: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.admin.page.SAME_OCCASION", SOONER_THAN_AT_ONCE)
+    monkeypatch.setattr("django_redislock.admin.panels.SAME_OCCASION", SOONER_THAN_AT_ONCE)
     run_task("nightly")
     with busy_with(Activity(task="shop.tasks.pay")), distributed_lock("nightly", ttl=60):
         skip_task("nightly")
@@ -1171,7 +1171,7 @@ def test_skips_while_a_run_is_at_work_are_no_alarm_until_it_is_in_trouble(
 def test_skips_because_of_a_holder_that_is_no_run_are_an_alarm(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.admin.page.SAME_OCCASION", SOONER_THAN_AT_ONCE)
+    monkeypatch.setattr("django_redislock.admin.panels.SAME_OCCASION", SOONER_THAN_AT_ONCE)
     with distributed_lock("nightly"):  # A command, forgotten in some terminal.
         skip_task("nightly")
         assert "nightly" in panel(operator.get(LIST))
@@ -1180,7 +1180,7 @@ def test_skips_because_of_a_holder_that_is_no_run_are_an_alarm(
 def test_a_run_at_work_under_any_permit_is_enough(
     operator: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.admin.page.SAME_OCCASION", SOONER_THAN_AT_ONCE)
+    monkeypatch.setattr("django_redislock.admin.panels.SAME_OCCASION", SOONER_THAN_AT_ONCE)
     skip_task("report")
     task = "shop.tasks.pay"
     with (
@@ -1197,7 +1197,7 @@ def test_a_run_at_work_under_any_permit_is_enough(
 def test_skips_of_what_was_done_are_no_alarm(
     why: str, operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.admin.page.SAME_OCCASION", SOONER_THAN_AT_ONCE)
+    monkeypatch.setattr("django_redislock.admin.panels.SAME_OCCASION", SOONER_THAN_AT_ONCE)
     run_task("lottery")
     skip_task("lottery", why)
     assert panel(operator.get(LIST)) == ""
