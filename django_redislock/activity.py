@@ -43,21 +43,22 @@ def busy_with(activity: Activity) -> Iterator[None]:
         current_activity.reset(reset)
 
 
-class _Remembered(threading.local):
+class _LastOwner(threading.local):
+    """The owner that a thread had last, which it is until its activity or its process changes."""
+
     process: object = None
     activity: Activity | None = None
     owner: Owner
 
 
-_remembered = _Remembered()
+_last = _LastOwner()
 
 
 def current_owner() -> Owner:
     """The owner that a lease granted now will have."""
     activity = current_activity.get()
-    here = _remembered
-    if here.activity is not activity or here.process is not lease_module.process:
-        here.owner = Owner(
+    if _last.activity is not activity or _last.process is not lease_module.process:
+        _last.owner = Owner(
             host=socket.gethostname(),
             pid=os.getpid(),
             thread=threading.current_thread().name,
@@ -67,8 +68,8 @@ def current_owner() -> Owner:
             task_id=activity.task_id,
             permit=activity.permit,
         )
-        here.activity, here.process = activity, lease_module.process
-    return here.owner
+        _last.activity, _last.process = activity, lease_module.process
+    return _last.owner
 
 
 def is_gone(owner: Owner) -> bool:

@@ -9,6 +9,7 @@ import re
 import statistics
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from django.apps import apps
@@ -78,10 +79,9 @@ def examine(using: str) -> Iterator[Finding]:
         )
         return
     try:
-        yield _reachable(backend)
-        info = _info(backend)
+        server = _Server(backend)
         for check in _CHECKS:
-            yield from check(_Server(backend, info))
+            yield from check(server)
     except LockUnavailable as error:
         if isinstance(error.__cause__, TooOld):
             yield Finding("version", "fail", error.problem, "Use a newer server.")
@@ -168,11 +168,19 @@ def _places(location: Any, options: Mapping[str, Any]) -> set[tuple[Any, ...]]:
 
 
 class _Server:
-    """A server under examination, and what it tells about itself."""
+    """A server under examination."""
 
-    def __init__(self, backend: RedisBackend, info: Mapping[str, str]) -> None:
+    def __init__(self, backend: RedisBackend) -> None:
         self.backend = backend
-        self.info = info
+
+    @cached_property
+    def info(self) -> dict[str, str]:
+        """What it tells about itself; nothing, if it does not allow us to ask."""
+        reply = self.ask("INFO")
+        if isinstance(reply, ReplyError):
+            return {}
+        lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
+        return {key: value for key, colon, value in lines if colon}
 
     def number(self, key: str) -> int:
         """A number in INFO; 0 if the server does not tell."""
@@ -184,32 +192,21 @@ class _Server:
         return self.backend.commands(command)[0]
 
 
-def _reachable(backend: RedisBackend) -> Finding:
+def _reachable(server: _Server) -> Iterator[Finding]:
     took = []
     for _ in range(5):
         started = time.perf_counter()
-        (reply,) = backend.commands(("PING",))
+        reply = server.ask("PING")
         took.append(time.perf_counter() - started)
         if isinstance(reply, ReplyError):
             raise LockUnavailable(PROBE, str(reply)) from reply
     median = statistics.median(took)
     says = f"answers, in {median * 1000:.1f} ms"
     if median > SLOW_ROUND_TRIP:
-        return Finding(
-            "server",
-            "warn",
-            says,
-            "An uncontended lock costs two round trips. Use a server that is closer.",
-        )
-    return Finding("server", "ok", says)
-
-
-def _info(backend: RedisBackend) -> dict[str, str]:
-    (reply,) = backend.commands(("INFO",))
-    if isinstance(reply, ReplyError):  # No right to ask: then much remains unknown.
-        return {}
-    lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
-    return {key: value for key, colon, value in lines if colon}
+        advice = "An uncontended lock costs two round trips. Use a server that is closer."
+        yield Finding("server", "warn", says, advice)
+    else:
+        yield Finding("server", "ok", says)
 
 
 def _version(server: _Server) -> Iterator[Finding]:
@@ -339,19 +336,17 @@ def _clock(server: _Server) -> Iterator[Finding]:
     after = time.time()
     if isinstance(reply, ReplyError):
         return  # Then no lock works either, and that was said.
-    theirs = int(reply[0]) + int(reply[1]) / 1_000_000
-    difference = theirs - (before + after) / 2
-    ahead = "ahead of" if difference > 0 else "behind"
-    says = f"the server's clock is {abs(difference):.1f} s {ahead} this machine's"
+    difference = int(reply[0]) + int(reply[1]) / 1_000_000 - (before + after) / 2
     if abs(difference) < CLOCK_DIFFERENCE:
         yield Finding("clock", "ok", "the server's clock and this machine's agree")
-    else:
-        yield Finding(
-            "clock",
-            "warn",
-            says,
-            "Locks do not mind, but jobs that start at a time of day do. Let NTP set both.",
-        )
+        return
+    ahead = "ahead of" if difference > 0 else "behind"
+    yield Finding(
+        "clock",
+        "warn",
+        f"the server's clock is {abs(difference):.1f} s {ahead} this machine's",
+        "Locks do not mind, but jobs that start at a time of day do. Let NTP set both.",
+    )
 
 
 def _cluster(server: _Server) -> Iterator[Finding]:
@@ -492,6 +487,7 @@ def _caches(server: _Server) -> Iterator[Finding]:
 
 
 _CHECKS: tuple[Callable[[_Server], Iterator[Finding]], ...] = (
+    _reachable,
     _version,
     _cluster,
     _rights,

@@ -23,8 +23,8 @@ def table(
     so that nothing is cut.
     """
     cells = [[visible(str(cell)) for cell in row] for row in (headers, *rows)]
-    # One long name must not push all else away: if it is wider than the first column, it stands on a
-    # line of its own, above its row.
+    # One long name must not push all else away: if it is wider than the first column, it stands
+    # above its row, on a line of its own.
     names = [width(row[0]) for row in cells]
     most = max(columns // 3, names[0]) if columns else max(names)
     fit, widths, room = _fitting(cells, columns, max(wide for wide in names if wide <= most))

@@ -222,7 +222,7 @@ def test_scripts_take_what_comes_from_outside_as_arguments_only() -> None:
     """No script is put together from names or values; each is the same for every call."""
     for file in (ROOT / "django_redislock/lua").glob("*.lua"):
         assert "loadstring" not in file.read_text()
-    source = (ROOT / "django_redislock/scripts.py").read_text()
+    source = (ROOT / "django_redislock/rules/scripts.py").read_text()
     assert ".format(" not in source
     assert "% (" not in source
 
