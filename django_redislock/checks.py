@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from redis.connection import parse_url
 
 from django_redislock import doctor
 from django_redislock.backends.memory.backend import InMemoryBackend
@@ -88,7 +87,7 @@ def check_passwords(
             id="django_redislock.W007",
         )
         for one, _ in _configured()
-        if any(_parsed(url).get("password") for url in _urls(one))
+        if any(parts.get("password") for parts in doctor.addresses(one.location, {}))
     ]
 
 
@@ -176,13 +175,12 @@ def _check_alias(conf: Conf, backend: Backend) -> Iterator[checks.CheckMessage]:
             hint="Give locks a database number of their own, such as .../1 in LOCATION.",
             id="django_redislock.W004",
         )
-    for url in _urls(conf):
-        parts = {**conf.options, **_parsed(url)}  # As in redis-py, the URL wins.
+    for parts in doctor.addresses(conf.location, conf.options):
         if timeout := parts.get("socket_timeout"):
             yield from _check_timeout(float(timeout), conf, where)
         host = str(parts.get("host", "localhost"))
-        encrypted = url.startswith(("rediss://", "unix://"))
-        if parts.get("password") and not encrypted and not doctor.is_this_machine(host):
+        exposed = "connection_class" not in parts  # As of rediss:// and unix://.
+        if parts.get("password") and exposed and not doctor.is_this_machine(host):
             yield checks.Warning(
                 f"{where} sends its password to {host} over a connection that is not encrypted.",
                 hint="Use rediss://, or a tunnel that ends on this machine.",
@@ -215,14 +213,3 @@ def _configured() -> Iterator[tuple[Conf, Backend]]:
             with suppress(ImproperlyConfigured):
                 one = conf(alias)
                 yield one, make(one)
-
-
-def _urls(conf: Conf) -> Sequence[str]:
-    return (conf.location,) if isinstance(conf.location, str) else conf.location
-
-
-def _parsed(url: str) -> dict[str, Any]:
-    try:
-        return dict(parse_url(url))  # type: ignore[no-untyped-call]
-    except ValueError:
-        return {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import statistics
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,7 +30,7 @@ from django_redislock.rules import scripts
 from django_redislock.rules.keys import index_key, lock_keys, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from django_redislock.conf import Conf
     from django_redislock.held import HeldLock
@@ -136,13 +137,26 @@ def minimal_acl(prefix: str, *, replicas: bool = False) -> str:
 
 def shared_caches(conf: Conf) -> list[str]:
     """The aliases in CACHES that use the database of these locks: their clear() flushes it."""
-    ours = _places(conf.location, conf.options)
-    return [
-        alias
-        for alias, cache in getattr(settings, "CACHES", {}).items()
-        if "redis" in str(cache.get("BACKEND", "")).lower()
-        and ours & _places(cache.get("LOCATION", ""), cache.get("OPTIONS", {}))
-    ]
+    ours = _places(addresses(conf.location, conf.options))
+    found = []
+    for alias, cache in getattr(settings, "CACHES", {}).items():
+        location, options = cache.get("LOCATION", ""), cache.get("OPTIONS", {})
+        if isinstance(location, str):
+            location = re.split("[;,]", location)
+        uses_redis = "redis" in str(cache.get("BACKEND", "")).lower()
+        if uses_redis and ours & _places(addresses(location, options)):
+            found.append(alias)
+    return found
+
+
+def addresses(location: Any, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What redis-py makes of a URL, or of several: as there, they win over the options.
+
+    What is no URL leads nowhere; an address from the environment is None where that has none.
+    """
+    for url in [location] if isinstance(location, str) else location or ():
+        with suppress(ValueError, TypeError, AttributeError):
+            yield {**options, **parse_url(url)}  # type: ignore[no-untyped-call]
 
 
 def is_this_machine(host: str) -> bool:
@@ -150,20 +164,15 @@ def is_this_machine(host: str) -> bool:
     return host.lower() in {"localhost", "::1"} or host.startswith("127.")
 
 
-def _places(location: Any, options: Mapping[str, Any]) -> set[tuple[Any, ...]]:
-    """Where URLs lead: (host, port, db) or (path, db). What is no URL leads nowhere."""
-    # An address from the environment is None where that has none.
-    urls = re.split("[;,]", location) if isinstance(location, str) else location or ()
+def _places(addresses: Iterable[dict[str, Any]]) -> set[tuple[Any, ...]]:
+    """Where they lead: (host, port, db) or (path, db)."""
     places = set()
-    for url in urls:
-        try:
-            parts = {**parse_url(url), **options}  # type: ignore[no-untyped-call]
+    for parts in addresses:
+        with suppress(ValueError, TypeError):
             port, db = int(parts.get("port", 6379)), int(parts.get("db") or 0)
-        except (ValueError, TypeError, AttributeError):
-            continue
-        host = str(parts.get("host", "localhost")).lower()
-        host = "localhost" if is_this_machine(host) else host
-        places.add((parts["path"], db) if "path" in parts else (host, port, db))
+            host = str(parts.get("host", "localhost")).lower()
+            host = "localhost" if is_this_machine(host) else host
+            places.add((parts["path"], db) if "path" in parts else (host, port, db))
     return places
 
 

@@ -136,76 +136,51 @@ class _Begun(NamedTuple):
     run: Run
 
 
-class _Notes(NamedTuple):
-    """What the server has noted of the runs under one lock, see lua/runs.lua."""
-
-    success: Run | None
-    failure: Run | None
-    skip: Run | None
-    unended: _Begun | None
-    begun: list[_Begun]
-    skips: int
-
-
 def _records(backend: Backend, names: list[str]) -> list[Record | None]:
-    notes = _ask_notes(backend, names)
+    noted = _ask_noted(backend, names)
     # A run that has begun is under way as long as its lease is the one that holds the lock. If it
     # is not, the run may just have ended, and have noted that since we asked. So they are asked for
     # once more: a run that has begun then too, and does not hold the lock, never ended.
-    begun = [(name, one) for name, noted in notes.items() for one in noted.begun]
-    seen = backend.look_many([name + one.permit for name, one in begun])
+    runs = [(name, one) for name, (_, begun) in noted.items() for one in begun]
+    seen = backend.look_many([name + one.permit for name, one in runs])
     over = {
         (name, one.lease_id)
-        for (name, one), lock in zip(begun, seen, strict=True)
+        for (name, one), lock in zip(runs, seen, strict=True)
         if lock.holding is None or lock.holding.id != one.lease_id
     }
-    notes |= _ask_notes(backend, list(dict.fromkeys(name for name, _ in over)))
-    return [
-        _record(backend, name, notes[name], {lease_id for one, lease_id in over if one == name})
-        for name in names
-    ]
+    noted |= _ask_noted(backend, list(dict.fromkeys(name for name, _ in over)))
+    found = []
+    for name in names:
+        record, begun = noted[name]
+        under_way = tuple(one.run for one in begun if (name, one.lease_id) not in over)
+        unended = [one.run for one in begun if (name, one.lease_id) in over]
+        last_unended = max(
+            filter(None, [record.last_unended, *unended]), key=lambda run: run.at, default=None
+        )
+        record = replace(record, under_way=under_way, last_unended=last_unended)
+        found.append(record if record.known else None)
+    return found
 
 
-def _record(backend: Backend, name: str, notes: _Notes, over: set[str]) -> Record | None:
-    """The record of one lock; *over* are the leases that do not hold it any more."""
-    unended = [notes.unended, *(one for one in notes.begun if one.lease_id in over)]
-    found = Record(
-        name=name,
-        alias=backend.alias,
-        last_success=notes.success,
-        last_failure=notes.failure,
-        last_skip=notes.skip,
-        last_unended=max((one.run for one in unended if one), key=lambda run: run.at, default=None),
-        skips=notes.skips,
-        under_way=tuple(one.run for one in notes.begun if one.lease_id not in over),
-    )
-    return found if found.known else None
-
-
-def _ask_notes(backend: Backend, names: list[str]) -> dict[str, _Notes]:
+def _ask_noted(backend: Backend, names: list[str]) -> dict[str, tuple[Record, list[_Begun]]]:
+    """What the server has noted of the runs under each lock, see lua/runs.lua."""
     calls = [Call(scripts.RUNS, name, (), backend.within) for name in names]
-    answers = backend.ask_many(calls) if calls else ()
-    return {name: _read_notes(*answer) for name, answer in zip(names, answers, strict=True)}
-
-
-def _read_notes(
-    now_ms: bytes,
-    success: bytes,
-    failure: bytes,
-    skip: bytes,
-    unended: bytes,
-    begun: list[bytes],
-    skips: int,
-) -> _Notes:
-    now = int(now_ms) / 1000
-    return _Notes(
-        success=_read_run(success, now),
-        failure=_read_run(failure, now),
-        skip=_read_run(skip, now),
-        unended=_read_begun(b"|" + unended, now),
-        begun=list(filter(None, (_read_begun(note, now) for note in begun))),
-        skips=int(skips),
-    )
+    noted = {}
+    for name, answer in zip(names, backend.ask_many(calls) if calls else (), strict=True):
+        now_ms, success, failure, skip, unended, begun, skips = answer
+        now = int(now_ms) / 1000
+        last_begun = _read_begun(b"|" + unended, now)
+        record = Record(
+            name=name,
+            alias=backend.alias,
+            last_success=_read_run(success, now),
+            last_failure=_read_run(failure, now),
+            last_skip=_read_run(skip, now),
+            last_unended=last_begun and last_begun.run,
+            skips=int(skips),
+        )
+        noted[name] = record, list(filter(None, (_read_begun(note, now) for note in begun)))
+    return noted
 
 
 def _read_begun(note: bytes, now: float) -> _Begun | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, overload
 
 from django.contrib.admin import SimpleListFilter
@@ -98,9 +97,10 @@ class Rows:
             self.problems["REDISLOCK"] = held.problem(error, "")
             return []
 
-    def choices(self, value_of: Callable[[held.HeldLock], str]) -> list[str]:
-        """What to filter by."""
-        return sorted({value for lock in self._offered if (value := value_of(lock))})[:MOST_CHOICES]
+    def choices(self, field: str) -> list[str]:
+        """What to filter by: what the owners have in this field."""
+        found = {getattr(lock.owner, field) for lock in self._offered}
+        return sorted(found - {""})[:MOST_CHOICES]
 
     def count(self) -> int:
         """How many there are."""
@@ -181,7 +181,7 @@ class HeldLockList(ChangeList):
         ]
 
 
-class LockFilter(SimpleListFilter, ABC):
+class LockFilter(SimpleListFilter):
     """Offers what the locks on the page have."""
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
@@ -191,21 +191,20 @@ class LockFilter(SimpleListFilter, ABC):
             found.append(chosen)
         return [(value, self.label(value)) for value in found]
 
+    def offered(self, rows: Rows) -> list[str]:
+        """The values to choose from."""
+        return rows.choices(str(self.parameter_name))
+
     def label(self, value: str) -> str:
         """What a choice is called."""
         return visible(value)
-
-    @abstractmethod
-    def offered(self, rows: Rows) -> list[str]:
-        """The values to choose from."""
 
     def queryset(self, request: Any, queryset: Any) -> Any:
         return queryset  # HeldLockList has filtered already.
 
 
 class StateFilter(LockFilter):
-    title = "state"
-    parameter_name = "state"
+    title = parameter_name = "state"
 
     def offered(self, rows: Rows) -> list[str]:
         return [*held.STATES, FREE]
@@ -215,24 +214,15 @@ class StateFilter(LockFilter):
 
 
 class HostFilter(LockFilter):
-    title = "host"
-    parameter_name = "host"
-
-    def offered(self, rows: Rows) -> list[str]:
-        return rows.choices(lambda lock: lock.owner.host)
+    title = parameter_name = "host"
 
 
 class TaskFilter(LockFilter):
-    title = "task"
-    parameter_name = "task"
-
-    def offered(self, rows: Rows) -> list[str]:
-        return rows.choices(lambda lock: lock.owner.task)
+    title = parameter_name = "task"
 
 
 class AliasFilter(LockFilter):
-    title = "alias"
-    parameter_name = "alias"
+    title = parameter_name = "alias"
 
     def offered(self, rows: Rows) -> list[str]:
         return rows.aliases if len(rows.aliases) > 1 else []
