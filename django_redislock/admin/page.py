@@ -24,7 +24,6 @@ from django.urls import path, reverse
 from django_redislock import conf, held
 from django_redislock.admin import markup, panels, timeline
 from django_redislock.admin.changelist import (
-    FREE,
     AliasFilter,
     HeldLockList,
     HostFilter,
@@ -39,9 +38,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
     from django.utils.safestring import SafeString
 
-PANEL_LINES = 5
 PAST_LINES = 12
-FREE_LINES = 50
 REFRESH_SECONDS, MOST_REFRESH_SECONDS = 5, 300
 # Refreshing may cost the server this share of its time, per open page.
 REFRESH_SHARE = 0.05
@@ -122,8 +119,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def _around(self, cl: HeldLockList) -> dict[str, Any]:
         """What the page shows beside the table."""
         rows, started = cl.queryset, time.monotonic()
-        skipped = panels.skipped(rows)
-        free = panels.free(rows, cl.query, cl.params)
+        beside = panels.beside(rows, cl.query, cl.params)
         seconds = rows.seconds + time.monotonic() - started
         bearable = min(round(seconds / REFRESH_SHARE), MOST_REFRESH_SECONDS)
         return {
@@ -133,12 +129,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "problems": rows.problems,
             "missing": ", ".join(rows.problems),
             "partial": rows.partial,
-            "skipped": skipped[:PANEL_LINES],
-            "more_skipped": len(skipped[PANEL_LINES:]),
-            "most_records": panels.RECORDS,
-            "only_free": cl.params.get("state") == FREE,
-            "free": free[:FREE_LINES],
-            "more_free": len(free[FREE_LINES:]),
+            **beside,
         }
 
     @admin.display(description="")

@@ -20,11 +20,25 @@ if TYPE_CHECKING:
     from django_redislock.admin.changelist import Rows
 
 RECORDS = 500
+SKIPPED_LINES, FREE_LINES = 5, 50
 SAME_OCCASION = 60.0  # Seconds.
 MOST_PERMITS = 100
 
 
-def skipped(rows: Rows) -> list[dict[str, Any]]:
+def beside(rows: Rows, query: str, chosen: dict[str, str]) -> dict[str, Any]:
+    """Both panels, as the template of the list shows them."""
+    skipped, free = _skipped(rows), _free(rows, query, chosen)
+    return {
+        "skipped": skipped[:SKIPPED_LINES],
+        "more_skipped": len(skipped[SKIPPED_LINES:]),
+        "free": free[:FREE_LINES],
+        "more_free": len(free[FREE_LINES:]),
+        "only_free": chosen.get("state") == FREE,
+        "most_records": RECORDS,
+    }
+
+
+def _skipped(rows: Rows) -> list[dict[str, Any]]:
     """Tasks that have only been skipped since their last success, the longest ago first."""
     found: list[held.Record] = []
     for alias in rows.aliases:
@@ -48,7 +62,7 @@ def skipped(rows: Rows) -> list[dict[str, Any]]:
     ]
 
 
-def free(rows: Rows, query: str, chosen: dict[str, str]) -> list[dict[str, Any]]:
+def _free(rows: Rows, query: str, chosen: dict[str, str]) -> list[dict[str, Any]]:
     """Known locks that nobody holds, if they are looked for: those that match, or all."""
     search = unicodedata.normalize("NFC", query.strip())
     state, only = chosen.get("state", ""), chosen.get("alias", "")
