@@ -291,7 +291,7 @@ def get(name: str, *, using: str = DEFAULT_ALIAS) -> HeldLock | None:
         LockUnavailable: The server did not or could not answer.
     """
     backend = backends[using]
-    return _held(backend, backend.look_many([check_name(name)])[0])
+    return _read_seen(backend, backend.look_many([check_name(name)])[0])
 
 
 def look_at(names: Iterable[str], *, using: str = DEFAULT_ALIAS) -> Iterator[HeldLock]:
@@ -302,7 +302,7 @@ def look_at(names: Iterable[str], *, using: str = DEFAULT_ALIAS) -> Iterator[Hel
     """
     backend, remaining = backends[using], iter(names)
     while some := [*islice(remaining, LOOKED_AT_ONCE)]:
-        yield from filter(None, (_held(backend, seen) for seen in backend.look_many(some)))
+        yield from filter(None, (_read_seen(backend, seen) for seen in backend.look_many(some)))
 
 
 def detail(name: str, *, using: str = DEFAULT_ALIAS) -> Detail:
@@ -316,7 +316,7 @@ def detail(name: str, *, using: str = DEFAULT_ALIAS) -> Detail:
     name = check_name(name)
     inspect = Call(scripts.INSPECT, name, (MOST_WAITERS_NAMED,), backend.within)
     looked, (server_ms, waiters, past) = backend.ask_many([backend.look(name), inspect])
-    lock = _held(backend, backend.seen(name, looked))
+    lock = _read_seen(backend, backend.seen(name, looked))
     now = int(server_ms) / 1000
     return Detail(
         name=name,
@@ -411,7 +411,8 @@ def problem(error: Exception, alias: str) -> str:
     return visible(f"The server {server} cannot answer: {error.problem}.")
 
 
-def _held(backend: Backend, seen: Seen) -> HeldLock | None:
+def _read_seen(backend: Backend, seen: Seen) -> HeldLock | None:
+    """What the server showed of a lock; None if nobody holds it."""
     holding = seen.holding
     if holding is None:
         return None
@@ -442,10 +443,11 @@ def _held(backend: Backend, seen: Seen) -> HeldLock | None:
 
 
 def _least_left(backend: Backend, ttl: float) -> float:
-    """Seconds that are left of a lease at least, as long as it is renewed in time.
+    """Seconds that are left of a lease whenever somebody looks, if its owner renews it in time.
 
-    A renewal is sent each third of the ttl. One that is not answered is tried again, by when the
-    patience with the server is over.
+    It is renewed each third of the ttl. A renewal that is not answered is sent again until the
+    operation timeout is over, so it may come that much later. The owner's operation timeout is not
+    known here: it is taken for LONGEST_PATIENCE at least, and for a third of the ttl at most.
     """
     late = min(max(backend.patience(ttl), LONGEST_PATIENCE), ttl / 3)
     return ttl - ttl / 3 - late

@@ -1,6 +1,6 @@
-"""What became of the runs of tasks: the last success, failure and skip under each lock.
+"""What is known of the runs of a task: how the last ones ended, and which are under way.
 
-Also who waits in the broker's queue to run, for tasks that are queued one at a time.
+Also which call waits in the broker's queue to run, of tasks that are queued one at a time.
 """
 
 from __future__ import annotations
