@@ -59,6 +59,14 @@ _FOUND = {
     ("locks", "fail"): "E031",
 }
 
+# What to do about settings that are refused: malformed, of no use to the backend, or missing.
+_REFUSED = {
+    "E001": "REDISLOCK has a dictionary for each alias, as in CACHES. Durations are seconds, as a"
+    " number or a timedelta.",
+    "E002": "Until this is put right, every lock of this alias raises this error.",
+    "E004": "All machines must name the same server, or each of them locks for itself.",
+}
+
 
 def register_checks() -> None:
     """Let ``manage.py check`` run them."""
@@ -113,7 +121,7 @@ def _check_settings() -> Iterator[checks.CheckMessage]:
     try:
         names = aliases()
     except ImproperlyConfigured as error:
-        yield _malformed(error)
+        yield _refused(error, "E001")
         return
     if not is_set() and settings.DEBUG:
         yield checks.Warning(
@@ -122,39 +130,21 @@ def _check_settings() -> Iterator[checks.CheckMessage]:
             id="django_redislock.W001",
         )
     for alias in dict.fromkeys([DEFAULT_ALIAS, *names]):
+        refused_as = "E004"
         try:
             raw = given(alias)
-        except ImproperlyConfigured as error:
-            yield checks.Error(
-                str(error),
-                hint="All machines must name the same server, or each of them locks for itself.",
-                id="django_redislock.E004",
-            )
-            continue
-        try:
+            refused_as = "E001"
             one = parse(alias, raw)
-        except ImproperlyConfigured as error:
-            yield _malformed(error)
-            continue
-        try:
+            refused_as = "E002"
             backend = make(one)
         except ImproperlyConfigured as error:
-            yield checks.Error(
-                str(error),
-                hint="Until this is put right, every lock of this alias raises this error.",
-                id="django_redislock.E002",
-            )
-            continue
-        yield from _check_alias(one, backend)
+            yield _refused(error, refused_as)
+        else:
+            yield from _check_alias(one, backend)
 
 
-def _malformed(error: ImproperlyConfigured) -> checks.CheckMessage:
-    return checks.Error(
-        str(error),
-        hint="REDISLOCK has a dictionary for each alias, as in CACHES. Durations are seconds, as a"
-        " number or a timedelta.",
-        id="django_redislock.E001",
-    )
+def _refused(error: ImproperlyConfigured, id: str) -> checks.CheckMessage:  # noqa: A002
+    return checks.Error(str(error), hint=_REFUSED[id], id=f"django_redislock.{id}")
 
 
 def _check_alias(conf: Conf, backend: Backend) -> Iterator[checks.CheckMessage]:

@@ -400,6 +400,20 @@ def force_release(
     return True
 
 
+def why_kept(name: str, *, using: str = DEFAULT_ALIAS) -> str:
+    """Why force_release() found nothing to release, as a sentence: who has the lock now, if anybody.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    lock = get(name, using=using)
+    if lock is None:
+        return "Nobody holds it."
+    if lock.state == "foreign":
+        return f"Its key now holds {lock.strange}."
+    return visible(f"Somebody else holds it now: {lock.owner}, by lease {lock.id}.")
+
+
 def problem(error: Exception, alias: str) -> str:
     """Why an alias cannot be looked at (see TROUBLE), as a sentence without secrets.
 

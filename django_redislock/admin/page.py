@@ -331,14 +331,9 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             done, effect = _outcome(seen, id)
             self.log_change(request, page, f"Released by force: {done} {visible(reason)}".strip())
             messages.success(request, f"{lock} was released. {effect}{_who_follows(page)}")
-        elif before is None:
-            messages.warning(request, f"{lock} was free already. Nothing was released.")
-        elif before.id == id:
-            messages.warning(request, f"{lock} was not released: its lease has just ended.")
         else:
-            foreign = before.state == "foreign"
-            now = "its key now holds" if foreign else "somebody newer holds it now,"
-            messages.warning(request, f"{lock} was not released: {now} {_holder(before)}.")
+            why = held.why_kept(page.name, using=page.alias)
+            messages.warning(request, f"{lock} was not released. {why}")
 
 
 def _sections(detail: held.Detail) -> dict[str, Any]:

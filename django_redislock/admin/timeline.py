@@ -102,7 +102,7 @@ def _spans(detail: Detail) -> Iterator[_Span]:
         began = now - lock.held_for
         says = f"{visible(str(lock.owner))}, held for {duration(lock.held_for)} so far"
         yield _Span(_host(lock.owner.host), began, now, "held", says)
-    following = [*(lease.since for lease in detail.past[1:]), began]
+    following = [*(lease.since for lease in detail.past), began][1:]
     for lease, next_began in zip(detail.past, following, strict=True):
         # Of a lease that expired nobody knows the end; it was before the next one began.
         until = max(lease.until or next_began, lease.since)

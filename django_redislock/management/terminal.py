@@ -70,7 +70,7 @@ def locks(
 
 
 def detail(
-    found: Detail, became: Record | None = None, columns: int | None = None
+    found: Detail, record: Record | None = None, columns: int | None = None
 ) -> Iterator[str]:
     """All about one lock, and what became of the runs of its task."""
     lock = found.lock
@@ -86,10 +86,10 @@ def detail(
             (place(one.owner), duration(one.waiting_for), doing(one.owner)) for one in found.waiters
         )
         yield from indented(table(("WAITER", "WAITING FOR", "DOING"), rows, within))
-    if became:
+    if record:
         yield ""
         yield "Runs of the task:"
-        yield from indented(record(became))
+        yield from indented(_record(record))
     if found.past:
         yield ""
         yield "Held before, the latest first:"
@@ -129,16 +129,6 @@ def runs(
     return table(("NAME", *(("ALIAS",) if with_alias else ()), *headers), rows, columns)
 
 
-def record(found: Record) -> Iterator[str]:
-    """What became of the runs under one lock."""
-    for kind, run in found.last.items():
-        yield visible(f"{kind:14}{run}")
-    if found.skips:
-        yield f"{'skips':14}{found.skips} since the last success"
-    for run in found.under_way:
-        yield visible(f"{'under way':14}for {duration(run.ago)}, {run.owner}")
-
-
 def place(owner: Owner) -> str:
     """Where the owner is: host:pid."""
     return owner.place or "unknown"
@@ -175,6 +165,16 @@ def _facts(lock: HeldLock) -> Iterator[str]:
     for key, value in facts.items():
         if value not in {"", None}:
             yield f"{key:12}{visible(str(value))}"
+
+
+def _record(found: Record) -> Iterator[str]:
+    """What became of the runs under one lock."""
+    for kind, run in found.last.items():
+        yield visible(f"{kind:14}{run}")
+    if found.skips:
+        yield f"{'skips':14}{found.skips} since the last success"
+    for run in found.under_way:
+        yield visible(f"{'under way':14}for {duration(run.ago)}, {run.owner}")
 
 
 def _ago(run: Run | None, otherwise: str = "-") -> str:

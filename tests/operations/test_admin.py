@@ -527,7 +527,7 @@ def test_a_stale_confirmation_frees_nobody_newer(operator: Client) -> None:
     lock.release()
     with distributed_lock("lottery") as newer:
         page = operator.post(RELEASE, {"lease": leases, "confirmed": "Yes"})
-        assert "somebody newer holds it now" in told(page)
+        assert "Somebody else holds it now" in told(page)
         newer.ensure_held(verify=True)
     assert not LogEntry.objects.exists()
 
@@ -564,7 +564,7 @@ def test_what_is_free_already_is_said_so(operator: Client) -> None:
     with held_by("lottery"):
         leases = leases_in(confirm(operator, "lottery"))
     page = operator.post(RELEASE, {"lease": leases, "confirmed": "Yes"})
-    assert "was free already" in told(page)
+    assert "was not released. Nobody holds it." in told(page)
 
 
 def test_the_next_waiter_gets_the_lock_and_the_message_names_it(
@@ -711,7 +711,7 @@ def test_what_is_foreign_and_has_changed_since_is_left_alone(
     assert leases_in(page) == []
     assert "a list of 2 elements" in text(page)
     page = operator.post(RELEASE, {"lease": lease, "confirmed": "Yes"})
-    assert "its key now holds a list of 2 elements" in told(page)
+    assert "Its key now holds a list of 2 elements" in told(page)
     assert locks.redis.llen(key) == 2
     assert not LogEntry.objects.exists()
 

@@ -510,7 +510,7 @@ def test_release_frees_no_newer_lease_than_the_one_shown(
         monkeypatch.setattr("builtins.input", while_it_is_asked)
         outcome = locks_command("release", "lottery")
         assert outcome.status == 1
-        assert "somebody else holds it now" in outcome.err
+        assert "Somebody else holds it now" in outcome.err
         assert later.lease is not None
         later.lease.ensure_held(verify=True)
         later.release()
@@ -522,12 +522,12 @@ def test_release_with_an_id_asks_nothing_and_frees_only_that_lease() -> None:
         assert lock is not None
         other = locks_command("release", "lottery", "--id", "0" * 16)
         assert other.status == 1
-        assert "somebody else" in other.err
+        assert "Somebody else" in other.err
         assert held.get("lottery") is not None
         assert locks_command("release", "lottery", "--id", lock.id).status == 0
         again = locks_command("release", "lottery", "--id", lock.id)
         assert again.status == 1
-        assert "nobody holds it" in again.err
+        assert "Nobody holds it" in again.err
 
 
 def test_release_of_several_names_reports_each() -> None:

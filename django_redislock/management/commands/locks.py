@@ -191,7 +191,8 @@ class Command(BaseCommand):
         if kept:
             raise CommandError(
                 "\n".join(
-                    f"{pasteable(name)} was not released: {_why_not(name, using)}" for name in kept
+                    f"{pasteable(name)} was not released. {held.why_kept(name, using=using)}"
+                    for name in kept
                 ),
                 returncode=FOUND,
             )
@@ -399,13 +400,6 @@ def _none_of(total: int, options: dict[str, Any], *, partial: bool = False) -> s
     are = "lock is" if total == 1 else "locks are"
     looked = "none that was looked at" if partial else "none"
     return f"{total} {are} held, but {looked} matches {asked}."
-
-
-def _why_not(name: str, using: str) -> str:
-    lock = held.get(name, using=using)
-    if lock is None:
-        return "nobody holds it."
-    return f"somebody else holds it now, {terminal.place(lock.owner)} by lease {lock.id}."
 
 
 def _operator() -> str:
