@@ -401,7 +401,7 @@ def force_release(
 
 
 def why_kept(name: str, *, using: str = DEFAULT_ALIAS) -> str:
-    """Why force_release() found nothing to release, as a sentence: who has the lock now, if anybody.
+    """Why force_release() found nothing to release, as a sentence that says who has the lock now.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
