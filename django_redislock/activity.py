@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from django_redislock import lease as lease_module
-from django_redislock.lease import Owner
+from django_redislock import process
+from django_redislock.rules.stored import Owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +57,7 @@ _last = _LastOwner()
 def current_owner() -> Owner:
     """The owner that a lease granted now will have."""
     activity = current_activity.get()
-    if _last.activity is not activity or _last.process is not lease_module.process:
+    if _last.activity is not activity or _last.process is not process.current:
         _last.owner = Owner(
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -68,7 +68,7 @@ def current_owner() -> Owner:
             task_id=activity.task_id,
             permit=activity.permit,
         )
-        _last.activity, _last.process = activity, lease_module.process
+        _last.activity, _last.process = activity, process.current
     return _last.owner
 
 

@@ -18,15 +18,17 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import signals
 from django_redislock.activity import is_gone
-from django_redislock.backends.base import LONGEST_PATIENCE, read_holding
-from django_redislock.conf import DEFAULT_ALIAS, backends, conf
+from django_redislock.backends.base import LONGEST_OPERATION
+from django_redislock.backends.registry import backends
+from django_redislock.conf import conf
 from django_redislock.exceptions import InvalidLockName, LockUnavailable
 from django_redislock.humanize import visible
 from django_redislock.jsonable import Jsonable
-from django_redislock.lease import Owner, is_number
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.flows import Call
 from django_redislock.rules.names import check_name
+from django_redislock.rules.options import DEFAULT_ALIAS
+from django_redislock.rules.steps import Call
+from django_redislock.rules.stored import Owner, is_number, read_holding
 from django_redislock.task_runs import Record, Records, Run, record, records
 
 if TYPE_CHECKING:
@@ -461,9 +463,9 @@ def _least_left(backend: Backend, ttl: float) -> float:
 
     It is renewed each third of the ttl. A renewal that is not answered is sent again until the
     operation timeout is over, so it may come that much later. The owner's operation timeout is not
-    known here: it is taken for LONGEST_PATIENCE at least, and for a third of the ttl at most.
+    known here: it is taken for LONGEST_OPERATION at least, and for a third of the ttl at most.
     """
-    late = min(max(backend.patience(ttl), LONGEST_PATIENCE), ttl / 3)
+    late = min(max(backend.operation_timeout(ttl), LONGEST_OPERATION), ttl / 3)
     return ttl - ttl / 3 - late
 
 

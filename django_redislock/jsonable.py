@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from django_redislock.lease import Owner
+from django_redislock.rules.stored import Owner
 
 
 class Jsonable:

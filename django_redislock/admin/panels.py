@@ -13,8 +13,8 @@ from django_redislock.admin import markup
 from django_redislock.admin.changelist import FREE
 from django_redislock.exceptions import InvalidLockName
 from django_redislock.humanize import duration, visible
-from django_redislock.lease import is_number
 from django_redislock.models import HeldLock as LockPage
+from django_redislock.rules.stored import is_number
 
 if TYPE_CHECKING:
     from django_redislock.admin.changelist import Rows

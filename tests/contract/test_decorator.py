@@ -12,14 +12,14 @@ from asgiref.sync import markcoroutinefunction, sync_to_async
 
 from django_redislock import InvalidLockName, LockMisuse, LockTimeout, distributed_lock
 from tests.package.test_public_api import python
-from tests.support.backends import both_ways, held_by_other
+from tests.support.others import held_by_other
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.support.backends import Place, Way
-
-pytest_plugins = ["tests.support.backends"]
+    from tests.support.backends import Place
+    from tests.support.ways import Way
 
 
 def held_names() -> list[str]:

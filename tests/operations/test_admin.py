@@ -26,15 +26,16 @@ from django_redislock.activity import Activity, busy_with
 from django_redislock.admin import page as held_locks
 from django_redislock.admin import panels
 from django_redislock.backends.redis import connection as wires
-from django_redislock.lease import Owner
-from django_redislock.lock import Lock, Options
+from django_redislock.lock import Lock
 from django_redislock.models import HeldLock
 from django_redislock.rules.flows import Run
 from django_redislock.rules.keys import index_key, lock_keys
+from django_redislock.rules.options import Options
+from django_redislock.rules.stored import Owner
 from django_redislock.signals import lock_force_released
 from django_redislock.testing import LockTestKit
 from tests.support import site
-from tests.support.backends import held_by
+from tests.support.others import held_by, waiters
 from tests.support.processes import hear, say
 from tests.support.waiting import wait_until
 
@@ -402,11 +403,6 @@ def test_the_page_of_a_lock_shows_waiters_in_order_and_earlier_holders(
         assert "<svg" in shown
 
 
-def waiters(name: str) -> int:
-    lock = held.get(name)
-    return lock.waiters if lock else 0
-
-
 def wait_for(name: str) -> None:
     """In a child."""
     with distributed_lock(name, wait=60):
@@ -520,6 +516,7 @@ def test_many_are_released_at_once(operator: Client) -> None:
     assert LogEntry.objects.count() == 2
 
 
+@pytest.mark.proves("P9")
 def test_a_stale_confirmation_frees_nobody_newer(operator: Client) -> None:
     lock = distributed_lock("lottery")
     assert lock.acquire()
@@ -532,6 +529,7 @@ def test_a_stale_confirmation_frees_nobody_newer(operator: Client) -> None:
     assert not LogEntry.objects.exists()
 
 
+@pytest.mark.proves("P9")
 def test_a_stale_list_frees_nobody_newer(operator: Client) -> None:
     """What was ticked is the lease, not the name."""
     lock = distributed_lock("lottery")

@@ -20,18 +20,20 @@ from django.core.management import CommandError, call_command
 
 from django_redislock import distributed_lock, held, task_runs
 from django_redislock.activity import Activity, busy_with, is_gone
-from django_redislock.lease import Owner
-from django_redislock.lock import Lock, Options
+from django_redislock.lock import Lock
 from django_redislock.management import live_view, table
 from django_redislock.management import terminal as text
 from django_redislock.management.commands.locks import Command
 from django_redislock.rules.flows import Run
 from django_redislock.rules.keys import lock_keys
+from django_redislock.rules.options import Options
+from django_redislock.rules.stored import Owner
 from django_redislock.testing import LockTestKit
 from tests import ROOT
-from tests.support.backends import held_by
+from tests.support.backends import one_kind
+from tests.support.others import held_by
 from tests.support.processes import hear, say
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,7 +77,7 @@ def shell(settings: Any) -> Callable[..., Outcome]:
             input=answer,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=HUNG,
             check=False,
         )
         return Outcome(done.returncode, done.stdout, done.stderr)
@@ -146,13 +148,14 @@ def test_a_table_on_a_narrow_terminal_cuts_nothing(columns: int) -> None:
         assert any(part in line for line in lines)
 
 
+@one_kind
 @pytest.mark.parametrize("columns", [80, 120])
 def test_a_list_fits_the_terminal(
     terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]], columns: int
 ) -> None:
     with held_by("lottery", "worker-7d9f8b6c5d-x2x4z", "lottery.tasks.draw"):
         process, read = terminal("list", COLUMNS=str(columns))
-        assert process.wait(20) == 0
+        assert process.wait(HUNG) == 0
         lines = read().splitlines()
     assert len(lines) == (2 if columns == 120 else 3)
     assert all(len(line) <= columns for line in lines)
@@ -431,6 +434,7 @@ def test_runs_as_a_probe(locks: Locks) -> None:
 EACH = "Each had a success in the last 1 d 2 h."
 
 
+@one_kind
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -494,6 +498,7 @@ def test_release_frees_nothing_without_a_yes(answers: Callable[[str], None], ans
         assert held.get("lottery") is not None
 
 
+@pytest.mark.proves("P9")
 def test_release_frees_no_newer_lease_than_the_one_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -516,6 +521,7 @@ def test_release_frees_no_newer_lease_than_the_one_shown(
         later.release()
 
 
+@pytest.mark.proves("P9")
 def test_release_with_an_id_asks_nothing_and_frees_only_that_lease() -> None:
     with held_by("lottery"):
         lock = held.get("lottery")
@@ -581,6 +587,7 @@ def test_a_name_that_is_given_twice_is_released_once() -> None:
         assert [one["released"] for one in outcome.json] == [True]
 
 
+@one_kind
 @pytest.mark.parametrize("arguments", [("release", "lottery"), ("clean", "--all")], ids=" ".join)
 def test_with_json_the_leases_and_the_question_are_not_on_standard_output(
     shell: Callable[..., Outcome], arguments: tuple[str, ...]
@@ -592,6 +599,7 @@ def test_with_json_the_leases_and_the_question_are_not_on_standard_output(
         assert "Release 1 lock? The holders are not stopped. [y/N]" in outcome.err
 
 
+@one_kind
 def test_a_lease_id_that_cannot_be_one_frees_nothing(shell: Callable[..., Outcome]) -> None:
     with held_by("lottery"):
         for lease in ("\udcff", "", "x y", "*"):
@@ -836,6 +844,7 @@ def test_bad_input_is_status_2(arguments: tuple[str, ...]) -> None:
     assert locks_command(*arguments).status == 2
 
 
+@one_kind
 def test_exit_statuses_reach_the_shell(shell: Callable[..., Outcome]) -> None:
     with held_by("lottery"):
         assert shell("list").status == 0
@@ -866,6 +875,7 @@ def test_a_number_that_makes_no_sense_is_wrong_usage(
     assert f"argument {arguments[1]}" in capsys.readouterr().err
 
 
+@one_kind
 def test_a_limit_beyond_all_bounds_gives_what_there_is(shell: Callable[..., Outcome]) -> None:
     with held_by("lottery"):
         outcome = shell("list", "--limit", "9" * 30, "--json")
@@ -875,6 +885,7 @@ def test_a_limit_beyond_all_bounds_gives_what_there_is(shell: Callable[..., Outc
 DJANGOS = ("--settings=tests.settings", "--pythonpath=.", "--traceback", "--no-color", "-v0")
 
 
+@one_kind
 @pytest.mark.parametrize("act", ["list", "show x", "release x --yes", "doctor", "watch"])
 def test_djangos_own_options_may_stand_before_and_after_the_act(
     shell: Callable[..., Outcome], act: str
@@ -886,6 +897,7 @@ def test_djangos_own_options_may_stand_before_and_after_the_act(
     assert shell(*act.split(), "--version").out == shell("--version").out
 
 
+@one_kind
 def test_djangos_options_after_the_act_are_heeded(shell: Callable[..., Outcome]) -> None:
     assert "\x1b[" in shell("doctor", "--force-color").out
     assert "\x1b[" not in shell("doctor").out
@@ -894,14 +906,15 @@ def test_djangos_options_after_the_act_are_heeded(shell: Callable[..., Outcome])
     assert "No module named 'nowhere'" in shell("list", "--settings", "nowhere").err
 
 
+@one_kind
 def test_no_color_is_heeded(
     terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]], shell: Callable[..., Outcome]
 ) -> None:
     coloured, read = terminal("doctor")
-    coloured.wait(20)
+    coloured.wait(HUNG)
     assert "\x1b[" in read()
     plain, read = terminal("doctor", NO_COLOR="1")
-    plain.wait(20)
+    plain.wait(HUNG)
     assert "ok" in read()
     assert "\x1b[" not in read()
     assert "\x1b[" in shell("doctor", "--force-color", NO_COLOR="1").out
@@ -920,6 +933,7 @@ def test_every_help_text_is_a_sentence_about_what_is_done(
             assert re.search(r"\s\s[a-z]+", option), f"{act}: {option} says nothing"
 
 
+@one_kind
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_letters_that_the_terminal_lacks_are_written_out(
     shell: Callable[..., Outcome], encoding: str
@@ -930,6 +944,7 @@ def test_letters_that_the_terminal_lacks_are_written_out(
         assert r"\u65e5\u672c" in outcome.out
 
 
+@one_kind
 @pytest.mark.parametrize(
     "arguments", ["", "list --fail", "--json", "doctor", "show x", "list --alias nope 2>&1"]
 )
@@ -940,12 +955,13 @@ def test_a_reader_who_has_enough_is_no_traceback(settings: Any, arguments: str) 
         env=environment(settings) | {"PYTHONUNBUFFERED": "1"},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=HUNG,
         check=True,
     )
     assert done.stderr == ""
 
 
+@one_kind
 def test_a_question_that_nobody_answers_frees_nothing(shell: Callable[..., Outcome]) -> None:
     with held_by("lottery"):
         outcome = shell("release", "lottery")
@@ -956,30 +972,33 @@ def test_a_question_that_nobody_answers_frees_nothing(shell: Callable[..., Outco
         assert held.get("lottery") is None
 
 
+@one_kind
 def test_ctrl_c_at_the_question_frees_nothing_and_is_no_traceback(
     terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
 ) -> None:
     with held_by("lottery"):
         for act in (("release", "lottery"), ("clean", "--all")):
             process, read = terminal(*act)
-            wait_until(lambda: "[y/N]" in read(), 20)  # noqa: B023 - called at once
+            wait_until(lambda: "[y/N]" in read())  # noqa: B023 - called at once
             process.send_signal(signal.SIGINT)
-            assert process.wait(10) == 130
+            assert process.wait(HUNG) == 130
             assert "Nothing was released." in read()
             assert "Traceback" not in read()
         assert held.get("lottery") is not None
 
 
+@one_kind
 def test_ctrl_d_at_the_question_is_no_yes(
     terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
 ) -> None:
     with held_by("lottery"):
         process, read = terminal("release", "lottery", keys=b"\x04")
-        assert process.wait(20) == 2
+        assert process.wait(HUNG) == 2
         assert "There was no answer, so nothing was released." in read()
         assert held.get("lottery") is not None
 
 
+@one_kind
 def test_ctrl_c_while_it_looks_is_no_traceback(
     terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
     locks: Locks,
@@ -989,9 +1008,9 @@ def test_ctrl_c_while_it_looks_is_no_traceback(
     locks.on(proxy)
     hanging = proxy.rule("*", "hang_before", times=None)
     process, read = terminal("list")
-    hanging.wait(timeout=20)
+    hanging.wait(timeout=HUNG)
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 130
+    assert process.wait(HUNG) == 130
     assert "Interrupted." in read()
     assert "Traceback" not in read()
 
@@ -1057,6 +1076,7 @@ ODD = [
 ]
 
 
+@one_kind
 def test_a_name_as_it_is_printed_is_that_name_to_a_shell() -> None:
     pasted = " ".join(map(text.pasteable, ODD))
     assert pasted.isprintable()
@@ -1071,6 +1091,7 @@ def test_a_name_that_needs_no_quotes_has_none(name: str) -> None:
     assert text.pasteable(name) == name
 
 
+@one_kind
 def test_a_printed_name_can_be_pasted_back(settings: Any) -> None:
     name = "it's\u202e\\odd"
     with held_by(name):
@@ -1082,7 +1103,7 @@ def test_a_printed_name_can_be_pasted_back(settings: Any) -> None:
             env=environment(settings),
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=HUNG,
             check=False,
         )
         assert (done.returncode, done.stdout[-17:]) == (0, "Released 1 lock.\n")
@@ -1184,7 +1205,7 @@ def terminal(settings: Any) -> Iterator[Callable[..., tuple[subprocess.Popen[byt
     yield run
     for process, ours in started:
         process.kill()
-        process.wait(5)
+        process.wait(HUNG)
         os.close(ours)
 
 
@@ -1271,6 +1292,7 @@ def test_a_line_is_clipped_by_its_width(line: str, columns: int, left: str) -> N
     assert table.clipped(line, columns) == left
 
 
+@one_kind
 @pytest.mark.parametrize(("end", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 def test_watch_shows_waiters_and_hand_offs_until_it_is_ended(
     terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
@@ -1281,15 +1303,16 @@ def test_watch_shows_waiters_and_hand_offs_until_it_is_ended(
     process, read = terminal("watch", "--interval", "0.05")
     lock = distributed_lock("lottery")
     with lock:
-        wait_until(lambda: "held: 1" in read(), 20)
+        wait_until(lambda: "held: 1" in read())
         child = spawn(wait_for, "lottery")
-        wait_until(lambda: "waiting: 1" in read() and f":{child.pid}" in read(), 10)
-    wait_until(lambda: "handed over" in read(), 10)
+        wait_until(lambda: "waiting: 1" in read() and f":{child.pid}" in read())
+    wait_until(lambda: "handed over" in read())
     process.send_signal(end)
-    assert process.wait(10) == status
+    assert process.wait(HUNG) == status
     assert read().endswith("\x1b[?1049l")  # The screen is as it was.
 
 
+@one_kind
 def test_watch_goes_on_while_the_server_does_not_answer(
     terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
     locks: Locks,
@@ -1298,11 +1321,11 @@ def test_watch_goes_on_while_the_server_does_not_answer(
     proxy = make_proxy(locks.server)
     locks.on(proxy)
     process, read = terminal("watch", "--interval", "0.05")
-    wait_until(lambda: "held: 0" in read(), 20)
+    wait_until(lambda: "held: 0" in read())
     proxy.refuse()
-    wait_until(lambda: "cannot answer" in read(), 10)
+    wait_until(lambda: "cannot answer" in read())
     proxy.heal()
     seen = len(read())
-    wait_until(lambda: "held: 0" in read()[seen:], 10)
+    wait_until(lambda: "held: 0" in read()[seen:])
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 0
+    assert process.wait(HUNG) == 0

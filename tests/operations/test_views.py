@@ -17,15 +17,13 @@ from rest_framework.views import APIView
 
 from django_redislock import InvalidLockName, LockLost, distributed_lock, held
 from django_redislock.middleware import LockErrorsMiddleware
-from tests.support.backends import held_by, held_by_other
+from tests.support.others import held_by, held_by_other
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
     from django_redislock.testing import LockTestKit
     from tests.support.backends import Place
-
-pytest_plugins = ["tests.support.backends"]
 
 lock = distributed_lock("v:{pk}", wait=0)
 

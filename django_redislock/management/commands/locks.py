@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_redislock import doctor, held
-from django_redislock.conf import DEFAULT_ALIAS
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.humanize import counted, duration, visible
 from django_redislock.management import aliases, arguments, release_on_sigterm, terminal
 from django_redislock.management.live_view import LiveView
 from django_redislock.management.terminal import pasteable
 from django_redislock.rules.names import check_name
+from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
