@@ -72,27 +72,6 @@ def current_owner() -> Owner:
     return _last.owner
 
 
-def is_gone(owner: Owner) -> bool:
-    """Whether the process of *owner* was one of this host, and does not exist any more.
-
-    False also means that nobody can tell: another host's process, or one whose id is in use again.
-    A container that shares its host's name, but not its process ids, makes this wrong; see
-    docs/locks-command.md.
-    """
-    # On Windows os.kill() would not ask, but kill.
-    if os.name != "posix" or owner.host != socket.gethostname():
-        return False
-    if owner.pid is None or owner.pid <= 0:  # These would mean whole groups of processes.
-        return False
-    try:
-        os.kill(owner.pid, 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):  # Another user's; or a number that is no process id.
-        return False
-    return False
-
-
 @cache
 def _command() -> str:
     # The program and, of manage.py, the subcommand. Arguments may carry secrets.

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import signals
-from django_redislock.activity import is_gone
 from django_redislock.backends.base import LONGEST_OPERATION
 from django_redislock.backends.registry import backends
 from django_redislock.conf import conf
 from django_redislock.exceptions import InvalidLockName, LockUnavailable
 from django_redislock.humanize import visible
 from django_redislock.jsonable import Jsonable
+from django_redislock.process import is_gone
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
@@ -454,7 +454,7 @@ def _read_seen(backend: Backend, seen: Seen) -> HeldLock | None:
         renewals=holding.renewals,
         ttl=holding.ttl,
         strange=holding.strange,
-        gone=state != "cooling" and is_gone(holding.owner),
+        gone=state != "cooling" and is_gone(holding.owner.host, holding.owner.pid),
     )
 
 

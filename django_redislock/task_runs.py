@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_redislock.activity import current_owner, is_gone
+from django_redislock.activity import current_owner
 from django_redislock.backends.registry import backends
 from django_redislock.humanize import duration
 from django_redislock.jsonable import Jsonable
+from django_redislock.process import is_gone
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
@@ -41,7 +42,7 @@ class Run(Jsonable):
     @property
     def gone(self) -> bool:
         """Whether its owner was a process of this host, and does not exist any more."""
-        return is_gone(self.owner)
+        return is_gone(self.owner.host, self.owner.pid)
 
     def __str__(self) -> str:
         """What became of it, for humans. The owner's part is what anybody may have written."""
@@ -231,7 +232,7 @@ def note_start(name: str, lease: Lease, *, using: str) -> None:
 
 
 def note_end(
-    name: str, run: flows.Run, lease: Lease, *, success: bool, lasted: float, using: str
+    name: str, run: flows.RunMarker, lease: Lease, *, success: bool, lasted: float, using: str
 ) -> None:
     """Note how a run ended that held a permit of many; a release tells of its own name only.
 
@@ -245,7 +246,7 @@ def note_end(
     _ask(scripts.FINISH, name, *ended, using=using)
 
 
-def note_retried(name: str, run: flows.Run, *, using: str) -> None:
+def note_retried(name: str, run: flows.RunMarker, *, using: str) -> None:
     """Note that a run has finished, but its task goes on: it has published its own retry.
 
     Raises:

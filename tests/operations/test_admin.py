@@ -28,7 +28,7 @@ from django_redislock.admin import panels
 from django_redislock.backends.redis import connection as wires
 from django_redislock.lock import Lock
 from django_redislock.models import HeldLock
-from django_redislock.rules.flows import Run
+from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.keys import index_key, lock_keys
 from django_redislock.rules.options import Options
 from django_redislock.rules.stored import Owner
@@ -1017,7 +1017,7 @@ def run_task(name: str, *, success: bool = True) -> None:
     """A run of the task shop.tasks.pay under the lock *name*."""
     run = uuid.uuid4().hex
     with busy_with(Activity(task="shop.tasks.pay", task_id=run)):
-        lock = Lock(name, Options(), run=Run(run, 0))
+        lock = Lock(name, Options(), run=RunMarker(run, 0))
         assert lock.acquire()
         lock.release(success=success)
 
@@ -1059,7 +1059,7 @@ def test_the_page_of_a_lock_shows_its_run_record(operator: Client) -> None:
 
 def test_the_page_of_a_lock_shows_the_run_that_is_under_way(operator: Client) -> None:
     with busy_with(Activity(task="shop.tasks.pay", task_id="id-4")):
-        lock = Lock("payments", Options(), run=Run("id-4", 0))
+        lock = Lock("payments", Options(), run=RunMarker("id-4", 0))
         assert lock.acquire()
     page = operator.get(detail("payments"))
     assert re.fullmatch(r"for \d.* s , .*:\d+ id-4", facts_in(page, "record")["Under way"])
@@ -1072,7 +1072,7 @@ def test_the_page_of_a_lock_shows_the_run_that_is_under_way(operator: Client) ->
 def run_until_told(name: str) -> None:
     """In a child."""
     with busy_with(Activity(task="shop.tasks.pay", task_id="id-5")):
-        assert Lock(name, Options(ttl=60), run=Run("id-5", 0)).acquire()
+        assert Lock(name, Options(ttl=60), run=RunMarker("id-5", 0)).acquire()
         say("running")
         hear()
 
@@ -1138,7 +1138,7 @@ def test_a_task_that_is_only_skipped_stands_above_the_list(
 def test_a_task_whose_run_died_and_that_is_only_skipped_since_is_said_to_have_one_that_never_ended(
     operator: Client, locks: Locks
 ) -> None:
-    run = Lock("payments", Options(), run=Run("id-6", 0))
+    run = Lock("payments", Options(), run=RunMarker("id-6", 0))
     with busy_with(Activity(task="shop.tasks.pay")), suppress(LockLost), run:
         locks.redis.delete(lock_keys(locks.prefix, "payments").lock)
         skip_task("payments")

@@ -19,12 +19,13 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_redislock import distributed_lock, held, task_runs
-from django_redislock.activity import Activity, busy_with, is_gone
+from django_redislock.activity import Activity, busy_with
 from django_redislock.lock import Lock
 from django_redislock.management import live_view, table
 from django_redislock.management import terminal as text
 from django_redislock.management.commands.locks import Command
-from django_redislock.rules.flows import Run
+from django_redislock.process import is_gone
+from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.options import Options
 from django_redislock.rules.stored import Owner
@@ -349,7 +350,7 @@ def running(name: str, id: str, ttl: float = 10) -> Iterator[None]:  # noqa: A00
     """Run a task, as far as locks see one."""
     with (
         busy_with(Activity(task=f"tasks.{name}", task_id=id)),
-        Lock(name, Options(ttl=ttl, wait=0), Run(id, 60)),
+        Lock(name, Options(ttl=ttl, wait=0), RunMarker(id, 60)),
     ):
         yield
 
@@ -766,12 +767,12 @@ def test_a_lock_that_cools_down_is_not_taken_for_that_of_a_dead_process(spawn: S
     ],
 )
 def test_only_what_surely_does_not_exist_is_gone(host: str, pid: int | None, answer: bool) -> None:
-    assert is_gone(Owner(host=host, pid=pid)) is answer
+    assert is_gone(host, pid) is answer
 
 
 def test_another_users_process_is_not_gone() -> None:
     with patch.object(os, "kill", side_effect=PermissionError):
-        assert is_gone(Owner(host=socket.gethostname(), pid=4711)) is False
+        assert is_gone(socket.gethostname(), 4711) is False
 
 
 def test_clean_frees_more_locks_than_a_list_shows(
