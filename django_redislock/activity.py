@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_redislock import lease as lease_module
-from django_redislock.lease import Owner
+from django_redislock import process
+from django_redislock.rules.stored import Owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +56,7 @@ def current_owner() -> Owner:
     """The owner that a lease granted now will have."""
     activity = current_activity.get()
     here = _remembered
-    if here.activity is not activity or here.process is not lease_module.process:
+    if here.activity is not activity or here.process is not process.current:
         here.owner = Owner(
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -67,7 +67,7 @@ def current_owner() -> Owner:
             task_id=activity.task_id,
             permit=activity.permit,
         )
-        here.activity, here.process = activity, lease_module.process
+        here.activity, here.process = activity, process.current
     return here.owner
 
 

@@ -16,17 +16,9 @@ from redis.connection import parse_url
 
 from django_redislock import doctor
 from django_redislock.backends.memory.backend import InMemoryBackend
-from django_redislock.conf import (
-    CURE,
-    DEFAULT_ALIAS,
-    DEFAULT_LOCATION,
-    aliases,
-    conf,
-    given,
-    is_set,
-    make,
-    parse,
-)
+from django_redislock.backends.registry import make
+from django_redislock.conf import CURE, DEFAULT_LOCATION, aliases, conf, given, is_set, parse
+from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -19,13 +19,14 @@ from redis.connection import parse_url
 
 from django_redislock.backends.redis.backend import RedisBackend
 from django_redislock.backends.redis.connection import OLDEST_VERSION, ReplyError, TooOld
-from django_redislock.conf import DEFAULT_ALIAS, backends
+from django_redislock.backends.registry import backends
 from django_redislock.exceptions import LockError, LockUnavailable
 from django_redislock.held import look_at
 from django_redislock.humanize import counted
 from django_redislock.lock import distributed_lock
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import index_key, lock_keys, name_of
+from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from django_redislock import signals
 from django_redislock.activity import described, is_gone
-from django_redislock.backends.base import LONGEST_PATIENCE, read_holding
-from django_redislock.conf import DEFAULT_ALIAS, backends, conf
+from django_redislock.backends.base import LONGEST_OPERATION
+from django_redislock.backends.registry import backends
+from django_redislock.conf import conf
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.humanize import visible
-from django_redislock.lease import Owner, is_number
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.flows import Call
 from django_redislock.rules.names import check_name
+from django_redislock.rules.options import DEFAULT_ALIAS
+from django_redislock.rules.steps import Call
+from django_redislock.rules.stored import Owner, is_number, read_holding
 from django_redislock.task_runs import Record, Records, Run, record, records
 
 if TYPE_CHECKING:
@@ -480,9 +482,9 @@ def _least_left(backend: Backend, ttl: float) -> float:
     """Seconds that are left of a lease at least, as long as it is renewed in time.
 
     A renewal is sent each third of the ttl. One that is not answered is tried again, by when the
-    patience with the server is over.
+    operation timeout is over.
     """
-    late = min(max(backend.patience(ttl), LONGEST_PATIENCE), ttl / 3)
+    late = min(max(backend.operation_timeout(ttl), LONGEST_OPERATION), ttl / 3)
     return ttl - ttl / 3 - late
 
 

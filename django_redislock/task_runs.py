@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock.activity import current_owner, described
-from django_redislock.conf import DEFAULT_ALIAS, backends
-from django_redislock.lease import Owner, is_number
+from django_redislock.backends.registry import backends
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.flows import Call
 from django_redislock.rules.names import check_name
+from django_redislock.rules.options import DEFAULT_ALIAS
+from django_redislock.rules.steps import Call
+from django_redislock.rules.stored import Owner, is_number
 
 if TYPE_CHECKING:
     from django_redislock.backends.base import Backend
@@ -262,7 +263,7 @@ def note_end(
         LockUnavailable: The server did not or could not answer.
     """
     what = "success" if success else "failure"
-    times = flows.milliseconds(lasted), flows.milliseconds(run.remembered)
+    times = flows.milliseconds(lasted), flows.milliseconds(run.recognised_for)
     owner, permit = current_owner().packed, lease.name.removeprefix(name)
     ended = (what, times[0], owner, run.id, times[1], permit, lease.id)
     _ask(scripts.FINISH, name, *ended, using=using)
@@ -274,9 +275,9 @@ def note_retried(name: str, run: flows.Run, *, using: str) -> None:
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    remembered = flows.milliseconds(run.remembered)
+    recognised_for = flows.milliseconds(run.recognised_for)
     # Its start, and that of its lease, end with the release or with note_end().
-    _ask(scripts.FINISH, name, "retried", 0, b"", run.id, remembered, "", "", using=using)
+    _ask(scripts.FINISH, name, "retried", 0, b"", run.id, recognised_for, "", "", using=using)
 
 
 def announce(name: str, task_id: str, ttl: float, *, using: str) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from django.utils.safestring import SafeString
 
     from django_redislock.held import Detail, HeldLock, PastLease, Waiter
-    from django_redislock.lease import Owner
+    from django_redislock.rules.stored import Owner
     from django_redislock.task_runs import Record, Run
 
 MOST_RUNS = 10  # Of a task with a large limit as many may be under way.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from django_redislock.held import Detail, HeldLock, Record, Run
-    from django_redislock.lease import Owner
+    from django_redislock.rules.stored import Owner
 
 HEADERS = ("NAME", "STATE", "HELD FOR", "EXPIRES IN", "WAITERS", "HOLDER", "DOING", "LEASE")
 CUT = "..."  # In the place of what is left out.

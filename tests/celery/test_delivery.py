@@ -141,7 +141,7 @@ class TestRetry:
     ) -> None:
         key = stage.key()
         sent = stage.send("flaky", key, hold=True)
-        stage.wait_for_log(f"Put off {stage.task('flaky').name}[{sent.id}]")
+        stage.wait_for_log(f"Deferred {stage.task('flaky').name}[{sent.id}]")
         stage.open_gate(key)
         assert stage.result(sent) == f"did {key}"
         assert [event["retries"] for event in stage.events(key, "start")] == [0, 1]

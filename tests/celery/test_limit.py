@@ -162,7 +162,7 @@ def test_a_wait_that_ends_with_a_permit_is_told_with_its_whole_length(
     stage.open_gate(key)
     [(name, news)] = told
     assert (name, news["lease"].name.rpartition("#")[0]) == ("lock_acquired", key)
-    assert news["waited"] >= 1.3
+    assert news["waited"] > 1.1  # The clock of the gate started before; one look waits for 1 s.
     stage.wait_for(key, "end", 3)
 
 

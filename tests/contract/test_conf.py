@@ -14,7 +14,7 @@ from django.test import override_settings
 
 from django_redislock import LockUnavailable, conf, distributed_lock, held
 from django_redislock.backends import InMemoryBackend, RedisBackend
-from django_redislock.conf import backends
+from django_redislock.backends.registry import backends
 from django_redislock.testing import IN_MEMORY
 from tests.support.others import held_by_other
 from tests.support.ways import both_ways
@@ -335,7 +335,7 @@ def test_what_the_library_decides_cannot_be_changed_by_the_address(locks: Locks)
 
 
 @pytest.mark.parametrize(
-    ("location", "options", "patience"),
+    ("location", "options", "seconds"),
     [
         ("redis://a", {}, 3),  # A third of the ttl.
         ("redis://a", {"socket_timeout": 2}, 2),
@@ -344,10 +344,10 @@ def test_what_the_library_decides_cannot_be_changed_by_the_address(locks: Locks)
     ],
 )
 def test_the_operation_timeout_is_that_of_the_url_or_of_the_options(
-    settings: Settings, location: str, options: dict[str, Any], patience: float
+    settings: Settings, location: str, options: dict[str, Any], seconds: float
 ) -> None:
     settings.REDISLOCK = {"default": {"LOCATION": location, "OPTIONS": options}}
-    assert backends["default"].patience(9) == patience
+    assert backends["default"].operation_timeout(9) == seconds
 
 
 @pytest.mark.proves("R5")

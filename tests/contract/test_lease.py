@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held
-from django_redislock.conf import backends
+from django_redislock.backends.registry import backends
 from django_redislock.rules import flows
+from django_redislock.rules.grant import Renewal
 from tests.support.backends import UNSCRIPTED, on_servers
 from tests.support.others import held_by_other
 from tests.support.waiting import HUNG, wait_until
@@ -488,7 +489,7 @@ async def test_a_dropped_lease_is_not_renewed(way: Way, place: Place) -> None:
 
 @pytest.mark.proves("P10")
 def test_a_lease_cannot_be_pickled_and_so_not_be_sent_elsewhere(place: Place) -> None:
-    with distributed_lock("lottery") as lease, pytest.raises(TypeError):
+    with distributed_lock("lottery") as lease, pytest.raises(TypeError, match="fence"):
         pickle.dumps(lease)
 
 
@@ -576,8 +577,8 @@ async def test_a_renewal_that_is_late_does_not_shorten_a_lease_again(
 ) -> None:
     async with way.entered(distributed_lock("lottery", ttl=10)) as lease:
         await way.renew(lease, ttl=300)
-        late = flows.Renewal("lottery", lease._token, 10, 1, renews=True)
-        backends["default"].run(flows.renew(late, 1))
+        late = Renewal("lottery", lease.grant.token, 10, 1, renews=True)
+        backends["default"].run(flows.answer_to_renewal(late, 1))
         seen = held.get("lottery")
         assert seen is not None
         assert seen.expires_in is not None
@@ -605,8 +606,8 @@ async def test_several_renewals_that_are_late_do_not_shorten_a_lease_either(
     async with way.entered(distributed_lock("lottery", ttl=10, renew=False)) as lease:
         await way.renew(lease, ttl=300)
         for count in (0, 1):  # The confirmation of a hand-over is the first.
-            late = flows.Renewal("lottery", lease._token, 10, count, renews=True)
-            backends["default"].run(flows.renew(late, 1))
+            late = Renewal("lottery", lease.grant.token, 10, count, renews=True)
+            backends["default"].run(flows.answer_to_renewal(late, 1))
         seen = held.get("lottery")
         assert seen is not None
         assert seen.expires_in is not None
@@ -617,7 +618,7 @@ async def test_several_renewals_that_are_late_do_not_shorten_a_lease_either(
 async def test_an_acquire_that_is_late_does_not_shorten_a_lease(way: Way, place: Place) -> None:
     async with way.entered(distributed_lock("lottery", ttl=10, renew=False)) as lease:
         await way.renew(lease, ttl=300)
-        late = flows.Request("lottery", lease._token, lease.id, lease.owner, 10, 0, 1)
+        late = flows.Request("lottery", lease.grant.token, lease.id, lease.owner, 10, 0, 1)
         granted = backends["default"].run(flows.acquire(late, 0))
         assert isinstance(granted, flows.Granted)
         seen = held.get("lottery")

@@ -19,7 +19,7 @@ from django_redislock import (
     distributed_lock,
     held,
 )
-from django_redislock.conf import backends
+from django_redislock.backends.registry import backends
 from tests.support.backends import on_servers
 from tests.support.ways import both_ways
 
@@ -64,7 +64,7 @@ async def test_the_token_is_never_shown(
     assert await way.acquire(lock)
     lease = lock.lease
     assert lease is not None
-    token = lease._token
+    token = lease.grant.token
     assert len(token) >= 32  # 128 bits.
     text = shown(lock, lease, lease.owner, held.get("lottery"), held.list())
     await expect(LockMisuse, way.acquire(lock))
@@ -87,9 +87,9 @@ def test_every_lease_has_a_token_of_its_own_that_its_id_does_not_tell(place: Pla
     tokens, ids = set(), set()
     for _ in range(20):
         with distributed_lock("lottery") as lease:
-            tokens.add(lease._token)
+            tokens.add(lease.grant.token)
             ids.add(lease.id)
-            assert lease.id not in lease._token
+            assert lease.id not in lease.grant.token
     assert len(tokens) == len(ids) == 20
 
 

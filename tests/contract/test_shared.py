@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_redislock import LockLost, LockMisuse, distributed_lock
-from django_redislock.conf import backends
+from django_redislock.backends.registry import backends
 from tests.support.backends import Place, in_turn
 from tests.support.others import waiters
 from tests.support.waiting import HUNG, await_until, wait_until
@@ -104,7 +104,7 @@ async def test_a_cancelled_waiter_leaves_the_lease_of_another_task_alone(place: 
 
     tasks = [asyncio.create_task(hold()) for _ in range(2)]
     await await_until(lambda: leases)
-    (waiter,) = [task for task in tasks if task is not leases[0]._holder()]
+    (waiter,) = [task for task in tasks if task is not leases[0].grant.holder()]
     await asyncio.sleep(0)
     waiter.cancel()
     with pytest.raises(asyncio.CancelledError):

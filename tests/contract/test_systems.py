@@ -18,7 +18,7 @@ import redis
 from django.conf import settings
 
 from django_redislock import LockLost, LockMisuse, LockTimeout, distributed_lock, held
-from django_redislock.conf import backends
+from django_redislock.backends.registry import backends
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.keys import index_key, lock_keys
 from tests.support.backends import SERVERS, on_servers
@@ -63,8 +63,8 @@ def test_01_set_nx_px_excludes_all_but_the_owner_of_a_token(place: ServerPlace) 
             assert 4000 < place.locks.redis.pttl(key) <= 5000
             value = place.locks.redis.get(key)
             assert isinstance(value, bytes)
-            assert value.startswith(lease._token.encode())
-            tokens.add(lease._token)
+            assert value.startswith(lease.grant.token.encode())
+            tokens.add(lease.grant.token)
     assert len(tokens) == 2
     # ... and so are we, by its lock.
     assert place.locks.redis.set(key, "somebody else", nx=True, px=5000)
@@ -293,7 +293,7 @@ async def test_05_a_release_by_the_wrong_owner_is_refused(way: Way, place: Serve
             ends=0.0,
             min_hold=0.0,
             once=0.0,
-            patience=1.0,
+            operation_timeout=1.0,
             insist=False,
         )
         assert backend.run(flows.release(ending)) == "taken"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_redislock import distributed_lock, held
-from django_redislock.conf import backends
+from django_redislock.backends.registry import backends
 from django_redislock.rules import scripts
 from tests.support.backends import on_servers
 from tests.support.waiting import await_until, wait_until
@@ -61,8 +61,10 @@ async def test_a_renewal_by_hand_just_before_the_watchdogs_does_not_end_its_rene
     way: Way, place: Place
 ) -> None:
     async with way.entered(distributed_lock("lottery", ttl=1.5)) as lease:
-        due = lease._slot
-        while lease._slot == due:  # Until the watchdog has looked at it, and put it off.
+        watchdog, token = backends["default"].watchdog, lease.grant.token
+        due = watchdog._slot_of[token]
+        # Until the watchdog has looked at it, and put it off.
+        while watchdog._slot_of.get(token, due) == due:
             await way.renew(lease)
         by_hand = lease.renewals
         await way.until(lambda: lease.renewals > by_hand)
@@ -242,7 +244,7 @@ def test_a_bug_within_a_batch_does_not_make_it_renew_twice_from_then_on(
     with distributed_lock("lottery", ttl=1.5) as lease:
         wait_until(lambda: len(calls) >= 2)
         assert "watchdog met an error; it goes on" in caplog.text
-        assert [lease._token in slot for slot in watchdog._slots.values()].count(True) == 1
+        assert [lease.grant.token in slot for slot in watchdog._slots.values()].count(True) == 1
 
 
 @pytest.mark.proves("R7")

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from functools import partial
-from hashlib import sha256
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ import pytest
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.backends import RedisBackend
-from django_redislock.conf import backends
+from django_redislock.backends.registry import backends
 from django_redislock.rules import scripts
 from tests.support.backends import one_kind
 from tests.support.faults import hands_over, in_fork, runs
@@ -279,11 +278,13 @@ def test_after_a_fork_each_process_renews_its_own_leases_only(
     child = spawn(hold_and_fork)
     id_, own_id, *seen = child.read()
     assert seen == [True, False, 0]
-    links: dict[str, set[int]] = {id_: set(), own_id: set()}
+    assert id_ != own_id
+    parents, childs = (run.token for run in runs(proxy, scripts.ACQUIRE))
+    links: dict[str, set[int]] = {parents: set(), childs: set()}
     for run in runs(proxy, scripts.RENEW):
-        links[sha256(run.token.encode()).hexdigest()[:16]].add(run.link)
+        links[run.token].add(run.link)
     assert all(links.values())
-    assert not links[id_] & links[own_id]
+    assert not links[parents] & links[childs]
     assert child.stderr == ""
 
 
@@ -303,7 +304,7 @@ def try_to_rely_on(lease: Lease) -> list[str]:
 def fork_with_a_lease_that_was_just_handed_over() -> None:
     """In a child: fork before the confirmation of a hand-over was read."""
     with distributed_lock(NAME) as lease:
-        assert lease._unconfirmed
+        assert lease.grant.is_claimed
         say(in_fork(lambda: try_to_rely_on(lease)))
         lease.ensure_held(verify=True)
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_redislock import LockTimeout, LockUnavailable, distributed_lock
-from django_redislock.lease import drift
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import CLAIM
+from django_redislock.rules.grant import drift
 from tests.support.backends import one_kind
 from tests.support.faults import loses, takes
 from tests.support.others import against_rival, queued, rival
@@ -258,5 +258,5 @@ def test_a_handed_over_lease_that_is_not_renewed_is_confirmed_all_the_same(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
     with handed_over(caller, locks, renew=False) as lease:
-        wait_until(lambda: not lease._unconfirmed)
+        wait_until(lambda: not lease.grant.is_claimed)
         stays_held(lease, CLAIM)

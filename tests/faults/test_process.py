@@ -302,7 +302,7 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan(use: Callable[[], object], lo
     locks.on(locks.server, TTL=30, OPTIONS={"max_connections": 5})
     # Prepared by a connection: one that was interrupted is given up.
     places, orphaned = sweep(use, locks, prepare=enter)
-    assert {"Wire.ask", "_acquire", "Lock._keep", "Watchdog.watch"} <= places
+    assert {"Wire.ask", "_acquire", "Lock._take_over", "Watchdog.watch"} <= places
     assert orphaned <= TOO_EARLY
     enter()  # No connection was lost on the way.
 
@@ -316,7 +316,7 @@ def test_r4_an_interrupt_anywhere_in_the_first_use_leaves_no_orphan(
 ) -> None:
     locks.on(locks.server, TTL=30, LOCATION=locks.server.url.replace("127.0.0.1", host))
     places, orphaned = sweep(enter, locks, prepare=lambda: locks.configure(TTL=30))
-    assert {"Pool._take", "_acquire", "Lock._keep", "Watchdog._put"} <= places
+    assert {"Pool._take", "_acquire", "Lock._take_over", "Watchdog._put"} <= places
     assert places & {"Dialer._dial", "Dialer.dial"}  # By name, a thread of its own dials.
     assert orphaned <= TOO_EARLY
 
@@ -331,7 +331,12 @@ def test_r4_an_interrupt_anywhere_in_a_task_leaves_no_orphan(locks: Locks) -> No
             runner.run(aenter())
 
         places, orphaned = sweep(use, locks, prepare=use)
-        assert {"AsyncWire.buffer_updated", "_acquire", "Lock._keep", "Watchdog.watch"} <= places
+        assert {
+            "AsyncWire.buffer_updated",
+            "_acquire",
+            "Lock._take_over",
+            "Watchdog.watch",
+        } <= places
         assert orphaned <= TOO_EARLY
         use()
 
@@ -375,7 +380,7 @@ def test_r4_an_interrupt_anywhere_in_a_run_of_a_task_leaves_no_orphan(
     draw = Celery("tests.sweep", set_as_current=False).tasks[f"tests.draw-{limit}"]
     names = [NAME] if limit == 1 else [f"{NAME}#1", f"{NAME}#2"]
     places, orphaned = sweep(draw, locks, prepare=draw, names=names)
-    assert {"_Attempt.run", "_Attempt._run_under", "Lock._keep"} <= places
+    assert {"TaskRun._execute", "TaskRun._run_body", "Lock._take_over"} <= places
     assert orphaned <= TOO_EARLY
 
 
@@ -414,7 +419,7 @@ def test_r4_an_interrupt_anywhere_on_the_way_from_the_queue_leaves_no_orphan(
             assert child.read() == "released"
 
     places, orphaned = sweep(use, locks, prepare)
-    assert {"_acquire", "_await_bell", "Lock._keep"} <= places
+    assert {"_acquire", "_await_bell", "Lock._take_over"} <= places
     assert orphaned <= TOO_EARLY
     enter()
 

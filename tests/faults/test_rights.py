@@ -11,9 +11,10 @@ import pytest
 from django_redislock import LockError, LockLost, LockUnavailable, distributed_lock, held, task_runs
 from django_redislock.backends.redis import backend as redis_backend
 from django_redislock.doctor import minimal_acl
-from django_redislock.lock import Lock, Options
+from django_redislock.lock import Lock
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import Run
+from django_redislock.rules.options import Options
 from tests.support.backends import one_kind, only_redis
 from tests.support.faults import hands_over, lease_of, takes
 from tests.support.others import add_rival, hold, queued, rival

@@ -25,11 +25,12 @@ from django_redislock import LockLost, LockUnavailable, distributed_lock, held, 
 from django_redislock.activity import Activity, busy_with
 from django_redislock.admin import page as held_locks
 from django_redislock.backends.redis import connection as wires
-from django_redislock.lease import Owner
-from django_redislock.lock import Lock, Options
+from django_redislock.lock import Lock
 from django_redislock.models import HeldLock
 from django_redislock.rules.flows import Run
 from django_redislock.rules.keys import index_key, lock_keys
+from django_redislock.rules.options import Options
+from django_redislock.rules.stored import Owner
 from django_redislock.signals import lock_force_released
 from django_redislock.testing import LockTestKit
 from tests.support import site

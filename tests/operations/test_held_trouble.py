@@ -357,7 +357,7 @@ def test_huge_members_of_an_index_are_not_read(place: ServerPlace, sent: Any) ->
 
 
 def test_an_owner_with_endless_names_is_cut_and_stays_readable(place: Place) -> None:
-    from django_redislock.lease import LONGEST_OWNER, Owner
+    from django_redislock.rules.stored import LONGEST_OWNER, Owner
     from django_redislock.testing import LockTestKit
 
     long = "\U0001f512" * 1000

@@ -20,13 +20,14 @@ from django.core.management import CommandError, call_command
 
 from django_redislock import distributed_lock, held, task_runs
 from django_redislock.activity import Activity, busy_with, is_gone
-from django_redislock.lease import Owner
-from django_redislock.lock import Lock, Options
+from django_redislock.lock import Lock
 from django_redislock.management import live_view
 from django_redislock.management import terminal as text
 from django_redislock.management.commands.locks import Command
 from django_redislock.rules.flows import Run
 from django_redislock.rules.keys import lock_keys
+from django_redislock.rules.options import Options
+from django_redislock.rules.stored import Owner
 from django_redislock.testing import LockTestKit
 from tests import ROOT
 from tests.support.backends import one_kind

@@ -16,7 +16,8 @@ from django.urls import reverse
 
 from django_redislock import LockError, distributed_lock, doctor, held
 from django_redislock.admin.page import HeldLockAdmin
-from django_redislock.conf import backends, conf
+from django_redislock.backends.registry import backends
+from django_redislock.conf import conf
 from django_redislock.models import HeldLock
 from django_redislock.rules.keys import lock_keys
 from tests import ROOT

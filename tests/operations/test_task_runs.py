@@ -10,11 +10,12 @@ import pytest
 
 from django_redislock import LockLost, LockUnavailable, held
 from django_redislock.activity import Activity, busy_with
-from django_redislock.conf import backends
-from django_redislock.lock import Lock, Options
+from django_redislock.backends.registry import backends
+from django_redislock.lock import Lock
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import Run
 from django_redislock.rules.keys import lock_keys
+from django_redislock.rules.options import Options
 from tests.support.backends import in_turn, on_servers, one_kind
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG, wait_until
@@ -103,7 +104,7 @@ def test_a_grant_that_is_given_back_was_a_run_only_if_it_lasted(
     with suppress(LockLost), running("first") as lease:
         if renewed:
             lease.renew()
-        backend.run(flows.undo(NAME, lease._token, 1))
+        backend.run(flows.undo(NAME, lease.grant.token, 1))
         found = held.record(NAME)
         assert ids(found and found.last_unended) == (["first"] if renewed else [])
 

@@ -94,7 +94,7 @@ def test_the_metadata_tells_what_it_is(metadata: Message) -> None:
     assert (metadata["License-Expression"] or metadata["License"]) == "MIT"
     assert metadata.get_all("License-File") == ["LICENSE"]
     assert metadata["Requires-Python"] == ">=3.11"
-    assert {"celery", "test", "demo"} <= set(metadata.get_all("Provides-Extra", []))
+    assert {"celery", "testing", "test", "demo"} <= set(metadata.get_all("Provides-Extra", []))
 
 
 def test_the_version_is_that_of_the_package(metadata: Message) -> None:

@@ -253,6 +253,61 @@ def test_without_hiredis_it_is_said_what_to_install(lines: str) -> None:
     assert "pip install 'redis[hiredis]'" in run(code)
 
 
+NO_LUPA = NO_CELERY.replace("NoCelery", "NoLupa").replace(
+    '{"celery", "kombu", "billiard"}', '{"lupa"}'
+)
+SET_UP_WITH = """
+import django, sys
+from django.conf import settings
+settings.configure(DEBUG=True, INSTALLED_APPS=["django_redislock"], REDISLOCK={"default": %s})
+django.setup()
+"""
+IN_MEMORY = '{"BACKEND": "django_redislock.backends.InMemoryBackend"}'
+
+
+def test_without_lupa_all_but_locks_in_memory_works() -> None:
+    code = (
+        NO_LUPA
+        + SET_UP_WITH % '{"LOCATION": "redis://127.0.0.1:1/0"}'
+        + """
+from django.core.checks import run_checks
+from django_redislock import distributed_lock, pytest_plugin, testing
+from django_redislock.backends import InMemoryBackend, RedisBackend
+distributed_lock("lottery")
+print([found.id for found in run_checks()])
+"""
+    )
+    assert python(code) == "[]"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'distributed_lock("lottery", wait=0).acquire()',
+        """
+with testing.LockTestKit():
+    distributed_lock("lottery", wait=0).acquire()
+""",
+        "print([found.id + found.msg for found in run_checks()])",
+    ],
+    ids=["first use", "test kit", "check"],
+)
+def test_without_lupa_locks_in_memory_say_what_to_install(lines: str) -> None:
+    code = f"""{NO_LUPA}{SET_UP_WITH % IN_MEMORY}
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
+from django_redislock import distributed_lock, testing
+try:
+{textwrap.indent(lines, "    ")}
+except ImproperlyConfigured as error:
+    print(error)
+"""
+    said = python(code)
+    assert "REDISLOCK['default']['BACKEND']" in said
+    assert "InMemoryBackend" in said
+    assert "pip install 'django_redislock[testing]'" in said
+
+
 @pytest.mark.slow
 def test_a_broken_celery_is_not_called_missing() -> None:
     code = """

@@ -9,8 +9,8 @@ import pytest
 
 from django_redislock import LockLost, LockTimeout, distributed_lock, signals
 from django_redislock.backends import InMemoryBackend
-from django_redislock.conf import backends
-from django_redislock.lease import Owner
+from django_redislock.backends.registry import backends
+from django_redislock.rules.stored import Owner
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from django_redislock import (
     held,
 )
 from django_redislock.backends import InMemoryBackend
+from django_redislock.backends.registry import backends
 from django_redislock.celery import SingleInstanceTask
-from django_redislock.conf import backends
 from django_redislock.testing import LockTestKit
 from tests import ROOT
 from tests.support.others import held_by_other

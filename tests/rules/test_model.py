@@ -77,7 +77,9 @@ NAIVE = {
     ),
     "each resend is taken for somebody else": (
         "P4: ",
-        Setup(waits=(0.0,), faults=1, kinds=frozenset({"cut"}), server=naive.ServerWithoutResends),
+        Setup(
+            waits=(0.0,), faults=1, kinds=frozenset({"cut"}), instead=naive.RESENDS_ARE_STRANGERS
+        ),
     ),
     "a release is not compared with the token": (
         "P3: ",
@@ -85,7 +87,7 @@ NAIVE = {
             waits=(0.0, 0.0),
             faults=1,
             kinds=frozenset({"slow"}),
-            server=naive.ServerThatFreesForAnybody,
+            instead=naive.ANYBODY_RELEASES,
         ),
     ),
     "a resend is confirmed without restarting the ttl": (
@@ -94,7 +96,7 @@ NAIVE = {
             waits=(0.0, 0.0),
             faults=2,
             kinds=frozenset({"cut", "pause"}),
-            server=naive.ServerThatOnlyConfirms,
+            instead=naive.RESENDS_ONLY_CONFIRM,
         ),
     ),
     "an acquire is not undone": (
@@ -134,7 +136,7 @@ NAIVE = {
             waits=(INF, INF),
             faults=1,
             kinds=frozenset({"stop"}),
-            server=naive.ServerWithoutClaims,
+            instead=naive.HAND_OVERS_ARE_GRANTS,
         ),
     ),
     "a renewal brings a lost lease back": (
@@ -144,7 +146,7 @@ NAIVE = {
             faults=1,
             kinds=frozenset({"slow"}),
             renewals=1,
-            server=naive.ServerThatBringsBack,
+            instead=naive.RENEWALS_BRING_BACK,
         ),
     ),
     "a resource is written without the fence": (
@@ -152,6 +154,11 @@ NAIVE = {
         Setup(waits=(0.0, 0.0), faults=1, kinds=frozenset({"pause"}), writes="unfenced"),
     ),
 }
+
+
+def test_a_rule_cannot_be_left_out_where_it_does_not_stand() -> None:
+    with pytest.raises(AssertionError, match="No script says 'if false then' any more"):
+        naive.instead("if false then", "if true then")
 
 
 @pytest.mark.proves("P1", "P2", "P3", "P4", "R4")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_redislock.backends.memory.backend import InMemoryBackend
-from django_redislock.conf import backends
+from django_redislock.backends.registry import backends
 from django_redislock.rules.keys import lock_keys
 from django_redislock.testing import IN_MEMORY
 from tests.conftest import Locks, skip_or_fail
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pytest_django import Settings
 
-    from django_redislock.backends.memory.backend import Server as MemoryServer
+    from django_redislock.backends.memory.keyspace import Keyspace
 
 UNSCRIPTED = "unscripted"
 MEMORY = "memory"
@@ -113,15 +113,18 @@ class MemoryPlace(Place):
         self._settings.REDISLOCK = {"default": {**self.setting(), **options}}
 
     def lose_data(self) -> None:
-        self._server().locks.clear()
+        keyspace = self._keyspace()
+        keyspace.values.clear()
+        keyspace.ends.clear()
 
     def lapse(self, name: str) -> None:
-        self._server().locks[name].lease = None
+        key = lock_keys(backends["default"].prefix, name).lock
+        self._keyspace().perform(b"DEL", key.encode())
 
-    def _server(self) -> MemoryServer:
+    def _keyspace(self) -> Keyspace:
         backend = backends["default"]
         assert isinstance(backend, InMemoryBackend)
-        return backend.server
+        return backend.keyspace
 
     def setting(self) -> dict[str, Any]:
         return dict(self._settings.REDISLOCK["default"])

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django_redislock import distributed_lock, held
-from django_redislock.lease import Owner
+from django_redislock.rules.stored import Owner
 from django_redislock.testing import LockTestKit
 from tests.support.processes import hear, say
 from tests.support.stored import NAME, immortal, keys_of, load_scripts

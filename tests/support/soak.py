@@ -84,7 +84,7 @@ class Ours:
 
     def is_mine_on_the_server(self) -> bool:
         """Whether this acquire holds the lock; not an earlier one whose release was unanswered."""
-        from django_redislock.backends.base import read_holding
+        from django_redislock.rules.stored import read_holding
 
         value = self._straight.get(self._key)
         if value is None:
@@ -379,7 +379,7 @@ class _watching:  # noqa: N801 - used as a statement
                 self._seen[id_] = (first, before, who)
 
     def _read_ours(self, value: bytes) -> tuple[str, str]:
-        from django_redislock.backends.base import read_holding
+        from django_redislock.rules.stored import read_holding
 
         holding = read_holding(value)
         return holding.id, f"{holding.owner.pid}:{holding.owner.thread}"

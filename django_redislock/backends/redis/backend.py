@@ -34,19 +34,20 @@ from django_redislock.backends.redis.location import (
     check_url,
     has_option,
 )
-from django_redislock.conf import LONGEST
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import scripts
-from django_redislock.rules.flows import CLAIM, Answer, Bell, Call, Refused, Unanswered
+from django_redislock.rules.arguments import LONGEST
+from django_redislock.rules.flows import CLAIM
 from django_redislock.rules.keys import channel, index_key, lock_keys, name_of
+from django_redislock.rules.steps import Answer, Bell, Call, Refused, Unanswered
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
     from django_redislock.backends.redis.connection import AsyncWire, Wire
     from django_redislock.conf import Conf
-    from django_redislock.rules.flows import Flow, Listen, Pause, Tell
     from django_redislock.rules.scripts import Script
+    from django_redislock.rules.steps import Flow, Listen, Pause, Tell
 
 logger = logging.getLogger("django_redislock")
 
@@ -113,8 +114,8 @@ class RedisBackend(Backend):
                 f" {LOOKS_LIKE}."
             ) from None
         # That of the URL, if there is one: redis-py lets the URL win.
-        self._patience = self._dialer.timeout
-        _check_timeout(self._patience, f"{where}['LOCATION']: socket_timeout")
+        self._timeout = self._dialer.timeout
+        _check_timeout(self._timeout, f"{where}['LOCATION']: socket_timeout")
         self.scripting = True  # Until the server says that we may not; it is asked now and then.
         self._looks_for_scripts_at = math.inf
         super().__init__(conf)
@@ -151,8 +152,8 @@ class RedisBackend(Backend):
         if wire is not None:
             wire.close()
 
-    def patience(self, ttl: float) -> float:
-        return self._patience or super().patience(ttl)
+    def operation_timeout(self, ttl: float) -> float:
+        return self._timeout or super().operation_timeout(ttl)
 
     def run(self, flow: Flow[Result]) -> Result:
         return drivers.run(flow, _Session(self))
@@ -454,7 +455,7 @@ class _Asker:
         return reply
 
 
-class _Session:
+class _Session(drivers.Blocking):
     """One flow's use of the blocking connections: one, kept from the first step to the last.
 
     A waiter that finds no connection to keep has one for each command, and shares a bell.
@@ -579,7 +580,7 @@ class _Session:
         self._bell = None
 
 
-class _AsyncSession:
+class _AsyncSession(drivers.Awaiting):
     """One flow's use of its event loop's connection."""
 
     __slots__ = ("_backend", "_id", "_wire")

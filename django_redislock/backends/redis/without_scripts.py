@@ -19,8 +19,8 @@ from django_redislock.rules import scripts
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from django_redislock.rules.flows import Call
     from django_redislock.rules.keys import Keys
+    from django_redislock.rules.steps import Call
 
 DAY_MS = 86_400_000
 REMEMBERED = 40  # Entries of past leases.

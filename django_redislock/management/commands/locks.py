@@ -19,13 +19,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_redislock import doctor, held
-from django_redislock.conf import DEFAULT_ALIAS, aliases, conf
+from django_redislock.conf import aliases, conf
 from django_redislock.exceptions import InvalidLockName, LockUnavailable
 from django_redislock.humanize import counted, duration, parse_duration, visible
 from django_redislock.management import release_on_sigterm, terminal
 from django_redislock.management.live_view import Screen, listed
 from django_redislock.management.terminal import pasteable
 from django_redislock.rules.names import check_name
+from django_redislock.rules.options import DEFAULT_ALIAS
 from django_redislock.task_runs import KEPT
 
 if TYPE_CHECKING:

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 from django_redislock import distributed_lock
 from django_redislock import lock as lock_module
 from django_redislock.activity import Activity, busy_with, current_owner
-from django_redislock.lock import Lock, Options
+from django_redislock.lock import Lock
 from django_redislock.rules.flows import Run
+from django_redislock.rules.options import Options
 from django_redislock.task_runs import note_skip
 from tests.support.processes import hear, say
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from django_redislock.lease import Owner
+    from django_redislock.rules.stored import Owner
 
 
 def hold(name: str, **how: Any) -> None:

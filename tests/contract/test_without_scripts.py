@@ -1,8 +1,8 @@
-"""The in-memory server, the scripts and the plain commands are one protocol written three times.
+"""Plain commands do what the scripts do, where nobody waits.
 
-Hypothesis makes up sequences of operations; each is done on a real server and in memory, and what
-they answer, whom they ring and what they keep must be the same. The clock of the real server is
-moved by hand, so that leases, claims and queues end within an example.
+Hypothesis makes up sequences of operations; each is done by plain commands on a real server, and by
+its script in this process, and what they answer and keep must be the same. The clock of the server
+is moved by hand, so that leases end within an example.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, example, given, reject, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from django_redislock.backends.memory.backend import Server as MemoryServer
+from django_redislock.backends.memory.interpreter import Interpreter
+from django_redislock.backends.memory.keyspace import Keyspace
 from django_redislock.backends.redis import without_scripts
 from django_redislock.rules import scripts
-from django_redislock.rules.flows import Call
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.scripts import Script
+from django_redislock.rules.steps import Call
 from tests.support.servers import Server, missing
 
 if TYPE_CHECKING:
@@ -42,9 +43,7 @@ NAME = "lottery"
 AT_ONCE = 0.03  # Seconds; when the machine is slower, an example says nothing and is dropped.
 CLOSE = 100  # ms by which times may differ: the two servers are asked one after the other.
 
-# Three clients of two processes, and one that is gone: nobody listens on its channel.
-CHANNELS = ["bell:one:1", "bell:one:2", "bell:two:1", "bell:gone:1"]
-LISTENING = CHANNELS[:3]
+CHANNELS = ["bell:one:1", "bell:one:2", "bell:two:1", "bell:three:1"]
 TOKENS = [f"{number}" * 32 for number in range(len(CHANNELS))]
 IDS = [f"{number}" * 16 for number in range(len(CHANNELS))]
 PERMITS = ["", "#1", "#2", "#2"]
@@ -58,25 +57,16 @@ SCRIPTS = {script.name: script for script in vars(scripts).values() if isinstanc
 
 
 class Memory:
-    """The in-memory server."""
+    """The scripts in this process. Nobody listens: nobody waits."""
 
     def __init__(self) -> None:
-        self.rung: list[str] = []
         self.tickets: dict[int, bytes] = {}
-        self._server = MemoryServer(self._publish)
+        self._keyspace = Keyspace(lambda *_: 0)
+        self._interpreter = Interpreter(self._keyspace)
 
     def perform(self, script: Script, args: tuple[Any, ...], us: int) -> Any:
-        return self._server.perform(script.name, NAME, args, us)
-
-    def heard(self) -> list[str]:
-        heard, self.rung = self.rung, []
-        return heard
-
-    def _publish(self, channel: str, message: str) -> int:
-        if channel not in LISTENING:
-            return 0
-        self.rung.append(message)
-        return 1
+        self._keyspace.us = us
+        return self._interpreter.run(script, script.given(lock_keys("twin", NAME)), args)
 
 
 class Real:
@@ -86,9 +76,6 @@ class Real:
         self.tickets: dict[int, bytes] = {}
         self._client = client
         self._keys = lock_keys(f"twin-{uuid.uuid4().hex[:8]}", NAME)
-        self._bells = client.pubsub()
-        self._bells.subscribe(*LISTENING)
-        self.heard()
 
     def time(self) -> int:
         seconds, us = self._client.time()
@@ -109,17 +96,6 @@ class Real:
             return without_scripts.perform(step, self._keys, ask)
         finally:
             self._client.connection_pool.release(connection)
-
-    def heard(self) -> list[str]:
-        self._bells.ping()  # What was published before is read before its answer.
-        heard = []
-        while (message := self._bells.get_message(timeout=5))["type"] != "pong":
-            if message["type"] == "message":
-                heard.append(message["data"].decode())
-        return heard
-
-    def close(self) -> None:
-        self._bells.close()
 
 
 def alike(one: Any, other: Any) -> bool:
@@ -267,10 +243,6 @@ class Twins:
         here = self.memory.perform(script, arguments(operation, self.memory.tickets), us)
         same = alike(there, here) and counts(script.name, there) == counts(script.name, here)
         assert same, f"{script.name} on the server: {there!r}; in memory: {here!r}"
-        bells = self.real.heard(), self.memory.heard()
-        assert alike(*bells), (
-            f"{script.name} rings on the server: {bells[0]}; in memory: {bells[1]}"
-        )
         if operation[0] == "acquire":
             self._note(operation[1], there, here)
 
@@ -292,16 +264,13 @@ def compare(
     server: Server, operations: list[Any], by_script: Callable[[int], bool] = lambda _: True
 ) -> None:
     twins = Twins(server)
-    try:
-        for number, operation in enumerate(operations):
-            if operation[0] == "advance":
-                twins.advance(operation[1])
-            else:
-                twins.do(operation, by_script=by_script(number))
-            for look in LOOKS:
-                twins.do(look, by_script=by_script(number) or look[0] == "inspect")
-    finally:
-        twins.real.close()
+    for number, operation in enumerate(operations):
+        if operation[0] == "advance":
+            twins.advance(operation[1])
+        else:
+            twins.do(operation, by_script=by_script(number))
+        for look in LOOKS:
+            twins.do(look, by_script=by_script(number) or look[0] == "inspect")
 
 
 bounded = settings(
@@ -310,41 +279,6 @@ bounded = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-
-
-TAKE: Operation = ("acquire", 0, 4370, "try", False, "")
-QUEUE: Operation = ("acquire", 1, 4370, "queue", True, "")
-QUEUE_TOO: Operation = ("acquire", 2, 4370, "queue", True, "")
-QUEUE_GONE: Operation = ("acquire", 3, 4370, "queue", True, "")
-RELEASE: Operation = ("release", 0)
-COOL: Operation = ("conclude", 0, 2170, 0, "", "", 0)
-LAPSE: Operation = ("advance", 1100)
-FALL_ASLEEP: Operation = ("advance", 6500)
-
-
-@bounded
-@example([TAKE, QUEUE, QUEUE_TOO, RELEASE, QUEUE, QUEUE_TOO])  # Handed over, and confirmed.
-@example([TAKE, QUEUE, QUEUE_TOO, RELEASE, LAPSE, QUEUE_TOO, QUEUE])  # Handed over in vain.
-@example([TAKE, QUEUE_GONE, QUEUE_TOO, RELEASE, QUEUE_TOO])  # The first waiter is gone.
-@example([TAKE, QUEUE, COOL, QUEUE, LAPSE, LAPSE, QUEUE])  # The bell says when to look.
-@example([TAKE, QUEUE, QUEUE_TOO, FALL_ASLEEP, QUEUE_TOO, QUEUE])  # Nobody looked for long.
-@given(
-    operations=st.lists(
-        st.one_of(
-            acquires(["try", "queue", "last"]),
-            acquires(["queue"]),
-            acquires(["queue"]),
-            of_owners,
-            of_owners,
-            of_tasks,
-            advances,
-        ),
-        min_size=3,
-        max_size=20,
-    )
-)
-def test_memory_answers_as_the_scripts_do(movable: Server, operations: list[Any]) -> None:
-    compare(movable, operations)
 
 
 alone = st.lists(
