@@ -265,6 +265,7 @@ django.setup()
 IN_MEMORY = '{"BACKEND": "django_redislock.backends.InMemoryBackend"}'
 
 
+@pytest.mark.slow
 def test_without_lupa_all_but_locks_in_memory_works() -> None:
     code = (
         NO_LUPA
@@ -277,9 +278,10 @@ distributed_lock("lottery")
 print([found.id for found in run_checks()])
 """
     )
-    assert python(code) == "[]"
+    assert run(code) == "[]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lines",
     [
@@ -302,7 +304,7 @@ try:
 except ImproperlyConfigured as error:
     print(error)
 """
-    said = python(code)
+    said = run(code)
     assert "REDISLOCK['default']['BACKEND']" in said
     assert "InMemoryBackend" in said
     assert "pip install 'django_redislock[testing]'" in said
