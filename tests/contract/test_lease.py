@@ -641,9 +641,9 @@ async def test_a_renewal_that_is_answered_after_the_loss_says_so(
     lease = lock.lease
     assert lease is not None
     command = "EXEC" if place.name == UNSCRIPTED else "EVAL*"
-    while lease.expires_in > 0.2:
+    while lease.expires_in > 0.5:
         await way.sleep(0.01)
-    proxy.rule(command, "delayreply:0.4")
+    proxy.rule(command, "delayreply:0.7")
     with pytest.raises(LockLost) as caught:
         await (way.renew(lease) if how == "renew" else way.ensure_held(lease, verify=True))
     assert caught.value.reason == "expired"

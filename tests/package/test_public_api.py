@@ -265,6 +265,7 @@ django.setup()
 IN_MEMORY = '{"BACKEND": "django_redislock.backends.InMemoryBackend"}'
 
 
+@pytest.mark.slow
 def test_without_lupa_all_but_locks_in_memory_works() -> None:
     code = (
         NO_LUPA
@@ -280,6 +281,7 @@ print([found.id for found in run_checks()])
     assert run(code) == "[]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lines",
     [

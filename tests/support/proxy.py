@@ -350,7 +350,7 @@ class Proxy(Endpoint):
                 self._made += 1
                 link = _Link(self, self._made, client, upstream)
                 self._links.append(link)
-            link.start()
+                link.start()  # Whoever finds it in the list may end it.
 
 
 class _Link:
