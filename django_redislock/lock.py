@@ -130,7 +130,7 @@ class Lock:
 
     __slots__ = ("_holds", "_options", "_run", "name")
 
-    def __init__(self, name: str, options: Options, run: flows.Run | None = None) -> None:
+    def __init__(self, name: str, options: Options, run: flows.RunMarker | None = None) -> None:
         self.name = name
         self._options = options
         self._run = run  # The run of a task that it is for.

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from django_redislock.backends.base import Backend
     from django_redislock.celery.options import SingleInstance
-    from django_redislock.rules.flows import Run
 
 LOOK_EVERY = 1.0  # Seconds; one who waits stands in the queue of one permit at a time.
 
@@ -41,7 +40,7 @@ class Permits:
 
     name: str
     options: SingleInstance
-    run: Run
+    run: RunMarker
     activity: Activity  # The task and its id, as operators will see them.
 
     @cached_property

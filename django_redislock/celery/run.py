@@ -34,7 +34,7 @@ from django_redislock.celery.permits import Permits
 from django_redislock.exceptions import LockTimeout, LockUnavailable
 from django_redislock.lease import Lease
 from django_redislock.lock import Lock
-from django_redislock.rules.flows import Done, Finished, Run
+from django_redislock.rules.flows import Done, Finished, RunMarker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -133,7 +133,7 @@ class TaskRun:
         self.activity = Activity(task=task.name, task_id=self.id)
         # By which duplicates of it are recognised, see lua/_task_of.lua.
         which = f":{request.replaced_task_nesting or 0}.{request.retries or 0}"
-        self.identity = Run(
+        self.identity = RunMarker(
             self.id and self.id + which, visibility_timeout(task.app) + RECOGNISED_FOR
         )
 

@@ -109,10 +109,10 @@ class Finished(NamedTuple):
     ago: float
 
 
-class Run(NamedTuple):
-    """A run of a task, for which a lock is wanted."""
+class RunMarker(NamedTuple):
+    """The done marker that a task run leaves when it succeeds."""
 
-    id: str  # As in lua/_task_of.lua; "" if the task was called directly.
+    id: str  # That of the run, as in lua/_task_of.lua; "" if the task was called directly.
     recognised_for: float  # Seconds after its success in which a duplicate of it does not run.
 
 
@@ -356,7 +356,7 @@ class Ending(NamedTuple):
     operation_timeout: float
     insist: bool  # Try until the lease ends, as leaving a block does.
     ended: str = ""  # "done" or "failed", if the lease is to be in the timeline.
-    run: Run | None = None
+    run: RunMarker | None = None
 
 
 def release(ending: Ending) -> Flow[LostReason | None]:

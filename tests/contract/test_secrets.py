@@ -163,7 +163,7 @@ def test_the_owner_carries_no_arguments(
 
     monkeypatch.setattr("sys.argv", [*program, f"--password={PASSWORD}"])
     activity._command.cache_clear()
-    monkeypatch.setattr(activity, "_remembered", activity._Remembered())
+    monkeypatch.setattr(activity, "_last", activity._LastOwner())
     try:
         with distributed_lock("lottery") as lease:
             assert lease.owner.command == command

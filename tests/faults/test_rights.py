@@ -13,7 +13,7 @@ from django_redislock.backends.redis import backend as redis_backend
 from django_redislock.doctor import minimal_acl
 from django_redislock.lock import Lock
 from django_redislock.rules import scripts
-from django_redislock.rules.flows import Run
+from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.options import Options
 from tests.support.backends import one_kind, only_redis
 from tests.support.faults import hands_over, lease_of, takes
@@ -143,7 +143,7 @@ def use_what_is_not_ours(locks: Locks) -> None:
 
 def use_as_a_task_does() -> None:
     for _ in range(2):
-        Lock("task", Options(once=10), Run("task-id", 10)).attempt()
+        Lock("task", Options(once=10), RunMarker("task-id", 10)).attempt()
     task_runs.note_skip("task", "busy", using="default")
     task_runs.announce("task", "task-id", 10, using="default")
     task_runs.retract("task", "task-id", using="default")

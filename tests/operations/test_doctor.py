@@ -246,7 +246,10 @@ LOCAL = cache("", "locmem.LocMemCache")
         ({"default": cache("redis://127.0.0.1:{port}/0")}, True),
         ({"default": cache("redis://localhost:{port}")}, True),
         ({"default": cache("redis://127.0.0.1:{port}/1")}, False),
-        ({"default": cache("redis://127.0.0.1:{port}/1", db=0)}, True),
+        # Where both name a database, redis-py and so Django follow the URL.
+        ({"default": cache("redis://127.0.0.1:{port}/1", db=0)}, False),
+        ({"default": cache("redis://127.0.0.1:{port}/0", db=1)}, True),
+        ({"default": cache("redis://127.0.0.1:{port}", db=1)}, False),
         ({"default": cache("redis://elsewhere:{port}/0")}, False),
         (
             {

@@ -19,12 +19,13 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_redislock import distributed_lock, held, task_runs
-from django_redislock.activity import Activity, busy_with, is_gone
+from django_redislock.activity import Activity, busy_with
 from django_redislock.lock import Lock
-from django_redislock.management import live_view
+from django_redislock.management import live_view, table
 from django_redislock.management import terminal as text
 from django_redislock.management.commands.locks import Command
-from django_redislock.rules.flows import Run
+from django_redislock.process import is_gone
+from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.options import Options
 from django_redislock.rules.stored import Owner
@@ -127,8 +128,8 @@ def test_the_table_is_aligned_also_with_wide_characters(columns: int | None) -> 
     rows = [row for row in rows if not row.startswith(" ")]
     assert len(rows) == len(names)
     for row in rows:
-        assert text.width(row.partition("held")[0]) == head.index("STATE")
-        assert text.width(row.partition("web-3")[0]) == head.index("HOLDER")
+        assert table.width(row.partition("held")[0]) == head.index("STATE")
+        assert table.width(row.partition("web-3")[0]) == head.index("HOLDER")
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120, 200])
@@ -139,9 +140,9 @@ def test_a_table_on_a_narrow_terminal_cuts_nothing(columns: int) -> None:
         for name in names:
             stack.enter_context(held_by(name, "worker-7d9f8b6c5d-x2x4z", task))
         found = held.list()
-        lines = list(text.locks(found, columns, aliases=True))
+        lines = list(text.locks(found, columns, with_alias=True))
     for line in lines:
-        assert text.width(line) <= columns or line in {"宝" * 60, f"    doing {doing}"}, line
+        assert table.width(line) <= columns or line in {"宝" * 60, f"    doing {doing}"}, line
     for lock in found:
         assert sum(lock.id in line for line in lines) == 1
     for part in ("'report 2026-11'", "宝" * 60, "worker-7d9f8b6c5d-x2x4z:4711", doing):
@@ -349,7 +350,7 @@ def running(name: str, id: str, ttl: float = 10) -> Iterator[None]:  # noqa: A00
     """Run a task, as far as locks see one."""
     with (
         busy_with(Activity(task=f"tasks.{name}", task_id=id)),
-        Lock(name, Options(ttl=ttl, wait=0), Run(id, 60)),
+        Lock(name, Options(ttl=ttl, wait=0), RunMarker(id, 60)),
     ):
         yield
 
@@ -515,7 +516,7 @@ def test_release_frees_no_newer_lease_than_the_one_shown(
         monkeypatch.setattr("builtins.input", while_it_is_asked)
         outcome = locks_command("release", "lottery")
         assert outcome.status == 1
-        assert "somebody else holds it now" in outcome.err
+        assert "Somebody else holds it now" in outcome.err
         assert later.lease is not None
         later.lease.ensure_held(verify=True)
         later.release()
@@ -528,12 +529,12 @@ def test_release_with_an_id_asks_nothing_and_frees_only_that_lease() -> None:
         assert lock is not None
         other = locks_command("release", "lottery", "--id", "0" * 16)
         assert other.status == 1
-        assert "somebody else" in other.err
+        assert "Somebody else" in other.err
         assert held.get("lottery") is not None
         assert locks_command("release", "lottery", "--id", lock.id).status == 0
         again = locks_command("release", "lottery", "--id", lock.id)
         assert again.status == 1
-        assert "nobody holds it" in again.err
+        assert "Nobody holds it" in again.err
 
 
 def test_release_of_several_names_reports_each() -> None:
@@ -766,12 +767,12 @@ def test_a_lock_that_cools_down_is_not_taken_for_that_of_a_dead_process(spawn: S
     ],
 )
 def test_only_what_surely_does_not_exist_is_gone(host: str, pid: int | None, answer: bool) -> None:
-    assert is_gone(Owner(host=host, pid=pid)) is answer
+    assert is_gone(host, pid) is answer
 
 
 def test_another_users_process_is_not_gone() -> None:
     with patch.object(os, "kill", side_effect=PermissionError):
-        assert is_gone(Owner(host=socket.gethostname(), pid=4711)) is False
+        assert is_gone(socket.gethostname(), 4711) is False
 
 
 def test_clean_frees_more_locks_than_a_list_shows(
@@ -1209,14 +1210,14 @@ def terminal(settings: Any) -> Iterator[Callable[..., tuple[subprocess.Popen[byt
         os.close(ours)
 
 
-def changes(watching: live_view.Screen) -> str:
+def changes(watching: live_view.LiveView) -> str:
     """All that it shows, after one more look."""
     return "\n".join(watching.look()[0])
 
 
 def test_watch_does_not_take_a_silent_server_for_free_locks(settings: Any) -> None:
     one = settings.REDISLOCK["default"]
-    watching = live_view.Screen(["default"])
+    watching = live_view.LiveView(["default"])
     watching.look()
     with held_by("lottery"):
         assert "lottery  taken  web-3:4711" in changes(watching)
@@ -1230,7 +1231,7 @@ def test_watch_reports_no_change_of_a_lock_for_which_there_was_no_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(live_view, "MOST_LOCKS", 1)
-    watching = live_view.Screen(["default"])
+    watching = live_view.LiveView(["default"])
     with held_by("b", ttl=50):
         watching.look()
         with held_by("a", ttl=40):
@@ -1241,7 +1242,7 @@ def test_watch_reports_no_change_of_a_lock_for_which_there_was_no_room(
 @pytest.mark.parametrize("columns", [80, 120, 200])
 def test_a_long_name_pushes_nothing_off_the_screen(columns: int) -> None:
     with held_by("x" * 200):
-        lines, _ = live_view.Screen(["default"]).look(24, columns)
+        lines, _ = live_view.LiveView(["default"]).look(24, columns)
         (line,) = (line for line in lines if "xxx" in line)
         assert "x...  held" in line
         assert "web-3:4711" in line
@@ -1250,7 +1251,7 @@ def test_a_long_name_pushes_nothing_off_the_screen(columns: int) -> None:
 @pytest.mark.parametrize("columns", [40, 80, 120, 200])
 @pytest.mark.parametrize("lines", [6, 10, 24])
 def test_watch_fits_the_screen_and_says_what_does_not(lines: int, columns: int) -> None:
-    watching = live_view.Screen(["default"])
+    watching = live_view.LiveView(["default"])
     watching.look(lines, columns)
     with ExitStack() as stack:
         for number in range(30):
@@ -1258,7 +1259,7 @@ def test_watch_fits_the_screen_and_says_what_does_not(lines: int, columns: int) 
         shown, complaints = watching.look(lines, columns)
     assert complaints == []
     assert len(shown) <= lines
-    assert all(text.width(line) <= columns for line in shown)
+    assert all(table.width(line) <= columns for line in shown)
     rows = [line for line in shown if "宝くじ" in line and "taken" not in line]
     assert f"{30 - len(rows)} more" in shown
     assert "  no ro" in shown[0] or columns > 100
@@ -1269,7 +1270,7 @@ def test_watch_fits_the_screen_and_says_what_does_not(lines: int, columns: int) 
 
 def test_watch_with_room_for_all_leaves_nothing_out() -> None:
     with held_by("lottery"):
-        shown, _ = live_view.Screen(["default"]).look(24, 120)
+        shown, _ = live_view.LiveView(["default"]).look(24, 120)
     assert "no room" not in shown[0]
     assert not any("more" in line for line in shown)
 
@@ -1289,7 +1290,7 @@ def test_watch_with_room_for_all_leaves_nothing_out() -> None:
     ids=ascii,
 )
 def test_a_line_is_clipped_by_its_width(line: str, columns: int, left: str) -> None:
-    assert text.clipped(line, columns) == left
+    assert table.clipped(line, columns) == left
 
 
 @one_kind

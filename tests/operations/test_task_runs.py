@@ -13,7 +13,7 @@ from django_redislock.activity import Activity, busy_with
 from django_redislock.backends.registry import backends
 from django_redislock.lock import Lock
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.flows import Run
+from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.options import Options
 from tests.support.backends import in_turn, on_servers, one_kind
@@ -35,7 +35,7 @@ def running(id: str, ttl: float = 10, wait: float = 0) -> Iterator[Lease]:  # no
     """Run a task, as far as locks see one."""
     with (
         busy_with(Activity(task="lottery.tasks.draw", task_id=id)),
-        Lock(NAME, Options(ttl=ttl, wait=wait), Run(id, 60)) as lease,
+        Lock(NAME, Options(ttl=ttl, wait=wait), RunMarker(id, 60)) as lease,
     ):
         yield lease
 

@@ -30,7 +30,7 @@ from django_redislock.rules.flows import (
     Finished,
     Granted,
     Request,
-    Run,
+    RunMarker,
 )
 from django_redislock.rules.grant import Renewal, drift
 from django_redislock.rules.steps import (
@@ -638,7 +638,7 @@ def releasing(**fields: Any) -> Stage:
 
 
 def test_a_release_says_whose_lease_it_is_and_what_shall_stay_behind() -> None:
-    run = Run(id="a-task", recognised_for=60.0)
+    run = RunMarker(id="a-task", recognised_for=60.0)
     call = releasing(min_hold=0.5, once=86_400.0, ended="done", run=run).step
     args = (TOKEN, 500, 86_400_000, OWNER.packed, "done", "a-task", 60_000)
     assert call == Call(scripts.CONCLUDE, NAME, args, within=0.75 * OPERATION_TIMEOUT)

@@ -11,7 +11,7 @@ from django_redislock import distributed_lock
 from django_redislock import lock as lock_module
 from django_redislock.activity import Activity, busy_with, current_owner
 from django_redislock.lock import Lock
-from django_redislock.rules.flows import Run
+from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.options import Options
 from django_redislock.task_runs import note_skip
 from tests.support.processes import hear, say
@@ -69,7 +69,7 @@ def _take(
 ) -> None:
     for turn in range(turns):
         with busy_with(Activity(path=path, task=task, task_id=task_id)):
-            run = Run(f"{task_id}-{turn}", 0) if task else None
+            run = RunMarker(f"{task_id}-{turn}", 0) if task else None
             with Lock(name, Options(**{"wait": 3600, **how}), run):
                 time.sleep(seconds)
     for _ in range(skipped):

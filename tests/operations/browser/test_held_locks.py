@@ -254,7 +254,7 @@ def test_a_stale_confirmation_frees_nobody_newer(stage: Stage, visit: Callable[.
     assert first.read() == "released"
     newer = stage.hold("lottery")
     page.click("text=Yes, release it")
-    assert "somebody newer holds it now" in page.locator(".messagelist").inner_text()
+    assert "Somebody else holds it now" in page.locator(".messagelist").inner_text()
     assert newer.lease in page.locator("#redislock-lease").inner_text()  # type: ignore[attr-defined]
 
 
