@@ -1,4 +1,4 @@
--- past: remember a lease for the timeline of who held the lock.
+-- past: note a lease for the timeline of who held the lock.
 --
 -- past     the last leases that lasted a while, oldest first:
 --          id "|" fence "|" since(ms) "|" until(ms) "|" ended "|" owner
@@ -9,7 +9,7 @@
 
 local NOTED = 1500 -- ms: the owner of a lease that lasts so long tells its end, see lock.py
 
-local function remember(value, ended)
+local function note_past(value, ended)
   local fence, since, owner = string.match(value, '^|(%d+)|(%d+)|%d+|%d+|[^|]*|(.*)$', 56)
   local id = string.sub(value, 40, 55) .. '|'
   local last = redis.pcall('LINDEX', PAST, -1)
@@ -32,12 +32,12 @@ end
 
 -- Somebody meets a lease that is not renewed yet, and may never be, or one that was never taken up:
 -- should it expire, its owner is known.
-local function remember_met(value, ms)
+local function note_met(value, ms)
   local state, renewals, since, claim =
     string.match(value, '^([hc])[r-](%d%d%d%d%d)%x+|%d+|(%d+)|%d+|(%d+)|', 33)
   if renewals == '00000' then
     if state == 'h' and ms - since >= NOTED or state == 'c' and tonumber(claim) <= ms then
-      remember(value, '')
+      note_past(value, '')
     end
   end
 end

@@ -1,7 +1,7 @@
 -- runs: what became of the task runs under this lock.
 --
 -- finished  ids of the tasks that have succeeded, and of runs (see _task_of.lua) that have finished
---           while the task goes on -> when (ms), for as long as they are remembered
+--           while the task goes on -> when (ms), for as long as a duplicate of them is recognised
 -- runs      success, failure, skip: the last of each: when(ms) "|" how long(ms) "|" why "|" owner
 --           skips: how many since the last success
 --           queued: until(ms) "|" id of the task that waits in the broker's queue, see announce.lua
@@ -54,10 +54,10 @@ local function forget(permit, id)
   end
 end
 
--- A duplicate of *id*, a task or a run, that is delivered within *remembered* ms does not run again.
-local function finish(id, ms, remembered)
+-- A duplicate of *id*, a task or a run, that is delivered within *recognised_for* ms does not run again.
+local function finish(id, ms, recognised_for)
   redis.pcall('ZADD', FINISHED, ms, id)
-  redis.pcall('ZREMRANGEBYSCORE', FINISHED, '-inf', ms - remembered)
+  redis.pcall('ZREMRANGEBYSCORE', FINISHED, '-inf', ms - recognised_for)
   redis.pcall('ZREMRANGEBYRANK', FINISHED, 0, -10001)
-  redis.pcall('PEXPIRE', FINISHED, remembered)
+  redis.pcall('PEXPIRE', FINISHED, recognised_for)
 end

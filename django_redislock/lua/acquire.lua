@@ -1,8 +1,8 @@
 -- acquire: a waiter's question "may I?"; first try, resend, look, confirmation and last look alike.
--- ARGV  token, id, ttl (ms), mode, ticket, heed, renews, owner
+-- ARGV  token, id, ttl (ms), mode, ticket, markers, renews, owner
 --       mode: try (do not queue), queue, last (leave the queue if not granted)
 --       ticket: place in the queue to go back to, 0 for a new one
---       heed: what would make it pointless, see _heed.lua; '' for nothing
+--       markers: which done markers make it pointless, see _done_markers.lua; '' for none
 --       renews: r or -, see _lease.lua
 -- returns the fence, if it is granted; or
 --         {'queued', ticket, ms until the current lease must have ended, server time in us, 1 if newly queued}
@@ -12,22 +12,23 @@
 local LOCK, QUEUE, WAITERS, FENCE, DONE, FINISHED, PAST, RUNS, HELD, RAN = unpack(KEYS)
 -- include _lease
 -- include _grant
-local token, id, ttl, mode, ticket, heed, renews, owner, channel = unpack(ARGV)
+local token, id, ttl, mode, ticket, markers, renews, owner, channel = unpack(ARGV)
 ttl = tonumber(ttl)
 local value = redis.pcall('GET', LOCK)
-local pointless, started
-if heed ~= '' then
-  -- include _heed
+local done_before, started
+if markers ~= '' then
+  -- include _done_markers
   -- include _runs
-  pointless = why_pointless(heed)
+  done_before = already_done(markers)
   started = begin
 end
 
 local previous
-if not value and not pointless and call('EXISTS', QUEUE) == 0 then
+if not value and not done_before and call('EXISTS', QUEUE) == 0 then
   local us = clock()
-  -- One command notes the next fence and tells the last one; only a clock that was set back makes
-  -- the last one greater.
+  -- The server's time is the next fence, if it is greater than the last one, which it is unless the
+  -- clock was set back. So this one command writes the next fence and answers the last one; if that
+  -- was not smaller after all, what follows below writes a greater one.
   previous = call('SET', FENCE, us, 'PX', ttl + DAY, 'GET')
   if next_fence(previous, us) == us then
     grant(token, id, ttl, renews, owner, us, us, '')
@@ -52,12 +53,12 @@ end
 
 -- include _queue
 -- include _past
-if pointless then
+if done_before then
   if value and is_of(value, token) and state_of(value) ~= 'k' then
     pass_on(value, first_waiter())
   end
   dequeue(token)
-  return pointless
+  return done_before
 end
 
 local us = clock()
@@ -83,7 +84,7 @@ if value then
     list_until('+inf')
     return { 'endless' }
   end
-  remember_met(value, ms)
+  note_met(value, ms)
   if not claim then
     list_until(digits(ms + left)) -- not ours
   elseif state == 'c' then
@@ -138,12 +139,12 @@ if ticket == '0' then
   local last = call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
   ticket = next_fence(last, us)
 end
-local entry = { digits(ms + PATIENCE), channel, digits(ttl), renews, id, owner }
+local entry = { digits(ms + WAITER_TTL), channel, digits(ttl), renews, id, owner }
 call('HSET', WAITERS, token, table.concat(entry, '|'))
 local queued = call('ZADD', QUEUE, 'NX', ticket, token)
 if queued == 0 then
   ticket = digits(call('ZSCORE', QUEUE, token))
 end
-call('PEXPIRE', WAITERS, PATIENCE)
-call('PEXPIRE', QUEUE, PATIENCE)
+call('PEXPIRE', WAITERS, WAITER_TTL)
+call('PEXPIRE', QUEUE, WAITER_TTL)
 return { 'queued', ticket, left, us, queued }

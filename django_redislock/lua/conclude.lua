@@ -1,8 +1,8 @@
--- conclude: a release that leaves something behind: a time to cool, a `once`, or what is remembered.
--- ARGV  token, min_hold (ms since the grant, 0 for none), once (ms from now, 0 for none), owner, ended, run, remembered
---       ended: done or failed if the lease is to be remembered (see _past.lua), else ''
+-- conclude: a release that leaves something behind: a time to cool, a `once`, or a note of the lease.
+-- ARGV  token, min_hold (ms since the grant, 0 for none), once (ms from now, 0 for none), owner, ended, run, recognised_for
+--       ended: done or failed if the lease is to be noted (see _past.lua), else ''
 --       run: id of the task run that ends with it, '' if it has none
---       remembered: ms for which a run that succeeded is (see _runs.lua), 0 if it is no run of a task
+--       recognised_for: ms in which a duplicate of the run is (see _runs.lua), 0 if it is no run of a task
 -- returns as release does
 local LOCK, QUEUE, WAITERS, FENCE, DONE, FORCED, PAST, FINISHED, RUNS, HELD, RAN = unpack(KEYS)
 -- include _lease
@@ -10,7 +10,7 @@ local LOCK, QUEUE, WAITERS, FENCE, DONE, FORCED, PAST, FINISHED, RUNS, HELD, RAN
 -- include _queue
 -- include _past
 -- include _absence
-local token, min_hold, once, owner, ended, run, remembered = unpack(ARGV)
+local token, min_hold, once, owner, ended, run, recognised_for = unpack(ARGV)
 local value = call('GET', LOCK)
 local head = call('ZRANGE', QUEUE, 0, 0)[1]
 if not value or not is_of(value, token) then
@@ -47,15 +47,15 @@ if not cooling then
   pass_on(value, head)
 end
 if ended ~= '' then
-  remember(value, ended)
+  note_past(value, ended)
 end
-if remembered ~= '0' then
+if recognised_for ~= '0' then
   -- include _runs
   -- include _task_of
   redis.pcall('HDEL', RUNS, 'started') -- that of this run: it has had the lock until now
   note(ended == 'done' and 'success' or 'failure', ms, ms - since, '', owner)
   if ended == 'done' and run ~= '' then
-    finish(task_of(run), ms, remembered)
+    finish(task_of(run), ms, recognised_for)
   end
 end
 return 'released'

@@ -1,19 +1,19 @@
 -- finish: note how a task run ended of which no release tells, since it held a permit of many, or
 --         since it is no success: it has published its own retry.
--- ARGV  success, failure or retried, how long (ms), owner, id of the run or '', remembered (ms), "#" and
+-- ARGV  success, failure or retried, how long (ms), owner, id of the run or '', recognised_for (ms), "#" and
 --       number of the permit, id of its lease
 -- returns 1
 local LOCK, FINISHED, RUNS, RAN = unpack(KEYS)
 -- include _lease
 -- include _runs
 -- include _task_of
-local what, lasted, owner, run, remembered, permit, id = unpack(ARGV)
+local what, lasted, owner, run, recognised_for, permit, id = unpack(ARGV)
 local ms = milliseconds(clock())
 forget(permit, id)
 if what ~= 'retried' then
   note(what, ms, tonumber(lasted), '', owner)
 end
 if what ~= 'failure' and run ~= '' then
-  finish(what == 'success' and task_of(run) or run, ms, remembered)
+  finish(what == 'success' and task_of(run) or run, ms, recognised_for)
 end
 return 1

@@ -3,6 +3,6 @@
 -- returns ms since then, or -1
 local DONE, FINISHED = unpack(KEYS)
 -- include _lease
--- include _heed
-local pointless = why_pointless('0' .. ARGV[1])
-return pointless and pointless[2] or -1
+-- include _done_markers
+local done_before = already_done('0' .. ARGV[1])
+return done_before and done_before[2] or -1

@@ -24,6 +24,6 @@ pass_on(value, first_waiter())
 -- So that the holder's next renewal says "forced", however late within its lease it comes.
 call('SET', FORCED, request .. value, 'PX', digits(math.max(left, 0) + 60000))
 if strange == '' then
-  remember(value, 'forced')
+  note_past(value, 'forced')
 end
 return { 'released', value }

@@ -13,7 +13,7 @@ local ms = milliseconds(clock())
 local value, id, strange = sight()
 local left = call('PTTL', LOCK)
 local _, _, claim = read(value)
-remember_met(value, ms)
+note_met(value, ms)
 if claim and state_of(value) == 'c' and left >= 0 then
   -- What is shown of a claim is the lease that it becomes.
   left = claim - ms > 0 and math.max(left - CLAIM, 1) or -2

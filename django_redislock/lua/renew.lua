@@ -31,10 +31,10 @@ if state and state ~= 'k' then
       redis.pcall('ZADD', HELD, 'GT', ends, LOCK)
     end
   end
-  -- A lease that is renewed once is long enough to be remembered, also if its owner dies.
+  -- A lease that is renewed once is long enough to be noted, also if its owner dies.
   if renewals == '00001' then
     -- include _past
-    remember(value, '')
+    note_past(value, '')
   end
   return 'renewed'
 end
