@@ -18,7 +18,8 @@ from django.db import DatabaseError, InterfaceError
 from redis.connection import parse_url
 
 from django_redislock.backends.redis.backend import RedisBackend
-from django_redislock.backends.redis.connection import OLDEST_VERSION, ReplyError, TooOld
+from django_redislock.backends.redis.dialing import OLDEST_VERSION
+from django_redislock.backends.redis.errors import ReplyError, TooOld
 from django_redislock.conf import DEFAULT_ALIAS, backends
 from django_redislock.exceptions import LockError, LockUnavailable
 from django_redislock.held import look_at

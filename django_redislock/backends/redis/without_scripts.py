@@ -13,7 +13,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from django_redislock.backends.redis.connection import ReplyError
+from django_redislock.backends.redis.errors import ReplyError
 from django_redislock.rules import scripts
 
 if TYPE_CHECKING:
