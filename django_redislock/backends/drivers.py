@@ -36,7 +36,7 @@ def _go_on(flow: Flow[Result], step: Step, by: Performer) -> Result:
                 # Most steps are calls: by name, without a detour.
                 answer = by.call(step) if type(step) is Call else step.perform(by)
             except BaseException as error:  # noqa: BLE001 - the flow undoes what was interrupted
-                step = _failed(flow, error, process)
+                step = _step_after(error, flow, process)
             else:
                 step = flow.send(answer)
     except StopIteration as end:
@@ -63,7 +63,7 @@ async def _ago_on(flow: Flow[Result], step: Step, by: Performer) -> Result:
             try:
                 answer = await (by.call(step) if type(step) is Call else step.perform(by))
             except BaseException as error:  # noqa: BLE001 - cancellation too is thrown in
-                step = _failed(flow, error, process)
+                step = _step_after(error, flow, process)
             else:
                 step = flow.send(answer)
     except StopIteration as end:
@@ -71,11 +71,12 @@ async def _ago_on(flow: Flow[Result], step: Step, by: Performer) -> Result:
         return result
 
 
-def _failed(flow: Flow[Result], error: BaseException, process: Process) -> Step:
-    """The next step after one that *process* began has failed."""
-    if process is lease.process:
+def _step_after(error: BaseException, flow: Flow[Result], begun_by: Process) -> Step:
+    """Tell a flow that a step has failed, and return the step that it wants next."""
+    if lease.process is begun_by:
         return flow.throw(error)
-    # A forked child: neither to try again nor to undo what its parent goes on with is its business.
+    # This process was forked while the step was under way, and is the child. Its parent has the
+    # same flow and goes on with it, so the child must neither send the step again nor undo it.
     if isinstance(error, Unanswered):
         return flow.throw(NotOurs("the process was forked meanwhile, and this is the child"))
     flow.close()
