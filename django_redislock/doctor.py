@@ -254,7 +254,7 @@ def _rights(patient: _Patient) -> Iterator[Finding]:
             "scripting",
             "warn",
             "scripts are forbidden: waiters poll, nobody is served in turn, operations take more"
-            " round trips",
+            " round trips; tasks, lists and force release are unavailable",
             "Allow +eval and +evalsha.",
         )
 

@@ -12,7 +12,7 @@ from asgiref.sync import markcoroutinefunction, sync_to_async
 
 from django_redislock import InvalidLockName, LockMisuse, LockTimeout, distributed_lock
 from tests.package.test_public_api import python
-from tests.support.backends import both_ways, held_by_other
+from tests.support.backends import both_ways, held_by_other, needs_scripts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tests.support.backends import Place, Way
 
 pytest_plugins = ["tests.support.backends"]
+pytestmark = needs_scripts
 
 
 def held_names() -> list[str]:

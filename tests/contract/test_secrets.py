@@ -20,7 +20,7 @@ from django_redislock import (
     held,
 )
 from django_redislock.conf import backends
-from tests.support.backends import both_ways, on_servers
+from tests.support.backends import both_ways, needs_scripts, on_servers
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -44,6 +44,7 @@ def shown(*values: object) -> str:
     return "\n".join(texts)
 
 
+@needs_scripts
 @both_ways
 async def test_the_token_is_never_shown(
     way: Way, place: Place, caplog: pytest.LogCaptureFixture

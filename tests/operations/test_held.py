@@ -9,13 +9,21 @@ import pytest
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.rules.keys import lock_keys
-from tests.support.backends import both_ways, held_by_other, in_turn, on_servers, waiters
+from tests.support.backends import (
+    both_ways,
+    held_by_other,
+    in_turn,
+    needs_scripts,
+    on_servers,
+    waiters,
+)
 
 if TYPE_CHECKING:
     from tests.conftest import Locks, MakeProxy
     from tests.support.backends import Place, ServerPlace, Way
 
 pytest_plugins = ["tests.support.backends"]
+pytestmark = needs_scripts
 
 
 def seen(name: str) -> held.HeldLock:

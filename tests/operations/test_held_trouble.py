@@ -10,7 +10,14 @@ import pytest
 from django_redislock import LockTimeout, LockUnavailable, distributed_lock, held
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import index_key
-from tests.support.backends import DEFAULTS, both_ways, held_by_other, in_turn, on_servers
+from tests.support.backends import (
+    DEFAULTS,
+    both_ways,
+    held_by_other,
+    in_turn,
+    needs_scripts,
+    on_servers,
+)
 from tests.support.faults import NAME, hold, in_thread, keys_of, value_of, waiting
 from tests.support.servers import KINDS
 from tests.support.waiting import wait_until
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
     from tests.support.backends import Place, ServerPlace, Way
 
 pytest_plugins = ["tests.support.backends"]
+pytestmark = needs_scripts
 
 with_scripts = pytest.mark.parametrize("place", KINDS, indirect=True)
 

@@ -15,7 +15,7 @@ from django_redislock.lock import Lock, Options
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import Run
 from django_redislock.rules.keys import lock_keys
-from tests.support.backends import in_turn, on_servers
+from tests.support.backends import in_turn, needs_scripts, on_servers
 from tests.support.faults import one_kind
 from tests.support.processes import hear, say
 from tests.support.waiting import wait_until
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tests.support.backends import Place, ServerPlace
 
 pytest_plugins = ["tests.support.backends"]
+pytestmark = needs_scripts
 
 NAME = "lottery"
 

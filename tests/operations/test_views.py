@@ -17,7 +17,7 @@ from rest_framework.views import APIView
 
 from django_redislock import InvalidLockName, LockLost, distributed_lock, held
 from django_redislock.middleware import LockErrorsMiddleware
-from tests.support.backends import held_by, held_by_other
+from tests.support.backends import held_by, held_by_other, needs_scripts
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tests.support.backends import Place
 
 pytest_plugins = ["tests.support.backends"]
+pytestmark = needs_scripts
 
 lock = distributed_lock("v:{pk}", wait=0)
 

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from django_redislock import InvalidLockName, distributed_lock, held
 from django_redislock.rules.keys import lock_keys, name_of
-from tests.support.backends import both_ways, held_by_other, on_servers
+from tests.support.backends import both_ways, held_by_other, needs_scripts, on_servers
 
 if TYPE_CHECKING:
     from tests.support.backends import Place, ServerPlace, Way
 
 pytest_plugins = ["tests.support.backends"]
+pytestmark = needs_scripts
 
 
 @pytest.mark.parametrize(

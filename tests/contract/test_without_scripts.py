@@ -1,0 +1,247 @@
+"""Where scripts are forbidden: plain commands answer and write what the scripts would."""
+
+from __future__ import annotations
+
+import re
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import (
+    LockLost,
+    LockUnavailable,
+    distributed_lock,
+    held,
+    single_instance_task,
+    task_runs,
+)
+from django_redislock.backends.redis import without_scripts
+from django_redislock.rules import scripts
+from django_redislock.rules.flows import Call
+from django_redislock.rules.keys import lock_keys
+from tests.support.faults import RIVAL, add_rival, rival
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pytest_django import Settings
+
+    from django_redislock.rules.scripts import Script
+    from tests.conftest import Locks
+    from tests.support.backends import ServerPlace
+
+pytest_plugins = ["tests.support.backends"]
+
+unscripted = pytest.mark.parametrize("place", ["unscripted"], indirect=True)
+
+MINE, OTHERS = "1" * 32, "2" * 32
+
+
+class Client:
+    """Runs operations on one lock, by script or by plain commands."""
+
+    def __init__(self, locks: Locks, name: str) -> None:
+        self.redis = locks.redis
+        self.keys = lock_keys(locks.prefix, name)
+
+    def run(self, script: Script, args: tuple[Any, ...], *, scripting: bool) -> Any:
+        if scripting:
+            keys = script.given(self.keys)
+            return self.redis.eval(script.source, len(keys), *keys, *args, "")
+        connection = self.redis.connection_pool.get_connection()
+
+        def ask(*command: Any) -> Any:
+            connection.send_command(*command)
+            return connection.read_response()
+
+        try:
+            return without_scripts.perform(Call(script, "", args, 1.0), self.keys, ask)
+        finally:
+            self.redis.connection_pool.release(connection)
+
+    def state(self) -> Any:
+        """All that is on the server, but for the history, which only scripts keep."""
+        ends = self.redis.zscore(self.keys.held, self.keys.lock)
+        return [
+            self.redis.get(self.keys.lock),
+            self.redis.pttl(self.keys.lock),
+            self.redis.get(self.keys.fence),
+            self.redis.pttl(self.keys.fence),
+            ends and int(ends),
+        ]
+
+
+def acquire(token: str, ttl: int = 20_000, mode: str = "try") -> tuple[Script, tuple[Any, ...]]:
+    return scripts.ACQUIRE, (token, token[:16], ttl, mode, "0", "", "r", '{"host":"web-1"}')
+
+
+def renew(token: str, ttl: int, count: str) -> tuple[Script, tuple[Any, ...]]:
+    return scripts.RENEW, (token, ttl, count)
+
+
+def conclude(token: str, min_hold: int) -> tuple[Script, tuple[Any, ...]]:
+    return scripts.CONCLUDE, (token, min_hold, 0, "", "done", "", 0)
+
+
+LOOK = scripts.LOOK, ()
+SEQUENCES = {
+    "release": [acquire(MINE), LOOK, (scripts.RELEASE, (MINE,)), LOOK, (scripts.RELEASE, (MINE,))],
+    "busy": [acquire(OTHERS), acquire(MINE), (scripts.RELEASE, (MINE,)), (scripts.LEAVE, (MINE,))],
+    "resent": [acquire(MINE), acquire(MINE, 90_000), acquire(MINE, 20_000), LOOK],
+    "undone": [acquire(MINE), (scripts.LEAVE, (MINE,)), LOOK, acquire(OTHERS)],
+    "renewed": [
+        acquire(MINE),
+        renew(MINE, 90_000, "r00002"),
+        renew(MINE, 20_000, "r00001"),  # Overtaken by the other.
+        renew(MINE, 40_000, "-00003"),
+        renew(OTHERS, 40_000, "r00004"),
+        LOOK,
+    ],
+    "gone": [renew(MINE, 20_000, "r00001"), (scripts.LEAVE, (MINE,)), conclude(MINE, 5000), LOOK],
+    "cooling": [
+        acquire(MINE),
+        conclude(MINE, 50_000),
+        LOOK,
+        acquire(MINE),
+        renew(MINE, 90_000, "r00001"),
+        conclude(MINE, 50_000),
+        (scripts.LEAVE, (MINE,)),
+    ],
+    "without min_hold": [acquire(MINE), conclude(MINE, 0), LOOK],
+}
+
+
+def without_times(value: Any) -> Any:
+    """What was answered or written, but for moments, and for the seconds that a test may take."""
+    if isinstance(value, list | tuple):
+        return [without_times(one) for one in value]
+    if isinstance(value, bytes | str):
+        text = value.decode() if isinstance(value, bytes) else value
+        return re.sub(r"\d{13,16}(?!\d)", "TIME", text)
+    if isinstance(value, int) and value > 10**12:
+        return "TIME"
+    return round(value, -4) if isinstance(value, int) else value
+
+
+@pytest.mark.parametrize("sequence", SEQUENCES)
+def test_scripts_and_plain_commands_answer_and_write_the_same(sequence: str, locks: Locks) -> None:
+    told = []
+    for ways in ([True], [False], [True, False], [False, True]):  # They take turns too.
+        client = Client(locks, f"{sequence}{ways}")
+        said = []
+        for (script, args), scripting in zip(SEQUENCES[sequence], cycle(ways), strict=False):
+            answer = client.run(script, args, scripting=scripting)
+            # To what a look answers, scripts add what makes a list of the strange.
+            said.append([answer[:4] if script is scripts.LOOK else answer, client.state()])
+        told.append(without_times(said))
+    assert all(others == told[0] for others in told)
+
+
+@pytest.mark.parametrize("scripting", [True, False], ids=["scripts", "plain"])
+def test_a_claim_that_nobody_confirmed_is_free_and_one_that_runs_is_not(
+    scripting: bool, locks: Locks
+) -> None:
+    client = Client(locks, "lottery")
+    now = client.redis.time()[0] * 1000
+    for lapses, free in ((now + 60_000, False), (now - 1, True)):
+        value = f"{OTHERS}cr00000{OTHERS[:16]}|5|{now}|20000|{lapses}|bell:1|{{}}"
+        client.redis.set(client.keys.lock, value, px=90_000)
+        assert (client.run(*LOOK, scripting=scripting)[1] == -2) is free
+        answer = client.run(*acquire(MINE), scripting=scripting)
+        assert (answer[0] != b"busy") is free
+
+
+def test_a_claim_is_confirmed_also_after_scripts_were_forbidden(locks: Locks) -> None:
+    client = Client(locks, "lottery")
+    now = client.redis.time()[0] * 1000
+    for confirm in (acquire(MINE), renew(MINE, 20_000, "r00000")):
+        value = f"{MINE}cr00000{MINE[:16]}|5|{now}|20000|{now + 1000}|bell:1|{{}}"
+        client.redis.set(client.keys.lock, value, px=90_000)
+        assert client.run(*confirm, scripting=False) in (b"5", b"renewed")
+        assert 15_000 < client.redis.pttl(client.keys.lock) <= 20_000
+        assert client.run(*LOOK, scripting=True)[0][32:33] == b"h"
+
+
+def test_r9_the_fence_grows_whoever_asks_also_after_a_clock_was_set_back(locks: Locks) -> None:
+    client = Client(locks, "lottery")
+    later = client.redis.time()[0] * 1_000_000 + 10**12
+    client.redis.set(client.keys.fence, later)
+    for count, scripting in enumerate((False, True, False, False, True), start=1):
+        assert int(client.run(*acquire(MINE), scripting=scripting)) == later + count
+        client.run(scripts.RELEASE, (MINE,), scripting=scripting)
+
+
+def test_a_key_without_expiry_is_never_waited_for(locks: Locks) -> None:
+    client = Client(locks, "lottery")
+    client.redis.set(client.keys.lock, "by hand")
+    assert client.run(*acquire(MINE), scripting=False) == [b"endless"]
+    client.redis.delete(client.keys.lock)
+
+
+def test_leases_that_expired_do_not_stay_in_the_index_for_ever(locks: Locks) -> None:
+    client = Client(locks, "lottery")
+    client.redis.zadd(client.keys.held, {"expired": 1})
+    client.run(*acquire(MINE), scripting=False)
+    assert client.redis.zrange(client.keys.held, 0, -1) == [client.keys.lock.encode()]
+
+
+@unscripted
+def test_who_may_run_scripts_lists_and_frees_what_plain_commands_hold(
+    place: ServerPlace, settings: Settings
+) -> None:
+    add_rival(settings, place.locks, OPTIONS={})
+    lock = distributed_lock("lottery", wait=0)
+    assert lock.acquire()
+    assert lock.lease is not None
+    assert [one.id for one in held.list(using=RIVAL)] == [lock.lease.id]
+    assert not rival("lottery").acquire()
+    assert held.force_release("lottery", lock.lease.id, using=RIVAL)
+    with pytest.raises(LockLost, match="operator"):
+        lock.release()
+
+
+@single_instance_task(name="without_scripts.draw")
+def draw() -> None:
+    raise AssertionError("it ran without its lock")
+
+
+@unscripted
+@pytest.mark.parametrize(
+    "use",
+    [
+        draw,
+        held.list,
+        lambda: held.detail("lottery"),
+        lambda: held.force_release("lottery", "1" * 16),
+        task_runs.records,
+        lambda: task_runs.announce("lottery", "task-id", 10, using="default"),
+    ],
+    ids=["task", "list", "detail", "force release", "records", "unique_queued"],
+)
+def test_what_needs_scripts_is_unavailable_and_says_so(
+    use: Callable[[], object], place: ServerPlace
+) -> None:
+    with pytest.raises(LockUnavailable, match=r"need EVAL.*allow \+eval and \+evalsha"):
+        use()
+    assert place.locks.keys() == []
+
+
+@unscripted
+def test_what_needs_no_scripts_works(place: ServerPlace) -> None:
+    lock = distributed_lock("lottery", min_hold=60, wait=0)
+    with lock as lease:
+        lease.renew()
+        seen = held.get("lottery")
+        assert seen is not None
+        assert (seen.id, seen.fence, seen.renewals, seen.state) == (
+            lease.id,
+            lease.fence,
+            1,
+            "held",
+        )
+    assert lock.locked()
+    assert not lock.acquire()
+    seen = held.get("lottery")
+    assert seen is not None
+    assert (seen.state, seen.owner) == ("cooling", lease.owner)
