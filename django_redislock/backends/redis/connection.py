@@ -20,15 +20,20 @@ from typing import TYPE_CHECKING, Any
 
 import hiredis
 
+from django_redislock import clock
 from django_redislock.backends.redis.errors import ReplyError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from redis.asyncio.connection import Connection as AsyncConnection
     from redis.connection import Connection
 
 _NOTHING = object()
 _MSG_MORE: int = getattr(socket, "MSG_MORE", 0)
 _CHUNK = 8192
+_BATCH = 500  # Commands sent before their replies are read; more could fill both buffers.
+_SHORTEST = 0.001  # Seconds that are left of a time limit that is over.
 
 
 class Wire:
@@ -90,6 +95,17 @@ class Wire:
             self._pushed(item)
             return self.reply(seconds)
         return item
+
+    def ask_all(self, commands: Sequence[bytes], seconds: float) -> list[Any]:
+        """Send many packed commands in one go, and return their replies; see reply()."""
+        if len(commands) == 1:
+            return [self.ask(commands[0], seconds)]
+        replies = []
+        for start in range(0, len(commands), _BATCH):
+            begun, batch = clock.now(), commands[start : start + _BATCH]
+            self.send(b"".join(batch), seconds)
+            replies += [self.reply(rest(seconds, begun)) for _ in batch]
+        return replies
 
     def reply(self, seconds: float) -> Any:
         """The next reply; an error reply is returned, not raised."""
@@ -206,6 +222,11 @@ class AsyncWire(asyncio.BufferedProtocol):
                 self._set_alarm(deadline)
             self._transport.write(command)
         return future
+
+    async def ask_all(self, commands: Sequence[bytes], seconds: float) -> list[Any]:
+        """Send packed commands in one go, and return their replies; see send()."""
+        replies = [self.send(command, seconds) for command in commands]
+        return [await replies[0]] if len(replies) == 1 else await asyncio.gather(*replies)
 
     def tell(self, command: bytes) -> None:
         """Send one packed command whose reply will be dropped."""
@@ -340,8 +361,16 @@ def packed(*command: str | bytes | int) -> bytes:
     return data
 
 
+def rest(within: float, begun: float) -> float:
+    """What is left of a time limit; all that an operation takes is one try."""
+    left = within - (clock.now() - begun)
+    # Hardly less counts as no less, since to set the limit of a socket is a system call.
+    return within if left > 0.9 * within else max(left, _SHORTEST)
+
+
 def id_of(ring: bytes) -> str:
-    return ring.split(b" ", 2)[1].decode()
+    """The id of the lease that a ring is for; "" if it is for none."""
+    return ring.partition(b" ")[2].partition(b" ")[0].decode(errors="replace")
 
 
 def retrieve(future: asyncio.Future[Any]) -> None:

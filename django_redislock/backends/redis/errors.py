@@ -76,3 +76,8 @@ def _is_tls_refusal(error: BaseException | None) -> bool:
             return not isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError)
         error = error.__cause__ or error.__context__
     return False
+
+
+def described(error: BaseException) -> str:
+    """What an error says, for the middle of a sentence."""
+    return (str(error) or type(error).__name__).rstrip(".")

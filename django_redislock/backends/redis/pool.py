@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 from weakref import ref
@@ -13,7 +14,7 @@ from django_redislock.backends.redis.connection import id_of, packed
 from django_redislock.backends.redis.errors import Crowded, Exhausted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from django_redislock.backends.redis.connection import Wire
 
@@ -42,6 +43,29 @@ class Pool:
         self._retired = False
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
+        self._bell: SharedBell | None = None
+        self._bell_lock = threading.Lock()
+
+    @contextmanager
+    def lent(self, seconds: float) -> Iterator[Wire]:
+        """A connection for one exchange; see take(). It is dropped if anything is raised."""
+        wire = self.take(seconds)
+        try:
+            yield wire
+        except BaseException:
+            self.drop(wire)
+            raise
+        self.give(wire)
+
+    def shared_bell(self, channel: str, seconds: float) -> SharedBell:
+        """The bell of waiters without a connection of their own.
+
+        If there is none, a new one opens on *channel* within so many seconds.
+        """
+        with self._bell_lock:
+            if self._bell is None or self._bell.closed:
+                self._bell = SharedBell(self._dial, channel, seconds)
+            return self._bell
 
     def take(self, seconds: float, *, to_wait: bool = False) -> Wire:
         """Lend a connection.
@@ -106,6 +130,8 @@ class Pool:
         for reference in list(self._wires):
             if (wire := reference()) is not None:
                 wire.close()
+        if self._bell is not None:
+            self._bell.forsake()
 
     def _take(self, seconds: float) -> Wire:
         until = time.monotonic() + seconds
