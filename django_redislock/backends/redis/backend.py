@@ -209,8 +209,7 @@ class RedisBackend(Backend):
     def _with_wire(self, work: Callable[[Wire], Result], *, last: bool = False) -> Result:
         """Do *work* with a connection, and once more with a new one if that may help."""
         try:
-            with self._pool.lent(self.within) as wire:
-                return work(wire)
+            return self._pool.use(work, self.within)
         except TROUBLE as error:
             if last or not is_transient(error):
                 raise LockUnavailable(self.prefix, described(error)) from error

@@ -5,18 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future
-from contextlib import contextmanager
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from weakref import ref
 
 from django_redislock.backends.redis.connection import id_of, packed
 from django_redislock.backends.redis.errors import Crowded, Exhausted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from django_redislock.backends.redis.connection import Wire
+
+Result = TypeVar("Result")
 
 
 class Pool:
@@ -46,16 +47,18 @@ class Pool:
         self._bell: SharedBell | None = None
         self._bell_lock = threading.Lock()
 
-    @contextmanager
-    def lent(self, seconds: float) -> Iterator[Wire]:
-        """A connection for one exchange; see take(). It is dropped if anything is raised."""
-        wire = self.take(seconds)
+    def use(self, work: Callable[[Wire], Result], seconds: float) -> Result:
+        """Lend a connection for *work* alone; see take(). It is dropped if anything is raised."""
+        wire = None
         try:
-            yield wire
+            wire = self.take(seconds)
+            result = work(wire)
         except BaseException:
-            self.drop(wire)
+            if wire is not None:
+                self.drop(wire)
             raise
         self.give(wire)
+        return result
 
     def shared_bell(self, channel: str, seconds: float) -> SharedBell:
         """The bell of waiters without a connection of their own.

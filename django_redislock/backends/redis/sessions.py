@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from django_redislock import clock
 from django_redislock.backends.redis.calling import trouble
@@ -46,8 +46,12 @@ class Session:
             channel = self._bell.channel if self._bell else wire.channel
             sent = clock.now()
             (outcome,) = self._caller.call(wire, [step], begun, channel)
-        except BaseException as error:  # noqa: BLE001 - raised by _fail
-            self._fail(error, sent)
+        except TROUBLE as error:
+            self._drop()
+            raise trouble(error, sent) from error
+        except BaseException:
+            self._drop()
+            raise
         if isinstance(outcome, Answer):
             return outcome
         raise outcome  # The connection is in step.
@@ -58,8 +62,12 @@ class Session:
             if self._wire is None:
                 self._wire = self._pool.take(CLAIM / 2)
             self._wire.tell(self._caller.packed(step, self._wire.channel))
-        except BaseException as error:  # noqa: BLE001 - raised by _fail
-            self._fail(error, begun)
+        except TROUBLE as error:
+            self._drop()
+            raise trouble(error, begun) from error
+        except BaseException:
+            self._drop()
+            raise
 
     def listen(self, step: Listen) -> Bell:
         now = clock.now()
@@ -75,8 +83,12 @@ class Session:
                 if ring is None or id_of(ring) == step.id:
                     return _bell(ring)
                 now = clock.now()
-        except BaseException as error:  # noqa: BLE001 - raised by _fail
-            self._fail(error, now)
+        except TROUBLE as error:
+            self._drop()
+            raise trouble(error, now) from error
+        except BaseException:
+            self._drop()
+            raise
 
     def pause(self, step: Pause) -> float:
         self.close()  # Others may need the connection meanwhile.
@@ -100,21 +112,19 @@ class Session:
             self._bell = self._pool.shared_bell(channel(), step.within)
             self._bell.expect(self._id, rest(step.within, begun))
 
-    def _fail(self, error: BaseException, since: float) -> NoReturn:
+    def _drop(self) -> None:
         """Use the connection no more: what was under way on it may still be answered."""
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            self._pool.drop(wire)
+        if self._wire is not None:
+            self._pool.drop(self._wire)
+            self._wire = None
         self._leave_bell()
-        if isinstance(error, TROUBLE):
-            raise trouble(error, since) from error
-        raise error
 
     def _give_wire(self) -> None:
-        wire, self._wire = self._wire, None
+        wire = self._wire
         if wire is not None:
             wire.bells.clear()  # Nobody waits for them any more.
             self._pool.give(wire)
+            self._wire = None
 
     def _leave_bell(self) -> None:
         if self._bell is not None:
