@@ -74,7 +74,9 @@ class Session:
         until = now + step.seconds
         try:
             if self._bell is not None:
-                self._give_wire()  # Others need it meanwhile.
+                if self._wire is not None:
+                    self._pool.give(self._wire)  # Others need it meanwhile.
+                    self._wire = None
                 return _bell(self._bell.bell(step.id, step.seconds))
             if self._wire is None:
                 raise Unanswered("the connection was lost", now, now)
@@ -96,8 +98,14 @@ class Session:
         return clock.now()
 
     def close(self) -> None:
-        self._give_wire()
-        self._leave_bell()
+        wire = self._wire
+        if wire is not None:
+            if wire.bells:
+                wire.bells.clear()  # Nobody waits for them any more.
+            self._pool.give(wire)
+            self._wire = None
+        if self._bell is not None:
+            self._leave_bell()
 
     def _become_rung(self, step: Call, begun: float) -> None:
         """Have a connection on which the server rings us, our own or that of a shared bell."""
@@ -118,13 +126,6 @@ class Session:
             self._pool.drop(self._wire)
             self._wire = None
         self._leave_bell()
-
-    def _give_wire(self) -> None:
-        wire = self._wire
-        if wire is not None:
-            wire.bells.clear()  # Nobody waits for them any more.
-            self._pool.give(wire)
-            self._wire = None
 
     def _leave_bell(self) -> None:
         if self._bell is not None:
