@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from django_redislock import lease as lease_module
-from django_redislock.lease import Owner
+from django_redislock import process
+from django_redislock.rules.stored import Owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,21 +43,22 @@ def busy_with(activity: Activity) -> Iterator[None]:
         current_activity.reset(reset)
 
 
-class _Remembered(threading.local):
+class _LastOwner(threading.local):
+    """The owner that a thread had last, which it is until its activity or its process changes."""
+
     process: object = None
     activity: Activity | None = None
     owner: Owner
 
 
-_remembered = _Remembered()
+_last = _LastOwner()
 
 
 def current_owner() -> Owner:
     """The owner that a lease granted now will have."""
     activity = current_activity.get()
-    here = _remembered
-    if here.activity is not activity or here.process is not lease_module.process:
-        here.owner = Owner(
+    if _last.activity is not activity or _last.process is not process.current:
+        _last.owner = Owner(
             host=socket.gethostname(),
             pid=os.getpid(),
             thread=threading.current_thread().name,
@@ -67,43 +68,8 @@ def current_owner() -> Owner:
             task_id=activity.task_id,
             permit=activity.permit,
         )
-        here.activity, here.process = activity, lease_module.process
-    return here.owner
-
-
-def is_gone(owner: Owner) -> bool:
-    """Whether the process of *owner* was one of this host, and does not exist any more.
-
-    False also means that nobody can tell: another host's process, or one whose id is in use again.
-    A container that shares its host's name, but not its process ids, makes this wrong; see
-    docs/locks-command.md.
-    """
-    # On Windows os.kill() would not ask, but kill.
-    if os.name != "posix" or owner.host != socket.gethostname():
-        return False
-    if owner.pid is None or owner.pid <= 0:  # These would mean whole groups of processes.
-        return False
-    try:
-        os.kill(owner.pid, 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):  # Another user's; or a number that is no process id.
-        return False
-    return False
-
-
-def described(owner: Owner) -> dict[str, Any]:
-    """What ``manage.py locks --json`` prints of an owner; unknown is None."""
-    return {
-        "host": owner.host or None,
-        "pid": owner.pid,
-        "thread": owner.thread or None,
-        "task": owner.task or None,
-        "task_id": owner.task_id or None,
-        "command": owner.command or None,
-        "path": owner.path or None,
-        "permit": owner.permit or None,
-    }
+        _last.activity, _last.process = activity, process.current
+    return _last.owner
 
 
 @cache

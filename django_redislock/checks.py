@@ -12,21 +12,12 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from redis.connection import parse_url
 
 from django_redislock import doctor
 from django_redislock.backends.memory.backend import InMemoryBackend
-from django_redislock.conf import (
-    CURE,
-    DEFAULT_ALIAS,
-    DEFAULT_LOCATION,
-    aliases,
-    conf,
-    given,
-    is_set,
-    make,
-    parse,
-)
+from django_redislock.backends.registry import make
+from django_redislock.conf import CURE, DEFAULT_LOCATION, aliases, conf, given, is_set, parse
+from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,6 +51,14 @@ _FOUND = {
     ("locks", "fail"): "E031",
 }
 
+# What to do about settings that are refused: malformed, of no use to the backend, or missing.
+_REFUSED = {
+    "E001": "REDISLOCK has a dictionary for each alias, as in CACHES. Durations are seconds, as a"
+    " number or a timedelta.",
+    "E002": "Until this is put right, every lock of this alias raises this error.",
+    "E004": "All machines must name the same server, or each of them locks for itself.",
+}
+
 
 def register_checks() -> None:
     """Let ``manage.py check`` run them."""
@@ -88,7 +87,7 @@ def check_passwords(
             id="django_redislock.W007",
         )
         for one, _ in _configured()
-        if any(_parsed(url).get("password") for url in _urls(one))
+        if any(parts.get("password") for parts in doctor.addresses(one.location, {}))
     ]
 
 
@@ -114,7 +113,7 @@ def _check_settings() -> Iterator[checks.CheckMessage]:
     try:
         names = aliases()
     except ImproperlyConfigured as error:
-        yield _malformed(error)
+        yield _refused(error, "E001")
         return
     if not is_set() and settings.DEBUG:
         yield checks.Warning(
@@ -123,39 +122,21 @@ def _check_settings() -> Iterator[checks.CheckMessage]:
             id="django_redislock.W001",
         )
     for alias in dict.fromkeys([DEFAULT_ALIAS, *names]):
+        refused_as = "E004"
         try:
             raw = given(alias)
-        except ImproperlyConfigured as error:
-            yield checks.Error(
-                str(error),
-                hint="All machines must name the same server, or each of them locks for itself.",
-                id="django_redislock.E004",
-            )
-            continue
-        try:
+            refused_as = "E001"
             one = parse(alias, raw)
-        except ImproperlyConfigured as error:
-            yield _malformed(error)
-            continue
-        try:
+            refused_as = "E002"
             backend = make(one)
         except ImproperlyConfigured as error:
-            yield checks.Error(
-                str(error),
-                hint="Until this is put right, every lock of this alias raises this error.",
-                id="django_redislock.E002",
-            )
-            continue
-        yield from _check_alias(one, backend)
+            yield _refused(error, refused_as)
+        else:
+            yield from _check_alias(one, backend)
 
 
-def _malformed(error: ImproperlyConfigured) -> checks.CheckMessage:
-    return checks.Error(
-        str(error),
-        hint="REDISLOCK has a dictionary for each alias, as in CACHES. Durations are seconds, as a"
-        " number or a timedelta.",
-        id="django_redislock.E001",
-    )
+def _refused(error: ImproperlyConfigured, id: str) -> checks.CheckMessage:  # noqa: A002
+    return checks.Error(str(error), hint=_REFUSED[id], id=f"django_redislock.{id}")
 
 
 def _check_alias(conf: Conf, backend: Backend) -> Iterator[checks.CheckMessage]:
@@ -176,13 +157,12 @@ def _check_alias(conf: Conf, backend: Backend) -> Iterator[checks.CheckMessage]:
             hint="Give locks a database number of their own, such as .../1 in LOCATION.",
             id="django_redislock.W004",
         )
-    for url in _urls(conf):
-        parts = {**conf.options, **_parsed(url)}  # As in redis-py, the URL wins.
+    for parts in doctor.addresses(conf.location, conf.options):
         if timeout := parts.get("socket_timeout"):
             yield from _check_timeout(float(timeout), conf, where)
         host = str(parts.get("host", "localhost"))
-        encrypted = url.startswith(("rediss://", "unix://"))
-        if parts.get("password") and not encrypted and not doctor.is_this_machine(host):
+        exposed = "connection_class" not in parts  # As of rediss:// and unix://.
+        if parts.get("password") and exposed and not doctor.is_this_machine(host):
             yield checks.Warning(
                 f"{where} sends its password to {host} over a connection that is not encrypted.",
                 hint="Use rediss://, or a tunnel that ends on this machine.",
@@ -215,14 +195,3 @@ def _configured() -> Iterator[tuple[Conf, Backend]]:
             with suppress(ImproperlyConfigured):
                 one = conf(alias)
                 yield one, make(one)
-
-
-def _urls(conf: Conf) -> Sequence[str]:
-    return (conf.location,) if isinstance(conf.location, str) else conf.location
-
-
-def _parsed(url: str) -> dict[str, Any]:
-    try:
-        return dict(parse_url(url))  # type: ignore[no-untyped-call]
-    except ValueError:
-        return {}

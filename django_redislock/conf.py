@@ -1,69 +1,23 @@
-"""The REDISLOCK setting: alias -> server, checked once, frozen, forgotten when tests change it."""
+"""The REDISLOCK setting: one alias for each place where locks are kept, checked and frozen."""
 
 from __future__ import annotations
 
-import math
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.module_loading import import_string
+
+from django_redislock.rules.arguments import SHORTEST_TTL, flag, seconds, text
+from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Mapping
 
-    from django_redislock.backends.base import Backend
-
-DEFAULT_ALIAS = "default"
 DEFAULT_BACKEND = "django_redislock.backends.RedisBackend"
 DEFAULT_LOCATION = "redis://127.0.0.1:6379/0"  # Without REDISLOCK, and while DEBUG is on.
 CURE = "Name the server: REDISLOCK = {'default': {'LOCATION': 'redis://host:6379/0'}}"
-
-SHORTEST_TTL = 0.01
-LONGEST = 10 * 365 * 24 * 3600.0  # Ten years: more seconds than a lock can be meant to last.
-
-
-def seconds(value: object, argument: str, *, least: float = 0.0, endless: bool = False) -> float:
-    """Return a duration in seconds from an int, a float or a timedelta.
-
-    Args:
-        value: What the caller gave.
-        argument: Its name, for the message.
-        least: The smallest duration allowed.
-        endless: Whether math.inf is allowed.
-
-    Raises:
-        ValueError: It is not a duration, or not in range.
-    """
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{argument} must be a number of seconds or a timedelta, not {value!r}.")
-    if endless and value == math.inf:
-        return math.inf
-    if not least <= value <= LONGEST:  # Also refuses nan.
-        rule = f"at least {least:g} seconds" if least else "0 or more seconds"
-        rest = ", or math.inf" if endless else f", at most {LONGEST:.0f}"
-        raise ValueError(f"{argument} must be {rule}{rest}, not {value!r}.")
-    return float(value)
-
-
-def flag(value: object, argument: str) -> bool:
-    """Return a bool, or raise ValueError naming the argument."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{argument} must be True or False, not {value!r}.")
-    return value
-
-
-def text(value: object, argument: str) -> str:
-    """Return a non-empty string, or raise ValueError naming the argument."""
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{argument} must be a non-empty string, not {value!r}.")
-    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,62 +196,3 @@ def _setting() -> dict[str, Any]:
         if not isinstance(key, str):
             raise ImproperlyConfigured(f"REDISLOCK: the name of an alias is a string, not {key!r}.")
     return setting
-
-
-class Backends(dict[str, "Backend"]):
-    """The backend of each alias, made when first used and shared by all threads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._source: Callable[[str], Backend] = lambda alias: make(conf(alias))
-
-    def __missing__(self, alias: str) -> Backend:
-        return self.setdefault(alias, self._source(alias))
-
-    @contextmanager
-    def made_by(self, source: Callable[[str], Backend]) -> Iterator[None]:
-        """Have *source* make all of them anew during the block; after it those of before are back.
-
-        For tests: it holds whatever the settings say, and whatever they are changed to meanwhile.
-        """
-        before = self._source, dict(self)
-        self.clear()
-        self._source = source
-        try:
-            yield
-        finally:
-            self.reset()
-            self._source, kept = before
-            self.update(kept)
-
-    def reset(self) -> None:
-        """Forget them, as when settings change. Leases keep the backend that granted them."""
-        while self:
-            _, backend = self.popitem()
-            backend.retire()
-
-
-def make(conf: Conf) -> Backend:
-    """The backend that *conf* describes."""
-    try:
-        cls = import_string(conf.backend)
-    except ImportError as error:
-        raise ImproperlyConfigured(
-            f"REDISLOCK[{conf.alias!r}]['BACKEND'] {conf.backend!r} cannot be imported: {error}"
-        ) from error
-    from django_redislock.backends.base import Backend
-
-    if not (isinstance(cls, type) and issubclass(cls, Backend)):
-        raise ImproperlyConfigured(
-            f"REDISLOCK[{conf.alias!r}]['BACKEND'] {conf.backend!r} is no backend of locks."
-        )
-    return cls(conf)
-
-
-backends = Backends()
-
-
-def forget(*, setting: str, **kwargs: object) -> None:
-    """Receiver of Django's setting_changed."""
-    if setting == "REDISLOCK":
-        backends.reset()

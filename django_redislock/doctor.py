@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 import statistics
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from django.apps import apps
@@ -20,16 +22,17 @@ from redis.connection import parse_url
 from django_redislock.backends.redis.backend import RedisBackend
 from django_redislock.backends.redis.dialing import OLDEST_VERSION
 from django_redislock.backends.redis.errors import ReplyError, TooOld
-from django_redislock.conf import DEFAULT_ALIAS, backends
+from django_redislock.backends.registry import backends
 from django_redislock.exceptions import LockError, LockUnavailable
 from django_redislock.held import look_at
 from django_redislock.humanize import counted
 from django_redislock.lock import distributed_lock
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import index_key, lock_keys, name_of
+from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from django_redislock.conf import Conf
     from django_redislock.held import HeldLock
@@ -79,10 +82,9 @@ def examine(using: str) -> Iterator[Finding]:
         )
         return
     try:
-        yield _reachable(backend)
-        info = _info(backend)
+        server = _Server(backend)
         for check in _CHECKS:
-            yield from check(_Patient(backend, info))
+            yield from check(server)
     except LockUnavailable as error:
         if isinstance(error.__cause__, TooOld):
             yield Finding("version", "fail", error.problem, "Use a newer server.")
@@ -137,13 +139,26 @@ def minimal_acl(prefix: str, *, replicas: bool = False) -> str:
 
 def shared_caches(conf: Conf) -> list[str]:
     """The aliases in CACHES that use the database of these locks: their clear() flushes it."""
-    ours = _places(conf.location, conf.options)
-    return [
-        alias
-        for alias, cache in getattr(settings, "CACHES", {}).items()
-        if "redis" in str(cache.get("BACKEND", "")).lower()
-        and ours & _places(cache.get("LOCATION", ""), cache.get("OPTIONS", {}))
-    ]
+    ours = _places(addresses(conf.location, conf.options))
+    found = []
+    for alias, cache in getattr(settings, "CACHES", {}).items():
+        location, options = cache.get("LOCATION", ""), cache.get("OPTIONS", {})
+        if isinstance(location, str):
+            location = re.split("[;,]", location)
+        uses_redis = "redis" in str(cache.get("BACKEND", "")).lower()
+        if uses_redis and ours & _places(addresses(location, options)):
+            found.append(alias)
+    return found
+
+
+def addresses(location: Any, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What redis-py makes of a URL, or of several: as there, they win over the options.
+
+    What is no URL leads nowhere; an address from the environment is None where that has none.
+    """
+    for url in [location] if isinstance(location, str) else location or ():
+        with suppress(ValueError, TypeError, AttributeError):
+            yield {**options, **parse_url(url)}  # type: ignore[no-untyped-call]
 
 
 def is_this_machine(host: str) -> bool:
@@ -151,70 +166,62 @@ def is_this_machine(host: str) -> bool:
     return host.lower() in {"localhost", "::1"} or host.startswith("127.")
 
 
-def _places(location: Any, options: Mapping[str, Any]) -> set[tuple[Any, ...]]:
-    """Where URLs lead: (host, port, db) or (path, db). What is no URL leads nowhere."""
-    # An address from the environment is None where that has none.
-    urls = re.split("[;,]", location) if isinstance(location, str) else location or ()
+def _places(addresses: Iterable[dict[str, Any]]) -> set[tuple[Any, ...]]:
+    """Where they lead: (host, port, db) or (path, db)."""
     places = set()
-    for url in urls:
-        try:
-            parts = {**parse_url(url), **options}  # type: ignore[no-untyped-call]
+    for parts in addresses:
+        with suppress(ValueError, TypeError):
             port, db = int(parts.get("port", 6379)), int(parts.get("db") or 0)
-        except (ValueError, TypeError, AttributeError):
-            continue
-        host = str(parts.get("host", "localhost")).lower()
-        host = "localhost" if is_this_machine(host) else host
-        places.add((parts["path"], db) if "path" in parts else (host, port, db))
+            host = str(parts.get("host", "localhost")).lower()
+            host = "localhost" if is_this_machine(host) else host
+            places.add((parts["path"], db) if "path" in parts else (host, port, db))
     return places
 
 
-class _Patient:
-    """A server under examination, and what it tells about itself."""
+class _Server:
+    """A server under examination."""
 
-    def __init__(self, backend: RedisBackend, info: Mapping[str, str]) -> None:
+    def __init__(self, backend: RedisBackend) -> None:
         self.backend = backend
-        self.info = info
+
+    @cached_property
+    def info(self) -> dict[str, str]:
+        """What it tells about itself; nothing, if it does not allow us to ask."""
+        reply = self.ask("INFO")
+        if isinstance(reply, ReplyError):
+            return {}
+        lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
+        return {key: value for key, colon, value in lines if colon}
 
     def number(self, key: str) -> int:
         """A number in INFO; 0 if the server does not tell."""
         value = self.info.get(key, "0")
         return int(value) if value.isdecimal() else 0
 
-    def ask(self, *command: str | int) -> Any:
+    def ask(self, *command: str | int | bytes) -> Any:
         """Run one command; an error reply is returned."""
         return self.backend.commands(command)[0]
 
 
-def _reachable(backend: RedisBackend) -> Finding:
+def _reachable(server: _Server) -> Iterator[Finding]:
     took = []
     for _ in range(5):
         started = time.perf_counter()
-        (reply,) = backend.commands(("PING",))
+        reply = server.ask("PING")
         took.append(time.perf_counter() - started)
         if isinstance(reply, ReplyError):
             raise LockUnavailable(PROBE, str(reply)) from reply
     median = statistics.median(took)
     says = f"answers, in {median * 1000:.1f} ms"
     if median > SLOW_ROUND_TRIP:
-        return Finding(
-            "server",
-            "warn",
-            says,
-            "An uncontended lock costs two round trips. Use a server that is closer.",
-        )
-    return Finding("server", "ok", says)
+        advice = "An uncontended lock costs two round trips. Use a server that is closer."
+        yield Finding("server", "warn", says, advice)
+    else:
+        yield Finding("server", "ok", says)
 
 
-def _info(backend: RedisBackend) -> dict[str, str]:
-    (reply,) = backend.commands(("INFO",))
-    if isinstance(reply, ReplyError):  # No right to ask: then much remains unknown.
-        return {}
-    lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
-    return {key: value for key, colon, value in lines if colon}
-
-
-def _version(patient: _Patient) -> Iterator[Finding]:
-    info = patient.info
+def _version(server: _Server) -> Iterator[Finding]:
+    info = server.info
     if "valkey_version" in info:
         yield Finding("version", "ok", f"Valkey {info['valkey_version']}")
         return
@@ -230,8 +237,8 @@ def _version(patient: _Patient) -> Iterator[Finding]:
         yield Finding("version", "ok", f"Redis {version}")
 
 
-def _rights(patient: _Patient) -> Iterator[Finding]:
-    backend = patient.backend
+def _rights(server: _Server) -> Iterator[Finding]:
+    backend = server.backend
     conf = backend.conf
     line = (
         "A user with no more rights than needed: ACL SETUSER redislock on >PASSWORD "
@@ -244,7 +251,7 @@ def _rights(patient: _Patient) -> Iterator[Finding]:
     except LockError as error:
         yield Finding("rights", "fail", f"a lock cannot be taken: {error}", line)
         return
-    who = patient.ask("ACL", "WHOAMI")
+    who = server.ask("ACL", "WHOAMI")
     user = "" if isinstance(who, ReplyError) else f" as user {who.decode(errors='replace')!r}"
     yield Finding("rights", "ok", f"a lock was taken and released{user}", line)
     if backend.scripting:
@@ -259,16 +266,16 @@ def _rights(patient: _Patient) -> Iterator[Finding]:
         )
 
 
-def _memory(patient: _Patient) -> Iterator[Finding]:
-    policy = patient.info.get("maxmemory_policy", "")
+def _memory(server: _Server) -> Iterator[Finding]:
+    policy = server.info.get("maxmemory_policy", "")
     if not policy:
         yield Finding("eviction", "warn", "unknown: the server does not tell", "Allow +info.")
-    elif not patient.number("maxmemory"):
+    elif not server.number("maxmemory"):
         yield Finding("eviction", "ok", "no memory limit, so no lock is evicted")
     elif policy == "noeviction":
         yield Finding("eviction", "ok", "memory is limited and nothing is evicted (noeviction)")
     else:
-        evicted = patient.number("evicted_keys")
+        evicted = server.number("evicted_keys")
         already = f"; it has evicted {counted(evicted, 'key')} already" if evicted else ""
         yield Finding(
             "eviction",
@@ -278,8 +285,8 @@ def _memory(patient: _Patient) -> Iterator[Finding]:
         )
 
 
-def _persistence(patient: _Patient) -> Iterator[Finding]:
-    info = patient.info
+def _persistence(server: _Server) -> Iterator[Finding]:
+    info = server.info
     failed = [
         key
         for key in ("rdb_last_bgsave_status", "aof_last_write_status")
@@ -303,10 +310,10 @@ def _persistence(patient: _Patient) -> Iterator[Finding]:
         )
 
 
-def _replication(patient: _Patient) -> Iterator[Finding]:
-    replicas = patient.number("connected_slaves")
-    acknowledged = patient.backend.conf.replicas_ack
-    if patient.info.get("role") == "slave":
+def _replication(server: _Server) -> Iterator[Finding]:
+    replicas = server.number("connected_slaves")
+    acknowledged = server.backend.conf.replicas_ack
+    if server.info.get("role") == "slave":
         yield Finding(
             "replication",
             "fail",
@@ -334,99 +341,88 @@ def _replication(patient: _Patient) -> Iterator[Finding]:
         yield Finding("replication", "ok", "no replicas")
 
 
-def _clock(patient: _Patient) -> Iterator[Finding]:
+def _clock(server: _Server) -> Iterator[Finding]:
     before = time.time()
-    reply = patient.ask("TIME")
+    reply = server.ask("TIME")
     after = time.time()
     if isinstance(reply, ReplyError):
         return  # Then no lock works either, and that was said.
-    theirs = int(reply[0]) + int(reply[1]) / 1_000_000
-    difference = theirs - (before + after) / 2
-    ahead = "ahead of" if difference > 0 else "behind"
-    says = f"the server's clock is {abs(difference):.1f} s {ahead} this machine's"
+    difference = int(reply[0]) + int(reply[1]) / 1_000_000 - (before + after) / 2
     if abs(difference) < CLOCK_DIFFERENCE:
         yield Finding("clock", "ok", "the server's clock and this machine's agree")
-    else:
-        yield Finding(
-            "clock",
-            "warn",
-            says,
-            "Locks do not mind, but jobs that start at a time of day do. Let NTP set both.",
-        )
+        return
+    ahead = "ahead of" if difference > 0 else "behind"
+    yield Finding(
+        "clock",
+        "warn",
+        f"the server's clock is {abs(difference):.1f} s {ahead} this machine's",
+        "Locks do not mind, but jobs that start at a time of day do. Let NTP set both.",
+    )
 
 
-def _cluster(patient: _Patient) -> Iterator[Finding]:
-    if not patient.number("cluster_enabled"):
+def _cluster(server: _Server) -> Iterator[Finding]:
+    if not server.number("cluster_enabled"):
         yield Finding("cluster", "ok", "a server of its own, not one of a cluster")
         return
     yield Finding(
         "cluster",
         "fail",
-        f"the server is one of a cluster, which {type(patient.backend).__name__} cannot use",
+        f"the server is one of a cluster, which {type(server.backend).__name__} cannot use",
         "Use a server that is not in cluster mode.",
     )
 
 
-def _keys(patient: _Patient) -> Iterator[Finding]:
+def _keys(server: _Server) -> Iterator[Finding]:
     """Look through a bounded part of the keyspace for what should not be there."""
-    backend = patient.backend
-    index = index_key(backend.prefix)
-    cursor, seen = "0", 0
+    backend = server.backend
+    cursor, scanned = "0", 0
+    odd: list[HeldLock] = []
     endless: list[str] = []
     unlisted = 0
-    locks: list[HeldLock] = []
     while True:
-        reply = patient.ask("SCAN", cursor, "MATCH", f"{backend.prefix}:{{*", "COUNT", 1000)
+        reply = server.ask("SCAN", cursor, "MATCH", f"{backend.prefix}:{{*", "COUNT", 1000)
         if isinstance(reply, ReplyError):
             yield Finding("keys", "ok", "not looked through: SCAN is not allowed")
             return
         cursor, keys = reply[0].decode(), reply[1]
-        seen += 1000
+        scanned += 1000
         names = {key: name for key in keys if (name := _name_of_lock(backend.prefix, key))}
-        others = [key for key in keys if key not in names]
-        times = backend.commands(*[("PTTL", key) for key in others]) if others else []
-        endless += [
-            key.decode(errors="backslashreplace")
-            for key, left in zip(others, times, strict=True)
-            if left == -1
-        ]
-        if names:
-            found = [lock for lock in look_at(names.values(), using=backend.alias) if _is_odd(lock)]
-            locks += found
-            odd = {lock.name for lock in found}
-            scores = patient.ask("ZMSCORE", index, *names)
-            if not isinstance(scores, ReplyError):
-                listed = zip(names.values(), scores, strict=True)
-                unlisted += sum(score is None and name not in odd for name, score in listed)
-        if cursor == "0" or seen >= MOST_KEYS:
+        odd_here = [one for one in look_at(names.values(), using=backend.alias) if _is_odd(one)]
+        odd += odd_here
+        # Of a lock that is odd no more is said: what is not ours need not be in the index.
+        unlisted += len(_unlisted(server, names) - {lock.name for lock in odd_here})
+        endless += _endless(backend, [key for key in keys if key not in names])
+        if cursor == "0" or scanned >= MOST_KEYS:
             break
-    part = "" if cursor == "0" else f" among the first {seen} keys"
-    yield _odd_locks(locks, part, backend.alias)
-    if endless:
-        never = "never expires" if len(endless) == 1 else "never expire"
-        yield Finding(
-            "keys",
-            "fail",
-            f"{counted(len(endless), 'key')} {never}{part}: {_named(endless)}",
-            "Nothing of ours does that: find out who wrote that, then delete it.",
-        )
-    else:
-        yield Finding("keys", "ok", f"every other key has an expiry{part}")
-    if unlisted:
-        verb, them = ("is", "it") if unlisted == 1 else ("are", "them")
-        yield Finding(
-            "index",
-            "warn",
-            f"{counted(unlisted, 'held lock')} {verb} missing in the index{part}, so lists do not"
-            f" show {them}",
-            "A renewed lock comes back into it by itself. Did somebody delete the index?",
-        )
-    else:
-        yield Finding("index", "ok", f"every held lock is in the index{part}")
+    part = "" if cursor == "0" else f" among the first {scanned} keys"
+    yield _odd_locks(odd, part, backend.alias)
+    yield _endless_keys(endless, part)
+    yield _index(unlisted, part)
+
+
+def _name_of_lock(prefix: str, key: bytes) -> str | None:
+    name = name_of(prefix, key.decode(errors="replace"))
+    # Not one that only looks like ours, whose name leads to another key.
+    return name if name and lock_keys(prefix, name).lock.encode() == key else None
 
 
 def _is_odd(lock: HeldLock) -> bool:
     return bool(lock.strange) or lock.expires_in is None or lock.ends_late
+
+
+def _unlisted(server: _Server, names: Mapping[bytes, str]) -> set[str]:
+    """Those of the locks with these keys that are not in the index."""
+    scores = server.ask("ZMSCORE", index_key(server.backend.prefix), *names) if names else []
+    if isinstance(scores, ReplyError):
+        return set()
+    return {name for name, score in zip(names.values(), scores, strict=True) if score is None}
+
+
+def _endless(backend: RedisBackend, keys: list[bytes]) -> list[str]:
+    """Those of *keys* that have no expiry."""
+    times = backend.commands(*[("PTTL", key) for key in keys]) if keys else []
+    pairs = zip(keys, times, strict=True)
+    return [key.decode(errors="backslashreplace") for key, left in pairs if left == -1]
 
 
 def _odd_locks(locks: list[HeldLock], part: str, alias: str) -> Finding:
@@ -455,10 +451,31 @@ def _odd_locks(locks: list[HeldLock], part: str, alias: str) -> Finding:
     )
 
 
-def _name_of_lock(prefix: str, key: bytes) -> str | None:
-    name = name_of(prefix, key.decode(errors="replace"))
-    # Not one that only looks like ours, whose name leads to another key.
-    return name if name and lock_keys(prefix, name).lock.encode() == key else None
+def _endless_keys(keys: list[str], part: str) -> Finding:
+    """What is said of other keys that never expire."""
+    if not keys:
+        return Finding("keys", "ok", f"every other key has an expiry{part}")
+    never = "never expires" if len(keys) == 1 else "never expire"
+    return Finding(
+        "keys",
+        "fail",
+        f"{counted(len(keys), 'key')} {never}{part}: {_named(keys)}",
+        "Nothing of ours does that: find out who wrote that, then delete it.",
+    )
+
+
+def _index(unlisted: int, part: str) -> Finding:
+    """What is said of held locks that lists do not show."""
+    if not unlisted:
+        return Finding("index", "ok", f"every held lock is in the index{part}")
+    verb, them = ("is", "it") if unlisted == 1 else ("are", "them")
+    return Finding(
+        "index",
+        "warn",
+        f"{counted(unlisted, 'held lock')} {verb} missing in the index{part}, so lists do not"
+        f" show {them}",
+        "A renewed lock comes back into it by itself. Did somebody delete the index?",
+    )
 
 
 def _named(names: list[str]) -> str:
@@ -467,8 +484,8 @@ def _named(names: list[str]) -> str:
     return ", ".join(map(repr, names[:MOST_NAMED])) + more
 
 
-def _caches(patient: _Patient) -> Iterator[Finding]:
-    shared = shared_caches(patient.backend.conf)
+def _caches(server: _Server) -> Iterator[Finding]:
+    shared = shared_caches(server.backend.conf)
     if shared:
         yield Finding(
             "cache",
@@ -480,7 +497,8 @@ def _caches(patient: _Patient) -> Iterator[Finding]:
         yield Finding("cache", "ok", "no Django cache uses the same database")
 
 
-_CHECKS: tuple[Callable[[_Patient], Iterator[Finding]], ...] = (
+_CHECKS: tuple[Callable[[_Server], Iterator[Finding]], ...] = (
+    _reachable,
     _version,
     _cluster,
     _rights,

@@ -14,16 +14,21 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from django.core.exceptions import ImproperlyConfigured
+
 from django_redislock import signals
-from django_redislock.activity import described, is_gone
-from django_redislock.backends.base import LONGEST_PATIENCE, read_holding
-from django_redislock.conf import DEFAULT_ALIAS, backends, conf
-from django_redislock.exceptions import LockUnavailable
+from django_redislock.backends.base import LONGEST_OPERATION
+from django_redislock.backends.registry import backends
+from django_redislock.conf import conf
+from django_redislock.exceptions import InvalidLockName, LockUnavailable
 from django_redislock.humanize import visible
-from django_redislock.lease import Owner, is_number
+from django_redislock.jsonable import Jsonable
+from django_redislock.process import is_gone
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.flows import Call
 from django_redislock.rules.names import check_name
+from django_redislock.rules.options import DEFAULT_ALIAS
+from django_redislock.rules.steps import Call
+from django_redislock.rules.stored import Owner, is_number, read_holding
 from django_redislock.task_runs import Record, Records, Run, record, records
 
 if TYPE_CHECKING:
@@ -42,28 +47,35 @@ MOST_NAMES = 100_000
 MOST_LOOKS = 10_000
 LOOKED_AT_ONCE = 1000
 MOST_WAITERS_NAMED = 100
-MOST_PERMITS = 100
+
+# What keeps us from looking; see problem().
+TROUBLE = (LockUnavailable, InvalidLockName, ImproperlyConfigured)
 
 CLOCK_SLACK = 1.0  # Seconds by which a lease may seem to last longer than its ttl.
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldLock:
+class HeldLock(Jsonable):
     """One held lock. Durations are seconds; None means unknown."""
 
     name: str
     alias: str
     state: State
     id: str  # Lease id: what force_release() wants to see again.
-    owner: Owner
     fence: int | None
+    owner: Owner
     held_for: float | None
     expires_in: float | None
-    waiters: int
-    renewals: int
     ttl: float | None = None  # As granted.
-    strange: str = ""  # What it is, if its state is "foreign": "a list of 3 elements".
+    renewals: int
+    waiters: int
     gone: bool = False  # Its owner was a process of this host, and does not exist any more.
+    strange: str = ""  # What it is, if its state is "foreign": "a list of 3 elements".
+
+    @property
+    def holder(self) -> str:
+        """Its owner in one line; of what is not ours, what it is."""
+        return self.strange or str(self.owner)
 
     @property
     def ends_late(self) -> bool:
@@ -94,22 +106,10 @@ class HeldLock:
         return ""
 
     def as_dict(self) -> dict[str, Any]:
-        """What ``manage.py locks --json`` prints. Keys are added, never renamed or removed."""
-        return {
-            "name": self.name,
-            "alias": self.alias,
-            "state": self.state,
-            "id": self.id,
-            "fence": self.fence,
-            **described(self.owner),
-            "held_for": _rounded(self.held_for),
-            "expires_in": _rounded(self.expires_in),
-            "ttl": _rounded(self.ttl),
-            "renewals": self.renewals,
-            "waiters": self.waiters,
-            "note": self.note or None,
-            "gone": self.gone,
-        }
+        """What is printed of it. The note says what is strange."""
+        printed = {**super().as_dict(), "note": self.note or None}
+        del printed["strange"]
+        return printed
 
 
 class HeldLocks(builtins.list[HeldLock]):
@@ -125,40 +125,29 @@ class HeldLocks(builtins.list[HeldLock]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waiter:
+class Waiter(Jsonable):
     """One who is queued for a lock."""
 
     id: str  # Of the lease it will have.
     owner: Owner
     waiting_for: float  # Seconds.
 
-    def as_dict(self) -> dict[str, Any]:
-        """For ``manage.py locks show --json``."""
-        waiting_for = _rounded(self.waiting_for)
-        return {"id": self.id, **described(self.owner), "waiting_for": waiting_for}
-
 
 @dataclass(frozen=True, kw_only=True)
-class PastLease:
+class PastLease(Jsonable):
     """A lease that has ended. Only those that lasted a second or were a task's are remembered."""
 
     id: str
-    owner: Owner
     fence: int
+    owner: Owner
     since: float  # Server time, seconds since the epoch.
     until: float | None  # None: nobody knows, since its owner never released it.
     ended: Ended
 
-    def as_dict(self) -> dict[str, Any]:
-        """For ``manage.py locks show --json``."""
-        return {
-            "id": self.id,
-            "fence": self.fence,
-            **described(self.owner),
-            "since": _rounded(self.since),
-            "until": _rounded(self.until),
-            "ended": self.ended,
-        }
+    @property
+    def lasted(self) -> float | None:
+        """Seconds for which it was held; None if nobody knows."""
+        return None if self.until is None else self.until - self.since
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,13 +252,13 @@ def list(  # noqa: A001
     found = HeldLocks()
     if only is None or only == Selection():
         names, found.total = backend.held_names(limit, offset, latest_first=latest_first)
-        found.extend(_look_through(backend, names))
+        found.extend(look_at(names, using=using))
         found.partial = found.total > offset + limit
         return found
     only.check()
     names, found.total = backend.held_names(MOST_NAMES, latest_first=latest_first)
     names = only.narrow(names)
-    admitted = filter(only.admits, _look_through(backend, names[:MOST_LOOKS]))
+    admitted = filter(only.admits, look_at(names[:MOST_LOOKS], using=using))
     found.extend(islice(admitted, offset, offset + limit))
     found.partial = (
         found.total > MOST_NAMES or len(names) > MOST_LOOKS or next(admitted, None) is not None
@@ -293,7 +282,7 @@ def every(*, using: str = DEFAULT_ALIAS, only: Selection | None = None) -> Itera
     while offset < total:
         names, total = backend.held_names(MOST_NAMES, offset)
         offset += MOST_NAMES
-        yield from filter(only.admits, _look_through(backend, only.narrow(names)))
+        yield from filter(only.admits, look_at(only.narrow(names), using=using))
 
 
 def get(name: str, *, using: str = DEFAULT_ALIAS) -> HeldLock | None:
@@ -304,7 +293,7 @@ def get(name: str, *, using: str = DEFAULT_ALIAS) -> HeldLock | None:
         LockUnavailable: The server did not or could not answer.
     """
     backend = backends[using]
-    return _held(backend, backend.look_many([check_name(name)])[0])
+    return _read_seen(backend, backend.look_many([check_name(name)])[0])
 
 
 def look_at(names: Iterable[str], *, using: str = DEFAULT_ALIAS) -> Iterator[HeldLock]:
@@ -313,7 +302,9 @@ def look_at(names: Iterable[str], *, using: str = DEFAULT_ALIAS) -> Iterator[Hel
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    return _look_through(backends[using], [*names])
+    backend, remaining = backends[using], iter(names)
+    while some := [*islice(remaining, LOOKED_AT_ONCE)]:
+        yield from filter(None, (_read_seen(backend, seen) for seen in backend.look_many(some)))
 
 
 def detail(name: str, *, using: str = DEFAULT_ALIAS) -> Detail:
@@ -327,7 +318,7 @@ def detail(name: str, *, using: str = DEFAULT_ALIAS) -> Detail:
     name = check_name(name)
     inspect = Call(scripts.INSPECT, name, (MOST_WAITERS_NAMED,), backend.within)
     looked, (server_ms, waiters, past) = backend.ask_many([backend.look(name), inspect])
-    lock = _held(backend, backend.seen(name, looked))
+    lock = _read_seen(backend, backend.seen(name, looked))
     now = int(server_ms) / 1000
     return Detail(
         name=name,
@@ -345,6 +336,18 @@ def detail(name: str, *, using: str = DEFAULT_ALIAS) -> Detail:
         past=_read_past(past, lock),
         server_time=now,
     )
+
+
+def record_of(detail: Detail) -> Record | None:
+    """What became of the task runs under a lock; those under a permit are the task's.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    owners = [lease.owner for lease in (detail.lock, *detail.past) if lease]
+    is_permit = any(owner.permit for owner in owners)
+    name = detail.name.rpartition("#")[0] if is_permit else detail.name
+    return record(name, using=detail.alias)
 
 
 def force_release(
@@ -399,54 +402,33 @@ def force_release(
     return True
 
 
-def problem(error: LockUnavailable, alias: str) -> str:
-    """Why the server of an alias cannot be asked, as a sentence that names it, without secrets."""
-    server = " ".join(filter(None, [conf(alias).address, f"({alias})"]))
-    return visible(f"The server {server} cannot answer: {error.problem}.")
-
-
-def at_work(names: Iterable[str], *, using: str = DEFAULT_ALIAS) -> set[str]:
-    """Those of *names*, of locks of tasks, that a run holds and renews as it should.
-
-    A command that holds one, forgotten in some terminal, is no run. Of a task with a limit it is
-    enough that a run holds one of the permits.
+def why_kept(name: str, *, using: str = DEFAULT_ALIAS) -> str:
+    """Why force_release() found nothing to release, as a sentence that says who has the lock now.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    names = [*names]
-    first = {f"{name}#1": name for name in names}
-    locks = {lock.name: lock for lock in look_at([*names, *first], using=using)}
-    others = {
-        f"{name}#{number}": name
-        for permit, name in first.items()
-        if permit in locks
-        for number in range(2, _limit(locks[permit]) + 1)
-    }
-    found = [*locks.values(), *look_at(others, using=using)]
-    permits = first | others
-    return {
-        permits.get(lock.name, lock.name)
-        for lock in found
-        if lock.state == "held"
-        and lock.owner.task
-        and bool(lock.owner.permit) == (lock.name in permits)
-    }
+    lock = get(name, using=using)
+    if lock is None:
+        return "Nobody holds it."
+    if lock.state == "foreign":
+        return f"Its key now holds {lock.strange}."
+    return visible(f"Somebody else holds it now: {lock.owner}, by lease {lock.id}.")
 
 
-def _limit(permit: HeldLock) -> int:
-    of = permit.owner.permit.rpartition("/")[2]
-    return min(int(of), MOST_PERMITS) if is_number(of) else 0
+def problem(error: Exception, alias: str) -> str:
+    """Why an alias cannot be looked at (see TROUBLE), as a sentence without secrets.
+
+    Of a server that cannot answer it says which one that is.
+    """
+    if not isinstance(error, LockUnavailable):
+        return visible(str(error))
+    server = " ".join(filter(None, [conf(alias).address, f"({alias})"]))
+    return visible(f"The server {server} cannot answer: {error.problem}.")
 
 
-def _look_through(backend: Backend, names: builtins.list[str]) -> Iterator[HeldLock]:
-    for start in range(0, len(names), LOOKED_AT_ONCE):
-        for seen in backend.look_many(names[start : start + LOOKED_AT_ONCE]):
-            if held := _held(backend, seen):
-                yield held
-
-
-def _held(backend: Backend, seen: Seen) -> HeldLock | None:
+def _read_seen(backend: Backend, seen: Seen) -> HeldLock | None:
+    """What the server showed of a lock; None if nobody holds it."""
     holding = seen.holding
     if holding is None:
         return None
@@ -472,17 +454,18 @@ def _held(backend: Backend, seen: Seen) -> HeldLock | None:
         renewals=holding.renewals,
         ttl=holding.ttl,
         strange=holding.strange,
-        gone=state != "cooling" and is_gone(holding.owner),
+        gone=state != "cooling" and is_gone(holding.owner.host, holding.owner.pid),
     )
 
 
 def _least_left(backend: Backend, ttl: float) -> float:
-    """Seconds that are left of a lease at least, as long as it is renewed in time.
+    """Seconds that are left of a lease whenever somebody looks, if its owner renews it in time.
 
-    A renewal is sent each third of the ttl. One that is not answered is tried again, by when the
-    patience with the server is over.
+    It is renewed each third of the ttl. A renewal that is not answered is sent again until the
+    operation timeout is over, so it may come that much later. The owner's operation timeout is not
+    known here: it is taken for LONGEST_OPERATION at least, and for a third of the ttl at most.
     """
-    late = min(max(backend.patience(ttl), LONGEST_PATIENCE), ttl / 3)
+    late = min(max(backend.operation_timeout(ttl), LONGEST_OPERATION), ttl / 3)
     return ttl - ttl / 3 - late
 
 
@@ -522,10 +505,6 @@ def _searchable(lock: HeldLock) -> str:
     owner = lock.owner
     about = (lock.name, str(owner), owner.task, owner.command, owner.path, owner.thread)
     return "\n".join(about).casefold()
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 3)
 
 
 __all__ = [

@@ -6,44 +6,41 @@ import asyncio
 import functools
 import inspect
 import logging
-import math
 import os
-import threading
 from contextlib import suppress
-from functools import lru_cache, partial
-from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, ParamSpec, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 from weakref import ref
 
-from asgiref.sync import iscoroutinefunction
-
-from django_redislock import lease as lease_module
 from django_redislock import signals
 from django_redislock.activity import current_owner
-from django_redislock.backends.base import read_holding, running_loop
-from django_redislock.conf import DEFAULT_ALIAS, SHORTEST_TTL, backends, flag, seconds, text
+from django_redislock.backends.registry import backends
+from django_redislock.decorating import check_decorated, explaining, is_awaited, runs_too_late
 from django_redislock.exceptions import (
-    InvalidLockName,
     LockError,
     LockLost,
     LockMisuse,
     LockTimeout,
     LockUnavailable,
 )
-from django_redislock.lease import Lease, Owner
+from django_redislock.holder import current_holder, running_loop, this_thread
+from django_redislock.lease import Lease
 from django_redislock.rules import flows
 from django_redislock.rules.flows import Busy, Done, Finished, Granted
+from django_redislock.rules.grant import Grant, will_renew
 from django_redislock.rules.names import check_name, formatter
+from django_redislock.rules.options import DEFAULT_ALIAS, options_of
+from django_redislock.rules.steps import Notify
+from django_redislock.rules.stored import DoneMarkers, new_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
     from types import TracebackType
 
-    from django.dispatch import Signal
-
     from django_redislock.backends.base import Backend
-    from django_redislock.exceptions import LostReason
+    from django_redislock.rules.options import Options, Terms
+    from django_redislock.rules.steps import Flow
 
     Seconds = float | timedelta
 
@@ -53,111 +50,14 @@ Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
 
-MAX_KNOWN_TERMS = 1000
-# Leases at least this long, in seconds, and those of tasks are remembered for the timeline of who
-# held a lock. Shorter ones would only push these out, and cost a release more than it takes.
-REMEMBERED = 1.0
+# Leases at least this long, in seconds, and those of tasks are noted in the timeline of who held a
+# lock. Shorter ones would only push these out, and cost a release more than it takes.
+NOTED_FROM = 1.0
 # Leases of one handle that have ended without a release; the oldest are forgotten.
 MOST_HOLDS = 1000
 
 
-class _Thread:
-    """A thread as a holder. Its ident would not do: idents are used again."""
-
-
-class _ThisThread(threading.local):
-    def __init__(self) -> None:
-        self.holder = _Thread()
-
-
-_this_thread = _ThisThread()
-
-
-def _current_holder() -> asyncio.Task[Any] | _Thread:
-    """What a lease granted here belongs to: the running asyncio task, or else the thread."""
-    loop = running_loop()
-    return (loop and asyncio.current_task(loop)) or _this_thread.holder
-
-
-class Options(NamedTuple):
-    """How to lock, checked; None means the setting. Durations are seconds."""
-
-    ttl: float | None = None
-    wait: float | None = None
-    renew: bool | None = None
-    max_hold: float | None = None
-    min_hold: float = 0.0
-    reentrant: bool = False
-    using: str = DEFAULT_ALIAS
-    once: float = 0.0
-
-
-class Terms(NamedTuple):
-    """What options and settings come to. Durations are seconds."""
-
-    ttl: float
-    first_ttl: float  # Of the grant: max_hold may be shorter than ttl.
-    wait: float
-    renew: bool
-    max_hold: float  # math.inf if there is no bound.
-    patience: float  # The operation timeout.
-    unavailable_after: float
-
-
-def _terms(backend: Backend, options: Options) -> Terms:
-    conf = backend.conf
-    ttl = conf.ttl if options.ttl is None else options.ttl
-    max_hold = conf.max_hold if options.max_hold is None else options.max_hold
-    terms = Terms(
-        ttl=ttl,
-        first_ttl=ttl if max_hold is None else min(ttl, max_hold),
-        wait=conf.wait if options.wait is None else options.wait,
-        renew=conf.renew if options.renew is None else options.renew,
-        max_hold=math.inf if max_hold is None else max_hold,
-        patience=(patience := backend.patience(ttl)),
-        unavailable_after=(patience if conf.unavailable_after is None else conf.unavailable_after),
-    )
-    if len(backend.terms) < MAX_KNOWN_TERMS:
-        backend.terms[options] = terms
-    return terms
-
-
-# What an argument of other libraries is called here.
-_CALLED_HERE = {
-    "timeout": "ttl=, how long the lease lasts unless renewed, or wait=, how long to wait for it",
-    "expire": "ttl=, how long the lease lasts unless renewed",
-    "blocking": "wait=, how long to wait for it; 0 tries once",
-    "blocking_timeout": "wait=, how long to wait for it; 0 tries once",
-}
-
-
-def _explaining(make: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """Let a call that cannot be right say which line to write instead."""
-    known = inspect.signature(make).parameters
-
-    @functools.wraps(make)
-    def explained(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
-        try:
-            return make(*args, **kwargs)
-        except (TypeError, InvalidLockName):
-            if args and (callable(args[0]) or isinstance(args[0], classmethod | property)):
-                raise _nameless(args[0]) from None
-            if len(args) > 1:
-                raise TypeError(
-                    "distributed_lock takes only the name by position: say what the other"
-                    " arguments are, as in distributed_lock('report', ttl=30, wait=5)."
-                ) from None
-            if unknown := [name for name in kwargs if name not in known]:
-                here = _CALLED_HERE.get(unknown[0], f"one of {', '.join(list(known)[1:])}")
-                raise TypeError(
-                    f"distributed_lock takes no argument {unknown[0]!r}; pass {here}."
-                ) from None
-            raise
-
-    return explained
-
-
-@_explaining
+@explaining
 def distributed_lock(
     name: str,
     *,
@@ -193,32 +93,10 @@ def distributed_lock(
     """
     given = (ttl, wait, renew, max_hold, min_hold, reentrant, using)
     try:
-        options = _options(*given)
+        options = options_of(*given)
     except TypeError:  # An argument that cannot be hashed; the check says which.
-        options = _options.__wrapped__(*given)
+        options = options_of.__wrapped__(*given)
     return Lock(check_name(name, template=isinstance(name, str) and "{" in name), options)
-
-
-# Programs use few combinations, many times. Typed: 1 is no flag, though it equals True.
-@lru_cache(maxsize=MAX_KNOWN_TERMS, typed=True)
-def _options(
-    ttl: Seconds | None,
-    wait: Seconds | None,
-    renew: bool | None,
-    max_hold: Seconds | None,
-    min_hold: Seconds | None,
-    reentrant: bool,
-    using: str,
-) -> Options:
-    return Options(
-        ttl=None if ttl is None else seconds(ttl, "ttl", least=SHORTEST_TTL),
-        wait=None if wait is None else seconds(wait, "wait", endless=True),
-        renew=None if renew is None else flag(renew, "renew"),
-        max_hold=None if max_hold is None else seconds(max_hold, "max_hold", least=SHORTEST_TTL),
-        min_hold=0.0 if min_hold is None else seconds(min_hold, "min_hold"),
-        reentrant=flag(reentrant, "reentrant"),
-        using=text(using, "using"),
-    )
 
 
 class _Hold:
@@ -226,23 +104,22 @@ class _Hold:
 
     __slots__ = ("backend", "block", "lease", "over", "terms")
 
-    # Set by acquire: a lease stays with the backend and the settings that granted it.
-    backend: Backend
-    terms: Terms
-
-    def __init__(self, *, block: bool) -> None:
+    def __init__(self, backend: Backend, terms: Terms, *, block: bool) -> None:
+        # A lease stays with the backend and the settings that granted it.
+        self.backend = backend
+        self.terms = terms
         self.block = block  # Whether leaving a block ends it.
         self.lease: Lease | None = None
         self.over = False  # Released within its block, which has not been left yet.
 
     def is_of(self, holder: object) -> bool:
         """Whether *holder* got it."""
-        return self.lease is not None and self.lease._holder() is holder
+        return self.lease is not None and self.lease.grant.holder() is holder
 
     @property
     def may_be_held(self) -> bool:
         """Whether its lease is not known to be over."""
-        return self.lease is not None and self.lease._may_be_held
+        return self.lease is not None and self.lease.grant.may_be_held(self.backend.clock())
 
 
 class Lock:
@@ -253,7 +130,7 @@ class Lock:
 
     __slots__ = ("_holds", "_options", "_run", "name")
 
-    def __init__(self, name: str, options: Options, run: flows.Run | None = None) -> None:
+    def __init__(self, name: str, options: Options, run: flows.RunMarker | None = None) -> None:
         self.name = name
         self._options = options
         self._run = run  # The run of a task that it is for.
@@ -273,7 +150,7 @@ class Lock:
         return hold.lease if hold is not None else None
 
     def _own_hold(self) -> _Hold | None:
-        me = _current_holder()
+        me = current_holder()
         for hold in reversed(self._holds):
             if not hold.over and hold.is_of(me):
                 return hold
@@ -290,15 +167,14 @@ class Lock:
                 whose event loop runs, which would stand still.
             LockLost: A reentrant acquire within a lease that was lost.
         """
+        # Not isinstance(): that is C code, after which Python may run a signal handler, which may
+        # raise (Ctrl-C, a time limit). Nobody would know of the lease that attempt() has returned,
+        # and it would be renewed for ever. A comparison of classes leaves no such moment.
         return self.attempt(block=False).__class__ is Lease
 
     async def aacquire(self) -> bool:
         """See acquire()."""
         return (await self.aattempt(block=False)).__class__ is Lease
-
-    # Python runs signal handlers, which may raise, where a function begins and after a call of C
-    # code. From the end of attempt() to the code of the caller there is neither, so isinstance()
-    # would not do: a lease that nobody knows of would be renewed for ever.
 
     def attempt(
         self, *, block: bool = True, since: float | None = None
@@ -309,21 +185,9 @@ class Lock:
             block: Whether ``__exit__()`` ends what is got, as for a block; else ``release()``.
             since: When the wait began of which this is a part. The caller tells if it runs out.
         """
-        hold = _Hold(block=block)
+        hold = self._new_hold(block=block)
         try:
-            request = self._begin(hold, blocking=True)
-            if isinstance(request, Lease):
-                return request
-            backend = hold.backend
-            started = backend.clock()
-            outcome = self._conclude(
-                hold, backend.run(flows.acquire(request, started, partial(self._keep, hold)))
-            )
-            if since is not None and isinstance(outcome, Busy):
-                return outcome
-            if news := self._news_of(hold, outcome, started if since is None else since):
-                _tell(*news)
-            return outcome
+            return hold.backend.run(self._attempt(hold, since, blocking=True))
         except BaseException:
             if undo := self._undo(hold, block=block):
                 hold.backend.run(undo)
@@ -333,21 +197,9 @@ class Lock:
         self, *, block: bool = True, since: float | None = None
     ) -> Lease | Busy | Done | Finished:
         """See attempt()."""
-        hold = _Hold(block=block)
+        hold = self._new_hold(block=block)
         try:
-            request = self._begin(hold, blocking=False)
-            if isinstance(request, Lease):
-                return request
-            backend = hold.backend
-            started = backend.clock()
-            outcome = self._conclude(
-                hold, await backend.arun(flows.acquire(request, started, partial(self._keep, hold)))
-            )
-            if since is not None and isinstance(outcome, Busy):
-                return outcome
-            if news := self._news_of(hold, outcome, started if since is None else since):
-                await _atell(*news)
-            return outcome
+            return await hold.backend.arun(self._attempt(hold, since, blocking=False))
         except GeneratorExit:
             self._undo(hold, block=block)  # Nothing can be awaited any more.
             raise
@@ -356,50 +208,74 @@ class Lock:
                 await hold.backend.arun(undo)
             raise
 
-    def _begin(self, hold: _Hold, *, blocking: bool) -> flows.Request | Lease:
-        """What to ask for; or the lease we are in already, if it may be taken again."""
-        options, name = self._options, self.name
-        if blocking and running_loop() is not None:
-            self._refuse_to_block_the_loop("`async with` or `await lock.aacquire()`")
+    def _new_hold(self, *, block: bool) -> _Hold:
         outer = self._own_hold() if self._holds else None
         # Settings that are changed while it is held count from the next lease on.
         if outer is not None and outer.may_be_held:
             backend = outer.backend
         else:
-            backend = backends[options.using]
-        hold.backend = backend
-        # Programs use few combinations, many times.
-        terms = hold.terms = backend.terms.get(options) or _terms(backend, options)
-        if name in backend.leases and (nested := self._nest(hold, blocking=blocking)):
+            backend = backends[self._options.using]
+        return _Hold(backend, backend.terms(self._options), block=block)
+
+    def _attempt(
+        self, hold: _Hold, since: float | None, *, blocking: bool
+    ) -> Flow[Lease | Busy | Done | Finished]:
+        backend, terms = hold.backend, hold.terms
+        if blocking and running_loop() is not None:
+            self._refuse_to_block_the_loop("`async with` or `await lock.aacquire()`")
+        if self.name in backend.leases and (nested := self._nest(hold, blocking=blocking)):
             return nested
-        token = os.urandom(16).hex()
-        return flows.Request(
+        token, id = new_identity()  # noqa: A001
+        request = flows.Request(
             # What might have been a template was not judged by its length before.
-            check_name(name) if "{" in name else name,
+            check_name(self.name) if "{" in self.name else self.name,
             token,
-            sha256(token.encode()).hexdigest()[:16],
+            id,
             current_owner(),
             terms.first_ttl,
             terms.wait,
-            terms.patience,
+            terms.operation_timeout,
             backend.conf.replicas_ack,
-            self._heed() if options.once or self._run else "",
-            flows.will_renew(terms.renew, terms.first_ttl, terms.max_hold),
+            DoneMarkers(self._options.once > 0, self._run.id if self._run else None),
+            will_renew(terms.renew, terms.first_ttl, terms.max_hold),
             terms.unavailable_after,
         )
+        started = backend.clock()
+        outcome = yield from flows.acquire(request, started, partial(self._take_over, hold))
+        if isinstance(outcome, Granted):
+            assert hold.lease is not None
+            backend.watch(hold.lease)
+            if signals.lock_acquired.receivers:
+                waited = backend.clock() - (started if since is None else since)
+                yield Notify(
+                    signals.lock_acquired, {"sender": Lock, "lease": hold.lease, "waited": waited}
+                )
+            return hold.lease
+        if isinstance(outcome, Busy) and since is None and signals.lock_timed_out.receivers:
+            news = {
+                "sender": Lock,
+                "name": self.name,
+                "using": backend.alias,
+                "holder": outcome.holder,
+                "waited": backend.clock() - started,
+            }
+            yield Notify(signals.lock_timed_out, news)
+        return outcome
 
     def _nest(self, hold: _Hold, *, blocking: bool) -> Lease | None:
         """The lease we are in already, if it may be taken again; None if we are in none."""
-        me = _current_holder()
+        me = current_holder()
+        now = hold.backend.clock()
         for lease in hold.backend.leases_of(self.name):
-            if lease._ended or lease._process is not lease_module.process:
+            grant = lease.grant
+            if grant.is_ended or not grant.is_ours:
                 continue
-            holder, may_be_held = lease._holder(), lease._may_be_held
+            holder, may_be_held = grant.holder(), grant.may_be_held(now)
             if holder is me and self._options.reentrant:
                 if not may_be_held:
-                    raise lease._loss()
+                    raise grant.loss(now)
                 hold.lease = lease
-                lease._holds += 1
+                grant.nest()
                 self._add(hold)
                 return lease
             if may_be_held:
@@ -424,7 +300,7 @@ class Lock:
                 f"this {who} holds it already, so waiting for it would never end. Pass"
                 " reentrant=True to nest, or release it first.",
             )
-        if isinstance(me, asyncio.Task) and holder is _this_thread.holder:
+        if isinstance(me, asyncio.Task) and holder is this_thread():
             raise LockMisuse(
                 self.name,
                 "blocking code of this thread holds it, beneath the event loop, and cannot release"
@@ -437,37 +313,32 @@ class Lock:
                 " call blocks the loop. Use `async with`.",
             )
 
-    def _heed(self) -> str:
-        """What would make it pointless, see lua/_heed.lua."""
-        return f"{self._options.once > 0:d}{self._run.id if self._run else ''}"
-
-    def _keep(self, hold: _Hold, request: flows.Request, granted: Granted) -> None:
-        """Take over from the flow, which undoes the grant if it is interrupted before."""
+    def _take_over(self, hold: _Hold, request: flows.Request, granted: Granted) -> None:
+        """Make the lease. Until this returns, the flow undoes the grant if it is interrupted."""
         terms = hold.terms
-        lease = Lease(
+        grant = Grant(
             name=request.name,
             token=request.token,
-            id=request.id,
-            fence=granted.fence,
-            owner=request.owner,
             ttl=terms.ttl,
+            granted_at=granted.at,
             deadline=granted.deadline,
             ends=granted.ends,
-            granted_at=granted.at,
             hold_until=granted.at + terms.max_hold,
             auto_renew=terms.renew,
-            keeper=hold.backend,
-            holder=ref(_current_holder()),
-            block=hold.block,
+            holder=ref(current_holder()),
+            for_block=hold.block,
         )
-        hold.lease, lease._holds = lease, 1
+        hold.lease = Lease(
+            request.name, request.id, granted.fence, request.owner, hold.backend, grant
+        )
+        grant.nest()
         self._add(hold)
 
     def _add(self, hold: _Hold) -> None:
         if not self._holds:
             self._holds.append(hold)
             return
-        me = _current_holder()
+        me = current_holder()
         over = [other for other in self._holds if other.over and other.is_of(me)]
         if over and not hold.block:
             # Acquired again within a block that it was released in: the block's end ends it.
@@ -486,42 +357,16 @@ class Lock:
         with suppress(ValueError):  # It is not there any more.
             self._holds.remove(hold)
 
-    def _conclude(
-        self, hold: _Hold, outcome: Granted | Busy | Done | Finished
-    ) -> Lease | Busy | Done | Finished:
-        if not isinstance(outcome, Granted):
-            return outcome
-        assert hold.lease is not None
-        hold.backend.watch(hold.lease)
-        return hold.lease
-
-    def _undo(self, hold: _Hold, *, block: bool) -> flows.Flow[bool] | None:
+    def _undo(self, hold: _Hold, *, block: bool) -> Flow[bool] | None:
         """Interrupted: *hold* counts no more. Returns what ends its lease, if that is over."""
         lease = hold.lease
-        if lease is None or lease._process is not lease_module.process:
+        if lease is None or not lease.grant.is_ours:
             return None
-        self._drop(hold, block=block)
-        if lease._holds:
+        if self._drop(hold, block=block) > 0:
             return None
-        lease._end()
+        lease.grant.end()
         hold.backend.forget(lease)
-        return flows.undo(lease.name, lease._token, hold.terms.patience)
-
-    def _news_of(
-        self, hold: _Hold, outcome: Lease | Busy | Done | Finished, started: float
-    ) -> tuple[Signal, dict[str, Any]] | None:
-        if isinstance(outcome, Lease):
-            if signals.lock_acquired.receivers:
-                waited = hold.backend.clock() - started
-                return signals.lock_acquired, {"lease": outcome, "waited": waited}
-        elif isinstance(outcome, Busy) and signals.lock_timed_out.receivers:
-            return signals.lock_timed_out, {
-                "name": self.name,
-                "using": hold.backend.alias,
-                "holder": holder_of(outcome),
-                "waited": hold.backend.clock() - started,
-            }
-        return None
+        return flows.undo(lease.name, lease.grant.token, hold.terms.operation_timeout)
 
     # --- release ------------------------------------------------------------------------------
 
@@ -550,13 +395,10 @@ class Lock:
         """End the lease, or leave it to an outer acquire; also if it is interrupted."""
         hold = None
         try:
-            hold = self._hold_to_end(block=block)
-            if hold is None and (self._holds or not block):
+            if hold := self._hold_to_end(block=block):
+                hold.backend.run(self._release(hold, success, block=block))
+            elif self._holds or not block:
                 self._refuse_release()
-            if hold is not None and (flow := self._surrender(hold, success, block=block)):
-                reason = hold.backend.run(flow)
-                if news := self._finish(hold, success, reason):
-                    _tell(*news)
         except LockError:
             raise
         except BaseException:
@@ -569,13 +411,10 @@ class Lock:
         """See _end()."""
         hold = None
         try:
-            hold = self._hold_to_end(block=block)
-            if hold is None and (self._holds or not block):
+            if hold := self._hold_to_end(block=block):
+                await hold.backend.arun(self._release(hold, success, block=block))
+            elif self._holds or not block:
                 self._refuse_release()
-            if hold is not None and (flow := self._surrender(hold, success, block=block)):
-                reason = await hold.backend.arun(flow)
-                if news := self._finish(hold, success, reason):
-                    await _atell(*news)
         except (LockError, GeneratorExit):
             raise
         except BaseException:
@@ -588,7 +427,7 @@ class Lock:
         """What a release or the end of a *block* ends: the caller's last, or else the only one."""
         holds = [hold for hold in self._holds if (hold.block if block else not hold.over)]
         if len(holds) > 1:
-            me = _current_holder()
+            me = current_holder()
             holds = [hold for hold in holds if hold.is_of(me)]
         return holds[-1] if holds else None
 
@@ -601,73 +440,71 @@ class Lock:
             )
         raise LockMisuse(self.name, "this handle holds no lease, so there is none to release.")
 
-    def _surrender(
-        self, hold: _Hold, success: bool, *, block: bool
-    ) -> flows.Flow[LostReason | None] | None:
-        """Stop relying on the lease, and return what ends it; None if there is nothing to end."""
-        lease = hold.lease
+    def _release(self, hold: _Hold, success: bool, *, block: bool) -> Flow[None]:
+        """Rely on the lease no more, and end it, unless an outer acquire goes on with it."""
+        lease, backend, options = hold.lease, hold.backend, self._options
         assert lease is not None
-        if lease._process is not lease_module.process:
+        grant = lease.grant
+        if not grant.is_ours:
             if not block:
                 raise LockMisuse(
                     self.name, "its lease belongs to the parent process; only that may release it."
                 )
             self._remove(hold)
-            return None
+            return
         if hold.over:  # Released within the block.
             self._remove(hold)
-            return None
-        self._drop(hold, block=block)
-        if lease._holds:
-            return None
-        backend, options = hold.backend, self._options
-        now = backend.clock()
-        if now >= lease._ends:
-            lease._expire()
+            return
+        if self._drop(hold, block=block) > 0:
+            return
+        backend.note_expiry(lease)
         backend.forget(lease)
-        if reason := lease._end():
+        now = backend.clock()
+        if reason := grant.end():
             if reason == "unreachable":
-                return flows.give_back(self.name, lease._token, hold.terms.patience, reason)
-            raise lease._loss()
+                # A renewal whose answer was lost may have kept it for others to wait for.
+                yield from flows.undo(self.name, grant.token, hold.terms.operation_timeout)
+            raise grant.loss(now)
         # One that was renewed has a beginning in the timeline, so it must have an end.
-        lasted = lease.renewals or lease.owner.task or now - lease.granted_at >= REMEMBERED
-        return flows.release(
+        lasted = grant.renewals or lease.owner.task or now - grant.granted_at >= NOTED_FROM
+        reason = yield from flows.release(
             flows.Ending(
                 lease.name,
-                lease._token,
+                grant.token,
                 lease.owner,
-                lease._deadline,
-                lease._ends,
+                grant.deadline,
+                grant.ends,
                 options.min_hold if success else 0.0,
                 options.once if success else 0.0,
-                hold.terms.patience,
+                hold.terms.operation_timeout,
                 block,
                 ("done" if success else "failed") if lasted or self._run else "",
                 self._run,
             )
         )
+        now = backend.clock()
+        if reason is not None:
+            backend.lost(lease, reason, at_release=True)
+            raise grant.loss(now)
+        if signals.lock_released.receivers:
+            held_for = now - grant.granted_at
+            news = {"sender": Lock, "lease": lease, "held_for": held_for, "success": success}
+            yield Notify(signals.lock_released, news)
 
-    def _drop(self, hold: _Hold, *, block: bool) -> None:
-        """It counts no more; but the end of its block will ask for it, and must find no other."""
-        if not hold.over and hold.lease is not None:
-            hold.over = True
-            hold.lease._holds -= 1
-        if block or not hold.block:
-            self._remove(hold)
+    def _drop(self, hold: _Hold, *, block: bool) -> int:
+        """It counts no more. Returns how many acquires of its lease still do.
 
-    def _finish(
-        self, hold: _Hold, success: bool, reason: LostReason | None
-    ) -> tuple[Signal, dict[str, Any]] | None:
+        It stays in the list until its block ends, which will ask for it, and must find no other.
+        """
         lease = hold.lease
         assert lease is not None
-        if reason is not None:
-            lease._lose(reason, at_release=True)
-            raise lease._loss()
-        if not signals.lock_released.receivers:
-            return None
-        held_for = hold.backend.clock() - lease.granted_at
-        news = {"lease": lease, "held_for": held_for, "success": success}
-        return signals.lock_released, news
+        left = lease.grant.holds
+        if not hold.over:
+            left = lease.grant.unnest()  # First: an interrupt where it begins must find no half.
+            hold.over = True
+        if block or not hold.block:
+            self._remove(hold)
+        return left
 
     # --- with, async with ---------------------------------------------------------------------
 
@@ -709,7 +546,7 @@ class Lock:
 
     def _refuse(self, outcome: Busy | Done | Finished) -> NoReturn:
         assert isinstance(outcome, Busy)
-        raise LockTimeout(self.name, holder_of(outcome), outcome.expires_in)
+        raise LockTimeout(self.name, outcome.holder, outcome.expires_in)
 
     def _leave_with(self, error: LockLost | LockMisuse | LockUnavailable, success: bool) -> None:
         # The work is done, or its own exception is on its way and must not be masked. A loss is
@@ -722,11 +559,11 @@ class Lock:
 
     def __call__(self, function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
         """Decorate a function or coroutine function: each call is made under the lock."""
-        _check_decorated(function, f"@distributed_lock({self.name!r})")
+        check_decorated(function, f"@distributed_lock({self.name!r})")
         name_of = formatter(self.name, function)
         options = self._options
 
-        if _is_awaited(function):
+        if is_awaited(function):
 
             @functools.wraps(function)
             async def alocked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Any:
@@ -742,7 +579,7 @@ class Lock:
                 if inspect.isawaitable(result) or inspect.isgenerator(result):
                     if hasattr(result, "close"):
                         result.close()
-                    raise _too_late(function)
+                    raise runs_too_late(function)
                 return result
 
         return locked
@@ -766,88 +603,7 @@ class Lock:
         backend = backends[self._options.using]
         return await backend.arun(self._look(backend))
 
-    def _look(self, backend: Backend) -> flows.Flow[bool]:
+    def _look(self, backend: Backend) -> Flow[bool]:
         name = check_name(self.name)
         value = yield from flows.ask(backend.look(name))
         return backend.seen(name, value).holding is not None
-
-
-def _nameless(function: object) -> TypeError:
-    name = getattr(function, "__name__", "name")
-    line = f"@distributed_lock({name!r})"
-    _check_decorated(function, line)
-    return TypeError(
-        f"@distributed_lock needs the name of the lock: write {line} above def {name}(...). The"
-        " name may have arguments in it, as in 'report:{report_id}'."
-    )
-
-
-def _check_decorated(function: object, line: str) -> None:
-    """Refuse whatever would not run under the lock if *line* stood above it."""
-    if any(cls.__module__.partition(".")[0] == "celery" for cls in type(function).__mro__):
-        # Not looked at in any other way, or Celery would set its application up.
-        raise TypeError(
-            "distributed_lock was given a Celery task, and workers would run it without the lock."
-            f" Write @shared_task above {line}, or @single_instance_task in their place."
-        )
-    if inspect.isclass(function):
-        raise TypeError(
-            f"distributed_lock was given the class {function.__qualname__}, and only the making of"
-            f" objects would be under the lock. Write {line} above a method; for a view,"
-            f' @method_decorator({line[1:]}, name="dispatch") above the class.'
-        )
-    if isinstance(function, staticmethod | classmethod | property) or not callable(function):
-        cure = f"; write @{type(function).__name__} above {line}" * hasattr(function, "__get__")
-        raise TypeError(f"distributed_lock decorates functions, not {function!r}{cure}.")
-    if _generates(function):
-        raise _too_late(function)
-
-
-def _is_awaited(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives something to await."""
-    # asgiref knows coroutine functions that were marked as such, too.
-    if iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__):
-        return True
-    # dispatch() of an asynchronous view is a plain function, and returns a coroutine.
-    method = function.func if isinstance(function, functools.partial) else function
-    view = getattr(method, "__self__", None)
-    return getattr(method, "__name__", "") == "dispatch" and getattr(view, "view_is_async", False)
-
-
-def _generates(function: Callable[..., Any]) -> bool:
-    """Whether calling it runs nothing of its body; also with contextlib.contextmanager over it."""
-    if getattr(function, "__globals__", {}).get("__name__") == "contextlib":
-        function = inspect.unwrap(function)
-    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
-
-
-def _too_late(function: Callable[..., Any]) -> TypeError:
-    what = "the generator function " if _generates(function) else ""
-    return TypeError(
-        f"distributed_lock cannot decorate {what}{getattr(function, '__qualname__', function)}():"
-        " its body runs after the call has returned, when the lock is released. Use `with` within"
-        " the body, or decorate the coroutine function itself."
-    )
-
-
-def _tell(signal: Signal, news: dict[str, Any]) -> None:
-    try:
-        signal.send_robust(sender=Lock, **news)
-    except RuntimeError:
-        # Not a receiver's, which are logged by Django: it cannot call asynchronous receivers
-        # from blocking code in an event loop's thread.
-        logger.exception("Could not send a signal about a lock")
-
-
-async def _atell(signal: Signal, news: dict[str, Any]) -> None:
-    await signal.asend_robust(sender=Lock, **news)
-
-
-def holder_of(busy: Busy) -> str:
-    """Who holds the lock that an acquire found busy, as ``host:pid task-id``."""
-    return str(read_holding(busy.value).owner)
-
-
-def done_by(done: Done) -> str:
-    """Who did what a `once` says is done, in the same form."""
-    return str(Owner.unpack(done.value.decode(errors="replace").partition("|")[2]))

@@ -1,4 +1,7 @@
-"""A model without a table: it gives held locks a page in the admin, and permissions a home."""
+"""A model without a table: it gives locks a page in the admin, and permissions a home.
+
+The admin calls it LockPage; to everybody else a HeldLock is that of held.py.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class _NoRows(models.Manager["HeldLock"]):
 
 
 class HeldLock(models.Model):
-    """A lock on its page in the admin. Nothing of it is in the database.
+    """The page of a lock in the admin. Nothing of it is in the database.
 
     The key stands for alias and name in addresses. A name could be ``..`` or hold a slash, which
     browsers and proxies rewrite, so it is base64 there.

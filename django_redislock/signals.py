@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from django.core.signals import setting_changed
 from django.dispatch import Signal
-
-from django_redislock import conf
 
 #: A lease was granted. Arguments: lease, waited (seconds).
 lock_acquired = Signal()
@@ -20,5 +17,3 @@ lock_force_released = Signal()
 #: A task run did not happen because of its lock. Sender: the task. Arguments: result (the marked
 #: value, with "skipped", "lock" and "holder"), task_id.
 task_skipped = Signal()
-
-setting_changed.connect(conf.forget, dispatch_uid="django_redislock.conf.forget")

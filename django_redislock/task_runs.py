@@ -1,6 +1,6 @@
-"""What became of the runs of tasks: the last success, failure and skip under each lock.
+"""What is known of the runs of a task: how the last ones ended, and which are under way.
 
-Also who waits in the broker's queue to run, for tasks that are queued one at a time.
+Also which call waits in the broker's queue to run, of tasks that are queued one at a time.
 """
 
 from __future__ import annotations
@@ -8,12 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_redislock.activity import current_owner, described
-from django_redislock.conf import DEFAULT_ALIAS, backends
-from django_redislock.lease import Owner, is_number
+from django_redislock.activity import current_owner
+from django_redislock.backends.registry import backends
+from django_redislock.humanize import duration
+from django_redislock.jsonable import Jsonable
+from django_redislock.process import is_gone
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.flows import Call
 from django_redislock.rules.names import check_name
+from django_redislock.rules.options import DEFAULT_ALIAS
+from django_redislock.rules.steps import Call
+from django_redislock.rules.stored import Owner, is_number
 
 if TYPE_CHECKING:
     from django_redislock.backends.base import Backend
@@ -26,28 +30,34 @@ ASKED_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(Jsonable):
     """A run of a task, or one that was skipped."""
 
     at: float  # When it ended, in seconds since the epoch, by the server's clock; or else began.
     ago: float
-    owner: Owner  # Who ran it; of one that was skipped, who did not.
     lasted: float | None  # None: it was skipped, or its end is not known.
     why: str  # Why it was skipped: "busy" or "done"; else "".
+    owner: Owner  # Who ran it; of one that was skipped, who did not.
 
-    def as_dict(self) -> dict[str, Any]:
-        """For ``manage.py locks runs --json``. Keys are added, never renamed or removed."""
-        return {
-            "at": round(self.at, 3),
-            "ago": round(self.ago, 3),
-            "lasted": None if self.lasted is None else round(self.lasted, 3),
-            "why": self.why or None,
-            **described(self.owner),
-        }
+    @property
+    def gone(self) -> bool:
+        """Whether its owner was a process of this host, and does not exist any more."""
+        return is_gone(self.owner.host, self.owner.pid)
+
+    def __str__(self) -> str:
+        """What became of it, for humans. The owner's part is what anybody may have written."""
+        when = f"{duration(self.ago)} ago"
+        if self.lasted is not None:
+            when = f"{when}, took {duration(self.lasted)}"
+        elif self.why:
+            when = f"{when}, because it was {self.why}"
+        else:
+            when = f"began {when}"
+        return f"{when}, {self.owner}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class Record(Jsonable):
     """What became of the task runs under one lock. None: there was none in the last 30 days.
 
     Attributes:
@@ -56,10 +66,10 @@ class Record:
         last_success: The last run that ended well.
         last_failure: The last that raised.
         last_skip: The last that did not happen because of the lock.
-        skips: How many were skipped since the last success.
-        under_way: The runs that hold the lock right now; several if the task has a limit.
         last_unended: The last run that began, whose lease is over, and of which neither success nor
             failure is known: its process was killed, or it lost the lease.
+        skips: How many were skipped since the last success.
+        under_way: The runs that hold the lock right now; several if the task has a limit.
     """
 
     name: str
@@ -67,31 +77,25 @@ class Record:
     last_success: Run | None = None
     last_failure: Run | None = None
     last_skip: Run | None = None
+    last_unended: Run | None = None
     skips: int = 0
     under_way: tuple[Run, ...] = ()
-    last_unended: Run | None = None
+
+    @property
+    def last(self) -> dict[str, Run]:
+        """The last run of each kind that is known, by what humans call it."""
+        runs = {
+            "last success": self.last_success,
+            "last failure": self.last_failure,
+            "last skip": self.last_skip,
+            "never ended": self.last_unended,
+        }
+        return {kind: run for kind, run in runs.items() if run}
 
     @property
     def known(self) -> bool:
         """Whether anything is."""
-        runs = self.last_success, self.last_failure, self.last_skip, self.last_unended
-        return any(runs) or bool(self.under_way)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For ``manage.py locks runs --json``. Keys are added, never renamed or removed."""
-        runs = {
-            "last_success": self.last_success,
-            "last_failure": self.last_failure,
-            "last_skip": self.last_skip,
-            "last_unended": self.last_unended,
-        }
-        return {
-            "name": self.name,
-            "alias": self.alias,
-            **{key: run and run.as_dict() for key, run in runs.items()},
-            "skips": self.skips,
-            "under_way": [run.as_dict() for run in self.under_way],
-        }
+        return bool(self.last or self.under_way)
 
 
 class Records(list[Record]):
@@ -126,108 +130,82 @@ def record(name: str, *, using: str = DEFAULT_ALIAS) -> Record | None:
     return _records(backends[using], [check_name(name)])[0]
 
 
+class _Begun(NamedTuple):
+    """A run that has begun, and whose end is not noted."""
+
+    permit: str  # "#2" of a task with a limit, else "".
+    lease_id: str
+    run: Run
+
+
 def _records(backend: Backend, names: list[str]) -> list[Record | None]:
-    answers = _ask_runs(backend, names)
-    # A run that has begun goes on if it holds the lock. One that does not has ended meanwhile, or
-    # never will: then it is still there at a second look.
-    begun = [(name, entry) for name, answer in answers.items() for entry in answer.started]
-    seen = backend.look_many([_lock_of(name, entry) for name, entry in begun])
-    over = [
-        (name, entry)
-        for (name, entry), one in zip(begun, seen, strict=True)
-        if one.holding is None or one.holding.id != _lease_of(entry)
-    ]
-    answers |= _ask_runs(backend, list(dict.fromkeys(name for name, _ in over)))
-    return [
-        _record(backend, name, answers[name], {entry for one, entry in over if one == name})
-        for name in names
-    ]
-
-
-class _Answer(NamedTuple):
-    """What the script says, see lua/runs.lua."""
-
-    now: float  # Seconds since the epoch.
-    success: str
-    failure: str
-    skip: str
-    unended: str
-    started: list[str]
-    skips: int
-
-
-def _ask_runs(backend: Backend, names: list[str]) -> dict[str, _Answer]:
-    calls = [Call(scripts.RUNS, name, (), backend.within) for name in names]
-    found = {}
-    for name, answer in zip(names, backend.ask_many(calls) if calls else (), strict=True):
-        now_ms, *notes, started, skips = answer
-        success, failure, skip, unended = map(_text, notes)
-        found[name] = _Answer(
-            int(now_ms) / 1000,
-            success,
-            failure,
-            skip,
-            unended,
-            [_text(entry) for entry in started],
-            int(skips),
+    noted = _ask_noted(backend, names)
+    # A run that has begun is under way as long as its lease is the one that holds the lock. If it
+    # is not, the run may just have ended, and have noted that since we asked. So they are asked for
+    # once more: a run that has begun then too, and does not hold the lock, never ended.
+    runs = [(name, one) for name, (_, begun) in noted.items() for one in begun]
+    seen = backend.look_many([name + one.permit for name, one in runs])
+    over = {
+        (name, one.lease_id)
+        for (name, one), lock in zip(runs, seen, strict=True)
+        if lock.holding is None or lock.holding.id != one.lease_id
+    }
+    noted |= _ask_noted(backend, list(dict.fromkeys(name for name, _ in over)))
+    found = []
+    for name in names:
+        record, begun = noted[name]
+        under_way = tuple(one.run for one in begun if (name, one.lease_id) not in over)
+        unended = [one.run for one in begun if (name, one.lease_id) in over]
+        last_unended = max(
+            filter(None, [record.last_unended, *unended]), key=lambda run: run.at, default=None
         )
+        record = replace(record, under_way=under_way, last_unended=last_unended)
+        found.append(record if record.known else None)
     return found
 
 
-def _text(note: bytes) -> str:
-    return note.decode(errors="replace")
+def _ask_noted(backend: Backend, names: list[str]) -> dict[str, tuple[Record, list[_Begun]]]:
+    """What the server has noted of the runs under each lock, see lua/runs.lua."""
+    calls = [Call(scripts.RUNS, name, (), backend.within) for name in names]
+    noted = {}
+    for name, answer in zip(names, backend.ask_many(calls) if calls else (), strict=True):
+        now_ms, success, failure, skip, unended, begun, skips = answer
+        now = int(now_ms) / 1000
+        last_begun = _read_begun(b"|" + unended, now)
+        record = Record(
+            name=name,
+            alias=backend.alias,
+            last_success=_read_run(success, now),
+            last_failure=_read_run(failure, now),
+            last_skip=_read_run(skip, now),
+            last_unended=last_begun and last_begun.run,
+            skips=int(skips),
+        )
+        noted[name] = record, list(filter(None, (_read_begun(note, now) for note in begun)))
+    return noted
 
 
-def _record(backend: Backend, name: str, answer: _Answer, over: set[str]) -> Record | None:
-    def run(note: str) -> Run | None:
-        return _run(note, answer.now)
-
-    def begun(note: str) -> Run | None:
-        found = run(note)
-        return found and replace(found, why="", lasted=None)
-
-    unended = [begun(answer.unended)]
-    under_way = []
-    for entry in answer.started:
-        one = begun(entry.partition("|")[2])
-        if entry in over:
-            unended.append(one)
-        elif one:
-            under_way.append(one)
-    found = Record(
-        name=name,
-        alias=backend.alias,
-        last_success=run(answer.success),
-        last_failure=run(answer.failure),
-        last_skip=run(answer.skip),
-        skips=answer.skips,
-        under_way=tuple(under_way),
-        last_unended=max(filter(None, unended), key=lambda one: one.at, default=None),
-    )
-    return found if found.known else None
+def _read_begun(note: bytes, now: float) -> _Begun | None:
+    permit, _, rest = note.partition(b"|")
+    run = _read_run(rest, now)
+    if run is None:
+        return None
+    # Of a run that has begun, the id of its lease stands where others say why.
+    begun = replace(run, why="", lasted=None)
+    return _Begun(permit.decode(errors="replace"), run.why, begun)
 
 
-def _lock_of(name: str, entry: str) -> str:
-    """The lock that a run which has begun holds while it goes on: that of its permit, if any."""
-    return name + entry.partition("|")[0]
-
-
-def _lease_of(entry: str) -> str:
-    return "".join(entry.split("|")[3:4])
-
-
-def _run(note: str, now: float) -> Run | None:
-    at, _, rest = note.partition("|")
-    lasted, _, rest = rest.partition("|")
-    why, _, owner = rest.partition("|")
+def _read_run(note: bytes, now: float) -> Run | None:
+    """Read a note; None if there is none, or somebody else has written it."""
+    at, lasted, why, owner = (note.decode(errors="replace").split("|", 3) + [""] * 3)[:4]
     if not is_number(at) or not is_number(lasted):
         return None
     return Run(
         at=int(at) / 1000,
         ago=max(0.0, now - int(at) / 1000),
-        owner=Owner.unpack(owner),
         lasted=None if why else int(lasted) / 1000,
         why=why,
+        owner=Owner.unpack(owner),
     )
 
 
@@ -254,7 +232,7 @@ def note_start(name: str, lease: Lease, *, using: str) -> None:
 
 
 def note_end(
-    name: str, run: flows.Run, lease: Lease, *, success: bool, lasted: float, using: str
+    name: str, run: flows.RunMarker, lease: Lease, *, success: bool, lasted: float, using: str
 ) -> None:
     """Note how a run ended that held a permit of many; a release tells of its own name only.
 
@@ -262,21 +240,21 @@ def note_end(
         LockUnavailable: The server did not or could not answer.
     """
     what = "success" if success else "failure"
-    times = flows.milliseconds(lasted), flows.milliseconds(run.remembered)
+    times = flows.milliseconds(lasted), flows.milliseconds(run.recognised_for)
     owner, permit = current_owner().packed, lease.name.removeprefix(name)
     ended = (what, times[0], owner, run.id, times[1], permit, lease.id)
     _ask(scripts.FINISH, name, *ended, using=using)
 
 
-def note_retried(name: str, run: flows.Run, *, using: str) -> None:
+def note_retried(name: str, run: flows.RunMarker, *, using: str) -> None:
     """Note that a run has finished, but its task goes on: it has published its own retry.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    remembered = flows.milliseconds(run.remembered)
+    recognised_for = flows.milliseconds(run.recognised_for)
     # Its start, and that of its lease, end with the release or with note_end().
-    _ask(scripts.FINISH, name, "retried", 0, b"", run.id, remembered, "", "", using=using)
+    _ask(scripts.FINISH, name, "retried", 0, b"", run.id, recognised_for, "", "", using=using)
 
 
 def announce(name: str, task_id: str, ttl: float, *, using: str) -> str:

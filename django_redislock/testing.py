@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import secrets
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, get_args
 
 from django_redislock.backends.memory.backend import InMemoryBackend
-from django_redislock.conf import DEFAULT_ALIAS, aliases, backends, given, is_set, parse
-from django_redislock.conf import seconds as seconds_of
+from django_redislock.backends.registry import backends
+from django_redislock.conf import aliases, given, is_set, parse
 from django_redislock.exceptions import LostReason
-from django_redislock.lease import Owner
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.flows import Call, Granted
+from django_redislock.rules.arguments import seconds as seconds_of
+from django_redislock.rules.flows import Granted
 from django_redislock.rules.names import check_name
+from django_redislock.rules.options import DEFAULT_ALIAS
+from django_redislock.rules.steps import Call
+from django_redislock.rules.stored import Owner, new_identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,15 +59,15 @@ class LockTestKit:
     ) -> Iterator[None]:
         """Let another machine hold the lock *name* during the block."""
         backend = backends[using]
-        token = secrets.token_hex(16)
+        token, id = new_identity()  # noqa: A001
         request = flows.Request(
             name=check_name(name),
             token=token,
-            id=hashlib.sha256(token.encode()).hexdigest()[:16],
+            id=id,
             owner=owner,
             ttl=ttl,
             wait=0.0,
-            patience=backend.patience(ttl),
+            operation_timeout=backend.operation_timeout(ttl),
         )
         outcome = backend.run(flows.acquire(request, backend.clock()))
         if not isinstance(outcome, Granted):
@@ -74,7 +75,9 @@ class LockTestKit:
         try:
             yield
         finally:
-            backend.run(flows.ask(Call(scripts.LEAVE, request.name, (token,), request.patience)))
+            backend.run(
+                flows.ask(Call(scripts.LEAVE, request.name, (token,), request.operation_timeout))
+            )
 
     def simulate_lost(
         self, name: str, reason: LostReason = "expired", *, using: str = DEFAULT_ALIAS
@@ -90,9 +93,11 @@ class LockTestKit:
         lease = next((one for one in backend.leases_of(check_name(name)) if one.held), None)
         if lease is None:
             raise AssertionError(f"Nobody in this process holds the lock {name!r}.")
-        token = (lease._token,)
-        backend.run(flows.ask(Call(scripts.LEAVE, lease.name, token, backend.patience(lease.ttl))))
-        lease._lose(reason)
+        token = (lease.grant.token,)
+        backend.run(
+            flows.ask(Call(scripts.LEAVE, lease.name, token, backend.operation_timeout(lease.ttl)))
+        )
+        backend.lost(lease, reason)
         return lease
 
     @contextmanager

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     import redis
     from pytest_django import Settings
 
+pytest_plugins = ["tests.support.backends", "tests.support.proofs", "tests.support.ways"]
+
 _REPORTERS = pytest.StashKey[list[tuple[str, Callable[[], str]]]]()
 
 
@@ -121,7 +123,7 @@ def server_kind(request: pytest.FixtureRequest) -> Kind:
     """Run the test once with "redis" and once with "valkey"; in CI neither may be missing."""
     kind: Kind = request.param
     if reason := missing(kind):
-        _skip_or_fail(reason)
+        skip_or_fail(reason)
     return kind
 
 
@@ -150,7 +152,7 @@ def make_server(request: pytest.FixtureRequest) -> Iterator[MakeServer]:
         else:
             chosen = next(filter(binary, KINDS), KINDS[0])
         if binary(chosen) is None:
-            _skip_or_fail(f"no {chosen} program here, and a container cannot be broken as needed")
+            skip_or_fail(f"no {chosen} program here, and a container cannot be broken as needed")
         server = Server(chosen, *arguments, **config)
         servers.append(server)
         _on_failure(request, f"log of {server!r}", lambda: server.log)
@@ -237,6 +239,41 @@ def spawn(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Spawn]
         child.close()
 
 
+# Order and selection
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="only what answers at once: no slow tests, no child processes, one kind of server",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # The order is random until here.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with what takes longest, lest at the end everybody waits for one of these."""
+    if config.getoption("quick"):
+        slow = [item for item in items if not _is_quick(item)]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if _is_quick(item)]
+
+    def may_take(item: pytest.Item) -> float:
+        timeout = item.get_closest_marker("timeout")
+        return timeout.args[0] if timeout else 1 if item.get_closest_marker("slow") else 0
+
+    items.sort(key=may_take, reverse=True)
+
+
+def _is_quick(item: pytest.Item) -> bool:
+    """Whether it is over at once, and another kind of server would hardly say more."""
+    where = getattr(item, "callspec", None)
+    kinds = {where.params.get(name) for name in ("place", "server_kind")} if where else set()
+    starts_python = {"spawn", "pytester"} & set(getattr(item, "fixturenames", ()))
+    skipped = kinds & {"redis", "unscripted"}  # Valkey can be had wherever Python is.
+    return not (item.get_closest_marker("slow") or starts_python or skipped)
+
+
 # Reports
 
 
@@ -268,7 +305,8 @@ def _on_failure(request: pytest.FixtureRequest, title: str, tell: Callable[[], s
     request.node.stash.setdefault(_REPORTERS, []).append((title, tell))
 
 
-def _skip_or_fail(reason: str) -> None:
+def skip_or_fail(reason: str) -> None:
+    """Leave the test out for want of something that this machine lacks; CI may lack nothing."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"CI needs both servers: {reason}")
     pytest.skip(reason)

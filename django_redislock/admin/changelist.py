@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, overload
 
 from django.contrib.admin import SimpleListFilter
@@ -13,10 +12,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redislock import held
 from django_redislock.admin import markup
 from django_redislock.conf import aliases
-from django_redislock.exceptions import InvalidLockName, LockUnavailable
 from django_redislock.held import Selection
 from django_redislock.humanize import visible
-from django_redislock.models import HeldLock
+from django_redislock.models import HeldLock as LockPage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,9 +25,6 @@ LOADED = 1000  # Up to so many locks are loaded as a whole; of more, a page at a
 SORTED = 5000  # So many of more are looked at, if the page wants them filtered or sorted.
 MOST_CHOICES = 50
 FREE = "free"  # To choose beside the states of held locks.
-
-# What keeps a page from being made.
-TROUBLE = (LockUnavailable, InvalidLockName, ImproperlyConfigured)
 
 Order = list[tuple[str, bool]]  # Column, and whether descending; the first counts most.
 
@@ -46,17 +41,11 @@ SORTS: dict[str, Callable[[held.HeldLock], Any]] = {
 }
 
 
-def trouble(error: Exception, alias: str) -> str:
-    """What keeps us from looking, as a sentence; it names the server that does not answer."""
-    if not isinstance(error, LockUnavailable):
-        return visible(str(error))
-    return held.problem(error, alias)
-
-
 class Rows:
     """The locks of one page: looks like a queryset to ChangeList and its paginator.
 
     Attributes:
+        aliases: All that are known, chosen or not.
         problems: Why the locks of an alias are not there, by alias.
         as_of: When they were read, in seconds since the epoch; None if no server answered.
         partial: Whether the filter or the order was applied to a part of the locks only.
@@ -67,73 +56,72 @@ class Rows:
         started = time.monotonic()
         self.as_of: float | None = None
         self.problems: dict[str, str] = {}
+        self.partial = False
+        self.locks: list[held.HeldLock] = []
         self.aliases = self._known_aliases()
         using = [alias for alias in self.aliases if chosen in {"", alias}]
-        self.partial = False
+        self._offered: list[held.HeldLock] = []  # Whatever is chosen, its hosts and tasks are.
         self._latest_first = order[:1] == [("expires_in", True)]
-        self._paged = ""  # The alias that is too large to be loaded as a whole.
-        self._facets: list[held.HeldLock] = []
-        locks: list[held.HeldLock] = []
-        total = 0
-        by_expiry = all(column == "expires_in" for column, _ in order)
-        plain = by_expiry and only == Selection()
+        self._paged = ""  # The alias of which the server gives one page at a time.
+        self._total = 0  # How many that alias has.
+        # The locks of one server come in the order in which they end.
+        in_order = len(using) <= 1 and all(column == "expires_in" for column, _ in order)
         now = time.time()
         for alias in using:
             try:
-                found = held.list(using=alias, limit=LOADED, latest_first=self._latest_first)
-                self._facets += found
-                if found.partial and plain and len(using) == 1:
-                    self._paged = alias
-                elif found.partial and only.state in {"", *held.STATES}:
-                    found = held.list(
-                        using=alias, limit=SORTED, only=only, latest_first=self._latest_first
-                    )
-                    self.partial = self.partial or found.partial
-            except TROUBLE as error:
-                self.problems[alias] = trouble(error, alias)
+                self._load(alias, only, pageable=in_order and only == Selection())
+            except held.TROUBLE as error:
+                self.problems[alias] = held.problem(error, alias)
             else:
                 self.as_of = now
-                locks += filter(only.admits, found)
-                total = found.total
-        # Those of one server come in the order in which they end, which is exact there.
-        if len(using) > 1 or not by_expiry:
+        if not in_order:
             for column, descending in reversed(order or [("expires_in", False)]):
-                locks.sort(key=SORTS[column], reverse=descending)
-        self.locks = locks
-        self._total = total if self._paged else len(locks)
+                self.locks.sort(key=SORTS[column], reverse=descending)
         self.seconds = time.monotonic() - started
+
+    def _load(self, alias: str, only: Selection, *, pageable: bool) -> None:
+        """Load the locks of an alias, all if they are few; of too many those that are wanted."""
+        found = held.list(using=alias, limit=LOADED, latest_first=self._latest_first)
+        self._offered += found
+        if found.partial and pageable:
+            self._paged, self._total = alias, found.total
+        elif found.partial and only.state in {"", *held.STATES}:  # No held lock is FREE.
+            found = held.list(using=alias, limit=SORTED, only=only, latest_first=self._latest_first)
+            self.partial = self.partial or found.partial
+        self.locks += filter(only.admits, found)
 
     def _known_aliases(self) -> list[str]:
         try:
             return aliases()
         except ImproperlyConfigured as error:
-            self.problems["REDISLOCK"] = visible(str(error))
+            self.problems["REDISLOCK"] = held.problem(error, "")
             return []
 
-    def choices(self, value_of: Callable[[held.HeldLock], str]) -> list[str]:
-        """What to filter by."""
-        return sorted({value for lock in self._facets if (value := value_of(lock))})[:MOST_CHOICES]
+    def choices(self, field: str) -> list[str]:
+        """What to filter by: what the owners have in this field."""
+        found = {getattr(lock.owner, field) for lock in self._offered}
+        return sorted(found - {""})[:MOST_CHOICES]
 
     def count(self) -> int:
         """How many there are."""
-        return self._total
+        return self._total if self._paged else len(self.locks)
 
     def __len__(self) -> int:
         return len(self.locks)
 
-    def __iter__(self) -> Iterator[HeldLock]:
-        return map(HeldLock.of, self.locks)
+    def __iter__(self) -> Iterator[LockPage]:
+        return map(LockPage.of, self.locks)
 
     @overload
-    def __getitem__(self, part: int) -> HeldLock: ...
+    def __getitem__(self, part: int) -> LockPage: ...
     @overload
-    def __getitem__(self, part: slice) -> list[HeldLock]: ...
-    def __getitem__(self, part: int | slice) -> HeldLock | list[HeldLock]:
+    def __getitem__(self, part: slice) -> list[LockPage]: ...
+    def __getitem__(self, part: int | slice) -> LockPage | list[LockPage]:
         if isinstance(part, int):
-            return HeldLock.of(self.locks[part])
-        if self._paged and part.stop > len(self.locks):
-            return [HeldLock.of(lock) for lock in self._fetch(part.start, part.stop)]
-        return [HeldLock.of(lock) for lock in self.locks[part]]
+            return LockPage.of(self.locks[part])
+        beyond = self._paged and part.stop > len(self.locks)
+        locks = self._fetch(part.start, part.stop) if beyond else self.locks[part]
+        return [LockPage.of(lock) for lock in locks]
 
     def _fetch(self, start: int, stop: int) -> Sequence[held.HeldLock]:
         try:
@@ -143,8 +131,8 @@ class Rows:
                 offset=start,
                 latest_first=self._latest_first,
             )
-        except LockUnavailable as error:
-            self.problems[self._paged] = trouble(error, self._paged)
+        except held.TROUBLE as error:
+            self.problems[self._paged] = held.problem(error, self._paged)
             self.as_of = None
             return []
 
@@ -193,7 +181,7 @@ class HeldLockList(ChangeList):
         ]
 
 
-class LockFilter(SimpleListFilter, ABC):
+class LockFilter(SimpleListFilter):
     """Offers what the locks on the page have."""
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
@@ -203,21 +191,20 @@ class LockFilter(SimpleListFilter, ABC):
             found.append(chosen)
         return [(value, self.label(value)) for value in found]
 
+    def offered(self, rows: Rows) -> list[str]:
+        """The values to choose from."""
+        return rows.choices(str(self.parameter_name))
+
     def label(self, value: str) -> str:
         """What a choice is called."""
         return visible(value)
-
-    @abstractmethod
-    def offered(self, rows: Rows) -> list[str]:
-        """The values to choose from."""
 
     def queryset(self, request: Any, queryset: Any) -> Any:
         return queryset  # HeldLockList has filtered already.
 
 
 class StateFilter(LockFilter):
-    title = "state"
-    parameter_name = "state"
+    title = parameter_name = "state"
 
     def offered(self, rows: Rows) -> list[str]:
         return [*held.STATES, FREE]
@@ -227,24 +214,15 @@ class StateFilter(LockFilter):
 
 
 class HostFilter(LockFilter):
-    title = "host"
-    parameter_name = "host"
-
-    def offered(self, rows: Rows) -> list[str]:
-        return rows.choices(lambda lock: lock.owner.host)
+    title = parameter_name = "host"
 
 
 class TaskFilter(LockFilter):
-    title = "task"
-    parameter_name = "task"
-
-    def offered(self, rows: Rows) -> list[str]:
-        return rows.choices(lambda lock: lock.owner.task)
+    title = parameter_name = "task"
 
 
 class AliasFilter(LockFilter):
-    title = "alias"
-    parameter_name = "alias"
+    title = parameter_name = "alias"
 
     def offered(self, rows: Rows) -> list[str]:
         return rows.aliases if len(rows.aliases) > 1 else []

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 from django.utils.html import format_html, format_html_join
 from django.utils.timezone import localtime
 
-from django_redislock.activity import is_gone
 from django_redislock.humanize import duration, visible
 
 if TYPE_CHECKING:
     from django.utils.safestring import SafeString
 
     from django_redislock.held import Detail, HeldLock, PastLease, Waiter
-    from django_redislock.lease import Owner
+    from django_redislock.rules.stored import Owner
     from django_redislock.task_runs import Record, Run
 
 MOST_RUNS = 10  # Of a task with a large limit as many may be under way.
@@ -168,7 +167,7 @@ def past(lease: PastLease) -> dict[str, Any]:
     """A line of the table of earlier leases."""
     return {
         "since": moment(lease.since),
-        "lasted": duration(None if lease.until is None else lease.until - lease.since),
+        "lasted": duration(lease.lasted),
         "ended": badge(lease.ended, lease.ended),
         "owner": owner(lease.owner),
         "fence": str(lease.fence),
@@ -177,27 +176,22 @@ def past(lease: PastLease) -> dict[str, Any]:
 
 def record(found: Record) -> list[tuple[str, Any]]:
     """What became of the runs of a task, as labels and values."""
-    skipped = f"{found.skips} since the last success" if found.skips else ""
     lines = [
         ("Under way", _under_way(found.under_way)),
-        ("Last success", _run(found.last_success)),
-        ("Last failure", _run(found.last_failure)),
-        ("Last skip", _run(found.last_skip)),
-        ("Skips", skipped),
-        ("Never ended", _run(found.last_unended)),
+        *((kind.capitalize(), visible(str(run))) for kind, run in found.last.items()),
+        ("Skips", f"{found.skips} since the last success" if found.skips else ""),
     ]
     return [(label, value) for label, value in lines if value]
 
 
 def last_runs(found: Record) -> str:
     """When its runs ended last, or one began that never did, for a line."""
-    runs = [
-        ("last success", found.last_success),
-        ("last failure", found.last_failure),
-        ("last skip", found.last_skip),
+    ended = [
+        f"{kind} {duration(run.ago)} ago"
+        for kind, run in found.last.items()
+        if run is not found.last_unended
     ]
-    ended = [f"{label} {duration(run.ago)} ago" for label, run in runs if run]
-    return ", ".join([*ended, *filter(None, [never_ended(found)])])
+    return ", ".join(filter(None, [*ended, never_ended(found)]))
 
 
 def never_ended(found: Record) -> str:
@@ -219,24 +213,11 @@ def moment(seconds: float) -> datetime:
     return localtime(datetime.fromtimestamp(seconds, UTC))
 
 
-def _run(run: Run | None) -> SafeString | str:
-    if run is None:
-        return ""
-    ago = f"{duration(run.ago)} ago"
-    if run.lasted is not None:
-        what = f"{ago}, took {duration(run.lasted)}"
-    elif run.why:
-        what = f"{ago}, because it was {visible(run.why)}"
-    else:
-        what = f"began {ago}"
-    return format_html("{}, {}", what, visible(str(run.owner)))
-
-
 def _under_way(runs: tuple[Run, ...]) -> SafeString:
     lines = [
         (
             format_html("for {}, {}", counting(run.ago, "up"), visible(str(run.owner))),
-            badge("gone", "gone", GONE) if is_gone(run.owner) else "",
+            badge("gone", "gone", GONE) if run.gone else "",
         )
         for run in runs[:MOST_RUNS]
     ]

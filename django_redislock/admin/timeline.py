@@ -9,7 +9,7 @@ from django_redislock.admin.markup import moment
 from django_redislock.humanize import counted, duration, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
     from django_redislock.held import Detail
 
@@ -95,27 +95,21 @@ def draw(detail: Detail) -> Timeline | None:
     )
 
 
-def _spans(detail: Detail) -> Iterable[_Span]:
-    leases = detail.past
-    last = detail.server_time
-    lock = detail.lock
+def _spans(detail: Detail) -> Iterator[_Span]:
+    lock, now = detail.lock, detail.server_time
+    began = now  # When the lease of now began, if there is one.
     if lock is not None and lock.held_for is not None:
-        last = since = detail.server_time - lock.held_for
+        began = now - lock.held_for
         says = f"{visible(str(lock.owner))}, held for {duration(lock.held_for)} so far"
-        yield _Span(_host(lock.owner.host), since, detail.server_time, "held", says)
-    following = [*(lease.since for lease in leases[1:]), last]
-    for number, lease in enumerate(leases):
-        # Of one that expired nobody knows the end; it was before the next one began.
-        until = max(lease.until or following[number], lease.since)
-        known = "" if lease.until is not None else "at most "
-        says = f"{visible(str(lease.owner))}, {lease.ended} after {known}"
-        yield _Span(
-            _host(lease.owner.host),
-            lease.since,
-            until,
-            lease.ended,
-            says + duration(until - lease.since),
-        )
+        yield _Span(_host(lock.owner.host), began, now, "held", says)
+    following = [*(lease.since for lease in detail.past), began][1:]
+    for lease, next_began in zip(detail.past, following, strict=True):
+        # Of a lease that expired nobody knows the end; it was before the next one began.
+        until = max(lease.until or next_began, lease.since)
+        at_most = "at most " if lease.until is None else ""
+        lasted = f"{lease.ended} after {at_most}{duration(until - lease.since)}"
+        says = f"{visible(str(lease.owner))}, {lasted}"
+        yield _Span(_host(lease.owner.host), lease.since, until, lease.ended, says)
 
 
 def _host(host: str) -> str:

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
 import secrets
 import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from weakref import ReferenceType, WeakSet, ref
+from weakref import ReferenceType, ref
 
 from django_redislock import clock, signals
-from django_redislock import lease as lease_module
 from django_redislock.backends.watchdog import Watchdog
-from django_redislock.conf import SHORTEST_TTL, seconds
-from django_redislock.exceptions import LockLost, LockUnavailable
-from django_redislock.humanize import counted
-from django_redislock.lease import Holding, Owner, is_number
-from django_redislock.rules import flows, scripts
-from django_redislock.rules.flows import Call
+from django_redislock.process import tell_after_fork
+from django_redislock.rules import scripts
+from django_redislock.rules.options import MOST_COMBINATIONS, terms_of
+from django_redislock.rules.steps import Call
+from django_redislock.rules.stored import Holding, read_holding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from datetime import timedelta
 
     from django_redislock.conf import Conf
+    from django_redislock.exceptions import LostReason
     from django_redislock.lease import Lease
-    from django_redislock.rules.flows import Answer, Flow, Refused, Unanswered
+    from django_redislock.rules.options import Options, Terms
+    from django_redislock.rules.steps import Answer, Flow, Refused, Unanswered
 
 logger = logging.getLogger("django_redislock")
 
 Result = TypeVar("Result")
 
-# None without a loop, where get_running_loop() would raise, ten times as slow.
-running_loop = asyncio._get_running_loop
-
-LONGEST_PATIENCE = 5.0  # Seconds until a server counts as not answering.
-
-_STATES = {"h": "held", "c": "claimed", "k": "cooling"}
+LONGEST_OPERATION = 5.0  # Seconds until a server counts as not answering.
 
 
 class Seen(NamedTuple):
@@ -60,9 +52,9 @@ class Backend(ABC):
         self.conf = conf
         self.alias = conf.alias
         self.prefix = conf.key_prefix
-        self.terms: dict[Any, Any] = {}  # Kept for lock.py: options -> what they come to here.
+        self._terms: dict[Options, Terms] = {}
         self._start()
-        _backends.add(self)
+        tell_after_fork(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.alias!r}>"
@@ -84,9 +76,18 @@ class Backend(ABC):
         """No new locks will come. Those that are held go on being renewed and released here."""
         self.watchdog.retire()
 
-    def patience(self, ttl: float) -> float:
+    def terms(self, options: Options) -> Terms:
+        """What options come to with the settings of this alias."""
+        terms = self._terms.get(options)
+        if terms is None:
+            terms = terms_of(options, self.conf, self.operation_timeout)
+            if len(self._terms) < MOST_COMBINATIONS:
+                self._terms[options] = terms
+        return terms
+
+    def operation_timeout(self, ttl: float) -> float:
         """The operation timeout in seconds: how long a server may take for one operation."""
-        return min(LONGEST_PATIENCE, ttl / 3)
+        return min(LONGEST_OPERATION, ttl / 3)
 
     # --- performing -------------------------------------------------------------------------
 
@@ -151,7 +152,7 @@ class Backend(ABC):
         with self._leases_lock:
             references = self.leases.pop(lease.name, ())
             if len(references) > 1 or (references and references[0]() is not lease):
-                self._keep_living(lease.name, references, but=lease)
+                self._put_living(lease.name, references, but=lease)
         self.watchdog.forget(lease)
 
     def dropped(self, lease: Lease) -> None:
@@ -161,11 +162,11 @@ class Backend(ABC):
         if self._leases_lock.acquire(blocking=False):
             try:
                 # Its own reference may still find it.
-                self._keep_living(lease.name, self.leases.pop(lease.name, ()), but=lease)
+                self._put_living(lease.name, self.leases.pop(lease.name, ()), but=lease)
             finally:
                 self._leases_lock.release()
 
-    def _keep_living(
+    def _put_living(
         self, name: str, references: Sequence[ReferenceType[Lease]], but: Lease | None = None
     ) -> None:
         living = tuple(one for one in references if (found := one()) is not None and found != but)
@@ -174,72 +175,19 @@ class Backend(ABC):
 
     # --- keeping leases (lease.Keeper) --------------------------------------------------------
 
-    def renew(self, lease: Lease, ttl: float | timedelta | None = None) -> None:
-        """See Lease.renew()."""
-        renewal, length = self._renewal(lease, ttl)
-        try:
-            deadline = self.run(flows.renew(renewal, self.patience(lease.ttl)))
-        except LockLost as lost:
-            lease._lose(lost.reason)
-            raise
-        self._renewed(lease, length, deadline)
-
-    async def arenew(self, lease: Lease, ttl: float | timedelta | None = None) -> None:
-        """See Lease.renew()."""
-        renewal, length = self._renewal(lease, ttl)
-        try:
-            deadline = await self.arun(flows.renew(renewal, self.patience(lease.ttl)))
-        except LockLost as lost:
-            lease._lose(lost.reason)
-            raise
-        self._renewed(lease, length, deadline)
-
-    def settle(self, lease: Lease) -> None:
-        """Ask the server whether it holds a lease in doubt; see Lease.ensure_held()."""
-        if running_loop() is not None:
-            raise LockUnavailable(
-                lease.name,
-                "whether the lease that was handed over is confirmed is not known yet, and asking"
-                " would block the event loop; use `await lease.aensure_held()`",
-            )
-        self.renew(lease)
-
-    def _renewal(self, lease: Lease, ttl: float | timedelta | None) -> tuple[flows.Renewal, float]:
-        """What to send, and the ttl that the lease has if that is answered."""
-        count = lease._next_count
-        length = _length(lease, ttl)
-        self._check_not_over(lease)
-        left = lease._renewable(length)
-        if left <= 0:
-            raise lease._loss()
-        renews = flows.will_renew(lease.auto_renew, left, lease._hold_until - self.clock())
-        return flows.Renewal(lease.name, lease._token, left, count, renews), length
-
-    def _renewed(self, lease: Lease, length: float, deadline: float) -> None:
-        """The server has renewed a lease."""
-        # Lost stays lost, though the answer may be that it was renewed.
-        self._check_not_over(lease)
-        lease.ttl = max(lease.ttl, length)  # Another one may have made it longer meanwhile.
-        lease._extend(deadline)
-
-    def _check_not_over(self, lease: Lease) -> None:
-        if not lease._active:
-            raise lease._loss()  # Lost, ended, or the parent process's.
-        if self.clock() >= lease._ends:
-            lease._expire()
-            raise lease._loss()
-
-    def tell_lost(self, lease: Lease) -> None:
-        """Tell everybody who wants to know that *lease* is lost, outside the calling thread."""
+    def lost(self, lease: Lease, reason: LostReason, *, at_release: bool = False) -> None:
+        """Note that *lease* is lost, and tell everybody who wants to know, in another thread."""
+        if not lease.grant.lose(reason, at_release=at_release):
+            return
         self.watchdog.forget(lease)
-        over = lease._loss().over
+        over = lease.grant.loss(self.clock()).over
         logger.error(
             "Lost the lease %s of lock %r (%s); the code under it may still run",
             lease.id,
             lease.name,
             f"{lease.lost_reason}: {over}" if over else lease.lost_reason,
         )
-        if lease._callbacks or signals.lock_lost.receivers:
+        if lease.has_callbacks or signals.lock_lost.receivers:
             # Losses are rare. A callback that hangs must stop neither other losses nor the exit.
             thread = threading.Thread(
                 target=_tell, args=(lease,), name="redislock-lost", daemon=True
@@ -249,12 +197,17 @@ class Backend(ABC):
             except RuntimeError:  # No more threads, or the interpreter is shutting down.
                 _tell(lease)
 
+    def note_expiry(self, lease: Lease) -> None:
+        """Note that *lease* is lost if its end has passed."""
+        if reason := lease.grant.lost_reason(self.clock()):
+            self.lost(lease, reason)
+
     # --- looking ------------------------------------------------------------------------------
 
     @property
     def within(self) -> float:
         """Seconds that one try of an operation without a ttl of its own may take."""
-        return 0.75 * self.patience(self.conf.ttl)
+        return 0.75 * self.operation_timeout(self.conf.ttl)
 
     def look(self, name: str) -> Call:
         """The step that looks at a lock; see seen()."""
@@ -278,75 +231,6 @@ class Backend(ABC):
         )
 
 
-def _length(lease: Lease, ttl: float | timedelta | None) -> float:
-    """The ttl that a lease is to have, in seconds.
-
-    It never becomes shorter: a renewal that is still on its way for the old ttl would be believed
-    although the server has taken it for over.
-
-    Raises:
-        ValueError: It is no duration, or is shorter.
-    """
-    if ttl is None:
-        return lease.ttl
-    length = seconds(ttl, "ttl", least=SHORTEST_TTL)
-    if length < lease.ttl:
-        raise ValueError(
-            f"ttl must be at least that of the lease, {lease.ttl:g} s, not {length:g}: a lease can"
-            " be made longer, not shorter. Release it to end it."
-        )
-    return length
-
-
-def read_holding(data: bytes, id: str = "", strange: str = "") -> Holding:  # noqa: A002
-    """Read what the lock key holds, see lua/_lease.lua. Never raises: it may be anything.
-
-    Args:
-        data: The value, or as much of it as the server answers.
-        id: What stands for it, if the server said so: see lua/_sight.lua.
-        strange: What it is, if the server says that it is not ours.
-    """
-    value = data.decode(errors="replace")
-    head, *rest = value.split("|", 6)
-    if not strange and len(head) == 55 and len(rest) == 6 and head[32] in _STATES:
-        fence, since, ttl, _, _, owner = rest
-        renews, renewals = head[33], head[34:39]
-        numbers = is_number(fence, 19) and all(map(is_number, (since, ttl, renewals)))
-        if numbers and renews in "r-":
-            return Holding(
-                id=id or head[39:],
-                owner=Owner.unpack(owner),
-                state=_STATES[head[32]],
-                fence=int(fence),
-                since=int(since) / 1000,
-                ttl=int(ttl) / 1000,
-                renewals=int(renewals),
-                renews=renews == "r",
-            )
-    return Holding(id=id, owner=Owner(), state="foreign", strange=_described(strange))
-
-
-def _described(strange: str) -> str:
-    """What the server says of something strange, in words: "list 3" is a list of 3 elements."""
-    kind, _, size = strange.rpartition(" ")
-    if not kind:
-        return "a string"
-    unit = "byte" if kind == "string" else "element"
-    return f"a {kind}" if size == "-1" else f"a {kind} of {counted(int(size), unit)}"
-
-
 def _tell(lease: Lease) -> None:
-    lease._run_callbacks()
+    lease.run_callbacks()
     signals.lock_lost.send_robust(sender=type(lease), lease=lease, reason=lease.lost_reason)
-
-
-_backends: WeakSet[Backend] = WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    lease_module._renew_process()
-    for backend in list(_backends):
-        backend.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -7,20 +7,22 @@ import logging
 import math
 import random
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
 from django_redislock.exceptions import LockLost
-from django_redislock.lease import WORTH_RENEWING, drift
 from django_redislock.rules import flows
-from django_redislock.rules.flows import CLAIM, Answer, Renewal
+from django_redislock.rules.flows import CLAIM
+from django_redislock.rules.steps import Answer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from weakref import ReferenceType
 
-    from django_redislock.backends.base import Backend
+    from django_redislock.exceptions import LostReason
     from django_redislock.lease import Lease
-    from django_redislock.rules.flows import Refused, Unanswered
+    from django_redislock.rules.grant import Grant, Renewal
+    from django_redislock.rules.steps import Call, Refused, Unanswered
 
 logger = logging.getLogger("django_redislock.watchdog")
 
@@ -30,6 +32,18 @@ TRIES_PER_CLAIM = 4  # Of what is left of a claim, each try to confirm it gets t
 SHORTEST_TRY = 0.05  # Seconds.
 
 
+class Renewer(Protocol):
+    """What a watchdog renews leases with: its backend."""
+
+    alias: str
+    clock: Callable[[], float]
+
+    def operation_timeout(self, ttl: float) -> float: ...
+    def renew_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]: ...
+    def close_watchdog(self) -> None: ...
+    def lost(self, lease: Lease, reason: LostReason) -> None: ...
+
+
 class Watchdog:
     """One thread for all leases of one backend in this process, sync and async alike.
 
@@ -37,12 +51,13 @@ class Watchdog:
     No exception ends it (R7).
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Renewer) -> None:
         self._backend = backend
         # Leases by when they are due, in grains. A released lease takes itself out, and its slot
         # if that is empty then, in constant time. The heap tells which slot comes next; it may
         # still have some that are gone.
         self._slots: dict[int, dict[str, ReferenceType[Lease]]] = {}
+        self._slot_of: dict[str, int] = {}  # By token.
         self._order: list[int] = []
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -52,25 +67,28 @@ class Watchdog:
 
     def watch(self, lease: Lease) -> None:
         """Look after a new lease."""
+        grant = lease.grant
         # Without jitter: a later lease is then due later, and an idle watchdog is not woken by
         # every acquire.
-        if lease._unconfirmed:
-            first = lease._deadline - min(CLAIM, lease.ttl) * 2 / 3
-        elif lease.auto_renew:
-            first = min(lease.granted_at + lease.ttl / 3, lease._deadline)
+        if grant.is_claimed:
+            first = grant.deadline - min(CLAIM, grant.ttl) * 2 / 3
+        elif grant.auto_renew:
+            first = min(grant.granted_at + grant.ttl / 3, grant.deadline)
         else:
-            first = lease._deadline
+            first = grant.deadline
         with self._lock:
             self._put(lease, first)
 
     def forget(self, lease: Lease) -> None:
         """The lease is over."""
+        token = lease.grant.token
         with self._lock:
-            slot = self._slots.get(lease._slot)
-            if slot is not None:
-                slot.pop(lease._token, None)
-                if not slot:
-                    del self._slots[lease._slot]
+            slot = self._slot_of.pop(token, 0)
+            leases = self._slots.get(slot)
+            if leases is not None:
+                leases.pop(token, None)
+                if not leases:
+                    del self._slots[slot]
 
     def retire(self) -> None:
         """End the thread when the last lease is over."""
@@ -82,7 +100,8 @@ class Watchdog:
             self._backend.close_watchdog()
 
     def _put(self, lease: Lease, due: float) -> None:
-        lease._slot = slot = int(due / GRAIN) + 1
+        token, slot = lease.grant.token, int(due / GRAIN) + 1
+        self._slot_of[token] = slot
         leases = self._slots.get(slot)
         if leases is None:
             leases = self._slots[slot] = {}
@@ -90,22 +109,25 @@ class Watchdog:
                 self._order = sorted(self._slots)  # Drop those that are gone.
             else:
                 heapq.heappush(self._order, slot)
-        leases[lease._token] = ref(lease)
+        leases[token] = ref(lease)
         if self._thread is None:
-            thread = threading.Thread(
-                target=self._run, name=f"redislock-watchdog-{self._backend.alias}", daemon=True
-            )
-            try:
-                thread.start()
-            except RuntimeError:
-                # No more threads, or the interpreter is shutting down. The lease is good until its
-                # deadline, and the next one tries again.
-                logger.exception("Cannot start the thread that renews lock %r", lease.name)
-            else:
-                self._thread = thread
+            self._start_thread(lease.name)
         elif slot * GRAIN < self._wakes_at:
             self._wakes_at = slot * GRAIN
             self._changed.notify()
+
+    def _start_thread(self, name: str) -> None:
+        thread = threading.Thread(
+            target=self._run, name=f"redislock-watchdog-{self._backend.alias}", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:
+            # No more threads, or the interpreter is shutting down. The lease is good until its
+            # deadline, and the next one tries again.
+            logger.exception("Cannot start the thread that renews lock %r", name)
+        else:
+            self._thread = thread
 
     def _run(self) -> None:
         with self._lock:
@@ -140,8 +162,10 @@ class Watchdog:
             now = self._backend.clock()
             leases: list[Lease] = []
             while self._order and self._order[0] * GRAIN <= now:
-                slot = self._slots.pop(heapq.heappop(self._order), {})
-                leases += [lease for found in slot.values() if (lease := found()) is not None]
+                for token, found in self._slots.pop(heapq.heappop(self._order), {}).items():
+                    self._slot_of.pop(token, None)
+                    if (lease := found()) is not None:
+                        leases.append(lease)
             if leases:
                 return leases
             if self._retired and not self._slots:
@@ -155,78 +179,74 @@ class Watchdog:
         batch: list[tuple[Lease, Renewal]] = []
         now = self._backend.clock()
         for lease in leases:
-            if not lease._active:
+            grant = lease.grant
+            if not grant.is_active:
                 continue
-            if now >= lease._ends:
-                lease._expire()
+            try:
+                renewal = grant.renewal_due(now)
+            except LockLost as lost:
+                self._backend.lost(lease, lost.reason)
                 continue
-            count = lease._next_count
-            ttl = lease._renewable(lease.ttl)
-            gain = now + ttl - drift(ttl) - lease._deadline
-            useful = lease.auto_renew and gain >= WORTH_RENEWING
-            if not (lease._unconfirmed or useful):
-                # A lease that has come near its max_hold is hardly lengthened by a renewal; or it
-                # was renewed by hand just now, and then the next renewal is ours again.
-                self._put_back(lease, now + lease.ttl / 3 if lease.auto_renew else lease._deadline)
+            if renewal is None:
+                # What is left until max_hold is hardly longer than what the lease has already. Or
+                # it was renewed by hand just now, and then the next renewal is ours again.
+                self._put_back(lease, self._next_time(grant, now))
                 continue
-            if not (lease._block or lease._left_behind) and lease._holder() is None:
-                lease._left_behind = True
+            if grant.newly_abandoned():
                 logger.warning(
                     "The thread or asyncio task that acquired lock %r has ended without releasing"
                     " it. It is renewed as long as its handle is kept: release it elsewhere, or"
                     " bound it with max_hold.",
                     lease.name,
                 )
-            if not lease.auto_renew:
-                count -= 1  # It only confirms.
-            renews = flows.will_renew(lease.auto_renew, ttl, lease._hold_until - now)
-            batch.append((lease, Renewal(lease.name, lease._token, ttl, count, renews)))
+            batch.append((lease, renewal))
         if batch:
             self._send(batch)
 
     def _send(self, batch: list[tuple[Lease, Renewal]]) -> None:
         now = self._backend.clock()
-        within = min(self._time_for_one_try(lease, now) for lease, _ in batch)
+        within = min(self._time_for_one_try(lease.grant, now) for lease, _ in batch)
         calls = [flows.renewal_call(renewal, within) for _, renewal in batch]
         answers = self._backend.renew_many(calls)
         now = self._backend.clock()
         for (lease, renewal), answer in zip(batch, answers, strict=True):
-            if not lease._active:
+            grant = lease.grant
+            if not grant.is_active:
                 continue
             if not isinstance(answer, Answer):
                 self._note_failure(lease, answer, now)
                 continue
-            if now >= lease._ends:
-                lease._expire()  # Lost stays lost, though the answer may be that it was renewed.
-                continue
             try:
-                lease._extend(flows.renewed(renewal, answer))
+                grant.answered(renewal, answer, now)
             except LockLost as lost:
-                lease._lose(lost.reason)
+                self._backend.lost(lease, lost.reason)
             else:
-                next_time = now + lease.ttl / 3 * random.uniform(0.9, 1.0)
-                self._put_back(lease, next_time if lease.auto_renew else lease._deadline)
+                self._put_back(lease, self._next_time(grant, now, random.uniform(0.9, 1.0)))
 
-    def _time_for_one_try(self, lease: Lease, now: float) -> float:
-        # Short enough for more than one try before the lease ends, whatever patience the settings
-        # ask for; or before its claim ends, after which it counts as held only if it is confirmed.
-        if lease._unconfirmed and now < lease._deadline:
-            return max((lease._deadline - now) / TRIES_PER_CLAIM, SHORTEST_TRY)
-        return min(self._backend.patience(lease.ttl), lease.ttl / 3) / 2
+    def _next_time(self, grant: Grant, now: float, jitter: float = 1.0) -> float:
+        return now + grant.ttl / 3 * jitter if grant.auto_renew else grant.deadline
+
+    def _time_for_one_try(self, grant: Grant, now: float) -> float:
+        # Short enough for more than one try before the lease ends, whatever operation timeout the
+        # settings ask for; or before its claim ends, after which it counts as held only if it is
+        # confirmed.
+        if grant.is_claimed and now < grant.deadline:
+            return max((grant.deadline - now) / TRIES_PER_CLAIM, SHORTEST_TRY)
+        return min(self._backend.operation_timeout(grant.ttl), grant.ttl / 3) / 2
 
     def _note_failure(self, lease: Lease, answer: Unanswered | Refused, now: float) -> None:
-        if not lease._unanswered:
+        grant = lease.grant
+        if grant.unanswered():
             logger.warning("Could not renew lock %r yet: %s", lease.name, answer.problem)
-        lease._unanswered = True
-        pause = max(SOONEST_RETRY, min(lease.ttl / 10, 1.0))
-        if lease._unconfirmed and now < lease._deadline:
+        pause = max(SOONEST_RETRY, min(grant.ttl / 10, 1.0))
+        if grant.is_claimed and now < grant.deadline:
             pause = SOONEST_RETRY
         self._put_back(lease, now + pause)
 
     def _put_back(self, lease: Lease, due: float) -> None:
         with self._lock:
-            if lease._active:
-                self._put(lease, min(due, lease._ends))
+            if lease.grant.is_active:
+                self._put(lease, min(due, lease.grant.ends))
 
     def _put_off(self, leases: list[Lease]) -> None:
         now = self._backend.clock()

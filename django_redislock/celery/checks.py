@@ -10,7 +10,8 @@ import inspect
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from celery import current_app, signals
+from celery import signals
+from celery.app import app_or_default
 from celery.backends.base import DisabledBackend
 from celery.fixups.django import DjangoFixup
 from django.apps import apps
@@ -18,12 +19,12 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock.celery.decorator import SingleInstanceTask
-from django_redislock.celery.defer import acks_late, visibility_timeout
+from django_redislock.celery.message import acks_late, visibility_timeout
 from django_redislock.conf import aliases
 from django_redislock.conf import conf as settings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from celery import Celery
 
@@ -33,7 +34,7 @@ LONGEST_WAIT = 60.0  # Seconds that a run may keep a worker slot waiting.
 
 def check_tasks(app_configs: Any, **kwargs: Any) -> list[checks.CheckMessage]:
     """Check every single-instance task of the current Celery application."""
-    app = current_app._get_current_object()
+    app = app_or_default()
     messages = list(_import_tasks(app))
     tasks = [task for task in app.tasks.values() if isinstance(task, SingleInstanceTask)]
     for task in tasks:
@@ -54,8 +55,9 @@ def check_tasks(app_configs: Any, **kwargs: Any) -> list[checks.CheckMessage]:
 
 def _import_tasks(app: Celery) -> Iterator[checks.CheckMessage]:
     """Import the modules of all tasks, as a worker does when it starts; say which fail."""
-    # Not by import_default_modules(): Celery then runs all system checks first, this one among
-    # them; and it prints what fails. What autodiscover_tasks() was told stands in the signal.
+    # Not by import_default_modules(): that makes Celery run all system checks first, this one
+    # among them, and print what fails. What autodiscover_tasks() was told to import is known only
+    # to receivers of this signal, and Celery has no public way to call some of them.
     for receiver in signals.import_modules._live_receivers(app):
         if not isinstance(getattr(receiver, "__self__", None), DjangoFixup):
             yield from _failure_of(receiver, sender=app, signal=signals.import_modules)
@@ -75,6 +77,7 @@ def _failure_of(
         file, line = [
             (one.filename, one.lineno) for one in frames if not one.filename.startswith("<frozen")
         ][-1]
+        # If the module itself is not found, the last line is one of importlib.
         place = "" if file == importlib.__file__ else f" ({file}, line {line})"
         yield checks.Warning(
             f"Celery cannot import all tasks: {type(error).__name__}: {error}{place}.",
@@ -84,7 +87,7 @@ def _failure_of(
 
 
 def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
-    options = task._single_instance
+    options = task.single_instance_options
     try:
         known = aliases()
         if options.using not in known:
@@ -98,10 +101,12 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
     except ImproperlyConfigured:
         return  # The checks of the settings say so.
     max_hold = conf.max_hold if options.max_hold is None else options.max_hold
-    time_limit = _seconds(task.time_limit, task.app.conf.task_time_limit)
-    visible = visibility_timeout(task.app)
+    time_limit = task.app.conf.task_time_limit if task.time_limit is None else task.time_limit
+    redelivered_after = visibility_timeout(task.app)
 
-    if options.key is None and (names := _arguments(task)):
+    # Of the class: autoretry lays a function of its own over the task's run.
+    _, *names = inspect.signature(type(task).run).parameters
+    if options.key is None and names:
         yield _warning(
             task,
             "W050",
@@ -111,12 +116,12 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
             f' that one lock for all is meant: key="{task.name}".',
         )
     longest = max(max_hold or 0.0, time_limit or 0.0)
-    if acks_late(task) and longest > visible:
+    if acks_late(task) and longest > redelivered_after:
         yield _warning(
             task,
             "W051",
             f"may run for {longest:g} s and has acks_late, but the broker delivers it again after"
-            f" {visible:g} s (visibility_timeout)",
+            f" {redelivered_after:g} s (visibility_timeout)",
             "It would not run twice, but go back and forth meanwhile. Raise visibility_timeout in"
             " broker_transport_options above its longest run.",
         )
@@ -145,14 +150,15 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
             "Set result_backend, or ignore_result=True on the task: then what follows it in a"
             " chain may start twice.",
         )
-    kept = [name for name in ("min_hold", "once") if getattr(options, name)]
+    after_success = [name for name in ("min_hold", "once") if getattr(options, name)]
     # With "retry" the others come back, and one of them does the work.
-    if kept and options.on_conflict != "retry" and not acks_late(task):
+    if after_success and options.on_conflict != "retry" and not acks_late(task):
         yield _warning(
             task,
             "W055",
-            f"has {' and '.join(kept)}, but its message is acknowledged before it runs: if its"
-            " worker is killed, the work is done by nobody, since the others have skipped",
+            f"has {' and '.join(after_success)}, but its message is acknowledged before it"
+            " runs: if its worker is killed, the work is done by nobody, since the others have"
+            " skipped",
             "Set acks_late=True on the task, or task_acks_late: then the broker delivers it again."
             " reject_on_worker_lost=True does so when the process of the task alone is killed."
             " Silence this if it must rather not be done than be started twice.",
@@ -169,15 +175,6 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
 
 def _warning(task: SingleInstanceTask, id: str, what: str, hint: str) -> checks.Warning:  # noqa: A002
     return checks.Warning(f"Task {task.name} {what}.", hint=hint, id=f"django_redislock.{id}")
-
-
-def _seconds(*limits: Any) -> float | None:
-    """The first that is set."""
-    return next((float(limit) for limit in limits if limit is not None), None)
-
-
-def _arguments(task: SingleInstanceTask) -> Sequence[str]:
-    return list(inspect.signature(inspect.getattr_static(type(task), "run")).parameters)[1:]
 
 
 checks.register(check_tasks, "django_redislock")

@@ -6,16 +6,17 @@ import inspect
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 from celery import Task
-from celery._state import _get_active_apps, connect_on_app_finalize, get_current_app
+from celery._state import _get_active_apps, connect_on_app_finalize  # See _make_task().
+from celery.app import app_or_default
 from celery.exceptions import Retry
 from celery.local import Proxy
 
-from django_redislock.celery.defer import noted
 from django_redislock.celery.lock_name import naming
+from django_redislock.celery.message import carrying
 from django_redislock.celery.options import HOUR, SingleInstance, split
 from django_redislock.celery.queued import is_exempt, publish_once
 from django_redislock.celery.run import current_lease, function_of, guarded, note_published_retry
-from django_redislock.conf import DEFAULT_ALIAS
+from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from celery import Celery
     from celery.result import AsyncResult
 
-    from django_redislock.celery.run import Conflict
+    from django_redislock.celery.options import Conflict
     from django_redislock.lease import Lease
 
 
@@ -37,28 +38,28 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
     abstract = True
     single_instance: Mapping[str, Any] = {}
 
-    # What Celery knows as track_started. It would say STARTED before the body is asked whether it
-    # starts, and so write over the result of the run of which this one is a duplicate.
+    # Celery's track_started, which is switched off: Celery stores the state STARTED before the lock
+    # is asked for, and so overwrites the result of a finished run that is delivered again.
     reports_start = False
 
-    _single_instance: ClassVar[SingleInstance] = SingleInstance()
-    _named: ClassVar[Any] = None  # See naming().
+    single_instance_options: ClassVar[SingleInstance] = SingleInstance()  # The same, checked.
+    _naming: ClassVar[Any] = None  # See naming().
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # Celery makes a class of each task, with the function as `run`. The lock belongs around
-        # that, so that it is within autoretry, and outside of nothing but the body.
+        # Celery makes a class of each task, with the function as `run`, and lays autoretry around
+        # that. The lock belongs between the two: autoretry may act on a LockTimeout.
         run = inspect.getattr_static(cls, "run")
-        guarded_already = hasattr(run, "unguarded")
-        if run is Task.run or (guarded_already and "single_instance" not in vars(cls)):
-            return  # It is abstract, or inherits its body with the lock.
-        run = run.unguarded if guarded_already else run
-        function, bound = function_of(run)
-        _check_body(function)
-        options = cls._single_instance = SingleInstance.parse(cls.single_instance)
-        named = naming(options.key, function, bound=bound)
-        cls._named = None if named is None else staticmethod(named)
-        cls.run = guarded(run, options, named)
+        if run is Task.run:
+            return  # It is abstract.
+        unguarded = getattr(run, "unguarded", run)
+        body, bound = function_of(unguarded)
+        _check_body(body)
+        options = cls.single_instance_options = SingleInstance.parse(cls.single_instance)
+        named = naming(options.key, body, bound=bound)
+        cls._naming = None if named is None else staticmethod(named)
+        if run is unguarded:  # Else it is inherited, with the lock.
+            cls.run = guarded(run)
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -84,7 +85,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
 
     def lock_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """The name of the lock of a run with these arguments."""
-        return self._named(tuple(args), kwargs) if self._named else str(self.name)
+        return self._naming(tuple(args), kwargs) if self._naming else str(self.name)
 
     def apply_async(
         self,
@@ -99,20 +100,19 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
     ) -> AsyncResult:
         """As Celery's; with unique_queued only if no call with the same key waits in the queue."""
         if serializer := options.get("serializer"):
-            # A message does not tell the task how it was serialized, in case it is put off.
-            options = noted(options, serializer=serializer)
+            # A message does not tell the task how it was serialized, in case it is deferred.
+            options = carrying(options, serializer=serializer)
 
         def publish(task_id: str | None, **carried: str) -> AsyncResult:
-            how = noted(options, **carried) if carried else options
+            how = carrying(options, **carried) if carried else options
             return super(SingleInstanceTask, self).apply_async(
                 args, kwargs, task_id, producer, link, link_error, shadow, **how
             )
 
         depends = {**options, "task_id": task_id, "link": link, "link_error": link_error}
-        if not self._single_instance.unique_queued or is_exempt(self, depends):
+        if not self.single_instance_options.unique_queued or is_exempt(self, depends):
             return publish(task_id)
-        name = self.lock_name(tuple(args or ()), kwargs or {})
-        return publish_once(self, name, self._single_instance, publish)
+        return publish_once(self, self.lock_name(tuple(args or ()), kwargs or {}), publish)
 
 
 @overload
@@ -221,8 +221,9 @@ def _make_task(function: Callable[..., Any], options: dict[str, Any]) -> Any:
             **theirs,
         )
 
-    # As shared_task does; but an app's own class for tasks, such as the one with delay_on_commit
-    # in Django projects, is known to the app alone.
+    # As shared_task does, which has the same two names from Celery's private module. It cannot be
+    # called itself: the base class is a different one for each app, since only the app knows its
+    # own class for tasks, such as the one with delay_on_commit in Django projects.
     connect_on_app_finalize(register)
     for app in _get_active_apps():
         if app.finalized:
@@ -230,7 +231,7 @@ def _make_task(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     name = theirs.get("name")
 
     def task_of_current_app() -> Task:
-        app = get_current_app()
+        app = app_or_default()
         return app.tasks[name or app.gen_task_name(function.__name__, function.__module__)]
 
     return Proxy(task_of_current_app)

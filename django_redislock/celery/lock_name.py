@@ -1,4 +1,4 @@
-"""The key: how the lock of a run is named after the task's arguments."""
+"""The option *key*: how the lock of a run is named after the task's arguments."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ if TYPE_CHECKING:
 
     Naming = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
 
-_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def naming(
-    key: str | Callable[..., str] | None, function: Callable[..., Any], *, bound: bool
+    key: str | Callable[..., str] | None, body: Callable[..., Any], *, bound: bool
 ) -> Naming | None:
-    """How to name the lock of a run after its arguments; None for the task's own name.
+    """Return what makes the name of the lock of the arguments of a run.
+
+    It is None for a task without a key, whose lock has the name of the task.
 
     Args:
         key: The option of that name.
-        function: The body of the task.
-        bound: Whether it is given the task itself, which is no argument of a run.
+        body: The function of the task.
+        bound: Whether the body is given the task first, which is no argument of a run.
 
     Raises:
         InvalidLockName: The key wants arguments that the task does not take.
@@ -33,56 +35,68 @@ def naming(
         return None
     itself = (None,) if bound else ()
     if isinstance(key, str):
-        named = formatter(key, function)
-        return lambda args, kwargs: named((*itself, *args), kwargs)
-    signature = inspect.signature(function)
-    wanted = _wanted(key, signature, skip=len(itself))
+        formatted = formatter(key, body)
+        return lambda args, kwargs: formatted((*itself, *args), kwargs)
+    signature = inspect.signature(body)
+    by_name = _passed_by_name(key, list(signature.parameters.values())[len(itself) :])
 
     def name_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        run = signature.bind(*itself, *args, **kwargs)
-        run.apply_defaults()
-        if wanted is None:
-            name = key(*run.args[len(itself) :], **run.kwargs)
+        passed = signature.bind(*itself, *args, **kwargs)
+        passed.apply_defaults()
+        if by_name is None:
+            name = key(*passed.args[len(itself) :], **passed.kwargs)
         else:
-            name = key(**{one: run.arguments[one] for one in wanted})
+            name = key(**{argument: passed.arguments[argument] for argument in by_name})
         return check_shared(check_name(name))
 
     return name_of
 
 
-def _wanted(
-    key: Callable[..., str], signature: inspect.Signature, *, skip: int
+def _passed_by_name(
+    key: Callable[..., str], parameters: list[inspect.Parameter]
 ) -> list[str] | None:
-    """Which of a task's arguments a key function names; None if it is to be given all of them."""
+    """Return the arguments of the task that its key function is given, by name.
+
+    None means that it is called as the task is: with all arguments, by position where possible.
+
+    Args:
+        key: The function.
+        parameters: Those of the task.
+    """
     shown = f"{getattr(key, '__qualname__', repr(key))}()"
     if inspect.iscoroutinefunction(key) or inspect.isgeneratorfunction(key):
         raise InvalidLockName(shown, "a key function returns a str, this one would not")
     try:
-        takes = inspect.signature(key)
-    except ValueError:  # Some builtins do not tell.
+        signature = inspect.signature(key)
+    except ValueError:  # Some builtins have none.
         return None
-    own = list(signature.parameters.values())[skip:]
-    fixed = {one.name: one.kind for one in own if one.kind not in _VARIABLE}
-    if not any(one.kind in _VARIABLE for one in takes.parameters.values()):
-        named = [name for name in takes.parameters if name in fixed]
-        if (named or not takes.parameters) and _fits(takes, (), named):
-            return named
-    by_name = [name for name, kind in fixed.items() if kind is inspect.Parameter.KEYWORD_ONLY]
-    by_place = [name for name in fixed if name not in by_name]
-    if len(fixed) < len(own) or _fits(takes, by_place, by_name):
+    kinds = {one.name: one.kind for one in parameters if one.kind not in _VARIADIC}
+    # 1. The arguments of the task that the function names, if these are all that it needs.
+    if not any(one.kind in _VARIADIC for one in signature.parameters.values()):
+        shared = [name for name in signature.parameters if name in kinds]
+        if (shared or not signature.parameters) and _accepts(signature, (), shared):
+            return shared
+    # 2. All of them, as they are passed to the task. Whether that is possible is not known if the
+    # task itself takes *args or **kwargs.
+    keywords = [name for name, kind in kinds.items() if kind is inspect.Parameter.KEYWORD_ONLY]
+    positional = [name for name in kinds if name not in keywords]
+    if len(kinds) < len(parameters) or _accepts(signature, positional, keywords):
         return None
-    if _fits(takes, (), fixed):
-        return list(fixed)
+    # 3. All of them by name: the function names some, and has **kwargs for the others.
+    if _accepts(signature, (), kinds):
+        return list(kinds)
     raise InvalidLockName(
         shown,
         "it can be given neither the arguments that it names nor all of the task's, which are"
-        f" {', '.join(fixed) or 'none'}",
+        f" {', '.join(kinds) or 'none'}",
     )
 
 
-def _fits(takes: inspect.Signature, by_place: Iterable[str], by_name: Iterable[str]) -> bool:
+def _accepts(
+    signature: inspect.Signature, positional: Iterable[str], keywords: Iterable[str]
+) -> bool:
     try:
-        takes.bind(*by_place, **dict.fromkeys(by_name))
+        signature.bind(*positional, **dict.fromkeys(keywords))
     except TypeError:
         return False
     return True

@@ -1,4 +1,7 @@
-"""The options of single_instance_task: what there is, and what is refused at import."""
+"""The options of single_instance_task: what there is, and what is refused at import.
+
+Also the Conflict, which is what the option on_conflict gives to a function.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,29 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Task
 
-from django_redislock.conf import DEFAULT_ALIAS, SHORTEST_TTL, flag, seconds, text
-from django_redislock.lock import Options
+from django_redislock.rules.arguments import SHORTEST_TTL, flag, seconds, text
+from django_redislock.rules.options import DEFAULT_ALIAS, Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-
-    from django_redislock.celery.run import Conflict
 
 CONFLICT_POLICIES = ("skip", "raise", "retry", "wait")
 UNAVAILABLE_POLICIES = ("raise", "retry", "run")
 
 MOST_PERMITS = 100
 HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """What a function given as on_conflict is told. Its return value is the task's result."""
+
+    task: Task
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    lock: str  # The lock's name.
+    holder: str  # Who holds it, as "host:pid task-id".
+    expires_in: float  # Seconds until the holder's lease ends unless renewed.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +67,7 @@ class SingleInstance:
         if unknown := sorted(set(raw) - OPTIONS):
             raise TypeError(_unknown(unknown, OPTIONS))
         options = {name: value for name, value in raw.items() if value is not None}
-        for name, least in _SHORTEST.items():
+        for name, least in _SHORTEST_DURATIONS.items():
             if name in options:
                 options[name] = seconds(options[name], name, least=least)
         for name in ("renew", "abort_on_lost", "unique_queued"):
@@ -74,30 +87,16 @@ class SingleInstance:
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_PERMITS:
             raise ValueError(f"limit must be an integer, 1 to {MOST_PERMITS}, not {limit!r}.")
         parsed = cls(**options)
-        parsed._check_together(options)
+        _check_together(parsed, options)
         return parsed
 
-    def _check_together(self, given: Mapping[str, Any]) -> None:
-        if self.wait is not None and self.on_conflict != "wait":
-            raise ValueError('wait needs on_conflict="wait": no other policy waits for the lock.')
-        if "conflict_deadline" in given and "retry" not in {self.on_conflict, self.on_unavailable}:
-            raise ValueError(
-                'conflict_deadline needs on_conflict="retry" or on_unavailable="retry": no other'
-                " policy comes back."
-            )
-        if "queued_ttl" in given and not self.unique_queued:
-            raise ValueError(
-                "queued_ttl needs unique_queued=True: without it each call is published."
-            )
-        if self.once and self.limit > 1:
-            raise ValueError("once and limit exclude each other: once lets one run succeed.")
-
-    @property
-    def lock_options(self) -> Options:
-        """How the lock of a run is taken."""
+    def lock_options(self, wait: float | None = None) -> Options:
+        """How the lock of a run is taken; *wait*, if given, in place of what on_conflict says."""
+        if wait is None:
+            wait = self.wait if self.on_conflict == "wait" else 0.0
         return Options(
             ttl=self.ttl,
-            wait=self.wait if self.on_conflict == "wait" else 0.0,
+            wait=wait,
             renew=self.renew,
             max_hold=self.max_hold,
             min_hold=self.min_hold,
@@ -108,8 +107,7 @@ class SingleInstance:
 
 OPTIONS = frozenset(field.name for field in fields(SingleInstance))
 
-# Of the durations.
-_SHORTEST = {
+_SHORTEST_DURATIONS = {
     "ttl": SHORTEST_TTL,
     "wait": 0.0,
     "max_hold": SHORTEST_TTL,
@@ -118,6 +116,22 @@ _SHORTEST = {
     "conflict_deadline": 0.0,
     "queued_ttl": 1.0,
 }
+
+
+def _check_together(options: SingleInstance, given: Mapping[str, Any]) -> None:
+    """Refuse options that exclude each other, and those *given* that have no effect."""
+    if options.wait is not None and options.on_conflict != "wait":
+        raise ValueError('wait needs on_conflict="wait": no other policy waits for the lock.')
+    policies = {options.on_conflict, options.on_unavailable}
+    if "conflict_deadline" in given and "retry" not in policies:
+        raise ValueError(
+            'conflict_deadline needs on_conflict="retry" or on_unavailable="retry": no other'
+            " policy comes back."
+        )
+    if "queued_ttl" in given and not options.unique_queued:
+        raise ValueError("queued_ttl needs unique_queued=True: without it each call is published.")
+    if options.once and options.limit > 1:
+        raise ValueError("once and limit exclude each other: once lets one run succeed.")
 
 
 def _check_choice(
@@ -130,9 +144,9 @@ def _check_choice(
         raise ValueError(f"{name} must be one of {listed}{rest}, not {choice!r}.")
 
 
-# What Celery takes beside the attributes of a task: from its decorators, for autoretry, and for
-# publishing (celery.app.task.extract_exec_options).
-_OF_CELERY = frozenset(
+# What Celery's decorators take beside the attributes of a task: options of their own, those of
+# autoretry, and those for publishing (celery.app.task.extract_exec_options).
+_CELERYS_OPTIONS = frozenset(
     {
         *("name", "base", "bind", "pydantic", "pydantic_strict", "pydantic_context"),
         *("pydantic_dump_kwargs", "autoretry_for", "dont_autoretry_for", "retry_kwargs"),
@@ -143,10 +157,10 @@ _OF_CELERY = frozenset(
 
 
 def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Tell our options from Celery's, and a slip of the pen from both.
+    """Return our options and Celery's, and refuse what is neither.
 
-    Celery makes an attribute of whatever it is given; then a misspelt option would lock less, or
-    longer, than it says.
+    Celery makes an attribute of the task of whatever it is given. So a misspelt option would be
+    accepted, and the lock would be held for longer, or keep out less, than its author thinks.
 
     Raises:
         TypeError: An option belongs to nobody.
@@ -154,9 +168,9 @@ def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     base = options.get("base") or Task
     ours = {name: value for name, value in options.items() if name in OPTIONS}
     theirs = {name: value for name, value in options.items() if name not in OPTIONS}
-    unknown = [name for name in theirs if name not in _OF_CELERY and not hasattr(base, name)]
+    unknown = [name for name in theirs if name not in _CELERYS_OPTIONS and not hasattr(base, name)]
     if unknown:
-        raise TypeError(_unknown(unknown, OPTIONS | _OF_CELERY))
+        raise TypeError(_unknown(unknown, OPTIONS | _CELERYS_OPTIONS))
     return ours, theirs
 
 

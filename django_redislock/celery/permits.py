@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from django_redislock.activity import busy_with, current_activity
-from django_redislock.backends.base import read_holding
-from django_redislock.conf import backends
+from django_redislock.activity import Activity, busy_with
+from django_redislock.backends.registry import backends
 from django_redislock.lease import Lease
-from django_redislock.lock import Lock, holder_of
+from django_redislock.lock import Lock
 from django_redislock.rules import scripts
-from django_redislock.rules.flows import Busy, Call, Finished
+from django_redislock.rules.flows import Busy, Finished
 from django_redislock.rules.names import check_name
+from django_redislock.rules.steps import Call
 from django_redislock.signals import lock_timed_out
 
 if TYPE_CHECKING:
@@ -27,122 +29,124 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from django_redislock.backends.base import Backend
-    from django_redislock.lock import Options
-    from django_redislock.rules.flows import Done, Run
+    from django_redislock.celery.options import SingleInstance
 
-NEVER, FREE = -1, -2  # Instead of the ms until a permit ends, see lua/look.lua.
 LOOK_EVERY = 1.0  # Seconds; one who waits stands in the queue of one permit at a time.
 
 
-def take(
-    name: str, limit: int, options: Options, run: Run, held: ExitStack
-) -> Lease | Busy | Done | Finished:
-    """Take one of the permits of *name* for *run*; *held* leaves what was taken.
+@dataclass(frozen=True)
+class Permits:
+    """The permits of one name, of which a run wants one."""
 
-    To receivers of signals it is one wait, for *name*, however many permits are asked for.
+    name: str
+    options: SingleInstance
+    run: RunMarker
+    activity: Activity  # The task and its id, as operators will see them.
 
-    Raises:
-        InvalidLockName: The name is too long to be that of a permit.
-        LockUnavailable: The server did not or could not answer.
-    """
-    check_name(f"{name}#{limit}")
-    backend = backends[options.using]
-    began = backend.clock()
-    outcome = _take(backend, name, limit, options, run, held, began)
-    if isinstance(outcome, Busy):
-        lock_timed_out.send_robust(
-            sender=Lock,
-            name=name,
-            using=backend.alias,
-            holder=holder_of(outcome),
-            waited=backend.clock() - began,
-        )
-    return outcome
+    @cached_property
+    def names(self) -> list[str]:
+        """The locks that are the permits."""
+        return [f"{self.name}#{number}" for number in range(1, self.options.limit + 1)]
 
+    @cached_property
+    def backend(self) -> Backend:
+        """Where they are."""
+        return backends[self.options.using]
 
-def _take(
-    backend: Backend,
-    name: str,
-    limit: int,
-    options: Options,
-    run: Run,
-    held: ExitStack,
-    began: float,
-) -> Lease | Busy | Done | Finished:
-    names = [f"{name}#{number}" for number in range(1, limit + 1)]
-    wait = backend.conf.wait if options.wait is None else options.wait
-    give_up = began + wait
-    while True:
-        left = max(give_up - backend.clock(), 0.0)
-        taken = _look(backend, name, names, run)
-        if isinstance(taken, Finished):
-            return taken
-        if duplicate := _held_by_us(taken.values()):
-            return duplicate
-        free = [one for one in names if one not in taken]
-        # All start with another one, or all but the first would find it taken.
-        random.shuffle(free)
-        wanted, patient = free, options._replace(wait=0.0)
-        if not free:
-            first = min(taken, key=lambda one: taken[one].expires_in)
-            # That all of them never end is an error, which asking for one of them tells.
-            if not left and taken[first].expires_in < math.inf:
-                return taken[first]
-            wanted, patient = [first], options._replace(wait=min(left, LOOK_EVERY))
-        for one in wanted:
-            lock = Lock(one, patient)
-            outcome = _ask(lock, limit, held, began)
-            if isinstance(outcome, Lease):
-                return _checked(backend, name, names, lock, outcome, run)
+    def take(self, locks: ExitStack) -> Lease | Busy | Finished:
+        """Take one of the permits; the end of *locks* releases it.
 
+        To receivers of signals it is one wait, for the name, however many permits are asked for.
 
-def _ask(lock: Lock, limit: int, held: ExitStack, began: float) -> Lease | Busy | Done | Finished:
-    """Ask for one permit, and tell operators which one of how many it is."""
-    held.pop_all()  # The one before was not granted.
-    held.push(lock)  # Before it is: a soft time limit may hit right after the grant.
-    number = lock.name.rpartition("#")[2]
-    with busy_with(current_activity.get()._replace(permit=f"{number}/{limit}")):
-        return lock.attempt(since=began)
+        Raises:
+            InvalidLockName: The name is too long to be that of a permit.
+            LockUnavailable: The server did not or could not answer.
+        """
+        check_name(self.names[-1])
+        began = self.backend.clock()
+        outcome = self._take(locks, began)
+        if isinstance(outcome, Busy):
+            lock_timed_out.send_robust(
+                sender=Lock,
+                name=self.name,
+                using=self.backend.alias,
+                holder=outcome.holder,
+                waited=self.backend.clock() - began,
+            )
+        return outcome
 
+    def _take(self, locks: ExitStack, began: float) -> Lease | Busy | Finished:
+        longest = self.options.lock_options().wait
+        give_up = began + (self.backend.conf.wait if longest is None else longest)
+        while True:
+            left = max(give_up - self.backend.clock(), 0.0)
+            taken = self._look(self.names)
+            if not isinstance(taken, dict):
+                return taken
+            if asked_for := [name for name in self.names if name not in taken]:
+                # In a random order: if all runs began with the first, most would find it taken.
+                random.shuffle(asked_for)
+                wait = 0.0
+            else:
+                first = min(taken, key=lambda name: taken[name].expires_in)
+                # If none of them will ever end, that is an error, and not a wait that runs out.
+                # The acquire of one of them raises it.
+                if not left and taken[first].expires_in < math.inf:
+                    return taken[first]
+                asked_for, wait = [first], min(left, LOOK_EVERY)
+            for name in asked_for:
+                lock = Lock(name, self.options.lock_options(wait))
+                if lease := self._acquire(lock, locks, began):
+                    return self._unless_in_the_way(lock, lease)
 
-def _checked(
-    backend: Backend, name: str, names: list[str], lock: Lock, lease: Lease, run: Run
-) -> Lease | Busy | Finished:
-    """Give the permit back if the same run has got another one, or is finished, meanwhile.
+    def _acquire(self, lock: Lock, locks: ExitStack, began: float) -> Lease | None:
+        """Ask for one permit, and tell operators which one of how many it is."""
+        locks.pop_all()  # The permit that was asked for before was not granted.
+        locks.push(lock)  # Before the grant, see TaskRun._ask_for_lock().
+        permit = f"{lock.name.rpartition('#')[2]}/{self.options.limit}"
+        task, task_id = self.activity.task, self.activity.task_id
+        with busy_with(Activity(task=task, task_id=task_id, permit=permit)):
+            outcome = lock.attempt(since=began)
+        return outcome if isinstance(outcome, Lease) else None
 
-    Each looks after its grant, so of two duplicates at least one sees the other; both may.
-    """
-    if not run.id:
-        return lease
-    try:
-        taken = _look(backend, name, [one for one in names if one != lock.name], run)
-    except BaseException:
+    def _unless_in_the_way(self, lock: Lock, lease: Lease) -> Lease | Busy | Finished:
+        """Give the permit back if the task has got another one, or has finished, meanwhile.
+
+        Each run looks after its grant, so of two duplicates at least one sees the other; both may.
+        """
+        if not self.run.id:
+            return lease
+        try:
+            others = self._look(name for name in self.names if name != lock.name)
+        except BaseException:
+            lock.release(success=False)
+            raise
+        if isinstance(others, dict):
+            return lease
         lock.release(success=False)
-        raise
-    in_the_way = taken if isinstance(taken, Finished) else _held_by_us(taken.values())
-    if in_the_way is None:
-        return lease
-    lock.release(success=False)
-    return in_the_way
+        return others
 
+    def _look(self, names: Iterable[str]) -> dict[str, Busy] | Busy | Finished:
+        """See in one round trip which of these permits are taken, by whom.
 
-def _look(backend: Backend, name: str, names: list[str], run: Run) -> dict[str, Busy] | Finished:
-    """Which of the permits are taken, by whom; or that the run is finished. One round trip."""
-    calls = [backend.look(one) for one in names]
-    if run.id:
-        calls.append(Call(scripts.FINISHED, name, (run.id,), backend.within))
-    answers = backend.ask_many(calls)
-    if run.id and (ago := int(answers.pop())) >= 0:
-        return Finished(ago / 1000)
-    return {
-        one: Busy(data, math.inf if int(left_ms) == NEVER else int(left_ms) / 1000)
-        for one, (data, left_ms, *_) in zip(names, answers, strict=True)
-        if int(left_ms) != FREE
-    }
-
-
-def _held_by_us(taken: Iterable[Busy]) -> Busy | None:
-    """A permit that another delivery or try of this task holds."""
-    if not (task_id := current_activity.get().task_id):
-        return None
-    return next((one for one in taken if read_holding(one.value).owner.task_id == task_id), None)
+        If the run must not take one, because its task has finished or another delivery of it has
+        a permit, it is that which is returned.
+        """
+        names = list(names)
+        calls = [self.backend.look(name) for name in names]
+        if self.run.id:
+            call = Call(scripts.FINISHED, self.name, (self.run.id,), self.backend.within)
+            calls.append(call)
+        answers = self.backend.ask_many(calls)
+        if self.run.id and (ago := int(answers.pop())) >= 0:
+            return Finished(ago / 1000)
+        seen = [self.backend.seen(*one) for one in zip(names, answers, strict=True)]
+        taken = {
+            one.name: Busy(one.holding, math.inf if one.expires_in is None else one.expires_in)
+            for one in seen
+            if one.holding is not None
+        }
+        for busy in taken.values():
+            if self.run.id and busy.holding.owner.task_id == self.activity.task_id:
+                return busy
+        return taken

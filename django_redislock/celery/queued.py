@@ -1,7 +1,9 @@
 """unique_queued: of the calls with one key, only one waits in the broker's queue at a time.
 
-An economy, and no guarantee: ``send_task`` and other applications publish without asking. What
-must not run twice at a time is kept apart by the lock around the body.
+A call is announced before it is published, and retracted when the body of its run starts, or when
+it is known that no body will. Until then it stands for every other call with the same key, which
+is not published. An economy, and no guarantee: ``send_task`` and other applications publish
+without asking. What must not run twice at a time is kept apart by the lock around the body.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from celery.signals import task_revoked
 from celery.utils import uuid
 
 from django_redislock import task_runs
-from django_redislock.celery.defer import LONGEST_PAUSE, notes
+from django_redislock.celery.defer import LONGEST_PAUSE
+from django_redislock.celery.message import carried
 from django_redislock.exceptions import LockUnavailable
 
 if TYPE_CHECKING:
@@ -36,18 +39,14 @@ def is_exempt(task: Task, options: Mapping[str, Any]) -> bool:
     return bool(
         task.app.conf.task_always_eager
         or options.get("retries")
-        or "tries" in notes(options.get("headers"))  # It was put off.
+        or "tries" in carried(options.get("headers"))  # A run that is deferred.
         or any(options.get(name) for name in _DEPENDENTS)
     )
 
 
-def publish_once(
-    task: Task,
-    name: str,
-    options: SingleInstance,
-    publish: Callable[..., AsyncResult],
-) -> AsyncResult:
+def publish_once(task: Task, name: str, publish: Callable[..., AsyncResult]) -> AsyncResult:
     """Publish a call, unless one with the same key waits in the queue; return its result."""
+    options: SingleInstance = task.single_instance_options
     task_id = uuid()
     try:
         waiting = task_runs.announce(name, task_id, options.queued_ttl, using=options.using)
@@ -66,14 +65,14 @@ def publish_once(
     try:
         return publish(task_id, queued=name)
     except BaseException:
-        withdraw(task, name, task_id, options)
+        retract(task, name, task_id)
         raise
 
 
-def withdraw(task: Task, name: str, task_id: str, options: SingleInstance) -> None:
+def retract(task: Task, name: str, task_id: str) -> None:
     """The call *task_id* does not wait in the queue, or no longer."""
     try:
-        task_runs.retract(name, task_id, using=options.using)
+        task_runs.retract(name, task_id, using=task.single_instance_options.using)
     except LockUnavailable as error:
         logger.warning(
             "Until queued_ttl is over, %s is not published with the key %r: %s",
@@ -83,17 +82,18 @@ def withdraw(task: Task, name: str, task_id: str, options: SingleInstance) -> No
         )
 
 
-def requeue(task: Task, name: str, task_id: str, options: SingleInstance) -> float | None:
-    """The call *task_id* goes back into the queue, and goes on waiting there.
+def requeue(task: Task, name: str, task_id: str) -> float | None:
+    """The call *task_id* goes back into the queue, and stands for others there as before.
 
     Returns:
         How many seconds ago it last stood for another call; None if it has not.
     """
-    # From when it is due: as long as it may take until something is heard of it.
+    options: SingleInstance = task.single_instance_options
+    # Nothing is heard of it until it comes back, which may be after the longest pause; queued_ttl
+    # counts from then on.
+    ttl = LONGEST_PAUSE + options.queued_ttl
     try:
-        return task_runs.requeue(
-            name, task_id, LONGEST_PAUSE + options.queued_ttl, using=options.using
-        )
+        return task_runs.requeue(name, task_id, ttl, using=options.using)
     except LockUnavailable as error:
         logger.warning(
             "%s[%s] goes back to the queue, where it may no longer stand for others: %s",
@@ -104,11 +104,11 @@ def requeue(task: Task, name: str, task_id: str, options: SingleInstance) -> flo
         return None
 
 
-def _forget_revoked(sender: Any = None, request: Any = None, **kwargs: Any) -> None:
+def _retract_revoked(sender: Any = None, request: Any = None, **kwargs: Any) -> None:
     """In a worker: a message has expired, or was revoked, before it started."""
-    options = getattr(sender, "_single_instance", None)
-    if options is not None and (name := notes(request.headers).get("queued")):
-        withdraw(sender, name, request.id, options)
+    ours = hasattr(sender, "single_instance_options")
+    if ours and (name := carried(request.headers).get("queued")):
+        retract(sender, name, request.id)
 
 
-task_revoked.connect(_forget_revoked, dispatch_uid="django_redislock.unique_queued")
+task_revoked.connect(_retract_revoked, dispatch_uid="django_redislock.unique_queued")

@@ -5,17 +5,18 @@ from __future__ import annotations
 import textwrap
 import time
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from django_redislock import held
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.humanize import visible
-from django_redislock.management import terminal
+from django_redislock.management import aliases, terminal
+from django_redislock.management.table import clipped, cut_table, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from django_redislock.held import HeldLock, Selection
+    from django_redislock.held import HeldLock
 
 MOST_LOCKS = 1000  # Of each alias.
 EVENTS_SHOWN = 6
@@ -23,40 +24,11 @@ QUEUES_SHOWN = 3
 WAITERS_SHOWN = 3
 
 
-class Listed(NamedTuple):
-    """The held locks of some aliases."""
-
-    locks: list[HeldLock]
-    total: int  # How many are held, whichever were asked for.
-    partial: bool  # Whether there may be more.
-    problems: dict[str, LockUnavailable]  # Of the aliases whose server did not answer.
-
-    def complaints(self) -> list[str]:
-        """What they say."""
-        return [held.problem(error, alias) for alias, error in self.problems.items()]
-
-
-def listed(aliases: list[str], limit: int, only: Selection | None = None) -> Listed:
-    """Up to *limit* held locks of each alias."""
-    found = Listed([], 0, False, {})
-    for alias in aliases:
-        try:
-            some = held.list(using=alias, limit=limit, only=only)
-        except LockUnavailable as error:  # It must not hide the others.
-            found.problems[alias] = error
-        else:
-            found.locks.extend(some)
-            found = found._replace(
-                total=found.total + some.total, partial=found.partial or some.partial
-            )
-    return found
-
-
-class Screen:
+class LiveView:
     """Looks at the locks of some aliases, again and again."""
 
-    def __init__(self, aliases: list[str]) -> None:
-        self._aliases = aliases
+    def __init__(self, using: list[str]) -> None:
+        self._aliases = using
         self._before: dict[tuple[str, str], HeldLock] | None = None
         self._before_partial = False
         self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
@@ -70,15 +42,15 @@ class Screen:
             lines: That there is room for; None if that does not matter.
             columns: The same.
         """
-        found = listed(self._aliases, MOST_LOCKS)
+        found = aliases.listed(self._aliases, MOST_LOCKS)
         self._note(found)
         # Those that are waited for, and have been held longest, matter most.
         locks = sorted(found.locks, key=lambda lock: (-lock.waiters, -(lock.held_for or 0.0)))
         several = len(self._aliases) > 1
-        complaints = [
+        problems = [
             line
-            for complaint in found.complaints()
-            for line in textwrap.wrap(complaint, columns or len(complaint))
+            for problem in found.problems.values()
+            for line in textwrap.wrap(problem, columns or len(problem))
         ]
         waiting = sum(lock.waiters for lock in locks)
         more = " or more" if found.partial else ""
@@ -87,17 +59,17 @@ class Screen:
         rows, events = len(locks), list(self._events)
         if lines is not None:
             # The status, a space and the headers are there anyway.
-            room = lines - len(complaints) - 3
+            room = lines - len(problems) - 3
             rows, queues, events = _share(room, rows, queues, events)
-        table, missing = _table(locks, rows, columns, aliases=several)
+        locked, missing = _table(locks, rows, columns, with_alias=several)
         if missing:
             status += f"  no room for: {', '.join(missing)}"
         shown = [status]
-        for part in (table, queues, events):
+        for part in (locked, queues, events):
             shown += ["", *part] if part else []
-        return [terminal.clipped(line, columns) if columns else line for line in shown], complaints
+        return [clipped(line, columns) if columns else line for line in shown], problems
 
-    def _note(self, found: Listed) -> None:
+    def _note(self, found: aliases.Listed) -> None:
         before = self._before
         now = {(lock.alias, lock.name): lock for lock in found.locks}
         if before is not None:
@@ -134,20 +106,20 @@ def _share(
 
 
 def _table(
-    locks: list[HeldLock], rows: int, columns: int | None, *, aliases: bool
+    locks: list[HeldLock], rows: int, columns: int | None, *, with_alias: bool
 ) -> tuple[list[str], Sequence[str]]:
     """A table of so many of *locks*, and the headers for which there is no room."""
     if not locks:
         return [], ()
     if rows < len(locks):
         rows = max(1, rows - 1)
-    headers = terminal.headers_of(aliases=aliases)
-    cells = [terminal.row_of(lock, aliases=aliases) for lock in locks[:rows]]
+    headers = terminal.headers_of(with_alias=with_alias)
+    cells = [terminal.row_of(lock, with_alias=with_alias) for lock in locks[:rows]]
     missing: Sequence[str] = ()
     if columns is None:
-        lines = list(terminal.table(headers, cells))
+        lines = list(table(headers, cells))
     else:
-        lines, missing = terminal.cut_table(headers, cells, columns)
+        lines, missing = cut_table(headers, cells, columns)
     if rows < len(locks):
         lines.append(f"{len(locks) - rows} more")
     return lines, missing

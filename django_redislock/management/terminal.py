@@ -1,23 +1,20 @@
-"""Text for terminals: nothing that somebody wrote may move the cursor or hide."""
+"""Locks, waiters and runs as text: nothing that somebody wrote may move the cursor or hide."""
 
 from __future__ import annotations
 
 import re
-import unicodedata
 from typing import TYPE_CHECKING
 
-from django_redislock import activity
 from django_redislock.humanize import duration, visible
+from django_redislock.management.table import indented, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from django_redislock.held import Detail, HeldLock, Record, Run
-    from django_redislock.lease import Owner
+    from django_redislock.rules.stored import Owner
 
 HEADERS = ("NAME", "STATE", "HELD FOR", "EXPIRES IN", "WAITERS", "HOLDER", "DOING", "LEASE")
-CUT = "..."  # In the place of what is left out.
-LEAST_CUT = 12  # Columns that a cut cell has at least; less of it would say nothing.
 
 # What a shell takes as it is: letters of any language, and these.
 _UNQUOTED = re.compile(r"[\w@%+:,./-][\w@%+=:,./-]*")
@@ -44,68 +41,16 @@ def _escaped(char: str) -> str:
     return "".join(f"\\{byte:03o}" for byte in char.encode(errors="replace"))
 
 
-def table(
-    headers: Sequence[str], rows: Iterable[Sequence[object]], columns: int | None = None
-) -> Iterator[str]:
-    """The lines of an aligned table.
-
-    Where it is wider than *columns*, its last cells stand below their row, each with its header,
-    so that nothing is cut.
-    """
-    cells = [[visible(str(cell)) for cell in row] for row in (headers, *rows)]
-    names = [width(row[0]) for row in cells]
-    # One long name must not push all else away: it stands above its row.
-    most = max(columns // 3, names[0]) if columns else max(names)
-    fit, widths, room = _fitting(cells, columns, max(wide for wide in names if wide <= most))
-    widths[0] = max(wide for wide in names if wide <= widths[0] + room)
-    for number, row in enumerate(cells):
-        first, *others = row[:fit]
-        if width(first) > widths[0]:
-            yield first
-            first = ""
-        yield _aligned((first, *others), widths)
-        if number:
-            labelled = (
-                f"{header.lower()} {cell}"
-                for header, cell in zip(headers[fit:], row[fit:], strict=True)
-                if cell != "-"
-            )
-            yield from _filled(labelled, columns or 0)
-
-
-def cut_table(
-    headers: Sequence[str], rows: Iterable[Sequence[object]], columns: int
-) -> tuple[list[str], Sequence[str]]:
-    """The lines of an aligned table, one for each row, and the headers for which there is no room.
-
-    What is cut ends in dots.
-    """
-    cells = [[visible(str(cell)) for cell in row] for row in (headers, *rows)]
-    fit, widths, room = _fitting(cells, columns, max(columns // 4, width(headers[0])))
-    if fit < len(headers) and room >= LEAST_CUT + 2:
-        widths[fit] = room - 2
-        fit += 1
-    else:
-        widths[0] = min(widths[0] + room, max(width(row[0]) for row in cells))
-    lines = [
-        _aligned(
-            [clipped(cell, wide) for cell, wide in zip(row[:fit], widths, strict=False)], widths
-        )
-        for row in cells
-    ]
-    return lines, headers[fit:]
-
-
-def headers_of(*, aliases: bool) -> tuple[str, ...]:
+def headers_of(*, with_alias: bool) -> tuple[str, ...]:
     """The headers of a table of locks; with their aliases if there are several."""
-    return (HEADERS[0], "ALIAS", *HEADERS[1:]) if aliases else HEADERS
+    return (HEADERS[0], "ALIAS", *HEADERS[1:]) if with_alias else HEADERS
 
 
-def row_of(lock: HeldLock, *, aliases: bool) -> tuple[object, ...]:
+def row_of(lock: HeldLock, *, with_alias: bool) -> tuple[object, ...]:
     """The row of a lock in such a table."""
     return (
         pasteable(lock.name),
-        *((lock.alias,) if aliases else ()),
+        *((lock.alias,) if with_alias else ()),
         f"{lock.state} {lock.owner.permit}".rstrip(),
         duration(lock.held_for),
         "never" if lock.expires_in is None else duration(lock.expires_in),
@@ -117,15 +62,15 @@ def row_of(lock: HeldLock, *, aliases: bool) -> tuple[object, ...]:
 
 
 def locks(
-    found: Sequence[HeldLock], columns: int | None = None, *, aliases: bool = False
+    found: Sequence[HeldLock], columns: int | None = None, *, with_alias: bool = False
 ) -> Iterator[str]:
     """The lines of a table of held locks."""
-    rows = (row_of(lock, aliases=aliases) for lock in found)
-    return table(headers_of(aliases=aliases), rows, columns)
+    rows = (row_of(lock, with_alias=with_alias) for lock in found)
+    return table(headers_of(with_alias=with_alias), rows, columns)
 
 
 def detail(
-    found: Detail, became: Record | None = None, columns: int | None = None
+    found: Detail, record: Record | None = None, columns: int | None = None
 ) -> Iterator[str]:
     """All about one lock, and what became of the runs of its task."""
     lock = found.lock
@@ -141,17 +86,17 @@ def detail(
             (place(one.owner), duration(one.waiting_for), doing(one.owner)) for one in found.waiters
         )
         yield from indented(table(("WAITER", "WAITING FOR", "DOING"), rows, within))
-    if became:
+    if record:
         yield ""
         yield "Runs of the task:"
-        yield from indented(record(became))
+        yield from indented(_record(record))
     if found.past:
         yield ""
         yield "Held before, the latest first:"
         past = (
             (
                 f"{duration(found.server_time - lease.since)} ago",
-                duration(None if lease.until is None else lease.until - lease.since),
+                duration(lease.lasted),
                 lease.ended,
                 place(lease.owner),
                 doing(lease.owner),
@@ -164,14 +109,14 @@ def detail(
 
 
 def runs(
-    found: Sequence[Record], columns: int | None = None, *, aliases: bool = False
+    found: Sequence[Record], columns: int | None = None, *, with_alias: bool = False
 ) -> Iterator[str]:
     """The lines of a table of what became of the runs of tasks."""
     headers = ("SUCCESS", "FAILURE", "SKIP", "SKIPS", "UNDER WAY", "NEVER ENDED")
     rows = (
         (
             pasteable(record.name),
-            *((record.alias,) if aliases else ()),
+            *((record.alias,) if with_alias else ()),
             _ago(record.last_success, "none" if record.known else "never seen"),
             _ago(record.last_failure),
             _ago(record.last_skip),
@@ -181,48 +126,7 @@ def runs(
         )
         for record in found
     )
-    return table(("NAME", *(("ALIAS",) if aliases else ()), *headers), rows, columns)
-
-
-def record(found: Record) -> Iterator[str]:
-    """What became of the runs under one lock."""
-    runs = {
-        "last success": found.last_success,
-        "last failure": found.last_failure,
-        "last skip": found.last_skip,
-        "never ended": found.last_unended,
-    }
-    for label, run in runs.items():
-        if run:
-            how = f"took {duration(run.lasted)}" if run.lasted is not None else ""
-            how = f"because it was {run.why}" if run.why else how
-            when = "began " if run is found.last_unended else ""
-            parts = (f"{when}{duration(run.ago)} ago", how, str(run.owner))
-            yield visible(f"{label:14}{', '.join(filter(None, parts))}")
-    if found.skips:
-        yield f"{'skips':14}{found.skips} since the last success"
-    for run in found.under_way:
-        yield visible(f"{'under way':14}for {duration(run.ago)}, {run.owner}")
-
-
-def clipped(text: str, columns: int) -> str:
-    """*text*, or as much of it as fits, with dots in the place of the rest."""
-    if width(text) <= columns:
-        return text
-    dots = CUT[:columns]
-    while (beyond := width(text) + len(dots) - columns) > 0 and text:
-        text = text[: -max(1, beyond // 2)]  # A letter takes two columns at most.
-    return text + dots
-
-
-def width(text: str) -> int:
-    """Columns that *text* takes."""
-    return len(text) if text.isascii() else sum(map(_columns_of, text))
-
-
-def indented(lines: Iterable[str]) -> Iterator[str]:
-    """*lines*, two columns to the right."""
-    return (f"  {line}" for line in lines)
+    return table(("NAME", *(("ALIAS",) if with_alias else ()), *headers), rows, columns)
 
 
 def place(owner: Owner) -> str:
@@ -263,6 +167,16 @@ def _facts(lock: HeldLock) -> Iterator[str]:
             yield f"{key:12}{visible(str(value))}"
 
 
+def _record(found: Record) -> Iterator[str]:
+    """What became of the runs under one lock."""
+    for kind, run in found.last.items():
+        yield visible(f"{kind:14}{run}")
+    if found.skips:
+        yield f"{'skips':14}{found.skips} since the last success"
+    for run in found.under_way:
+        yield visible(f"{'under way':14}for {duration(run.ago)}, {run.owner}")
+
+
 def _ago(run: Run | None, otherwise: str = "-") -> str:
     return f"{duration(run.ago)} ago" if run else otherwise
 
@@ -270,46 +184,6 @@ def _ago(run: Run | None, otherwise: str = "-") -> str:
 def _under_way(runs: Sequence[Run]) -> str:
     if not runs:
         return "-"
-    gone = " (gone)" if activity.is_gone(runs[0].owner) else ""
+    gone = " (gone)" if runs[0].gone else ""
     more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
     return f"for {duration(runs[0].ago)}, {place(runs[0].owner)}{gone}{more}"
-
-
-def _columns_of(char: str) -> int:
-    if unicodedata.category(char) in {"Mn", "Me"} or "\u1160" <= char <= "\u11ff":
-        return 0  # It is drawn upon or into the letter before it.
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
-
-
-def _fitting(cells: list[list[str]], columns: int | None, most: int) -> tuple[int, list[int], int]:
-    """How many columns of a table fit, how wide all are, and how much room is left.
-
-    The first has *most* at most if there is too little room for all.
-    """
-    widths = [max(map(width, column)) for column in zip(*cells, strict=True)]
-    if columns is None or sum(widths) + 2 * (len(widths) - 1) <= columns:
-        return len(widths), widths, 0
-    widths[0] = min(widths[0], most)
-    fit, room = 1, columns - widths[0]
-    while fit < len(widths) and widths[fit] + 2 <= room:
-        room -= widths[fit] + 2
-        fit += 1
-    return fit, widths, max(0, room)
-
-
-def _aligned(cells: Sequence[str], widths: list[int]) -> str:
-    padded = (cell + " " * (wide - width(cell)) for cell, wide in zip(cells, widths, strict=False))
-    return "  ".join(padded).rstrip()
-
-
-def _filled(cells: Iterable[str], columns: int) -> Iterator[str]:
-    """Indented lines of as many *cells* as fit."""
-    line = ""
-    for cell in cells:
-        if line and 4 + width(f"{line}  {cell}") > columns:
-            yield f"    {line}"
-            line = cell
-        else:
-            line = f"{line}  {cell}" if line else cell
-    if line:
-        yield f"    {line}"

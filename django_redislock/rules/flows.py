@@ -13,19 +13,39 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from django_redislock.exceptions import LockLost, LockUnavailable
-from django_redislock.lease import WORTH_RENEWING, drift
+from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import scripts
+from django_redislock.rules.grant import Renewal, drift, lost_because
+from django_redislock.rules.steps import (
+    Answer,
+    Bell,
+    Call,
+    Flow,
+    Listen,
+    NotOurs,
+    Pause,
+    Refused,
+    Tell,
+    Unanswered,
+)
+from django_redislock.rules.stored import (
+    DoneMarkers,
+    Holding,
+    Owner,
+    read_done,
+    read_holding,
+    renewal_count,
+    renews_flag,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from django_redislock.exceptions import LostReason
-    from django_redislock.lease import Owner
-    from django_redislock.rules.scripts import Script
 
 CLAIM = 1.0  # Seconds; the same as in lua/_lease.lua.
 LOOK_EVERY = 2.0  # A waiter who may have missed the bell looks by itself, in seconds.
@@ -35,115 +55,6 @@ UNDO_WITHIN = 1.0  # Seconds that undoing an interrupted acquire may take.
 # Waiting without a queue, where scripting is forbidden: pauses in seconds, doubled each time.
 SHORTEST_PAUSE = 0.001
 LONGEST_PAUSE = 0.128
-
-
-# --- what a flow may ask for ----------------------------------------------------------------
-
-
-class Performer(Protocol):
-    """Performs the steps of one flow: each method returns the answer, or an awaitable of it.
-
-    It is closed when the flow has ended.
-    """
-
-    def call(self, step: Call) -> Any: ...
-    def tell(self, step: Tell) -> Any: ...
-    def listen(self, step: Listen) -> Any: ...
-    def pause(self, step: Pause) -> Any: ...
-    def close(self) -> None: ...
-
-
-class Call(NamedTuple):
-    """Run a script; the answer is an :class:`Answer`.
-
-    Whoever performs it adds the channel on which its connection is rung to the arguments.
-    """
-
-    script: Script
-    name: str
-    args: tuple[str | bytes | int, ...]
-    within: float  # Seconds after which the answer is no longer awaited.
-    listening: str = ""  # Lease id for which the bell must be able to ring us.
-    replicas: int = 0  # How many replicas are asked to acknowledge it.
-    shielded: bool = False  # An undo: a second cancellation must not interrupt it.
-
-    def perform(self, by: Performer) -> Any:
-        return by.call(self)
-
-
-class Tell(NamedTuple):
-    """Send a script on its way without awaiting its answer."""
-
-    script: Script
-    name: str
-    args: tuple[str | bytes | int, ...]
-
-    def perform(self, by: Performer) -> Any:
-        return by.tell(self)
-
-
-class Listen(NamedTuple):
-    """Sleep until the bell rings for *id*; the answer is a :class:`Bell`."""
-
-    id: str
-    seconds: float
-
-    def perform(self, by: Performer) -> Any:
-        return by.listen(self)
-
-
-class Pause(NamedTuple):
-    """Sleep; the answer is the time."""
-
-    seconds: float
-
-    def perform(self, by: Performer) -> Any:
-        return by.pause(self)
-
-
-class Answer(NamedTuple):
-    """What a script returned. Deadlines count from *sent*: the server acted at some later time."""
-
-    value: Any
-    sent: float
-    now: float
-    replicas: int = 0  # How many acknowledged.
-
-
-class Bell(NamedTuple):
-    """What the server said to a waiter, and when we read it; no words if it said nothing."""
-
-    words: list[str]
-    now: float
-
-
-class Unanswered(Exception):
-    """The command may or may not have been carried out; trying again may help."""
-
-    def __init__(self, problem: str, sent: float, now: float) -> None:
-        super().__init__(problem, sent, now)
-        self.problem = problem
-        self.sent = sent
-        self.now = now
-
-
-class Refused(Exception):
-    """The server refuses, and would again: rights, types, memory, configuration."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
-
-
-class NotOurs(Refused):
-    """The flow belongs to the parent of this forked child, which goes on with it: hands off."""
-
-
-_RENEWS = ("-", "r")  # As in lua/_lease.lua.
-
-Result = TypeVar("Result")
-Step = Call | Tell | Listen | Pause
-Flow = Generator[Step, Any, Result]
 
 
 # --- what a flow may end with ---------------------------------------------------------------
@@ -158,9 +69,9 @@ class Request(NamedTuple):
     owner: Owner
     ttl: float  # Of the first grant; max_hold may make it shorter than the lease's.
     wait: float
-    patience: float  # The operation timeout: seconds until a server counts as not answering.
+    operation_timeout: float  # Seconds until a server counts as not answering.
     replicas: int = 0
-    heed: str = ""  # What would make it pointless, see lua/_heed.lua.
+    markers: DoneMarkers = DoneMarkers()  # What would make it pointless.
     renews: bool = False  # Whether it is to be renewed, see will_renew().
     unavailable_after: float = math.inf  # Seconds without an answer, besides the one resend.
 
@@ -177,14 +88,19 @@ class Granted(NamedTuple):
 class Busy(NamedTuple):
     """Somebody else's, until the wait ran out."""
 
-    value: bytes  # As the server keeps it; see backends.base.read_holding.
+    holding: Holding
     expires_in: float
+
+    @property
+    def holder(self) -> str:
+        """Who holds it, as ``host:pid task-id``."""
+        return str(self.holding.owner)
 
 
 class Done(NamedTuple):
     """A `once` of this name is done."""
 
-    value: bytes
+    by: str  # Who did it, as ``host:pid task-id``.
 
 
 class Finished(NamedTuple):
@@ -193,40 +109,40 @@ class Finished(NamedTuple):
     ago: float
 
 
-class Run(NamedTuple):
-    """A run of a task, for which a lock is wanted."""
+class RunMarker(NamedTuple):
+    """The done marker that a task run leaves when it succeeds."""
 
-    id: str  # As in lua/_task_of.lua; "" if the task was called directly.
-    remembered: float  # Seconds for which a duplicate of it is recognised after it succeeded.
+    id: str  # That of the run, as in lua/_task_of.lua; "" if the task was called directly.
+    recognised_for: float  # Seconds after its success in which a duplicate of it does not run.
 
 
 # --- the flows ------------------------------------------------------------------------------
 
 
 def acquire(
-    request: Request, now: float, keep: Callable[[Request, Granted], object] | None = None
+    request: Request, now: float, take_over: Callable[[Request, Granted], object] | None = None
 ) -> Flow[Granted | Busy | Done | Finished]:
     """Ask for the lock until it is ours or the wait is over.
 
     Args:
         request: What to ask for.
         now: When it begins.
-        keep: Called with a grant. Until it returns, whatever interrupts the flow undoes the grant.
+        take_over: Called with a grant. Until it returns, whatever interrupts the flow undoes it.
 
     Raises:
         LockUnavailable: The server refused, or did not answer for too long.
     """
     try:
         outcome = yield from _acquire(request, now)
-        if keep is not None and isinstance(outcome, Granted):
-            keep(request, outcome)
+        if take_over is not None and isinstance(outcome, Granted):
+            take_over(request, outcome)
         return outcome
     except Refused as refused:
         raise LockUnavailable(request.name, refused.problem) from refused.__cause__
     except (GeneratorExit, LockUnavailable):
         raise
     except BaseException as error:
-        yield from undo(request.name, request.token, request.patience)
+        yield from undo(request.name, request.token, request.operation_timeout)
         if isinstance(error, Unanswered):
             raise LockUnavailable(request.name, error.problem) from error.__cause__
         raise
@@ -237,7 +153,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
 ) -> Flow[Granted | Busy | Done | Finished]:
     give_up = now + request.wait
     mode = "queue" if request.wait > 0 else "try"
-    ticket, kept = b"0", False
+    ticket, came_back = b"0", False
     failures, silent_since, pause = 0, now, SHORTEST_PAUSE
     # Whether something of us may be on the server when it refuses a try. What it refuses may also
     # be the WAIT behind a grant.
@@ -253,10 +169,11 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                         return Granted(int(fence), deadline, answer.sent, deadline)
                     yield from _renounce(request, answer)
                 case [b"queued", place, left_ms, server_us, newly]:
-                    # A place in the queue is kept for a waiter who comes back late, but only
-                    # once: a waiter who is always late would cost the others a claim each time.
-                    kept = kept or bool(newly and ticket != b"0")
-                    ticket = b"0" if kept else place
+                    # A waiter who was passed over, because it did not answer in time, may go back
+                    # to its old place in the queue once. One who is late each time would cost the
+                    # others a claim each time, so it queues up at the end from then on.
+                    came_back = came_back or bool(newly and ticket != b"0")
+                    ticket = b"0" if came_back else place
                     failures, traces = 0, True
                     look = _Look(answer.sent, int(server_us) / 1e6, _next_look(now, left_ms))
                     outcome = yield from _await_bell(request, look, now, give_up)
@@ -265,14 +182,14 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                     now = outcome
                 case [b"busy", left_ms, value]:
                     if mode != "queue":
-                        return Busy(value, int(left_ms) / 1000)
+                        return Busy(read_holding(value), int(left_ms) / 1000)
                     # Not queued, for want of scripting: bounded backoff.
                     failures = 0
                     seconds = pause * random.uniform(0.5, 1.0)
                     now = yield Pause(max(min(seconds, give_up - now), 0.0))
                     pause = min(pause * 2, LONGEST_PAUSE)
                 case [b"done", value]:
-                    return Done(value)
+                    return Done(str(read_done(value)))
                 case [b"finished", ms]:
                     return Finished(int(ms) / 1000)
                 case [b"endless"]:
@@ -298,7 +215,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
             raise
         except Refused:
             if traces:
-                yield from undo(request.name, request.token, request.patience)
+                yield from undo(request.name, request.token, request.operation_timeout)
             raise
         if now >= give_up and mode == "queue" and not failures:
             mode = "last"
@@ -314,11 +231,11 @@ def _acquire_call(request: Request, mode: str, ticket: bytes) -> Call:
             milliseconds(request.ttl),
             mode,
             ticket,
-            request.heed,
-            _RENEWS[request.renews],
+            request.markers.packed,
+            renews_flag(request.renews),
             request.owner.packed,
         ),
-        0.75 * request.patience,
+        0.75 * request.operation_timeout,
         request.id if mode == "queue" else "",
         request.replicas,
     )
@@ -332,7 +249,7 @@ def _renounce(request: Request, answer: Answer) -> Flow[NoReturn]:
             f"{answer.replicas} of the {request.replicas} replicas that REPLICAS_ACK asks for"
             " acknowledged the grant"
         )
-    if not (yield from undo(request.name, request.token, request.patience)):
+    if not (yield from undo(request.name, request.token, request.operation_timeout)):
         # An undo may still be on its way, and would end whatever this token is granted next.
         raise LockUnavailable(request.name, problem)
     raise Unanswered(problem, answer.sent, answer.now)
@@ -362,24 +279,37 @@ def _await_bell(request: Request, look: _Look, now: float, give_up: float) -> Fl
             case ["look", _, left_ms]:
                 look = look._replace(next=_next_look(now, left_ms))
             case ["granted", _, fence, granted_us]:
-                # It was granted this long after the server answered our look, so no earlier than
-                # that after the look was sent: a bell that lay unread while this process was
-                # stopped is recognised as old, and then it is safer to ask.
-                waited = int(granted_us) / 1e6 - look.server_time
-                at = min(look.sent + max(waited, 0.0), now)
-                claim = min(CLAIM, request.ttl)
-                fresh = waited >= 0 and now < at + claim / 2
-                if not fresh or request.replicas or request.heed:
+                granted = _claim(request, look, int(fence), int(granted_us) / 1e6, now)
+                if granted is None:
                     return now
                 # The claim is confirmed without waiting for the answer, by a renewal, which never
-                # grants: the release may overtake it on another connection. Until the watchdog
-                # has had an answer, only the claim time is certain; the lease has its whole ttl
-                # if the confirmation arrives.
+                # grants: the release may overtake it on another connection.
                 confirmation = _renewal_args(request.token, request.ttl, CONFIRMS, request.renews)
                 yield Tell(scripts.RENEW, request.name, confirmation)
-                deadline = at + claim - drift(claim + waited)
-                ends = at + request.ttl - drift(request.ttl + waited)
-                return Granted(int(fence), deadline, at, ends)
+                return granted
+
+
+def _claim(
+    request: Request, look: _Look, fence: int, server_time: float, now: float
+) -> Granted | None:
+    """What a bell says that was rung at *server_time*; None if it is safer to ask.
+
+    The server told its time when it answered the last look, too. The difference of the two is how
+    long after that answer the lock was granted, so the grant is at least that much younger than the
+    sending of the look. In this way a bell that lay unread while this process was stopped shows its
+    age. Until the watchdog has had an answer, only the claim's time is certain; the lease has its
+    whole ttl if the confirmation arrives.
+    """
+    waited = server_time - look.server_time
+    at = min(look.sent + max(waited, 0.0), now)
+    claim = min(CLAIM, request.ttl)
+    is_fresh = waited >= 0 and now < at + claim / 2
+    if not is_fresh or request.replicas or request.markers != DoneMarkers():
+        return None
+    # Two clocks were compared over the whole wait, so they may differ by its drift, too.
+    deadline = at + claim - drift(claim + waited)
+    ends = at + request.ttl - drift(request.ttl + waited)
+    return Granted(fence, deadline, at, ends)
 
 
 def _backoff(failures: int) -> float:
@@ -387,7 +317,7 @@ def _backoff(failures: int) -> float:
     return float(0.02 * 2 ** min(failures, 6))
 
 
-def undo(name: str, token: str, patience: float) -> Flow[bool]:
+def undo(name: str, token: str, operation_timeout: float) -> Flow[bool]:
     """Leave nothing behind of an acquire whose outcome nobody will know (R4).
 
     Returns whether the first try was answered, so that none is still on its way. If no try was,
@@ -397,7 +327,7 @@ def undo(name: str, token: str, patience: float) -> Flow[bool]:
         scripts.LEAVE,
         name,
         (token,),
-        within=min(UNDO_WITHIN, patience / 2) / 2,
+        within=min(UNDO_WITHIN, operation_timeout / 2) / 2,
         shielded=True,
     )
     # Twice: what was interrupted may have been waiting on a dead connection, which only the first
@@ -423,10 +353,10 @@ class Ending(NamedTuple):
     ends: float  # When it ends at the latest; see Granted.
     min_hold: float
     once: float
-    patience: float
+    operation_timeout: float
     insist: bool  # Try until the lease ends, as leaving a block does.
-    ended: str = ""  # "done" or "failed", if the lease is to be remembered.
-    run: Run | None = None
+    ended: str = ""  # "done" or "failed", if the lease is to be in the timeline.
+    run: RunMarker | None = None
 
 
 def release(ending: Ending) -> Flow[LostReason | None]:
@@ -436,35 +366,24 @@ def release(ending: Ending) -> Flow[LostReason | None]:
         LockUnavailable: The server refused, or did not answer.
     """
     call = _release_call(ending)
-    failures, in_time = 0, False
-    while True:
-        try:
-            if failures > 1:
-                yield Pause(min(_backoff(failures), ending.patience))
-            answer: Answer = yield call
-            break
-        except Refused as refused:
-            raise LockUnavailable(ending.name, refused.problem) from refused.__cause__
-        except Unanswered as unanswered:
-            failures += 1
-            # The first try may have worked, if it was sent while the lease was ours (R6).
-            in_time = in_time or unanswered.sent < ending.deadline
-            if failures >= 2 and not (ending.insist and unanswered.now < ending.ends):
-                raise LockUnavailable(ending.name, unanswered.problem) from unanswered.__cause__
-        except GeneratorExit:
-            raise
-        except BaseException:
-            with suppress(Unanswered, Refused):
-                yield call._replace(within=min(UNDO_WITHIN, call.within), shielded=True)
-            raise
+    try:
+        answer = yield from _answer_to(call, ending.ends if ending.insist else -math.inf)
+    except (GeneratorExit, LockUnavailable):
+        raise
+    except BaseException:
+        with suppress(Unanswered, Refused):
+            yield call._replace(within=min(UNDO_WITHIN, call.within), shielded=True)
+        raise
     word = answer.value.decode()
+    # The first try may have worked, if it was sent while the lease was ours (R6).
+    in_time = answer.unanswered_since < ending.deadline
     if word == "released" or (in_time and word != "forced"):
         return None
-    return _reason(word)
+    return lost_because(word)
 
 
 def _release_call(ending: Ending) -> Call:
-    within = 0.75 * ending.patience
+    within = 0.75 * ending.operation_timeout
     if not (ending.min_hold or ending.once or ending.ended):
         return Call(scripts.RELEASE, ending.name, (ending.token,), within)
     return Call(
@@ -477,43 +396,10 @@ def _release_call(ending: Ending) -> Call:
             ending.owner.packed,
             ending.ended,
             ending.run.id if ending.run else "",
-            milliseconds(ending.run.remembered) if ending.run else 0,
+            milliseconds(ending.run.recognised_for) if ending.run else 0,
         ),
         within,
     )
-
-
-def give_back(name: str, token: str, patience: float, reason: LostReason) -> Flow[LostReason]:
-    """Free what is left of a lease that was lost because the server was out of reach.
-
-    A renewal whose answer was lost has kept it for others to wait for.
-    """
-    yield from undo(name, token, patience)
-    return reason
-
-
-class Renewal(NamedTuple):
-    """What renewing needs to know of a lease."""
-
-    name: str
-    token: str
-    ttl: float
-    renewals: int
-    renews: bool = False  # Whether one more is to follow, see will_renew().
-
-
-def will_renew(renew: bool, ttl: float, left: float) -> bool:
-    """Whether a lease that is granted or renewed for *ttl* seconds now will be renewed after that.
-
-    Others see in the lock whether a renewal is due, and so, when it is missed, that the owner is
-    in trouble.
-
-    Args:
-        renew: Whether the watchdog renews it at all.
-        ttl: Seconds it is granted or renewed for.
-        left: Seconds until max_hold is over; the last renewal is shortened to end then.
-    """
-    return renew and left - ttl >= WORTH_RENEWING
 
 
 def renewal_call(renewal: Renewal, within: float) -> Call:
@@ -523,57 +409,47 @@ def renewal_call(renewal: Renewal, within: float) -> Call:
 
 
 def _renewal_args(token: str, ttl: float, count: int, renews: bool) -> tuple[str | int, ...]:
-    return token, milliseconds(ttl), f"{_RENEWS[renews]}{min(count, 99_999):05}"
-
-
-def renewed(renewal: Renewal, answer: Answer) -> float:
-    """The new deadline.
-
-    Raises:
-        LockLost: The server says that the lease is over.
-    """
-    word = answer.value.decode()
-    if word != "renewed":
-        raise LockLost(renewal.name, _reason(word))
-    # From when it was sent, not from when the reply came (R2).
-    return answer.sent + renewal.ttl - drift(renewal.ttl)
-
-
-def renew(renewal: Renewal, patience: float) -> Flow[float]:
-    """Restart the ttl, and return the new deadline.
-
-    Raises:
-        LockLost: The server says that the lease is over.
-        LockUnavailable: The server refused, or did not answer twice.
-    """
-    failures = 0
-    while True:
-        try:
-            return renewed(renewal, (yield renewal_call(renewal, 0.75 * patience)))
-        except Refused as refused:
-            raise LockUnavailable(renewal.name, refused.problem) from refused.__cause__
-        except Unanswered as unanswered:
-            failures += 1
-            if failures >= 2:
-                raise LockUnavailable(renewal.name, unanswered.problem) from unanswered.__cause__
+    return token, milliseconds(ttl), renewal_count(renews, count)
 
 
 def ask(call: Call) -> Flow[Any]:
-    """Run one harmless or repeatable script, with one resend.
+    """Run one harmless or repeatable script, with one resend, and return what it returns.
 
     Raises:
         LockUnavailable: The server refused, or did not answer twice.
     """
-    failures = 0
+    answer = yield from _answer_to(call)
+    return answer.value
+
+
+def answer_to_renewal(renewal: Renewal, operation_timeout: float) -> Flow[Answer]:
+    """Ask for a renewal; what the answer means is for :meth:`Grant.answered`.
+
+    Raises:
+        LockUnavailable: The server refused, or did not answer twice.
+    """
+    return (yield from _answer_to(renewal_call(renewal, 0.75 * operation_timeout)))
+
+
+def _answer_to(call: Call, until: float = -math.inf) -> Flow[Answer]:
+    """Ask at least twice, and on until *until*.
+
+    Raises:
+        LockUnavailable: The server refused, or did not answer.
+    """
+    failures, first_sent = 0, math.inf
     while True:
         try:
+            if failures > 1:
+                yield Pause(min(_backoff(failures), call.within))
             answer: Answer = yield call
-            return answer.value
+            return answer._replace(unanswered_since=first_sent) if failures else answer
         except Refused as refused:
             raise LockUnavailable(call.name, refused.problem) from refused.__cause__
         except Unanswered as unanswered:
             failures += 1
-            if failures >= 2:
+            first_sent = min(first_sent, unanswered.sent)
+            if failures >= 2 and unanswered.now >= until:
                 raise LockUnavailable(call.name, unanswered.problem) from unanswered.__cause__
 
 
@@ -581,7 +457,3 @@ def ask(call: Call) -> Flow[Any]:
 def milliseconds(seconds: float) -> int:
     """For the server: rounded up, and at least 1, since PEXPIRE 0 deletes."""
     return max(1, math.ceil(seconds * 1000))
-
-
-def _reason(word: str) -> LostReason:
-    return {"forced": "forced", "taken": "taken"}.get(word, "expired")  # type: ignore[return-value]

@@ -13,6 +13,7 @@ import pytest
 from celery import chord
 
 from django_redislock import distributed_lock
+from tests.celery.project import PATIENCE
 from tests.celery.project.rabbit import RabbitMQ, program
 from tests.support.waiting import wait_until
 
@@ -48,6 +49,7 @@ class TestRabbitMQ:
         own_stage.app.conf.update(ours)
         return own_stage
 
+    @pytest.mark.proves("P8")
     def test_a_conflict_is_seen_and_a_duplicate_put_off(self, own_stage: Stage) -> None:
         own_stage.start(pool="threads", concurrency=3)
         key = own_stage.key()
@@ -70,6 +72,7 @@ class TestRabbitMQ:
             own_stage.wait_for_log(f"[{body.parent.results[1].id}]: lock {key!r} is busy", 2)
         assert own_stage.result(body)[1] == f"did {key}"
 
+    @pytest.mark.proves("P8")
     def test_a_task_whose_worker_was_killed_runs_again_after_the_dead_lease(
         self, own_stage: Stage
     ) -> None:
@@ -126,7 +129,7 @@ class TestDjangoResults:
             found = stored(sent.id)
             return found if found and found[0] == "SUCCESS" else None
 
-        before = wait_until(succeeded, 20, "the result is stored")
+        before = wait_until(succeeded, PATIENCE, "the result is stored")
         assert before[:2] == ("SUCCESS", f'"did {key}"')
         own_stage.task("late").apply_async((key,), task_id=sent.id)
         own_stage.wait_for_log(f"[{sent.id}] received", 2)

@@ -58,6 +58,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]
         (draw, {}, {"key": "lottery:{draw_id}"}, []),
         (draw, {}, {"key": "lottery"}, []),
         (draw, {}, {}, ["W050"]),
+        (tidy, {}, {"autoretry_for": (ValueError,)}, []),
         (draw, {}, {"acks_late": True, "time_limit": 1800, "key": "lottery"}, []),
         (tidy, {}, {"acks_late": True, "max_hold": 7200}, ["W051"]),
         (tidy, {"task_acks_late": True, "task_time_limit": 7200}, {}, ["W051"]),

@@ -68,6 +68,7 @@ class TestRetry:
         assert stage.result(end) == [f"did {key}", "more"]
         assert stage.app.AsyncResult(error.options["task_id"]).state == "PENDING"
 
+    @pytest.mark.proves("P7")
     @pytest.mark.row("retry-deadline")
     def test_after_conflict_deadline_it_is_skipped(self, stage: Stage) -> None:
         key = stage.key()

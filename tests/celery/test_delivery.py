@@ -11,6 +11,7 @@ import pytest
 from celery import chain, chord, group
 
 from django_redislock import LockTimeout, distributed_lock
+from tests.celery.project import PATIENCE
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def deliver_again(stage: Stage, name: str, key: str, task_id: str, **options: An
 class TestDuplicate:
     """Delivered twice, while the first delivery runs or after it has."""
 
+    @pytest.mark.proves("P8")
     @pytest.mark.row("duplicate-running")
     def test_while_the_first_runs_it_is_put_off_and_never_run(self, stage: Stage) -> None:
         key = stage.key()
@@ -62,6 +64,7 @@ class TestDuplicate:
         assert stage.redis.get(f"celery-task-meta-{first.id}") == before
         assert stage.count(key, "start") == 1
 
+    @pytest.mark.proves("P8")
     @pytest.mark.row("duplicate-cooling")
     def test_while_the_lock_cools_down_it_is_no_conflict(self, stage: Stage) -> None:
         key = stage.key()
@@ -98,6 +101,7 @@ class TestDuplicate:
         own_stage.wait_for(next_key, "end")
         assert own_stage.count(key, "start") == 1
 
+    @pytest.mark.proves("P8")
     @pytest.mark.row("canvas-duplicate")
     def test_a_chord_gets_the_real_result_of_a_member_delivered_twice(self, stage: Stage) -> None:
         keys = [stage.key() for _ in range(3)]
@@ -130,13 +134,14 @@ class TestDuplicate:
 class TestRetry:
     """A Celery retry, whose own first try or somebody else holds the lock."""
 
+    @pytest.mark.proves("P8")
     @pytest.mark.row("retry-own")
     def test_a_retry_that_comes_before_its_first_try_has_let_go_is_not_lost(
         self, stage: Stage
     ) -> None:
         key = stage.key()
         sent = stage.send("flaky", key, hold=True)
-        stage.wait_for_log(f"Put off {stage.task('flaky').name}[{sent.id}]")
+        stage.wait_for_log(f"Deferred {stage.task('flaky').name}[{sent.id}]")
         stage.open_gate(key)
         assert stage.result(sent) == f"did {key}"
         assert [event["retries"] for event in stage.events(key, "start")] == [0, 1]
@@ -210,12 +215,14 @@ class TestRetry:
         stage.wait_until_idle()
         assert [event["retries"] for event in stage.events(key, "start")] == [0, 1]
 
+    @pytest.mark.proves("P8")
     def test_of_many_that_retry_at_once_none_is_lost(self, stage: Stage) -> None:
         keys = [stage.key() for _ in range(40)]
         results = [stage.send("flaky", key) for key in keys]
         assert [stage.result(one) for one in results] == [f"did {key}" for key in keys]
         assert {stage.count(key, "start") for key in keys} == {2}
 
+    @pytest.mark.proves("P8")
     @pytest.mark.row("retry-other")
     def test_a_retry_that_finds_another_holder_is_put_off(self, stage: Stage) -> None:
         key = stage.key()
@@ -256,6 +263,7 @@ class TestCrash:
         }
         return own_stage
 
+    @pytest.mark.proves("P8")
     @pytest.mark.row("crash")
     def test_a_task_whose_worker_was_killed_runs_again_after_the_dead_lease(
         self, own_stage: Stage
@@ -324,7 +332,7 @@ class TestCrash:
             worker.wait_ready()
         sent = own_stage.task(task).apply_async((key,), {"hold": True}, countdown=4)
         # Twice in a worker by now, with a second delivery of itself.
-        own_stage.wait_for_log(f"[{sent.id}] received", 2, timeout=20)
+        own_stage.wait_for_log(f"[{sent.id}] received", 2, timeout=PATIENCE)
         assert own_stage.count(key, "start") == 0
         own_stage.wait_for_log(f"[{sent.id}]: lock {key!r} is busy")
         own_stage.open_gate(key)
@@ -333,6 +341,7 @@ class TestCrash:
         assert own_stage.count(key, "start") == 1
         assert own_stage.app.AsyncResult(sent.id).result == f"did {key}"
 
+    @pytest.mark.proves("P8")
     @sweeps_often
     @pytest.mark.row("visibility-timeout-crash")
     def test_the_work_is_not_lost_if_the_first_delivery_dies_after_the_second_came(

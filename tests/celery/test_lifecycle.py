@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from django_redislock import distributed_lock, held
+from tests.celery.project import PATIENCE
+from tests.support.others import waiters
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -199,9 +201,9 @@ def test_life_cycle(own_stage: Stage, ending: Ending) -> None:
     assert lease is not None
 
     ending.act(own_stage, worker, sent, pid)
-    wait_until(lambda: _ended(own_stage, worker, pid), 20, "the body has ended", every=0.02)
+    wait_until(lambda: _ended(own_stage, worker, pid), PATIENCE, "the body has ended", every=0.02)
     ended_at = time.monotonic()
-    wait_until(lambda: _other_than(lease.id, key), 10, "the lease has ended", every=0.01)
+    wait_until(lambda: _other_than(lease.id, key), PATIENCE, "the lease has ended", every=0.01)
     took = time.monotonic() - ended_at
     assert took < 1 if ending.free == "at once" else took < TTL + 1.5
 
@@ -242,15 +244,12 @@ def test_a_run_that_ends_while_it_waits_leaves_the_queue(own_stage: Stage, how: 
         own_stage.wait_for_waiter(key)
         if how == "revoked":
             sent.revoke(terminate=True)
-        wait_until(lambda: sent.state in {"REVOKED", "FAILURE"}, 20, "it has ended", every=0.02)
-        wait_until(lambda: not _waiters(key), 5, "nobody waits", every=0.02)
+        wait_until(
+            lambda: sent.state in {"REVOKED", "FAILURE"}, PATIENCE, "it has ended", every=0.02
+        )
+        wait_until(lambda: not waiters(key), 5, "nobody waits", every=0.02)
     assert own_stage.result(own_stage.send("waiting", key)) == f"did {key}"
     assert own_stage.count(key, "start") == 1
-
-
-def _waiters(key: str) -> int:
-    lock = held.get(key)
-    return lock.waiters if lock else 0
 
 
 def _ended(stage: Stage, worker: Worker, pid: int) -> bool:

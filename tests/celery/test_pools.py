@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_redislock import distributed_lock, held
+from tests.celery.project import PATIENCE
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def test_a_lease_is_renewed_while_the_body_runs(own_stage: Stage, pool: str) -> 
     assert all(one["skipped"] == "busy" for one in results[:-1])
 
 
+@pytest.mark.proves("R8")
 def test_a_lock_that_the_worker_took_before_it_forked_stays_the_workers(own_stage: Stage) -> None:
     key, other = own_stage.key(), own_stage.key()
     worker = own_stage.start(
@@ -82,7 +84,7 @@ def test_a_lock_that_the_worker_took_before_it_forked_stays_the_workers(own_stag
         assert now.id == lease.id
         return now.held_for > 2 * 2  # Twice its ttl.
 
-    wait_until(renewed, 20, "the worker renews its lease", every=0.05)
+    wait_until(renewed, PATIENCE, "the worker renews its lease", every=0.05)
     assert {event["pid"] for event in own_stage.events(other, "start")}.isdisjoint({worker.pid})
     waiting = own_stage.send("waiting", key)
     own_stage.wait_for_waiter(key)

@@ -11,6 +11,7 @@ from kombu.exceptions import EncodeError, OperationalError
 
 from django_redislock import distributed_lock, task_runs
 from django_redislock.rules import scripts
+from tests.celery.project import PATIENCE
 from tests.celery.project.app import make_app
 from tests.support.servers import free_port
 from tests.support.waiting import wait_until
@@ -61,7 +62,7 @@ class TestWithoutWorker:
         def published() -> bool:
             return own_stage.send("queued_briefly", key).id != first.id
 
-        wait_until(published, 5, "another call is published")
+        wait_until(published, PATIENCE, "another call is published")
 
     def test_a_call_that_cannot_be_serialized_leaves_nothing(self, own_stage: Stage) -> None:
         key = own_stage.key()
@@ -139,7 +140,7 @@ class TestWithWorker:
             sent = own_stage.send("queued", key)
             return None if sent.id == first.id else sent
 
-        second = wait_until(publish_another, 20, "another call is published", every=0.02)
+        second = wait_until(publish_another, PATIENCE, "another call is published", every=0.02)
         assert own_stage.result(second) == f"did {key}"
         assert "Discarding revoked task" in own_stage.workers[0].log
 
@@ -266,7 +267,7 @@ class TestPutOff:
         key = stage.key()
         with distributed_lock(key):
             first = stage.send(task, key)
-            first.get(timeout=20, propagate=False)
+            first.get(timeout=PATIENCE, propagate=False)
         second = stage.send(task, key)
         assert second.id != first.id
         assert stage.result(second) == f"did {key}"
@@ -284,7 +285,7 @@ class TestPutOff:
             def another_is_published() -> bool:
                 return stage.send("queued_retrying", key).id != first.id
 
-            wait_until(another_is_published, 20, "another call is published", every=0.02)
+            wait_until(another_is_published, PATIENCE, "another call is published", every=0.02)
 
     def test_a_run_whose_announcement_was_taken_over_is_not_lost(self, stage: Stage) -> None:
         key = stage.key()

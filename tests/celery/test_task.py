@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import warnings
 from contextlib import suppress
 from datetime import timedelta
@@ -33,7 +31,7 @@ from django_redislock.celery import (
     single_instance_task,
 )
 from django_redislock.celery.options import OPTIONS
-from tests import ROOT
+from tests.support.processes import python
 from tests.support.servers import free_port
 
 if TYPE_CHECKING:
@@ -193,6 +191,7 @@ class TestLease:
 
 
 class TestConflict:
+    @pytest.mark.proves("P7")
     @pytest.mark.parametrize("how", ["direct", "eager", "apply"])
     def test_a_skipped_run_returns_a_marked_value(self, redislock: LockTestKit, how: str) -> None:
         task = make(key="lottery")
@@ -680,12 +679,4 @@ draw.s(7)
 draw(7)
 single_instance_task(limit="3")  # type: ignore[call-overload]
 """)
-    checked = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", str(program)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    python("-m", "mypy", "--strict", str(program), timeout=170)

@@ -18,6 +18,7 @@ pytest_plugins = ["tests.celery.project.stage"]
 pytestmark = pytest.mark.usefixtures("worker")
 
 
+@pytest.mark.proves("P7")
 def test_of_two_runs_one_is_skipped_and_says_who_has_the_lock(stage: Stage) -> None:
     key = stage.key()
     first = stage.send("skipping", key, hold=True)
@@ -88,6 +89,7 @@ class TestCanvas:
         with distributed_lock(key):
             yield key
 
+    @pytest.mark.proves("P7")
     def test_a_chord_has_its_body_run(self, stage: Stage, busy: str) -> None:
         skipping, collect = stage.task("skipping"), stage.task("collect")
         header = [skipping.s(stage.key()), skipping.s(busy), skipping.s(stage.key())]
@@ -96,17 +98,20 @@ class TestCanvas:
         assert second["skipped"] == "busy"
         assert third.startswith("did ")
 
+    @pytest.mark.proves("P7")
     def test_a_chain_goes_on_with_the_marked_value(self, stage: Stage, busy: str) -> None:
         append = stage.task("append")
         result, more = chain(stage.task("skipping").s(busy), append.s("more"))().get(timeout=20)
         assert (result["skipped"], more) == ("busy", "more")
 
+    @pytest.mark.proves("P7")
     def test_a_group_is_complete(self, stage: Stage, busy: str) -> None:
         skipping = stage.task("skipping")
         first, second = group(skipping.s(busy), skipping.s(stage.key()))().get(timeout=20)
         assert first["skipped"] == "busy"
         assert second.startswith("did ")
 
+    @pytest.mark.proves("P7")
     def test_a_callback_is_called(self, stage: Stage, busy: str) -> None:
         collect = stage.task("collect").s().set(task_id=(task_id := stage.key()))
         stage.task("skipping").apply_async((busy,), link=collect)
@@ -150,6 +155,7 @@ def test_a_run_that_is_put_off_has_not_started_and_one_whose_body_runs_has(
     assert own_stage.result(sent) == f"did {key}"
 
 
+@pytest.mark.proves("P5")
 def test_a_loss_calls_on_lost_and_with_abort_on_lost_ends_the_body_as_the_result_says(
     stage: Stage,
 ) -> None:

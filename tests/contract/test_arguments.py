@@ -10,12 +10,12 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import distributed_lock
-from tests.support.backends import both_ways, held_by_other
+from tests.support.others import held_by_other
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
-    from tests.support.backends import Place, Way
-
-pytest_plugins = ["tests.support.backends"]
+    from tests.support.backends import Place
+    from tests.support.ways import Way
 
 NO_DURATIONS: list[Any] = ["5", b"5", True, [5], math.nan, -1, -0.001, timedelta(days=-1)]
 
@@ -34,6 +34,7 @@ def test_a_lease_of_no_time_is_refused(argument: str, value: Any) -> None:
         distributed_lock("lottery", **{argument: value})
 
 
+@pytest.mark.proves("P2")
 @pytest.mark.parametrize("argument", ["ttl", "min_hold", "max_hold"])
 @pytest.mark.parametrize("value", [math.inf, 1e12, 10**400, timedelta.max], ids=repr)
 def test_a_lease_without_end_is_refused(argument: str, value: Any) -> None:

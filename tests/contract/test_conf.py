@@ -14,19 +14,18 @@ from django.test import override_settings
 
 from django_redislock import LockUnavailable, conf, distributed_lock, held
 from django_redislock.backends import InMemoryBackend, RedisBackend
-from django_redislock.conf import backends
+from django_redislock.backends.registry import backends
 from django_redislock.testing import IN_MEMORY
-from tests.support.backends import both_ways, held_by_other
+from tests.support.others import held_by_other
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
     from tests.conftest import Locks
-    from tests.support.backends import Place, Way
+    from tests.support.backends import Place
     from tests.support.proxy import Proxy
-
-pytest_plugins = ["tests.support.backends"]
-
+    from tests.support.ways import Way
 
 # --- defaults ------------------------------------------------------------------------------------
 
@@ -336,7 +335,7 @@ def test_what_the_library_decides_cannot_be_changed_by_the_address(locks: Locks)
 
 
 @pytest.mark.parametrize(
-    ("location", "options", "patience"),
+    ("location", "options", "seconds"),
     [
         ("redis://a", {}, 3),  # A third of the ttl.
         ("redis://a", {"socket_timeout": 2}, 2),
@@ -345,12 +344,13 @@ def test_what_the_library_decides_cannot_be_changed_by_the_address(locks: Locks)
     ],
 )
 def test_the_operation_timeout_is_that_of_the_url_or_of_the_options(
-    settings: Settings, location: str, options: dict[str, Any], patience: float
+    settings: Settings, location: str, options: dict[str, Any], seconds: float
 ) -> None:
     settings.REDISLOCK = {"default": {"LOCATION": location, "OPTIONS": options}}
-    assert backends["default"].patience(9) == patience
+    assert backends["default"].operation_timeout(9) == seconds
 
 
+@pytest.mark.proves("R5")
 def test_the_operation_timeout_in_the_url_bounds_a_call(locks: Locks, proxy: Proxy) -> None:
     locks.on(proxy).configure(LOCATION=f"{proxy.url}?socket_timeout=0.2", TTL=60, WAIT=0)
     proxy.blackhole()

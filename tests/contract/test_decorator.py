@@ -11,15 +11,17 @@ import pytest
 from asgiref.sync import markcoroutinefunction, sync_to_async
 
 from django_redislock import InvalidLockName, LockMisuse, LockTimeout, distributed_lock
-from tests.package.test_public_api import python
-from tests.support.backends import both_ways, held_by_other, needs_scripts
+from tests.support.backends import needs_scripts
+from tests.support.others import held_by_other
+from tests.support.processes import python
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.support.backends import Place, Way
+    from tests.support.backends import Place
+    from tests.support.ways import Way
 
-pytest_plugins = ["tests.support.backends"]
 pytestmark = needs_scripts
 
 
@@ -354,7 +356,7 @@ for task in (
 
 
 def test_a_celery_task_is_refused_as_workers_would_run_it_without_the_lock() -> None:
-    lines = python(OVER_TASKS).splitlines()
+    lines = python("-c", OVER_TASKS, env={}).stdout.splitlines()
     assert len(lines) == 4 * 3
     for line in lines:
         assert line in {"True", "False"} or (

@@ -17,12 +17,12 @@ from django_redislock import (
     LockUnavailable,
     distributed_lock,
 )
-from tests.support.backends import both_ways, on_servers
+from tests.support.backends import on_servers
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
-    from tests.support.backends import ServerPlace, Way
-
-pytest_plugins = ["tests.support.backends"]
+    from tests.support.backends import ServerPlace
+    from tests.support.ways import Way
 
 ERRORS = [
     LockTimeout("lottery", "host:1 draw", 2.34),
@@ -87,6 +87,7 @@ def test_errors_read_as_sentences(error: LockError, sentence: str) -> None:
 # --- what the server refuses is "unavailable": at once, with its cause, never "busy" -------------
 
 
+@pytest.mark.proves("P4", "R13")
 @on_servers
 @both_ways
 async def test_a_key_of_the_wrong_type_is_unavailable_at_once(way: Way, place: ServerPlace) -> None:
@@ -115,6 +116,7 @@ async def test_a_foreign_key_with_expiry_is_busy(way: Way, place: ServerPlace) -
             pytest.fail("the block ran")
 
 
+@pytest.mark.proves("R13")
 @on_servers
 @both_ways
 async def test_a_wrong_password_is_unavailable_at_once(way: Way, place: ServerPlace) -> None:
@@ -125,6 +127,7 @@ async def test_a_wrong_password_is_unavailable_at_once(way: Way, place: ServerPl
     assert "hunter2" not in str(raised.value)
 
 
+@pytest.mark.proves("R13")
 @on_servers
 @both_ways
 async def test_missing_rights_are_unavailable_at_once(way: Way, place: ServerPlace) -> None:
@@ -136,6 +139,7 @@ async def test_missing_rights_are_unavailable_at_once(way: Way, place: ServerPla
     assert raised.value.__cause__ is not None
 
 
+@pytest.mark.proves("P4", "R13")
 @both_ways
 async def test_no_server_at_all_is_unavailable_not_busy(way: Way) -> None:
     # The settings of the suite name an address where nothing listens.

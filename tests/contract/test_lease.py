@@ -15,24 +15,26 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held
-from django_redislock.conf import backends
+from django_redislock.backends.registry import backends
 from django_redislock.rules import flows
-from tests.support.backends import UNSCRIPTED, both_ways, held_by_other, on_servers
-from tests.support.waiting import wait_until
+from django_redislock.rules.grant import Renewal
+from tests.support.backends import UNSCRIPTED, on_servers
+from tests.support.others import held_by_other
+from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from django_redislock import Lease
     from tests.conftest import Locks, MakeProxy, Spawn
-    from tests.support.backends import Place, ServerPlace, Way
-
-pytest_plugins = ["tests.support.backends"]
-
+    from tests.support.backends import Place, ServerPlace
+    from tests.support.ways import Way
 
 # --- held, and for how long ----------------------------------------------------------------------
 
 
+@pytest.mark.proves("P1", "R2")
 @both_ways
 async def test_a_lease_ends_here_before_it_ends_on_the_server(way: Way, place: Place) -> None:
     lock = distributed_lock("lottery", ttl=0.2, renew=False)
@@ -157,6 +159,7 @@ async def test_a_renewal_learns_of_the_loss_and_its_reason(
     assert lock.lease is None
 
 
+@pytest.mark.proves("P5", "R7")
 @both_ways
 @pytest.mark.parametrize("reason", REASONS)
 async def test_the_watchdog_learns_of_the_loss_and_tells(
@@ -210,6 +213,7 @@ async def test_releasing_learns_of_the_loss_too(
     assert (lock.lease, lease.held) == (None, False)
 
 
+@pytest.mark.proves("P5")
 @both_ways
 @pytest.mark.parametrize("noticed", [True, False], ids=["noticed within", "noticed at the end"])
 async def test_leaving_the_block_after_a_loss_raises_lock_lost(
@@ -224,6 +228,7 @@ async def test_leaving_the_block_after_a_loss_raises_lock_lost(
     assert (raised.value.name, raised.value.reason) == ("lottery", "forced")
 
 
+@pytest.mark.proves("P5")
 @both_ways
 async def test_a_loss_never_masks_what_the_body_raised(
     way: Way, place: Place, losing: Losing, caplog: pytest.LogCaptureFixture
@@ -237,6 +242,7 @@ async def test_a_loss_never_masks_what_the_body_raised(
     assert "'lottery' was lost: an operator released it by force" in caplog.text
 
 
+@pytest.mark.proves("P3")
 @both_ways
 async def test_the_lock_of_the_next_owner_survives_our_late_release(
     way: Way, place: Place, losing: Losing
@@ -264,6 +270,7 @@ async def lose_now(way: Way, place: Place, lease: Lease) -> None:
         await way.renew(lease)
 
 
+@pytest.mark.proves("P5")
 @both_ways
 async def test_on_lost_is_called_once_with_the_lease(way: Way, place: Place) -> None:
     lock = distributed_lock("lottery")
@@ -317,7 +324,7 @@ async def test_on_lost_that_blocks_does_not_delay_other_renewals(way: Way, place
 
     def block(lease: Lease) -> None:
         blocking.append(lease)
-        go_on.wait(10)
+        go_on.wait(HUNG)
 
     lease.on_lost(block)
     try:
@@ -472,6 +479,7 @@ async def test_a_lease_that_is_over_is_dropped_in_silence(
     assert "dropped" not in caplog.text
 
 
+@pytest.mark.proves("P2", "R7")
 @both_ways
 async def test_a_dropped_lease_is_not_renewed(way: Way, place: Place) -> None:
     assert await way.acquire(distributed_lock("lottery", ttl=0.4))
@@ -479,8 +487,9 @@ async def test_a_dropped_lease_is_not_renewed(way: Way, place: Place) -> None:
     await way.until(lambda: held.get("lottery") is None)
 
 
+@pytest.mark.proves("P10")
 def test_a_lease_cannot_be_pickled_and_so_not_be_sent_elsewhere(place: Place) -> None:
-    with distributed_lock("lottery") as lease, pytest.raises(TypeError):
+    with distributed_lock("lottery") as lease, pytest.raises(TypeError, match="fence"):
         pickle.dumps(lease)
 
 
@@ -499,7 +508,7 @@ def lose_with_a_callback_that_never_returns() -> None:
     held.force_release("lottery", lock.lease.id)
     with pytest.raises(LockLost):
         lock.lease.renew()
-    assert entered.wait(5)
+    assert entered.wait(HUNG)
 
 
 def test_on_lost_that_blocks_does_not_keep_the_program_from_ending(
@@ -516,7 +525,7 @@ def test_many_callbacks_that_block_do_not_delay_the_next(place: Place) -> None:
         assert lock.acquire()
         assert lock.lease is not None
         leases.append(lock.lease)
-        lock.lease.on_lost(lambda lease: (told.append(lease), go_on.wait(10)))
+        lock.lease.on_lost(lambda lease: (told.append(lease), go_on.wait(HUNG)))
     place.lose_data()
     try:
         for lease in leases:
@@ -568,8 +577,8 @@ async def test_a_renewal_that_is_late_does_not_shorten_a_lease_again(
 ) -> None:
     async with way.entered(distributed_lock("lottery", ttl=10)) as lease:
         await way.renew(lease, ttl=300)
-        late = flows.Renewal("lottery", lease._token, 10, 1, renews=True)
-        backends["default"].run(flows.renew(late, 1))
+        late = Renewal("lottery", lease.grant.token, 10, 1, renews=True)
+        backends["default"].run(flows.answer_to_renewal(late, 1))
         seen = held.get("lottery")
         assert seen is not None
         assert seen.expires_in is not None
@@ -597,8 +606,8 @@ async def test_several_renewals_that_are_late_do_not_shorten_a_lease_either(
     async with way.entered(distributed_lock("lottery", ttl=10, renew=False)) as lease:
         await way.renew(lease, ttl=300)
         for count in (0, 1):  # The confirmation of a hand-over is the first.
-            late = flows.Renewal("lottery", lease._token, 10, count, renews=True)
-            backends["default"].run(flows.renew(late, 1))
+            late = Renewal("lottery", lease.grant.token, 10, count, renews=True)
+            backends["default"].run(flows.answer_to_renewal(late, 1))
         seen = held.get("lottery")
         assert seen is not None
         assert seen.expires_in is not None
@@ -609,7 +618,7 @@ async def test_several_renewals_that_are_late_do_not_shorten_a_lease_either(
 async def test_an_acquire_that_is_late_does_not_shorten_a_lease(way: Way, place: Place) -> None:
     async with way.entered(distributed_lock("lottery", ttl=10, renew=False)) as lease:
         await way.renew(lease, ttl=300)
-        late = flows.Request("lottery", lease._token, lease.id, lease.owner, 10, 0, 1)
+        late = flows.Request("lottery", lease.grant.token, lease.id, lease.owner, 10, 0, 1)
         granted = backends["default"].run(flows.acquire(late, 0))
         assert isinstance(granted, flows.Granted)
         seen = held.get("lottery")
@@ -626,14 +635,15 @@ async def test_a_renewal_that_is_answered_after_the_loss_says_so(
 ) -> None:
     proxy = make_proxy(place.locks.server)
     place.on(proxy)
-    lock = distributed_lock("lottery", ttl=3, renew=False)
+    place.configure(OPTIONS={"socket_timeout": 1})  # Longer than the answer takes.
+    lock = distributed_lock("lottery", ttl=1.5, renew=False)
     assert await way.acquire(lock)
     lease = lock.lease
     assert lease is not None
     command = "EXEC" if place.name == UNSCRIPTED else "EVAL*"
-    while lease.expires_in > 0.2:
+    while lease.expires_in > 0.5:
         await way.sleep(0.01)
-    proxy.rule(command, "delayreply:0.4")
+    proxy.rule(command, "delayreply:0.7")
     with pytest.raises(LockLost) as caught:
         await (way.renew(lease) if how == "renew" else way.ensure_held(lease, verify=True))
     assert caught.value.reason == "expired"

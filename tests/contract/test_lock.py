@@ -15,17 +15,16 @@ from django.core.signals import request_finished, request_started
 from django.db import close_old_connections
 
 from django_redislock import Lease, LockMisuse, LockTimeout, distributed_lock
-from tests.support.backends import both_ways, held_by_other
+from tests.support.others import held_by_other
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pytest_django import Settings
 
-    from tests.support.backends import Place, Way
-
-pytest_plugins = ["tests.support.backends"]
-
+    from tests.support.backends import Place
+    from tests.support.ways import Way
 
 # --- the block -----------------------------------------------------------------------------------
 
@@ -144,6 +143,7 @@ def test_a_lease_taken_in_a_loop_may_be_released_without_one(place: Place) -> No
     assert not asyncio.run(lock.alocked())
 
 
+@pytest.mark.proves("P10")
 def test_making_a_handle_needs_no_server(settings: Settings) -> None:
     settings.REDISLOCK = {"default": {"BACKEND": "not.there.Backend"}}
     lock = distributed_lock("lottery")
@@ -155,6 +155,7 @@ def test_making_a_handle_needs_no_server(settings: Settings) -> None:
 # --- what a lock excludes ------------------------------------------------------------------------
 
 
+@pytest.mark.proves("P1")
 @both_ways
 async def test_one_lock_excludes_all_others_of_its_name(way: Way, place: Place) -> None:
     inside = 0
@@ -258,6 +259,7 @@ async def test_the_owner_has_the_path_of_the_request_being_served(way: Way, plac
         assert lease.owner.path == ""
 
 
+@pytest.mark.proves("R9")
 @both_ways
 async def test_the_fence_grows_with_every_lease(way: Way, place: Place) -> None:
     fences = []
@@ -267,6 +269,7 @@ async def test_the_fence_grows_with_every_lease(way: Way, place: Place) -> None:
     assert fences == sorted(set(fences))
 
 
+@pytest.mark.proves("R9")
 @both_ways
 async def test_the_fence_grows_even_after_the_server_lost_its_data(way: Way, place: Place) -> None:
     async with way.entered(distributed_lock("lottery")) as before:

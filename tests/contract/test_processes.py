@@ -17,7 +17,7 @@ import pytest
 
 from django_redislock import LockMisuse, distributed_lock, held
 from tests import ROOT
-from tests.support.faults import one_kind
+from tests.support.backends import one_kind
 from tests.support.processes import hear, say
 from tests.support.servers import Server
 from tests.support.waiting import wait_until
@@ -61,6 +61,7 @@ def fork_while_holding(name: str) -> None:
     say("released")
 
 
+@pytest.mark.proves("P1")
 def test_processes_exclude_each_other(locks: Locks, spawn: Spawn) -> None:
     child = spawn(hold, "lottery", 10)
     told = child.read()
@@ -76,6 +77,7 @@ def test_processes_exclude_each_other(locks: Locks, spawn: Spawn) -> None:
     lock.release()
 
 
+@pytest.mark.proves("R9")
 def test_the_fence_grows_over_processes(locks: Locks, spawn: Spawn) -> None:
     fences = []
     for _ in range(2):
@@ -88,6 +90,7 @@ def test_the_fence_grows_over_processes(locks: Locks, spawn: Spawn) -> None:
     assert fences == sorted(set(fences))
 
 
+@pytest.mark.proves("P2")
 def test_a_killed_holder_costs_at_most_its_ttl(locks: Locks, spawn: Spawn) -> None:
     child = spawn(hold, "lottery", 0.5)
     child.read()
@@ -95,6 +98,7 @@ def test_a_killed_holder_costs_at_most_its_ttl(locks: Locks, spawn: Spawn) -> No
     assert distributed_lock("lottery", wait=5).acquire()
 
 
+@pytest.mark.proves("P10", "R8")
 def test_a_forked_child_has_nothing_of_its_parents_lease(locks: Locks, spawn: Spawn) -> None:
     child = spawn(fork_while_holding, "lottery")
     told = child.read()
@@ -155,6 +159,7 @@ def hold_while_the_clock_is_set(name: str, min_hold: float) -> None:
     say("released")
 
 
+@pytest.mark.proves("R2")
 @pytest.mark.parametrize("seconds", [86_400, -86_400])
 @one_kind
 def test_a_holder_does_not_mind_when_its_wall_clock_is_set(

@@ -13,33 +13,13 @@ import pytest
 from django_redislock import distributed_lock
 from django_redislock.backends.redis.pool import SharedBell
 from django_redislock.rules import scripts
-from tests.support.faults import (
-    NAME,
-    Async,
-    Blocking,
-    Caller,
-    add_rival,
-    against_rival,
-    bells,
-    block_interpreter,
-    callers,
-    calls,
-    hands_over,
-    hold,
-    in_thread,
-    is_held_by,
-    is_left_clean,
-    keys_of,
-    lease_of,
-    one_kind,
-    rival,
-    runs,
-    takes,
-    value_of,
-    waiting,
-)
+from tests.support.backends import one_kind
+from tests.support.faults import block_interpreter, calls, hands_over, lease_of, runs, takes
+from tests.support.others import add_rival, against_rival, bells, hold, queued, rival
 from tests.support.processes import hear, say
-from tests.support.waiting import wait_until
+from tests.support.stored import NAME, is_held_by, is_left_clean, keys_of, value_of
+from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import Blocking, Caller, InLoop, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -54,8 +34,6 @@ if TYPE_CHECKING:
 
 CLAIM = 1.0  # Seconds a lease that was handed over waits for its confirmation.
 LOOK_EVERY = 2.0  # Seconds after which a waiter looks by itself.
-
-caller = pytest.fixture(callers, params=[Blocking, Async])
 
 
 @pytest.fixture
@@ -109,15 +87,16 @@ def wait_in_threads(name: str, count: int) -> None:
 
 def spawn_waiter(spawn: Spawn, locks: Locks, name: str = NAME, **options: float) -> Child:
     """A child that stands in the queue."""
-    place = waiting(locks, name) + 1
+    place = queued(locks, name) + 1
     child = spawn(hold, name, **options)
-    wait_until(lambda: waiting(locks, name) == place, 10)
+    wait_until(lambda: queued(locks, name) == place)
     return child
 
 
 # Served in turn, woken by the server
 
 
+@pytest.mark.proves("P6", "R14")
 def test_a_release_wakes_the_waiter_long_before_its_next_look(caller: Caller, locks: Locks) -> None:
     lock = rival()
     for _ in range(5):
@@ -126,11 +105,12 @@ def test_a_release_wakes_the_waiter_long_before_its_next_look(caller: Caller, lo
         waiter = caller.begin_waiting(next_lock, locks)
         released = time.monotonic()
         lock.release()
-        assert waiter.result(5)
+        assert waiter.result(HUNG)
         assert time.monotonic() - released < LOOK_EVERY * 3 / 4
         caller.release(next_lock)
 
 
+@pytest.mark.proves("P6", "R14")
 @pytest.mark.slow
 def test_an_idle_waiter_sends_at_most_one_command_per_second(caller: Caller, alone: Locks) -> None:
     locks, waiters, seconds = alone, 4, 2.5
@@ -147,6 +127,7 @@ def test_an_idle_waiter_sends_at_most_one_command_per_second(caller: Caller, alo
         )
 
 
+@pytest.mark.proves("P6")
 @one_kind
 def test_threads_tasks_and_processes_are_served_first_come_first_served(
     locks: Locks, spawn: Spawn
@@ -162,9 +143,9 @@ def test_threads_tasks_and_processes_are_served_first_come_first_served(
             order.append("task")
 
     def is_queued(place: int) -> None:
-        wait_until(lambda: waiting(locks) == place, 10)
+        wait_until(lambda: queued(locks) == place)
 
-    with Async() as tasks:
+    with InLoop() as tasks:
         with rival():
             first = in_thread(lambda: noting("thread"))
             is_queued(1)
@@ -173,7 +154,7 @@ def test_threads_tasks_and_processes_are_served_first_come_first_served(
             is_queued(3)
             last = in_thread(lambda: noting("last"))
             is_queued(4)
-        first.result(5)
+        first.result(HUNG)
         child.read()
         assert order == ["thread"]
         child.send("go on")
@@ -181,6 +162,7 @@ def test_threads_tasks_and_processes_are_served_first_come_first_served(
     assert order == ["thread", "task", "last"]
 
 
+@pytest.mark.proves("P6", "R14")
 def test_a_newcomer_never_overtakes_a_waiter(caller: Caller, locks: Locks) -> None:
     holder, waiter_lock = distributed_lock(NAME), distributed_lock(NAME)
     for _ in range(20):
@@ -188,10 +170,11 @@ def test_a_newcomer_never_overtakes_a_waiter(caller: Caller, locks: Locks) -> No
         waiter = caller.begin_waiting(waiter_lock, locks)
         caller.release(holder)
         assert rival().acquire() is False
-        assert waiter.result(5)
+        assert waiter.result(HUNG)
         caller.release(waiter_lock)
 
 
+@pytest.mark.proves("P6", "R14")
 @pytest.mark.parametrize("waiters", [1, 32])
 def test_a_hand_over_costs_the_same_however_many_wait(waiters: int, alone: Locks) -> None:
     locks = alone
@@ -199,11 +182,11 @@ def test_a_hand_over_costs_the_same_however_many_wait(waiters: int, alone: Locks
         futures = []
         for place in range(waiters):
             futures.append(in_thread(pass_through))
-            wait_until(lambda place=place: waiting(locks) > place)  # type: ignore[misc]
+            wait_until(lambda place=place: queued(locks) > place)  # type: ignore[misc]
         locks.redis.config_resetstat()
     for future in futures:
-        future.result(10)
-    wait_until(lambda: is_left_clean(locks))
+        future.result(HUNG)
+    wait_until(lambda: is_left_clean(locks), 20)  # Before its ttl ends the last lease.
     done = calls(locks.redis.info("commandstats"))
     for look in ("config|resetstat", "info", "zcard", "exists"):
         done.pop(look, None)  # Ours.
@@ -216,6 +199,7 @@ def test_a_hand_over_costs_the_same_however_many_wait(waiters: int, alone: Locks
 # The dead, the stopped and the late
 
 
+@pytest.mark.proves("P6")
 @one_kind
 def test_a_killed_waiter_is_passed_over_at_once(caller: Caller, locks: Locks, spawn: Spawn) -> None:
     holder, lock = rival(ttl=60), distributed_lock(NAME)
@@ -229,6 +213,7 @@ def test_a_killed_waiter_is_passed_over_at_once(caller: Caller, locks: Locks, sp
         holder.release()
 
 
+@pytest.mark.proves("P6")
 @pytest.mark.slow
 @one_kind
 def test_p6_a_stopped_process_delays_the_others_once_however_many_waiters_it_has(
@@ -237,20 +222,21 @@ def test_p6_a_stopped_process_delays_the_others_once_however_many_waiters_it_has
     lock, waiters = distributed_lock(NAME), 8
     with rival(ttl=60):
         child = spawn(wait_in_threads, NAME, waiters)
-        wait_until(lambda: waiting(locks) == waiters, 10)
+        wait_until(lambda: queued(locks) == waiters)
         waiter = caller.begin_waiting(lock, locks)
         child.stop()
     with takes(at_most=2):
-        assert waiter.result(5)
+        assert waiter.result(HUNG)
     # Back again, they wait for their turn and then have it, each once.
     child.cont()
-    wait_until(lambda: waiting(locks) == waiters, 10)
+    wait_until(lambda: queued(locks) == waiters)
     assert is_held_by(locks, lease_of(lock))
     caller.release(lock)
     fences = [child.read() for _ in range(waiters)]
     assert fences == sorted(set(fences))
 
 
+@pytest.mark.proves("P1", "R14")
 @one_kind
 def test_a_process_that_stops_when_it_is_served_never_believes_to_hold_the_lock(
     locks: Locks, spawn: Spawn
@@ -265,13 +251,14 @@ def test_a_process_that_stops_when_it_is_served_never_believes_to_hold_the_lock(
     assert time.monotonic() - begin < CLAIM + 1.5
     assert lease_of(lock) is not None
     child.cont()
-    wait_until(lambda: waiting(locks) == 1, 10)
+    wait_until(lambda: queued(locks) == 1)
     assert is_held_by(locks, lease_of(lock))
     fence = lease_of(lock).fence
     lock.release()
     assert before.fence < fence < child.read()
 
 
+@pytest.mark.proves("P6")
 @one_kind
 def test_a_late_waiter_keeps_its_place_once(locks: Locks, spawn: Spawn) -> None:
     # Their leases are short, so that they look often: a claim is noticed as soon as it lapses.
@@ -281,26 +268,27 @@ def test_a_late_waiter_keeps_its_place_once(locks: Locks, spawn: Spawn) -> None:
     second_waiter = Blocking().begin_waiting(second, locks)
     late.stop()
     holder.release()
-    assert second_waiter.result(5)
+    assert second_waiter.result(HUNG)
 
     third_waiter = Blocking().begin_waiting(third, locks)
     late.cont()
-    wait_until(lambda: waiting(locks) == 2)
+    wait_until(lambda: queued(locks) == 2)
     late.stop()  # It came first, so it is served before the third, and is late again.
     second.release()
     assert not third_waiter.done()
-    assert third_waiter.result(5)
+    assert third_waiter.result(HUNG)
 
     last = in_thread(lambda: pass_through(ttl=0.8))
-    wait_until(lambda: waiting(locks) == 1)
+    wait_until(lambda: queued(locks) == 1)
     late.cont()
-    wait_until(lambda: waiting(locks) == 2)
+    wait_until(lambda: queued(locks) == 2)
     third.release()  # This time it has to stand behind those who came meanwhile.
-    last.result(5)
+    last.result(HUNG)
     late.read()
     assert last.result() < time.monotonic()
 
 
+@pytest.mark.proves("P6", "R14")
 def test_a_lost_bell_costs_at_most_two_seconds(
     caller: Caller, locks: Locks, proxied: Proxy
 ) -> None:
@@ -309,7 +297,7 @@ def test_a_lost_bell_costs_at_most_two_seconds(
         waiter = caller.begin_waiting(lock, locks)
         proxied.drop_pushes(1)
     with takes(at_most=LOOK_EVERY):
-        assert waiter.result(5)
+        assert waiter.result(HUNG)
     assert proxied.pushes_dropped == 1
     assert is_held_by(locks, lease_of(lock))
 
@@ -321,7 +309,7 @@ def test_a_wait_that_runs_out_while_it_is_served_is_served(
     with rival(ttl=60):
         waiter = caller.begin_waiting(lock, locks)
         proxied.drop_pushes(1)
-    assert waiter.result(5)  # Its last look finds that the lock is its own.
+    assert waiter.result(HUNG)  # Its last look finds that the lock is its own.
     assert is_held_by(locks, lease_of(lock))
 
 
@@ -342,6 +330,7 @@ def test_after_a_crash_the_waiter_has_the_lock_when_the_lease_ends_and_no_newcom
     assert is_held_by(locks, lease_of(lock))
 
 
+@pytest.mark.proves("R14")
 def test_who_waits_no_more_leaves_keys_that_expire(locks: Locks, spawn: Spawn) -> None:
     with rival(ttl=60):
         spawn_waiter(spawn, locks).kill()
@@ -359,8 +348,8 @@ def test_a_lease_that_was_handed_over_survives_an_interpreter_that_is_blocked_at
     with rival(ttl=60):
         lock = distributed_lock(NAME, ttl=5)
         blocked = in_thread(lambda: lock.acquire() and block_interpreter(CLAIM + 0.3))
-        wait_until(lambda: waiting(locks))
-    blocked.result(5)
+        wait_until(lambda: queued(locks))
+    blocked.result(HUNG)
     lease = lease_of(lock)
     assert lease is not None
     lease.ensure_held()  # It may be in doubt until the answer to its confirmation is read.
@@ -377,13 +366,14 @@ def test_a_lease_that_was_handed_over_survives_a_loop_that_is_blocked_at_once(
             time.sleep(CLAIM + 0.3)
             return lease.held, is_held_by(locks, lease)
 
-    with Async() as tasks:
+    with InLoop() as tasks:
         with rival(ttl=60):
             blocked = in_thread(lambda: tasks.run(block_loop()))
-            wait_until(lambda: waiting(locks))
-        assert blocked.result(5) == (True, True)
+            wait_until(lambda: queued(locks))
+        assert blocked.result(HUNG) == (True, True)
 
 
+@pytest.mark.proves("R14")
 def test_a_hand_over_whose_confirmation_is_lost_is_confirmed_by_the_watchdog(
     caller: Caller, locks: Locks, proxied: Proxy
 ) -> None:
@@ -392,7 +382,7 @@ def test_a_hand_over_whose_confirmation_is_lost_is_confirmed_by_the_watchdog(
         waiter = caller.begin_waiting(lock, locks)
         asked = len(runs(proxied, scripts.RENEW))
         confirmation = proxied.rule_for_script(scripts.RENEW.sha, "cut_before")
-    assert waiter.result(5)
+    assert waiter.result(HUNG)
     confirmation.wait()
     wait_until(lambda: len(runs(proxied, scripts.RENEW)) > asked + 1)
     wait_until(lambda: (value_of(locks) or b"")[32:33] == b"h")
@@ -411,7 +401,7 @@ def test_the_first_waiter_is_told_when_the_lock_will_have_cooled(
     granted = time.monotonic()
     waiter = caller.begin_waiting(lock, locks)
     holder.release()
-    assert waiter.result(5)
+    assert waiter.result(HUNG)
     assert 0.55 < time.monotonic() - granted < 1.7  # Not at its next look, after 2 s.
 
 
@@ -450,10 +440,11 @@ def queue_up(count: int, served: list[int], locks: Locks) -> list[Future[None]]:
     threads: list[Future[None]] = []
     for number in range(count):
         threads.append(in_thread(partial(wait, number)))
-        wait_until(lambda: waiting(locks) == len(threads))
+        wait_until(lambda: queued(locks) == len(threads))
     return threads
 
 
+@pytest.mark.proves("P6", "R14")
 @one_kind
 def test_p6_more_waiting_threads_than_connections_are_served_in_turn(
     locks: Locks, settings: Settings
@@ -466,7 +457,7 @@ def test_p6_more_waiting_threads_than_connections_are_served_in_turn(
         assert not newcomer.acquire()
         begin = time.monotonic()
     for thread in threads:
-        thread.result(10)
+        thread.result(HUNG)
     assert served == list(range(12))
     assert time.monotonic() - begin < LOOK_EVERY  # All were rung.
 
@@ -478,7 +469,7 @@ def test_more_waiting_threads_than_connections_do_not_keep_others_from_a_free_lo
     limit_connections(6, locks, settings)
     with rival(ttl=60):
         threads = [in_thread(distributed_lock(NAME, wait=4).acquire) for _ in range(12)]
-        wait_until(lambda: waiting(locks) == len(threads))
+        wait_until(lambda: queued(locks) == len(threads))
         for number in range(20):
             with takes(at_most=0.1), distributed_lock(f"{NAME}-{number}"):
                 pass
@@ -511,7 +502,7 @@ def test_waiters_whose_shared_connection_is_half_open_notice_it(
     with rival(ttl=60):
         lock = distributed_lock(NAME)
         thread = in_thread(lock.acquire)
-        wait_until(lambda: waiting(locks))
+        wait_until(lambda: queued(locks))
         proxy.rule("PING", "hang_before")
         wait_until(lambda: len(proxy.commands("SUBSCRIBE")) == 2)
         asked = proxy.commands("SUBSCRIBE")[1].time
@@ -527,14 +518,19 @@ def test_the_shared_connection_is_closed_when_nobody_needs_it_any_more(
 ) -> None:
     monkeypatch.setattr(SharedBell, "CHECK_EVERY", 0.2)
     limit_connections(4, locks, settings)
+    before = set(threading.enumerate())
+
+    def listening() -> list[str]:
+        return [one.name for one in set(threading.enumerate()) - before if "bell" in one.name]
+
     for _ in range(2):
         with rival(ttl=60):
             threads = [in_thread(pass_through) for _ in range(5)]
-            wait_until(lambda: waiting(locks) == 5)
+            wait_until(lambda: queued(locks) == 5)
         for thread in threads:
-            thread.result(10)
+            thread.result(HUNG)
         wait_until(lambda: not locks.redis.pubsub_channels(f"{locks.prefix}*"))
-        wait_until(lambda: "redislock-bell" not in {one.name for one in threading.enumerate()})
+        wait_until(lambda: not listening())
 
 
 @one_kind

@@ -10,15 +10,15 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 
 from django_redislock import LockLost, LockMisuse, distributed_lock
-from tests.support.backends import both_ways, held_by_other
+from tests.support.others import held_by_other
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from django_redislock import Lease
-    from tests.support.backends import Place, Way
-
-pytest_plugins = ["tests.support.backends"]
+    from tests.support.backends import Place
+    from tests.support.ways import Way
 
 
 def try_lock(name: str) -> bool:
@@ -37,7 +37,7 @@ async def atry_lock(name: str) -> bool:
     return taken
 
 
-def in_thread(function: Callable[[], object]) -> None:
+def run_in_thread(function: Callable[[], object]) -> None:
     """Run a function in a new thread, to its end."""
     thread = threading.Thread(target=function)
     thread.start()
@@ -193,9 +193,9 @@ def test_a_thread_that_has_ended_leaves_its_lease_to_nobody(place: Place) -> Non
     # Idents of threads are used again, and that of the next one usually is the same.
     lock = distributed_lock("lottery")
     answers = []
-    in_thread(lock.acquire)
+    run_in_thread(lock.acquire)
     for _ in range(5):
-        in_thread(lambda: answers.append(try_lock("lottery")))
+        run_in_thread(lambda: answers.append(try_lock("lottery")))
     assert answers == [False] * 5
     lock.release()
 

@@ -8,8 +8,10 @@ import pytest
 
 from django_redislock import LockUnavailable, distributed_lock, held
 from tests.conftest import Locks
-from tests.support.backends import Way, both_ways, forbid_scripting, waiters
+from tests.support.backends import forbid_scripting
+from tests.support.others import waiters
 from tests.support.waiting import wait_until
+from tests.support.ways import Way, both_ways
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -32,13 +34,14 @@ def replicated(make_server: MakeServer, settings: Settings, key_prefix: str) -> 
     server = make_server(repl_diskless_sync_delay=0)
     replica = make_server(server.kind, replicaof=f"{server.host} {server.port}")
     locks = Locks(settings, server, key_prefix).configure(REPLICAS_ACK=1, TTL=2)
-    wait_until(lambda: replica.client().info("replication")["master_link_status"] == "up", 15)
+    wait_until(lambda: replica.client().info("replication")["master_link_status"] == "up")
     # The server calls a replica online, and counts it, up to a second before it sends it anything.
     locks.redis.set(f"{key_prefix}:written", 1, ex=60)
-    wait_until(lambda: locks.redis.wait(1, 100) == 1, 15)
+    wait_until(lambda: locks.redis.wait(1, 100) == 1)
     return Replicated(locks, replica)
 
 
+@pytest.mark.proves("R11")
 @both_ways
 async def test_a_grant_is_on_the_replica_when_it_counts(way: Way, replicated: Replicated) -> None:
     async with way.entered(distributed_lock("lottery")) as lease:
@@ -47,6 +50,7 @@ async def test_a_grant_is_on_the_replica_when_it_counts(way: Way, replicated: Re
         assert len(keys) == 1
 
 
+@pytest.mark.proves("R11")
 @both_ways
 async def test_too_few_acknowledgements_release_and_fail_the_grant(
     way: Way, replicated: Replicated
@@ -59,6 +63,7 @@ async def test_too_few_acknowledgements_release_and_fail_the_grant(
         assert lease.held
 
 
+@pytest.mark.proves("R11")
 @both_ways
 async def test_a_waiter_asks_for_acknowledgement_too(way: Way, replicated: Replicated) -> None:
     lock = distributed_lock("lottery")

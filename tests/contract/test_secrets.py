@@ -19,16 +19,16 @@ from django_redislock import (
     distributed_lock,
     held,
 )
-from django_redislock.conf import backends
-from tests.support.backends import both_ways, needs_scripts, on_servers
+from django_redislock.backends.registry import backends
+from tests.support.backends import needs_scripts, on_servers
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
     from tests.conftest import Locks
-    from tests.support.backends import Place, ServerPlace, Way
-
-pytest_plugins = ["tests.support.backends"]
+    from tests.support.backends import Place, ServerPlace
+    from tests.support.ways import Way
 
 PASSWORD = "hunter2-correct-horse"
 
@@ -44,6 +44,7 @@ def shown(*values: object) -> str:
     return "\n".join(texts)
 
 
+@pytest.mark.proves("P10")
 @needs_scripts
 @both_ways
 async def test_the_token_is_never_shown(
@@ -64,7 +65,7 @@ async def test_the_token_is_never_shown(
     assert await way.acquire(lock)
     lease = lock.lease
     assert lease is not None
-    token = lease._token
+    token = lease.grant.token
     assert len(token) >= 32  # 128 bits.
     text = shown(lock, lease, lease.owner, held.get("lottery"), held.list())
     await expect(LockMisuse, way.acquire(lock))
@@ -82,16 +83,18 @@ async def test_the_token_is_never_shown(
     assert token[:12] not in text
 
 
+@pytest.mark.proves("P10", "R1")
 def test_every_lease_has_a_token_of_its_own_that_its_id_does_not_tell(place: Place) -> None:
     tokens, ids = set(), set()
     for _ in range(20):
         with distributed_lock("lottery") as lease:
-            tokens.add(lease._token)
+            tokens.add(lease.grant.token)
             ids.add(lease.id)
-            assert lease.id not in lease._token
+            assert lease.id not in lease.grant.token
     assert len(tokens) == len(ids) == 20
 
 
+@pytest.mark.proves("P10")
 @on_servers
 @both_ways
 async def test_a_refused_password_is_not_shown(
@@ -104,6 +107,7 @@ async def test_a_refused_password_is_not_shown(
     assert PASSWORD not in shown(raised.value, backends["default"]) + caplog.text
 
 
+@pytest.mark.proves("P10")
 @both_ways
 async def test_a_password_in_the_location_is_not_shown(
     way: Way, settings: Settings, caplog: pytest.LogCaptureFixture
@@ -116,6 +120,7 @@ async def test_a_password_in_the_location_is_not_shown(
     assert PASSWORD not in text
 
 
+@pytest.mark.proves("P10")
 @pytest.mark.parametrize(
     "default",
     [
@@ -143,6 +148,7 @@ def test_a_password_in_a_wrong_setting_is_not_shown(
     assert PASSWORD not in shown(raised.value)
 
 
+@pytest.mark.proves("P10")
 @pytest.mark.parametrize(
     ("program", "command"),
     [
@@ -158,7 +164,7 @@ def test_the_owner_carries_no_arguments(
 
     monkeypatch.setattr("sys.argv", [*program, f"--password={PASSWORD}"])
     activity._command.cache_clear()
-    monkeypatch.setattr(activity, "_remembered", activity._Remembered())
+    monkeypatch.setattr(activity, "_last", activity._LastOwner())
     try:
         with distributed_lock("lottery") as lease:
             assert lease.owner.command == command

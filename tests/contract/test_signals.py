@@ -12,14 +12,16 @@ from django.dispatch import Signal
 from django_redislock import Lease, LockLost, LockTimeout, distributed_lock, held, signals
 from django_redislock.held import HeldLock
 from django_redislock.lock import Lock
-from tests.support.backends import both_ways, held_by_other, needs_scripts
+from tests.support.backends import needs_scripts
+from tests.support.others import held_by_other
+from tests.support.waiting import HUNG
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.backends import Place, Way
-
-pytest_plugins = ["tests.support.backends"]
+    from tests.support.backends import Place
+    from tests.support.ways import Way
 
 
 @contextmanager
@@ -161,7 +163,7 @@ async def test_nesting_tells_of_one_lease_only(way: Way, place: Place) -> None:
 async def test_a_slow_receiver_of_a_loss_delays_no_renewal(way: Way, place: Place) -> None:
     def slow(**kwargs: Any) -> None:
         entered.append(kwargs)
-        go_on.wait(10)
+        go_on.wait(HUNG)
 
     entered: list[Any] = []
     go_on = threading.Event()

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 from django_redislock import LockLost, distributed_lock, held
 from django_redislock.rules.keys import lock_keys
 from tests.support.faults import lease_of
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 NAME = "lottery"
 TTL = 100.0  # Long: time plays no part here, see tests/model for that.
-SOON = 10.0  # Seconds for what should take milliseconds.
 
 actors = st.integers(0, 3)
 
@@ -70,11 +69,11 @@ class Actor:
 
     def does(self, call: Callable[[], Any]) -> Any:
         """Make a call in the actor's thread, and return its result."""
-        return self.begin(call).result(SOON)
+        return self.begin(call).result(HUNG)
 
     def close(self) -> None:
         self._jobs.put(None)
-        self._thread.join(SOON)
+        self._thread.join(HUNG)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -260,7 +259,7 @@ class LockMachine(RuleBasedStateMachine):
             me = self.queue.pop(0)
             future = self.actors[me].waiting
             assert future is not None
-            assert future.result(SOON) is True
+            assert future.result(HUNG) is True
             self._is_granted(me)
 
     def _loses(self, reason: str) -> None:
@@ -286,9 +285,10 @@ class LockMachine(RuleBasedStateMachine):
             rung = sum(count for _, count in self.redis.pubsub_numsub(*channels))
             return len(channels) == len(self.queue) == rung
 
-        wait_until(queued, SOON)
+        wait_until(queued, HUNG)
 
 
+@pytest.mark.proves("P1", "P3", "R9")
 @pytest.mark.slow
 def test_no_history_breaks_the_rules(server: Endpoint, redis_url: str) -> None:
     LockMachine.url = redis_url

@@ -18,20 +18,21 @@ import redis
 from django.conf import settings
 
 from django_redislock import LockLost, LockMisuse, LockTimeout, distributed_lock, held
-from django_redislock.conf import backends
+from django_redislock.backends.registry import backends
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.keys import index_key, lock_keys
-from tests.support.backends import SERVERS, both_ways, held_by_other, on_servers, waiters
+from tests.support.backends import SERVERS, on_servers
+from tests.support.others import held_by_other, waiters
 from tests.support.processes import hear, say
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from django_redislock import Lease
     from tests.conftest import Locks, MakeProxy, Spawn
-    from tests.support.backends import Place, ServerPlace, Way
+    from tests.support.backends import Place, ServerPlace
     from tests.support.proxy import Command, Proxy
-
-pytest_plugins = ["tests.support.backends"]
+    from tests.support.ways import Way
 
 UNSCRIPTED = pytest.mark.parametrize("place", ["unscripted"], indirect=True)
 
@@ -50,6 +51,7 @@ def sent_after(proxy: Proxy, count: int) -> list[str]:
 # --- 1 -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("P1")
 @on_servers
 def test_01_set_nx_px_excludes_all_but_the_owner_of_a_token(place: ServerPlace) -> None:
     key = lock_keys(place.locks.prefix, "lottery").lock
@@ -61,8 +63,8 @@ def test_01_set_nx_px_excludes_all_but_the_owner_of_a_token(place: ServerPlace) 
             assert 4000 < place.locks.redis.pttl(key) <= 5000
             value = place.locks.redis.get(key)
             assert isinstance(value, bytes)
-            assert value.startswith(lease._token.encode())
-            tokens.add(lease._token)
+            assert value.startswith(lease.grant.token.encode())
+            tokens.add(lease.grant.token)
     assert len(tokens) == 2
     # ... and so are we, by its lock.
     assert place.locks.redis.set(key, "somebody else", nx=True, px=5000)
@@ -72,6 +74,7 @@ def test_01_set_nx_px_excludes_all_but_the_owner_of_a_token(place: ServerPlace) 
 # --- 2 -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("P3", "R12")
 def test_02_release_is_one_atomic_compare_and_delete_in_lua(locks: Locks, proxy: Proxy) -> None:
     locks.on(proxy)
     lock = distributed_lock("lottery")
@@ -110,6 +113,7 @@ def test_03_release_by_watch_multi_exec_where_scripting_is_forbidden(
     assert "waiters poll instead of being served in turn" in warning.getMessage()
 
 
+@pytest.mark.proves("P3")
 @UNSCRIPTED
 def test_03_a_lock_that_changes_hands_before_exec_is_left_alone(
     place: ServerPlace, make_proxy: MakeProxy
@@ -231,6 +235,7 @@ ROLES = [
 ]
 
 
+@pytest.mark.proves("P2")
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["hang_before", "hang_after"])
 @pytest.mark.parametrize(("place", "role"), ROLES, indirect=["place"])
@@ -255,6 +260,7 @@ def test_04_nothing_is_left_without_ttl_wherever_the_client_is_killed(
     assert len(killed_at) >= 3  # Connecting, acquiring, and what came then.
 
 
+@pytest.mark.proves("P2")
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["redis", "valkey"], indirect=True)
 def test_04_a_naive_lock_does_not_stand_this_test(
@@ -273,6 +279,7 @@ def test_04_a_naive_lock_does_not_stand_this_test(
 # --- 5 -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("P3")
 @on_servers
 @both_ways
 async def test_05_a_release_by_the_wrong_owner_is_refused(way: Way, place: ServerPlace) -> None:
@@ -286,7 +293,7 @@ async def test_05_a_release_by_the_wrong_owner_is_refused(way: Way, place: Serve
             ends=0.0,
             min_hold=0.0,
             once=0.0,
-            patience=1.0,
+            operation_timeout=1.0,
             insist=False,
         )
         assert backend.run(flows.release(ending)) == "taken"
@@ -295,6 +302,7 @@ async def test_05_a_release_by_the_wrong_owner_is_refused(way: Way, place: Serve
         await way.ensure_held(lease, verify=True)
 
 
+@pytest.mark.proves("P3")
 @on_servers
 @both_ways
 async def test_05_a_late_release_leaves_the_next_owner_alone(way: Way, place: ServerPlace) -> None:
@@ -441,7 +449,7 @@ def test_10_sleeping_waiters_do_not_starve_the_release_that_wakes_them(locks: Lo
         # So many can sleep at once; the others wait for a connection.
         wait_until(lambda: waiters("lottery") >= limit - 3)
     for worker in workers:
-        worker.join(20)
+        worker.join(HUNG)
     assert sorted(served) == list(range(16))
 
 
@@ -463,5 +471,5 @@ def test_10_waiters_do_not_keep_others_from_a_lock_that_is_free(locks: Locks) ->
         with pytest.raises(LockTimeout):  # Busy, which is not unavailable.
             distributed_lock("lottery", wait=0.2).__enter__()
     for worker in workers:
-        worker.join(20)
+        worker.join(HUNG)
         assert not worker.is_alive()

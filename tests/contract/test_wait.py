@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_redislock import LockTimeout, distributed_lock, held
-from tests.support.backends import both_ways, held_by_other, in_turn, waiters
-from tests.support.waiting import await_until, wait_until
+from tests.support.backends import in_turn
+from tests.support.others import held_by_other, waiters
+from tests.support.waiting import HUNG, await_until, wait_until
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from tests.support.backends import Place, Way
-
-pytest_plugins = ["tests.support.backends"]
-
+    from tests.support.backends import Place
+    from tests.support.ways import Way
 
 # --- how long ------------------------------------------------------------------------------------
 
@@ -99,12 +99,13 @@ def loop_elsewhere() -> Iterator[asyncio.AbstractEventLoop]:
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     yield loop
-    asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result(5)
+    asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result(HUNG)
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(5)
+    thread.join(HUNG)
     loop.close()
 
 
+@pytest.mark.proves("P6")
 @in_turn
 def test_threads_and_tasks_are_served_first_come_first_served(
     place: Place, loop_elsewhere: asyncio.AbstractEventLoop
@@ -131,6 +132,7 @@ def test_threads_and_tasks_are_served_first_come_first_served(
     assert served == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.proves("P6", "R14")
 @in_turn
 @both_ways
 async def test_nobody_barges_in_before_those_who_wait(way: Way, place: Place) -> None:
@@ -217,6 +219,7 @@ async def test_who_gives_up_leaves_the_queue(way: Way, place: Place) -> None:
     assert time.monotonic() - start < 1.9
 
 
+@pytest.mark.proves("R4")
 async def test_a_cancelled_task_leaves_nothing_behind(place: Place) -> None:
     with held_by_other("lottery"):
         waiting = asyncio.create_task(distributed_lock("lottery").aacquire())

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_redislock import distributed_lock, held
-from django_redislock.conf import backends
+from django_redislock.backends.registry import backends
 from django_redislock.rules import scripts
-from tests.support.backends import both_ways, on_servers
+from tests.support.backends import on_servers
 from tests.support.waiting import await_until, wait_until
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from django_redislock import Lease
     from django_redislock.lock import Lock
     from tests.conftest import Locks, MakeProxy
-    from tests.support.backends import Place, ServerPlace, Way
+    from tests.support.backends import Place, ServerPlace
     from tests.support.proxy import Proxy
-
-pytest_plugins = ["tests.support.backends"]
+    from tests.support.ways import Way
 
 
 def watchdogs() -> set[threading.Thread]:
@@ -42,6 +42,7 @@ async def taken(way: Way, lock: Lock) -> Lease:
 # --- renewing ------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("R7")
 @both_ways
 async def test_a_lease_outlives_its_ttl_while_it_is_held(way: Way, place: Place) -> None:
     begin = time.monotonic()
@@ -60,8 +61,10 @@ async def test_a_renewal_by_hand_just_before_the_watchdogs_does_not_end_its_rene
     way: Way, place: Place
 ) -> None:
     async with way.entered(distributed_lock("lottery", ttl=1.5)) as lease:
-        due = lease._slot
-        while lease._slot == due:  # Until the watchdog has looked at it, and put it off.
+        watchdog, token = backends["default"].watchdog, lease.grant.token
+        due = watchdog._slot_of[token]
+        # Until the watchdog has looked at it, and put it off.
+        while watchdog._slot_of.get(token, due) == due:
             await way.renew(lease)
         by_hand = lease.renewals
         await way.until(lambda: lease.renewals > by_hand)
@@ -98,6 +101,7 @@ async def test_a_released_lease_is_not_renewed(way: Way, place: Place) -> None:
     assert held.get("lottery") is None
 
 
+@pytest.mark.proves("R7")
 @both_ways
 async def test_a_blocked_body_is_renewed_all_the_same(way: Way, place: Place) -> None:
     # As by a query: it blocks the event loop too, but the watchdog has a thread of its own.
@@ -109,6 +113,7 @@ async def test_a_blocked_body_is_renewed_all_the_same(way: Way, place: Place) ->
 # --- one thread ----------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("R7")
 def test_one_thread_renews_the_leases_of_threads_and_tasks(place: Place) -> None:
     async def hold(number: int) -> bool:
         async with distributed_lock(f"task:{number}", ttl=2) as lease:
@@ -126,6 +131,7 @@ def test_one_thread_renews_the_leases_of_threads_and_tasks(place: Place) -> None
         assert lease.renewals > 0
 
 
+@pytest.mark.proves("P10")
 def test_no_lock_no_thread(place: Place) -> None:
     before = watchdogs()
     assert distributed_lock("lottery").locked() is False
@@ -160,6 +166,7 @@ def renewals(proxy: Proxy) -> int:
     return sum(command.args[0] == sha for command in proxy.commands("EVALSHA"))
 
 
+@pytest.mark.proves("R7")
 def test_many_leases_are_renewed_by_one_connection_in_batches(locks: Locks, proxy: Proxy) -> None:
     locks.on(proxy)
     handles = [distributed_lock(f"lottery:{number}", ttl=2) for number in range(50)]
@@ -201,6 +208,7 @@ def test_trouble_with_one_lease_costs_no_other_its_renewal(place: ServerPlace) -
         assert lease.held
 
 
+@pytest.mark.proves("R7")
 def test_a_bug_does_not_end_it(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -236,9 +244,10 @@ def test_a_bug_within_a_batch_does_not_make_it_renew_twice_from_then_on(
     with distributed_lock("lottery", ttl=1.5) as lease:
         wait_until(lambda: len(calls) >= 2)
         assert "watchdog met an error; it goes on" in caplog.text
-        assert [lease._token in slot for slot in watchdog._slots.values()].count(True) == 1
+        assert [lease.grant.token in slot for slot in watchdog._slots.values()].count(True) == 1
 
 
+@pytest.mark.proves("R7")
 @on_servers
 @both_ways
 async def test_a_lease_survives_an_outage_that_ends_before_its_deadline(
@@ -259,6 +268,7 @@ async def test_a_lease_survives_an_outage_that_ends_before_its_deadline(
     assert "'lottery'" in warned[0].getMessage()
 
 
+@pytest.mark.proves("R7")
 @both_ways
 async def test_a_lease_dropped_after_its_renewals_is_not_renewed_any_more(
     way: Way, place: Place
@@ -292,6 +302,7 @@ def test_a_thread_that_cannot_start_is_started_later(
     lock.release()
 
 
+@pytest.mark.proves("R7")
 def test_a_long_socket_timeout_leaves_time_for_a_second_try(locks: Locks, proxy: Proxy) -> None:
     locks.on(proxy, OPTIONS={"socket_timeout": 20})
     with distributed_lock("lottery", ttl=2) as lease:
@@ -300,6 +311,7 @@ def test_a_long_socket_timeout_leaves_time_for_a_second_try(locks: Locks, proxy:
         assert lease.held
 
 
+@pytest.mark.proves("R7")
 def test_what_is_over_costs_the_watchdog_nothing(locks: Locks) -> None:
     with distributed_lock("held", ttl=3600):
         for number in range(300):  # Due at 300 different times.

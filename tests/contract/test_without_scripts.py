@@ -18,9 +18,9 @@ from django_redislock import (
 )
 from django_redislock.backends.redis import without_scripts
 from django_redislock.rules import scripts
-from django_redislock.rules.flows import Call
 from django_redislock.rules.keys import lock_keys
-from tests.support.faults import RIVAL, add_rival, rival
+from django_redislock.rules.steps import Call
+from tests.support.others import RIVAL, add_rival, rival
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from django_redislock.rules.scripts import Script
     from tests.conftest import Locks
     from tests.support.backends import ServerPlace
-
-pytest_plugins = ["tests.support.backends"]
 
 unscripted = pytest.mark.parametrize("place", ["unscripted"], indirect=True)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["surroundings"]  # A fixture.
 
 
+@pytest.mark.proves("P8")
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_however_many_workers_die_each_lottery_is_drawn_once(

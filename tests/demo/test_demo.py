@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import ROOT
+from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,7 +123,7 @@ def test_a_signal_ends_the_demo_and_all_its_processes(
         assert len(processes_of(tmp_path)) >= processes
 
         demo.send_signal(number)
-        rest, _ = demo.communicate(timeout=20)
+        rest, _ = demo.communicate(timeout=HUNG)
 
     assert demo.returncode == 128 + number
     assert "RESULT" not in rest
@@ -137,7 +138,7 @@ def test_the_demo_reports_a_server_that_dies(surroundings: dict[str, str], tmp_p
             if "server-1" in line and "ready, pid" in line:
                 os.kill(int(line.split()[-1]), signal.SIGKILL)
                 break
-        output, _ = demo.communicate(timeout=60)
+        output, _ = demo.communicate(timeout=HUNG)
 
     assert demo.returncode == 1
     assert "RESULT" not in output
@@ -184,7 +185,7 @@ def test_processes_that_start_together_share_one_embedded_server(
             subprocess.Popen(ask, cwd=ROOT, env=surroundings, stdout=subprocess.PIPE, text=True)
             for _ in range(4)
         ]
-        answers = [asker.communicate(timeout=60)[0] for asker in askers]
+        answers = [asker.communicate(timeout=HUNG)[0] for asker in askers]
 
         assert answers[0].startswith("redis://")
         assert set(answers) == {answers[0]}

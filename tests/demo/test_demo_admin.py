@@ -19,7 +19,7 @@ import pytest
 from tests import ROOT
 from tests.demo.test_demo import processes_of, pytestmark, running_demo, surroundings
 from tests.support.servers import free_port
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,12 +81,12 @@ def signed_in(page: str, user: str, password: str) -> OpenerDirector:
         "password": password,
         "next": urlsplit(page).path,
     }
-    browser.open(urljoin(page, "/admin/login/"), urlencode(form).encode(), timeout=20)
+    browser.open(urljoin(page, "/admin/login/"), urlencode(form).encode(), timeout=HUNG)
     return browser
 
 
 def text_of(browser: OpenerDirector, page: str) -> str:
-    return browser.open(page, timeout=20).read().decode()
+    return browser.open(page, timeout=HUNG).read().decode()
 
 
 def shows(browser: OpenerDirector, page: str, part: str) -> bool:
@@ -110,7 +110,9 @@ def test_a_newcomer_sees_a_page_full_of_life(surroundings: dict[str, str], tmp_p
             operator, viewer = re.findall(LOGIN, welcome, re.MULTILINE)
             browser = signed_in(page, *operator)
             for part in LIFE:  # One after the other: some of it comes and goes.
-                wait_until(partial(shows, browser, page, part), 20, f"shows {part!r}", every=0.2)
+                wait_until(
+                    partial(shows, browser, page, part), message=f"shows {part!r}", every=0.2
+                )
             assert RELEASE in text_of(browser, page)
             only_looking = text_of(signed_in(page, *viewer), page)
             assert "redislock-held" in only_looking
@@ -125,7 +127,7 @@ def test_a_newcomer_sees_a_page_full_of_life(surroundings: dict[str, str], tmp_p
             assert "an operator released it by force" in news
 
             demo.send_signal(signal.SIGINT)
-            rest, _ = demo.communicate(timeout=20)
+            rest, _ = demo.communicate(timeout=HUNG)
 
     assert rest.splitlines()[-1] == "Stopped; nothing is left running."
     assert demo.returncode == 0
@@ -146,7 +148,7 @@ def test_without_one_of_its_parts_the_demo_ends_and_says_why(
         processes = processes_of(tmp_path)
         (victim,) = [pid for pid, command in processes.items() if part in command]
         os.kill(victim, number)
-        rest, _ = demo.communicate(timeout=20)
+        rest, _ = demo.communicate(timeout=HUNG)
 
     ended = 0 if number == signal.SIGTERM else -number
     assert re.search(rf"(valkey|worker-2|web) ended with {ended}:", rest)
@@ -161,7 +163,7 @@ def test_a_signal_ends_the_demo_while_it_starts(
     with running(surroundings, free_port()) as demo:
         list(lines_up_to(demo, " s  database "))
         demo.send_signal(signal.SIGTERM)
-        rest, _ = demo.communicate(timeout=20)
+        rest, _ = demo.communicate(timeout=HUNG)
 
     assert LAST_LINE not in rest
     assert demo.returncode == 128 + signal.SIGTERM

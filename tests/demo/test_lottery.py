@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.waiting import HUNG
+
 if TYPE_CHECKING:
     from tests.celery.project.stage import Stage
 
@@ -44,7 +46,7 @@ def draws_per_noon(stage: Stage, task: str, noons: int) -> tuple[Counter[int], C
         time.sleep(max(0.0, due - time.monotonic()))
         results.append(stage.send(task, key, queue=server, noon=noon))
     outcomes = Counter(
-        outcome["skipped"] if isinstance(outcome := result.get(timeout=20), dict) else "drew"
+        outcome["skipped"] if isinstance(outcome := result.get(timeout=HUNG), dict) else "drew"
         for result in results
     )
     return Counter(event["noon"] for event in stage.events(key, "draw")), outcomes

@@ -14,20 +14,11 @@ import pytest
 from django_redislock import distributed_lock, held
 from tests.conftest import Locks
 from tests.support.backends import forbid_scripting
-from tests.support.faults import (
-    NAME,
-    Async,
-    Blocking,
-    Caller,
-    callers,
-    is_held_by,
-    is_left_clean,
-    lease_of,
-    loses,
-    takes,
-    waiting,
-)
-from tests.support.waiting import wait_until
+from tests.support.faults import lease_of, loses, takes
+from tests.support.others import queued
+from tests.support.stored import NAME, is_held_by, is_left_clean
+from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import Blocking, Caller
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -38,8 +29,6 @@ if TYPE_CHECKING:
 
 TTL = 3.0
 PATIENCE = TTL / 3
-
-caller = pytest.fixture(callers, params=[Blocking, Async])
 
 
 class Pair:
@@ -58,7 +47,7 @@ class Pair:
         match master_becomes:
             case "READONLY":
                 old.replicaof(self.replica.host, self.replica.port)
-                wait_until(lambda: old.info("replication")["master_link_status"] == "up", 15)
+                wait_until(lambda: old.info("replication")["master_link_status"] == "up")
             case "MASTERDOWN":
                 old.config_set("replica-serve-stale-data", "no")
                 old.replicaof("127.0.0.1", 1)
@@ -83,7 +72,7 @@ def pair(
     quick: dict[str, Any] = {"repl_diskless_sync_delay": 0}
     master = make_server(server_kind, **quick)
     replica = make_server(server_kind, replicaof=f"{master.host} {master.port}", **quick)
-    wait_until(lambda: replica.client().info("replication")["master_link_status"] == "up", 15)
+    wait_until(lambda: replica.client().info("replication")["master_link_status"] == "up")
     proxy = make_proxy(master)
     locks = Locks(settings, master, key_prefix).on(proxy, TTL=TTL, WAIT=0)
     return Pair(master, replica, proxy, locks)
@@ -94,9 +83,10 @@ def use_many_connections(caller: Caller) -> None:
     with distributed_lock("busy", ttl=60):
         futures = [caller.begin(distributed_lock("busy", wait=0.1)) for _ in range(4)]
         for future in futures:
-            assert future.result(5) is False
+            assert future.result(HUNG) is False
 
 
+@pytest.mark.proves("R13")
 @pytest.mark.parametrize("master_becomes", ["READONLY", "MASTERDOWN", "NOREPLICAS"])
 def test_r13_an_acquire_after_a_failover_goes_to_the_new_master(
     master_becomes: str, caller: Caller, pair: Pair
@@ -112,6 +102,7 @@ def test_r13_an_acquire_after_a_failover_goes_to_the_new_master(
     assert is_left_clean(pair.locks)
 
 
+@pytest.mark.proves("R13")
 def test_r13_an_acquire_that_only_reads_is_not_refused_for_the_acknowledgement(
     caller: Caller, pair: Pair
 ) -> None:
@@ -120,10 +111,11 @@ def test_r13_an_acquire_that_only_reads_is_not_refused_for_the_acknowledgement(
     assert caller.acquire(distributed_lock(NAME, ttl=60))
     pair.fail_over()
     pair.locks.redis.set("written", 1, ex=60)
-    wait_until(lambda: pair.locks.redis.wait(1, 100) == 1, 15)
-    assert caller.begin(distributed_lock(NAME, wait=0)).result(5) is False
+    wait_until(lambda: pair.locks.redis.wait(1, 100) == 1)
+    assert caller.begin(distributed_lock(NAME, wait=0)).result(HUNG) is False
 
 
+@pytest.mark.proves("R13")
 def test_r13_an_acquire_without_scripts_goes_to_the_new_master_too(
     caller: Caller, pair: Pair
 ) -> None:
@@ -138,6 +130,7 @@ def test_r13_an_acquire_without_scripts_goes_to_the_new_master_too(
     assert is_held_by(pair.locks, lease_of(lock))
 
 
+@pytest.mark.proves("R7")
 @pytest.mark.parametrize("master_becomes", ["READONLY", "MASTERDOWN", "NOREPLICAS"])
 def test_r7_a_lease_is_renewed_on_the_new_master(
     master_becomes: str, caller: Caller, pair: Pair
@@ -153,6 +146,7 @@ def test_r7_a_lease_is_renewed_on_the_new_master(
     assert is_left_clean(pair.locks)
 
 
+@pytest.mark.proves("R7")
 def test_r7_a_lease_that_the_new_master_does_not_have_is_lost(caller: Caller, pair: Pair) -> None:
     with loses("expired"), caller.block(distributed_lock(NAME, ttl=1.2)) as lease:
         wait_until(lambda: lease.renewals)
@@ -160,6 +154,7 @@ def test_r7_a_lease_that_the_new_master_does_not_have_is_lost(caller: Caller, pa
         wait_until(lambda: lease.lost_reason)
 
 
+@pytest.mark.proves("R13")
 def test_a_block_that_ends_after_a_failover_frees_the_lock(caller: Caller, pair: Pair) -> None:
     with caller.block(distributed_lock(NAME, ttl=60)):
         pair.fail_over()
@@ -173,10 +168,10 @@ def test_a_waiter_waits_on_at_the_new_master(caller: Caller, pair: Pair) -> None
     wait_until(lambda: pair.replica.client().keys("*:queue"))
     pair.fail_over()
     begin = time.monotonic()
-    wait_until(lambda: waiting(pair.locks) and len(pair.proxy.commands("SUBSCRIBE")) > 1)
+    wait_until(lambda: queued(pair.locks) and len(pair.proxy.commands("SUBSCRIBE")) > 1)
     assert time.monotonic() - begin < 4  # It looks by itself every 2 s.
     holder.release()
-    assert waiter.result(5)
+    assert waiter.result(HUNG)
 
 
 def test_an_operator_sees_and_frees_the_locks_of_the_new_master(pair: Pair) -> None:

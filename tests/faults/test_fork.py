@@ -9,32 +9,22 @@ import sys
 import threading
 import time
 from functools import partial
-from hashlib import sha256
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.backends import RedisBackend
-from django_redislock.conf import backends
+from django_redislock.backends.registry import backends
 from django_redislock.rules import scripts
-from tests.support.faults import (
-    NAME,
-    Blocking,
-    add_rival,
-    bells,
-    hands_over,
-    in_fork,
-    in_thread,
-    is_left_clean,
-    load_scripts,
-    one_kind,
-    rival,
-    runs,
-    waiting,
-)
+from tests.support.backends import one_kind
+from tests.support.faults import hands_over, in_fork, runs
+from tests.support.others import add_rival, bells, queued, rival
 from tests.support.processes import hear, say
-from tests.support.waiting import await_until, wait_until
+from tests.support.stored import NAME, is_left_clean, load_scripts
+from tests.support.waiting import HUNG, await_until, wait_until
+from tests.support.ways import Blocking, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +35,7 @@ if TYPE_CHECKING:
     from tests.conftest import Locks, Spawn
     from tests.support.proxy import Proxy
 
-pytestmark = [one_kind, pytest.mark.timeout(60)]
+pytestmark = one_kind
 
 
 @pytest.fixture
@@ -113,7 +103,7 @@ def wait_in_a_thread_and_fork(how: str) -> None:
     if not (pid := os.fork()):
         end(how)
     say(status_of(pid))
-    say(waiter.result(10))
+    say(waiter.result(HUNG))
 
 
 async def wait_in_a_task_and_fork(how: str) -> None:
@@ -137,12 +127,14 @@ def test_a_fork_and_the_end_of_the_child_do_not_disturb_a_waiter(
     assert holder.acquire()
     child = spawn(wait, how)
     assert child.read() == 0
-    assert waiting(locks) == 1
+    assert queued(locks) == 1
     holder.release()
     assert child.read() is True
-    # It has not asked again, and nobody else has spoken for it.
+    # It has not asked again, but for its own look every 2 s, and nobody else has spoken for it.
     first, *others = runs(proxy, scripts.ACQUIRE)
-    assert first.token not in {run.token for run in [*others, *runs(proxy, scripts.LEAVE)]}
+    asked = [first.time, *(run.time for run in others if run.token == first.token)]
+    assert all(later - earlier > 1.5 for earlier, later in pairwise(asked))
+    assert first.token not in {run.token for run in runs(proxy, scripts.LEAVE)}
     assert child.stderr == ""
 
 
@@ -175,10 +167,11 @@ def fork_beside_busy_threads(times: int) -> None:
     wait_until(lambda: all(now > then for now, then in zip(done, before, strict=True)))
     stop.set()
     for thread in threads:
-        thread.result(10)
+        thread.result(HUNG)
     say(own)
 
 
+@pytest.mark.proves("P10", "R8")
 def test_a_fork_amid_the_use_of_connections_harms_neither_side(locks: Locks, spawn: Spawn) -> None:
     locks.configure(OPTIONS={"max_connections": 5})  # Fewer than threads: some wait for one.
     child = spawn(fork_beside_busy_threads, 20)
@@ -202,7 +195,7 @@ def fork_while_a_thread_is_within(what: str) -> None:
         say(in_fork(renew_a_lock_of_its_own, 5))
     finally:
         leave.set()
-        thread.result(5)
+        thread.result(HUNG)
 
 
 def renew_a_lock_of_its_own() -> bool:
@@ -212,6 +205,7 @@ def renew_a_lock_of_its_own() -> bool:
         return lease.held
 
 
+@pytest.mark.proves("P10", "R8")
 @pytest.mark.parametrize("what", ["the pool", "the watchdog"])
 def test_a_child_forked_while_a_thread_was_within_can_lock(
     what: str, locks: Locks, spawn: Spawn
@@ -238,6 +232,7 @@ async def wait_in_a_task_and_leave_a_child() -> None:
     hear()
 
 
+@pytest.mark.proves("P6")
 @pytest.mark.parametrize(
     "wait", [wait_in_a_thread_and_leave_a_child, wait_in_a_task_and_leave_a_child]
 )
@@ -276,17 +271,20 @@ def hold_and_fork() -> None:
         say([lease.id, *seen])
 
 
+@pytest.mark.proves("P10", "R8")
 def test_after_a_fork_each_process_renews_its_own_leases_only(
     locks: Locks, proxy: Proxy, spawn: Spawn
 ) -> None:
     child = spawn(hold_and_fork)
     id_, own_id, *seen = child.read()
     assert seen == [True, False, 0]
-    links: dict[str, set[int]] = {id_: set(), own_id: set()}
+    assert id_ != own_id
+    parents, childs = (run.token for run in runs(proxy, scripts.ACQUIRE))
+    links: dict[str, set[int]] = {parents: set(), childs: set()}
     for run in runs(proxy, scripts.RENEW):
-        links[sha256(run.token.encode()).hexdigest()[:16]].add(run.link)
+        links[run.token].add(run.link)
     assert all(links.values())
-    assert not links[id_] & links[own_id]
+    assert not links[parents] & links[childs]
     assert child.stderr == ""
 
 
@@ -306,7 +304,7 @@ def try_to_rely_on(lease: Lease) -> list[str]:
 def fork_with_a_lease_that_was_just_handed_over() -> None:
     """In a child: fork before the confirmation of a hand-over was read."""
     with distributed_lock(NAME) as lease:
-        assert lease._unconfirmed
+        assert lease.grant.is_claimed
         say(in_fork(lambda: try_to_rely_on(lease)))
         lease.ensure_held(verify=True)
 
@@ -318,13 +316,14 @@ def fork_with_a_lease() -> None:
         lease.ensure_held(verify=True)
 
 
+@pytest.mark.proves("P10", "R8")
 @pytest.mark.parametrize("hold", [fork_with_a_lease, fork_with_a_lease_that_was_just_handed_over])
 def test_a_child_cannot_renew_the_lease_of_its_parent(
     hold: Callable[[], None], locks: Locks, spawn: Spawn
 ) -> None:
     with rival():
         child = spawn(hold)
-        wait_until(lambda: waiting(locks))
+        wait_until(lambda: queued(locks))
     over = "it belongs to the process that this one was forked from"
     assert child.read() == [over] * 3 + ["False", "None"]
     assert child.wait() == 0
@@ -359,6 +358,7 @@ async def fork_within_an_asynchronous_block() -> None:
         await lease.aensure_held(verify=True)
 
 
+@pytest.mark.proves("R8")
 @pytest.mark.parametrize(
     "block", [fork_within_a_block, fork_within_a_nested_block, fork_within_an_asynchronous_block]
 )
@@ -393,11 +393,11 @@ def test_a_child_does_not_go_on_with_a_wait_of_its_parent(locks: Locks, spawn: S
     assert holder.acquire()
     child = spawn(wait_and_fork_in_a_signal_handler)
     child.read()
-    wait_until(lambda: waiting(locks))
+    wait_until(lambda: queued(locks))
     os.kill(child.pid, signal.SIGUSR1)
     who, problem = child.read()
     assert who == "child"
     assert "forked" in problem
-    assert waiting(locks) == 1
+    assert queued(locks) == 1
     holder.release()
     assert child.read() == ["parent", True]

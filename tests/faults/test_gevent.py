@@ -8,6 +8,7 @@ import pytest
 
 from django_redislock import distributed_lock
 from tests.support.processes import say
+from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
     from tests.conftest import Locks, Spawn
@@ -33,7 +34,7 @@ def serve_greenlets_in_turn() -> None:
             waiting = len(waiters)
             while _waiters() < waiting:
                 gevent.sleep(0.01)
-    gevent.joinall(waiters, timeout=10)
+    gevent.joinall(waiters, timeout=HUNG)
     say(served)
 
 
@@ -66,7 +67,7 @@ def refuse_a_second_acquire_of_the_same_greenlet() -> None:
             distributed_lock("lottery").acquire()
         except LockMisuse:
             other = gevent.spawn(distributed_lock("lottery", wait=0).acquire)
-            say(other.get(timeout=10))
+            say(other.get(timeout=HUNG))
 
 
 def _waiters() -> int:
@@ -76,6 +77,7 @@ def _waiters() -> int:
     return seen.waiters if seen else 0
 
 
+@pytest.mark.proves("P6")
 def test_greenlets_are_served_in_turn(locks: Locks, spawn: Spawn) -> None:
     assert spawn(serve_greenlets_in_turn, prelude=PATCH).read() == [0, 1, 2, 3, 4]
 
@@ -84,6 +86,7 @@ def test_the_watchdog_renews_while_greenlets_yield(locks: Locks, spawn: Spawn) -
     assert spawn(renew_while_a_greenlet_sleeps, prelude=PATCH).read() is True
 
 
+@pytest.mark.proves("P5")
 def test_a_greenlet_that_never_yields_learns_of_its_loss_by_the_deadline(
     locks: Locks, spawn: Spawn
 ) -> None:

@@ -15,27 +15,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_redislock import LockTimeout, LockUnavailable, distributed_lock
-from django_redislock.lease import drift
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import CLAIM
-from tests.support.faults import (
-    NAME,
-    Async,
-    Blocking,
-    Caller,
-    against_rival,
-    callers,
-    in_thread,
-    is_held_by,
-    is_left_clean,
-    loses,
-    one_kind,
-    rival,
-    takes,
-    value_of,
-    waiting,
-)
-from tests.support.waiting import await_until, wait_until
+from django_redislock.rules.grant import drift
+from tests.support.backends import one_kind
+from tests.support.faults import loses, takes
+from tests.support.others import against_rival, queued, rival
+from tests.support.stored import NAME, is_held_by, is_left_clean, value_of
+from tests.support.waiting import HUNG, await_until, wait_until
+from tests.support.ways import Caller, InLoop, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,8 +35,6 @@ if TYPE_CHECKING:
     from tests.support.proxy import Args, Proxy
 
 TTL = 10.0  # Much longer than a claim, so that one is told from the other.
-
-caller = pytest.fixture(callers, params=[Blocking, Async])
 
 pytestmark = one_kind
 
@@ -68,12 +54,12 @@ def handed_over(caller: Caller, locks: Locks, **options: Any) -> Iterator[Lease]
     assert holder.acquire()
     freed = in_thread(lambda: release_when_somebody_waits(holder, locks))
     with caller.block(lock) as lease:
-        freed.result(5)
+        freed.result(HUNG)
         yield lease
 
 
 def release_when_somebody_waits(holder: Any, locks: Locks) -> None:
-    wait_until(lambda: waiting(locks))
+    wait_until(lambda: queued(locks))
     holder.release()  # Taken by another thread: the handle has just one lease.
 
 
@@ -112,6 +98,7 @@ def test_a_watchdog_whose_connection_was_closed_for_idleness_confirms_in_time(
     assert is_left_clean(locks)
 
 
+@pytest.mark.proves("R14")
 @pytest.mark.parametrize("action", ["hang_before", "hang_after", "cut_before", "cut_after"])
 def test_a_first_confirmation_that_fails_is_tried_again_within_the_claim(
     action: str, caller: Caller, locks: Locks, proxy: Proxy
@@ -148,7 +135,7 @@ def test_a_killed_client_costs_no_lease_that_was_handed_over(locks: Locks) -> No
         time.sleep(0.1)
     stop.set()
     for worker in workers:
-        worker.result(15)
+        worker.result(HUNG)
     assert worst == [1]
     assert losses == []
     assert is_left_clean(locks)
@@ -167,6 +154,7 @@ def in_doubt(caller: Caller, locks: Locks, proxy: Proxy) -> Iterator[Lease]:
         yield lease
 
 
+@pytest.mark.proves("P1", "R14")
 def test_a_lease_in_doubt_is_not_held_and_not_lost_either(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -187,7 +175,7 @@ def test_ensure_held_asks_the_server_about_a_lease_in_doubt(
 ) -> None:
     with in_doubt(caller, locks, proxy) as lease:
         proxy.clear_rules()
-        if isinstance(caller, Async):
+        if isinstance(caller, InLoop):
             caller.run(lease.aensure_held())
         else:
             lease.ensure_held()
@@ -215,7 +203,7 @@ async def test_the_event_loop_never_waits_for_a_lease_in_doubt(locks: Locks, pro
     proxy.rule("EVALSHA", "hang_before", match=renews, times=None)
     lock = distributed_lock(NAME)
     waiter = asyncio.create_task(lock.__aenter__())
-    await await_until(lambda: waiting(locks))
+    await await_until(lambda: queued(locks))
     await holder.arelease()
     lease = await waiter
     await await_until(lambda: not lease.held)
@@ -270,5 +258,5 @@ def test_a_handed_over_lease_that_is_not_renewed_is_confirmed_all_the_same(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
     with handed_over(caller, locks, renew=False) as lease:
-        wait_until(lambda: not lease._unconfirmed)
+        wait_until(lambda: not lease.grant.is_claimed)
         stays_held(lease, CLAIM)

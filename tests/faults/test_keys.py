@@ -10,20 +10,11 @@ import pytest
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock
 from django_redislock.rules.keys import Keys, index_key
-from tests.support.faults import (
-    NAME,
-    Async,
-    Blocking,
-    Caller,
-    add_rival,
-    callers,
-    immortal,
-    keys_of,
-    rival,
-    takes,
-    value_of,
-)
+from tests.support.faults import takes
+from tests.support.others import add_rival, rival
+from tests.support.stored import NAME, immortal, keys_of, value_of
 from tests.support.waiting import wait_until
+from tests.support.ways import Caller
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,8 +22,6 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
     from tests.conftest import Locks
-
-caller = pytest.fixture(callers, params=[Blocking, Async])
 
 
 @pytest.fixture
@@ -67,6 +56,7 @@ def contents(locks: Locks) -> dict[bytes, bytes]:
 each_key = pytest.mark.parametrize("field", Keys._fields)
 
 
+@pytest.mark.proves("R12")
 @each_key
 @pytest.mark.parametrize("wait", [0, 5])
 def test_r12_an_acquire_meets_a_key_of_another_type(wait: float, field: str, locks: Locks) -> None:
@@ -83,6 +73,7 @@ def test_r12_an_acquire_meets_a_key_of_another_type(wait: float, field: str, loc
         lock.release()
 
 
+@pytest.mark.proves("R12")
 @each_key
 def test_r12_a_waiter_meets_a_key_of_another_type(field: str, locks: Locks) -> None:
     with suppress(LockLost, LockUnavailable), rival(ttl=30):
@@ -97,6 +88,7 @@ def test_r12_a_waiter_meets_a_key_of_another_type(field: str, locks: Locks) -> N
             assert not lock.acquire()
 
 
+@pytest.mark.proves("R12")
 @each_key
 def test_r12_a_release_meets_a_key_of_another_type(field: str, locks: Locks) -> None:
     lock = distributed_lock(NAME, renew=False)
@@ -151,6 +143,7 @@ def test_a_lease_whose_expiry_was_taken_away_gets_it_back_with_its_renewal(locks
         wait_until(lambda: locks.redis.pttl(keys_of(locks).lock) > 0)
 
 
+@pytest.mark.proves("R9")
 @pytest.mark.parametrize("record", ["by hand", "-1", ""])
 def test_r9_a_fence_record_of_nonsense_does_not_lower_the_fence(
     record: str, caller: Caller, locks: Locks

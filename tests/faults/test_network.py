@@ -15,31 +15,12 @@ import pytest
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.backends.redis.dialing import DIALS_BY_NAME
 from django_redislock.rules import scripts
-from tests.support.backends import forbid_scripting
-from tests.support.faults import (
-    NAME,
-    RIVAL,
-    Async,
-    Blocking,
-    Caller,
-    add_rival,
-    against_rival,
-    callers,
-    hands_over,
-    in_thread,
-    is_held_by,
-    is_left_clean,
-    keys_of,
-    lease_of,
-    loses,
-    one_kind,
-    rival,
-    runs,
-    takes,
-    value_of,
-    waiting,
-)
-from tests.support.waiting import await_until, wait_until
+from tests.support.backends import forbid_scripting, one_kind
+from tests.support.faults import hands_over, lease_of, loses, runs, takes
+from tests.support.others import RIVAL, add_rival, against_rival, queued, rival
+from tests.support.stored import NAME, is_held_by, is_left_clean, keys_of, value_of
+from tests.support.waiting import HUNG, await_until, wait_until
+from tests.support.ways import Blocking, Caller, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,8 +34,6 @@ TTL = 1.2
 PATIENCE = TTL / 3  # The operation timeout that follows from it.
 MANY = 1.0  # Seconds that a busy machine may add to the work of many threads.
 
-caller = pytest.fixture(callers, params=[Blocking, Async])
-
 
 @pytest.fixture
 def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Iterator[Locks]:
@@ -67,6 +46,7 @@ def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Iterator[Locks]:
 # One command
 
 
+@pytest.mark.proves("P4", "R1")
 @pytest.mark.parametrize("wait", [0, 5])
 @pytest.mark.parametrize("action", ["cut_after", "cut_before", "hang_after", "hang_before"])
 def test_r1_an_acquire_that_is_not_answered_is_sent_again_with_the_same_token(
@@ -84,6 +64,7 @@ def test_r1_an_acquire_that_is_not_answered_is_sent_again_with_the_same_token(
     assert is_left_clean(locks)
 
 
+@pytest.mark.proves("P4", "R1")
 def test_r1_an_answer_that_is_lost_when_the_lock_is_busy_is_not_a_grant(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -92,14 +73,16 @@ def test_r1_an_answer_that_is_lost_when_the_lock_is_busy_is_not_a_grant(
         assert caller.acquire(distributed_lock(NAME)) is False
 
 
+@pytest.mark.proves("R2")
 def test_r2_the_deadline_counts_from_when_the_acquire_was_sent(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
     proxy.rule_for_script(scripts.ACQUIRE.sha, "delayreply:0.25")
-    with caller.block(distributed_lock(NAME)) as lease:
+    with caller.block(distributed_lock(NAME, renew=False)) as lease:
         assert lease.expires_in <= TTL - 0.25
 
 
+@pytest.mark.proves("R2")
 def test_r2_the_deadline_counts_from_when_the_renewal_was_sent(locks: Locks, proxy: Proxy) -> None:
     with distributed_lock(NAME, renew=False) as lease:
         proxy.rule_for_script(scripts.RENEW.sha, "delayreply:0.25")
@@ -107,6 +90,7 @@ def test_r2_the_deadline_counts_from_when_the_renewal_was_sent(locks: Locks, pro
         assert TTL - 0.4 < lease.expires_in <= TTL - 0.25
 
 
+@pytest.mark.proves("R3")
 def test_r3_a_grant_that_comes_after_its_deadline_is_given_back_and_asked_for_again(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -123,6 +107,7 @@ def test_r3_a_grant_that_comes_after_its_deadline_is_given_back_and_asked_for_ag
     caller.release(lock)
 
 
+@pytest.mark.proves("R3")
 def test_r3_a_server_whose_every_grant_is_late_is_unavailable_and_keeps_no_lease(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -133,6 +118,7 @@ def test_r3_a_server_whose_every_grant_is_late_is_unavailable_and_keeps_no_lease
     assert is_left_clean(locks)
 
 
+@pytest.mark.proves("R5")
 def test_r5_nothing_is_sent_more_often_than_we_decided(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -143,6 +129,7 @@ def test_r5_nothing_is_sent_more_often_than_we_decided(
     assert len(runs(proxy, scripts.LEAVE)) == 1
 
 
+@pytest.mark.proves("R6")
 @pytest.mark.parametrize("action", ["cut_after", "cut_before", "hang_after", "hang_before"])
 def test_r6_a_release_that_is_not_answered_is_sent_again_and_is_a_success(
     action: str, caller: Caller, locks: Locks, proxy: Proxy
@@ -154,6 +141,7 @@ def test_r6_a_release_that_is_not_answered_is_sent_again_and_is_a_success(
     assert is_left_clean(locks)
 
 
+@pytest.mark.proves("R6")
 def test_r6_a_release_whose_answer_is_lost_is_a_success_though_the_lock_was_handed_on(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -164,10 +152,11 @@ def test_r6_a_release_whose_answer_is_lost_is_a_success_though_the_lock_was_hand
 
     caller.release(lock)
 
-    assert waiter.result(5)
+    assert waiter.result(HUNG)
     assert is_held_by(locks, lease_of(next_lock))
 
 
+@pytest.mark.proves("R6")
 def test_r6_a_lost_answer_does_not_hide_that_the_lease_was_released_by_force(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -180,6 +169,7 @@ def test_r6_a_lost_answer_does_not_hide_that_the_lease_was_released_by_force(
         caller.release(lock)
 
 
+@one_kind
 def test_release_says_so_if_the_server_never_answers(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -194,6 +184,7 @@ def test_release_says_so_if_the_server_never_answers(
 
 
 @pytest.mark.parametrize("raised", [None, RuntimeError("of the body")])
+@one_kind
 def test_leaving_a_block_tries_until_the_deadline_then_logs_and_does_not_raise(
     raised: Exception | None,
     caller: Caller,
@@ -249,10 +240,11 @@ def test_a_waiter_whose_connection_is_cut_keeps_its_place(
         looks = len(runs(proxy, scripts.ACQUIRE))
         proxy.cut()
         wait_until(lambda: len(runs(proxy, scripts.ACQUIRE)) > looks)
-    assert front.result(5)
+    assert front.result(HUNG)
     assert is_held_by(locks, lease_of(first))
 
 
+@pytest.mark.proves("R5")
 @pytest.mark.parametrize("wait", [0, 0.5])
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "new"])
 @pytest.mark.parametrize("fault", ["blackhole", "refuse", "hang", "slow"])
@@ -281,6 +273,7 @@ def test_r5_an_acquire_ends_within_its_wait_and_two_operation_timeouts(
             assert fault == "slow"
 
 
+@pytest.mark.proves("R5")
 @pytest.mark.parametrize("fault", ["hang_before:GET", "hang_after:EXEC", "slow"])
 @one_kind
 def test_r5_so_does_one_without_scripts_though_it_takes_many_commands(
@@ -297,6 +290,7 @@ def test_r5_so_does_one_without_scripts_though_it_takes_many_commands(
         caller.acquire(distributed_lock(NAME))
 
 
+@pytest.mark.proves("R5")
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "new"])
 @pytest.mark.parametrize("fault", ["blackhole", "refuse"])
 @one_kind
@@ -306,13 +300,13 @@ def test_r5_many_callers_of_a_silent_server_wait_at_the_same_time(
     names = [f"{NAME}-{number}" for number in range(30)]
     if connected:
         for future in [caller.begin(distributed_lock(name, ttl=30)) for name in names]:
-            assert future.result(5)
+            assert future.result(HUNG)
     getattr(proxy, fault)()
     with takes(at_most=2 * PATIENCE + MANY):
         futures = [caller.begin(distributed_lock(f"{name}-again")) for name in names]
         for future in futures:
             with pytest.raises(LockUnavailable):
-                future.result(5)
+                future.result(HUNG)
 
 
 @one_kind
@@ -363,7 +357,7 @@ def test_a_slow_lookup_of_the_servers_name_counts_too(
 ) -> None:
     def look_up(host: str, *args: Any, **kwargs: Any) -> Any:
         if host == "localhost":
-            answers.wait(20)
+            answers.wait(HUNG)
         return getaddrinfo(host, *args, **kwargs)
 
     getaddrinfo, answers = socket.getaddrinfo, threading.Event()
@@ -374,7 +368,7 @@ def test_a_slow_lookup_of_the_servers_name_counts_too(
             futures = [caller.begin(distributed_lock(f"{NAME}-{n}")) for n in range(20)]
             for future in futures:
                 with pytest.raises(LockUnavailable):
-                    future.result(5)
+                    future.result(HUNG)
         dials = [one for one in threading.enumerate() if one.name == "redislock-dial"]
         assert len(dials) <= DIALS_BY_NAME
     finally:
@@ -386,6 +380,7 @@ def test_a_slow_lookup_of_the_servers_name_counts_too(
 
 
 @pytest.mark.parametrize("fault", ["blackhole", "refuse"])
+@one_kind
 def test_an_acquire_gives_up_a_server_that_does_not_answer_whatever_its_wait(
     fault: str, caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -394,6 +389,7 @@ def test_an_acquire_gives_up_a_server_that_does_not_answer_whatever_its_wait(
         caller.acquire(distributed_lock(NAME, wait=10))
 
 
+@one_kind
 def test_a_waiter_gives_up_a_server_that_does_not_answer_any_more(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -401,10 +397,11 @@ def test_a_waiter_gives_up_a_server_that_does_not_answer_any_more(
         future = caller.begin_waiting(distributed_lock(NAME, wait=20), locks)
         proxy.refuse()
         with takes(at_most=2 * PATIENCE), pytest.raises(LockUnavailable):
-            future.result(5)
+            future.result(HUNG)
 
 
 @pytest.mark.parametrize("unavailable_after", [5, math.inf])
+@one_kind
 def test_a_wait_outlasts_an_outage_shorter_than_unavailable_after(
     unavailable_after: float, caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -412,9 +409,10 @@ def test_a_wait_outlasts_an_outage_shorter_than_unavailable_after(
     proxy.refuse()
     future = caller.begin(distributed_lock(NAME, wait=10))
     threading.Timer(2 * PATIENCE, proxy.heal).start()
-    assert future.result(5)
+    assert future.result(HUNG)
 
 
+@one_kind
 def test_a_waiter_whose_server_comes_back_in_time_waits_on(
     caller: Caller, locks: Locks, proxy: Proxy, settings: Settings
 ) -> None:
@@ -428,12 +426,13 @@ def test_a_waiter_whose_server_comes_back_in_time_waits_on(
             future.result(2 * PATIENCE)
         proxy.heal()
         wait_until(lambda: len(runs(proxy, scripts.ACQUIRE)) > asked)
-    assert future.result(5)
+    assert future.result(HUNG)
 
 
 # Commands that arrive when nobody waits for them any more
 
 
+@pytest.mark.proves("P2")
 def test_a_zombie_acquire_holds_the_lock_for_one_ttl_at_most(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -446,6 +445,7 @@ def test_a_zombie_acquire_holds_the_lock_for_one_ttl_at_most(
         assert rival(wait=5).acquire()
 
 
+@pytest.mark.proves("P3")
 def test_a_zombie_acquire_or_release_does_no_harm_to_a_later_lease(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -463,6 +463,7 @@ def test_a_zombie_acquire_or_release_does_no_harm_to_a_later_lease(
     assert is_left_clean(locks)
 
 
+@pytest.mark.proves("P6")
 def test_a_zombie_place_in_the_queue_does_not_stop_the_others(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -472,7 +473,7 @@ def test_a_zombie_place_in_the_queue_does_not_stop_the_others(
     with pytest.raises(LockUnavailable):
         caller.acquire(distributed_lock(NAME, wait=0.1))
     proxy.forward_held()
-    assert waiting(locks) == 1
+    assert queued(locks) == 1
     waiter = Blocking().begin_waiting(next_lock, locks)
 
     with hands_over(locks, waiter, next_lock):
@@ -482,6 +483,7 @@ def test_a_zombie_place_in_the_queue_does_not_stop_the_others(
 # The watchdog
 
 
+@pytest.mark.proves("R7")
 def test_r7_renewal_outlives_connections_that_are_cut(locks: Locks, proxy: Proxy) -> None:
     with distributed_lock(NAME, ttl=1.5) as lease:
         until = time.monotonic() + 2
@@ -492,6 +494,7 @@ def test_r7_renewal_outlives_connections_that_are_cut(locks: Locks, proxy: Proxy
         assert is_held_by(locks, lease)
 
 
+@pytest.mark.proves("R7")
 @pytest.mark.parametrize("action", ["cut_after", "cut_before", "hang_after", "hang_before"])
 def test_r7_renewal_outlives_a_lost_command(action: str, locks: Locks, proxy: Proxy) -> None:
     with distributed_lock(NAME, ttl=2) as lease:
@@ -502,7 +505,9 @@ def test_r7_renewal_outlives_a_lost_command(action: str, locks: Locks, proxy: Pr
         assert is_held_by(locks, lease)
 
 
+@pytest.mark.proves("R7")
 @pytest.mark.parametrize("fault", ["blackhole", "refuse"])
+@one_kind
 def test_r7_a_lease_that_cannot_be_renewed_is_lost_at_its_deadline(
     fault: str, caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -517,6 +522,7 @@ def test_r7_a_lease_that_cannot_be_renewed_is_lost_at_its_deadline(
     assert lease.lost_reason == "unreachable"
 
 
+@pytest.mark.proves("R7")
 def test_r7_a_lost_lease_does_not_come_back_with_the_network(locks: Locks, proxy: Proxy) -> None:
     lock = distributed_lock(NAME, ttl=0.5)
     lock.acquire()
@@ -532,6 +538,7 @@ def test_r7_a_lost_lease_does_not_come_back_with_the_network(locks: Locks, proxy
     assert value_of(locks) is None
 
 
+@pytest.mark.proves("R7")
 def test_r7_one_lease_in_trouble_does_not_cost_another_its_renewal(locks: Locks) -> None:
     with distributed_lock("healthy", ttl=1.5) as healthy:
         with loses("expired"), distributed_lock(NAME, ttl=1.5) as lease:
@@ -544,8 +551,10 @@ def test_r7_one_lease_in_trouble_does_not_cost_another_its_renewal(locks: Locks)
 # Being asked about it
 
 
+@pytest.mark.proves("P4")
 @pytest.mark.parametrize("fault", ["blackhole", "refuse"])
 @pytest.mark.parametrize("verify", [True, False], ids=["ensure_held", "renew"])
+@one_kind
 def test_asking_the_server_never_guesses(
     verify: bool, fault: str, caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -562,7 +571,7 @@ def test_a_connection_lost_by_one_thread_is_not_lent_to_the_next(
 ) -> None:
     names = [f"{NAME}-{number}" for number in range(4)]
     for name in names:
-        in_thread(distributed_lock(name).acquire).result(5)
+        in_thread(distributed_lock(name).acquire).result(HUNG)
     proxy.cut()
     for name in names:
         assert distributed_lock(f"{name}-again").acquire()

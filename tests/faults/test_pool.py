@@ -12,8 +12,9 @@ from django_redislock.backends.redis.connection import Wire, packed
 from django_redislock.backends.redis.dialing import Dialer
 from django_redislock.backends.redis.errors import Crowded, Exhausted
 from django_redislock.backends.redis.pool import Pool
-from tests.support.faults import in_thread, one_kind
+from tests.support.backends import one_kind
 from tests.support.waiting import wait_until
+from tests.support.ways import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,32 +11,24 @@ import pytest
 from django_redislock import LockError, LockLost, LockUnavailable, distributed_lock, held, task_runs
 from django_redislock.backends.redis import calling
 from django_redislock.doctor import minimal_acl
-from django_redislock.lock import Lock, Options
+from django_redislock.lock import Lock
 from django_redislock.rules import scripts
-from django_redislock.rules.flows import Run
-from tests.support.faults import (
+from django_redislock.rules.flows import RunMarker
+from django_redislock.rules.options import Options
+from tests.support.backends import one_kind, only_redis
+from tests.support.faults import hands_over, lease_of, takes
+from tests.support.others import add_rival, hold, queued, rival
+from tests.support.stored import (
     NAME,
-    Async,
-    Blocking,
-    Caller,
-    add_rival,
-    callers,
-    hands_over,
-    hold,
     immortal,
     is_held_by,
     is_left_clean,
     keys_of,
-    lease_of,
     load_scripts,
-    one_kind,
-    only_redis,
-    rival,
-    takes,
     value_of,
-    waiting,
 )
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import Blocking, Caller, InLoop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,8 +39,6 @@ if TYPE_CHECKING:
     from tests.support.servers import Server
 
 USER, PASSWORD = "app", "top-secret"
-
-caller = pytest.fixture(callers, params=[Blocking, Async])
 
 
 class Account:
@@ -94,6 +84,7 @@ def account(locks: Locks, settings: Settings) -> Account:
 # Passwords
 
 
+@pytest.mark.proves("R13")
 @pytest.mark.parametrize(
     ("user", "password"), [(USER, "wrong-secret"), ("stranger", PASSWORD)], ids=["password", "user"]
 )
@@ -115,18 +106,18 @@ def use_everything(locks: Locks) -> None:
     for _ in range(200):  # The index is trimmed now and then.
         with distributed_lock("often"):
             pass
-    with distributed_lock(NAME, ttl=0.4) as lease, Async() as tasks:
+    with distributed_lock(NAME, ttl=0.4) as lease, InLoop() as tasks:
         lease.renew()
         cancelled = tasks.begin_waiting(distributed_lock(NAME, wait=5), locks)
         cancelled.cancel()
-        wait_until(lambda: not waiting(locks), 5)
+        wait_until(lambda: not queued(locks), 5)  # Before its place in the queue expires.
         looks_twice = Blocking().begin(distributed_lock(NAME, wait=0.5))
-        assert looks_twice.result(5) is False
+        assert looks_twice.result(HUNG) is False
         patient = distributed_lock(NAME, wait=5, min_hold=0.1)
         waiter = Blocking().begin_waiting(patient, locks)
         assert [lock.name for lock in held.list()] == [NAME]
         assert held.detail(NAME).waiters
-    assert waiter.result(5)
+    assert waiter.result(HUNG)
     patient.release()
     with suppress(LockLost), distributed_lock("forced") as lease:
         assert held.force_release("forced", lease.id)
@@ -152,7 +143,7 @@ def use_what_is_not_ours(locks: Locks) -> None:
 
 def use_as_a_task_does() -> None:
     for _ in range(2):
-        Lock("task", Options(once=10), Run("task-id", 10)).attempt()
+        Lock("task", Options(once=10), RunMarker("task-id", 10)).attempt()
     task_runs.note_skip("task", "busy", using="default")
     task_runs.announce("task", "task-id", 10, using="default")
     task_runs.retract("task", "task-id", using="default")
@@ -163,7 +154,7 @@ def let_a_claim_lapse(locks: Locks, spawn: Spawn) -> None:
     """Hand the lock to a process that stands still."""
     with distributed_lock("lapses", ttl=10):
         child = spawn(hold, "lapses", ttl=0.1, wait=30)
-        wait_until(lambda: waiting(locks, "lapses"))
+        wait_until(lambda: queued(locks, "lapses"))
         child.stop()
     assert distributed_lock("lapses", wait=5).acquire()
 
@@ -195,6 +186,7 @@ def test_each_of_the_minimal_rights_is_needed(
     locks.redis.flushdb()  # What PEXPIRE should have given an expiry to.
 
 
+@pytest.mark.proves("P4", "R13")
 @pytest.mark.parametrize(
     ("rule", "text"),
     [
@@ -213,6 +205,7 @@ def test_r13_a_missing_right_is_named_at_once_and_is_never_busy(
     assert NAME in str(caught.value)
 
 
+@pytest.mark.proves("R13")
 def test_r13_a_right_that_is_missing_for_the_hand_over_only_is_named_by_the_release(
     caller: Caller, locks: Locks, account: Account
 ) -> None:
@@ -224,6 +217,7 @@ def test_r13_a_right_that_is_missing_for_the_hand_over_only_is_named_by_the_rele
         caller.release(lock)
 
 
+@pytest.mark.proves("R4")
 @pytest.mark.parametrize("scripting", [True, False], ids=["scripts", "plain"])
 def test_r4_a_grant_that_no_replica_may_be_asked_about_is_given_back(
     scripting: bool, caller: Caller, locks: Locks, account: Account
@@ -237,6 +231,7 @@ def test_r4_a_grant_that_no_replica_may_be_asked_about_is_given_back(
     assert is_left_clean(locks)
 
 
+@pytest.mark.proves("R4")
 def test_r4_a_refusal_after_a_try_that_was_carried_out_leaves_nothing(
     caller: Caller, locks: Locks, account: Account, settings: Settings, make_proxy: MakeProxy
 ) -> None:
@@ -251,10 +246,11 @@ def test_r4_a_refusal_after_a_try_that_was_carried_out_leaves_nothing(
     assert value_of(locks)
     account.allow(*account.minimal, "-pexpire")  # As the same acquire needs it, sent again.
     with pytest.raises(LockUnavailable, match=r"pexpire|can't run this command"):
-        future.result(5)
+        future.result(HUNG)
     assert is_left_clean(locks)
 
 
+@pytest.mark.proves("R4")
 def test_r4_a_waiter_that_is_refused_leaves_the_queue(
     caller: Caller, locks: Locks, account: Account
 ) -> None:
@@ -262,8 +258,8 @@ def test_r4_a_waiter_that_is_refused_leaves_the_queue(
         future = caller.begin_waiting(distributed_lock(NAME, wait=20), locks)
         account.allow(*account.minimal, "-zadd")
         with pytest.raises(LockUnavailable, match=r"zadd|can't run this command"):
-            future.result(5)
-        assert not waiting(locks)
+            future.result(HUNG)
+        assert not queued(locks)
 
 
 PLAIN = ("+watch", "+unwatch", "+multi", "+exec", "+discard", "-@scripting")
@@ -281,7 +277,7 @@ def test_without_the_right_to_scripts_locks_work_by_plain_commands(
     assert lease is not None
     wait_until(lambda: lease.renewals)
     caller.release(lock)
-    assert waiter.result(5)
+    assert waiter.result(HUNG)
     assert is_held_by(locks, lease_of(next_lock))
     caller.release(next_lock)
     assert is_left_clean(locks)
@@ -322,7 +318,7 @@ def test_without_scripts_a_refused_transaction_says_why_and_spoils_no_connection
     late.wait()
     locks.redis.config_set("maxmemory", 1)
     with pytest.raises(LockUnavailable, match=r"EXECABORT.*OOM"):
-        future.result(5)
+        future.result(HUNG)
     locks.redis.config_set("maxmemory", 0)
     connections = len({command.link for command in proxy.log})
     assert caller.acquire(distributed_lock(NAME))
@@ -348,6 +344,7 @@ def test_tls_with_the_right_authority_works(
     assert value_of(locks) is None
 
 
+@pytest.mark.proves("R13")
 @only_redis
 def test_r13_tls_with_an_unknown_authority_is_refused_at_once(
     caller: Caller, locks: Locks, tls_server: Server

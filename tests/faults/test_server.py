@@ -13,30 +13,21 @@ import pytest
 import redis
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, doctor, held
-from tests.support.faults import (
+from tests.support.backends import one_kind
+from tests.support.faults import calls, hands_over, lease_of, loses, takes
+from tests.support.others import add_rival, rival
+from tests.support.servers import Server, free_port
+from tests.support.stored import (
     NAME,
-    Async,
-    Blocking,
-    Caller,
-    add_rival,
-    callers,
-    calls,
-    hands_over,
     immortal,
-    in_thread,
     is_held_by,
     is_left_clean,
     keys_of,
-    lease_of,
     load_scripts,
-    loses,
-    one_kind,
-    rival,
-    takes,
     value_of,
 )
-from tests.support.servers import Server, free_port
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import Blocking, Caller, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,8 +38,6 @@ if TYPE_CHECKING:
 
 TTL = 1.2
 PATIENCE = TTL / 3  # The operation timeout that follows from it.
-
-caller = pytest.fixture(callers, params=[Blocking, Async])
 
 
 @pytest.fixture
@@ -110,6 +99,7 @@ def test_a_stall_shorter_than_the_ttl_costs_the_holder_nothing(
 
 
 @stalls
+@one_kind
 def test_a_stall_shorter_than_unavailable_after_only_delays_an_acquire(
     stall: Callable[[Server, float], None], caller: Caller, locks: Locks, own_server: Server
 ) -> None:
@@ -118,7 +108,9 @@ def test_a_stall_shorter_than_unavailable_after_only_delays_an_acquire(
     assert caller.acquire(distributed_lock(NAME, wait=5))
 
 
+@pytest.mark.proves("P5", "R7")
 @stalls
+@one_kind
 def test_r7_in_a_longer_stall_the_holder_knows_at_the_deadline(
     stall: Callable[[Server, float], None], caller: Caller, locks: Locks, own_server: Server
 ) -> None:
@@ -129,6 +121,7 @@ def test_r7_in_a_longer_stall_the_holder_knows_at_the_deadline(
         wait_until(lambda: lease.lost_reason == "unreachable")
 
 
+@pytest.mark.proves("P2", "R4")
 @stalls
 @one_kind
 def test_r4_an_acquire_that_gave_up_during_a_stall_leaves_one_ttl_at_most(
@@ -189,6 +182,7 @@ data_losses = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.proves("P5", "R7")
 @data_losses
 def test_r7_a_lock_that_vanished_is_lost_and_never_silently_made_again(
     lose: Callable[[Locks, Server], None], caller: Caller, locks: Locks, own_server: Server
@@ -201,6 +195,7 @@ def test_r7_a_lock_that_vanished_is_lost_and_never_silently_made_again(
         assert value_of(locks) is None
 
 
+@pytest.mark.proves("R9")
 @data_losses
 def test_r9_the_fence_grows_though_the_server_lost_its_record(
     lose: Callable[[Locks, Server], None], locks: Locks, own_server: Server
@@ -225,6 +220,7 @@ def test_asking_the_server_tells_at_once_that_the_lock_vanished(
         assert not lease.held
 
 
+@pytest.mark.proves("P3")
 def test_a_release_after_the_lock_vanished_leaves_the_next_holder_alone(
     caller: Caller, locks: Locks
 ) -> None:
@@ -245,9 +241,10 @@ def test_a_waiter_whose_queue_vanished_gets_the_lock_within_2_s(
         waiter = caller.begin_waiting(distributed_lock(NAME, wait=10), locks)
         locks.redis.flushdb()
         with takes(at_most=2):
-            assert waiter.result(5)
+            assert waiter.result(HUNG)
 
 
+@pytest.mark.proves("R12")
 def test_r12_a_flushed_script_is_sent_again_without_script_load(
     caller: Caller, locks: Locks
 ) -> None:
@@ -356,6 +353,7 @@ def heal(server: Server, locks: Locks, commands: Commands) -> None:
         locks.redis.execute_command(*command)
 
 
+@pytest.mark.proves("P4", "R13")
 @transient
 def test_r13_a_transient_error_is_unavailable_in_the_end_and_never_busy(
     text: str,
@@ -371,6 +369,7 @@ def test_r13_a_transient_error_is_unavailable_in_the_end_and_never_busy(
     heal(own_server, locks, healing)
 
 
+@pytest.mark.proves("R13")
 @transient
 def test_r13_a_transient_error_is_tried_again_as_long_as_the_settings_say(
     text: str,
@@ -386,9 +385,10 @@ def test_r13_a_transient_error_is_tried_again_as_long_as_the_settings_say(
     with pytest.raises(TimeoutError):
         future.result(0.3)
     heal(own_server, locks, healing)
-    assert future.result(5)
+    assert future.result(HUNG)
 
 
+@pytest.mark.proves("R7")
 @transient
 def test_r7_renewal_outlives_a_transient_error(
     text: str, trouble: Callable[[Server], Commands], locks: Locks, own_server: Server
@@ -405,6 +405,7 @@ def test_r7_renewal_outlives_a_transient_error(
         assert is_held_by(locks, lease)
 
 
+@pytest.mark.proves("R7")
 def test_r7_a_lease_on_a_server_that_became_read_only_is_lost_at_its_deadline(
     locks: Locks, own_server: Server
 ) -> None:
@@ -415,6 +416,7 @@ def test_r7_a_lease_on_a_server_that_became_read_only_is_lost_at_its_deadline(
     heal(own_server, locks, healing)
 
 
+@pytest.mark.proves("R13")
 @refusals
 def test_r13_a_refusal_is_raised_at_once_whatever_the_wait(
     text: str,
@@ -429,6 +431,7 @@ def test_r13_a_refusal_is_raised_at_once_whatever_the_wait(
     assert isinstance(caught.value.__cause__, redis.RedisError)
 
 
+@pytest.mark.proves("R13")
 @one_kind
 def test_r13_a_node_of_a_cluster_is_named_as_the_problem(
     locks: Locks, make_server: MakeServer
@@ -442,6 +445,7 @@ def test_r13_a_node_of_a_cluster_is_named_as_the_problem(
         distributed_lock(NAME).acquire()
 
 
+@pytest.mark.proves("R13")
 def test_r13_loading_is_transient_and_a_lease_outlives_the_restart(
     caller: Caller, locks: Locks, make_server: MakeServer
 ) -> None:
@@ -526,10 +530,11 @@ def test_out_of_memory_an_operator_can_release_by_force(locks: Locks) -> None:
 # R11: replicas
 
 
+@pytest.mark.proves("R11")
 def test_r11_a_grant_that_no_replica_acknowledged_fails_and_leaves_nothing(
     caller: Caller, locks: Locks
 ) -> None:
-    locks.configure(REPLICAS_ACK=1)
+    locks.configure(REPLICAS_ACK=1, TTL=6)  # A quarter of a third of it is for the way there.
     with pytest.raises(LockUnavailable, match="0 of the 1 replicas"):
         caller.acquire(distributed_lock(NAME))
     assert is_left_clean(locks)

@@ -8,20 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_redislock import distributed_lock, doctor, held
-from tests.support.backends import held_by_other
-from tests.support.faults import (
-    NAME,
-    Async,
-    Blocking,
-    Caller,
-    callers,
-    hold,
-    keys_of,
-    takes,
-    waiting,
-)
+from tests.support.faults import takes
+from tests.support.others import held_by_other, hold, queued
+from tests.support.stored import NAME, keys_of
 from tests.support.test_servers import can_shift_clocks
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import Caller
 
 if TYPE_CHECKING:
     from tests.conftest import Locks, MakeServer, Spawn
@@ -33,8 +25,6 @@ pytestmark = [
 ]
 
 HOUR = 3600
-
-caller = pytest.fixture(callers, params=[Blocking, Async])
 
 
 @pytest.fixture
@@ -67,6 +57,7 @@ def test_a_lease_that_is_held_goes_on_and_its_renewal_puts_its_end_right(
     assert held.get(NAME) is None
 
 
+@pytest.mark.proves("R9")
 def test_a_waiter_has_the_lock_at_the_release_and_the_fence_grows(
     server: Server, locks: Locks, caller: Caller
 ) -> None:
@@ -81,11 +72,11 @@ def test_a_waiter_has_the_lock_at_the_release_and_the_fence_grows(
     waits_too = caller.begin_waiting(after, locks)
     with takes(at_most=1.0):
         first.release()
-        assert waits.result(5)
+        assert waits.result(HUNG)
     assert not waits_too.done()
     fences.append(seen().fence or 0)
     caller.release(before)
-    assert waits_too.result(5)
+    assert waits_too.result(HUNG)
     fences.append(seen().fence or 0)
     caller.release(after)
     assert fences == sorted(set(fences))
@@ -109,7 +100,7 @@ def test_a_dead_holders_lock_stays_longer_stands_out_and_can_be_released(
     assert "since the server's clock was set back: 'lottery'" in finding.says
     with takes(at_most=1.0):
         assert held.force_release(NAME, lock.id)
-        assert waits.result(5)
+        assert waits.result(HUNG)
     caller.release(waiter)
 
 
@@ -119,7 +110,7 @@ def test_a_claim_is_confirmed_although_the_clock_was_set_back_meanwhile(
     lock = distributed_lock(NAME)
     assert lock.acquire()
     child = spawn(hold, ttl=2, wait=20)
-    wait_until(lambda: waiting(locks) == 1)
+    wait_until(lambda: queued(locks) == 1)
     child.stop()
     lock.release()  # It is handed over to a process that stands still.
     server.shift_clock(-HOUR)

@@ -13,7 +13,7 @@ import pytest
 
 from django_redislock import distributed_lock, held
 from django_redislock.management import release_on_sigterm
-from tests.support.faults import one_kind
+from tests.support.backends import one_kind
 from tests.support.processes import say
 from tests.support.waiting import wait_until
 

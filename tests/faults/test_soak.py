@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 TTL = 1.0
 
 
+@pytest.mark.proves("P1", "P2", "P4", "R9")
 def test_a_soak_finds_nothing_wrong(make_server: MakeServer) -> None:
     findings = soak(make_server(), seconds=20, ttl=TTL)
     print(findings)
@@ -32,6 +33,7 @@ def test_a_soak_finds_nothing_wrong(make_server: MakeServer) -> None:
     assert findings.longest_gap <= 3 * TTL + 1
 
 
+@pytest.mark.proves("P1", "P4")
 def test_the_same_soak_finds_the_lock_of_redis_py_wanting(make_server: MakeServer) -> None:
     server = make_server()
     found = 0

@@ -24,16 +24,18 @@ from django.urls import path, reverse
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held, task_runs
 from django_redislock.activity import Activity, busy_with
 from django_redislock.admin import page as held_locks
+from django_redislock.admin import panels
 from django_redislock.backends.redis import connection as wires
-from django_redislock.lease import Owner
-from django_redislock.lock import Lock, Options
+from django_redislock.lock import Lock
 from django_redislock.models import HeldLock
-from django_redislock.rules.flows import Run
+from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.keys import index_key, lock_keys
+from django_redislock.rules.options import Options
+from django_redislock.rules.stored import Owner
 from django_redislock.signals import lock_force_released
 from django_redislock.testing import LockTestKit
 from tests.support import site
-from tests.support.backends import held_by
+from tests.support.others import held_by, waiters
 from tests.support.processes import hear, say
 from tests.support.waiting import wait_until
 
@@ -401,11 +403,6 @@ def test_the_page_of_a_lock_shows_waiters_in_order_and_earlier_holders(
         assert "<svg" in shown
 
 
-def waiters(name: str) -> int:
-    lock = held.get(name)
-    return lock.waiters if lock else 0
-
-
 def wait_for(name: str) -> None:
     """In a child."""
     with distributed_lock(name, wait=60):
@@ -519,6 +516,7 @@ def test_many_are_released_at_once(operator: Client) -> None:
     assert LogEntry.objects.count() == 2
 
 
+@pytest.mark.proves("P9")
 def test_a_stale_confirmation_frees_nobody_newer(operator: Client) -> None:
     lock = distributed_lock("lottery")
     assert lock.acquire()
@@ -526,11 +524,12 @@ def test_a_stale_confirmation_frees_nobody_newer(operator: Client) -> None:
     lock.release()
     with distributed_lock("lottery") as newer:
         page = operator.post(RELEASE, {"lease": leases, "confirmed": "Yes"})
-        assert "somebody newer holds it now" in told(page)
+        assert "Somebody else holds it now" in told(page)
         newer.ensure_held(verify=True)
     assert not LogEntry.objects.exists()
 
 
+@pytest.mark.proves("P9")
 def test_a_stale_list_frees_nobody_newer(operator: Client) -> None:
     """What was ticked is the lease, not the name."""
     lock = distributed_lock("lottery")
@@ -563,7 +562,7 @@ def test_what_is_free_already_is_said_so(operator: Client) -> None:
     with held_by("lottery"):
         leases = leases_in(confirm(operator, "lottery"))
     page = operator.post(RELEASE, {"lease": leases, "confirmed": "Yes"})
-    assert "was free already" in told(page)
+    assert "was not released. Nobody holds it." in told(page)
 
 
 def test_the_next_waiter_gets_the_lock_and_the_message_names_it(
@@ -710,7 +709,7 @@ def test_what_is_foreign_and_has_changed_since_is_left_alone(
     assert leases_in(page) == []
     assert "a list of 2 elements" in text(page)
     page = operator.post(RELEASE, {"lease": lease, "confirmed": "Yes"})
-    assert "its key now holds a list of 2 elements" in told(page)
+    assert "Its key now holds a list of 2 elements" in told(page)
     assert locks.redis.llen(key) == 2
     assert not LogEntry.objects.exists()
 
@@ -1018,7 +1017,7 @@ def run_task(name: str, *, success: bool = True) -> None:
     """A run of the task shop.tasks.pay under the lock *name*."""
     run = uuid.uuid4().hex
     with busy_with(Activity(task="shop.tasks.pay", task_id=run)):
-        lock = Lock(name, Options(), run=Run(run, 0))
+        lock = Lock(name, Options(), run=RunMarker(run, 0))
         assert lock.acquire()
         lock.release(success=success)
 
@@ -1060,7 +1059,7 @@ def test_the_page_of_a_lock_shows_its_run_record(operator: Client) -> None:
 
 def test_the_page_of_a_lock_shows_the_run_that_is_under_way(operator: Client) -> None:
     with busy_with(Activity(task="shop.tasks.pay", task_id="id-4")):
-        lock = Lock("payments", Options(), run=Run("id-4", 0))
+        lock = Lock("payments", Options(), run=RunMarker("id-4", 0))
         assert lock.acquire()
     page = operator.get(detail("payments"))
     assert re.fullmatch(r"for \d.* s , .*:\d+ id-4", facts_in(page, "record")["Under way"])
@@ -1073,7 +1072,7 @@ def test_the_page_of_a_lock_shows_the_run_that_is_under_way(operator: Client) ->
 def run_until_told(name: str) -> None:
     """In a child."""
     with busy_with(Activity(task="shop.tasks.pay", task_id="id-5")):
-        assert Lock(name, Options(ttl=60), run=Run("id-5", 0)).acquire()
+        assert Lock(name, Options(ttl=60), run=RunMarker("id-5", 0)).acquire()
         say("running")
         hear()
 
@@ -1123,7 +1122,7 @@ def test_the_page_of_a_permit_shows_the_runs_of_its_task(operator: Client) -> No
 def test_a_task_that_is_only_skipped_stands_above_the_list(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.admin.page.SAME_OCCASION", SOONER_THAN_AT_ONCE)
+    monkeypatch.setattr("django_redislock.admin.panels.SAME_OCCASION", SOONER_THAN_AT_ONCE)
     run_task("payments")
     assert panel(operator.get(LIST)) == ""
     for _ in range(3):
@@ -1139,7 +1138,7 @@ def test_a_task_that_is_only_skipped_stands_above_the_list(
 def test_a_task_whose_run_died_and_that_is_only_skipped_since_is_said_to_have_one_that_never_ended(
     operator: Client, locks: Locks
 ) -> None:
-    run = Lock("payments", Options(), run=Run("id-6", 0))
+    run = Lock("payments", Options(), run=RunMarker("id-6", 0))
     with busy_with(Activity(task="shop.tasks.pay")), suppress(LockLost), run:
         locks.redis.delete(lock_keys(locks.prefix, "payments").lock)
         skip_task("payments")
@@ -1157,7 +1156,7 @@ def test_skips_on_the_occasion_of_a_success_are_what_locks_are_for(operator: Cli
 def test_skips_while_a_run_is_at_work_are_no_alarm_until_it_is_in_trouble(
     operator: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.admin.page.SAME_OCCASION", SOONER_THAN_AT_ONCE)
+    monkeypatch.setattr("django_redislock.admin.panels.SAME_OCCASION", SOONER_THAN_AT_ONCE)
     run_task("nightly")
     with busy_with(Activity(task="shop.tasks.pay")), distributed_lock("nightly", ttl=60):
         skip_task("nightly")
@@ -1171,7 +1170,7 @@ def test_skips_while_a_run_is_at_work_are_no_alarm_until_it_is_in_trouble(
 def test_skips_because_of_a_holder_that_is_no_run_are_an_alarm(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.admin.page.SAME_OCCASION", SOONER_THAN_AT_ONCE)
+    monkeypatch.setattr("django_redislock.admin.panels.SAME_OCCASION", SOONER_THAN_AT_ONCE)
     with distributed_lock("nightly"):  # A command, forgotten in some terminal.
         skip_task("nightly")
         assert "nightly" in panel(operator.get(LIST))
@@ -1180,7 +1179,7 @@ def test_skips_because_of_a_holder_that_is_no_run_are_an_alarm(
 def test_a_run_at_work_under_any_permit_is_enough(
     operator: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.admin.page.SAME_OCCASION", SOONER_THAN_AT_ONCE)
+    monkeypatch.setattr("django_redislock.admin.panels.SAME_OCCASION", SOONER_THAN_AT_ONCE)
     skip_task("report")
     task = "shop.tasks.pay"
     with (
@@ -1197,7 +1196,7 @@ def test_a_run_at_work_under_any_permit_is_enough(
 def test_skips_of_what_was_done_are_no_alarm(
     why: str, operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.admin.page.SAME_OCCASION", SOONER_THAN_AT_ONCE)
+    monkeypatch.setattr("django_redislock.admin.panels.SAME_OCCASION", SOONER_THAN_AT_ONCE)
     run_task("lottery")
     skip_task("lottery", why)
     assert panel(operator.get(LIST)) == ""
@@ -1291,7 +1290,7 @@ def test_free_locks_are_found_however_many_are_held_in_few_round_trips(
     with held_by("pay:99"), held_by("draw"), run_of_permit("pay:report", "2/5"):
         trips.clear()
         page = operator.get(LIST, {"q": "pay"})
-        assert len(free(page)) == held_locks.FREE_LINES
+        assert len(free(page)) == panels.FREE_LINES
         assert "and 49 more" in text(page)
         assert len(trips) < 20
     assert "and 51 more" in text(operator.get(LIST, {"q": "pay"}))

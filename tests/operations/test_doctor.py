@@ -15,7 +15,7 @@ from django.db import connection
 from django_redislock import distributed_lock, doctor, held
 from django_redislock.rules.keys import index_key, lock_keys
 from django_redislock.testing import IN_MEMORY
-from tests.support.backends import held_by_other
+from tests.support.others import held_by_other
 from tests.support.servers import free_port
 from tests.support.waiting import wait_until
 
@@ -131,7 +131,7 @@ def test_a_replica_fails_and_a_primary_wants_acknowledgement(
 ) -> None:
     replica = make_server(own_server.kind, replicaof=f"{own_server.host} {own_server.port}")
     locks.on(own_server)
-    wait_until(lambda: own_server.client().info("replication")["connected_slaves"] == 1, 10)
+    wait_until(lambda: own_server.client().info("replication")["connected_slaves"] == 1)
     assert level("replication") == "warn"
     locks.configure(REPLICAS_ACK=1)
     assert level("replication") == "ok"
@@ -246,7 +246,10 @@ LOCAL = cache("", "locmem.LocMemCache")
         ({"default": cache("redis://127.0.0.1:{port}/0")}, True),
         ({"default": cache("redis://localhost:{port}")}, True),
         ({"default": cache("redis://127.0.0.1:{port}/1")}, False),
-        ({"default": cache("redis://127.0.0.1:{port}/1", db=0)}, True),
+        # Where both name a database, redis-py and so Django follow the URL.
+        ({"default": cache("redis://127.0.0.1:{port}/1", db=0)}, False),
+        ({"default": cache("redis://127.0.0.1:{port}/0", db=1)}, True),
+        ({"default": cache("redis://127.0.0.1:{port}", db=1)}, False),
         ({"default": cache("redis://elsewhere:{port}/0")}, False),
         (
             {

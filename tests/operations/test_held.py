@@ -9,20 +9,15 @@ import pytest
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.rules.keys import lock_keys
-from tests.support.backends import (
-    both_ways,
-    held_by_other,
-    in_turn,
-    needs_scripts,
-    on_servers,
-    waiters,
-)
+from tests.support.backends import in_turn, needs_scripts, on_servers
+from tests.support.others import held_by_other, waiters
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from tests.conftest import Locks, MakeProxy
-    from tests.support.backends import Place, ServerPlace, Way
+    from tests.support.backends import Place, ServerPlace
+    from tests.support.ways import Way
 
-pytest_plugins = ["tests.support.backends"]
 pytestmark = needs_scripts
 
 
@@ -164,6 +159,7 @@ def test_a_silent_server_is_unavailable(
 # --- releasing by force --------------------------------------------------------------------------
 
 
+@pytest.mark.proves("P9")
 @both_ways
 async def test_force_release_frees_the_lock_and_its_holder_learns_why(
     way: Way, place: Place
@@ -178,6 +174,7 @@ async def test_force_release_frees_the_lock_and_its_holder_learns_why(
     assert raised.value.reason == "forced"
 
 
+@pytest.mark.proves("P9")
 @both_ways
 async def test_force_release_never_touches_a_newer_lease(way: Way, place: Place) -> None:
     async with way.entered(distributed_lock("lottery")):
@@ -207,6 +204,7 @@ async def test_force_release_hands_the_lock_to_the_next_waiter(way: Way, place: 
     assert await waiting.result() is True
 
 
+@pytest.mark.proves("P9")
 @pytest.mark.parametrize("id", ["", "0", "x" * 5000, "|", "*"], ids=ascii)
 def test_an_id_that_is_none_releases_nothing(place: Place, id: str) -> None:  # noqa: A002
     with distributed_lock("lottery") as lease:

@@ -10,17 +10,12 @@ import pytest
 from django_redislock import LockTimeout, LockUnavailable, distributed_lock, held
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import index_key
-from tests.support.backends import (
-    DEFAULTS,
-    both_ways,
-    held_by_other,
-    in_turn,
-    needs_scripts,
-    on_servers,
-)
-from tests.support.faults import NAME, hold, in_thread, keys_of, value_of, waiting
+from tests.support.backends import DEFAULTS, in_turn, needs_scripts, on_servers
+from tests.support.others import held_by_other, hold, queued
 from tests.support.servers import KINDS
-from tests.support.waiting import wait_until
+from tests.support.stored import NAME, keys_of, value_of
+from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import both_ways, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,10 +24,11 @@ if TYPE_CHECKING:
 
     from django_redislock import Lease
     from tests.conftest import Locks, MakeProxy, Spawn
-    from tests.support.backends import Place, ServerPlace, Way
+    from tests.support.backends import Place, ServerPlace
+    from tests.support.ways import Way
 
-pytest_plugins = ["tests.support.backends"]
 pytestmark = needs_scripts
+
 
 with_scripts = pytest.mark.parametrize("place", KINDS, indirect=True)
 
@@ -74,7 +70,7 @@ def test_a_holder_that_dies_before_its_first_renewal_is_overdue(locks: Locks, sp
 def test_a_holder_that_dies_after_a_hand_over_is_overdue(locks: Locks, spawn: Spawn) -> None:
     with distributed_lock(NAME):
         child = spawn(hold, ttl=3)
-        wait_until(lambda: waiting(locks) == 1)
+        wait_until(lambda: queued(locks) == 1)
     child.read()
     wait_until(lambda: (value_of(locks) or b"")[32:33] == b"h")  # Its confirmation has come.
     child.kill()
@@ -190,7 +186,7 @@ def test_a_lease_that_is_not_confirmed_yet_shows_the_time_it_will_have(
     lock = distributed_lock(NAME)
     assert lock.acquire()
     child = spawn(hold, ttl=30, wait=60)
-    wait_until(lambda: waiting(locks) == 1)
+    wait_until(lambda: queued(locks) == 1)
     child.stop()
     lock.release()
     claimed = seen()
@@ -250,6 +246,7 @@ def test_an_acquire_that_meets_what_is_not_ours_has_it_listed_and_an_operator_ca
         assert listed() == {NAME: "held"}
 
 
+@pytest.mark.proves("P9")
 @on_servers
 @pytest.mark.parametrize("kind", STRANGE)
 def test_what_is_not_ours_is_left_alone_if_it_changed_since_it_was_shown(
@@ -363,7 +360,7 @@ def test_huge_members_of_an_index_are_not_read(place: ServerPlace, sent: Any) ->
 
 
 def test_an_owner_with_endless_names_is_cut_and_stays_readable(place: Place) -> None:
-    from django_redislock.lease import LONGEST_OWNER, Owner
+    from django_redislock.rules.stored import LONGEST_OWNER, Owner
     from django_redislock.testing import LockTestKit
 
     long = "\U0001f512" * 1000
@@ -389,7 +386,7 @@ def test_a_force_release_whose_answer_is_lost_was_done(
     lock, waiter = distributed_lock(NAME), distributed_lock(NAME)
     assert lock.acquire()
     waits = in_thread(lambda: waiter.acquire() and waiter.lease) if successor else None
-    wait_until(lambda: waiting(place.locks) == successor or place.name == "unscripted")
+    wait_until(lambda: queued(place.locks) == successor or place.name == "unscripted")
     shown = seen()
     proxy = make_proxy(place.locks.server)
     server = place.locks.server
@@ -402,7 +399,7 @@ def test_a_force_release_whose_answer_is_lost_was_done(
     assert "released by 'ann'" in caplog.text
     place.on(server, **DEFAULTS)
     if waits is not None:
-        lease = waits.result(5)
+        lease = waits.result(HUNG)
         assert lease
         lease.ensure_held(verify=True)  # The resend has not touched it.
         waiter.release()
@@ -422,6 +419,7 @@ def test_a_force_release_that_is_never_answered_is_audited_as_unknown(
     assert "unknown, by 'ann'" in caplog.text
 
 
+@pytest.mark.proves("R9")
 def test_the_fence_grows_also_over_what_is_not_ours(locks: Locks) -> None:
     keys, ahead = keys_of(locks), 9 * 10**15  # As after a server whose clock was set back.
     locks.redis.set(keys.fence, ahead, ex=60)
@@ -432,6 +430,6 @@ def test_the_fence_grows_also_over_what_is_not_ours(locks: Locks) -> None:
             return lease.fence
 
     waiter = in_thread(fence)
-    wait_until(lambda: waiting(locks) == 1)
+    wait_until(lambda: queued(locks) == 1)
     assert held.force_release(NAME, seen().id)
-    assert waiter.result(5) == ahead + 1
+    assert waiter.result(HUNG) == ahead + 1

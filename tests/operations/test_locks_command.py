@@ -19,19 +19,22 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_redislock import distributed_lock, held, task_runs
-from django_redislock.activity import Activity, busy_with, is_gone
-from django_redislock.lease import Owner
-from django_redislock.lock import Lock, Options
-from django_redislock.management import live_view
+from django_redislock.activity import Activity, busy_with
+from django_redislock.lock import Lock
+from django_redislock.management import live_view, table
 from django_redislock.management import terminal as text
 from django_redislock.management.commands.locks import Command
-from django_redislock.rules.flows import Run
+from django_redislock.process import is_gone
+from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.keys import lock_keys
+from django_redislock.rules.options import Options
+from django_redislock.rules.stored import Owner
 from django_redislock.testing import LockTestKit
 from tests import ROOT
-from tests.support.backends import held_by
+from tests.support.backends import one_kind
+from tests.support.others import held_by
 from tests.support.processes import hear, say
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,7 +78,7 @@ def shell(settings: Any) -> Callable[..., Outcome]:
             input=answer,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=HUNG,
             check=False,
         )
         return Outcome(done.returncode, done.stdout, done.stderr)
@@ -125,8 +128,8 @@ def test_the_table_is_aligned_also_with_wide_characters(columns: int | None) -> 
     rows = [row for row in rows if not row.startswith(" ")]
     assert len(rows) == len(names)
     for row in rows:
-        assert text.width(row.partition("held")[0]) == head.index("STATE")
-        assert text.width(row.partition("web-3")[0]) == head.index("HOLDER")
+        assert table.width(row.partition("held")[0]) == head.index("STATE")
+        assert table.width(row.partition("web-3")[0]) == head.index("HOLDER")
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120, 200])
@@ -137,22 +140,23 @@ def test_a_table_on_a_narrow_terminal_cuts_nothing(columns: int) -> None:
         for name in names:
             stack.enter_context(held_by(name, "worker-7d9f8b6c5d-x2x4z", task))
         found = held.list()
-        lines = list(text.locks(found, columns, aliases=True))
+        lines = list(text.locks(found, columns, with_alias=True))
     for line in lines:
-        assert text.width(line) <= columns or line in {"宝" * 60, f"    doing {doing}"}, line
+        assert table.width(line) <= columns or line in {"宝" * 60, f"    doing {doing}"}, line
     for lock in found:
         assert sum(lock.id in line for line in lines) == 1
     for part in ("'report 2026-11'", "宝" * 60, "worker-7d9f8b6c5d-x2x4z:4711", doing):
         assert any(part in line for line in lines)
 
 
+@one_kind
 @pytest.mark.parametrize("columns", [80, 120])
 def test_a_list_fits_the_terminal(
     terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]], columns: int
 ) -> None:
     with held_by("lottery", "worker-7d9f8b6c5d-x2x4z", "lottery.tasks.draw"):
         process, read = terminal("list", COLUMNS=str(columns))
-        assert process.wait(20) == 0
+        assert process.wait(HUNG) == 0
         lines = read().splitlines()
     assert len(lines) == (2 if columns == 120 else 3)
     assert all(len(line) <= columns for line in lines)
@@ -346,7 +350,7 @@ def running(name: str, id: str, ttl: float = 10) -> Iterator[None]:  # noqa: A00
     """Run a task, as far as locks see one."""
     with (
         busy_with(Activity(task=f"tasks.{name}", task_id=id)),
-        Lock(name, Options(ttl=ttl, wait=0), Run(id, 60)),
+        Lock(name, Options(ttl=ttl, wait=0), RunMarker(id, 60)),
     ):
         yield
 
@@ -431,6 +435,7 @@ def test_runs_as_a_probe(locks: Locks) -> None:
 EACH = "Each had a success in the last 1 d 2 h."
 
 
+@one_kind
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -494,6 +499,7 @@ def test_release_frees_nothing_without_a_yes(answers: Callable[[str], None], ans
         assert held.get("lottery") is not None
 
 
+@pytest.mark.proves("P9")
 def test_release_frees_no_newer_lease_than_the_one_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -510,24 +516,25 @@ def test_release_frees_no_newer_lease_than_the_one_shown(
         monkeypatch.setattr("builtins.input", while_it_is_asked)
         outcome = locks_command("release", "lottery")
         assert outcome.status == 1
-        assert "somebody else holds it now" in outcome.err
+        assert "Somebody else holds it now" in outcome.err
         assert later.lease is not None
         later.lease.ensure_held(verify=True)
         later.release()
 
 
+@pytest.mark.proves("P9")
 def test_release_with_an_id_asks_nothing_and_frees_only_that_lease() -> None:
     with held_by("lottery"):
         lock = held.get("lottery")
         assert lock is not None
         other = locks_command("release", "lottery", "--id", "0" * 16)
         assert other.status == 1
-        assert "somebody else" in other.err
+        assert "Somebody else" in other.err
         assert held.get("lottery") is not None
         assert locks_command("release", "lottery", "--id", lock.id).status == 0
         again = locks_command("release", "lottery", "--id", lock.id)
         assert again.status == 1
-        assert "nobody holds it" in again.err
+        assert "Nobody holds it" in again.err
 
 
 def test_release_of_several_names_reports_each() -> None:
@@ -581,6 +588,7 @@ def test_a_name_that_is_given_twice_is_released_once() -> None:
         assert [one["released"] for one in outcome.json] == [True]
 
 
+@one_kind
 @pytest.mark.parametrize("arguments", [("release", "lottery"), ("clean", "--all")], ids=" ".join)
 def test_with_json_the_leases_and_the_question_are_not_on_standard_output(
     shell: Callable[..., Outcome], arguments: tuple[str, ...]
@@ -592,6 +600,7 @@ def test_with_json_the_leases_and_the_question_are_not_on_standard_output(
         assert "Release 1 lock? The holders are not stopped. [y/N]" in outcome.err
 
 
+@one_kind
 def test_a_lease_id_that_cannot_be_one_frees_nothing(shell: Callable[..., Outcome]) -> None:
     with held_by("lottery"):
         for lease in ("\udcff", "", "x y", "*"):
@@ -758,12 +767,12 @@ def test_a_lock_that_cools_down_is_not_taken_for_that_of_a_dead_process(spawn: S
     ],
 )
 def test_only_what_surely_does_not_exist_is_gone(host: str, pid: int | None, answer: bool) -> None:
-    assert is_gone(Owner(host=host, pid=pid)) is answer
+    assert is_gone(host, pid) is answer
 
 
 def test_another_users_process_is_not_gone() -> None:
     with patch.object(os, "kill", side_effect=PermissionError):
-        assert is_gone(Owner(host=socket.gethostname(), pid=4711)) is False
+        assert is_gone(socket.gethostname(), 4711) is False
 
 
 def test_clean_frees_more_locks_than_a_list_shows(
@@ -836,6 +845,7 @@ def test_bad_input_is_status_2(arguments: tuple[str, ...]) -> None:
     assert locks_command(*arguments).status == 2
 
 
+@one_kind
 def test_exit_statuses_reach_the_shell(shell: Callable[..., Outcome]) -> None:
     with held_by("lottery"):
         assert shell("list").status == 0
@@ -866,6 +876,7 @@ def test_a_number_that_makes_no_sense_is_wrong_usage(
     assert f"argument {arguments[1]}" in capsys.readouterr().err
 
 
+@one_kind
 def test_a_limit_beyond_all_bounds_gives_what_there_is(shell: Callable[..., Outcome]) -> None:
     with held_by("lottery"):
         outcome = shell("list", "--limit", "9" * 30, "--json")
@@ -875,6 +886,7 @@ def test_a_limit_beyond_all_bounds_gives_what_there_is(shell: Callable[..., Outc
 DJANGOS = ("--settings=tests.settings", "--pythonpath=.", "--traceback", "--no-color", "-v0")
 
 
+@one_kind
 @pytest.mark.parametrize("act", ["list", "show x", "release x --yes", "doctor", "watch"])
 def test_djangos_own_options_may_stand_before_and_after_the_act(
     shell: Callable[..., Outcome], act: str
@@ -886,6 +898,7 @@ def test_djangos_own_options_may_stand_before_and_after_the_act(
     assert shell(*act.split(), "--version").out == shell("--version").out
 
 
+@one_kind
 def test_djangos_options_after_the_act_are_heeded(shell: Callable[..., Outcome]) -> None:
     assert "\x1b[" in shell("doctor", "--force-color").out
     assert "\x1b[" not in shell("doctor").out
@@ -894,14 +907,15 @@ def test_djangos_options_after_the_act_are_heeded(shell: Callable[..., Outcome])
     assert "No module named 'nowhere'" in shell("list", "--settings", "nowhere").err
 
 
+@one_kind
 def test_no_color_is_heeded(
     terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]], shell: Callable[..., Outcome]
 ) -> None:
     coloured, read = terminal("doctor")
-    coloured.wait(20)
+    coloured.wait(HUNG)
     assert "\x1b[" in read()
     plain, read = terminal("doctor", NO_COLOR="1")
-    plain.wait(20)
+    plain.wait(HUNG)
     assert "ok" in read()
     assert "\x1b[" not in read()
     assert "\x1b[" in shell("doctor", "--force-color", NO_COLOR="1").out
@@ -920,6 +934,7 @@ def test_every_help_text_is_a_sentence_about_what_is_done(
             assert re.search(r"\s\s[a-z]+", option), f"{act}: {option} says nothing"
 
 
+@one_kind
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_letters_that_the_terminal_lacks_are_written_out(
     shell: Callable[..., Outcome], encoding: str
@@ -930,6 +945,7 @@ def test_letters_that_the_terminal_lacks_are_written_out(
         assert r"\u65e5\u672c" in outcome.out
 
 
+@one_kind
 @pytest.mark.parametrize(
     "arguments", ["", "list --fail", "--json", "doctor", "show x", "list --alias nope 2>&1"]
 )
@@ -940,12 +956,13 @@ def test_a_reader_who_has_enough_is_no_traceback(settings: Any, arguments: str) 
         env=environment(settings) | {"PYTHONUNBUFFERED": "1"},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=HUNG,
         check=True,
     )
     assert done.stderr == ""
 
 
+@one_kind
 def test_a_question_that_nobody_answers_frees_nothing(shell: Callable[..., Outcome]) -> None:
     with held_by("lottery"):
         outcome = shell("release", "lottery")
@@ -956,30 +973,33 @@ def test_a_question_that_nobody_answers_frees_nothing(shell: Callable[..., Outco
         assert held.get("lottery") is None
 
 
+@one_kind
 def test_ctrl_c_at_the_question_frees_nothing_and_is_no_traceback(
     terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
 ) -> None:
     with held_by("lottery"):
         for act in (("release", "lottery"), ("clean", "--all")):
             process, read = terminal(*act)
-            wait_until(lambda: "[y/N]" in read(), 20)  # noqa: B023 - called at once
+            wait_until(lambda: "[y/N]" in read())  # noqa: B023 - called at once
             process.send_signal(signal.SIGINT)
-            assert process.wait(10) == 130
+            assert process.wait(HUNG) == 130
             assert "Nothing was released." in read()
             assert "Traceback" not in read()
         assert held.get("lottery") is not None
 
 
+@one_kind
 def test_ctrl_d_at_the_question_is_no_yes(
     terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
 ) -> None:
     with held_by("lottery"):
         process, read = terminal("release", "lottery", keys=b"\x04")
-        assert process.wait(20) == 2
+        assert process.wait(HUNG) == 2
         assert "There was no answer, so nothing was released." in read()
         assert held.get("lottery") is not None
 
 
+@one_kind
 def test_ctrl_c_while_it_looks_is_no_traceback(
     terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
     locks: Locks,
@@ -989,9 +1009,9 @@ def test_ctrl_c_while_it_looks_is_no_traceback(
     locks.on(proxy)
     hanging = proxy.rule("*", "hang_before", times=None)
     process, read = terminal("list")
-    hanging.wait(timeout=20)
+    hanging.wait(timeout=HUNG)
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 130
+    assert process.wait(HUNG) == 130
     assert "Interrupted." in read()
     assert "Traceback" not in read()
 
@@ -1057,6 +1077,7 @@ ODD = [
 ]
 
 
+@one_kind
 def test_a_name_as_it_is_printed_is_that_name_to_a_shell() -> None:
     pasted = " ".join(map(text.pasteable, ODD))
     assert pasted.isprintable()
@@ -1071,6 +1092,7 @@ def test_a_name_that_needs_no_quotes_has_none(name: str) -> None:
     assert text.pasteable(name) == name
 
 
+@one_kind
 def test_a_printed_name_can_be_pasted_back(settings: Any) -> None:
     name = "it's\u202e\\odd"
     with held_by(name):
@@ -1082,7 +1104,7 @@ def test_a_printed_name_can_be_pasted_back(settings: Any) -> None:
             env=environment(settings),
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=HUNG,
             check=False,
         )
         assert (done.returncode, done.stdout[-17:]) == (0, "Released 1 lock.\n")
@@ -1184,18 +1206,18 @@ def terminal(settings: Any) -> Iterator[Callable[..., tuple[subprocess.Popen[byt
     yield run
     for process, ours in started:
         process.kill()
-        process.wait(5)
+        process.wait(HUNG)
         os.close(ours)
 
 
-def changes(watching: live_view.Screen) -> str:
+def changes(watching: live_view.LiveView) -> str:
     """All that it shows, after one more look."""
     return "\n".join(watching.look()[0])
 
 
 def test_watch_does_not_take_a_silent_server_for_free_locks(settings: Any) -> None:
     one = settings.REDISLOCK["default"]
-    watching = live_view.Screen(["default"])
+    watching = live_view.LiveView(["default"])
     watching.look()
     with held_by("lottery"):
         assert "lottery  taken  web-3:4711" in changes(watching)
@@ -1209,7 +1231,7 @@ def test_watch_reports_no_change_of_a_lock_for_which_there_was_no_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(live_view, "MOST_LOCKS", 1)
-    watching = live_view.Screen(["default"])
+    watching = live_view.LiveView(["default"])
     with held_by("b", ttl=50):
         watching.look()
         with held_by("a", ttl=40):
@@ -1220,7 +1242,7 @@ def test_watch_reports_no_change_of_a_lock_for_which_there_was_no_room(
 @pytest.mark.parametrize("columns", [80, 120, 200])
 def test_a_long_name_pushes_nothing_off_the_screen(columns: int) -> None:
     with held_by("x" * 200):
-        lines, _ = live_view.Screen(["default"]).look(24, columns)
+        lines, _ = live_view.LiveView(["default"]).look(24, columns)
         (line,) = (line for line in lines if "xxx" in line)
         assert "x...  held" in line
         assert "web-3:4711" in line
@@ -1229,7 +1251,7 @@ def test_a_long_name_pushes_nothing_off_the_screen(columns: int) -> None:
 @pytest.mark.parametrize("columns", [40, 80, 120, 200])
 @pytest.mark.parametrize("lines", [6, 10, 24])
 def test_watch_fits_the_screen_and_says_what_does_not(lines: int, columns: int) -> None:
-    watching = live_view.Screen(["default"])
+    watching = live_view.LiveView(["default"])
     watching.look(lines, columns)
     with ExitStack() as stack:
         for number in range(30):
@@ -1237,7 +1259,7 @@ def test_watch_fits_the_screen_and_says_what_does_not(lines: int, columns: int) 
         shown, complaints = watching.look(lines, columns)
     assert complaints == []
     assert len(shown) <= lines
-    assert all(text.width(line) <= columns for line in shown)
+    assert all(table.width(line) <= columns for line in shown)
     rows = [line for line in shown if "宝くじ" in line and "taken" not in line]
     assert f"{30 - len(rows)} more" in shown
     assert "  no ro" in shown[0] or columns > 100
@@ -1248,7 +1270,7 @@ def test_watch_fits_the_screen_and_says_what_does_not(lines: int, columns: int) 
 
 def test_watch_with_room_for_all_leaves_nothing_out() -> None:
     with held_by("lottery"):
-        shown, _ = live_view.Screen(["default"]).look(24, 120)
+        shown, _ = live_view.LiveView(["default"]).look(24, 120)
     assert "no room" not in shown[0]
     assert not any("more" in line for line in shown)
 
@@ -1268,9 +1290,10 @@ def test_watch_with_room_for_all_leaves_nothing_out() -> None:
     ids=ascii,
 )
 def test_a_line_is_clipped_by_its_width(line: str, columns: int, left: str) -> None:
-    assert text.clipped(line, columns) == left
+    assert table.clipped(line, columns) == left
 
 
+@one_kind
 @pytest.mark.parametrize(("end", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 def test_watch_shows_waiters_and_hand_offs_until_it_is_ended(
     terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
@@ -1281,15 +1304,16 @@ def test_watch_shows_waiters_and_hand_offs_until_it_is_ended(
     process, read = terminal("watch", "--interval", "0.05")
     lock = distributed_lock("lottery")
     with lock:
-        wait_until(lambda: "held: 1" in read(), 20)
+        wait_until(lambda: "held: 1" in read())
         child = spawn(wait_for, "lottery")
-        wait_until(lambda: "waiting: 1" in read() and f":{child.pid}" in read(), 10)
-    wait_until(lambda: "handed over" in read(), 10)
+        wait_until(lambda: "waiting: 1" in read() and f":{child.pid}" in read())
+    wait_until(lambda: "handed over" in read())
     process.send_signal(end)
-    assert process.wait(10) == status
+    assert process.wait(HUNG) == status
     assert read().endswith("\x1b[?1049l")  # The screen is as it was.
 
 
+@one_kind
 def test_watch_goes_on_while_the_server_does_not_answer(
     terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
     locks: Locks,
@@ -1298,11 +1322,11 @@ def test_watch_goes_on_while_the_server_does_not_answer(
     proxy = make_proxy(locks.server)
     locks.on(proxy)
     process, read = terminal("watch", "--interval", "0.05")
-    wait_until(lambda: "held: 0" in read(), 20)
+    wait_until(lambda: "held: 0" in read())
     proxy.refuse()
-    wait_until(lambda: "cannot answer" in read(), 10)
+    wait_until(lambda: "cannot answer" in read())
     proxy.heal()
     seen = len(read())
-    wait_until(lambda: "held: 0" in read()[seen:], 10)
+    wait_until(lambda: "held: 0" in read()[seen:])
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 0
+    assert process.wait(HUNG) == 0

@@ -16,7 +16,8 @@ from django.urls import reverse
 
 from django_redislock import LockError, distributed_lock, doctor, held
 from django_redislock.admin.page import HeldLockAdmin
-from django_redislock.conf import backends, conf
+from django_redislock.backends.registry import backends
+from django_redislock.conf import conf
 from django_redislock.models import HeldLock
 from django_redislock.rules.keys import lock_keys
 from tests import ROOT
@@ -112,6 +113,7 @@ def operator(db: None) -> Client:
     return client
 
 
+@pytest.mark.proves("P10")
 @pytest.mark.parametrize("answer", ["right", "wrong", "refused", "silent", "cut"])
 @pytest.mark.parametrize("place", ["url", "options"])
 def test_a_password_never_appears(
@@ -166,6 +168,7 @@ def test_a_malformed_setting_is_reported_without_its_secrets(
     assert not [one for one in ears.heard if SECRET in one]
 
 
+@pytest.mark.proves("P10")
 def test_a_token_never_appears(
     locks: Locks, ears: Ears, operator: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -206,6 +209,7 @@ def test_names_that_forge_log_lines_are_refused_or_escaped(
         assert "\x1b" not in record.getMessage()
 
 
+@pytest.mark.proves("P10")
 def test_nothing_is_unpickled_and_nothing_is_marked_as_safe_html() -> None:
     for file in (ROOT / "django_redislock").rglob("*.py"):
         source = file.read_text()
@@ -218,11 +222,12 @@ def test_nothing_is_unpickled_and_nothing_is_marked_as_safe_html() -> None:
         assert "autoescape" not in source
 
 
+@pytest.mark.proves("R12")
 def test_scripts_take_what_comes_from_outside_as_arguments_only() -> None:
     """No script is put together from names or values; each is the same for every call."""
     for file in (ROOT / "django_redislock/lua").glob("*.lua"):
         assert "loadstring" not in file.read_text()
-    source = (ROOT / "django_redislock/scripts.py").read_text()
+    source = (ROOT / "django_redislock/rules/scripts.py").read_text()
     assert ".format(" not in source
     assert "% (" not in source
 

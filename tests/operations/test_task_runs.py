@@ -10,15 +10,15 @@ import pytest
 
 from django_redislock import LockLost, LockUnavailable, held
 from django_redislock.activity import Activity, busy_with
-from django_redislock.conf import backends
-from django_redislock.lock import Lock, Options
+from django_redislock.backends.registry import backends
+from django_redislock.lock import Lock
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.flows import Run
+from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.keys import lock_keys
-from tests.support.backends import in_turn, needs_scripts, on_servers
-from tests.support.faults import one_kind
+from django_redislock.rules.options import Options
+from tests.support.backends import in_turn, needs_scripts, on_servers, one_kind
 from tests.support.processes import hear, say
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from tests.conftest import Locks, Proxy, Spawn
     from tests.support.backends import Place, ServerPlace
 
-pytest_plugins = ["tests.support.backends"]
 pytestmark = needs_scripts
+
 
 NAME = "lottery"
 
@@ -38,7 +38,7 @@ def running(id: str, ttl: float = 10, wait: float = 0) -> Iterator[Lease]:  # no
     """Run a task, as far as locks see one."""
     with (
         busy_with(Activity(task="lottery.tasks.draw", task_id=id)),
-        Lock(NAME, Options(ttl=ttl, wait=wait), Run(id, 60)) as lease,
+        Lock(NAME, Options(ttl=ttl, wait=wait), RunMarker(id, 60)) as lease,
     ):
         yield lease
 
@@ -107,7 +107,7 @@ def test_a_grant_that_is_given_back_was_a_run_only_if_it_lasted(
     with suppress(LockLost), running("first") as lease:
         if renewed:
             lease.renew()
-        backend.run(flows.undo(NAME, lease._token, 1))
+        backend.run(flows.undo(NAME, lease.grant.token, 1))
         found = held.record(NAME)
         assert ids(found and found.last_unended) == (["first"] if renewed else [])
 
@@ -118,7 +118,7 @@ def test_a_run_that_waited_for_its_turn_is_under_way(place: Place) -> None:
 
     def wait() -> None:
         with running("second", wait=10):
-            told.wait(10)
+            told.wait(HUNG)
 
     with running("first"):
         waiter = threading.Thread(target=wait)

@@ -8,7 +8,7 @@ import pytest
 
 from django_redislock.admin import timeline
 from django_redislock.held import Detail, HeldLock, PastLease
-from django_redislock.lease import Owner
+from django_redislock.rules.stored import Owner
 
 NOW = 1_000_000.0
 

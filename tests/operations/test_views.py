@@ -17,7 +17,8 @@ from rest_framework.views import APIView
 
 from django_redislock import InvalidLockName, LockLost, distributed_lock, held
 from django_redislock.middleware import LockErrorsMiddleware
-from tests.support.backends import held_by, held_by_other, needs_scripts
+from tests.support.backends import needs_scripts
+from tests.support.others import held_by, held_by_other
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from django_redislock.testing import LockTestKit
     from tests.support.backends import Place
 
-pytest_plugins = ["tests.support.backends"]
 pytestmark = needs_scripts
+
 
 lock = distributed_lock("v:{pk}", wait=0)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -14,6 +12,7 @@ from urllib.parse import unquote
 import pytest
 
 from tests import ROOT
+from tests.support.processes import python
 
 if TYPE_CHECKING:
     from tests.support.servers import Server
@@ -67,9 +66,9 @@ def test_make_targets_in_documents_exist(document: Path) -> None:
     assert set(named) <= targets
 
 
+@pytest.mark.slow
 def test_the_example_of_the_readme_works_as_pasted(server: Server, tmp_path: Path) -> None:
-    start = [sys.executable, "-m", "django", "startproject", "shop", str(tmp_path)]
-    subprocess.run(start, check=True, timeout=60)
+    python("-m", "django", "startproject", "shop", str(tmp_path))
     example = code_of((ROOT / "README.md").read_text(), "python")[0]
     for part in re.split(r"^# (?=\w+\.py$)", example, flags=re.MULTILINE):
         name, _, code = part.partition("\n")
@@ -78,25 +77,10 @@ def test_the_example_of_the_readme_works_as_pasted(server: Server, tmp_path: Pat
         where = tmp_path / "shop" / name if name == "settings.py" else tmp_path / name
         with where.open("a") as file:
             file.write(code.replace("redis://127.0.0.1:6379/0", server.url))
-    run = [
-        sys.executable,
-        "-c",
-        "import django; django.setup(); import tasks\nprint(tasks.run_lottery())",
-    ]
+    run = "import django; django.setup(); import tasks\nprint(tasks.run_lottery())"
     path = os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")]))
     environment = os.environ | {"DJANGO_SETTINGS_MODULE": "shop.settings", "PYTHONPATH": path}
-    outputs = [
-        subprocess.run(
-            run,
-            cwd=tmp_path,
-            env=environment,
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        for _ in range(2)
-    ]
+    outputs = [python("-c", run, cwd=tmp_path, env=environment) for _ in range(2)]
     first, second = (output.stdout + output.stderr for output in outputs)
     assert re.fullmatch(r"drawing under fence \d+\nNone\n", first)
     assert re.search(r"'skipped': 'busy'.*'holder': '.+'", second)

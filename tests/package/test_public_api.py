@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 import textwrap
-from typing import Any
 
 import pytest
 
 import django_redislock
 from django_redislock import Lease, distributed_lock, signals
 from django_redislock.lock import Lock
-from tests import ROOT
+from tests.support.processes import python
 
 # --- names and signatures ------------------------------------------------------------------------
 
@@ -136,33 +133,15 @@ def test_a_handle_has_these_attributes() -> None:
 @pytest.mark.slow
 def test_types_are_as_told_in_typing_api() -> None:
     pytest.importorskip("mypy")
-    checked = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "tests/package/typing_api.py"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    python("-m", "mypy", "--strict", "tests/package/typing_api.py", timeout=170)
 
 
 # --- importing -----------------------------------------------------------------------------------
 
 
-def python(code: str, **environment: str) -> Any:
+def run(code: str) -> str:
     """Run code in a fresh interpreter, and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return python("-c", textwrap.dedent(code), env={}).stdout.strip()
 
 
 NO_CELERY = """
@@ -177,6 +156,8 @@ sys.meta_path.insert(0, NoCelery())
 """
 
 
+@pytest.mark.slow
+@pytest.mark.proves("P10")
 def test_importing_needs_no_settings() -> None:
     code = """
     from django_redislock import *
@@ -186,9 +167,11 @@ def test_importing_needs_no_settings() -> None:
     from django.conf import settings
     print(settings.configured)
     """
-    assert python(code) == "False"
+    assert run(code) == "False"
 
 
+@pytest.mark.slow
+@pytest.mark.proves("P10")
 def test_importing_the_lock_imports_no_celery_and_starts_nothing() -> None:
     code = """
     import sys
@@ -198,9 +181,10 @@ def test_importing_the_lock_imports_no_celery_and_starts_nothing() -> None:
     started = {"_thread.start_new_thread", "os.fork", "socket.__new__", "socket.connect"}
     print("celery" in sys.modules, started.intersection(events))
     """
-    assert python(code) == "False set()"
+    assert run(code) == "False set()"
 
 
+@pytest.mark.slow
 def test_without_celery_the_lock_works_and_the_task_says_what_to_install() -> None:
     code = (
         NO_CELERY
@@ -221,9 +205,10 @@ except ImportError as error:
     print(error)
 """
     )
-    assert "pip install 'django_redislock[celery]'" in python(code)
+    assert "pip install 'django_redislock[celery]'" in run(code)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [
@@ -234,7 +219,7 @@ except ImportError as error:
 )
 def test_without_celery_its_submodules_say_what_to_install(line: str) -> None:
     code = f"{NO_CELERY}\ntry:\n    {line}\nexcept ImportError as error:\n    print(error)"
-    assert "pip install 'django_redislock[celery]'" in python(code)
+    assert "pip install 'django_redislock[celery]'" in run(code)
 
 
 NO_HIREDIS = NO_CELERY.replace("NoCelery", "NoHiredis").replace(
@@ -242,6 +227,7 @@ NO_HIREDIS = NO_CELERY.replace("NoCelery", "NoHiredis").replace(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lines",
     [
@@ -264,9 +250,67 @@ django.setup()
 def test_without_hiredis_it_is_said_what_to_install(lines: str) -> None:
     code = f"{NO_HIREDIS}\ntry:\n{textwrap.indent(lines, '    ')}\n"
     code += "except Exception as error:\n    print(error)"
-    assert "pip install 'redis[hiredis]'" in python(code)
+    assert "pip install 'redis[hiredis]'" in run(code)
 
 
+NO_LUPA = NO_CELERY.replace("NoCelery", "NoLupa").replace(
+    '{"celery", "kombu", "billiard"}', '{"lupa"}'
+)
+SET_UP_WITH = """
+import django, sys
+from django.conf import settings
+settings.configure(DEBUG=True, INSTALLED_APPS=["django_redislock"], REDISLOCK={"default": %s})
+django.setup()
+"""
+IN_MEMORY = '{"BACKEND": "django_redislock.backends.InMemoryBackend"}'
+
+
+@pytest.mark.slow
+def test_without_lupa_all_but_locks_in_memory_works() -> None:
+    code = (
+        NO_LUPA
+        + SET_UP_WITH % '{"LOCATION": "redis://127.0.0.1:1/0"}'
+        + """
+from django.core.checks import run_checks
+from django_redislock import distributed_lock, pytest_plugin, testing
+from django_redislock.backends import InMemoryBackend, RedisBackend
+distributed_lock("lottery")
+print([found.id for found in run_checks()])
+"""
+    )
+    assert run(code) == "[]"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'distributed_lock("lottery", wait=0).acquire()',
+        """
+with testing.LockTestKit():
+    distributed_lock("lottery", wait=0).acquire()
+""",
+        "print([found.id + found.msg for found in run_checks()])",
+    ],
+    ids=["first use", "test kit", "check"],
+)
+def test_without_lupa_locks_in_memory_say_what_to_install(lines: str) -> None:
+    code = f"""{NO_LUPA}{SET_UP_WITH % IN_MEMORY}
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
+from django_redislock import distributed_lock, testing
+try:
+{textwrap.indent(lines, "    ")}
+except ImproperlyConfigured as error:
+    print(error)
+"""
+    said = run(code)
+    assert "REDISLOCK['default']['BACKEND']" in said
+    assert "InMemoryBackend" in said
+    assert "pip install 'django_redislock[testing]'" in said
+
+
+@pytest.mark.slow
 def test_a_broken_celery_is_not_called_missing() -> None:
     code = """
     import sys, types
@@ -277,4 +321,4 @@ def test_a_broken_celery_is_not_called_missing() -> None:
     except ImportError as error:
         print("pip install" in str(error))
     """
-    assert python(code) == "False"
+    assert run(code) == "False"

@@ -9,16 +9,17 @@ import pytest
 
 from django_redislock import LockLost, LockTimeout, distributed_lock, signals
 from django_redislock.backends import InMemoryBackend
-from django_redislock.conf import backends
-from django_redislock.lease import Owner
-from tests.support.backends import both_ways
+from django_redislock.backends.registry import backends
+from django_redislock.rules.stored import Owner
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from django_redislock import Lease
     from django_redislock.testing import LockTestKit
-    from tests.support.backends import Place, Way
+    from tests.support.backends import Place
+    from tests.support.ways import Way
 
-pytest_plugins = ["pytester", "tests.support.backends"]
+pytest_plugins = ["pytester"]
 
 
 # --- in memory -----------------------------------------------------------------------------------

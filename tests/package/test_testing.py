@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -22,12 +20,14 @@ from django_redislock import (
     held,
 )
 from django_redislock.backends import InMemoryBackend
+from django_redislock.backends.registry import backends
 from django_redislock.celery import SingleInstanceTask
-from django_redislock.conf import backends
 from django_redislock.testing import LockTestKit
 from tests import ROOT
-from tests.support.backends import both_ways, held_by_other
-from tests.support.waiting import wait_until
+from tests.support.others import held_by_other
+from tests.support.processes import python
+from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 
     from django_redislock import Lease
     from tests.conftest import Locks
-    from tests.support.backends import Place, Way
+    from tests.support.backends import Place
+    from tests.support.ways import Way
 
-pytest_plugins = ["pytester", "tests.support.backends"]
+pytest_plugins = ["pytester"]
 
 
 # --- in memory, for a block ----------------------------------------------------------------------
@@ -378,7 +379,7 @@ def test_time_may_pass_while_threads_lock(redislock: LockTestKit) -> None:
         assert lease.held
     over.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(HUNG)
     wait_until(lambda: held.get("lottery") is None)
     assert raised == []
 
@@ -435,15 +436,8 @@ class Forgotten(TestCase):
         self.assertEqual(build_if_free(8), 8)
 """
     (tmp_path / "test_reports.py").write_text(f"{case}\n{more}")
-    ran = subprocess.run(
-        [sys.executable, "-m", "django", "test", "--settings=project_settings", "--pythonpath=."],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
+    command = ("-m", "django", "test", "--settings=project_settings", "--pythonpath=.")
+    ran = python(*command, cwd=tmp_path)
     assert "Ran 4 tests" in ran.stderr
 
 

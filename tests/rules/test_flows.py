@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_redislock.exceptions import LockLost, LockUnavailable
-from django_redislock.lease import Owner, drift
+from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import (
     CLAIM,
@@ -25,33 +24,38 @@ from django_redislock.rules.flows import (
     LOOK_EVERY,
     SHORTEST_PAUSE,
     UNDO_WITHIN,
-    Answer,
-    Bell,
     Busy,
-    Call,
     Done,
     Ending,
     Finished,
     Granted,
+    Request,
+    RunMarker,
+)
+from django_redislock.rules.grant import Renewal, drift
+from django_redislock.rules.steps import (
+    Answer,
+    Bell,
+    Call,
     Listen,
     Pause,
     Refused,
-    Renewal,
-    Request,
-    Run,
     Tell,
     Unanswered,
 )
+from django_redislock.rules.stored import DoneMarkers, Owner, read_holding
 
 if TYPE_CHECKING:
-    from django_redislock.rules.flows import Flow
+    from django_redislock.rules.steps import Flow
 
 NAME = "lottery"
 TOKEN = "0123456789abcdef" * 2
 ID = "fedcba9876543210"
 OWNER = Owner(host="web-1", pid=7)
 TTL = 10.0
-PATIENCE = 2.0
+OPERATION_TIMEOUT = 2.0
+A_RUN = DoneMarkers(run="a-task")
+VALUE = b"value"
 EPOCH = 1_700_000_000  # What the server's clock shows when ours shows 0.
 
 # An interrupt by whatever means: of a task, by Ctrl-C, by the end of the interpreter, by a bug.
@@ -130,7 +134,7 @@ def request(**fields: Any) -> Request:
         "owner": OWNER,
         "ttl": TTL,
         "wait": 5.0,
-        "patience": PATIENCE,
+        "operation_timeout": OPERATION_TIMEOUT,
     }
     return Request(**{**defaults, **fields})
 
@@ -168,12 +172,14 @@ def mode_and_ticket(step: Call) -> tuple[object, object]:
 
 
 def test_trying_once_asks_with_all_that_the_script_needs_and_for_no_bell() -> None:
-    call = acquiring(wait=0.0, ttl=0.2501, heed="1a-task", replicas=2).step
+    call = acquiring(
+        wait=0.0, ttl=0.2501, markers=DoneMarkers(once=True, run="a-task"), replicas=2
+    ).step
     assert call == Call(
         scripts.ACQUIRE,
         NAME,
         (TOKEN, ID, 251, "try", b"0", "1a-task", "-", OWNER.packed),
-        within=0.75 * PATIENCE,
+        within=0.75 * OPERATION_TIMEOUT,
         listening="",
         replicas=2,
     )
@@ -186,21 +192,25 @@ def test_waiting_asks_for_a_place_in_the_queue_and_for_the_bell() -> None:
     assert not call.shielded
 
 
+@pytest.mark.proves("R2")
 def test_r2_the_deadline_counts_from_when_the_command_was_sent() -> None:
     granted = acquiring().answers(b"7", after=1.4).result
     assert granted == Granted(7, TTL - drift(TTL), 0.0, TTL - drift(TTL))
 
 
 def test_somebody_elses_lock_is_busy_and_tells_for_how_long() -> None:
-    assert acquiring(wait=0.0).answers([b"busy", 1500, b"value"]).result == Busy(b"value", 1.5)
+    assert acquiring(wait=0.0).answers([b"busy", 1500, VALUE]).result == Busy(
+        read_holding(VALUE), 1.5
+    )
 
 
 def test_a_name_that_is_done_is_told_as_such() -> None:
-    assert acquiring().answers([b"done", b"5|{}"]).result == Done(b"5|{}")
+    assert acquiring().answers([b"done", b'5|{"host":"web-1","pid":7}']).result == Done("web-1:7")
 
 
+@pytest.mark.proves("P8")
 def test_p8_a_task_run_that_has_finished_already_is_told_as_such() -> None:
-    assert acquiring(heed="0a-task").answers([b"finished", 1500]).result == Finished(1.5)
+    assert acquiring(markers=A_RUN).answers([b"finished", 1500]).result == Finished(1.5)
 
 
 @pytest.mark.parametrize("answer", [[b"endless"], [b"what", b"ever"], 7, None], ids=repr)
@@ -209,6 +219,7 @@ def test_an_answer_that_cannot_be_waited_out_is_an_error_at_once(answer: Any) ->
         acquiring().answers(answer)
 
 
+@pytest.mark.proves("R13")
 def test_r13_a_refusal_is_an_error_at_once_and_keeps_its_cause() -> None:
     with pytest.raises(LockUnavailable, match="NOPERM") as raised:
         acquiring().refuses()
@@ -218,6 +229,7 @@ def test_r13_a_refusal_is_an_error_at_once_and_keeps_its_cause() -> None:
 # --- acquire: no answer ---------------------------------------------------------------------
 
 
+@pytest.mark.proves("R1")
 def test_r1_an_unanswered_command_is_resent_with_the_same_token() -> None:
     stage = acquiring(wait=0.0)
     first = stage.step
@@ -225,6 +237,7 @@ def test_r1_an_unanswered_command_is_resent_with_the_same_token() -> None:
     assert stage.answers(b"7").result.fence == 7
 
 
+@pytest.mark.proves("R2")
 def test_a_resend_counts_its_deadline_from_the_resend() -> None:
     stage = acquiring(wait=0.0).is_silent(after=1.0)
     assert stage.answers(b"7").result.deadline == 1.0 + TTL - drift(TTL)
@@ -236,9 +249,10 @@ def test_trying_once_resends_once_then_undoes_and_says_unavailable() -> None:
     assert undoes(stage.is_silent().step)
     with pytest.raises(LockUnavailable, match="Timeout"):
         stage.answers(1)
-    assert stage.now < 2 * PATIENCE
+    assert stage.now < 2 * OPERATION_TIMEOUT
 
 
+@pytest.mark.proves("R5")
 def test_r5_waiting_resends_after_growing_pauses_until_the_wait_is_over() -> None:
     wait, tries, pauses = 20.0, 1, []
     stage = acquiring(wait=wait)
@@ -249,7 +263,7 @@ def test_r5_waiting_resends_after_growing_pauses_until_the_wait_is_over() -> Non
                 stage.sleeps()
                 continue
             if undoes(stage.step):
-                assert wait <= stage.now <= wait + 2 * PATIENCE
+                assert wait <= stage.now <= wait + 2 * OPERATION_TIMEOUT
                 stage.answers(0)
             tries += 1
             stage.is_silent(after=0.01)
@@ -262,6 +276,7 @@ def test_r5_waiting_resends_after_growing_pauses_until_the_wait_is_over() -> Non
     assert tries == pytest.approx(20 / 1.28 + 6, rel=0.5)
 
 
+@pytest.mark.proves("R5")
 @pytest.mark.parametrize("unavailable_after", [0.0, 3.0])
 def test_r5_a_server_that_is_silent_for_long_is_unavailable_whatever_the_wait(
     unavailable_after: float,
@@ -281,6 +296,7 @@ def test_r5_a_server_that_is_silent_for_long_is_unavailable_whatever_the_wait(
         stage.answers(0)
 
 
+@pytest.mark.proves("R5")
 def test_r5_a_server_that_answers_in_between_is_never_unavailable() -> None:
     stage = acquiring(wait=math.inf, unavailable_after=3.0)
     for _ in range(10):
@@ -303,6 +319,7 @@ def test_a_lost_connection_while_waiting_is_a_reason_to_look_with_the_same_ticke
     assert mode_and_ticket(stage.step) == ("queue", b"100")
 
 
+@pytest.mark.proves("P4")
 def test_p4_no_answer_at_the_end_of_the_wait_is_never_called_busy() -> None:
     stage = queued(acquiring(wait=1.0)).rings()
     assert mode_and_ticket(stage.step)[0] == "last"
@@ -316,8 +333,9 @@ def test_p4_no_answer_at_the_end_of_the_wait_is_never_called_busy() -> None:
 # --- acquire: grants that are none ----------------------------------------------------------
 
 
+@pytest.mark.proves("R3")
 def test_r3_a_grant_that_arrives_after_its_deadline_is_no_grant() -> None:
-    stage = acquiring(wait=0.0, patience=100.0)
+    stage = acquiring(wait=0.0, operation_timeout=100.0)
     stage.answers(b"7", after=TTL)
     while undoes(stage.step):
         stage.answers(1)
@@ -326,8 +344,9 @@ def test_r3_a_grant_that_arrives_after_its_deadline_is_no_grant() -> None:
     assert stage.answers(b"8").result.fence == 8
 
 
+@pytest.mark.proves("R3")
 def test_r3_grants_that_always_arrive_late_are_unavailable_and_undone() -> None:
-    stage, undone = acquiring(wait=0.0, patience=100.0), 0
+    stage, undone = acquiring(wait=0.0, operation_timeout=100.0), 0
     with pytest.raises(LockUnavailable, match="later than the ttl"):  # noqa: PT012
         while True:
             undone += undoes(stage.step)
@@ -335,6 +354,7 @@ def test_r3_grants_that_always_arrive_late_are_unavailable_and_undone() -> None:
     assert undone
 
 
+@pytest.mark.proves("R11")
 def test_r11_too_few_replicas_undo_the_grant() -> None:
     stage = acquiring(wait=0.0, replicas=2)
     assert undoes(stage.answers(b"7", replicas=1).step)
@@ -342,6 +362,7 @@ def test_r11_too_few_replicas_undo_the_grant() -> None:
     assert stage.answers(b"8", replicas=2).result.fence == 8
 
 
+@pytest.mark.proves("R11")
 def test_r11_too_few_replicas_to_the_end_are_unavailable() -> None:
     stage = acquiring(wait=0.0, replicas=2)
     with pytest.raises(LockUnavailable, match="1 of the 2 replicas"):  # noqa: PT012
@@ -349,10 +370,11 @@ def test_r11_too_few_replicas_to_the_end_are_unavailable() -> None:
             stage.answers(b"7", replicas=1)
 
 
+@pytest.mark.proves("R4")
 @pytest.mark.parametrize(
     ("fields", "answer"),
     [
-        pytest.param({"patience": 100.0}, {"after": TTL}, id="late"),
+        pytest.param({"operation_timeout": 100.0}, {"after": TTL}, id="late"),
         pytest.param({"replicas": 1}, {"replicas": 0}, id="replicas"),
     ],
 )
@@ -409,6 +431,7 @@ def test_a_bell_that_says_look_moves_the_next_look() -> None:
     assert asks(stage.rings().step)
 
 
+@pytest.mark.proves("R14")
 def test_r14_a_handed_over_lease_is_ours_without_a_round_trip() -> None:
     stage = queued(acquiring(wait=60.0), after=0.01)
     stage.rings("granted", ID, 7, granted_at(0.5), after=0.6)
@@ -442,7 +465,7 @@ def test_a_stale_bell_is_a_reason_to_ask_not_a_grant(granted: float, read: float
     assert mode_and_ticket(stage.step) == ("queue", b"100")
 
 
-@pytest.mark.parametrize("fields", [{"replicas": 1}, {"heed": "0a-task"}], ids=str)
+@pytest.mark.parametrize("fields", [{"replicas": 1}, {"markers": A_RUN}], ids=str)
 def test_a_grant_that_needs_more_than_a_bell_is_confirmed_by_asking(fields: dict[str, Any]) -> None:
     stage = queued(acquiring(**fields), after=0.0)
     stage.rings("granted", ID, 7, granted_at(0.1), after=0.1)
@@ -466,7 +489,7 @@ def test_a_wait_that_runs_out_ends_with_a_last_look_that_leaves_the_queue() -> N
     assert stage.now == pytest.approx(1.0)
     assert mode_and_ticket(stage.step) == ("last", b"100")
     assert stage.step.listening == ""
-    assert stage.answers([b"busy", 700, b"value"]).result == Busy(b"value", 0.7)
+    assert stage.answers([b"busy", 700, VALUE]).result == Busy(read_holding(VALUE), 0.7)
 
 
 def test_the_last_look_may_still_find_the_lock_free() -> None:
@@ -492,8 +515,8 @@ def test_3_without_scripting_a_waiter_polls_with_growing_jittered_bounded_pauses
             pauses.append(stage.step.seconds)
             stage.sleeps()
         else:
-            stage.answers([b"busy", 9000, b"value"], after=0.0)
-    assert stage.result == Busy(b"value", 9.0)
+            stage.answers([b"busy", 9000, VALUE], after=0.0)
+    assert stage.result == Busy(read_holding(VALUE), 9.0)
     assert stage.now == pytest.approx(1.0)
     bounds = [min(SHORTEST_PAUSE * 2**n, LONGEST_PAUSE) for n in range(len(pauses))]
     *pauses, last = pauses
@@ -505,7 +528,7 @@ def test_3_without_scripting_a_waiter_polls_with_growing_jittered_bounded_pauses
 
 
 def test_without_scripting_the_lock_is_ours_as_soon_as_a_look_finds_it_free() -> None:
-    stage = acquiring().answers([b"busy", 9000, b"value"]).sleeps()
+    stage = acquiring().answers([b"busy", 9000, VALUE]).sleeps()
     assert mode_and_ticket(stage.step)[0] == "queue"
     assert stage.answers(b"7").result.fence == 7
 
@@ -535,6 +558,7 @@ interrupted_while = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.proves("R4")
 @interrupted_while
 @interrupted_by
 def test_r4_an_interrupted_acquire_undoes_itself_before_the_exception_leaves(
@@ -546,7 +570,7 @@ def test_r4_an_interrupted_acquire_undoes_itself_before_the_exception_leaves(
         scripts.LEAVE,
         NAME,
         (TOKEN,),
-        within=min(UNDO_WITHIN, PATIENCE / 2) / 2,
+        within=min(UNDO_WITHIN, OPERATION_TIMEOUT / 2) / 2,
         shielded=True,
     )
     with pytest.raises(interrupt) as raised:
@@ -554,6 +578,7 @@ def test_r4_an_interrupted_acquire_undoes_itself_before_the_exception_leaves(
     assert raised.value is error
 
 
+@pytest.mark.proves("R4")
 @pytest.mark.parametrize(
     # The first try may go to the dead connection that was waited on, so there is a second.
     "ending",
@@ -571,8 +596,9 @@ def test_r4_an_undo_that_fails_does_not_mask_the_interrupt(
     assert raised.value is error
 
 
+@pytest.mark.proves("R4")
 def test_r4_an_undo_takes_at_most_a_second() -> None:
-    stage = acquiring(patience=60.0).raises(KeyboardInterrupt())
+    stage = acquiring(operation_timeout=60.0).raises(KeyboardInterrupt())
     within = stage.step.within
     assert within + stage.is_silent().step.within == UNDO_WITHIN
 
@@ -605,24 +631,27 @@ def releasing(**fields: Any) -> Stage:
         "ends": fields.get("deadline", 5.0),
         "min_hold": 0.0,
         "once": 0.0,
-        "patience": PATIENCE,
+        "operation_timeout": OPERATION_TIMEOUT,
         "insist": False,
     }
     return Stage(flows.release(Ending(**{**defaults, **fields})))
 
 
 def test_a_release_says_whose_lease_it_is_and_what_shall_stay_behind() -> None:
-    run = Run(id="a-task", remembered=60.0)
+    run = RunMarker(id="a-task", recognised_for=60.0)
     call = releasing(min_hold=0.5, once=86_400.0, ended="done", run=run).step
     args = (TOKEN, 500, 86_400_000, OWNER.packed, "done", "a-task", 60_000)
-    assert call == Call(scripts.CONCLUDE, NAME, args, within=0.75 * PATIENCE)
+    assert call == Call(scripts.CONCLUDE, NAME, args, within=0.75 * OPERATION_TIMEOUT)
     assert releasing(ended="failed").step.args == (TOKEN, 0, 0, OWNER.packed, "failed", "", 0)
 
 
 def test_a_release_that_leaves_nothing_behind_says_no_more_than_whose_lease_it_is() -> None:
-    assert releasing().step == Call(scripts.RELEASE, NAME, (TOKEN,), within=0.75 * PATIENCE)
+    assert releasing().step == Call(
+        scripts.RELEASE, NAME, (TOKEN,), within=0.75 * OPERATION_TIMEOUT
+    )
 
 
+@pytest.mark.proves("R6")
 @pytest.mark.parametrize(
     ("word", "reason"),
     [(b"released", None), (b"gone", "expired"), (b"taken", "taken"), (b"forced", "forced")],
@@ -633,6 +662,7 @@ def test_r6_a_release_tells_whether_the_lease_was_still_there(
     assert releasing().answers(word).result == reason
 
 
+@pytest.mark.proves("R6")
 @pytest.mark.parametrize(
     ("word", "reason"),
     [(b"released", None), (b"gone", None), (b"taken", None), (b"forced", "forced")],
@@ -643,11 +673,13 @@ def test_r6_after_our_own_resend_a_missing_lease_was_released_by_the_first_try(
     assert releasing().is_silent().answers(word).result == reason
 
 
+@pytest.mark.proves("R6")
 @pytest.mark.parametrize(("word", "reason"), [(b"gone", "expired"), (b"taken", "taken")])
 def test_r6_a_first_try_after_the_deadline_proves_nothing(word: bytes, reason: str) -> None:
     assert releasing(deadline=-0.1).is_silent().answers(word).result == reason
 
 
+@pytest.mark.proves("R6")
 def test_r6_it_is_enough_that_one_of_the_tries_was_in_time() -> None:
     stage = releasing(deadline=0.1, insist=True).is_silent(after=0.05).is_silent(after=0.01)
     assert isinstance(stage.step, Pause)
@@ -669,11 +701,11 @@ def test_leaving_a_block_insists_until_the_deadline() -> None:
         while True:
             if isinstance(stage.step, Pause):
                 assert stage.now < 60.0
-                assert 0 < stage.step.seconds <= PATIENCE
+                assert 0 < stage.step.seconds <= OPERATION_TIMEOUT
                 stage.sleeps()
             tries += 1
             stage.is_silent(after=0.01)
-    assert 60.0 <= stage.now < 60.0 + PATIENCE
+    assert 60.0 <= stage.now < 60.0 + OPERATION_TIMEOUT
     assert tries > 40
 
 
@@ -684,19 +716,13 @@ def test_leaving_a_block_insists_until_the_end_that_a_confirmed_hand_over_has() 
     assert stage.sleeps().answers(b"gone").result is None
 
 
-def test_what_is_left_of_an_unreachable_lease_is_given_back_and_the_loss_told() -> None:
-    stage = Stage(flows.give_back(NAME, TOKEN, PATIENCE, "unreachable"))
-    assert stage.step.script is scripts.LEAVE
-    assert stage.is_silent().step.script is scripts.LEAVE
-    assert stage.is_silent().result == "unreachable"
-
-
 def test_a_refused_release_is_unavailable_at_once() -> None:
     with pytest.raises(LockUnavailable, match="NOPERM") as raised:
         releasing(insist=True).refuses()
     assert isinstance(raised.value.__cause__, OSError)
 
 
+@pytest.mark.proves("R4")
 @pytest.mark.parametrize(
     "ending", [lambda stage: stage.answers(b"released"), Stage.is_silent, Stage.refuses]
 )
@@ -734,33 +760,22 @@ def test_a_release_that_nobody_performs_any_more_just_ends() -> None:
 
 
 def renewing(renewals: int = 3) -> Stage:
-    return Stage(flows.renew(Renewal(NAME, TOKEN, TTL, renewals), PATIENCE))
+    return Stage(flows.answer_to_renewal(Renewal(NAME, TOKEN, TTL, renewals), OPERATION_TIMEOUT))
 
 
-def test_r2_a_renewal_counts_its_deadline_from_when_it_was_sent() -> None:
-    stage = renewing()
-    assert stage.step == Call(
-        scripts.RENEW, NAME, (TOKEN, 10_000, "-00003"), within=0.75 * PATIENCE
+def test_a_renewal_says_for_how_long_and_how_many_there_were() -> None:
+    assert renewing().step == Call(
+        scripts.RENEW, NAME, (TOKEN, 10_000, "-00003"), within=0.75 * OPERATION_TIMEOUT
     )
-    assert stage.answers(b"renewed", after=1.0).result == TTL - drift(TTL)
 
 
 def test_the_count_of_renewals_keeps_its_five_digits() -> None:
     assert renewing(renewals=12_345_678).step.args[2] == "-99999"
 
 
-@pytest.mark.parametrize(
-    ("word", "reason"), [(b"gone", "expired"), (b"taken", "taken"), (b"forced", "forced")]
-)
-def test_a_renewal_of_a_lease_that_is_over_says_why(word: bytes, reason: str) -> None:
-    with pytest.raises(LockLost, match="'lottery'") as raised:
-        renewing().answers(word)
-    assert raised.value.reason == reason
-
-
-def test_a_renewal_is_resent_once_and_counts_from_the_resend() -> None:
-    stage = renewing().is_silent(after=1.0)
-    assert stage.answers(b"renewed").result == 1.0 + TTL - drift(TTL)
+def test_r2_a_renewal_is_resent_once_and_counts_from_the_resend() -> None:
+    answer = renewing().is_silent(after=1.0).answers(b"renewed").result
+    assert (answer.value, answer.sent) == (b"renewed", 1.0)
 
 
 def test_a_renewal_that_stays_unanswered_is_unavailable_not_lost() -> None:
@@ -798,6 +813,7 @@ def test_asking_that_is_refused_is_unavailable_at_once() -> None:
 # --- numbers ------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("R12")
 @pytest.mark.parametrize(
     ("seconds", "ms"), [(0.01, 10), (0.0101, 11), (1.0, 1000), (0.0, 1), (-3.0, 1), (1e-9, 1)]
 )

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from django_redislock import InvalidLockName, distributed_lock, held
 from django_redislock.rules.keys import lock_keys, name_of
-from tests.support.backends import both_ways, held_by_other, needs_scripts, on_servers
+from tests.support.backends import needs_scripts, on_servers
+from tests.support.others import held_by_other
+from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
-    from tests.support.backends import Place, ServerPlace, Way
+    from tests.support.backends import Place, ServerPlace
+    from tests.support.ways import Way
 
-pytest_plugins = ["tests.support.backends"]
 pytestmark = needs_scripts
 
 
@@ -89,6 +91,7 @@ AWKWARD = [
 ]
 
 
+@pytest.mark.proves("R10")
 @both_ways
 @pytest.mark.parametrize("name", AWKWARD)
 async def test_braces_globs_and_the_like_are_harmless(way: Way, place: Place, name: str) -> None:
@@ -123,6 +126,7 @@ def test_the_name_is_read_back_from_its_key(name: str) -> None:
     assert name_of("prefix", lock_keys("prefix", name).lock) == name
 
 
+@pytest.mark.proves("R10")
 @settings(deadline=None)
 @given(names)
 def test_the_name_cannot_choose_its_slot_or_match_other_keys(name: str) -> None:

@@ -31,9 +31,11 @@ from typing import TYPE_CHECKING, Any
 
 from tests import ROOT
 from tests.support.servers import stop_process, tied_to_us
+from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
 
 def say(value: Any) -> None:
@@ -104,7 +106,7 @@ class Child:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(value).encode() + b"\n")
 
-    def read(self, timeout: float = 30) -> Any:
+    def read(self, timeout: float = HUNG) -> Any:
         """Return the next thing that the child said; fail if it ends or stays silent."""
         assert self.process.stdout is not None
         deadline = time.monotonic() + timeout
@@ -113,13 +115,13 @@ class Child:
             if not select.select([self.process.stdout], [], [], left)[0]:
                 raise AssertionError(f"the child said nothing for {timeout:g} s\n{self.stderr}")
             if not (chunk := os.read(self.process.stdout.fileno(), 65536)):
-                code = self.process.wait(5)
+                code = self.process.wait(HUNG)
                 raise AssertionError(f"the child ended with {code}\n{self.stderr}")
             self._unread += chunk
         line, _, self._unread = self._unread.partition(b"\n")
         return json.loads(line)
 
-    def wait(self, timeout: float = 30) -> int:
+    def wait(self, timeout: float = HUNG) -> int:
         """Return the exit status once the child has ended; minus the signal that killed it."""
         return self.process.wait(timeout)
 
@@ -134,7 +136,7 @@ class Child:
     def kill(self) -> None:
         """End the child without a chance to clean up (SIGKILL), also when it is frozen."""
         self.process.kill()
-        self.process.wait(5)
+        self.process.wait(HUNG)
 
     def close(self) -> None:
         """End the child whatever its state."""
@@ -142,6 +144,23 @@ class Child:
         for pipe in (self.process.stdin, self.process.stdout, self._stderr):
             assert pipe is not None
             pipe.close()
+
+
+def python(
+    *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None, timeout: float = HUNG
+) -> subprocess.CompletedProcess[str]:
+    """Run another Python to its end, and return what it printed; fail if it does."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
 
 
 def main() -> None:

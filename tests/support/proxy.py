@@ -38,7 +38,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tests.support.servers import Endpoint, free_port
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from io import BufferedReader
@@ -86,7 +86,7 @@ class Rule:
     probability: float | None
     hits: int = 0  # How often it has acted; "after" rules act once the server has run the command.
 
-    def wait(self, hits: int = 1, timeout: float = 15) -> None:
+    def wait(self, hits: int = 1, timeout: float = HUNG) -> None:
         """Return once the rule has acted."""
         wait_until(lambda: self.hits >= hits, timeout, f"rule {self.name} {self.action} acts")
 
@@ -350,7 +350,7 @@ class Proxy(Endpoint):
                 self._made += 1
                 link = _Link(self, self._made, client, upstream)
                 self._links.append(link)
-            link.start()
+                link.start()  # Whoever finds it in the list may end it.
 
 
 class _Link:
@@ -387,7 +387,7 @@ class _Link:
 
     def join(self) -> None:
         for pump in self._pumps:
-            pump.join(5)
+            pump.join(HUNG)
             assert not pump.is_alive(), f"{pump.name} does not end"
 
     def cut(self) -> None:

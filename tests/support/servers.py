@@ -32,7 +32,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -243,7 +243,7 @@ class Server(Endpoint):
                 return self
         raise ServerStartError(f"{self.kind}: three ports in a row were taken\n{self.log}")
 
-    def wait_ready(self, timeout: float = 20) -> None:
+    def wait_ready(self, timeout: float = HUNG) -> None:
         """Return when commands are answered; that includes the end of loading from disk."""
 
         def ready() -> bool:
@@ -261,7 +261,7 @@ class Server(Endpoint):
         self.resume()
         self.process.terminate()
         try:
-            self.process.wait(5)
+            self.process.wait(HUNG)
         except subprocess.TimeoutExpired:
             self.process.kill()
         self._reap()
@@ -356,7 +356,7 @@ class Server(Endpoint):
 
     def _reap(self) -> None:
         assert self.process is not None
-        self.process.wait(5)
+        self.process.wait(HUNG)
         self.process = None
 
     def _make_clock(self) -> dict[str, str]:
@@ -397,7 +397,7 @@ class Container(Endpoint):
         try:
             self.host = self._container.get_container_host_ip()
             self.port = self._container.get_exposed_port(6379)
-            wait_until(self._answers, 20, f"the {kind} container answers")
+            wait_until(self._answers, message=f"the {kind} container answers")
         except BaseException:
             self._container.stop()
             raise

@@ -68,10 +68,10 @@ def serve(folder: str) -> None:
     from django.core.wsgi import get_wsgi_application
     from django.db import connections
 
-    from django_redislock.admin import page as held_locks
+    from django_redislock.admin import page, panels
 
-    held_locks.REFRESH_SECONDS = 1
-    held_locks.SAME_OCCASION = 0.0
+    page.REFRESH_SECONDS = 1
+    panels.SAME_OCCASION = 0.0
     # A file: each thread has a connection of its own.
     connections["default"].settings_dict["NAME"] = f"{folder}/site.sqlite3"
     call_command("migrate", verbosity=0)

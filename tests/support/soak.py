@@ -29,6 +29,7 @@ import redis
 from tests.support.processes import Child
 from tests.support.proxy import Proxy
 from tests.support.servers import KINDS, Server, binary
+from tests.support.waiting import HUNG
 
 NAME = "soak"
 PREFIX = "soak"
@@ -83,7 +84,7 @@ class Ours:
 
     def is_mine_on_the_server(self) -> bool:
         """Whether this acquire holds the lock; not an earlier one whose release was unanswered."""
-        from django_redislock.backends.base import read_holding
+        from django_redislock.rules.stored import read_holding
 
         value = self._straight.get(self._key)
         if value is None:
@@ -336,7 +337,7 @@ def soak(
                         time.sleep(dice.uniform(0.2, 1.6) * ttl)
                         victim.cont()
                 for child in children:
-                    assert child.wait(30) == 0, child.stderr
+                    assert child.wait(HUNG) == 0, child.stderr
         finally:
             for child in children:
                 child.close()
@@ -367,7 +368,7 @@ class _watching:  # noqa: N801 - used as a statement
 
     def __exit__(self, *exc_info: object) -> None:
         self._over.set()
-        self._thread.join(5)
+        self._thread.join(HUNG)
 
     def _watch(self) -> None:
         while not self._over.wait(0.01):
@@ -378,7 +379,7 @@ class _watching:  # noqa: N801 - used as a statement
                 self._seen[id_] = (first, before, who)
 
     def _read_ours(self, value: bytes) -> tuple[str, str]:
-        from django_redislock.backends.base import read_holding
+        from django_redislock.rules.stored import read_holding
 
         holding = read_holding(value)
         return holding.id, f"{holding.owner.pid}:{holding.owner.thread}"

@@ -15,7 +15,7 @@ import redis
 from redis.asyncio import Redis as AsyncRedis
 
 from tests.support.proxy import Proxy, read_frame
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, eventually, wait_until
 
 if TYPE_CHECKING:
     from tests.conftest import MakeProxy
@@ -56,6 +56,21 @@ def client(connect: Connect) -> redis.Redis:
     client = connect()
     client.ping()
     return client
+
+
+@pytest.fixture
+def impatient(connect: Connect) -> Connect:
+    """Make clients that soon give up what is not answered, but are connected however long it takes.
+
+    What a busy machine shall answer them is asked by eventually().
+    """
+
+    def make(through: Proxy | None = None) -> redis.Redis:
+        client = connect(*filter(None, [through]), socket_timeout=0.1)
+        eventually(client.ping, redis.TimeoutError)
+        return client
+
+    return make
 
 
 @pytest.fixture
@@ -241,21 +256,23 @@ class TestCut:
 
 class TestHang:
     def test_before_the_command_nothing_runs(
-        self, proxy: Proxy, connect: Connect, direct: redis.Redis
+        self, proxy: Proxy, impatient: Connect, direct: redis.Redis
     ) -> None:
-        client = connect(socket_timeout=0.2)
-        proxy.rule("INCRBY", "hang_before")
+        client = impatient()
+        rule = proxy.rule("INCRBY", "hang_before")
         with pytest.raises(redis.TimeoutError):
             client.incr("n")
+        rule.wait()
         assert direct.get("n") is None
 
     def test_after_the_command_it_has_run(
-        self, proxy: Proxy, connect: Connect, direct: redis.Redis
+        self, proxy: Proxy, impatient: Connect, direct: redis.Redis
     ) -> None:
-        client = connect(socket_timeout=0.2)
-        proxy.rule("INCRBY", "hang_after")
+        client = impatient()
+        rule = proxy.rule("INCRBY", "hang_after")
         with pytest.raises(redis.TimeoutError):
             client.incr("n")
+        rule.wait()
         assert direct.get("n") == b"1"
 
     @pytest.mark.parametrize("action", ["hang_before", "hang_after"])
@@ -323,9 +340,9 @@ class TestDelay:
 
 class TestHold:
     def test_a_zombie_lands_long_after_its_client_gave_up(
-        self, proxy: Proxy, connect: Connect, direct: redis.Redis
+        self, proxy: Proxy, impatient: Connect, direct: redis.Redis
     ) -> None:
-        client = connect(socket_timeout=0.1)
+        client = impatient()
         rule = proxy.rule("SET", "hold")
         with pytest.raises(redis.TimeoutError):
             client.set("key", "zombie")
@@ -346,13 +363,14 @@ class TestHold:
         assert answers == [(1, True)]
 
     def test_what_is_never_forwarded_never_runs(
-        self, server: Endpoint, connect: Connect, direct: redis.Redis
+        self, server: Endpoint, impatient: Connect, direct: redis.Redis
     ) -> None:
         with Proxy(server) as proxy:
-            client = connect(proxy, socket_timeout=0.1)
-            proxy.rule("SET", "hold")
+            client = impatient(proxy)
+            rule = proxy.rule("SET", "hold")
             with pytest.raises(redis.TimeoutError):
                 client.set("key", "zombie")
+            rule.wait()
         assert direct.get("key") is None
 
 
@@ -449,6 +467,7 @@ class TestScripts:
         self, proxy: Proxy, connect: Connect, direct: redis.Redis, action: str
     ) -> None:
         client = connect(socket_timeout=0.5)
+        eventually(client.ping, redis.TimeoutError)
         sha = direct.script_load(SCRIPT)
         direct.script_flush()
         rule = proxy.rule_for_script(sha, action)
@@ -472,7 +491,7 @@ class TestPushes:
             yield subscriber
 
     @staticmethod
-    def next(subscriber: Any, timeout: float = 5) -> Any:
+    def next(subscriber: Any, timeout: float = HUNG) -> Any:
         return subscriber.get_message(timeout=timeout)
 
     def test_a_message_passes_at_any_moment(
@@ -579,24 +598,22 @@ class TestPushes:
 
 class TestNetwork:
     def test_a_black_hole_accepts_and_never_answers(
-        self, proxy: Proxy, connect: Connect, direct: redis.Redis
+        self, proxy: Proxy, impatient: Connect, connect: Connect, direct: redis.Redis
     ) -> None:
-        old, new = connect(socket_timeout=0.1), connect(socket_timeout=0.1)
-        old.ping()
+        old, new = impatient(), connect(socket_timeout=0.1)
         proxy.blackhole()
         for client in (old, new):
             with pytest.raises(redis.TimeoutError):
                 client.set("key", "value")
         proxy.heal()
-        assert new.get("key") is None
-        assert old.ping()
+        assert eventually(lambda: new.get("key"), redis.TimeoutError) is None
+        assert eventually(old.ping, redis.TimeoutError)
         assert direct.get("key") is None
 
     def test_what_fell_into_it_can_arrive_late(
-        self, proxy: Proxy, connect: Connect, direct: redis.Redis
+        self, proxy: Proxy, impatient: Connect, direct: redis.Redis
     ) -> None:
-        client = connect(socket_timeout=0.1)
-        client.ping()
+        client = impatient()
         proxy.blackhole()
         with pytest.raises(redis.TimeoutError):
             client.set("key", "value")
@@ -624,19 +641,17 @@ class TestNetwork:
             client.ping()
         proxy.refuse()
         proxy.heal()
-        assert client.ping()
+        assert eventually(client.ping, redis.TimeoutError)
 
     def test_healing_what_is_well_does_no_harm(self, proxy: Proxy, client: redis.Redis) -> None:
         proxy.heal()
         client.ping()
         assert len({command.link for command in proxy.log}) == 1
 
-    def test_closing_ends_every_thread(self, server: Endpoint, connect: Connect) -> None:
+    def test_closing_ends_every_thread(self, server: Endpoint, impatient: Connect) -> None:
         before = set(threading.enumerate())
         with Proxy(server) as proxy:
-            clients = [connect(proxy, socket_timeout=0.1) for _ in range(4)]
-            for client in clients:
-                client.ping()
+            clients = [impatient(proxy) for _ in range(4)]
             proxy.rule("GET", "hang_after")
             proxy.rule("SET", "hold")
             proxy.rule("DEL", "delay:60")

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from tests.support.servers import Endpoint, Kind, Server, ServerStartError, binary, docker_answers
-from tests.support.waiting import await_until, wait_until
+from tests.support.waiting import await_until, eventually, wait_until
 
 if TYPE_CHECKING:
     from tests.conftest import MakeServer, Spawn
@@ -121,12 +121,12 @@ def test_nothing_is_on_disk_unless_asked_for(own_server: Server) -> None:
 
 def test_a_frozen_server_answers_once_it_is_resumed(own_server: Server) -> None:
     client = own_server.client(socket_timeout=0.1)
-    client.set("key", "value")
+    eventually(lambda: client.set("key", "value"), redis.TimeoutError)
     with own_server.paused():
         assert own_server.running
         with pytest.raises(redis.TimeoutError):
             client.get("key")
-    assert client.get("key") == b"value"
+    assert eventually(lambda: client.get("key"), redis.TimeoutError) == b"value"
 
 
 @pytest.mark.parametrize("end", ["stop", "kill", "restart", "close"])

@@ -1,6 +1,8 @@
 """Waiting without guessing: poll until something is so, and say what was not when time is up.
 
-A long timeout costs nothing when the condition comes true; a short one fails on a busy machine.
+A long timeout costs nothing when the condition comes true; a short one fails on a busy machine. So
+there is one for all that a test waits for, HUNG, whether it polls, joins a thread or runs a
+program. A shorter one is for what would come true by itself later, as when a lease expires.
 """
 
 from __future__ import annotations
@@ -15,9 +17,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Seconds after which something hangs rather than being slow; less than pytest gives a whole test.
+HUNG = 60.0
+
 
 def wait_until(
-    condition: Callable[[], T], timeout: float = 15, message: str = "", *, every: float = 0.005
+    condition: Callable[[], T], timeout: float = HUNG, message: str = "", *, every: float = 0.005
 ) -> T:
     """Return the first true answer of *condition*; fail after *timeout* seconds without one."""
     deadline = time.monotonic() + timeout
@@ -28,8 +33,23 @@ def wait_until(
     return answer
 
 
+def eventually(call: Callable[[], T], error: type[Exception]) -> T:
+    """Return the first answer of *call* that is not this *error*: it has little time for each."""
+    answers: list[T] = []
+
+    def answered() -> bool:
+        try:
+            answers.append(call())
+        except error:
+            return False
+        return True
+
+    wait_until(answered)
+    return answers[0]
+
+
 async def await_until(
-    condition: Callable[[], Any], timeout: float = 15, message: str = "", *, every: float = 0.005
+    condition: Callable[[], Any], timeout: float = HUNG, message: str = "", *, every: float = 0.005
 ) -> Any:
     """See wait_until(); lets the event loop run, and *condition* may be a coroutine function."""
     deadline = time.monotonic() + timeout

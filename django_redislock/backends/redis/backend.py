@@ -27,18 +27,18 @@ from django_redislock.backends.redis.location import (
 from django_redislock.backends.redis.loops import Loops
 from django_redislock.backends.redis.pool import Pool
 from django_redislock.backends.redis.sessions import AsyncSession, Session
-from django_redislock.conf import LONGEST
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import scripts
-from django_redislock.rules.flows import Answer, Call
+from django_redislock.rules.arguments import LONGEST
 from django_redislock.rules.keys import index_key, name_of
+from django_redislock.rules.steps import Answer, Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from django_redislock.backends.redis.connection import Wire
     from django_redislock.conf import Conf
-    from django_redislock.rules.flows import Flow, Refused, Unanswered
+    from django_redislock.rules.steps import Flow, Refused, Unanswered
 
 Result = TypeVar("Result")
 
@@ -129,8 +129,8 @@ class RedisBackend(Backend):
         if wire is not None:
             wire.close()
 
-    def patience(self, ttl: float) -> float:
-        return self._timeout or super().patience(ttl)
+    def operation_timeout(self, ttl: float) -> float:
+        return self._timeout or super().operation_timeout(ttl)
 
     @property
     def scripting(self) -> bool:

@@ -17,15 +17,15 @@ from django_redislock.backends.redis.errors import (
     is_transient,
     is_wrong_server,
 )
-from django_redislock.rules.flows import Answer, Refused, Unanswered
 from django_redislock.rules.keys import channel, lock_keys
+from django_redislock.rules.steps import Answer, Refused, Unanswered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from django_redislock.backends.redis.connection import AsyncWire, Wire
-    from django_redislock.rules.flows import Call, Tell
     from django_redislock.rules.scripts import Script
+    from django_redislock.rules.steps import Call, Tell
 
 logger = logging.getLogger("django_redislock")
 

@@ -1,4 +1,4 @@
-"""What one flow asks for, done on a connection: see rules.flows.Performer."""
+"""What one flow asks for, done on a connection: see rules.steps.Performer."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ import time
 from typing import TYPE_CHECKING
 
 from django_redislock import clock
+from django_redislock.backends import drivers
 from django_redislock.backends.redis.calling import trouble
 from django_redislock.backends.redis.connection import id_of, rest
 from django_redislock.backends.redis.errors import TROUBLE, Crowded, is_wrong_server
-from django_redislock.rules.flows import CLAIM, Answer, Bell, Refused, Unanswered
+from django_redislock.rules.flows import CLAIM
+from django_redislock.rules.steps import Answer, Bell, Refused, Unanswered
 
 if TYPE_CHECKING:
     from django_redislock.backends.redis.calling import Caller
     from django_redislock.backends.redis.connection import AsyncWire, Wire
     from django_redislock.backends.redis.loops import Loops
     from django_redislock.backends.redis.pool import Pool, SharedBell
-    from django_redislock.rules.flows import Call, Listen, Pause, Tell
+    from django_redislock.rules.steps import Call, Listen, Pause, Tell
 
 
-class Session:
+class Session(drivers.Blocking):
     """One flow's use of the blocking connections: one, kept from the first step to the last.
 
     A waiter that finds no connection to keep has one for each command, and shares a bell.
@@ -133,7 +135,7 @@ class Session:
             self._bell = None
 
 
-class AsyncSession:
+class AsyncSession(drivers.Awaiting):
     """One flow's use of its event loop's connection."""
 
     __slots__ = ("_caller", "_id", "_loops", "_pool", "_wire")

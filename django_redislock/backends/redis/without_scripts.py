@@ -15,8 +15,8 @@ from django_redislock.backends.redis.errors import ReplyError
 from django_redislock.rules import scripts
 
 if TYPE_CHECKING:
-    from django_redislock.rules.flows import Call
     from django_redislock.rules.keys import Keys
+    from django_redislock.rules.steps import Call
 
 UNAVAILABLE = "tasks under a lock and lists, details and force release of locks"
 

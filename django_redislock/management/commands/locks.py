@@ -10,23 +10,20 @@ import shutil
 import socket
 import sys
 import time
-from argparse import SUPPRESS, ArgumentTypeError
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_redislock import doctor, held
-from django_redislock.conf import DEFAULT_ALIAS, aliases, conf
-from django_redislock.exceptions import InvalidLockName, LockUnavailable
-from django_redislock.humanize import counted, duration, parse_duration, visible
-from django_redislock.management import release_on_sigterm, terminal
-from django_redislock.management.live_view import Screen, listed
+from django_redislock.exceptions import LockUnavailable
+from django_redislock.humanize import counted, duration, visible
+from django_redislock.management import aliases, arguments, release_on_sigterm, terminal
+from django_redislock.management.live_view import LiveView
 from django_redislock.management.terminal import pasteable
 from django_redislock.rules.names import check_name
-from django_redislock.task_runs import KEPT
+from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -54,106 +51,8 @@ class Command(BaseCommand):
     requires_system_checks = ()  # It must help also when something is wrong.
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Each act has its own; --alias, --json and Django's own options go with all."""
-        parser.set_defaults(act="list", alias=None, json=False, **_LIST_DEFAULTS)
-        _add_common(parser)
-        acts = parser.add_subparsers(
-            title="acts",
-            metavar="ACT",
-            description="manage.py locks ACT --help has the options of each.",
-        )
-
-        act = self._add_act(acts, "list", "List the held locks. This is done without an ACT, too.")
-        _add_selection(act)
-        act.add_argument(
-            "--state", default="", choices=held.STATES, help="in this state: %(choices)s"
-        )
-        act.add_argument(
-            "--search", default="", metavar="TEXT", help="with this in the name or in the holder"
-        )
-        act.add_argument(
-            "--limit", type=_limit, default=1000, metavar="N", help="how many at most (1000)"
-        )
-        act.add_argument("--fail", action="store_true", help="exit with 1 if there is any")
-
-        act = self._add_act(
-            acts,
-            "show",
-            "Show all about one lock: who holds it, who waits for it, who held it before, and what"
-            " became of the runs of its task.",
-        )
-        act.add_argument("name", metavar="NAME", help=_NAME)
-
-        act = self._add_act(
-            acts,
-            "runs",
-            "Show what became of the runs of tasks: the last success, failure and skip, what is"
-            " under way, and what began and never ended. Without a NAME it shows all.",
-        )
-        act.add_argument("names", nargs="*", metavar="NAME", help=_NAME)
-        act.add_argument(
-            "--no-success-for",
-            type=_age,
-            metavar="TIME",
-            help="only those without a success so long: 90m, 26h, 3d; or not known at all",
-        )
-        act.add_argument(
-            "--fail", action="store_true", help="exit with 1 if there is any such, for probes"
-        )
-
-        act = self._add_act(
-            acts,
-            "release",
-            "End by force the leases of the locks that are named: show them, ask, and end exactly"
-            " those. Their holders are not stopped.",
-        )
-        act.add_argument("names", nargs="*", metavar="NAME", help=_NAME)
-        act.add_argument(
-            "--id", dest="lease", metavar="LEASE", help="only this one; needs no NAME, asks nothing"
-        )
-        _add_decision(act)
-
-        act = self._add_act(
-            acts,
-            "clean",
-            "End by force the leases of all locks that are meant: show them, ask, and end exactly"
-            " those. Their holders are not stopped.",
-        )
-        _add_selection(act)
-        act.add_argument(
-            "--dead-here",
-            action="store_true",
-            help="held by a process of this host that does not exist any more",
-        )
-        act.add_argument("--all", dest="every", action="store_true", help="all that are held")
-        act.add_argument("--dry-run", action="store_true", help="only print what would be done")
-        _add_decision(act)
-
-        self._add_act(acts, "doctor", "Examine whether the server is fit to keep locks.")
-
-        act = self._add_act(acts, "watch", "Show the held locks again and again, until Ctrl-C.")
-        act.add_argument(
-            "--interval", type=_duration, default=1.0, metavar="TIME", help="between looks (1s)"
-        )
-
-    def _add_act(self, acts: Any, name: str, does: str) -> CommandParser:
-        brief = does.partition(".")[0].partition(":")[0]
-        parser: CommandParser = acts.add_parser(
-            name, help=brief[0].lower() + brief[1:], description=does
-        )
-        parser.set_defaults(act=name)
-        _add_common(parser)
-        # Django's own options may stand before or after the act; those before it have the help.
-        hidden: dict[str, Any] = {"default": SUPPRESS, "help": SUPPRESS}
-        parser.add_argument(
-            "--version", action="version", version=self.get_version(), help=SUPPRESS
-        )
-        parser.add_argument("-v", "--verbosity", type=int, choices=(0, 1, 2, 3), **hidden)
-        parser.add_argument("--settings", **hidden)
-        parser.add_argument("--pythonpath", **hidden)
-        for flag in ("--traceback", "--no-color", "--force-color"):
-            parser.add_argument(flag, action="store_true", **hidden)
-        return parser
+        """Those of the acts, see arguments.py."""
+        arguments.add_acts(parser, self.get_version())
 
     def run_from_argv(self, argv: list[str]) -> None:
         """As from a shell, whose terminal may lack letters, and whose ``| head`` may close."""
@@ -184,40 +83,35 @@ class Command(BaseCommand):
         """Do one act; errors become exit statuses."""
         try:
             getattr(self, f"_{act}")(**options)
-        except LockUnavailable as error:
-            using = options["alias"] or DEFAULT_ALIAS
-            raise CommandError(held.problem(error, using), returncode=UNAVAILABLE) from error
-        except (InvalidLockName, ImproperlyConfigured) as error:
-            raise CommandError(visible(str(error)), returncode=USAGE) from error
+        except held.TROUBLE as error:
+            problem = held.problem(error, options["alias"] or DEFAULT_ALIAS)
+            status = UNAVAILABLE if isinstance(error, LockUnavailable) else USAGE
+            raise CommandError(problem, returncode=status) from error
 
     # --- acts -----------------------------------------------------------------------------------
 
     def _list(self, alias: str | None, limit: int, fail: bool, **options: Any) -> None:
-        using = _aliases(alias)
-        found = listed(using, limit, _selection(**options))
-        several = len(using) > 1
-        complaints = found.complaints()
+        using = aliases.named(alias)
+        found = aliases.listed(using, limit, arguments.selection(options))
         if options["json"]:
             self._print_json([lock.as_dict() for lock in found.locks])
         elif found.locks:
-            self._print(terminal.locks(found.locks, _columns(self.stdout), aliases=several))
-        elif not complaints:
-            self.stdout.write(_none_of(found.total, found.partial, **options))
+            several = len(using) > 1
+            self._print(terminal.locks(found.locks, _columns(self.stdout), with_alias=several))
+        elif not found.problems:
+            self.stdout.write(_none_of(found.total, options, partial=found.partial))
         if options["json"] and found.total and not found.locks:
-            self.stderr.write(_none_of(found.total, found.partial, **options))
+            self.stderr.write(_none_of(found.total, options, partial=found.partial))
         elif found.partial:
             self.stderr.write("These are not all of them; see --limit.")
-        if fail and found.locks:
-            complaints.append(f"{counted(len(found.locks), 'lock')} found.")
-            raise CommandError("\n".join(complaints), returncode=FOUND)
-        if complaints:
-            raise CommandError("\n".join(complaints), returncode=UNAVAILABLE)
+        complaint = f"{counted(len(found.locks), 'lock')} found." if fail and found.locks else ""
+        _finish(found.problems.values(), complaint)
 
     def _show(self, name: str, alias: str | None, **options: Any) -> None:
         detail = held.detail(name, using=alias or DEFAULT_ALIAS)
-        became = _record_of(detail)
+        record = held.record_of(detail)
         if not options["json"]:
-            self._print(terminal.detail(detail, became, _columns(self.stdout)))
+            self._print(terminal.detail(detail, record, _columns(self.stdout)))
             return
         free = {"name": detail.name, "alias": detail.alias, "state": "free"}
         self._print_json(
@@ -225,7 +119,7 @@ class Command(BaseCommand):
                 **(detail.lock.as_dict() if detail.lock else free),
                 "waiting": [waiter.as_dict() for waiter in detail.waiters],
                 "past": [lease.as_dict() for lease in detail.past],
-                "runs": became and became.as_dict(),
+                "runs": record and record.as_dict(),
             }
         )
 
@@ -239,31 +133,28 @@ class Command(BaseCommand):
     ) -> None:
         if fail and no_success_for is None:
             raise CommandError("--fail goes with --no-success-for.", returncode=USAGE)
-        found, complaints = _records(names, alias)
-        known = bool(found)
+        known, problems = _records(names, alias)
+        found = known
         if no_success_for is not None:
             found = [
                 one
-                for one in found
+                for one in known
                 if one.last_success is None or one.last_success.ago > no_success_for
             ]
         if options["json"]:
             self._print_json([one.as_dict() for one in found])
         elif found:
-            several = not names and len(_aliases(alias)) > 1
-            self._print(terminal.runs(found, _columns(self.stdout), aliases=several))
+            several = not names and len(aliases.named(alias)) > 1
+            self._print(terminal.runs(found, _columns(self.stdout), with_alias=several))
         elif known:
             self.stdout.write(f"Each had a success in the last {duration(no_success_for)}.")
-        elif not complaints:
+        elif not problems:
             self.stdout.write("No run of a task is known.")
-        if fail and (found or not (known or complaints)):
+        complaint = ""
+        if fail and (found or not (known or problems)):
             without = counted(len(found), "lock") if found else "Nothing is known, so all are"
-            complaints.append(
-                f"{without} without a success in the last {duration(no_success_for)}."
-            )
-            raise CommandError("\n".join(complaints), returncode=FOUND)
-        if complaints:
-            raise CommandError("\n".join(complaints), returncode=UNAVAILABLE)
+            complaint = f"{without} without a success in the last {duration(no_success_for)}."
+        _finish(problems.values(), complaint)
 
     def _release(
         self, names: list[str], lease: str | None, alias: str | None, yes: bool, **options: Any
@@ -282,25 +173,26 @@ class Command(BaseCommand):
             names = list(dict.fromkeys(names))
             looked = [held.get(name, using=using) for name in names]
             if locks := [lock for lock in looked if lock]:
-                self._decide(locks, yes=yes, json=options["json"])
+                self._confirm(locks, yes=yes, json=options["json"])
             # The leases that were shown. A name that nobody holds is reported below.
             leases = [(n, lock.id if lock else "") for n, lock in zip(names, looked, strict=True)]
-        done = self._free(leases, using, options["reason"])
+        released = self._force_release(leases, using, options["reason"])
+        outcomes = list(zip(leases, released, strict=True))
         if options["json"]:
             self._print_json(
                 [
-                    {"name": name, "alias": using, "id": lease or None, "released": one}
-                    for (name, lease), one in zip(leases, done, strict=True)
+                    {"name": name, "alias": using, "id": lease or None, "released": done}
+                    for (name, lease), done in outcomes
                 ]
             )
-        elif any(done):
-            self.stdout.write(f"Released {counted(sum(done), 'lock')}.")
-        if not all(done):
+        elif any(released):
+            self.stdout.write(f"Released {counted(sum(released), 'lock')}.")
+        kept = [name for (name, _), done in outcomes if not done]
+        if kept:
             raise CommandError(
                 "\n".join(
-                    f"{pasteable(name)} was not released: {_why_not(name, using)}"
-                    for (name, _), one in zip(leases, done, strict=True)
-                    if not one
+                    f"{pasteable(name)} was not released. {held.why_kept(name, using=using)}"
+                    for name in kept
                 ),
                 returncode=FOUND,
             )
@@ -314,7 +206,7 @@ class Command(BaseCommand):
         yes: bool,
         **options: Any,
     ) -> None:
-        only = _selection(**options)
+        only = arguments.selection(options)
         chosen = dead_here or only != held.Selection()
         if every and chosen:
             raise CommandError(
@@ -329,36 +221,36 @@ class Command(BaseCommand):
                 returncode=USAGE,
             )
         using = alias or DEFAULT_ALIAS
-        locks = list(held.every(using=using, only=only))
-        if dead_here:
-            locks = [lock for lock in locks if lock.gone]
+        locks = [lock for lock in held.every(using=using, only=only) if lock.gone or not dead_here]
         if locks:
-            self._decide(locks, yes=yes or dry_run, json=options["json"])
+            self._confirm(locks, yes=yes or dry_run, json=options["json"])
         else:
             total = held.list(using=using, limit=0).total
             out = self.stderr if options["json"] else self.stdout
-            out.write(_none_of(total, False, dead_here=dead_here, **options), str)
-        done = [False] * len(locks)
-        if locks and not dry_run:
+            out.write(_none_of(total, {**options, "dead_here": dead_here}), str)
+        released = [False] * len(locks)
+        if not dry_run:
             leases = [(lock.name, lock.id) for lock in locks]
-            done = self._free(leases, using, options["reason"])
+            released = self._force_release(leases, using, options["reason"])
         if options["json"]:
             self._print_json(
-                [{**lock.as_dict(), "released": one} for lock, one in zip(locks, done, strict=True)]
+                [
+                    {**lock.as_dict(), "released": done}
+                    for lock, done in zip(locks, released, strict=True)
+                ]
             )
         elif locks and dry_run:
             self.stdout.write(f"Would release {counted(len(locks), 'lock')}.")
         elif locks:
-            ended = len(done) - sum(done)
-            meanwhile = f" {ended} had ended before." if ended else ""
-            self.stdout.write(f"Released {counted(sum(done), 'lock')}.{meanwhile}")
+            over = len(released) - sum(released)
+            meanwhile = f" {over} had ended before." if over else ""
+            self.stdout.write(f"Released {counted(sum(released), 'lock')}.{meanwhile}")
 
     def _doctor(self, alias: str | None, **options: Any) -> None:
         styles = {"ok": self.style.SUCCESS, "warn": self.style.WARNING, "fail": self.style.ERROR}
         printed = []
-        failed = False
         examined: list[tuple[str | None, Iterator[doctor.Finding]]] = [
-            (using, doctor.examine(using)) for using in _aliases(alias)
+            (using, doctor.examine(using)) for using in aliases.named(alias)
         ]
         if alias is None:
             examined.append((None, doctor.examine_admin()))
@@ -367,7 +259,6 @@ class Command(BaseCommand):
                 what = f"REDISLOCK[{using!r}]" if using else "The admin"
                 self.stdout.write(self.style.MIGRATE_HEADING(what))
             for finding in findings:
-                failed = failed or finding.level == "fail"
                 printed.append({"alias": using, **vars(finding)})
                 if options["json"]:
                     continue
@@ -377,28 +268,27 @@ class Command(BaseCommand):
                     self.stdout.write(f"{'':21}{visible(finding.advice)}")
         if options["json"]:
             self._print_json(printed)
-        if failed:
+        if any(finding["level"] == "fail" for finding in printed):
             raise CommandError("The server is not fit to keep locks.", returncode=FOUND)
 
     def _watch(self, alias: str | None, interval: float, **options: Any) -> None:
         if options["json"]:
-            self._list(alias, **{**_LIST_DEFAULTS, **options})
+            self._list(alias, **{**arguments.LIST_DEFAULTS, **options})
             return
-        screen = Screen(_aliases(alias))
+        view = LiveView(aliases.named(alias))
         if not self.stdout.isatty():
-            lines, complaints = screen.look()
+            lines, problems = view.look()
             self._print(lines)
-            if complaints:
-                raise CommandError("\n".join(complaints), returncode=UNAVAILABLE)
+            _finish(problems)
             return
         with suppress(KeyboardInterrupt), release_on_sigterm():
             try:
                 self.stdout.write(OTHER_SCREEN, ending="")
                 while True:
                     size = shutil.get_terminal_size()
-                    lines, complaints = screen.look(size.lines, size.columns)
+                    lines, problems = view.look(size.lines, size.columns)
                     # In one write, so that it does not flicker.
-                    frame = "\n".join([*complaints, *lines][: size.lines])
+                    frame = "\n".join([*problems, *lines][: size.lines])
                     self.stdout.write(CLEAR + frame, ending="")
                     self.stdout.flush()
                     time.sleep(max(interval, SHORTEST_INTERVAL))
@@ -408,23 +298,23 @@ class Command(BaseCommand):
 
     # --- the rest ---------------------------------------------------------------------------------
 
-    def _free(self, leases: list[tuple[str, str]], using: str, reason: str) -> list[bool]:
+    def _force_release(self, leases: list[tuple[str, str]], using: str, reason: str) -> list[bool]:
         """End these leases by force; say of each whether it was there to end."""
-        done: list[bool] = []
+        released: list[bool] = []
+        by = _operator()
         try:
             for name, id in leases:  # noqa: A001
-                done.append(
-                    bool(id)
-                    and held.force_release(name, id, using=using, by=_operator(), reason=reason)
+                released.append(
+                    bool(id) and held.force_release(name, id, using=using, by=by, reason=reason)
                 )
         except KeyboardInterrupt:
             raise CommandError(
-                f"Interrupted. Released {counted(sum(done), 'lock')}, and perhaps one more.",
+                f"Interrupted. Released {counted(sum(released), 'lock')}, and perhaps one more.",
                 returncode=INTERRUPTED,
             ) from None
-        return done
+        return released
 
-    def _decide(self, locks: list[held.HeldLock], *, yes: bool, json: bool) -> None:
+    def _confirm(self, locks: list[held.HeldLock], *, yes: bool, json: bool) -> None:
         """Show what is meant, and ask. With --json, standard output is for programs alone."""
         out = self.stderr if json else self.stdout
         if not (json and yes):
@@ -461,104 +351,55 @@ def _columns(out: OutputWrapper) -> int | None:
     return shutil.get_terminal_size().columns if out.isatty() else None
 
 
+def _finish(problems: Iterable[str], complaint: str = "") -> None:
+    """Raise what --fail complains of, or else what keeps us from looking, if there is any."""
+    lines = [*problems, complaint]
+    if any(lines):
+        status = FOUND if complaint else UNAVAILABLE
+        raise CommandError("\n".join(filter(None, lines)), returncode=status)
+
+
 def _with_id(lease: str, alias: str | None) -> held.HeldLock:
     """The held lock with this lease, of all aliases unless one is named."""
-    unavailable: list[str] = []
+    problems: list[str] = []
     bounded = False
-    for using in _aliases(alias):
+    for using in aliases.named(alias):
         try:
             found = list(islice(held.every(using=using), held.MOST_LOOKS + 1))
         except LockUnavailable as error:  # Another one may have it.
-            unavailable.append(held.problem(error, using))
+            problems.append(held.problem(error, using))
             continue
         bounded = bounded or len(found) > held.MOST_LOOKS
         for lock in found[: held.MOST_LOOKS]:
             if lock.id == lease:
                 return lock
-    if unavailable:
-        raise CommandError("\n".join(unavailable), returncode=UNAVAILABLE)
+    _finish(problems)
     where = f"among the first {held.MOST_LOOKS} locks; say its NAME too" if bounded else "held"
     raise CommandError(f"No lease {visible(lease)!r} is {where}.", returncode=FOUND)
 
 
-def _record_of(detail: held.Detail) -> held.Record | None:
-    """What became of the runs under a lock; that of a permit is one of all permits."""
-    owners = [one.owner for one in (detail.lock, *detail.past) if one]
-    is_permit = any(owner.permit for owner in owners)
-    name = detail.name.rpartition("#")[0] if is_permit else detail.name
-    return held.record(name, using=detail.alias)
-
-
-def _records(names: list[str], alias: str | None) -> tuple[list[held.Record], list[str]]:
-    """What became of the runs under these locks, or all; and what is wrong with servers."""
+def _records(names: list[str], alias: str | None) -> tuple[list[held.Record], dict[str, str]]:
+    """What became of the runs under these locks, or all; and which aliases do not tell, and why."""
     if names:
         using = alias or DEFAULT_ALIAS
-        named = list(dict.fromkeys(map(check_name, names)))
         return [
-            held.record(name, using=using) or held.Record(name=name, alias=using) for name in named
-        ], []
-    found: list[held.Record] = []
-    complaints = []
-    for using in _aliases(alias):
-        try:
-            found += held.records(using=using, limit=MOST_RECORDS)
-        except LockUnavailable as error:  # It must not hide the others.
-            complaints.append(held.problem(error, using))
-    return found, complaints
-
-
-def _none_of(total: int, partial: bool, **options: Any) -> str:
-    """That none of the held locks is one of those that were asked for."""
-    asked = " ".join(
-        f"--{key.replace('_', '-')} {_age_of(value) if key == 'older_than' else pasteable(value)}"
-        for key in ("host", "task", "prefix", "older_than", "state", "search")
-        if (value := options.get(key)) not in {"", None}
+            held.record(name, using=using) or held.Record(name=name, alias=using)
+            for name in dict.fromkeys(map(check_name, names))
+        ], {}
+    answers, problems = aliases.ask(
+        aliases.named(alias), lambda using: held.records(using=using, limit=MOST_RECORDS)
     )
-    if options.get("dead_here"):
-        asked = f"{asked} --dead-here".strip()
+    return [record for records in answers.values() for record in records], problems
+
+
+def _none_of(total: int, options: dict[str, Any], *, partial: bool = False) -> str:
+    """That none of the held locks is one of those that were asked for."""
+    asked = arguments.spelled(options)
     if not (total and asked):
         return "No lock is held."
     are = "lock is" if total == 1 else "locks are"
     looked = "none that was looked at" if partial else "none"
     return f"{total} {are} held, but {looked} matches {asked}."
-
-
-def _age_of(seconds: float) -> str:
-    """A duration as it may be given to an option: 90 is 1m30s."""
-    parts = []
-    for unit, size in {"d": 86400, "h": 3600, "m": 60}.items():
-        whole, seconds = divmod(seconds, size)
-        if whole:
-            parts.append(f"{whole:g}{unit}")
-    return "".join([*parts, f"{seconds:g}s"] if seconds or not parts else parts)
-
-
-def _aliases(alias: str | None) -> list[str]:
-    if alias is None:
-        return aliases()
-    conf(alias)  # Raises if there is none.
-    return [alias]
-
-
-def _selection(
-    host: str = "",
-    task: str = "",
-    prefix: str = "",
-    older_than: float | None = None,
-    state: str = "",
-    search: str = "",
-    **options: Any,
-) -> held.Selection:
-    return held.Selection(
-        host=host, task=task, prefix=prefix, older_than=older_than, state=state, search=search
-    )
-
-
-def _why_not(name: str, using: str) -> str:
-    lock = held.get(name, using=using)
-    if lock is None:
-        return "nobody holds it."
-    return f"somebody else holds it now, {terminal.place(lock.owner)} by lease {lock.id}."
 
 
 def _operator() -> str:
@@ -567,63 +408,3 @@ def _operator() -> str:
     except (KeyError, OSError):  # A container's user may have no name.
         user = f"uid {os.getuid()}"
     return f"{user}@{socket.gethostname()} by manage.py locks"
-
-
-def _limit(text: str) -> int:
-    if not (text.isdecimal() and text.strip("0")):
-        raise ArgumentTypeError(f"{text!r} is no number of locks; write 1 or more.")
-    return int(text[:10])  # Lists are bounded anyway.
-
-
-def _age(text: str) -> float:
-    seconds = _duration(text)
-    if seconds > KEPT:
-        raise ArgumentTypeError(f"{text!r} is too long ago: runs are remembered for 30 days.")
-    return seconds
-
-
-def _duration(text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from None
-
-
-_NAME = "of a lock, as list prints it; write -- before one that begins with a dash"
-
-_LIST_DEFAULTS: dict[str, Any] = {
-    "host": "",
-    "task": "",
-    "prefix": "",
-    "older_than": None,
-    "state": "",
-    "search": "",
-    "limit": 1000,
-    "fail": False,
-}
-
-
-def _add_common(parser: CommandParser) -> None:
-    # They may stand before or after the act: SUPPRESS, or the act's would undo the command's.
-    parser.add_argument(
-        "--alias", default=SUPPRESS, help="only the locks of this alias of REDISLOCK"
-    )
-    parser.add_argument(
-        "--json", action="store_true", default=SUPPRESS, help="print JSON, for programs"
-    )
-    # It has none, but who writes scripts for all commands need not know.
-    parser.add_argument("--skip-checks", action="store_true", default=SUPPRESS, help=SUPPRESS)
-
-
-def _add_selection(parser: CommandParser) -> None:
-    parser.add_argument("--host", default="", help="held from this host")
-    parser.add_argument("--task", default="", help="held by runs of this task, by its full name")
-    parser.add_argument("--prefix", default="", help="with a name that begins like this")
-    parser.add_argument(
-        "--older-than", type=_duration, metavar="TIME", help="held this long: 90s, 10m, 1h30m, 2d"
-    )
-
-
-def _add_decision(parser: CommandParser) -> None:
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the audit log")

@@ -9,3 +9,11 @@ own (a database of a server that tests share). Tasks tell what they do in a jour
 """
 
 from __future__ import annotations
+
+import os
+
+from tests.support.waiting import HUNG
+
+# Seconds until something counts as not coming. With the naive lock (see naive.py) the tests fail,
+# and need not be patient about it.
+PATIENCE = 2 if "TESTS_NAIVE" in os.environ else HUNG

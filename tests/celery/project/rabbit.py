@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from tests.support.servers import free_port, tied_to_us
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -65,7 +65,7 @@ class RabbitMQ:
         """The address for Celery."""
         return f"amqp://guest:guest@127.0.0.1:{self.port}//"
 
-    def wait_ready(self, timeout: float = 60) -> Self:
+    def wait_ready(self, timeout: float = HUNG) -> Self:
         """Return when it takes connections."""
         log = self._folder / "log"
 
@@ -91,10 +91,10 @@ class RabbitMQ:
         traceback: TracebackType | None,
     ) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(HUNG)
         # The port mapper that Erlang has started beside it, on a port of our own.
         # It does not end before it has noticed that the server is gone.
-        wait_until(self._port_mapper_ended, 10, "epmd has ended", every=0.1)
+        wait_until(self._port_mapper_ended, message="epmd has ended", every=0.1)
         self._log.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -20,10 +20,10 @@ from kombu import pools
 
 from django_redislock import held
 from tests import ROOT
-from tests.celery.project import tasks
+from tests.celery.project import PATIENCE, tasks
 from tests.celery.project.app import make_app
 from tests.support.servers import KINDS, Server, binary, missing, tied_to_us
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from celery.result import AsyncResult
     from pytest_django import Settings
 
-# With the naive lock (see naive.py) the tests fail, and need not be patient about it.
-PATIENCE = 2 if "TESTS_NAIVE" in os.environ else 20
 DATABASES = 1000  # Of the server; each stage takes one that nobody has used.
 
 
@@ -84,7 +82,7 @@ class Worker:
         """All that worker and children wrote."""
         return os.pread(self._log.fileno(), 1 << 24, 0).decode(errors="replace")
 
-    def wait_ready(self, timeout: float = 30) -> Worker:
+    def wait_ready(self, timeout: float = HUNG) -> Worker:
         """Return once it consumes its queues."""
 
         def ready() -> bool:
@@ -98,7 +96,7 @@ class Worker:
         """Send a signal to the worker itself: TERM ends it warm, QUIT cold."""
         self.process.send_signal(number)
 
-    def wait(self, timeout: float = 20) -> int:
+    def wait(self, timeout: float = HUNG) -> int:
         """Return its exit status once it has ended."""
         return self.process.wait(timeout)
 
@@ -106,13 +104,13 @@ class Worker:
         """Kill it and its children (SIGKILL), as when the machine loses power."""
         if self.process.poll() is None:
             os.killpg(self.pid, signal.SIGKILL)
-            self.process.wait(5)
+            self.process.wait(HUNG)
 
     def close(self) -> None:
         """End it whatever its state."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # Its children too, also when it has ended itself.
-        self.process.wait(5)
+        self.process.wait(HUNG)
         self._log.close()
 
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import ROOT
-from tests.conftest import _skip_or_fail
+from tests.conftest import skip_or_fail
 from tests.operations.browser import scene
 from tests.support import site
 from tests.support.processes import Child
 from tests.support.servers import KINDS, Server, binary
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,7 +47,7 @@ class Stage:
         for alias in others:
             self.redislock[alias] = {**self.redislock["default"], "KEY_PREFIX": alias}
         self._site = Child(site.serve, str(folder), redislock=self.redislock)
-        self.url: str = self._site.read(timeout=60)
+        self.url: str = self._site.read(timeout=HUNG)
         self._actors: list[Child] = []
 
     def hold(self, name: str, **how: Any) -> Child:
@@ -74,7 +74,7 @@ class Stage:
     def _enter(self, what: Callable[..., None], *args: Any, **kwargs: Any) -> Child:
         child = Child(what, *args, redislock=self.redislock, **kwargs)
         self._actors.append(child)
-        child.lease = child.read(timeout=30)  # type: ignore[attr-defined]
+        child.lease = child.read(timeout=HUNG)  # type: ignore[attr-defined]
         return child
 
 
@@ -96,7 +96,7 @@ def stage(theatre: Stage) -> Iterator[Stage]:
 def chromium() -> Iterator[Browser]:
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None or importlib.util.find_spec("playwright") is None:
-        _skip_or_fail("browser tests need Chromium, and playwright from PyPI")
+        skip_or_fail("browser tests need Chromium, and playwright from PyPI")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -156,7 +156,7 @@ class Visit:
 
     def until(self, condition: Callable[[], Any], message: str = "") -> Any:
         """Poll; the browser goes on meanwhile."""
-        return wait_until(condition, 15, message, every=0.05)
+        return wait_until(condition, message=message, every=0.05)
 
     def close(self) -> None:
         self._context.close()

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 from django_redislock import distributed_lock
 from django_redislock import lock as lock_module
 from django_redislock.activity import Activity, busy_with, current_owner
-from django_redislock.lock import Lock, Options
-from django_redislock.rules.flows import Run
+from django_redislock.lock import Lock
+from django_redislock.rules.flows import RunMarker
+from django_redislock.rules.options import Options
 from django_redislock.task_runs import note_skip
 from tests.support.processes import hear, say
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from django_redislock.lease import Owner
+    from django_redislock.rules.stored import Owner
 
 
 def hold(name: str, **how: Any) -> None:
@@ -32,7 +33,7 @@ def hold(name: str, **how: Any) -> None:
             lock.release()
             say("released")
         else:
-            wait_until(lambda: lease.lost_reason, 30)
+            wait_until(lambda: lease.lost_reason)
             say(lease.lost_reason)
 
 
@@ -68,7 +69,7 @@ def _take(
 ) -> None:
     for turn in range(turns):
         with busy_with(Activity(path=path, task=task, task_id=task_id)):
-            run = Run(f"{task_id}-{turn}", 0) if task else None
+            run = RunMarker(f"{task_id}-{turn}", 0) if task else None
             with Lock(name, Options(**{"wait": 3600, **how}), run):
                 time.sleep(seconds)
     for _ in range(skipped):

@@ -12,10 +12,10 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_redislock.rules.flows import Unanswered
+from django_redislock.rules.steps import Unanswered
 
 if TYPE_CHECKING:
-    from django_redislock.rules.flows import Call, Flow, Listen, Pause, Tell
+    from django_redislock.rules.steps import Call, Flow, Listen, Pause, Tell
 
     Step = Call | Tell | Listen | Pause
 

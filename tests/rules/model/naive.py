@@ -1,20 +1,26 @@
-"""Variants of the protocol that look right and are not: each leaves one rule out."""
+"""Variants of the protocol that look right and are not: each leaves one rule out.
+
+Those of the server are the scripts that ship, with one line changed. A line that is not there any
+more is an error, or the model would find nothing in what is no variant.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from django_redislock.backends.memory.backend import Server
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.flows import Answer, Call, Granted, Listen, Refused, Tell, Unanswered
+from django_redislock.rules.flows import Granted
+from django_redislock.rules.scripts import Script
+from django_redislock.rules.steps import Answer, Call, Listen, Refused, Tell, Unanswered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from django_redislock.backends.memory.backend import _Lock
-    from django_redislock.rules.flows import Flow, Request
+    from django_redislock.rules.flows import Request
+    from django_redislock.rules.steps import Flow
 
 
 def changed(
@@ -92,52 +98,42 @@ def acquire_confirming_by_asking(request: Request, now: float) -> Flow[Any]:
     return changed(flows.acquire(request, now), step_of)
 
 
-class ServerWithoutResends(Server):
-    """Without R1: a resend is a stranger, as with a new token for each try, or a bare SET NX."""
-
-    def _acquire(self, lock: _Lock, us: int, ms: int, token: str, *args: Any) -> Any:
-        if lock.lease is not None and lock.lease.token == token:
-            return [b"busy", lock.lease.expires - ms, lock.lease.packed()]
-        return super()._acquire(lock, us, ms, token, *args)
-
-
-class ServerThatFreesForAnybody(Server):
-    """Without P3: a release is not compared with the token of the lease."""
-
-    def _release(self, lock: _Lock, us: int, ms: int, token: str, *args: Any) -> bytes:
-        if lock.lease is not None:
-            token = lock.lease.token
-        return super()._release(lock, us, ms, token, *args)
+def instead(text: str, by: str) -> dict[Script, Script]:
+    """The scripts that have *text* among their lines, each with what stands there *by* it."""
+    changed = {}
+    for script in vars(scripts).values():
+        if isinstance(script, Script) and text.encode() in script.source:
+            source = script.source.replace(text.encode(), by.encode())
+            sha = hashlib.sha1(source, usedforsecurity=False).hexdigest()
+            changed[script] = replace(script, source=source, sha=sha)
+    assert changed, f"No script says {text!r} any more."
+    return changed
 
 
-class ServerThatOnlyConfirms(Server):
-    """Without the end of R2: a resend is told "yours" without restarting the ttl."""
+# Without R1: a resend is a stranger, as with a new token for each try, or a bare SET NX.
+RESENDS_ARE_STRANGERS = instead("if is_of(value, token) and state ~= 'k' then", "if false then")
 
-    def _acquire(self, lock: _Lock, us: int, ms: int, token: str, *args: Any) -> Any:
-        before = lock.lease
-        value = super()._acquire(lock, us, ms, token, *args)
-        after = lock.lease
-        if before is not None and after is not None and before.fence == after.fence:
-            lock.lease = replace(after, expires=before.expires)
-        return value
+# Without P3: a release is not compared with the token of the lease.
+ANYBODY_RELEASES = instead(
+    "if value and not head and string.sub(value, 1, 33) == token .. 'h' then",
+    "if value and not head then",
+)
 
+# Without the end of R2: a resend is told "yours" without restarting the ttl.
+RESENDS_ONLY_CONFIRM = instead("call('PEXPIRE', LOCK, ttl, 'GT') -- it may be late", "-- it may be")
 
-class ServerWithoutClaims(Server):
-    """Without the claim time of R14: whoever was rung has the lock for its whole ttl."""
+# Without the claim time of R14: whoever was rung has the lock for its whole ttl.
+HAND_OVERS_ARE_GRANTS = instead(
+    "state, claim, px = 'c', digits(ms + math.min(CLAIM, ttl)), ttl + CLAIM", "px = 60000"
+)
 
-    def _hand_over(self, lock: _Lock, us: int, ms: int, *args: Any) -> str | None:
-        token = super()._hand_over(lock, us, ms, *args)
-        if token is not None and lock.lease is not None and lock.lease.state == "c":
-            lock.lease = replace(lock.lease, state="h", expires=ms + 60_000)
-        return token
-
-
-class ServerThatBringsBack(Server):
-    """A renewal brings back a lease that the server has lost."""
-
-    def _renew(self, lock: _Lock, us: int, ms: int, token: str, ttl: int, *args: Any) -> bytes:
-        if lock.lease is None:
-            grant = (token, token[:2], ttl, "try", b"0", "", "-", "{}", "")
-            text = [arg.decode() if isinstance(arg, bytes) else arg for arg in grant]
-            self._acquire(lock, us, ms, *text)
-        return super()._renew(lock, us, ms, token, ttl, *args)
+# A renewal brings back a lease that the server has lost.
+RENEWALS_BRING_BACK = instead(
+    "local renewals = string.sub(count, 2)\nlocal value = call('GET', LOCK)",
+    """local renewals = string.sub(count, 2)
+local value = call('GET', LOCK)
+if not value then
+  value = token .. 'h-00000' .. string.sub(token, 1, 16) .. '|' .. digits(clock() + 1) .. '|0|0|0||'
+  call('SET', LOCK, value, 'PX', ttl)
+end""",
+)

@@ -9,36 +9,50 @@ come at any moment, and last for any number of ticks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_redislock.backends.memory.backend import CLAIM_MS, Server, _Lease, _Lock, _Waiter
-from django_redislock.lease import Owner
+from django_redislock.exceptions import LockLost
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.flows import (
-    Answer,
-    Bell,
-    Busy,
-    Call,
-    Ending,
-    Granted,
-    Listen,
-    Pause,
-    Request,
-    Tell,
-)
+from django_redislock.rules.flows import Busy, Ending, Granted, Request
+from django_redislock.rules.grant import Grant, Renewal
+from django_redislock.rules.steps import Answer, Bell, Call, Flow, Listen, Pause, Tell
+from django_redislock.rules.stored import Owner
 from tests.rules.model.book import Book, Interrupt, Lost, Raised, Returned, Sent
+from tests.rules.model.server import Server
 
 if TYPE_CHECKING:
+    from django_redislock.rules.scripts import Script
     from tests.rules.model.book import Told
+    from tests.rules.model.server import Kept, Lease
 
 TICK = 0.5  # Seconds.
 TTL = 1.5
-PATIENCE = TTL / 3
+OPERATION_TIMEOUT = TTL / 3
 EPOCH = 1_000_000  # What the server's clock shows at the beginning.
 NAME = "lottery"
 OWNER = Owner()
+CLAIM_MS = int(flows.CLAIM * 1000)
+
+
+def renew(renewal: Renewal, deadline: float, ends: float) -> Flow[float]:
+    """What Lease.renew() does: the same rules, without a backend. Returns the new deadline."""
+    grant = Grant(
+        name=NAME,
+        token=renewal.token,
+        ttl=TTL,
+        granted_at=0.0,
+        deadline=deadline,
+        ends=ends,
+        hold_until=math.inf,
+        auto_renew=True,
+        holder=lambda: None,
+        for_block=True,
+    )
+    answer = yield from flows.answer_to_renewal(renewal, OPERATION_TIMEOUT)
+    grant.answered(renewal, answer, answer.now)
+    return grant.deadline
 
 
 class Violation(Exception):
@@ -60,7 +74,8 @@ class Setup:
         renewals: How often a lease is renewed at most.
         rounds: How often each client wants the lock.
         writes: Whether holders write to a resource, "fenced" or "unfenced".
-        server, acquire, sent_at_reply: For naive variants of the protocol.
+        instead, acquire, sent_at_reply: For naive variants of the protocol; the first tells which
+            scripts the server runs instead of others.
     """
 
     waits: tuple[float, ...] = (math.inf, math.inf)
@@ -70,7 +85,7 @@ class Setup:
     renewals: int = 0
     rounds: int = 1
     writes: str = ""
-    server: type[Server] = Server
+    instead: Mapping[Script, Script] = field(default_factory=dict)
     acquire: Callable[[Request, float], flows.Flow[Any]] = flows.acquire
     sent_at_reply: bool = False
 
@@ -87,6 +102,7 @@ class Client(NamedTuple):
     fence: int = 0
     deadline: float = 0.0
     ends: float = 0.0  # Later than the deadline until a hand-over is known to be confirmed.
+    lost: str = ""  # Why, if it is.
     checked: bool = False  # Has looked whether it holds, and is about to write.
     paused: bool = False
     line: int = 0  # Number of its connection.
@@ -107,9 +123,7 @@ class State(NamedTuple):
     """One moment."""
 
     time: int  # Ticks.
-    lease: _Lease | None
-    queue: tuple[tuple[Any, ...], ...]
-    counter: int  # What the server knows of the last fence.
+    kept: Kept  # By the server.
     clients: tuple[Client, ...]
     commands: frozenset[Command]
     replies: frozenset[tuple[int, int, Any]]  # On their way: client, node, answer.
@@ -132,13 +146,12 @@ class World:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.book = Book()
+        self.server = Server(NAME, setup.instead)
 
     def beginning(self) -> State:
         return State(
             time=0,
-            lease=None,
-            queue=(),
-            counter=0,
+            kept=self.server.empty,
             clients=tuple(Client() for _ in self.setup.waits),
             commands=frozenset(),
             replies=frozenset(),
@@ -201,51 +214,31 @@ class World:
 
     def tick(self, state: State) -> State:
         time = state.time + 1
-        lease = state.lease
-        if lease is not None and lease.expires <= _ms(time):
-            lease = None
-        return state._replace(time=time, lease=lease)
+        return state._replace(time=time, kept=self.server.at(state.kept, _us(time)))
 
     def _arrive(self, state: State, command: Command) -> State:
         """The server runs a command."""
         who, node, line, _ = command
         step: Call | Tell = self.book[node].step
         client = state.clients[who]
-        rung: list[tuple[int, tuple[str, ...]]] = []
-
-        def publish(channel: str, message: str) -> int:
-            listener, number = map(int, channel.split(":"))
-            other = state.clients[listener]
-            if other.phase == "killed" or other.line != number:
-                return 0
-            # Between two acquires the connection stays subscribed, and nobody reads.
-            if other.phase in {"acquiring", "stopped"}:
-                rung.append((listener, tuple(message.split())))
-            return 1
-
-        server = self.setup.server(publish)
-        lock = _Lock(
-            lease=state.lease,
-            queue=[_Waiter(**dict(zip(_WAITER, one, strict=True))) for one in state.queue],
-            fence=state.counter,
+        # Between two acquires the connection stays subscribed, and nobody reads.
+        subscribed = frozenset(
+            f"{other}:{one.line}"
+            for other, one in enumerate(state.clients)
+            if one.phase != "killed"
         )
-        server.locks[NAME] = lock
-        args = (*step.args, f"{who}:{line}")
-        value = server.perform(step.script.name, NAME, args, _us(state.time))
-        if isinstance(value, list):
-            value = tuple(value)
-        after = state._replace(
-            lease=lock.lease,
-            queue=tuple(tuple(getattr(one, name) for name in _WAITER) for one in lock.queue),
-            counter=lock.fence,
-            commands=state.commands - {command},
+        ran = self.server.run(
+            state.kept, step.script, (*step.args, f"{who}:{line}"), _us(state.time), subscribed
         )
+        after = state._replace(kept=ran.kept, commands=state.commands - {command})
         after = _check_server(state, after, step)
-        for listener, words in rung:
+        for channel, words in ran.rung:
+            listener = int(channel.partition(":")[0])
             other = after.clients[listener]
-            after = _with(after, listener, other._replace(bells=(*other.bells, words)))
+            if other.phase in {"acquiring", "stopped"}:
+                after = _with(after, listener, other._replace(bells=(*other.bells, words)))
         if node in {client.flow, client.renewal} and isinstance(step, Call):
-            after = after._replace(replies=after.replies | {(who, node, value)})
+            after = after._replace(replies=after.replies | {(who, node, ran.answer)})
         return after
 
     # --- clients --------------------------------------------------------------------------------
@@ -254,9 +247,8 @@ class World:
         """What a client may do, now or later."""
         if client.phase == "idle":
             wait = self.setup.waits[who]
-            request = Request(
-                NAME, _token(who, client.round), f"{who}{client.round}", OWNER, TTL, wait, PATIENCE
-            )
+            token = _token(who, client.round)
+            request = Request(NAME, token, _id(token), OWNER, TTL, wait, OPERATION_TIMEOUT)
             node = self.book.start(self.setup.acquire, state.now, request, state.now)
             asking = client._replace(phase="acquiring", bells=())
             yield f"{who} asks", self._reached(_with(state, who, asking), who, node)
@@ -265,8 +257,8 @@ class World:
             relies = _is_held(state, client) or state.now < client.ends
             if relies and not client.renewal and client.renewals < self.setup.renewals:
                 token, count = _token(who, client.round), client.renewals + 1
-                renewal = flows.Renewal(NAME, token, TTL, count)
-                node = self.book.start(flows.renew, state.now, renewal, PATIENCE)
+                renewal = Renewal(NAME, token, TTL, count)
+                node = self.book.start(renew, state.now, renewal, client.deadline, client.ends)
                 renewing = client._replace(renewal=node, renewals=count)
                 after = state._replace(commands=_sent(state, who, node))
                 yield f"{who} renews", _with(after, who, renewing)
@@ -295,11 +287,23 @@ class World:
                     yield f"{who} has paused", self._tell(state, who, client.flow, told)
 
     def _release(self, state: State, who: int, client: Client) -> Move:
-        if client.deadline == -math.inf:
-            return f"{who} leaves, knowing that it was lost", self._leave(state, who, client)
         token = _token(who, client.round)
+        if client.lost == "unreachable":
+            node = self.book.start(flows.undo, state.now, NAME, token, OPERATION_TIMEOUT)
+            after = _with(state, who, client._replace(phase="releasing"))
+            return f"{who} gives back what may be left", self._reached(after, who, node)
+        if client.lost:
+            return f"{who} leaves, knowing that it was lost", self._leave(state, who, client)
         ending = Ending(
-            NAME, token, OWNER, client.deadline, client.ends, 0.0, 0.0, PATIENCE, insist=True
+            NAME,
+            token,
+            OWNER,
+            client.deadline,
+            client.ends,
+            0.0,
+            0.0,
+            OPERATION_TIMEOUT,
+            insist=True,
         )
         node = self.book.start(flows.release, state.now, ending)
         releasing = client._replace(phase="releasing")
@@ -335,7 +339,7 @@ class World:
                     client = client._replace(
                         phase="holding", flow=0, fence=fence, deadline=deadline, ends=ends
                     )
-                case Returned(Busy(value)) if value.startswith(_mark(who, client.round)):
+                case Returned(Busy(holding)) if holding.id == _id(_token(who, client.round)):
                     raise Violation(f"P4: {who} is told busy, but its own command holds the lock")
                 case _:
                     return self._leave(state, who, client)
@@ -361,8 +365,8 @@ class World:
             case Returned(deadline):
                 deadline = max(client.deadline, deadline)
                 client = client._replace(renewal=0, deadline=deadline, ends=deadline)
-            case Raised(flows.LockLost()):
-                client = client._replace(renewal=0, deadline=-math.inf, ends=-math.inf)
+            case Raised(LockLost(reason=reason)):
+                client = client._replace(renewal=0, deadline=-math.inf, ends=-math.inf, lost=reason)
             case Raised(_):
                 client = client._replace(renewal=0)
         return _with(state, who, client)
@@ -396,7 +400,7 @@ class World:
                     commands = state.commands - {command} | {command._replace(late=True)}
                     yield f"{self._named(command)} is slow", left._replace(commands=commands)
         if "flush" in kinds:
-            lost = left._replace(lease=None, queue=(), counter=0, flushed=True)
+            lost = left._replace(kept=self.server.empty, flushed=True)
             yield "the server loses its data", self.tick(lost)
 
     def _cuts(self, state: State, who: int, client: Client) -> Iterator[Move]:
@@ -452,7 +456,7 @@ class World:
     def check(self, state: State) -> None:
         """Raise Violation if this moment must not be."""
         holders = [who for who, one in enumerate(state.clients) if _is_held(state, one)]
-        lease = state.lease
+        lease = state.kept.lease
         if not state.flushed:
             if len(holders) > 1:
                 raise Violation(f"P1: {holders} hold the lock at once")
@@ -460,25 +464,27 @@ class World:
                 if not _belongs(lease, _token(who, state.clients[who].round)):
                     raise Violation(f"P1: {who} holds a lock that the server has given up")
         if lease is not None:
-            left = lease.expires - _ms(state.time)
-            if left > TTL * 1000 + (CLAIM_MS if lease.state == "c" else 0):
-                raise Violation(f"P2: {lease.id} outlives its ttl")
-            if lease.state == "c" and lease.claim - _ms(state.time) > CLAIM_MS:
-                raise Violation(f"P6: the claim of {lease.id} delays the others for too long")
+            longest = TTL * 1000 + (CLAIM_MS if lease.is_claim else 0)
+            if lease.ends is None or lease.ends - _ms(state.time) > longest:
+                raise Violation(f"P2: the lease of {lease.token[:2]} outlives its ttl")
+            if lease.is_claim and lease.claim - _ms(state.time) > CLAIM_MS:
+                raise Violation(
+                    f"P6: the claim of {lease.token[:2]} delays the others for too long"
+                )
         for who, client in enumerate(state.clients):
             token = _token(who, client.round)
             if client.phase == "done" and client.answered and not client.haunted:
                 if _belongs(lease, token):
                     raise Violation(f"R4: {who} has gone, and its lease stays")
-                if any(entry[0][:2] == token[:2] for entry in state.queue):
+                if token in state.kept.queue:
                     raise Violation(f"R4: {who} has gone, and stays in the queue")
 
 
 def _check_server(before: State, after: State, step: Call | Tell) -> State:
     """What a command did to the lock; returns the state with the highest fence noted."""
-    was, now = before.lease, after.lease
+    was, now = before.kept.lease, after.kept.lease
     token = next((arg for arg in step.args if isinstance(arg, str)), "")
-    lapsed = was is not None and was.state == "c" and was.claim <= _ms(before.time)
+    lapsed = was is not None and was.is_claim and was.claim <= _ms(before.time)
     if was is not None and was.token != token and not lapsed and now != was:
         raise Violation(f"P3: a command of {token[:2]} touched the lease of {was.token[:2]}")
     if now is not None and (was is None or now.fence != was.fence):
@@ -486,9 +492,6 @@ def _check_server(before: State, after: State, step: Call | Tell) -> State:
             raise Violation("R9: a fence did not grow")
         return after._replace(fence=now.fence)
     return after
-
-
-_WAITER = ("token", "ticket", "expires", "channel", "ttl", "renews", "id", "owner")
 
 
 def _with(state: State, who: int, client: Client) -> State:
@@ -517,17 +520,16 @@ def _is_held(state: State, client: Client) -> bool:
     return client.phase == "holding" and state.now < client.deadline
 
 
-def _belongs(lease: _Lease | None, token: str) -> bool:
-    # By its first two digits: some naive variants change tokens.
-    return lease is not None and lease.token[:2] == token[:2]
-
-
-def _mark(who: int, round: int) -> bytes:  # noqa: A002
-    return f"{who}{round}".encode()
+def _belongs(lease: Lease | None, token: str) -> bool:
+    return lease is not None and lease.token == token
 
 
 def _token(who: int, round: int) -> str:  # noqa: A002
     return f"{who}{round}".ljust(32, "0")
+
+
+def _id(token: str) -> str:
+    return token[:16]
 
 
 def _ms(time: int) -> int:

@@ -1,0 +1,146 @@
+"""What stands beside the list of held locks: tasks that are only skipped, and free locks."""
+
+from __future__ import annotations
+
+import unicodedata
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from django.contrib.admin.utils import quote
+
+from django_redislock import held
+from django_redislock.admin import markup
+from django_redislock.admin.changelist import FREE
+from django_redislock.exceptions import InvalidLockName
+from django_redislock.humanize import duration, visible
+from django_redislock.models import HeldLock as LockPage
+from django_redislock.rules.stored import is_number
+
+if TYPE_CHECKING:
+    from django_redislock.admin.changelist import Rows
+
+RECORDS = 500
+SKIPPED_LINES, FREE_LINES = 5, 50
+SAME_OCCASION = 60.0  # Seconds.
+MOST_PERMITS = 100
+
+
+def beside(rows: Rows, query: str, chosen: dict[str, str]) -> dict[str, Any]:
+    """Both panels, as the template of the list shows them."""
+    skipped, free = _skipped(rows), _free(rows, query, chosen)
+    return {
+        "skipped": skipped[:SKIPPED_LINES],
+        "more_skipped": len(skipped[SKIPPED_LINES:]),
+        "free": free[:FREE_LINES],
+        "more_free": len(free[FREE_LINES:]),
+        "only_free": chosen.get("state") == FREE,
+        "most_records": RECORDS,
+    }
+
+
+def _skipped(rows: Rows) -> list[dict[str, Any]]:
+    """Tasks that have only been skipped since their last success, the longest ago first."""
+    found: list[held.Record] = []
+    for alias in rows.aliases:
+        if alias in rows.problems:
+            continue
+        with suppress(*held.TROUBLE):  # The next page will say so.
+            stuck = [one for one in held.records(using=alias, limit=RECORDS) if _is_stuck(one)]
+            # While a run is at work, the others are skipped: that is what the lock is for.
+            at_work = _at_work([one.name for one in stuck], alias)
+            found += [one for one in stuck if one.name not in at_work]
+    found.sort(key=lambda one: one.last_success.at if one.last_success else 0.0)
+    return [
+        {
+            **_link(one.name, one.alias),
+            "skips": one.skips,
+            "last_success": one.last_success and duration(one.last_success.ago),
+            "last_skip": one.last_skip and duration(one.last_skip.ago),
+            "never_ended": markup.never_ended(one),
+        }
+        for one in found
+    ]
+
+
+def _free(rows: Rows, query: str, chosen: dict[str, str]) -> list[dict[str, Any]]:
+    """Known locks that nobody holds, if they are looked for: those that match, or all."""
+    search = unicodedata.normalize("NFC", query.strip())
+    state, only = chosen.get("state", ""), chosen.get("alias", "")
+    if not (state == FREE or (search and not state)) or chosen.keys() & {"host", "task"}:
+        return []
+    found = []
+    for alias in rows.aliases:
+        if only in {"", alias} and alias not in rows.problems:
+            try:
+                found += [(alias, *one) for one in _free_at(alias, search).items()]
+            except held.TROUBLE as error:
+                rows.problems[alias] = held.problem(error, alias)
+    return [
+        {
+            **_link(name, alias),
+            "alias": visible(alias) if len(rows.aliases) > 1 else "",
+            "last": last,
+        }
+        for alias, name, last in found
+    ]
+
+
+def _link(name: str, alias: str) -> dict[str, Any]:
+    return {"key": quote(LockPage.named(name, alias).key), "name": markup.name(name)}
+
+
+def _is_stuck(record: held.Record) -> bool:
+    skip = record.last_skip
+    if skip is None or not record.skips:
+        return False
+    if skip.why in {"done", "duplicate"}:  # Its work was done by then.
+        return False
+    ended = max(run.at if run else 0.0 for run in (record.last_success, record.last_failure))
+    # The runs of other servers on the same occasion are skipped too: that is what locks are for.
+    return skip.at > ended + SAME_OCCASION
+
+
+def _at_work(names: list[str], alias: str) -> set[str]:
+    """Those of *names*, of locks of tasks, that a run holds and renews as it should.
+
+    A command that holds one, forgotten in some terminal, is no run. Of a task with a limit it is
+    enough that a run holds one of the permits. The first permit says how many there are.
+    """
+    first = {f"{name}#1": name for name in names}
+    locks = {lock.name: lock for lock in held.look_at([*names, *first], using=alias)}
+    others = {
+        f"{name}#{number}": name
+        for permit, name in first.items()
+        if permit in locks
+        for number in range(2, _limit(locks[permit]) + 1)
+    }
+    permits = first | others
+    return {
+        permits.get(lock.name, lock.name)
+        for lock in [*locks.values(), *held.look_at(others, using=alias)]
+        if lock.state == "held"
+        and lock.owner.task
+        and bool(lock.owner.permit) == (lock.name in permits)
+    }
+
+
+def _limit(permit: held.HeldLock) -> int:
+    """How many permits there are: of "2/5", five."""
+    limit = permit.owner.permit.rpartition("/")[2]
+    return min(int(limit), MOST_PERMITS) if is_number(limit) else 0
+
+
+def _free_at(alias: str, search: str) -> dict[str, str]:
+    """The names of those of one alias, and what became of each the last time."""
+    found = {
+        one.name: markup.last_runs(one)
+        for one in held.records(using=alias, limit=RECORDS)
+        if search.casefold() in one.name.casefold() and not one.under_way
+    }
+    for lock in held.look_at([*found], using=alias):
+        del found[lock.name]
+    with suppress(InvalidLockName):  # What is searched for need not be a name.
+        detail = held.detail(search, using=alias)
+        if detail.past and not detail.lock:
+            found.setdefault(detail.name, markup.last_lease(detail))
+    return found

@@ -1,0 +1,77 @@
+"""Which backend an alias has: made when it is first used, forgotten when the settings change."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from django_redislock.backends.base import Backend
+from django_redislock.conf import conf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from django_redislock.conf import Conf
+
+
+class Backends(dict[str, Backend]):
+    """The backend of each alias, made when first used and shared by all threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._source: Callable[[str], Backend] = lambda alias: make(conf(alias))
+
+    def __missing__(self, alias: str) -> Backend:
+        return self.setdefault(alias, self._source(alias))
+
+    @contextmanager
+    def made_by(self, source: Callable[[str], Backend]) -> Iterator[None]:
+        """Have *source* make all of them anew during the block; after it those of before are back.
+
+        For tests: it holds whatever the settings say, and whatever they are changed to meanwhile.
+        """
+        before = self._source, dict(self)
+        self.clear()
+        self._source = source
+        try:
+            yield
+        finally:
+            self.reset()
+            self._source, kept = before
+            self.update(kept)
+
+    def reset(self) -> None:
+        """Forget them, as when settings change. Leases keep the backend that granted them."""
+        while self:
+            _, backend = self.popitem()
+            backend.retire()
+
+
+def make(conf: Conf) -> Backend:
+    """The backend that *conf* describes."""
+    try:
+        cls = import_string(conf.backend)
+    except ImportError as error:
+        raise ImproperlyConfigured(
+            f"REDISLOCK[{conf.alias!r}]['BACKEND'] {conf.backend!r} cannot be imported: {error}"
+        ) from error
+    if not (isinstance(cls, type) and issubclass(cls, Backend)):
+        raise ImproperlyConfigured(
+            f"REDISLOCK[{conf.alias!r}]['BACKEND'] {conf.backend!r} is no backend of locks."
+        )
+    return cls(conf)
+
+
+backends = Backends()
+
+
+def _forget(*, setting: str, **kwargs: object) -> None:
+    if setting == "REDISLOCK":
+        backends.reset()
+
+
+setting_changed.connect(_forget, dispatch_uid="django_redislock.backends.registry.forget")

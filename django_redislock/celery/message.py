@@ -1,0 +1,75 @@
+"""What a message says beside the arguments of the task, and how its broker will treat it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery.backends.base import DisabledBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from celery import Celery, Task
+
+# The header in which a message of ours carries a dictionary:
+#   "tries"       how often its run was deferred in a row
+#   "since"       when it was deferred for the first time, in seconds since the epoch
+#   "raised"      the task has failed with LockTimeout before
+#   "serializer"  the serializer that the publisher chose; a message does not tell
+#   "queued"      the lock name under which its call was announced (see queued.py), until the body
+#                 starts
+HEADER = "redislock"
+
+# Seconds after which a broker delivers an unacknowledged message again, if it is not configured.
+# It is 3600 for Redis and 1800 for SQS; RabbitMQ closes the connection after 1800.
+DEFAULT_VISIBILITY_TIMEOUT = 1800.0
+
+
+def carried(headers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a message with these headers carries; see HEADER."""
+    found = (headers or {}).get(HEADER)
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def carrying(options: Mapping[str, Any], **added: Any) -> dict[str, Any]:
+    """The options of apply_async(), changed so that the message carries what is *added* too."""
+    headers = options.get("headers") or {}
+    return {**options, "headers": {**headers, HEADER: {**carried(headers), **added}}}
+
+
+def carry(request: Any, **changed: Any) -> None:
+    """Change what the message of a retry or deferral of this run will carry; None removes."""
+    wanted = {**carried(request.headers), **changed}
+    left = {key: value for key, value in wanted.items() if value is not None}
+    headers = {**(request.headers or {}), HEADER: left}
+    if not left:
+        del headers[HEADER]
+    request.headers = headers or None
+
+
+def is_delivered(request: Any) -> bool:
+    """Whether a broker delivered this run, so that it can go back there."""
+    return bool(request.id) and not (request.called_directly or request.is_eager)
+
+
+def stores_result(task: Task) -> bool:
+    """Whether the result of this run is stored, so that others can tell that it has ended."""
+    return not (ignores_result(task) or isinstance(task.backend, DisabledBackend))
+
+
+def ignores_result(task: Task) -> bool:
+    """Whether the result of this run is not wanted: as the caller said, else as the task says."""
+    # `task.request.ignore_result` is False also if the caller said nothing: that is the default of
+    # the request's class. Only what the caller said is in the request's own dictionary.
+    return bool(vars(task.request).get("ignore_result", task.ignore_result))
+
+
+def acks_late(task: Task) -> bool:
+    """Whether the message of a run is acknowledged only after it."""
+    return bool(task.app.conf.task_acks_late if task.acks_late is None else task.acks_late)
+
+
+def visibility_timeout(app: Celery) -> float:
+    """Seconds after which the broker delivers an unacknowledged message again."""
+    configured = (app.conf.broker_transport_options or {}).get("visibility_timeout")
+    return float(configured or DEFAULT_VISIBILITY_TIMEOUT)

@@ -1,0 +1,39 @@
+"""What ``manage.py locks --json`` prints of locks, waiters and runs, for programs."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from django_redislock.rules.stored import Owner
+
+
+class Jsonable:
+    """A dataclass whose fields are printed under their own names.
+
+    So no field is ever renamed or removed. An owner's fields stand among the others, times are
+    rounded to milliseconds, and what is not known is None.
+    """
+
+    __slots__ = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is printed of it."""
+        return _printed(self)
+
+
+def _printed(found: Any) -> dict[str, Any]:
+    printed: dict[str, Any] = {}
+    for field in fields(found):
+        value = getattr(found, field.name)
+        if isinstance(value, Owner):
+            printed |= _printed(value)
+        elif isinstance(value, Jsonable):
+            printed[field.name] = value.as_dict()
+        elif isinstance(value, tuple):
+            printed[field.name] = [one.as_dict() for one in value]
+        elif isinstance(value, float):
+            printed[field.name] = round(value, 3)
+        else:
+            printed[field.name] = None if value == "" else value
+    return printed

@@ -1,0 +1,197 @@
+"""The arguments of ``manage.py locks``: what may be given to each act, and what is meant by it."""
+
+from __future__ import annotations
+
+from argparse import SUPPRESS, ArgumentTypeError
+from typing import TYPE_CHECKING, Any
+
+from django_redislock import held
+from django_redislock.humanize import parse_duration
+from django_redislock.management.terminal import pasteable
+from django_redislock.task_runs import KEPT
+
+if TYPE_CHECKING:
+    from django.core.management.base import CommandParser
+
+NAME = "of a lock, as list prints it; write -- before one that begins with a dash"
+
+# What chooses locks, as in held.Selection, by what is chosen if nothing is said.
+CHOICES: dict[str, Any] = {
+    "host": "",
+    "task": "",
+    "prefix": "",
+    "older_than": None,
+    "state": "",
+    "search": "",
+}
+LIST_DEFAULTS: dict[str, Any] = {**CHOICES, "limit": 1000, "fail": False}
+
+
+def add_acts(parser: CommandParser, version: str) -> None:
+    """Each act has its own; --alias, --json and Django's own options go with all."""
+    parser.set_defaults(act="list", alias=None, json=False, **LIST_DEFAULTS)
+    _add_common(parser)
+    acts = parser.add_subparsers(
+        title="acts",
+        metavar="ACT",
+        description="manage.py locks ACT --help has the options of each.",
+    )
+
+    def add_act(name: str, does: str) -> CommandParser:
+        brief = does.partition(".")[0].partition(":")[0]
+        act: CommandParser = acts.add_parser(
+            name, help=brief[0].lower() + brief[1:], description=does
+        )
+        act.set_defaults(act=name)
+        _add_common(act)
+        _add_djangos(act, version)
+        return act
+
+    act = add_act("list", "List the held locks. This is done without an ACT, too.")
+    _add_choices(act)
+    act.add_argument("--state", default="", choices=held.STATES, help="in this state: %(choices)s")
+    act.add_argument(
+        "--search", default="", metavar="TEXT", help="with this in the name or in the holder"
+    )
+    act.add_argument(
+        "--limit", type=_limit, default=1000, metavar="N", help="how many at most (1000)"
+    )
+    act.add_argument("--fail", action="store_true", help="exit with 1 if there is any")
+
+    act = add_act(
+        "show",
+        "Show all about one lock: who holds it, who waits for it, who held it before, and what"
+        " became of the runs of its task.",
+    )
+    act.add_argument("name", metavar="NAME", help=NAME)
+
+    act = add_act(
+        "runs",
+        "Show what became of the runs of tasks: the last success, failure and skip, what is"
+        " under way, and what began and never ended. Without a NAME it shows all.",
+    )
+    act.add_argument("names", nargs="*", metavar="NAME", help=NAME)
+    act.add_argument(
+        "--no-success-for",
+        type=_age,
+        metavar="TIME",
+        help="only those without a success so long: 90m, 26h, 3d; or not known at all",
+    )
+    act.add_argument(
+        "--fail", action="store_true", help="exit with 1 if there is any such, for probes"
+    )
+
+    act = add_act(
+        "release",
+        "End by force the leases of the locks that are named: show them, ask, and end exactly"
+        " those. Their holders are not stopped.",
+    )
+    act.add_argument("names", nargs="*", metavar="NAME", help=NAME)
+    act.add_argument(
+        "--id", dest="lease", metavar="LEASE", help="only this one; needs no NAME, asks nothing"
+    )
+    _add_confirmation(act)
+
+    act = add_act(
+        "clean",
+        "End by force the leases of all locks that are meant: show them, ask, and end exactly"
+        " those. Their holders are not stopped.",
+    )
+    _add_choices(act)
+    act.add_argument(
+        "--dead-here",
+        action="store_true",
+        help="held by a process of this host that does not exist any more",
+    )
+    act.add_argument("--all", dest="every", action="store_true", help="all that are held")
+    act.add_argument("--dry-run", action="store_true", help="only print what would be done")
+    _add_confirmation(act)
+
+    add_act("doctor", "Examine whether the server is fit to keep locks.")
+
+    act = add_act("watch", "Show the held locks again and again, until Ctrl-C.")
+    act.add_argument(
+        "--interval", type=_duration, default=1.0, metavar="TIME", help="between looks (1s)"
+    )
+
+
+def selection(options: dict[str, Any]) -> held.Selection:
+    """Which locks are meant."""
+    return held.Selection(**{key: options[key] for key in CHOICES if key in options})
+
+
+def spelled(options: dict[str, Any]) -> str:
+    """What chooses locks among *options*, in the form in which it was typed."""
+    words = [
+        f"--{key.replace('_', '-')} {_spelled(value) if key == 'older_than' else pasteable(value)}"
+        for key in CHOICES
+        if (value := options.get(key)) not in {"", None}
+    ]
+    return " ".join([*words, "--dead-here"] if options.get("dead_here") else words)
+
+
+def _spelled(seconds: float) -> str:
+    """A duration as it may be given to an option: 90 is 1m30s."""
+    parts = []
+    for unit, size in {"d": 86400, "h": 3600, "m": 60}.items():
+        whole, seconds = divmod(seconds, size)
+        if whole:
+            parts.append(f"{whole:g}{unit}")
+    return "".join([*parts, f"{seconds:g}s"] if seconds or not parts else parts)
+
+
+def _add_common(parser: CommandParser) -> None:
+    # They may stand before or after the act: SUPPRESS, or the act's would undo the command's.
+    parser.add_argument(
+        "--alias", default=SUPPRESS, help="only the locks of this alias of REDISLOCK"
+    )
+    parser.add_argument(
+        "--json", action="store_true", default=SUPPRESS, help="print JSON, for programs"
+    )
+    # It has none, but who writes scripts for all commands need not know.
+    parser.add_argument("--skip-checks", action="store_true", default=SUPPRESS, help=SUPPRESS)
+
+
+def _add_djangos(act: CommandParser, version: str) -> None:
+    """Django's own options may stand before or after the act; those before it have the help."""
+    hidden: dict[str, Any] = {"default": SUPPRESS, "help": SUPPRESS}
+    act.add_argument("--version", action="version", version=version, help=SUPPRESS)
+    act.add_argument("-v", "--verbosity", type=int, choices=(0, 1, 2, 3), **hidden)
+    act.add_argument("--settings", **hidden)
+    act.add_argument("--pythonpath", **hidden)
+    for flag in ("--traceback", "--no-color", "--force-color"):
+        act.add_argument(flag, action="store_true", **hidden)
+
+
+def _add_choices(act: CommandParser) -> None:
+    act.add_argument("--host", default="", help="held from this host")
+    act.add_argument("--task", default="", help="held by runs of this task, by its full name")
+    act.add_argument("--prefix", default="", help="with a name that begins like this")
+    act.add_argument(
+        "--older-than", type=_duration, metavar="TIME", help="held this long: 90s, 10m, 1h30m, 2d"
+    )
+
+
+def _add_confirmation(act: CommandParser) -> None:
+    act.add_argument("--yes", action="store_true", help="do not ask")
+    act.add_argument("--reason", default="", metavar="TEXT", help="why, for the audit log")
+
+
+def _limit(text: str) -> int:
+    if not (text.isdecimal() and text.strip("0")):
+        raise ArgumentTypeError(f"{text!r} is no number of locks; write 1 or more.")
+    return int(text[:10])  # Lists are bounded anyway.
+
+
+def _age(text: str) -> float:
+    seconds = _duration(text)
+    if seconds > KEPT:
+        raise ArgumentTypeError(f"{text!r} is too long ago: runs are remembered for 30 days.")
+    return seconds
+
+
+def _duration(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None

@@ -1,0 +1,48 @@
+"""Arguments and settings that must be durations, flags or texts: checked, with the name of each."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+SHORTEST_TTL = 0.01
+LONGEST = 10 * 365 * 24 * 3600.0  # Ten years: more seconds than a lock can be meant to last.
+
+
+def seconds(value: object, argument: str, *, least: float = 0.0, endless: bool = False) -> float:
+    """Return a duration in seconds from an int, a float or a timedelta.
+
+    Args:
+        value: What the caller gave.
+        argument: Its name, for the message.
+        least: The smallest duration allowed.
+        endless: Whether math.inf is allowed.
+
+    Raises:
+        ValueError: It is not a duration, or not in range.
+    """
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{argument} must be a number of seconds or a timedelta, not {value!r}.")
+    if endless and value == math.inf:
+        return math.inf
+    if not least <= value <= LONGEST:  # Also refuses nan.
+        rule = f"at least {least:g} seconds" if least else "0 or more seconds"
+        rest = ", or math.inf" if endless else f", at most {LONGEST:.0f}"
+        raise ValueError(f"{argument} must be {rule}{rest}, not {value!r}.")
+    return float(value)
+
+
+def flag(value: object, argument: str) -> bool:
+    """Return a bool, or raise ValueError naming the argument."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{argument} must be True or False, not {value!r}.")
+    return value
+
+
+def text(value: object, argument: str) -> str:
+    """Return a non-empty string, or raise ValueError naming the argument."""
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{argument} must be a non-empty string, not {value!r}.")
+    return value

@@ -1,0 +1,298 @@
+"""The states of a lease, and all that may change them.
+
+A lease is *claimed* if it was handed over: only the claim's time is certain, until an answer of
+the server *confirms* it. If none comes, it is *in doubt* from then until the end that it has if the
+confirmation arrived. An answer to a renewal makes it last longer; a renewal that is not answered
+changes nothing yet. It is *lost*, for a reason, when the server says so or its end has passed, and
+stays lost. It is *ended* when its owner relies on it no more.
+
+Everybody may read what is here; only the methods of :class:`Grant` change it.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_redislock import process
+from django_redislock.exceptions import LockLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from django_redislock.exceptions import LostReason
+    from django_redislock.rules.steps import Answer
+
+# Clocks of two machines run at about the same rate, not at the same: a lease is given up this
+# much before the server does (https://redis.io/docs/latest/develop/use/patterns/distributed-locks/).
+DRIFT_RATE = 0.01
+DRIFT_FIXED = 0.002
+# Seconds: a renewal that would lengthen a lease by less than this is not sent.
+WORTH_RENEWING = 1 / 64
+
+
+def drift(seconds: float) -> float:
+    """How much two clocks may differ after *seconds*, in seconds."""
+    return seconds * DRIFT_RATE + DRIFT_FIXED
+
+
+class Renewal(NamedTuple):
+    """One renewal, as it is asked for."""
+
+    name: str
+    token: str
+    ttl: float  # Seconds from now; shorter than the lease's ttl if max_hold is over before.
+    renewals: int  # The count of this one, see lua/renew.lua.
+    renews: bool = False  # Whether one more is to follow, see will_renew().
+    lease_ttl: float = 0.0  # The ttl that the lease has if it is carried out.
+
+
+def will_renew(renew: bool, ttl: float, left: float) -> bool:
+    """Whether a lease that is granted or renewed for *ttl* seconds now will be renewed after that.
+
+    Others see in the lock whether a renewal is due, and so, when it is missed, that the owner is
+    in trouble.
+
+    Args:
+        renew: Whether the watchdog renews it at all.
+        ttl: Seconds it is granted or renewed for.
+        left: Seconds until max_hold is over; the last renewal is shortened to end then.
+    """
+    return renew and left - ttl >= WORTH_RENEWING
+
+
+def lost_because(word: str) -> LostReason:
+    """Why a lease is lost, when a script says so."""
+    return {"forced": "forced", "taken": "taken"}.get(word, "expired")  # type: ignore[return-value]
+
+
+class Grant:
+    """The state of one lease. Times are seconds of the clock that deadlines are measured with.
+
+    Attributes:
+        name: The lock.
+        token: Proves ownership to the server.
+        granted_at: When it was granted.
+        ttl: Seconds it lasts unless renewed.
+        auto_renew: Whether the watchdog renews it.
+        hold_until: When max_hold is over.
+        deadline: Until when it is certainly ours.
+        ends: When it ends at the latest: later than the deadline while it is claimed.
+        renewals: How many were answered.
+        is_unanswered: Whether the last renewal was not.
+        is_ended: Whether its owner relies on it no more.
+        holder: Weak reference to the thread or asyncio task that it was granted to.
+        holds: How often that holds it, counting reentrant acquires.
+    """
+
+    __slots__ = (
+        "_for_block",
+        "_known_abandoned",
+        "_lost_reason",
+        "_mutex",
+        "_process",
+        "auto_renew",
+        "deadline",
+        "ends",
+        "granted_at",
+        "hold_until",
+        "holder",
+        "holds",
+        "is_ended",
+        "is_unanswered",
+        "name",
+        "renewals",
+        "token",
+        "ttl",
+    )
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        token: str,
+        ttl: float,
+        granted_at: float,
+        deadline: float,
+        ends: float,
+        hold_until: float,
+        auto_renew: bool,
+        holder: Callable[[], object],
+        for_block: bool,
+    ) -> None:
+        self.name = name
+        self.token = token
+        self.ttl = ttl
+        self.granted_at = granted_at
+        self.deadline = deadline
+        self.ends = ends
+        self.hold_until = hold_until
+        self.auto_renew = auto_renew
+        self.renewals = 0
+        self.is_unanswered = False
+        self.is_ended = False
+        self.holder = holder
+        self.holds = 0
+        self._for_block = for_block  # Whether the end of a block releases it.
+        self._known_abandoned = False
+        self._lost_reason: LostReason | None = None
+        self._process = process.current
+        self._mutex = threading.Lock()
+
+    # --- what it is -----------------------------------------------------------------------------
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it belongs to this process, and not to the one that this was forked from."""
+        return self._process is process.current
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it is neither ended nor known to be lost; its end may have passed."""
+        return not self.is_ended and self._lost_reason is None and self._process is process.current
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is known to be lost."""
+        return self._lost_reason is not None
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether it was handed over, and no answer of the server has confirmed it yet."""
+        return self.ends > self.deadline
+
+    def is_held(self, now: float) -> bool:
+        """Whether it is certainly ours."""
+        return self.is_active and now < self.deadline
+
+    def is_in_doubt(self, now: float) -> bool:
+        """Whether the server alone knows if it is held."""
+        return self.is_active and self.deadline <= now < self.ends
+
+    def may_be_held(self, now: float) -> bool:
+        """Whether it is held, or in doubt."""
+        return self.is_active and now < self.ends
+
+    def lost_reason(self, now: float) -> LostReason | None:
+        """Why it was lost; None if it was not."""
+        if self.is_active and now >= self.ends:
+            return "unreachable" if self.is_unanswered else "expired"
+        return self._lost_reason
+
+    def loss(self, now: float) -> LockLost:
+        """The error that says why it is not held any more."""
+        reason = self.lost_reason(now) or "expired"
+        over = ""
+        if not self.is_ours:
+            over = "it belongs to the process that this one was forked from"
+        elif self.is_ended and self._lost_reason is None:
+            over = "it was released"
+        elif reason == "expired":
+            over = self._setting_that_was_over(now)
+        return LockLost(self.name, reason, over)
+
+    def _setting_that_was_over(self, now: float) -> str:
+        """The setting by which it was not renewed any more, as a clause; "" if there is none."""
+        if now < self.ends:
+            return ""  # The server ended it.
+        if not self.auto_renew:
+            return f"renew is False, and its ttl of {self.ttl:g} s was over"
+        # The last renewal is shortened to end at max_hold, less the drift of the clocks.
+        if self.hold_until <= self.ends + drift(self.ttl) + WORTH_RENEWING:
+            return f"its max_hold of {self.hold_until - self.granted_at:g} s was over"
+        return ""
+
+    # --- whose it is ----------------------------------------------------------------------------
+
+    def nest(self) -> None:
+        """Its holder has acquired it once more."""
+        self.holds += 1
+
+    def unnest(self) -> int:
+        """One of its acquires is over. Returns how many are left."""
+        self.holds -= 1
+        return self.holds
+
+    def newly_abandoned(self) -> bool:
+        """Whether its holder is seen for the first time to have ended without a release."""
+        if self._for_block or self._known_abandoned or self.holder() is not None:
+            return False
+        self._known_abandoned = True
+        return True
+
+    # --- what changes it ------------------------------------------------------------------------
+
+    def renewal(self, now: float, ttl: float | None = None) -> Renewal:
+        """What to send to renew it, for its own ttl or a longer one.
+
+        Raises:
+            LockLost: It is not ours any more, or max_hold is over.
+        """
+        # The count is read first: a server shortens a lease for the newest renewal, so that must
+        # not be ignorant of another one that has made the lease longer meanwhile.
+        count = self.renewals + 1
+        lease_ttl = self.ttl if ttl is None else ttl
+        left = self.hold_until - now
+        if not self.may_be_held(now) or left <= 0:
+            raise self.loss(now)
+        ttl = min(lease_ttl, left)
+        renews = will_renew(self.auto_renew, ttl, left)
+        return Renewal(self.name, self.token, ttl, count, renews, lease_ttl)
+
+    def renewal_due(self, now: float) -> Renewal | None:
+        """What the watchdog sends now; None if a renewal would hardly lengthen the lease.
+
+        Raises:
+            LockLost: As renewal().
+        """
+        renewal = self.renewal(now)
+        if not self.auto_renew:
+            # It only confirms, see lua/renew.lua.
+            return renewal._replace(renewals=renewal.renewals - 1) if self.is_claimed else None
+        gain = now + renewal.ttl - drift(renewal.ttl) - self.deadline
+        return renewal if self.is_claimed or gain >= WORTH_RENEWING else None
+
+    def answered(self, renewal: Renewal, answer: Answer, now: float) -> None:
+        """Count on what the server says to a renewal.
+
+        Raises:
+            LockLost: The server says that it is over; or it is over all the same, since lost stays
+                lost, though the server may have renewed it.
+        """
+        word = answer.value.decode()
+        if word != "renewed":
+            raise LockLost(self.name, lost_because(word))
+        if not self.may_be_held(now):
+            # It was carried out, so what the server keeps is to be given back when the block ends.
+            self.is_unanswered = True
+            raise self.loss(now)
+        self.is_unanswered = False
+        self.ttl = max(self.ttl, renewal.lease_ttl)  # Another one may have made it longer.
+        # From when it was sent, not from when the answer came (R2). An answer may be overtaken by
+        # that of a later renewal.
+        deadline = answer.sent + renewal.ttl - drift(renewal.ttl)
+        self.deadline = self.ends = max(self.deadline, deadline)
+        # Last: whoever counts on from here must know what this one asked for, see renewal().
+        self.renewals += 1
+
+    def unanswered(self) -> bool:
+        """A renewal was not answered. Returns whether it is the first one."""
+        first, self.is_unanswered = not self.is_unanswered, True
+        return first
+
+    def lose(self, reason: LostReason, *, at_release: bool = False) -> bool:
+        """It is lost. Returns True to the one caller who was first to say so."""
+        with self._mutex:
+            # The answer to a renewal that was overtaken by the release says nothing. And only the
+            # parent process loses its lease, not a forked child.
+            told = self._lost_reason is not None or (self.is_ended and not at_release)
+            if told or not self.is_ours:
+                return False
+            self._lost_reason = reason
+            return True
+
+    def end(self) -> LostReason | None:
+        """Its owner relies on it no more. Returns why it was lost, if it was."""
+        with self._mutex:
+            self.is_ended = True
+            return self._lost_reason

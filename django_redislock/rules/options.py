@@ -1,0 +1,103 @@
+"""How to lock: what a call says, and what it comes to with the settings."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from django_redislock.rules.arguments import SHORTEST_TTL, flag, seconds, text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    Seconds = float | timedelta
+
+DEFAULT_ALIAS = "default"
+MOST_COMBINATIONS = 1000  # Of arguments that are kept: programs use few, many times.
+
+
+class Options(NamedTuple):
+    """How to lock, checked; None means the setting. Durations are seconds."""
+
+    ttl: float | None = None
+    wait: float | None = None
+    renew: bool | None = None
+    max_hold: float | None = None
+    min_hold: float = 0.0
+    reentrant: bool = False
+    using: str = DEFAULT_ALIAS
+    once: float = 0.0
+
+
+class Terms(NamedTuple):
+    """What options and settings come to. Durations are seconds."""
+
+    ttl: float
+    first_ttl: float  # Of the grant: max_hold may be shorter than ttl.
+    wait: float
+    renew: bool
+    max_hold: float  # math.inf if there is no bound.
+    operation_timeout: float
+    unavailable_after: float
+
+
+class Defaults(Protocol):
+    """What the settings of an alias say; see conf.Conf."""
+
+    @property
+    def ttl(self) -> float: ...
+    @property
+    def wait(self) -> float: ...
+    @property
+    def renew(self) -> bool: ...
+    @property
+    def max_hold(self) -> float | None: ...
+    @property
+    def unavailable_after(self) -> float | None: ...
+
+
+def terms_of(
+    options: Options, conf: Defaults, operation_timeout: Callable[[float], float]
+) -> Terms:
+    """The only place where an option that was not given becomes what the settings say."""
+    ttl = conf.ttl if options.ttl is None else options.ttl
+    max_hold = conf.max_hold if options.max_hold is None else options.max_hold
+    timeout = operation_timeout(ttl)
+    return Terms(
+        ttl=ttl,
+        first_ttl=ttl if max_hold is None else min(ttl, max_hold),
+        wait=conf.wait if options.wait is None else options.wait,
+        renew=conf.renew if options.renew is None else options.renew,
+        max_hold=math.inf if max_hold is None else max_hold,
+        operation_timeout=timeout,
+        unavailable_after=timeout if conf.unavailable_after is None else conf.unavailable_after,
+    )
+
+
+# Typed: 1 is no flag, though it equals True.
+@lru_cache(maxsize=MOST_COMBINATIONS, typed=True)
+def options_of(
+    ttl: Seconds | None,
+    wait: Seconds | None,
+    renew: bool | None,
+    max_hold: Seconds | None,
+    min_hold: Seconds | None,
+    reentrant: bool,
+    using: str,
+) -> Options:
+    """The arguments of distributed_lock(), checked.
+
+    Raises:
+        ValueError: An argument is of the wrong type or out of range; it is named.
+    """
+    return Options(
+        ttl=None if ttl is None else seconds(ttl, "ttl", least=SHORTEST_TTL),
+        wait=None if wait is None else seconds(wait, "wait", endless=True),
+        renew=None if renew is None else flag(renew, "renew"),
+        max_hold=None if max_hold is None else seconds(max_hold, "max_hold", least=SHORTEST_TTL),
+        min_hold=0.0 if min_hold is None else seconds(min_hold, "min_hold"),
+        reentrant=flag(reentrant, "reentrant"),
+        using=text(using, "using"),
+    )

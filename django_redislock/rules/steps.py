@@ -1,0 +1,126 @@
+"""What a flow may ask for, and what it is answered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from django_redislock.rules.scripts import Script
+
+
+class Performer(Protocol):
+    """Performs the steps of one flow: each method returns the answer, or an awaitable of it.
+
+    It is closed when the flow has ended.
+    """
+
+    def call(self, step: Call) -> Any: ...
+    def tell(self, step: Tell) -> Any: ...
+    def listen(self, step: Listen) -> Any: ...
+    def pause(self, step: Pause) -> Any: ...
+    def notify(self, step: Notify) -> Any: ...
+    def close(self) -> None: ...
+
+
+class Call(NamedTuple):
+    """Run a script; the answer is an :class:`Answer`.
+
+    Whoever performs it adds the channel on which its connection is rung to the arguments.
+    """
+
+    script: Script
+    name: str
+    args: tuple[str | bytes | int, ...]
+    within: float  # Seconds after which the answer is no longer awaited.
+    listening: str = ""  # Lease id for which the bell must be able to ring us.
+    replicas: int = 0  # How many replicas are asked to acknowledge it.
+    shielded: bool = False  # An undo: a second cancellation must not interrupt it.
+
+    def perform(self, by: Performer) -> Any:
+        return by.call(self)
+
+
+class Tell(NamedTuple):
+    """Send a script on its way without awaiting its answer."""
+
+    script: Script
+    name: str
+    args: tuple[str | bytes | int, ...]
+
+    def perform(self, by: Performer) -> Any:
+        return by.tell(self)
+
+
+class Listen(NamedTuple):
+    """Sleep until the bell rings for *id*; the answer is a :class:`Bell`."""
+
+    id: str
+    seconds: float
+
+    def perform(self, by: Performer) -> Any:
+        return by.listen(self)
+
+
+class Pause(NamedTuple):
+    """Sleep; the answer is the time."""
+
+    seconds: float
+
+    def perform(self, by: Performer) -> Any:
+        return by.pause(self)
+
+
+class Notify(NamedTuple):
+    """Send a Django signal to its receivers. What they raise is logged; the answer is nothing."""
+
+    signal: Any
+    news: dict[str, Any]
+
+    def perform(self, by: Performer) -> Any:
+        return by.notify(self)
+
+
+class Answer(NamedTuple):
+    """What a script returned. Deadlines count from *sent*: the server acted at some later time."""
+
+    value: Any
+    sent: float
+    now: float
+    replicas: int = 0  # How many acknowledged.
+    unanswered_since: float = math.inf  # When a first try was sent that was not answered.
+
+
+class Bell(NamedTuple):
+    """What the server said to a waiter, and when we read it; no words if it said nothing."""
+
+    words: list[str]
+    now: float
+
+
+class Unanswered(Exception):
+    """The command may or may not have been carried out; trying again may help."""
+
+    def __init__(self, problem: str, sent: float, now: float) -> None:
+        super().__init__(problem, sent, now)
+        self.problem = problem
+        self.sent = sent
+        self.now = now
+
+
+class Refused(Exception):
+    """The server refuses, and would again: rights, types, memory, configuration."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+class NotOurs(Refused):
+    """The flow belongs to the parent of this forked child, which goes on with it: hands off."""
+
+
+Result = TypeVar("Result")
+Step = Call | Tell | Listen | Pause | Notify
+Flow = Generator[Step, Any, Result]

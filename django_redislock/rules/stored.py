@@ -1,0 +1,175 @@
+"""What the server keeps, and how it is written down.
+
+Nobody else puts it together or takes it apart. The layout is that of lua/_lease.lua. What is read
+may have been written by anybody, so reading never raises.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from typing import NamedTuple
+
+from django_redislock.humanize import counted
+
+LONGEST_OWNER = 4096  # Bytes: with the rest of a lease fewer than may be seen, see lua/_lease.lua.
+
+_STATES = {"h": "held", "c": "claimed", "k": "cooling"}
+_RENEWS = ("-", "r")
+
+
+class Identity(NamedTuple):
+    """Who an acquire is, for the server and for humans."""
+
+    token: str  # The secret that proves ownership.
+    id: str  # The lease id, which stands for the token in the open, and tells nothing about it.
+
+
+def new_identity() -> Identity:
+    """A token that nobody can guess, and its lease id."""
+    digits = os.urandom(24).hex()
+    return Identity(digits[:32], digits[32:])
+
+
+def renews_flag(renews: bool) -> str:
+    """As the server keeps whether an owner is going to renew its lease."""
+    return _RENEWS[renews]
+
+
+def renewal_count(renews: bool, count: int) -> str:
+    """As the server keeps how often a lease was renewed, after :func:`renews_flag`."""
+    return f"{_RENEWS[renews]}{min(count, 99_999):05}"
+
+
+class DoneMarkers(NamedTuple):
+    """Which done markers make an acquire pointless; see lua/_done_markers.lua."""
+
+    once: bool = False  # That of a `once` of this name.
+    # Those of this task run, and of its task. None if it is no run; "" for one without an id.
+    run: str | None = None
+
+    @property
+    def packed(self) -> str:
+        """As scripts take it; "" if there is none to look at."""
+        return f"{self.once:d}{self.run or ''}" if self.once or self.run is not None else ""
+
+
+def is_number(text: str, digits: int = 14) -> bool:
+    """Whether what the server keeps may be a number of ours; anybody may have written it.
+
+    Args:
+        text: What stands there.
+        digits: How many it may have; a time in ms that a calendar has has 14 at most.
+    """
+    return len(text) <= digits and text.isascii() and text.isdecimal()
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who holds or wants a lock, for humans; never a proof. Carries no task arguments."""
+
+    host: str = ""
+    pid: int | None = None
+    thread: str = ""
+    command: str = ""  # What the process was started as, e.g. "manage.py import_users".
+    path: str = ""  # Path of the HTTP request being served.
+    task: str = ""
+    task_id: str = ""
+    permit: str = ""  # "2/5": the lock is the second of five permits of a task with limit=5.
+
+    @cached_property
+    def packed(self) -> bytes:
+        """As the server keeps it: JSON without the empty fields, LONGEST_OWNER bytes at most."""
+        known = {field: value for field, value in asdict(self).items() if value}
+        for most in (200, 40):  # Characters, of which each may need twelve bytes.
+            shown = {k: v[:most] if isinstance(v, str) else v for k, v in known.items()}
+            packed = json.dumps(shown, separators=(",", ":")).encode()
+            if len(packed) <= LONGEST_OWNER:
+                break
+        return packed
+
+    @classmethod
+    def unpack(cls, data: str) -> Owner:
+        """Read what :attr:`packed` wrote. Whatever else it may be, it never raises."""
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError):
+            return cls()
+        if not isinstance(found, dict):
+            return cls()
+        known = {
+            # What cannot be encoded could not be shown either.
+            field.name: str(found[field.name])[:200].encode(errors="replace").decode()
+            for field in fields(cls)
+            if field.name != "pid" and field.name in found
+        }
+        pid = found.get("pid")
+        return cls(pid=pid if type(pid) is int else None, **known)
+
+    @property
+    def place(self) -> str:
+        """Where it is, as "host:pid"; "" if nobody knows."""
+        return f"{self.host or 'unknown'}:{self.pid}" if self.pid is not None else self.host
+
+    def __str__(self) -> str:
+        doing = self.task_id or self.task or self.path or self.command
+        return f"{self.place} {doing}".strip() or "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The current lease of a lock as the server knows it: what anyone may see of it."""
+
+    id: str  # The lease id. Of what is not ours, what stands for it: see lua/_sight.lua.
+    owner: Owner
+    state: str  # "held", "claimed" (handed over, not yet confirmed), "cooling" or "foreign".
+    fence: int | None = None
+    since: float | None = None  # Server time of the grant, seconds since the epoch.
+    ttl: float | None = None  # Seconds it lasts unless renewed.
+    renewals: int = 0
+    renews: bool = False  # Whether its owner is going to renew it, a third of the ttl from then.
+    strange: str = ""  # What it is, if it is not ours: "a list of 3 elements".
+
+
+def read_holding(data: bytes, id: str = "", strange: str = "") -> Holding:  # noqa: A002
+    """Read what the lock key holds, see lua/_lease.lua. Never raises: it may be anything.
+
+    Args:
+        data: The value, or as much of it as the server answers.
+        id: What stands for it, if the server said so: see lua/_sight.lua.
+        strange: What it is, if the server says that it is not ours.
+    """
+    value = data.decode(errors="replace")
+    head, *rest = value.split("|", 6)
+    if not strange and len(head) == 55 and len(rest) == 6 and head[32] in _STATES:
+        fence, since, ttl, _, _, owner = rest
+        renews, renewals = head[33], head[34:39]
+        numbers = is_number(fence, 19) and all(map(is_number, (since, ttl, renewals)))
+        if numbers and renews in "r-":
+            return Holding(
+                id=id or head[39:],
+                owner=Owner.unpack(owner),
+                state=_STATES[head[32]],
+                fence=int(fence),
+                since=int(since) / 1000,
+                ttl=int(ttl) / 1000,
+                renewals=int(renewals),
+                renews=renews == "r",
+            )
+    return Holding(id=id, owner=Owner(), state="foreign", strange=_described(strange))
+
+
+def _described(strange: str) -> str:
+    """What the server says of something strange, in words: "list 3" is a list of 3 elements."""
+    kind, _, size = strange.rpartition(" ")
+    if not kind:
+        return "a string"
+    unit = "byte" if kind == "string" else "element"
+    return f"a {kind}" if size == "-1" else f"a {kind} of {counted(int(size), unit)}"
+
+
+def read_done(value: bytes) -> Owner:
+    """Who did what a done marker of a `once` says: it is when(ms) "|" owner."""
+    return Owner.unpack(value.decode(errors="replace").partition("|")[2])

@@ -1,0 +1,330 @@
+"""The keyspace answers every command that our scripts use as servers do, and Lua sees the same.
+
+Hypothesis makes up sequences of commands; a script performs each on a real server and in this
+process, and tells what it was given back, and of which Lua type. Both have the same clock: that of
+the server, which is moved by hand, so that keys expire within an example.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import re
+import shutil
+import sys
+import uuid
+import weakref
+from collections.abc import Iterator
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from django_redislock.backends.memory.interpreter import Interpreter
+from django_redislock.backends.memory.keyspace import COMMANDS, Keyspace, ReplyError
+from django_redislock.rules.scripts import Script
+from tests.support.servers import Server, missing
+
+if TYPE_CHECKING:
+    from tests.support.servers import Kind
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        sys.platform != "linux" or shutil.which("cc") is None,
+        reason="moving a server's clock needs Linux and a C compiler",
+    ),
+]
+
+CLOSE = 100  # ms by which a time that is left may differ: the two are asked one after the other.
+HEARD = "bell:heard"  # Somebody listens on this channel.
+
+
+def script(source: str) -> Script:
+    text = source.encode()
+    return Script("test", text, hashlib.sha1(text, usedforsecurity=False).hexdigest(), ())
+
+
+TOLD = script("""
+local function told(reply)
+  if type(reply) ~= 'table' then
+    return { type(reply), tostring(reply) }
+  end
+  local all = { 'table', reply.ok or '', string.match(reply.err or '', '^[^.]*') }
+  for _, one in ipairs(reply) do
+    table.insert(all, told(one))
+  end
+  return all
+end
+local time = redis.call('TIME')
+return { time[1], time[2], told(redis.pcall(unpack(ARGV))) }
+""")
+
+
+class Twins:
+    """A real server and a keyspace, which are told the same."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._client = server.client()
+        self._listener = self._client.pubsub()
+        self._listener.subscribe(HEARD)
+        self._listener.get_message(timeout=5)
+        self._keyspace = Keyspace(lambda channel, _: int(channel == HEARD.encode()))
+        self._interpreter = Interpreter(self._keyspace)
+        self._prefix = f"twins-{uuid.uuid4().hex}:"
+
+    def key(self, name: str) -> str:
+        return self._prefix + name
+
+    def both(self, script: Script, *args: str | int, keys: tuple[str, ...] = ()) -> tuple[Any, Any]:
+        """What a client reads from the two; an error is told by the beginning of its message."""
+        seconds, us = self._client.time()
+        self._keyspace.us = seconds * 1_000_000 + us
+        names = [self.key(key) for key in keys]
+        there: Any
+        try:
+            there = self._client.eval(script.source, len(names), *names, *args)
+        except redis.ResponseError as error:
+            there = _error(error)
+        try:
+            return there, self._interpreter.run(script, names, args)
+        except ReplyError as error:
+            return there, _error(error)
+
+    def compare(self, command: tuple[str, ...]) -> None:
+        name, *args = command
+        if name not in {"PUBLISH", "TIME"}:
+            args[0] = self.key(args[0])
+        there, here = self.both(TOLD, name, *args)
+        if name == "PTTL":
+            there, here = (int(answer[2][1]) for answer in (there, here))
+            same = there == here if min(there, here) < 0 else abs(there - here) <= CLOSE
+        else:
+            same = name == "TIME" or there[2] == here[2]
+        assert same, f"{command} answers on the server: {there!r}; in memory: {here!r}"
+
+    def advance(self, ms: int) -> None:
+        self._server.shift += ms / 1000  # type: ignore[attr-defined]
+        self._server.shift_clock(self._server.shift)  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        self._listener.close()
+        self._client.close()
+
+
+def _error(error: Exception) -> str:
+    return str(error).removeprefix("ERR ").partition(" script: ")[0]  # redis-py drops it too.
+
+
+@pytest.fixture(scope="module", params=["redis", "valkey"])
+def movable(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server whose clock can be moved, for all examples of this module."""
+    kind: Kind = request.param
+    if reason := missing(kind):
+        pytest.skip(reason)
+    with Server(kind, movable_clock=True) as server:
+        server.shift = 0.0  # type: ignore[attr-defined]
+        yield server
+
+
+@pytest.fixture
+def twins(movable: Server) -> Iterator[Twins]:
+    """The two, without keys."""
+    twins = Twins(movable)
+    yield twins
+    twins.close()
+
+
+# --- commands ----------------------------------------------------------------------------------
+
+keys = st.sampled_from(["one", "one", "two", "three"])
+values = st.sampled_from(["", "0", "7", "-1", "lottery", "a|b|c"])
+members = st.sampled_from(["ann", "bob", "cid", "0"])
+scores = st.sampled_from(["1", "2", "2", "-1", "+inf", "-inf", "inf", "1763750000123456", "soon"])
+bounds = st.sampled_from(["1", "2", "-1", "+inf", "-inf", "1763750000123456", "soon"])
+indexes = st.sampled_from(["0", "1", "2", "-1", "-2", "-4", "9", "x"])
+offsets = st.sampled_from(["0", "1", "5"])
+# So far from all sums of advances that it does not matter how long an example takes.
+lifetimes = st.sampled_from(["270", "1270", "4270", "0", "-5", "x"])
+
+
+def command(name: str, *args: str | st.SearchStrategy[str]) -> st.SearchStrategy[tuple[str, ...]]:
+    return st.tuples(*(st.just(arg) if isinstance(arg, str) else arg for arg in (name, *args)))
+
+
+FORMS = [
+    command("DEL", keys),
+    command("EXISTS", keys),
+    command("TYPE", keys),
+    command("PEXPIRE", keys, lifetimes),
+    command("PEXPIRE", keys, lifetimes, "GT"),
+    command("PTTL", keys),
+    command("GET", keys),
+    command("SET", keys, values),
+    command("SET", keys, values, "PX", lifetimes),
+    command("SET", keys, values, "PX", lifetimes, "GET"),
+    command("STRLEN", keys),
+    command("GETRANGE", keys, offsets, offsets),
+    command("SETRANGE", keys, offsets, values),
+    command("HGET", keys, members),
+    command("HSET", keys, members, values),
+    command("HDEL", keys, members),
+    command("HDEL", keys, members, members),
+    command("HEXISTS", keys, members),
+    command("HGETALL", keys),
+    command("HVALS", keys),
+    command("HLEN", keys),
+    command("HINCRBY", keys, members, indexes),
+    command("LLEN", keys),
+    command("LINDEX", keys, indexes),
+    command("LRANGE", keys, indexes, indexes),
+    command("RPUSH", keys, values),
+    command("LSET", keys, indexes, values),
+    command("LTRIM", keys, indexes, indexes),
+    command("ZADD", keys, scores, members),
+    command("ZADD", keys, "NX", scores, members),
+    command("ZADD", keys, "GT", scores, members),
+    command("ZREM", keys, members),
+    command("ZSCORE", keys, members),
+    command("ZCARD", keys),
+    command("ZCOUNT", keys, bounds, bounds),
+    command("ZRANGE", keys, indexes, indexes),
+    command("ZRANGE", keys, indexes, indexes, "WITHSCORES"),
+    command("ZRANGE", keys, bounds, bounds, "BYSCORE", "LIMIT", offsets, offsets),
+    command("ZRANGE", keys, bounds, bounds, "BYSCORE", "REV", "LIMIT", offsets, offsets),
+    command("ZREVRANGE", keys, indexes, indexes, "WITHSCORES"),
+    command("ZREMRANGEBYSCORE", keys, bounds, bounds),
+    command("ZREMRANGEBYRANK", keys, indexes, indexes),
+    command("SCARD", keys),
+    command("XLEN", keys),
+    command("TIME"),
+    command("PUBLISH", st.sampled_from([HEARD, "bell:not-heard"]), values),
+]
+# Commands on one type in a row tell more than those that meet the wrong one.
+FAMILIES = [st.one_of([one for one in FORMS if f"'{letter}" in repr(one)[:30]]) for letter in "HLZ"]
+advances = st.tuples(st.just("advance"), st.sampled_from([500, 1000, 3000]))
+
+
+def test_the_keyspace_has_the_commands_that_the_scripts_use() -> None:
+    used = {
+        name
+        for file in (resources.files("django_redislock") / "lua").iterdir()
+        for name in re.findall(r"call\('([A-Z]+)'", file.read_text("utf-8"))
+    }
+    assert {name.decode() for name in COMMANDS} == used
+
+
+@settings(
+    max_examples=100, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+)
+@example([("SET", "one", "", "PX", "270"), ("advance", 500), ("EXISTS", "one"), ("PTTL", "one")])
+@example([("SET", "one", "7", "PX", "270"), ("SET", "one", "7"), ("PTTL", "one")])
+@example([("SET", "one", "7", "PX", "4270"), ("SETRANGE", "one", "9", "x"), ("PTTL", "one")])
+@example([("SET", "one", "7"), ("PEXPIRE", "one", "1270", "GT"), ("PTTL", "one")])
+@example([("HSET", "one", "0", "x"), ("HDEL", "one", "0"), ("SET", "one", "7"), ("TYPE", "one")])
+@example([("ZADD", "one", "2", "bob"), ("ZADD", "one", "GT", "1", "bob"), ("ZSCORE", "one", "bob")])
+@example(
+    [
+        *[("ZADD", "one", score, member) for member, score in zip("abcd", "1223", strict=True)],
+        ("ZRANGE", "one", "2", "+inf", "BYSCORE", "LIMIT", "1", "1"),
+        ("ZRANGE", "one", "+inf", "2", "BYSCORE", "REV", "LIMIT", "0", "2"),
+        ("ZRANGE", "one", "2", "+inf", "BYSCORE", "LIMIT", "0", "0"),
+        ("ZRANGE", "one", "2", "+inf", "BYSCORE", "REV", "LIMIT", "0", "5"),
+    ]
+)
+@given(
+    commands=st.lists(
+        st.one_of(*FORMS, *FAMILIES, *FAMILIES, advances, advances), min_size=5, max_size=40
+    )
+)
+def test_every_command_answers_as_on_a_server(movable: Server, commands: list[Any]) -> None:
+    twins = Twins(movable)
+    try:
+        for one in commands:
+            if one[0] == "advance":
+                twins.advance(one[1])
+            else:
+                twins.compare(one)
+        for name in ("TYPE", "PTTL", "GET", "HGETALL"):
+            for key in ("one", "two", "three"):
+                twins.compare((name, key))
+        for key in ("one", "two", "three"):
+            twins.compare(("LRANGE", key, "0", "-1"))
+            twins.compare(("ZRANGE", key, "0", "-1", "WITHSCORES"))
+    finally:
+        twins.close()
+
+
+# --- scripts -----------------------------------------------------------------------------------
+
+ANSWERS = [
+    "return 3.99",
+    "return -3.99",
+    "return 1763750000123456",
+    "return 'lottery'",
+    "return ''",
+    "return true",
+    "return false",
+    "return nil",
+    "return { 1, 2.5, 'x', true, false, { 'y' }, nil, 'beyond' }",
+    "return { ok = 'FINE' }",
+    "return { err = 'ODD it is' }",
+    "return { 1, { ok = 'FINE' } }",
+    "return { #KEYS, #ARGV, ARGV[1], ARGV[2], KEYS[3] == nil }",
+    "return { tostring(ARGV[1]), ARGV[1] + 1 }",
+    "return redis.sha1hex('lottery')",
+    "return redis.call('SET', KEYS[1], 'x')",
+    "return redis.call('TYPE', KEYS[1])",
+    "return redis.call('GET', KEYS[1]) == false",
+    "return redis.call('ZSCORE', KEYS[1], 'x') or 'none'",
+    # Numbers as arguments: more digits than Lua prints.
+    "redis.call('SET', KEYS[1], 1763750000123456) return redis.call('GET', KEYS[1])",
+    "redis.call('SET', KEYS[1], 0.5) return redis.call('GET', KEYS[1])",
+    "redis.call('ZADD', KEYS[1], 1763750000123456, 'x') return redis.call('ZSCORE', KEYS[1], 'x')",
+    # Errors: caught, returned, raised; what was written before one stays.
+    "redis.call('RPUSH', KEYS[1], 'x') return redis.pcall('GET', KEYS[1])",
+    "redis.call('RPUSH', KEYS[1], 'x') return { redis.pcall('GET', KEYS[1]).err }",
+    "redis.call('RPUSH', KEYS[1], 'x') return redis.call('GET', KEYS[1])",
+    "return redis.call('SET', KEYS[1], 'x', 'PX', 0)",
+    "return redis.call('PEXPIRE', KEYS[1], 1.5)",
+]
+
+
+@pytest.mark.parametrize("source", ANSWERS)
+def test_a_script_is_given_and_answers_the_same(twins: Twins, source: str) -> None:
+    there, here = twins.both(script(source), "17", "two", keys=("one", "two"))
+    assert type(there) is type(here)
+    assert there == here
+
+
+def test_an_error_of_lua_is_an_error_reply_and_undoes_nothing(twins: Twins) -> None:
+    breaks = script("redis.call('SET', KEYS[1], 'x') return nil .. 'x'")
+    for answer in twins.both(breaks, keys=("one",)):
+        assert "attempt to concatenate a nil value" in answer
+    there, here = twins.both(script("return redis.call('GET', KEYS[1])"), keys=("one",))
+    assert there == here == b"x"
+
+
+def test_a_key_is_there_until_its_last_millisecond_is_over() -> None:
+    keyspace = Keyspace(lambda *_: 0)
+    keyspace.perform(b"SET", b"one", b"x", b"PX", b"10")
+    keyspace.us = 10_999
+    assert keyspace.perform(b"PTTL", b"one") == 0
+    keyspace.us = 11_000
+    assert keyspace.perform(b"PTTL", b"one") == -2
+
+
+def test_an_interpreter_that_nobody_needs_is_collected() -> None:
+    keyspace = Keyspace(lambda *_: 0)
+    interpreter = Interpreter(keyspace)
+    assert interpreter.run(script("return redis.call('GET', KEYS[1])"), ["one"], []) is None
+    with pytest.raises(ReplyError):
+        interpreter.run(script("return redis.call('NONE')"), [], [])
+    left = weakref.ref(interpreter)
+    del interpreter
+    gc.collect()
+    assert left() is None

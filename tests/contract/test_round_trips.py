@@ -1,0 +1,65 @@
+"""R15: what an uncontended lock costs, whatever features are on: one command to get it, one to end.
+
+A command that is not sent cannot be slow. Every other test passes too if there is one more.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import distributed_lock
+from django_redislock.rules import scripts
+from tests.support.ways import both_ways
+
+if TYPE_CHECKING:
+    from tests.conftest import Locks
+    from tests.support.proxy import Proxy
+    from tests.support.ways import Way
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tries once": {"wait": 0},
+    "waits": {"wait": 60},
+    "not renewed": {"renew": False},
+    "max_hold": {"max_hold": timedelta(hours=1)},
+    "min_hold": {"min_hold": 0.001},
+    "reentrant": {"reentrant": True},
+}
+
+
+@pytest.mark.proves("R15")
+@pytest.mark.parametrize("options", FEATURES.values(), ids=FEATURES)
+@both_ways
+async def test_an_uncontended_cycle_is_two_round_trips(
+    way: Way, locks: Locks, proxy: Proxy, options: dict[str, Any]
+) -> None:
+    locks.on(proxy)
+    async with way.entered(distributed_lock("warm-up", **options)):
+        pass  # It brings the connection and the scripts.
+    before = len(proxy.log)
+    async with way.entered(distributed_lock("lottery", **options)) as lease:
+        assert lease.held
+    sent = [(command.name, command.args[0].decode()) for command in proxy.log[before:]]
+    ending = scripts.CONCLUDE if "min_hold" in options else scripts.RELEASE
+    assert sent == [("EVALSHA", scripts.ACQUIRE.sha), ("EVALSHA", ending.sha)]
+
+
+@pytest.mark.proves("R11", "R15")
+def test_the_question_for_acknowledgement_does_not_wait_for_the_answer_to_the_acquire(
+    locks: Locks, proxy: Proxy
+) -> None:
+    locks.on(
+        proxy, REPLICAS_ACK=1, TTL=3
+    )  # The server looks for replicas in vain, but not for long.
+    proxy.rewrite("WAIT", lambda reply: b":1\r\n")
+    with distributed_lock("warm-up"):
+        pass
+    before, delay = len(proxy.log), 0.5
+    proxy.rule_for_script(scripts.ACQUIRE.sha, f"delayreply:{delay}")
+    with distributed_lock("lottery"):
+        acquire, wait = proxy.log[before:]
+    assert (acquire.name, wait.name) == ("EVALSHA", "WAIT")
+    assert wait.time - acquire.time < delay

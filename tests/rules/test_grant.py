@@ -1,0 +1,206 @@
+"""The states of a lease, without a server and without a clock: what may follow what."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from weakref import ref
+
+import pytest
+
+from django_redislock import LockLost
+from django_redislock.rules.grant import WORTH_RENEWING, Grant, drift
+from django_redislock.rules.steps import Answer
+
+TTL = 10.0
+END = TTL - drift(TTL)
+
+
+class Holder:
+    """Stands for a thread or an asyncio task."""
+
+
+me = Holder()
+
+
+def grant(**fields: Any) -> Grant:
+    """Granted at 0 for ten seconds, without a bound."""
+    defaults: dict[str, Any] = {
+        "name": "lottery",
+        "token": "0123456789abcdef" * 2,
+        "ttl": TTL,
+        "granted_at": 0.0,
+        "deadline": END,
+        "ends": END,
+        "hold_until": float("inf"),
+        "auto_renew": True,
+        "holder": ref(me),
+        "for_block": False,
+    }
+    return Grant(**{**defaults, **fields})
+
+
+def claimed(**fields: Any) -> Grant:
+    """Handed over at 0: one second of it is certain."""
+    return grant(**{"deadline": 1.0, **fields})
+
+
+def is_renewed(one: Grant, *, sent: float, word: bytes = b"renewed", now: float = 0.0) -> None:
+    """A renewal that was sent at *sent* is answered."""
+    one.answered(one.renewal(sent), Answer(word, sent, now or sent), now or sent)
+
+
+@pytest.mark.proves("P1")
+def test_p1_it_is_held_until_its_deadline_and_not_a_moment_longer() -> None:
+    one = grant()
+    assert one.is_held(END - 0.001)
+    assert not one.is_held(END)
+    assert one.lost_reason(END - 0.001) is None
+    assert one.lost_reason(END) == "expired"
+
+
+@pytest.mark.proves("R2")
+def test_r2_a_renewal_counts_from_when_it_was_sent() -> None:
+    one = grant()
+    is_renewed(one, sent=3.0, now=5.0)
+    assert one.deadline == one.ends == 3.0 + END
+    assert one.renewals == 1
+
+
+def test_an_answer_that_a_later_one_has_overtaken_shortens_nothing() -> None:
+    one = grant()
+    early = one.renewal(2.0)
+    is_renewed(one, sent=4.0)
+    one.answered(early, Answer(b"renewed", 2.0, 5.0), 5.0)
+    assert one.deadline == 4.0 + END
+
+
+def test_a_hand_over_is_certain_for_its_claim_and_in_doubt_until_its_end() -> None:
+    one = claimed()
+    assert one.is_claimed
+    assert one.is_held(0.9)
+    assert not one.is_held(1.0)
+    assert one.is_in_doubt(1.0)
+    assert one.may_be_held(END - 0.001)
+    assert one.lost_reason(2.0) is None
+    assert one.lost_reason(END) == "expired"
+
+
+def test_an_answer_confirms_a_hand_over_also_after_its_claim() -> None:
+    one = claimed()
+    is_renewed(one, sent=4.0)
+    assert not one.is_claimed
+    assert one.is_held(5.0)
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"), [(b"gone", "expired"), (b"taken", "taken"), (b"forced", "forced")]
+)
+def test_what_the_server_says_is_why_it_is_lost(word: bytes, reason: str) -> None:
+    one = grant()
+    with pytest.raises(LockLost, match="'lottery'") as raised:
+        is_renewed(one, sent=3.0, word=word)
+    assert raised.value.reason == reason
+
+
+@pytest.mark.proves("R3")
+def test_r3_a_renewal_that_is_answered_after_the_end_does_not_bring_it_back() -> None:
+    one = grant()
+    with pytest.raises(LockLost):
+        is_renewed(one, sent=3.0, now=END)
+    assert not one.is_held(END)
+    assert one.renewals == 0
+
+
+def test_lost_stays_lost_whatever_is_answered_later() -> None:
+    one = grant()
+    renewal = one.renewal(3.0)
+    assert one.lose("forced")
+    with pytest.raises(LockLost) as raised:
+        one.answered(renewal, Answer(b"renewed", 3.0, 3.1), 3.1)
+    assert raised.value.reason == "forced"
+    assert not one.is_held(3.2)
+
+
+def test_a_loss_is_told_to_one_caller_only() -> None:
+    one, told = grant(), []
+    threads = [threading.Thread(target=lambda: told.append(one.lose("taken"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(told) == [False] * 7 + [True]
+
+
+def test_the_answer_to_a_renewal_that_the_release_overtook_is_no_loss() -> None:
+    one = grant()
+    assert one.end() is None
+    assert not one.lose("taken")
+    assert one.lost_reason(1.0) is None
+    assert one.lose("taken", at_release=True)  # But the release's own answer may be one.
+
+
+@pytest.mark.proves("P5")
+def test_p5_ending_it_tells_that_it_was_lost_before() -> None:
+    one = grant()
+    one.lose("forced")
+    assert one.end() == "forced"
+
+
+def test_a_server_that_does_not_answer_makes_it_unreachable_when_it_ends() -> None:
+    one = grant()
+    assert one.unanswered()
+    assert not one.unanswered()  # Only the first of them is news.
+    assert one.is_held(END - 0.001)
+    assert one.lost_reason(END) == "unreachable"
+
+
+def test_one_answer_makes_up_for_what_was_not_answered() -> None:
+    one = grant()
+    one.unanswered()
+    is_renewed(one, sent=5.0)
+    assert one.lost_reason(5.0 + END) == "expired"
+
+
+def test_the_last_renewal_is_shortened_to_end_at_max_hold() -> None:
+    one = grant(hold_until=12.0)
+    assert one.renewal(3.0).ttl == 9.0
+    assert not one.renewal(3.0).renews
+    with pytest.raises(LockLost):
+        one.renewal(12.0)
+
+
+def test_a_renewal_that_would_hardly_lengthen_it_is_not_due() -> None:
+    one = grant(hold_until=TTL)
+    assert one.renewal_due(WORTH_RENEWING / 2) is None
+    assert one.renewal(1.0).ttl == 9.0  # By hand it is sent all the same.
+
+
+def test_without_renewal_only_a_hand_over_is_confirmed() -> None:
+    assert grant(auto_renew=False).renewal_due(3.0) is None
+    confirmation = claimed(auto_renew=False).renewal_due(0.5)
+    assert confirmation is not None
+    assert (confirmation.renewals, confirmation.renews) == (0, False)
+
+
+def test_a_longer_ttl_holds_from_its_answer_on_for_every_later_renewal() -> None:
+    one = grant()
+    longer = one.renewal(1.0, 60.0)
+    assert one.ttl == TTL
+    one.answered(longer, Answer(b"renewed", 1.0, 1.1), 1.1)
+    assert one.ttl == one.renewal(2.0).ttl == 60.0
+
+
+def test_an_error_names_the_setting_that_was_over() -> None:
+    assert "renew is False" in grant(auto_renew=False).loss(END).over
+    assert "its max_hold of 10 s" in grant(hold_until=TTL).loss(END).over
+    assert grant().loss(1.0).over == ""
+
+
+def test_a_holder_that_has_gone_without_a_release_is_news_once() -> None:
+    gone = Holder()
+    one, in_block = grant(holder=ref(gone)), grant(holder=ref(gone), for_block=True)
+    assert not one.newly_abandoned()
+    del gone
+    assert [one.newly_abandoned(), one.newly_abandoned()] == [True, False]
+    assert not in_block.newly_abandoned()

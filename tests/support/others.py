@@ -1,0 +1,98 @@
+"""Others who hold the lock, or wait for it.
+
+==================  ===============================================================================
+held_by_other       another machine holds the lock during a block; in whatever place locks are kept
+held_by             the same, by a machine and for a task that a list can name
+rival               a lock of another process, to acquire, to hand over, to wait; on a server only.
+                    It goes straight there, also while the test's own locks meet a faulty network
+hold                what a child process does that holds the lock; see processes.py
+==================  ===============================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from django_redislock import distributed_lock, held
+from django_redislock.rules.stored import Owner
+from django_redislock.testing import LockTestKit
+from tests.support.processes import hear, say
+from tests.support.stored import NAME, immortal, keys_of, load_scripts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from pytest_django import Settings
+
+    from django_redislock.lock import Lock
+    from tests.conftest import Locks
+
+RIVAL = "rival"
+
+
+def held_by_other(name: str, **options: Any) -> AbstractContextManager[None]:
+    """Let another machine hold the lock during a block."""
+    return LockTestKit().simulate_held_by_other(name, **options)
+
+
+def held_by(
+    name: str, host: str = "web-3", task: str = "", ttl: float = 60, permit: str = ""
+) -> AbstractContextManager[None]:
+    """Let a machine with that name hold the lock during a block, for that task."""
+    task_id = "id-1" if task else ""
+    owner = Owner(
+        host=host, pid=4711, thread="MainThread", task=task, task_id=task_id, permit=permit
+    )
+    return held_by_other(name, ttl=ttl, owner=owner)
+
+
+def add_rival(settings: Settings, locks: Locks, **options: Any) -> None:
+    """Add an alias for the same locks straight on the server, as another process would use it."""
+    default = settings.REDISLOCK["default"]
+    # It does not give up while a test has the server stand still.
+    patient = {"UNAVAILABLE_AFTER": math.inf}
+    rival = {**default, **patient, "LOCATION": locks.server.url, **options}
+    settings.REDISLOCK = {"default": default, RIVAL: rival}
+
+
+@contextmanager
+def against_rival(locks: Locks, settings: Settings) -> Iterator[None]:
+    """Let another process want the same locks during the block; no key may then stay for ever."""
+    add_rival(settings, locks)
+    load_scripts(locks)
+    yield
+    assert immortal(locks) == []
+
+
+def rival(name: str = NAME, **options: Any) -> Lock:
+    """A handle of the rival, who tries once unless told otherwise."""
+    return distributed_lock(name, using=RIVAL, **{"wait": 0, **options})
+
+
+def hold(name: str = NAME, **options: Any) -> None:
+    """In a child: wait for the lock, tell the fence, and hold the lock until told otherwise."""
+    with distributed_lock(name, **options) as lease:
+        say(lease.fence)
+        hear()
+
+
+# Who waits
+
+
+def waiters(name: str) -> int:
+    """How many wait for the lock, as everybody can see."""
+    seen = held.get(name)
+    return seen.waiters if seen else 0
+
+
+def queued(locks: Locks, name: str = NAME) -> int:
+    """How many stand in the queue, by a look past the locks of the test and any proxy."""
+    return int(locks.redis.zcard(keys_of(locks, name).queue))
+
+
+def bells(locks: Locks) -> int:
+    """How many listen to be told that the lock is theirs."""
+    return len(locks.redis.pubsub_channels(f"{locks.prefix}:bell:*"))

@@ -1,0 +1,54 @@
+"""What is on the server of a test, read straight from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django_redislock.rules import scripts
+from django_redislock.rules.keys import index_key, lock_keys, ran_index_key
+from django_redislock.rules.scripts import Script
+
+if TYPE_CHECKING:
+    from django_redislock.lease import Lease
+    from django_redislock.rules.keys import Keys
+    from tests.conftest import Locks
+
+NAME = "lottery"
+
+
+def keys_of(locks: Locks, name: str = NAME) -> Keys:
+    """The names of a lock's keys."""
+    return lock_keys(locks.prefix, name)
+
+
+def value_of(locks: Locks, name: str = NAME) -> bytes | None:
+    """What the lock key holds."""
+    return locks.redis.get(keys_of(locks, name).lock)  # type: ignore[return-value] # bytes
+
+
+def is_held_by(locks: Locks, lease: Lease | None) -> bool:
+    """Whether the server says that the lock is this lease's."""
+    assert lease is not None
+    value = value_of(locks, lease.name)
+    return value is not None and lease.id.encode() in value.split(b"|")[0]
+
+
+def is_left_clean(locks: Locks, name: str = NAME) -> bool:
+    """Whether nobody holds the lock or waits for it; the fence stays."""
+    keys = keys_of(locks, name)
+    return not locks.redis.exists(keys.lock, keys.queue, keys.waiters)
+
+
+def immortal(locks: Locks) -> list[bytes]:
+    """The keys that would stay for ever; the indexes may, they are trimmed as they are used."""
+    indexes = {index_key(locks.prefix), ran_index_key(locks.prefix)}
+    return [key for key in locks.without_ttl() if key.decode() not in indexes]
+
+
+_SCRIPTS = [script for script in vars(scripts).values() if isinstance(script, Script)]
+
+
+def load_scripts(locks: Locks) -> None:
+    """Let the server know the scripts, so that the first run of one is no other than the rest."""
+    for script in _SCRIPTS:
+        locks.redis.script_load(script.source)

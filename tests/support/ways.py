@@ -1,0 +1,397 @@
+"""The two ways to call a lock, blocking or in an event loop; a test is written once for both.
+
+A test of what a lock does is a coroutine function, and runs by both ways:
+
+    @both_ways
+    async def test_the_block_holds_the_lock(way: Way, place: Place) -> None:
+        async with way.entered(distributed_lock("lottery")) as lease:
+            assert lease.held
+
+By the blocking way there is no event loop: the coroutine never suspends, so running it is
+calling it. What is started beside it runs in a thread; by the other way it is a task.
+
+A test that must go on while a call stands still is a plain function with a caller:
+
+    def test_a_lost_reply(caller: Caller, locks: Locks, proxy: Proxy) -> None:
+        proxy.rule_for_script(scripts.ACQUIRE.sha, "cut_after")
+        assert caller.acquire(distributed_lock("lottery"))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+import time
+from abc import ABC, abstractmethod
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+
+import pytest
+
+from tests.support.others import queued
+from tests.support.waiting import HUNG, await_until, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
+    from contextlib import AbstractAsyncContextManager
+    from datetime import timedelta
+    from types import TracebackType
+
+    from django_redislock import Lease
+    from django_redislock.lock import Lock
+    from tests.conftest import Locks
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Running(Protocol[T_co]):
+    """Something that goes on beside the test."""
+
+    async def result(self) -> T_co: ...
+    def done(self) -> bool: ...
+
+
+class Way(ABC):
+    """How a program uses locks: blocking, or in an event loop."""
+
+    name: str
+
+    @abstractmethod
+    def run(self, test: Coroutine[Any, Any, T]) -> T:
+        """Run a test that is written for any way."""
+
+    @abstractmethod
+    def start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Running[T]:
+        """Let *work* run beside the test, as another holder: a thread, or a task."""
+
+    @abstractmethod
+    async def until(
+        self, condition: Callable[[], Any], timeout: float = HUNG, message: str = ""
+    ) -> None:
+        """Poll until *condition* is true; see tests/support/waiting.py."""
+
+    @abstractmethod
+    async def sleep(self, seconds: float) -> None: ...
+    @abstractmethod
+    def function(self, body: Callable[..., T]) -> Callable[..., Any]:
+        """Return *body* as the kind of function that this way of programming has."""
+
+    @abstractmethod
+    async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call what function() returned."""
+
+    @abstractmethod
+    def entered(self, lock: Lock) -> AbstractAsyncContextManager[Lease]:
+        """Use the lock as context manager."""
+
+    @abstractmethod
+    async def acquire(self, lock: Lock) -> bool: ...
+    @abstractmethod
+    async def release(self, lock: Lock, success: bool = True) -> None: ...
+    @abstractmethod
+    async def locked(self, lock: Lock) -> bool: ...
+    @abstractmethod
+    async def renew(self, lease: Lease, ttl: float | timedelta | None = None) -> None: ...
+    @abstractmethod
+    async def ensure_held(self, lease: Lease, verify: bool = False) -> None: ...
+
+
+class Sync(Way):
+    """Blocking calls; others are threads."""
+
+    name = "sync"
+
+    def run(self, test: Coroutine[Any, Any, T]) -> T:
+        try:
+            test.send(None)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        test.close()
+        raise AssertionError("by the blocking way nothing may be awaited that is not there yet")
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Running[T]:
+        return _Thread(lambda: self.run(work()))
+
+    async def until(
+        self, condition: Callable[[], Any], timeout: float = HUNG, message: str = ""
+    ) -> None:
+        wait_until(condition, timeout, message)
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def function(self, body: Callable[..., T]) -> Callable[..., T]:
+        return body
+
+    async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    def entered(self, lock: Lock) -> AbstractAsyncContextManager[Lease]:
+        return _Entered(lock)
+
+    async def acquire(self, lock: Lock) -> bool:
+        return lock.acquire()
+
+    async def release(self, lock: Lock, success: bool = True) -> None:
+        lock.release(success)
+
+    async def locked(self, lock: Lock) -> bool:
+        return lock.locked()
+
+    async def renew(self, lease: Lease, ttl: float | timedelta | None = None) -> None:
+        lease.renew(ttl)
+
+    async def ensure_held(self, lease: Lease, verify: bool = False) -> None:
+        lease.ensure_held(verify)
+
+
+class Async(Way):
+    """Awaited calls in one event loop; others are tasks."""
+
+    name = "async"
+
+    def run(self, test: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run(test)
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Running[T]:
+        return _Task(work())
+
+    async def until(
+        self, condition: Callable[[], Any], timeout: float = HUNG, message: str = ""
+    ) -> None:
+        await await_until(condition, timeout, message)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def function(self, body: Callable[..., T]) -> Callable[..., Awaitable[T]]:
+        @functools.wraps(body)
+        async def afunction(*args: Any, **kwargs: Any) -> T:
+            return body(*args, **kwargs)
+
+        return afunction
+
+    async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return await function(*args, **kwargs)
+
+    def entered(self, lock: Lock) -> AbstractAsyncContextManager[Lease]:
+        return lock
+
+    async def acquire(self, lock: Lock) -> bool:
+        return await lock.aacquire()
+
+    async def release(self, lock: Lock, success: bool = True) -> None:
+        await lock.arelease(success)
+
+    async def locked(self, lock: Lock) -> bool:
+        return await lock.alocked()
+
+    async def renew(self, lease: Lease, ttl: float | timedelta | None = None) -> None:
+        await lease.arenew(ttl)
+
+    async def ensure_held(self, lease: Lease, verify: bool = False) -> None:
+        await lease.aensure_held(verify)
+
+
+class _Entered:
+    """A lock's blocking context manager, for `async with`."""
+
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
+
+    async def __aenter__(self) -> Lease:
+        return self._lock.__enter__()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._lock.__exit__(exc_type, exc, traceback)
+
+
+class _Thread(Generic[T]):
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._raised: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._work()
+        except BaseException as error:
+            self._raised = error
+
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    async def result(self) -> T:
+        self._thread.join(HUNG)
+        assert self.done(), f"still running after {HUNG:g} s"
+        if self._raised is not None:
+            raise self._raised
+        return self._result
+
+
+class _Task(Generic[T]):
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self._task = asyncio.create_task(work)
+
+    def done(self) -> bool:
+        return self._task.done()
+
+    async def result(self) -> T:
+        return await asyncio.wait_for(self._task, HUNG)
+
+
+WAYS = (Sync(), Async())
+
+
+def both_ways(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test, written as a coroutine function with the argument *way*, by both ways."""
+
+    @pytest.mark.parametrize("way", WAYS, ids=[way.name for way in WAYS])
+    @functools.wraps(test)
+    def by(way: Way, **fixtures: Any) -> None:
+        way.run(test(way=way, **fixtures))
+
+    return by
+
+
+# --- from a plain function -----------------------------------------------------------------------
+
+
+class Caller(ABC):
+    """Calls locks by one of the ways for a test that is a plain function.
+
+    Such a test goes on while a call stands still: it breaks the network, stops the server, sends a
+    signal, and then looks at what became of the call.
+    """
+
+    way: Way
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:  # noqa: B027 - threads need no end
+        """End what was begun."""
+
+    @abstractmethod
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """Return what a call by the way returns."""
+
+    @abstractmethod
+    def start(self, call: Coroutine[Any, Any, T]) -> Future[T]:
+        """Let a call by the way go on beside the test, as another holder: a thread, or a task."""
+
+    def acquire(self, lock: Lock) -> bool:
+        return self.run(self.way.acquire(lock))
+
+    def release(self, lock: Lock) -> None:
+        self.run(self.way.release(lock))
+
+    def renew(self, lease: Lease) -> None:
+        self.run(self.way.renew(lease))
+
+    def ensure_held(self, lease: Lease) -> None:
+        """Ask the server."""
+        self.run(self.way.ensure_held(lease, verify=True))
+
+    @contextmanager
+    def block(self, lock: Lock) -> Iterator[Lease]:
+        """A block under *lock*."""
+        block = self.way.entered(lock)
+        lease = self.run(_awaited(block.__aenter__()))
+        try:
+            yield lease
+        except BaseException as error:
+            self.run(_awaited(block.__aexit__(type(error), error, error.__traceback__)))
+            raise
+        else:
+            self.run(_awaited(block.__aexit__(None, None, None)))
+
+    def begin(self, lock: Lock) -> Future[bool]:
+        """Start to acquire *lock* in another thread or task."""
+        return self.start(self.way.acquire(lock))
+
+    def begin_waiting(self, lock: Lock, locks: Locks) -> Future[bool]:
+        """begin(), and return once it stands in the queue."""
+        place = queued(locks, lock.name) + 1
+        future = self.begin(lock)
+        wait_until(lambda: future.done() or queued(locks, lock.name) == place)
+        return future
+
+
+class Blocking(Caller):
+    """By the blocking way; what is begun has a thread of its own."""
+
+    way = Sync()
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        return self.way.run(call)
+
+    def start(self, call: Coroutine[Any, Any, T]) -> Future[T]:
+        return in_thread(lambda: self.way.run(call))
+
+
+class InLoop(Caller):
+    """By the other way; each call is a task of one event loop, which runs in a thread."""
+
+    way = Async()
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.run(self._end_tasks())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(HUNG)
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        return self.start(call).result(HUNG)
+
+    def start(self, call: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(call, self._loop)
+
+    async def _end_tasks(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.fixture(params=[Blocking, InLoop], ids=lambda caller: caller.way.name)
+def caller(request: pytest.FixtureRequest) -> Iterator[Caller]:
+    """Run the test once by each way."""
+    with request.param() as caller:
+        yield caller
+
+
+async def _awaited(call: Awaitable[T]) -> T:
+    return await call
+
+
+def in_thread(function: Callable[[], T]) -> Future[T]:
+    """Call *function* in a new thread: a pool's would be the same owner twice."""
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
