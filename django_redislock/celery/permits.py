@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from django_redislock.backends.base import Backend
     from django_redislock.celery.options import SingleInstance
+    from django_redislock.rules.flows import RunMarker
 
 LOOK_EVERY = 1.0  # Seconds; one who waits stands in the queue of one permit at a time.
 

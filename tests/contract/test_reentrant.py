@@ -265,7 +265,7 @@ async def test_within_a_lost_lease_a_plain_acquire_is_no_misuse(way: Way, place:
 async def test_a_lease_that_has_run_out_by_the_clock_is_no_misuse_either(
     way: Way, place: Place
 ) -> None:
-    lock = distributed_lock("lottery", ttl=0.1, renew=False)
+    lock = distributed_lock("lottery", ttl=0.6, renew=False)
     assert await way.acquire(lock)
     lease = lock.lease
     assert lease is not None

@@ -306,7 +306,7 @@ async def test_05_a_release_by_the_wrong_owner_is_refused(way: Way, place: Serve
 @on_servers
 @both_ways
 async def test_05_a_late_release_leaves_the_next_owner_alone(way: Way, place: ServerPlace) -> None:
-    late = distributed_lock("lottery", ttl=0.2, renew=False)
+    late = distributed_lock("lottery", ttl=0.6, renew=False)
     assert await way.acquire(late)
     await way.until(lambda: held.get("lottery") is None)
     with held_by_other("lottery"):

@@ -73,7 +73,7 @@ async def test_a_renewal_by_hand_just_before_the_watchdogs_does_not_end_its_rene
 
 @both_ways
 async def test_renew_false_lets_it_end(way: Way, place: Place) -> None:
-    lock = distributed_lock("lottery", ttl=0.2, renew=False)
+    lock = distributed_lock("lottery", ttl=0.6, renew=False)
     lease = await taken(way, lock)
     await way.until(lambda: held.get("lottery") is None)
     assert not lease.held
@@ -83,7 +83,7 @@ async def test_renew_false_lets_it_end(way: Way, place: Place) -> None:
 @both_ways
 async def test_the_setting_renew_is_what_none_means(way: Way, place: Place) -> None:
     place.configure(RENEW=False)
-    lease = await taken(way, lock := distributed_lock("lottery", ttl=0.2))
+    lease = await taken(way, lock := distributed_lock("lottery", ttl=0.6))
     await way.until(lambda: held.get("lottery") is None)
     kept = await taken(way, keeps := distributed_lock("tombola", ttl=2, renew=True))
     await way.until(lambda: kept.renewals)
@@ -152,7 +152,7 @@ def test_the_thread_ends_when_settings_changed_and_the_last_lease_is_over(place:
 @both_ways
 async def test_who_is_forgotten_does_not_keep_a_lease(way: Way, place: Place) -> None:
     # The watchdog holds leases weakly.
-    assert await way.acquire(distributed_lock("lottery", ttl=0.3))
+    assert await way.acquire(distributed_lock("lottery", ttl=0.6))
     gc.collect()
     await way.until(lambda: held.get("lottery") is None)
 

@@ -686,7 +686,7 @@ def test_a_lease_whose_thread_ended_without_a_release_ends_with_its_ttl(
 def test_a_late_release_of_a_lost_lease_leaves_a_later_one_of_the_process_alone(
     caller: Caller, locks: Locks
 ) -> None:
-    lost, later = distributed_lock(NAME, ttl=0.2, renew=False), distributed_lock(NAME, wait=2)
+    lost, later = distributed_lock(NAME, ttl=0.6, renew=False), distributed_lock(NAME, wait=2)
     assert caller.acquire(lost)
     first = lease_of(lost)
     assert first is not None
