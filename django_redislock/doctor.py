@@ -20,7 +20,8 @@ from django.db import DatabaseError, InterfaceError
 from redis.connection import parse_url
 
 from django_redislock.backends.redis.backend import RedisBackend
-from django_redislock.backends.redis.connection import OLDEST_VERSION, ReplyError, TooOld
+from django_redislock.backends.redis.dialing import OLDEST_VERSION
+from django_redislock.backends.redis.errors import ReplyError, TooOld
 from django_redislock.backends.registry import backends
 from django_redislock.exceptions import LockError, LockUnavailable
 from django_redislock.held import look_at
@@ -260,7 +261,7 @@ def _rights(server: _Server) -> Iterator[Finding]:
             "scripting",
             "warn",
             "scripts are forbidden: waiters poll, nobody is served in turn, operations take more"
-            " round trips",
+            " round trips; tasks, lists and force release are unavailable",
             "Allow +eval and +evalsha.",
         )
 

@@ -236,7 +236,7 @@ class Lock:
             terms.wait,
             terms.operation_timeout,
             backend.conf.replicas_ack,
-            DoneMarkers(self._options.once > 0, self._run.id if self._run else ""),
+            DoneMarkers(self._options.once > 0, self._run.id if self._run else None),
             will_renew(terms.renew, terms.first_ttl, terms.max_hold),
             terms.unavailable_after,
         )

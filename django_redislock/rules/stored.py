@@ -47,12 +47,13 @@ class DoneMarkers(NamedTuple):
     """Which done markers make an acquire pointless; see lua/_done_markers.lua."""
 
     once: bool = False  # That of a `once` of this name.
-    run: str = ""  # Those of this task run, and of its task; "" if it is no run of a task.
+    # Those of this task run, and of its task. None if it is no run; "" for one without an id.
+    run: str | None = None
 
     @property
     def packed(self) -> str:
         """As scripts take it; "" if there is none to look at."""
-        return f"{self.once:d}{self.run}" if self.once or self.run else ""
+        return f"{self.once:d}{self.run or ''}" if self.once or self.run is not None else ""
 
 
 def is_number(text: str, digits: int = 14) -> bool:

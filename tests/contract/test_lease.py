@@ -119,7 +119,7 @@ class Losing:
     def lose(self, lease: Lease, reason: str) -> None:
         """Let it end on the server, or out of our reach."""
         if reason == "forced":
-            assert held.force_release(lease.name, lease.id)
+            self._place.force_release(lease)
         elif reason == "unreachable":
             self._proxy.refuse()
         else:

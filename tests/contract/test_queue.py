@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_redislock import distributed_lock
-from django_redislock.backends.redis.connection import SharedBell
+from django_redislock.backends.redis.pool import SharedBell
 from django_redislock.rules import scripts
 from tests.support.backends import one_kind
 from tests.support.faults import block_interpreter, calls, hands_over, lease_of, runs, takes

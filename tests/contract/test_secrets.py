@@ -20,7 +20,7 @@ from django_redislock import (
     held,
 )
 from django_redislock.backends.registry import backends
-from tests.support.backends import on_servers
+from tests.support.backends import needs_scripts, on_servers
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def shown(*values: object) -> str:
 
 
 @pytest.mark.proves("P10")
+@needs_scripts
 @both_ways
 async def test_the_token_is_never_shown(
     way: Way, place: Place, caplog: pytest.LogCaptureFixture

@@ -12,6 +12,7 @@ from django.dispatch import Signal
 from django_redislock import Lease, LockLost, LockTimeout, distributed_lock, held, signals
 from django_redislock.held import HeldLock
 from django_redislock.lock import Lock
+from tests.support.backends import needs_scripts
 from tests.support.others import held_by_other
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways
@@ -125,6 +126,7 @@ async def test_a_lost_lease_is_not_told_as_released(way: Way, place: Place) -> N
     assert got == []
 
 
+@needs_scripts
 @both_ways
 async def test_lock_force_released(way: Way, place: Place) -> None:
     lock = distributed_lock("lottery")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held
-from django_redislock.backends.redis.connection import DIALS_BY_NAME
+from django_redislock.backends.redis.dialing import DIALS_BY_NAME
 from django_redislock.rules import scripts
 from tests.support.backends import forbid_scripting, one_kind
 from tests.support.faults import hands_over, lease_of, loses, runs, takes

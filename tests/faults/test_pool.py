@@ -8,14 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from django_redislock.backends.redis.connection import (
-    Crowded,
-    Dialer,
-    Exhausted,
-    Pool,
-    Wire,
-    packed,
-)
+from django_redislock.backends.redis.connection import Wire, packed
+from django_redislock.backends.redis.dialing import Dialer
+from django_redislock.backends.redis.errors import Crowded, Exhausted
+from django_redislock.backends.redis.pool import Pool
 from tests.support.backends import one_kind
 from tests.support.waiting import wait_until
 from tests.support.ways import in_thread

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_redislock import LockError, LockLost, LockUnavailable, distributed_lock, held, task_runs
-from django_redislock.backends.redis import backend as redis_backend
+from django_redislock.backends.redis import calling
 from django_redislock.doctor import minimal_acl
 from django_redislock.lock import Lock
 from django_redislock.rules import scripts
@@ -291,7 +291,7 @@ def test_scripts_that_are_allowed_again_are_used_again(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(redis_backend, "LOOK_FOR_SCRIPTS_EVERY", 0.1)
+    monkeypatch.setattr(calling, "LOOK_FOR_SCRIPTS_EVERY", 0.1)
     account.allow(*account.minimal, *PLAIN)
     lock = distributed_lock(NAME)
     assert caller.acquire(lock)

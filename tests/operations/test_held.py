@@ -9,7 +9,7 @@ import pytest
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.rules.keys import lock_keys
-from tests.support.backends import in_turn, on_servers
+from tests.support.backends import in_turn, needs_scripts, on_servers
 from tests.support.others import held_by_other, waiters
 from tests.support.ways import both_ways
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tests.conftest import Locks, MakeProxy
     from tests.support.backends import Place, ServerPlace
     from tests.support.ways import Way
+
+pytestmark = needs_scripts
 
 
 def seen(name: str) -> held.HeldLock:

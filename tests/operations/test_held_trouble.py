@@ -10,7 +10,7 @@ import pytest
 from django_redislock import LockTimeout, LockUnavailable, distributed_lock, held
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import index_key
-from tests.support.backends import DEFAULTS, in_turn, on_servers
+from tests.support.backends import DEFAULTS, in_turn, needs_scripts, on_servers
 from tests.support.others import held_by_other, hold, queued
 from tests.support.servers import KINDS
 from tests.support.stored import NAME, keys_of, value_of
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from tests.conftest import Locks, MakeProxy, Spawn
     from tests.support.backends import Place, ServerPlace
     from tests.support.ways import Way
+
+pytestmark = needs_scripts
+
 
 with_scripts = pytest.mark.parametrize("place", KINDS, indirect=True)
 

@@ -16,7 +16,7 @@ from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.options import Options
-from tests.support.backends import in_turn, on_servers, one_kind
+from tests.support.backends import in_turn, needs_scripts, on_servers, one_kind
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG, wait_until
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from django_redislock import Lease
     from tests.conftest import Locks, Proxy, Spawn
     from tests.support.backends import Place, ServerPlace
+
+pytestmark = needs_scripts
+
 
 NAME = "lottery"
 

@@ -17,6 +17,7 @@ from rest_framework.views import APIView
 
 from django_redislock import InvalidLockName, LockLost, distributed_lock, held
 from django_redislock.middleware import LockErrorsMiddleware
+from tests.support.backends import needs_scripts
 from tests.support.others import held_by, held_by_other
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
     from django_redislock.testing import LockTestKit
     from tests.support.backends import Place
+
+pytestmark = needs_scripts
+
 
 lock = distributed_lock("v:{pk}", wait=0)
 

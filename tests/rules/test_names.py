@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 from django_redislock import InvalidLockName, distributed_lock, held
 from django_redislock.rules.keys import lock_keys, name_of
-from tests.support.backends import on_servers
+from tests.support.backends import needs_scripts, on_servers
 from tests.support.others import held_by_other
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
     from tests.support.backends import Place, ServerPlace
     from tests.support.ways import Way
+
+pytestmark = needs_scripts
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from django_redislock import held
 from django_redislock.backends.memory.backend import InMemoryBackend
 from django_redislock.backends.registry import backends
+from django_redislock.rules import scripts
 from django_redislock.rules.keys import lock_keys
 from django_redislock.testing import IN_MEMORY
 from tests.conftest import Locks, skip_or_fail
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from pytest_django import Settings
 
+    from django_redislock import Lease
     from django_redislock.backends.memory.keyspace import Keyspace
 
 UNSCRIPTED = "unscripted"
@@ -40,6 +43,19 @@ only_redis = pytest.mark.parametrize("server_kind", ["redis"], indirect=True, sc
 one_kind = pytest.mark.parametrize(
     "server_kind", [next(filter(binary, KINDS), KINDS[0])], indirect=True, scope="session"
 )
+
+#: To leave out the place that forbids scripts: it has no tasks, lists and force releases.
+needs_scripts = pytest.mark.needs_scripts
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what cannot work where scripts are forbidden."""
+    for item in list(items):
+        chosen: Any = getattr(item, "callspec", None)
+        place = chosen and chosen.params.get("place")
+        if place == UNSCRIPTED and item.get_closest_marker("needs_scripts"):
+            items.remove(item)
+            config.hook.pytest_deselected(items=[item])
 
 
 class Place(ABC):
@@ -58,6 +74,10 @@ class Place(ABC):
     @abstractmethod
     def lapse(self, name: str) -> None:
         """Let the lease of a lock end on the server before its time."""
+
+    def force_release(self, lease: Lease) -> None:
+        """Let an operator free the lock."""
+        assert held.force_release(lease.name, lease.id)
 
     @abstractmethod
     def setting(self) -> dict[str, Any]:
@@ -92,6 +112,15 @@ class ServerPlace(Place):
 
     def lapse(self, name: str) -> None:
         self.locks.redis.delete(lock_keys(self.locks.prefix, name).lock)
+
+    def force_release(self, lease: Lease) -> None:
+        if self.name != UNSCRIPTED:
+            return super().force_release(lease)
+        # Of those who may run scripts.
+        keys = scripts.FORCE_RELEASE.given(lock_keys(self.locks.prefix, lease.name))
+        args = lease.id, "request".ljust(16), ""
+        self.locks.redis.eval(scripts.FORCE_RELEASE.source, len(keys), *keys, *args)
+        return None
 
     def setting(self) -> dict[str, Any]:
         return dict(self.locks._settings.REDISLOCK["default"])

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import math
-import threading
-import time
-from functools import lru_cache, partial
-from itertools import count
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock.backends import drivers
 from django_redislock.backends.base import Backend
-from django_redislock.backends.redis import without_scripts
-from django_redislock.backends.redis.connection import (
+from django_redislock.backends.redis.calling import Caller, trouble
+from django_redislock.backends.redis.connection import packed
+from django_redislock.backends.redis.dialing import Dialer
+from django_redislock.backends.redis.errors import (
     TROUBLE,
-    Crowded,
-    Dialer,
-    Pool,
     ReplyError,
-    SharedBell,
+    described,
     is_transient,
     is_wrong_server,
-    packed,
-    retrieve,
 )
 from django_redislock.backends.redis.location import (
     LOOKS_LIKE,
@@ -34,31 +24,27 @@ from django_redislock.backends.redis.location import (
     check_url,
     has_option,
 )
+from django_redislock.backends.redis.loops import Loops
+from django_redislock.backends.redis.pool import Pool
+from django_redislock.backends.redis.sessions import AsyncSession, Session
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import scripts
 from django_redislock.rules.arguments import LONGEST
-from django_redislock.rules.flows import CLAIM
-from django_redislock.rules.keys import channel, index_key, lock_keys, name_of
-from django_redislock.rules.steps import Answer, Bell, Call, Refused, Unanswered
+from django_redislock.rules.keys import index_key, name_of
+from django_redislock.rules.steps import Answer, Call
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
-    from django_redislock.backends.redis.connection import AsyncWire, Wire
+    from django_redislock.backends.redis.connection import Wire
     from django_redislock.conf import Conf
-    from django_redislock.rules.scripts import Script
-    from django_redislock.rules.steps import Flow, Listen, Pause, Tell
-
-logger = logging.getLogger("django_redislock")
+    from django_redislock.rules.steps import Flow, Refused, Unanswered
 
 Result = TypeVar("Result")
 
 LISTED_AT_ONCE = 10_000  # Names in an index.
-BATCH = 500  # Commands sent before their replies are read; more could fill both buffers.
 DEFAULT_MAX_CONNECTIONS = 128
 LEAST_MAX_CONNECTIONS = Pool.BESIDE + Pool.KEPT_BACK
-SHORTEST = 0.001  # Seconds that are left of a time limit that is over.
-LOOK_FOR_SCRIPTS_EVERY = 60.0  # Seconds until rights that were missing may be there again.
 
 
 class RedisBackend(Backend):
@@ -116,30 +102,21 @@ class RedisBackend(Backend):
         # That of the URL, if there is one: redis-py lets the URL win.
         self._timeout = self._dialer.timeout
         _check_timeout(self._timeout, f"{where}['LOCATION']: socket_timeout")
-        self.scripting = True  # Until the server says that we may not; it is asked now and then.
-        self._looks_for_scripts_at = math.inf
         super().__init__(conf)
 
     def _start(self) -> None:
         super()._start()
+        self._caller = Caller(self.alias, self.prefix, self.process)
         self._pool = Pool(self._dialer.dial, self._most_connections - Pool.BESIDE)
-        self._numbers = count(1)
+        self._loops = Loops(self._dialer)
         self._watchdog_wire: Wire | None = None
-        self._shared_bell: SharedBell | None = None
-        self._shared_bell_lock = threading.Lock()
-        self._loops: dict[asyncio.AbstractEventLoop, _LoopWire] = {}
 
     def after_fork(self) -> None:
         # Only this process's copies are closed; the parent goes on using its own.
         self._dialer.after_fork()
         self._pool.forsake()
-        if self._watchdog_wire is not None:
-            self._watchdog_wire.close()
-        if self._shared_bell is not None:
-            self._shared_bell.forsake()
-        for loop_wire in self._loops.values():
-            if loop_wire.wire is not None:
-                loop_wire.wire.forsake()
+        self.close_watchdog()
+        self._loops.forsake()
         self._inherited = self._loops  # A transport must not be collected before its loop.
         super().after_fork()
 
@@ -155,36 +132,35 @@ class RedisBackend(Backend):
     def operation_timeout(self, ttl: float) -> float:
         return self._timeout or super().operation_timeout(ttl)
 
+    @property
+    def scripting(self) -> bool:
+        """Whether the server allows scripts, as far as we know."""
+        return self._caller.scripting
+
     def run(self, flow: Flow[Result]) -> Result:
-        return drivers.run(flow, _Session(self))
+        return drivers.run(flow, Session(self._caller, self._pool))
 
     async def arun(self, flow: Flow[Result]) -> Result:
-        return await drivers.arun(flow, _AsyncSession(self))
+        return await drivers.arun(flow, AsyncSession(self._caller, self._loops, self._pool))
 
     def renew_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
-        within = calls[0].within
-        sent = self.clock()
+        begun = self.clock()
         try:
             if self._watchdog_wire is None:
-                self._watchdog_wire = self._dialer.dial(within)
-            answers: list[Answer | Unanswered | Refused] = []
-            for start in range(0, len(calls), BATCH):
-                part = calls[start : start + BATCH]
-                answers += self._exchange_many(self._watchdog_wire, part)
-            return answers
-        except Exception as error:  # noqa: BLE001 - told apart by _outcome
+                self._watchdog_wire = self._dialer.dial(calls[0].within)
+            return self._caller.call(self._watchdog_wire, calls, self.clock())
+        except Exception as error:  # noqa: BLE001 - told apart by trouble()
             self.close_watchdog()
-            return [self._outcome(error, sent)] * len(calls)
+            return [trouble(error, begun)] * len(calls)
 
     def ask_many(self, calls: Sequence[Call]) -> list[Any]:
-        answers: list[Any] = []
-        for start in range(0, len(calls), BATCH):
-            part = calls[start : start + BATCH]
-            answers += self._with_wire(partial(self._exchange_many, calls=part))
-        for answer, call in zip(answers, calls, strict=True):
-            if not isinstance(answer, Answer):
-                raise LockUnavailable(call.name, answer.problem) from answer.__cause__
-        return [answer.value for answer in answers]
+        values = []
+        outcomes = self._with_wire(lambda wire: self._caller.call(wire, calls, self.clock()))
+        for outcome, call in zip(outcomes, calls, strict=True):
+            if not isinstance(outcome, Answer):
+                raise LockUnavailable(call.name, outcome.problem) from outcome.__cause__
+            values.append(outcome.value)
+        return values
 
     def held_names(
         self, limit: int, offset: int = 0, *, latest_first: bool = False
@@ -220,206 +196,24 @@ class RedisBackend(Backend):
         Raises:
             LockUnavailable: The server did not answer, or is the wrong one.
         """
-        data = b"".join([packed(*command) for command in commands])
-        return self._with_wire(partial(self._replies, data=data, count=len(commands)))
 
-    def _replies(self, wire: Wire, data: bytes, count: int) -> list[Any]:
-        wire.send(data, self.within)
-        replies = [wire.reply(self.within) for _ in range(count)]
-        _check_server(replies)
-        return replies
+        def ask(wire: Wire) -> list[Any]:
+            replies = wire.ask_all([packed(*command) for command in commands], self.within)
+            for reply in replies:
+                if isinstance(reply, ReplyError) and is_wrong_server(reply):
+                    raise reply
+            return replies
 
-    def _with_wire(self, work: Callable[[Wire], Result]) -> Result:
-        """Do *work* with a connection, and once more with a new one if that fails."""
-        last = False
-        while True:
-            wire = None
-            try:
-                wire = self._pool.take(self.within)
-                result = work(wire)
-            except BaseException as error:
-                if wire is not None:
-                    self._pool.drop(wire)
-                if isinstance(error, TROUBLE) and (last or not is_transient(error)):
-                    raise LockUnavailable(self.prefix, _described(error)) from error
-                if not isinstance(error, TROUBLE):
-                    raise
-                last = True
-            else:
-                self._pool.give(wire)
-                return result
+        return self._with_wire(ask)
 
-    def _exchange_many(
-        self, wire: Wire, calls: Sequence[Call]
-    ) -> list[Answer | Unanswered | Refused]:
-        if not self.scripting:
-            return [self._answer_plain(wire, call) for call in calls]
-        sent = self.clock()
-        replies = self._ask_all(wire, calls)
-        lacking = [number for number, reply in enumerate(replies) if _lacks_script(reply)]
-        if lacking:
-            # Once more in one go, or a first look at many locks would take a trip for each. All
-            # are safe to repeat.
-            again = self._ask_all(wire, [calls[number] for number in lacking], in_full=True)
-            for number, reply in zip(lacking, again, strict=True):
-                replies[number] = reply
-        now = self.clock()
-        answers: list[Answer | Unanswered | Refused] = []
-        for call, reply in zip(calls, replies, strict=True):
-            if not isinstance(reply, ReplyError):
-                answers.append(Answer(reply, sent, now))
-            elif self.forbids_scripting(reply):
-                answers.append(self._answer_plain(wire, call))
-            else:
-                answers.append(self._outcome(reply, sent))
-        return answers
-
-    def _ask_all(self, wire: Wire, calls: Sequence[Call], *, in_full: bool = False) -> list[Any]:
-        """The replies to many calls; *in_full* sends the text of each script with its first one."""
-        lacking = {call.script.name for call in calls} if in_full else set()
-        batch = []
-        for call in calls:
-            batch.append(self.pack(call, "", in_full=call.script.name in lacking))
-            lacking.discard(call.script.name)
-        within = calls[0].within
-        wire.send(b"".join(batch), within)
-        replies = [wire.reply(within) for _ in calls]
-        _check_server(replies)
-        return replies
-
-    # --- for the sessions -----------------------------------------------------------------------
-
-    def pack(self, step: Call | Tell, channel: str, *, in_full: bool = False) -> bytes:
-        """One script call as bytes: by its SHA, or *in_full* with the whole text."""
-        if in_full:
-            keys = step.script.given(lock_keys(self.prefix, step.name))
-            return packed("EVAL", step.script.source, len(keys), *keys, *step.args, channel)
-        args = packed(*step.args, channel)
-        head = _head(self.prefix, step.name, step.script, len(step.args) + 1)
-        return head + args[args.index(b"$") :]
-
-    def new_channel(self) -> str:
-        """A channel for one more connection of this process."""
-        return channel(self.prefix, self.process, next(self._numbers))
-
-    def exchange(self, wire: Wire, step: Call, channel: str, *, in_full: bool = False) -> Answer:
-        """Send one call and read its answer; errors go through."""
-        if not self.scripting:
-            return self._call_plain(wire, step)
-        sent = self.clock()
-        command = self.pack(step, channel, in_full=in_full)
-        if step.replicas:
-            command += packed(*_wait_for_replicas(step))
-        reply: Any = wire.ask(command, step.within)
-        acknowledged = wire.reply(self.rest_of(step, sent).within) if step.replicas else 0
-        if isinstance(reply, ReplyError):
-            rest = self.rest_of(step, sent)
-            if _lacks_script(reply) and not in_full:
-                return self.exchange(wire, rest, channel, in_full=True)
-            if self.forbids_scripting(reply):
-                return self._call_plain(wire, rest)
-            raise reply
-        return Answer(reply, sent, self.clock(), _count_of(acknowledged))
-
-    def rest_of(self, step: Call, since: float) -> Call:
-        """The same step with what is left of its time: all that it takes is one try."""
-        return step._replace(within=max(step.within - (self.clock() - since), SHORTEST))
-
-    def forbids_scripting(self, error: ReplyError) -> bool:
-        """Whether the server's rights leave us only plain commands; says so once in the log."""
-        if error.code != "NOPERM" or not any(
-            f"'{command}'" in str(error) for command in ("evalsha", "eval")
-        ):
-            return False
-        if self.scripting:
-            self.scripting = False
-            self._looks_for_scripts_at = self.clock() + LOOK_FOR_SCRIPTS_EVERY
-            logger.warning(
-                "REDISLOCK[%r]: the server forbids scripts (%s). Locks work with plain commands,"
-                " with less: waiters poll instead of being served in turn, and operations take"
-                " more round trips. Allow +eval and +evalsha to get both back.",
-                self.alias,
-                error,
-            )
-        return True
-
-    def raise_outcome(self, error: BaseException, sent: float) -> NoReturn:
-        """Raise what *error* means to a flow."""
-        raise self._outcome(error, sent) from error
-
-    def _outcome(self, error: BaseException, sent: float) -> Unanswered | Refused:
-        outcome: Unanswered | Refused
-        if is_transient(error):
-            outcome = Unanswered(_described(error), sent, self.clock())
-        else:
-            outcome = Refused(_described(error))
-        outcome.__cause__ = error
-        return outcome
-
-    def _call_plain(self, wire: Wire, step: Call) -> Answer:
-        sent = self.clock()
-        ask = _Asker(self, wire, step, sent)
-        self._look_for_scripts(ask)
-        value = without_scripts.perform(step, lock_keys(self.prefix, step.name), ask)
-        acknowledged = 0
-        if step.replicas:
-            rest = self.rest_of(step, sent)
-            reply = wire.ask(packed(*_wait_for_replicas(rest)), rest.within)
-            acknowledged = _count_of(reply)
-        return Answer(value, sent, self.clock(), acknowledged)
-
-    def _answer_plain(self, wire: Wire, call: Call) -> Answer | Unanswered | Refused:
-        sent = self.clock()
+    def _with_wire(self, work: Callable[[Wire], Result], *, last: bool = False) -> Result:
+        """Do *work* with a connection, and once more with a new one if that may help."""
         try:
-            return self._call_plain(wire, call)
-        except ReplyError as error:  # Of one lock; the others want their answers.
-            if is_wrong_server(error):
-                raise
-            return self._outcome(error, sent)
-
-    def _look_for_scripts(self, ask: _Asker) -> None:
-        """Find out now and then whether scripts are allowed again; for what comes next."""
-        now = self.clock()
-        if now < self._looks_for_scripts_at:
-            return
-        self._looks_for_scripts_at = now + LOOK_FOR_SCRIPTS_EVERY
-        try:
-            ask("EVAL", "return 1", 0)
-            ask("EVALSHA", "0" * 40, 0)
-        except ReplyError as error:
-            if not _lacks_script(error):
-                return
-        self.scripting = True
-        logger.warning(
-            "REDISLOCK[%r]: the server allows scripts again; waiters are served in turn", self.alias
-        )
-
-    def shared_bell(self, seconds: float) -> SharedBell:
-        """The bell of waiters without a connection of their own; a new one opens in that time."""
-        with self._shared_bell_lock:
-            bell = self._shared_bell
-            if bell is None or bell.closed:
-                bell = SharedBell(self._dialer.dial, self.new_channel(), seconds)
-                self._shared_bell = bell
-            return bell
-
-    def open_wire(self) -> AsyncWire | None:
-        """The connection of the running loop, if it has one."""
-        loop_wire = self._loops.get(asyncio.get_running_loop())
-        wire = loop_wire.wire if loop_wire is not None else None
-        return None if wire is None or wire.closed else wire
-
-    async def wire(self, seconds: float) -> AsyncWire:
-        """The connection of the running loop."""
-        loop = asyncio.get_running_loop()
-        loop_wire = self._loops.get(loop)
-        if loop_wire is None:
-            # A connection refers to its loop, so those of loops that did not end well stay here.
-            for other in [other for other in self._loops if other.is_closed()]:
-                self._loops.pop(other, None)
-            loop_wire = self._loops[loop] = _LoopWire(partial(self._loops.pop, loop, None))
-            await loop_wire.close_with_loop()
-        return await loop_wire.get(self._dialer, seconds)
+            return self._pool.use(work, self.within)
+        except TROUBLE as error:
+            if last or not is_transient(error):
+                raise LockUnavailable(self.prefix, described(error)) from error
+        return self._with_wire(work, last=True)
 
 
 def _check_timeout(value: object, what: str) -> None:
@@ -428,366 +222,3 @@ def _check_timeout(value: object, what: str) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (number and 0 < value <= LONGEST):  # type: ignore[operator] # Also refuses nan.
         raise ImproperlyConfigured(f"{what} must be a positive number of seconds, not {value!r}.")
-
-
-@lru_cache(maxsize=4096)
-def _head(prefix: str, name: str, script: Script, args: int) -> bytes:
-    """What a call of *script* with so many arguments begins with, packed once: it has many keys."""
-    keys = script.given(lock_keys(prefix, name))
-    head = packed("EVALSHA", script.sha, len(keys), *keys)
-    return b"*%d\r\n" % (3 + len(keys) + args) + head[head.index(b"$") :]
-
-
-class _Asker:
-    """Runs the plain commands of one step one by one, all within its time; for backends.plain."""
-
-    def __init__(self, backend: RedisBackend, wire: Wire, step: Call, sent: float) -> None:
-        self._backend = backend
-        self._wire = wire
-        self._step = step
-        self._sent = sent
-
-    def __call__(self, *command: str | bytes | int) -> Any:
-        rest = self._backend.rest_of(self._step, self._sent)
-        reply = self._wire.ask(packed(*command), rest.within)
-        if isinstance(reply, ReplyError):
-            raise reply
-        return reply
-
-
-class _Session(drivers.Blocking):
-    """One flow's use of the blocking connections: one, kept from the first step to the last.
-
-    A waiter that finds no connection to keep has one for each command, and shares a bell.
-    """
-
-    __slots__ = ("_backend", "_bell", "_id", "_wire")
-
-    def __init__(self, backend: RedisBackend) -> None:
-        self._backend = backend
-        self._wire: Wire | None = None
-        self._bell: SharedBell | None = None
-        self._id = ""
-
-    def call(self, step: Call) -> Answer:
-        backend = self._backend
-        sent = backend.clock()
-        wire = self._wire
-        try:
-            if step.listening and self._bell is None and backend.scripting:
-                self._become_rung(step)
-                wire = self._wire
-            if wire is None:
-                left = step.within - (backend.clock() - sent)
-                wire = self._wire = backend._pool.take(max(left, SHORTEST))
-            left = step.within - (backend.clock() - sent)
-            if left < 0.9 * step.within:  # It took long to get here; all is one try.
-                step = step._replace(within=max(left, SHORTEST))
-            return backend.exchange(wire, step, self._bell.channel if self._bell else wire.channel)
-        except ReplyError as error:
-            if is_wrong_server(error):
-                self._drop()
-            backend.raise_outcome(error, sent)  # The connection is in step.
-        except TROUBLE as error:
-            self._drop()
-            backend.raise_outcome(error, sent)
-        except BaseException:
-            self._drop()
-            raise
-
-    def tell(self, step: Tell) -> None:
-        backend = self._backend
-        sent = backend.clock()
-        try:
-            if self._wire is None:
-                self._wire = backend._pool.take(CLAIM / 2)
-            self._wire.tell(backend.pack(step, self._wire.channel))
-        except TROUBLE as error:
-            self._drop()
-            backend.raise_outcome(error, sent)
-        except BaseException:
-            self._drop()
-            raise
-
-    def listen(self, step: Listen) -> Bell:
-        backend = self._backend
-        now = backend.clock()
-        until = now + step.seconds
-        try:
-            if self._bell is not None:
-                if self._wire is not None:
-                    backend._pool.give(self._wire)  # Others need it meanwhile.
-                    self._wire = None
-                ring = self._bell.bell(step.id, step.seconds)
-                return Bell(ring.decode().split() if ring else [], backend.clock())
-            wire = self._wire
-            if wire is None:
-                raise Unanswered("the connection was lost", now, now)
-            while True:
-                ring = wire.bell(until - now)
-                now = backend.clock()
-                if ring is None:
-                    return Bell([], now)
-                words = ring.decode().split()
-                if len(words) > 1 and words[1] == step.id:
-                    return Bell(words, now)
-        except TROUBLE as error:
-            self._drop()
-            backend.raise_outcome(error, now)
-        except BaseException:
-            self._drop()
-            raise
-
-    def pause(self, step: Pause) -> float:
-        self.close()  # Others may need the connection meanwhile.
-        time.sleep(step.seconds)
-        return self._backend.clock()
-
-    def close(self) -> None:
-        wire = self._wire
-        if wire is not None:
-            if wire.bells:
-                wire.bells.clear()  # Nobody waits for them any more.
-            self._backend._pool.give(wire)
-            self._wire = None
-        if self._bell is not None:
-            self._leave_bell(self._bell)
-
-    def _become_rung(self, step: Call) -> None:
-        """Have a connection on which the server rings us, our own or that of a shared bell."""
-        backend = self._backend
-        begun = backend.clock()
-        try:
-            if self._wire is None:
-                self._wire = backend._pool.take(step.within, to_wait=True)
-            if not self._wire.channel:
-                rest = backend.rest_of(step, begun)
-                self._wire.subscribe(backend.new_channel(), rest.within)
-        except Crowded:
-            self._id = step.listening
-            self._bell = backend.shared_bell(step.within)
-            self._bell.expect(self._id, backend.rest_of(step, begun).within)
-
-    def _drop(self) -> None:
-        if self._wire is not None:
-            self._backend._pool.drop(self._wire)
-            self._wire = None
-        if self._bell is not None:
-            self._leave_bell(self._bell)
-
-    def _leave_bell(self, bell: SharedBell) -> None:
-        bell.forget(self._id)
-        self._bell = None
-
-
-class _AsyncSession(drivers.Awaiting):
-    """One flow's use of its event loop's connection."""
-
-    __slots__ = ("_backend", "_id", "_wire")
-
-    def __init__(self, backend: RedisBackend) -> None:
-        self._backend = backend
-        self._wire: AsyncWire | None = None
-        self._id = ""
-
-    async def call(self, step: Call) -> Answer:
-        if step.shielded:
-            return await self._call_shielded(step)
-        backend = self._backend
-        sent = backend.clock()
-        try:
-            if not backend.scripting:
-                return await _call_in_thread(backend, step)
-            wire = self._wire = self._wire or backend.open_wire()
-            if wire is None or wire.closed or step.listening:
-                wire = await self._take(step)
-                step = backend.rest_of(step, sent)
-            for in_full in (False, True):
-                sent = backend.clock()
-                command = backend.pack(step, wire.channel, in_full=in_full)
-                answered, acknowledged = wire.send(command, step.within), 0
-                if step.replicas:
-                    replicas = wire.send(packed(*_wait_for_replicas(step)), step.within)
-                    reply, acknowledged = await asyncio.gather(answered, replicas)
-                else:
-                    reply = await answered
-                if not isinstance(reply, ReplyError):
-                    break
-                step = backend.rest_of(step, sent)
-                if backend.forbids_scripting(reply):
-                    return await _call_in_thread(backend, step)
-                if in_full or not _lacks_script(reply):
-                    raise reply
-            return Answer(reply, sent, backend.clock(), _count_of(acknowledged))
-        except TROUBLE as error:
-            if is_wrong_server(error) and self._wire is not None:
-                self._wire.close()
-            backend.raise_outcome(error, sent)
-
-    async def _take(self, step: Call) -> AsyncWire:
-        backend = self._backend
-        begun = backend.clock()
-        wire = self._wire
-        if wire is None or wire.closed:
-            wire = self._wire = backend.open_wire() or await backend.wire(step.within)
-        if step.listening:
-            if not wire.channel:
-                rest = backend.rest_of(step, begun)
-                await wire.subscribe(backend.new_channel(), rest.within)
-            self._id = step.listening
-            wire.expect_bell(step.listening)
-        return wire
-
-    async def tell(self, step: Tell) -> None:
-        wire = self._wire
-        assert wire is not None
-        sent = self._backend.clock()
-        try:
-            wire.tell(self._backend.pack(step, wire.channel))
-        except TROUBLE as error:
-            self._backend.raise_outcome(error, sent)
-
-    async def listen(self, step: Listen) -> Bell:
-        backend = self._backend
-        now = backend.clock()
-        try:
-            assert self._wire is not None
-            ring = await self._wire.bell(step.id, step.seconds)
-        except TROUBLE as error:
-            backend.raise_outcome(error, now)
-        return Bell(ring.decode().split() if ring else [], backend.clock())
-
-    async def pause(self, step: Pause) -> float:
-        await asyncio.sleep(step.seconds)
-        return self._backend.clock()
-
-    def close(self) -> None:
-        if self._wire is not None and self._id:
-            self._wire.forget_bell(self._id)
-
-    async def _call_shielded(self, step: Call) -> Answer:
-        # An undo runs to its end, which is bounded, however often its task is cancelled.
-        task = asyncio.ensure_future(self.call(step._replace(shielded=False)))
-        while not task.done():
-            try:
-                await asyncio.shield(task)
-            except asyncio.CancelledError:
-                if task.cancelled():
-                    raise
-            except (Unanswered, Refused):
-                break
-        return task.result()
-
-
-def _lacks_script(reply: Any) -> bool:
-    return isinstance(reply, ReplyError) and reply.code == "NOSCRIPT"
-
-
-def _wait_for_replicas(step: Call) -> tuple[str | int, ...]:
-    # The rest is for the way there and back.
-    return "WAIT", step.replicas, max(1, int(step.within * 750))
-
-
-def _count_of(acknowledged: Any) -> int:
-    if isinstance(acknowledged, ReplyError):
-        raise ReplyError(f"{acknowledged} (which REPLICAS_ACK needs)")
-    return int(acknowledged)
-
-
-def _check_server(replies: Sequence[Any]) -> None:
-    for reply in replies:
-        if isinstance(reply, ReplyError) and is_wrong_server(reply):
-            raise reply
-
-
-async def _call_in_thread(backend: RedisBackend, step: Call) -> Answer:
-    # Without scripting an operation is several commands between WATCH and EXEC, which cannot
-    # share a connection with other tasks. A cancelled one is awaited, which is bounded: undoing
-    # it must not begin before it has ended.
-    begun = backend.clock()
-    call = asyncio.ensure_future(asyncio.to_thread(_call_blocking, backend, step, begun))
-    try:
-        return await asyncio.shield(call)
-    except asyncio.CancelledError:
-        await asyncio.wait([call])
-        raise
-
-
-def _call_blocking(backend: RedisBackend, step: Call, begun: float) -> Answer:
-    session = _Session(backend)
-    try:
-        # It may have waited for a thread.
-        return session.call(backend.rest_of(step._replace(listening=""), begun))
-    finally:
-        session.close()
-
-
-class _LoopWire:
-    """The connection of one event loop: dialed once for all tasks that want it, closed with it."""
-
-    def __init__(self, forget: Callable[[], object]) -> None:
-        self.wire: AsyncWire | None = None
-        self._forget = forget
-        self._dial: _Dial | None = None
-        self._closer: AsyncGenerator[None, None] | None = None
-
-    async def get(self, dialer: Dialer, seconds: float) -> AsyncWire:
-        if self._dial is None or self._dial.is_over():
-            self._dial = _Dial(asyncio.create_task(self._connect(dialer)))
-        return await self._dial.result(seconds)
-
-    async def _connect(self, dialer: Dialer) -> AsyncWire:
-        self.wire = await dialer.adial()
-        return self.wire
-
-    async def close_with_loop(self) -> None:
-        # asyncio.run() closes the asynchronous generators of its loop at the end, and with this
-        # one our connection; otherwise nobody would tell us that the loop is going away.
-        self._closer = self._close_at_end()
-        await anext(self._closer)
-
-    async def _close_at_end(self) -> AsyncGenerator[None, None]:
-        try:
-            yield
-        finally:
-            self._forget()
-            if self._dial is not None:
-                self._dial.task.cancel()
-            if self.wire is not None:
-                self.wire.close()
-
-
-class _Dial:
-    """A connection in the making, for all tasks that ask for it meanwhile.
-
-    It may take as long as the most patient of them has, and no longer, or new ones could wait on
-    a dead one for ever. Each leaves when its own time is over, and the last one ends it.
-    """
-
-    def __init__(self, task: asyncio.Task[AsyncWire]) -> None:
-        self.task = task
-        self._callers = 0
-        self._begun = self._until = task.get_loop().time()
-        task.add_done_callback(retrieve)
-
-    def is_over(self) -> bool:
-        return self.task.done() or self.task.cancelling() > 0
-
-    async def result(self, seconds: float) -> AsyncWire:
-        self._until = max(self._until, self._begun + seconds)
-        left = self._until - self.task.get_loop().time()
-        self._callers += 1
-        try:
-            await asyncio.wait([self.task], timeout=max(min(seconds, left), 0))
-        finally:
-            self._callers -= 1
-            if not self._callers:
-                self.task.cancel()
-        if not self.task.done() or self.task.cancelled():
-            raise TimeoutError("the server did not answer in time")
-        return self.task.result()
-
-
-def _described(error: BaseException) -> str:
-    text = str(error) or type(error).__name__
-    return text.rstrip(".")

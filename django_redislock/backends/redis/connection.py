@@ -11,281 +11,29 @@ carries its commands.
 from __future__ import annotations
 
 import asyncio
-
-# Or socket.getaddrinfo() does so at the first connection: a process that is forked meanwhile by
-# another thread would wait for the end of that import for ever.
-import encodings.idna  # noqa: F401
 import math
 import os
 import socket
 import ssl
-import threading
-import time
 from collections import deque
-from concurrent.futures import Future
-from importlib.util import find_spec
-from ipaddress import ip_address
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
-from weakref import ref
 
-try:
-    import hiredis
-except ModuleNotFoundError as error:
-    text = "RedisBackend needs hiredis: pip install 'redis[hiredis]'."
-    raise ImportError(text, name="hiredis") from error
-from redis import exceptions as redis_errors
-from redis.asyncio.connection import Connection as AsyncConnection
-from redis.asyncio.connection import parse_url as async_parse_url
-from redis.connection import Connection, parse_url
+import hiredis
+
+from django_redislock import clock
+from django_redislock.backends.redis.errors import ReplyError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Sequence
 
-# What a server says that is not, or not now, the one to ask. After a failover its address may
-# lead to another one, which only a new connection reaches.
-_WRONG_SERVER = frozenset(
-    {"CLUSTERDOWN", "LOADING", "MASTERDOWN", "MOVED", "NOREPLICAS", "READONLY", "UNBLOCKED"}
-)
-_WRONG_SERVER_TEXT = "WAIT cannot be used with replica"
-
-# Error codes after which trying again may help. All others are refusals: rights, types, memory.
-# MOVED is one: it comes from a cluster, which is no place for locks of one server.
-_TRANSIENT = _WRONG_SERVER - {"MOVED"} | {"BUSY", "TRYAGAIN"}
-_TRANSIENT_TEXT = ("max number of clients", "ERR max number of clients reached", _WRONG_SERVER_TEXT)
-
-DIALS_BY_NAME = 16  # That may be under way at once, each in a thread of its own.
-
-OLDEST_VERSION = (7, 0)  # Of Redis; every Valkey is newer.
+    from redis.asyncio.connection import Connection as AsyncConnection
+    from redis.connection import Connection
 
 _NOTHING = object()
 _MSG_MORE: int = getattr(socket, "MSG_MORE", 0)
 _CHUNK = 8192
-
-
-class Exhausted(Exception):
-    """No connection became free in time."""
-
-
-class Crowded(Exhausted):
-    """There is a connection, but none that a waiter may keep."""
-
-
-class TooOld(redis_errors.RedisError):
-    """The server lacks what the scripts need."""
-
-
-class ReplyError(redis_errors.ResponseError):
-    """An error reply of the server; its first word is the code."""
-
-    @property
-    def code(self) -> str:
-        text = str(self).removeprefix("EXECABORT Transaction discarded because of: ")
-        return text.partition(" ")[0]
-
-
-# What trouble with a server looks like. Whatever else is raised in between comes from outside: a
-# signal handler, Celery's soft time limit, a cancellation.
-TROUBLE = (OSError, EOFError, redis_errors.RedisError, hiredis.HiredisError, Exhausted)
-
-
-def is_transient(error: BaseException) -> bool:
-    """Whether trying again may help (R13)."""
-    if isinstance(error, Exhausted):
-        return True
-    if isinstance(error, ReplyError):
-        return error.code in _TRANSIENT or any(text in str(error) for text in _TRANSIENT_TEXT)
-    if isinstance(error, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
-        return False
-    if isinstance(error, redis_errors.ReadOnlyError | redis_errors.MasterDownError) or any(
-        text in str(error) for text in _TRANSIENT_TEXT
-    ):
-        return True
-    if isinstance(error, redis_errors.ConnectionError | redis_errors.TimeoutError):
-        return not _is_tls_refusal(error)
-    return isinstance(error, OSError | EOFError | TimeoutError) and not _is_tls_refusal(error)
-
-
-def is_wrong_server(error: BaseException) -> bool:
-    """Whether only a new connection may lead to a server that can do it."""
-    return isinstance(error, ReplyError) and (
-        error.code in _WRONG_SERVER or _WRONG_SERVER_TEXT in str(error)
-    )
-
-
-def _is_tls_refusal(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, ssl.SSLError):
-            return not isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError)
-        error = error.__cause__ or error.__context__
-    return False
-
-
-# What we decide ourselves, whatever OPTIONS says.
-_OURS: dict[str, Any] = {
-    "protocol": 3,
-    "decode_responses": False,
-    "health_check_interval": 0,
-    "retry": None,
-    "retry_on_timeout": False,
-    "retry_on_error": [],
-}
-
-
-class Dialer:
-    """Makes connections to one server, sync and async, from a URL and client options."""
-
-    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        """Check them, without dialing.
-
-        Raises:
-            ValueError, TypeError: redis-py does not understand the URL or an option.
-        """
-        common = {**_quiet(), **options}
-        self._sync = {**common, **parse_url(url), **_OURS, "command_packer": _Packer()}  # type: ignore[no-untyped-call]
-        self._async = {**common, **async_parse_url(url), **_OURS}
-        self._sync_class = self._sync.pop("connection_class", Connection)
-        self._async_class = self._async.pop("connection_class", AsyncConnection)
-        self._sync_class(**self._sync)
-        self.timeout: float | None = self._sync.get("socket_timeout")
-        self._by_name = "path" not in self._sync and not _is_address(self._sync.get("host"))
-        self.after_fork()
-
-    def after_fork(self) -> None:
-        """In a forked child: none of the parent's dials is under way."""
-        self._places = threading.Semaphore(DIALS_BY_NAME)
-
-    def dial(self, seconds: float) -> Wire:
-        """A new blocking connection, or redis-py's exception."""
-        if not self._by_name:
-            return self._dial(seconds)
-        # Looking up a name knows no time limit, and each of its addresses is tried for the full
-        # time. So a thread does it, which is left alone once the time is over: nobody then refers
-        # to its connection, which closes it.
-        until = time.monotonic() + seconds
-        outcome: Future[Wire] = Future()
-        places = self._places
-
-        def work() -> None:
-            try:
-                outcome.set_result(self._dial(seconds))
-            except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
-                outcome.set_exception(error)
-            finally:
-                places.release()
-
-        if not places.acquire(timeout=seconds):
-            raise _dial_timeout()
-        try:
-            threading.Thread(target=work, name="redislock-dial", daemon=True).start()
-        except RuntimeError:  # No more threads, or the interpreter is shutting down.
-            work()
-        try:
-            return outcome.result(max(until - time.monotonic(), 0))
-        except TimeoutError as error:
-            raise _dial_timeout() from error
-
-    def _dial(self, seconds: float) -> Wire:
-        connection = self._sync_class(**{**self._sync, **_limits(seconds, self._sync)})
-        try:
-            connection.connect()
-            _check_version(connection.handshake_metadata)
-        except (TooOld, redis_errors.ResponseError) as error:
-            connection.disconnect()
-            _check_hello(error)
-            raise
-        return Wire(connection)
-
-    async def adial(self) -> AsyncWire:
-        """A new connection of the running loop, or redis-py's exception; cancel it when late."""
-        connection = self._async_class(**{**self._async, **_NO_LIMITS})
-        # The first reply of the handshake is the server's HELLO, which this client does not keep.
-        replies: list[Any] = []
-        read = connection.read_response
-
-        async def noting(*args: Any, **kwargs: Any) -> Any:
-            replies.append(await read(*args, **kwargs))
-            return replies[-1]
-
-        connection.read_response = noting
-        try:
-            await connection.connect()
-            _check_version(replies[0])
-            return AsyncWire(connection)
-        except BaseException as error:
-            await connection.disconnect(nowait=True)
-            if isinstance(error, TooOld | redis_errors.ResponseError):
-                _check_hello(error)
-            raise
-        finally:
-            del connection.read_response
-
-
-def _check_version(hello: Any) -> None:
-    """Judge the server by its answer to HELLO, which every connection begins with anyway."""
-    if not isinstance(hello, dict) or hello.get(b"server") != b"redis":
-        return
-    version = hello.get(b"version", b"").decode(errors="replace")
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
-    if numbers and numbers < OLDEST_VERSION:
-        raise TooOld(f"the server is Redis {version}; locks need Redis 7.0 or newer, or Valkey")
-
-
-def _check_hello(error: Exception) -> None:
-    """Say what it means that a server does not know HELLO, which came with Redis 6."""
-    if "unknown command" in str(error) and "HELLO" in str(error):
-        raise TooOld(
-            "the server is older than Redis 6; locks need Redis 7.0 or newer, or Valkey"
-        ) from error
-
-
-class _Packer:
-    """Packs redis-py's own commands, those of the handshake; see packed()."""
-
-    def pack(self, command: str, *args: str | bytes | int) -> list[bytes]:
-        return [packed(*command.split(), *args)]
-
-
-def _limits(seconds: float, kwargs: Mapping[str, Any]) -> dict[str, float]:
-    # Half for the connection, half for the one or two round trips of the handshake, each of
-    # which redis-py times by itself.
-    round_trips = 2 if kwargs.get("db") else 1
-    return {
-        "socket_connect_timeout": seconds / 2,
-        "socket_timeout": seconds / 2 / round_trips,
-    }
-
-
-_NO_LIMITS = {"socket_connect_timeout": None, "socket_timeout": None}
-
-
-def _is_address(host: str | None) -> bool:
-    try:
-        ip_address(host or "")
-    except ValueError:
-        return False
-    return True
-
-
-def _dial_timeout() -> redis_errors.TimeoutError:
-    return redis_errors.TimeoutError("Timeout connecting to server")
-
-
-def _quiet() -> dict[str, Any]:
-    """Options without which clients send more at a handshake than they have to.
-
-    They differ by version: telling the server one's name takes two round trips, and newer
-    clients ask it to announce maintenance on RESP3 connections.
-    """
-    try:
-        from redis.maint_notifications import MaintNotificationsConfig
-    except ImportError:
-        options: dict[str, Any] = {}
-    else:
-        options = {"maint_notifications_config": MaintNotificationsConfig(enabled=False)}
-    if find_spec("redis.driver_info"):
-        return {**options, "driver_info": None}
-    return {**options, "lib_name": None, "lib_version": None}
+_BATCH = 500  # Commands sent before their replies are read; more could fill both buffers.
+_SHORTEST = 0.001  # Seconds that are left of a time limit that is over.
 
 
 class Wire:
@@ -347,6 +95,17 @@ class Wire:
             self._pushed(item)
             return self.reply(seconds)
         return item
+
+    def ask_all(self, commands: Sequence[bytes], seconds: float) -> list[Any]:
+        """Send many packed commands in one go, and return their replies; see reply()."""
+        if len(commands) == 1:
+            return [self.ask(commands[0], seconds)]
+        replies = []
+        for start in range(0, len(commands), _BATCH):
+            begun, batch = clock.now(), commands[start : start + _BATCH]
+            self.send(b"".join(batch), seconds)
+            replies += [self.reply(rest(seconds, begun)) for _ in batch]
+        return replies
 
     def reply(self, seconds: float) -> Any:
         """The next reply; an error reply is returned, not raised."""
@@ -418,216 +177,6 @@ class Wire:
             self._seconds = seconds
 
 
-class Pool:
-    """The blocking connections of one backend: never more than *limit*, each used by one thread.
-
-    The last one returned is the first one lent. A waiter keeps its connection while it sleeps,
-    so that the server can ring it; a few are kept back from waiters, or sleeping waiters could
-    starve the releases that would wake them.
-    """
-
-    KEPT_BACK = 2
-    # Connections of a process that are not lent: its watchdog's, and the one of a SharedBell.
-    BESIDE = 2
-
-    def __init__(self, dial: Callable[[float], Wire], limit: int) -> None:
-        self._dial = dial
-        self._limit = limit
-        self._idle: list[Wire] = []
-        # Those that exist, not a count: one that an exception of a signal handler made us lose
-        # gives its place back when it is collected.
-        self._wires: set[ref[Wire]] = set()
-        self._dialing = 0
-        self._waiting = 0
-        self._retired = False
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-
-    def take(self, seconds: float, *, to_wait: bool = False) -> Wire:
-        """Lend a connection.
-
-        Args:
-            seconds: How long to wait for one that is returned, and for a new one to connect.
-            to_wait: Whether it may be kept for long, by a waiter.
-
-        Raises:
-            Exhausted: All are in use and none was returned within *seconds*.
-            Crowded: Waiters have so many that the rest is needed for those who do not wait.
-        """
-        idle = self._idle
-        if to_wait and len(idle) + self._free() <= self.KEPT_BACK:
-            raise Crowded("waiters use all connections that may be kept for long")
-        try:
-            return idle.pop()
-        except IndexError:
-            return self._take(seconds)
-
-    def give(self, wire: Wire) -> None:
-        """Return a connection that is in step: all its replies were read, or are known to come."""
-        self._idle.append(wire)
-        if self._retired:
-            self.close()
-        elif self._waiting:
-            with self._lock:
-                self._changed.notify_all()
-
-    def drop(self, wire: Wire) -> None:
-        """Close a broken or interrupted connection, and the idle ones, which may be as dead."""
-        wire.close()
-        self._wires.discard(ref(wire))
-        with self._lock:
-            self._changed.notify_all()
-        self.close()
-
-    def close(self) -> None:
-        """Close the idle connections."""
-        # One by one: take() pops from the same list without the lock.
-        while self._idle:
-            try:
-                wire = self._idle.pop()
-            except IndexError:
-                break
-            wire.close()
-            self._wires.discard(ref(wire))
-            with self._lock:
-                self._changed.notify_all()
-
-    def retire(self) -> None:
-        """Keep no idle connection from now on."""
-        self._retired = True
-        self.close()
-
-    def forsake(self) -> None:
-        """In a forked child: close its copies. Takes no lock: a thread that is gone may hold it.
-
-        Those that are lent too: while a copy is open, the server does not learn that a waiter of
-        the parent has died.
-        """
-        for reference in list(self._wires):
-            if (wire := reference()) is not None:
-                wire.close()
-
-    def _take(self, seconds: float) -> Wire:
-        until = time.monotonic() + seconds
-        with self._lock:
-            self._waiting += 1
-            try:
-                while True:
-                    if not self._changed.wait_for(self._has_room, until - time.monotonic()):
-                        raise Exhausted(
-                            f"this process uses all of its {self._limit + self.BESIDE} connections;"
-                            " raise OPTIONS['max_connections']"
-                        )
-                    try:
-                        return self._idle.pop()
-                    except IndexError:
-                        pass  # take() of another thread, which needs no lock, was faster.
-                    if self._free() > 0:
-                        self._dialing += 1
-                        break
-            finally:
-                self._waiting -= 1
-        try:
-            wire = self._dial(seconds)
-            self._wires.add(ref(wire, self._wires.discard))
-            return wire
-        finally:
-            with self._lock:
-                self._dialing -= 1
-                self._changed.notify_all()
-
-    def _has_room(self) -> bool:
-        return bool(self._idle) or self._free() > 0
-
-    def _free(self) -> int:
-        return self._limit - len(self._wires) - self._dialing
-
-
-class SharedBell:
-    """One connection on which all waiters are rung that found none for themselves.
-
-    A thread reads it, hands each ring to the waiter it is for, and ends when none is left.
-    """
-
-    CHECK_EVERY = 2.0  # Seconds after which a connection on which nothing came is tested.
-
-    def __init__(self, dial: Callable[[float], Wire], channel: str, seconds: float) -> None:
-        """Begin to open it, within so many seconds.
-
-        Raises:
-            Exhausted: There is no thread to read it.
-        """
-        self.channel = channel
-        self.closed = False
-        self._rings: dict[str, SimpleQueue[bytes | None]] = {}  # By lease id; None: it is closed.
-        self._wire: Wire | None = None
-        self._opened: Future[None] = Future()
-        thread = threading.Thread(
-            target=self._run, args=(dial, seconds), name="redislock-bell", daemon=True
-        )
-        try:
-            thread.start()
-        except RuntimeError as error:
-            raise Exhausted(f"no thread to listen for rings: {error}") from error
-
-    def expect(self, id: str, seconds: float) -> None:  # noqa: A002
-        """Keep the rings for *id* until forget(); wait until the connection is open."""
-        self._rings[id] = SimpleQueue()
-        self._opened.result(seconds)
-        self._check_open()
-
-    def forget(self, id: str) -> None:  # noqa: A002
-        """Drop what comes for *id*. Takes no lock: a thread that a fork ended may hold it."""
-        self._rings.pop(id, None)
-
-    def bell(self, id: str, seconds: float) -> bytes | None:  # noqa: A002
-        """The next ring for *id*, or None if there is none within *seconds*."""
-        self._check_open()
-        try:
-            ring = self._rings[id].get(timeout=max(seconds, 0))
-        except Empty:
-            return None
-        self._check_open()
-        return ring
-
-    def forsake(self) -> None:
-        """In a forked child: close its copy of the connection."""
-        self.closed = True
-        if self._wire is not None:
-            self._wire.close()
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ConnectionError("the connection was lost")
-
-    def _run(self, dial: Callable[[float], Wire], seconds: float) -> None:
-        try:
-            self._wire = dial(seconds)
-            self._wire.subscribe(self.channel, seconds)
-            self._opened.set_result(None)
-            self._read(self._wire)
-        except Exception as error:  # noqa: BLE001 - it is raised where it is awaited
-            if not self._opened.done():
-                self._opened.set_exception(error)
-        finally:
-            self.closed = True
-            for rings in list(self._rings.values()):
-                rings.put(None)
-            if self._wire is not None:
-                self._wire.close()
-
-    def _read(self, wire: Wire) -> None:
-        while True:
-            ring = wire.bell(self.CHECK_EVERY)
-            if ring is None:
-                if not self._rings:
-                    return
-                # Nobody asks anything on this connection, so that nobody would notice its end.
-                wire.ask(packed("PING"), self.CHECK_EVERY)
-            elif ring and (rings := self._rings.get(_id_of(ring))) is not None:
-                rings.put(ring)
-
-
 class AsyncWire(asyncio.BufferedProtocol):
     """One connection shared by all tasks of one event loop.
 
@@ -673,6 +222,11 @@ class AsyncWire(asyncio.BufferedProtocol):
                 self._set_alarm(deadline)
             self._transport.write(command)
         return future
+
+    async def ask_all(self, commands: Sequence[bytes], seconds: float) -> list[Any]:
+        """Send packed commands in one go, and return their replies; see send()."""
+        replies = [self.send(command, seconds) for command in commands]
+        return [await replies[0]] if len(replies) == 1 else await asyncio.gather(*replies)
 
     def tell(self, command: bytes) -> None:
         """Send one packed command whose reply will be dropped."""
@@ -761,7 +315,7 @@ class AsyncWire(asyncio.BufferedProtocol):
         if item[0] == b"subscribe":
             self._answered(item[1].decode())  # It comes in the order of the commands, like a reply.
         elif item[0] == b"message":
-            id = _id_of(item[2])  # noqa: A001
+            id = id_of(item[2])  # noqa: A001
             if id in self._bells:
                 self._bells[id].append(item[2])
                 if listener := self._listeners.get(id):
@@ -807,8 +361,16 @@ def packed(*command: str | bytes | int) -> bytes:
     return data
 
 
-def _id_of(ring: bytes) -> str:
-    return ring.split(b" ", 2)[1].decode()
+def rest(within: float, begun: float) -> float:
+    """What is left of a time limit; all that an operation takes is one try."""
+    left = within - (clock.now() - begun)
+    # Hardly less counts as no less, since to set the limit of a socket is a system call.
+    return within if left > 0.9 * within else max(left, _SHORTEST)
+
+
+def id_of(ring: bytes) -> str:
+    """The id of the lease that a ring is for; "" if it is for none."""
+    return ring.partition(b" ")[2].partition(b" ")[0].decode(errors="replace")
 
 
 def retrieve(future: asyncio.Future[Any]) -> None:

@@ -1,0 +1,216 @@
+"""How scripts are run on one server: what is sent, and what its replies mean."""
+
+from __future__ import annotations
+
+import logging
+import math
+from functools import lru_cache
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from django_redislock import clock
+from django_redislock.backends.redis import without_scripts
+from django_redislock.backends.redis.connection import packed, rest
+from django_redislock.backends.redis.errors import (
+    ReplyError,
+    described,
+    is_transient,
+    is_wrong_server,
+)
+from django_redislock.rules.keys import channel, lock_keys
+from django_redislock.rules.steps import Answer, Refused, Unanswered
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from django_redislock.backends.redis.connection import AsyncWire, Wire
+    from django_redislock.rules.scripts import Script
+    from django_redislock.rules.steps import Call, Tell
+
+logger = logging.getLogger("django_redislock")
+
+LOOK_FOR_SCRIPTS_EVERY = 60.0  # Seconds until rights that were missing may be there again.
+
+Outcome = Answer | Unanswered | Refused
+
+
+class Caller:
+    """Has scripts run on one server, or plain commands in their place where it forbids scripts.
+
+    Trouble with a connection goes through to whoever lent it, also an error reply that says that
+    the server is the wrong one: only a new connection may help.
+    """
+
+    def __init__(self, alias: str, prefix: str, process: str) -> None:
+        self.scripting = True  # Until the server says that we may not; it is asked now and then.
+        self._looks_for_scripts_at = math.inf
+        self._alias = alias
+        self._prefix = prefix
+        self._process = process
+        self._numbers = count(1)
+
+    def new_channel(self) -> str:
+        """A channel for one more connection of this process."""
+        return channel(self._prefix, self._process, next(self._numbers))
+
+    def call(
+        self, wire: Wire, calls: Sequence[Call], begun: float, channel: str = ""
+    ) -> list[Outcome]:
+        """Run scripts on a blocking connection, all in one go. They must be safe to repeat.
+
+        Args:
+            wire: Where.
+            calls: The scripts, which all have the same time.
+            begun: When that time began.
+            channel: Where this connection, or a shared one in its place, is rung.
+        """
+        if self.scripting:
+            for in_full in (False, True):
+                sent, within = clock.now(), rest(calls[0].within, begun)
+                replies = wire.ask_all(self._commands(calls, within, channel, in_full), within)
+                errors = [reply for reply in replies if isinstance(reply, ReplyError)]
+                if not any(map(_lacks_script, errors)):
+                    break
+            if not self._are_forbidden(errors):
+                return _outcomes(calls, replies, sent)
+        outcomes = []
+        for call in calls:
+            outcomes.append(self._call_without_scripts(wire, call, begun))
+            begun = clock.now()  # Each takes several round trips, and so has a time of its own.
+        return outcomes
+
+    async def acall(self, wire: AsyncWire, call: Call, begun: float) -> Outcome | None:
+        """Run one script on a loop's connection; None if scripts are forbidden. See call()."""
+        for in_full in (False, True):
+            sent, within = clock.now(), rest(call.within, begun)
+            commands = self._commands([call], within, wire.channel, in_full)
+            replies = await wire.ask_all(commands, within)
+            errors = [reply for reply in replies if isinstance(reply, ReplyError)]
+            if not any(map(_lacks_script, errors)):
+                break
+        return None if self._are_forbidden(errors) else _outcomes([call], replies, sent)[0]
+
+    def packed(self, step: Call | Tell, channel: str, *, in_full: bool = False) -> bytes:
+        """The command that runs a script: by its SHA, or *in_full* with the whole text."""
+        if in_full:
+            keys = step.script.given(lock_keys(self._prefix, step.name))
+            return packed("EVAL", step.script.source, len(keys), *keys, *step.args, channel)
+        args = packed(*step.args, channel)
+        head = _head(self._prefix, step.name, step.script, len(step.args) + 1)
+        return head + args[args.index(b"$") :]
+
+    def _commands(
+        self, calls: Sequence[Call], within: float, channel: str, in_full: bool
+    ) -> list[bytes]:
+        """What is sent for some calls; *in_full* with the text of each script, but only once."""
+        if in_full:
+            first = {call.script: call for call in reversed(calls)}
+            commands = [self.packed(x, channel, in_full=first[x.script] is x) for x in calls]
+        else:
+            commands = [self.packed(call, channel) for call in calls]
+        if calls[-1].replicas:
+            commands.append(packed(*_wait_for_replicas(calls[-1], within)))
+        return commands
+
+    # --- where scripts are forbidden ----------------------------------------------------------
+
+    def _are_forbidden(self, errors: Sequence[ReplyError]) -> bool:
+        """Whether the server's rights leave us only plain commands; says so once in the log."""
+        refusals = [error for error in errors if _forbids_scripts(error)]
+        if refusals and self.scripting:
+            self.scripting = False
+            self._looks_for_scripts_at = clock.now() + LOOK_FOR_SCRIPTS_EVERY
+            logger.warning(
+                "REDISLOCK[%r]: the server forbids scripts (%s). Locks work with plain commands,"
+                " with less: waiters poll instead of being served in turn, operations take more"
+                " round trips, and %s are unavailable. Allow +eval and +evalsha to get all back.",
+                self._alias,
+                refusals[0],
+                without_scripts.UNAVAILABLE,
+            )
+        return bool(refusals)
+
+    def _call_without_scripts(self, wire: Wire, call: Call, begun: float) -> Outcome:
+        def ask(*command: str | bytes | int) -> Any:
+            reply = wire.ask(packed(*command), rest(call.within, begun))
+            if isinstance(reply, ReplyError):
+                raise reply
+            return reply
+
+        sent, acknowledged = clock.now(), 0
+        try:
+            self._look_for_scripts(ask)
+            reply = without_scripts.perform(call, lock_keys(self._prefix, call.name), ask)
+            if call.replicas:
+                within = rest(call.within, begun)
+                acknowledged = wire.ask(packed(*_wait_for_replicas(call, within)), within)
+        except ReplyError as error:
+            reply = error
+        return _outcome(reply, acknowledged, sent)
+
+    def _look_for_scripts(self, ask: without_scripts.Ask) -> None:
+        """Find out now and then whether scripts are allowed again; for what comes next."""
+        now = clock.now()
+        if now < self._looks_for_scripts_at:
+            return
+        self._looks_for_scripts_at = now + LOOK_FOR_SCRIPTS_EVERY
+        try:
+            ask("EVAL", "return 1", 0)
+            ask("EVALSHA", "0" * 40, 0)
+        except ReplyError as error:
+            if not _lacks_script(error):
+                return
+        self.scripting = True
+        logger.warning(
+            "REDISLOCK[%r]: the server allows scripts again; waiters are served in turn",
+            self._alias,
+        )
+
+
+def trouble(error: BaseException, sent: float) -> Unanswered | Refused:
+    """What an error means to a flow that sent something at *sent*."""
+    outcome: Unanswered | Refused
+    if is_transient(error):
+        outcome = Unanswered(described(error), sent, clock.now())
+    else:
+        outcome = Refused(described(error))
+    outcome.__cause__ = error
+    return outcome
+
+
+def _outcomes(calls: Sequence[Call], replies: list[Any], sent: float) -> list[Outcome]:
+    acknowledged = replies.pop() if len(replies) > len(calls) else 0
+    return [_outcome(reply, acknowledged, sent) for reply in replies]
+
+
+def _outcome(reply: Any, acknowledged: Any, sent: float) -> Outcome:
+    """What one reply means, with that of the WAIT behind it."""
+    if not isinstance(reply, ReplyError) and isinstance(acknowledged, ReplyError):
+        reply = ReplyError(f"{acknowledged} (which REPLICAS_ACK needs)")
+    if not isinstance(reply, ReplyError):
+        return Answer(reply, sent, clock.now(), acknowledged)
+    if is_wrong_server(reply):
+        raise reply
+    return trouble(reply, sent)
+
+
+@lru_cache(maxsize=4096)
+def _head(prefix: str, name: str, script: Script, args: int) -> bytes:
+    """What a call of *script* with so many arguments begins with, packed once: it has many keys."""
+    keys = script.given(lock_keys(prefix, name))
+    head = packed("EVALSHA", script.sha, len(keys), *keys)
+    return b"*%d\r\n" % (3 + len(keys) + args) + head[head.index(b"$") :]
+
+
+def _wait_for_replicas(call: Call, within: float) -> tuple[str | int, ...]:
+    # The rest is for the way there and back.
+    return "WAIT", call.replicas, max(1, int(within * 750))
+
+
+def _lacks_script(error: ReplyError) -> bool:
+    return error.code == "NOSCRIPT"
+
+
+def _forbids_scripts(error: ReplyError) -> bool:
+    text = str(error)
+    return error.code == "NOPERM" and ("'eval'" in text or "'evalsha'" in text)

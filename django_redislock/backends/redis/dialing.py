@@ -1,0 +1,194 @@
+"""How connections to a server come to be: redis-py makes them, within a time that we set."""
+
+from __future__ import annotations
+
+# Or socket.getaddrinfo() does so at the first connection: a process that is forked meanwhile by
+# another thread would wait for the end of that import for ever.
+import encodings.idna  # noqa: F401
+import threading
+import time
+from concurrent.futures import Future
+from importlib.util import find_spec
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
+
+from redis import exceptions as redis_errors
+from redis.asyncio.connection import Connection as AsyncConnection
+from redis.asyncio.connection import parse_url as async_parse_url
+from redis.connection import Connection, parse_url
+
+from django_redislock.backends.redis.connection import AsyncWire, Wire, packed
+from django_redislock.backends.redis.errors import TooOld
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DIALS_BY_NAME = 16  # That may be under way at once, each in a thread of its own.
+
+OLDEST_VERSION = (7, 0)  # Of Redis; every Valkey is newer.
+
+# What we decide ourselves, whatever OPTIONS says.
+_OURS: dict[str, Any] = {
+    "protocol": 3,
+    "decode_responses": False,
+    "health_check_interval": 0,
+    "retry": None,
+    "retry_on_timeout": False,
+    "retry_on_error": [],
+}
+
+
+class Dialer:
+    """Makes connections to one server, sync and async, from a URL and client options."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        """Check them, without dialing.
+
+        Raises:
+            ValueError, TypeError: redis-py does not understand the URL or an option.
+        """
+        common = {**_quiet(), **options}
+        self._sync = {**common, **parse_url(url), **_OURS, "command_packer": _Packer()}  # type: ignore[no-untyped-call]
+        self._async = {**common, **async_parse_url(url), **_OURS}
+        self._sync_class = self._sync.pop("connection_class", Connection)
+        self._async_class = self._async.pop("connection_class", AsyncConnection)
+        self._sync_class(**self._sync)
+        self.timeout: float | None = self._sync.get("socket_timeout")
+        self._by_name = "path" not in self._sync and not _is_address(self._sync.get("host"))
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In a forked child: none of the parent's dials is under way."""
+        self._places = threading.Semaphore(DIALS_BY_NAME)
+
+    def dial(self, seconds: float) -> Wire:
+        """A new blocking connection, or redis-py's exception."""
+        if not self._by_name:
+            return self._dial(seconds)
+        # Looking up a name knows no time limit, and each of its addresses is tried for the full
+        # time. So a thread does it, which is left alone once the time is over: nobody then refers
+        # to its connection, which closes it.
+        until = time.monotonic() + seconds
+        outcome: Future[Wire] = Future()
+        places = self._places
+
+        def work() -> None:
+            try:
+                outcome.set_result(self._dial(seconds))
+            except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
+                outcome.set_exception(error)
+            finally:
+                places.release()
+
+        if not places.acquire(timeout=seconds):
+            raise _dial_timeout()
+        try:
+            threading.Thread(target=work, name="redislock-dial", daemon=True).start()
+        except RuntimeError:  # No more threads, or the interpreter is shutting down.
+            work()
+        try:
+            return outcome.result(max(until - time.monotonic(), 0))
+        except TimeoutError as error:
+            raise _dial_timeout() from error
+
+    def _dial(self, seconds: float) -> Wire:
+        connection = self._sync_class(**{**self._sync, **_limits(seconds, self._sync)})
+        try:
+            connection.connect()
+            _check_version(connection.handshake_metadata)
+        except (TooOld, redis_errors.ResponseError) as error:
+            connection.disconnect()
+            _check_hello(error)
+            raise
+        return Wire(connection)
+
+    async def adial(self) -> AsyncWire:
+        """A new connection of the running loop, or redis-py's exception; cancel it when late."""
+        connection = self._async_class(**{**self._async, **_NO_LIMITS})
+        # The first reply of the handshake is the server's HELLO, which this client does not keep.
+        replies: list[Any] = []
+        read = connection.read_response
+
+        async def noting(*args: Any, **kwargs: Any) -> Any:
+            replies.append(await read(*args, **kwargs))
+            return replies[-1]
+
+        connection.read_response = noting
+        try:
+            await connection.connect()
+            _check_version(replies[0])
+            return AsyncWire(connection)
+        except BaseException as error:
+            await connection.disconnect(nowait=True)
+            if isinstance(error, TooOld | redis_errors.ResponseError):
+                _check_hello(error)
+            raise
+        finally:
+            del connection.read_response
+
+
+def _check_version(hello: Any) -> None:
+    """Judge the server by its answer to HELLO, which every connection begins with anyway."""
+    if not isinstance(hello, dict) or hello.get(b"server") != b"redis":
+        return
+    version = hello.get(b"version", b"").decode(errors="replace")
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if numbers and numbers < OLDEST_VERSION:
+        raise TooOld(f"the server is Redis {version}; locks need Redis 7.0 or newer, or Valkey")
+
+
+def _check_hello(error: Exception) -> None:
+    """Say what it means that a server does not know HELLO, which came with Redis 6."""
+    if "unknown command" in str(error) and "HELLO" in str(error):
+        raise TooOld(
+            "the server is older than Redis 6; locks need Redis 7.0 or newer, or Valkey"
+        ) from error
+
+
+class _Packer:
+    """Packs redis-py's own commands, those of the handshake; see packed()."""
+
+    def pack(self, command: str, *args: str | bytes | int) -> list[bytes]:
+        return [packed(*command.split(), *args)]
+
+
+def _limits(seconds: float, kwargs: Mapping[str, Any]) -> dict[str, float]:
+    # Half for the connection, half for the one or two round trips of the handshake, each of
+    # which redis-py times by itself.
+    round_trips = 2 if kwargs.get("db") else 1
+    return {
+        "socket_connect_timeout": seconds / 2,
+        "socket_timeout": seconds / 2 / round_trips,
+    }
+
+
+_NO_LIMITS = {"socket_connect_timeout": None, "socket_timeout": None}
+
+
+def _is_address(host: str | None) -> bool:
+    try:
+        ip_address(host or "")
+    except ValueError:
+        return False
+    return True
+
+
+def _dial_timeout() -> redis_errors.TimeoutError:
+    return redis_errors.TimeoutError("Timeout connecting to server")
+
+
+def _quiet() -> dict[str, Any]:
+    """Options without which clients send more at a handshake than they have to.
+
+    They differ by version: telling the server one's name takes two round trips, and newer
+    clients ask it to announce maintenance on RESP3 connections.
+    """
+    try:
+        from redis.maint_notifications import MaintNotificationsConfig
+    except ImportError:
+        options: dict[str, Any] = {}
+    else:
+        options = {"maint_notifications_config": MaintNotificationsConfig(enabled=False)}
+    if find_spec("redis.driver_info"):
+        return {**options, "driver_info": None}
+    return {**options, "lib_name": None, "lib_version": None}

@@ -1,0 +1,83 @@
+"""What goes wrong with a Redis or Valkey server, and what it means (rule R13)."""
+
+from __future__ import annotations
+
+import ssl
+
+import hiredis
+from redis import exceptions as redis_errors
+
+# What a server says that is not, or not now, the one to ask. After a failover its address may
+# lead to another one, which only a new connection reaches.
+_WRONG_SERVER = frozenset(
+    {"CLUSTERDOWN", "LOADING", "MASTERDOWN", "MOVED", "NOREPLICAS", "READONLY", "UNBLOCKED"}
+)
+_WRONG_SERVER_TEXT = "WAIT cannot be used with replica"
+
+# Error codes after which trying again may help. All others are refusals: rights, types, memory.
+# MOVED is one: it comes from a cluster, which is no place for locks of one server.
+_TRANSIENT = _WRONG_SERVER - {"MOVED"} | {"BUSY", "TRYAGAIN"}
+_TRANSIENT_TEXT = ("max number of clients", "ERR max number of clients reached", _WRONG_SERVER_TEXT)
+
+
+class Exhausted(Exception):
+    """No connection became free in time."""
+
+
+class Crowded(Exhausted):
+    """There is a connection, but none that a waiter may keep."""
+
+
+class TooOld(redis_errors.RedisError):
+    """The server lacks what the scripts need."""
+
+
+class ReplyError(redis_errors.ResponseError):
+    """An error reply of the server; its first word is the code."""
+
+    @property
+    def code(self) -> str:
+        text = str(self).removeprefix("EXECABORT Transaction discarded because of: ")
+        return text.partition(" ")[0]
+
+
+# What trouble with a server looks like. Whatever else is raised in between comes from outside: a
+# signal handler, Celery's soft time limit, a cancellation.
+TROUBLE = (OSError, EOFError, redis_errors.RedisError, hiredis.HiredisError, Exhausted)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether trying again may help (R13)."""
+    if isinstance(error, Exhausted):
+        return True
+    if isinstance(error, ReplyError):
+        return error.code in _TRANSIENT or any(text in str(error) for text in _TRANSIENT_TEXT)
+    if isinstance(error, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
+        return False
+    if isinstance(error, redis_errors.ReadOnlyError | redis_errors.MasterDownError) or any(
+        text in str(error) for text in _TRANSIENT_TEXT
+    ):
+        return True
+    if isinstance(error, redis_errors.ConnectionError | redis_errors.TimeoutError):
+        return not _is_tls_refusal(error)
+    return isinstance(error, OSError | EOFError | TimeoutError) and not _is_tls_refusal(error)
+
+
+def is_wrong_server(error: BaseException) -> bool:
+    """Whether only a new connection may lead to a server that can do it."""
+    return isinstance(error, ReplyError) and (
+        error.code in _WRONG_SERVER or _WRONG_SERVER_TEXT in str(error)
+    )
+
+
+def _is_tls_refusal(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, ssl.SSLError):
+            return not isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError)
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def described(error: BaseException) -> str:
+    """What an error says, for the middle of a sentence."""
+    return (str(error) or type(error).__name__).rstrip(".")

@@ -1,0 +1,257 @@
+"""The blocking connections of one process: lent one by one, or listened to together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, TypeVar
+from weakref import ref
+
+from django_redislock.backends.redis.connection import id_of, packed
+from django_redislock.backends.redis.errors import Crowded, Exhausted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from django_redislock.backends.redis.connection import Wire
+
+Result = TypeVar("Result")
+
+
+class Pool:
+    """The blocking connections of one backend: never more than *limit*, each used by one thread.
+
+    The last one returned is the first one lent. A waiter keeps its connection while it sleeps,
+    so that the server can ring it; a few are kept back from waiters, or sleeping waiters could
+    starve the releases that would wake them.
+    """
+
+    KEPT_BACK = 2
+    # Connections of a process that are not lent: its watchdog's, and the one of a SharedBell.
+    BESIDE = 2
+
+    def __init__(self, dial: Callable[[float], Wire], limit: int) -> None:
+        self._dial = dial
+        self._limit = limit
+        self._idle: list[Wire] = []
+        # Those that exist, not a count: one that an exception of a signal handler made us lose
+        # gives its place back when it is collected.
+        self._wires: set[ref[Wire]] = set()
+        self._dialing = 0
+        self._waiting = 0
+        self._retired = False
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._bell: SharedBell | None = None
+        self._bell_lock = threading.Lock()
+
+    def use(self, work: Callable[[Wire], Result], seconds: float) -> Result:
+        """Lend a connection for *work* alone; see take(). It is dropped if anything is raised."""
+        wire = None
+        try:
+            wire = self.take(seconds)
+            result = work(wire)
+        except BaseException:
+            if wire is not None:
+                self.drop(wire)
+            raise
+        self.give(wire)
+        return result
+
+    def shared_bell(self, channel: str, seconds: float) -> SharedBell:
+        """The bell of waiters without a connection of their own.
+
+        If there is none, a new one opens on *channel* within so many seconds.
+        """
+        with self._bell_lock:
+            if self._bell is None or self._bell.closed:
+                self._bell = SharedBell(self._dial, channel, seconds)
+            return self._bell
+
+    def take(self, seconds: float, *, to_wait: bool = False) -> Wire:
+        """Lend a connection.
+
+        Args:
+            seconds: How long to wait for one that is returned, and for a new one to connect.
+            to_wait: Whether it may be kept for long, by a waiter.
+
+        Raises:
+            Exhausted: All are in use and none was returned within *seconds*.
+            Crowded: Waiters have so many that the rest is needed for those who do not wait.
+        """
+        idle = self._idle
+        if to_wait and len(idle) + self._free() <= self.KEPT_BACK:
+            raise Crowded("waiters use all connections that may be kept for long")
+        try:
+            return idle.pop()
+        except IndexError:
+            return self._take(seconds)
+
+    def give(self, wire: Wire) -> None:
+        """Return a connection that is in step: all its replies were read, or are known to come."""
+        self._idle.append(wire)
+        if self._retired:
+            self.close()
+        elif self._waiting:
+            with self._lock:
+                self._changed.notify_all()
+
+    def drop(self, wire: Wire) -> None:
+        """Close a broken or interrupted connection, and the idle ones, which may be as dead."""
+        wire.close()
+        self._wires.discard(ref(wire))
+        with self._lock:
+            self._changed.notify_all()
+        self.close()
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        # One by one: take() pops from the same list without the lock.
+        while self._idle:
+            try:
+                wire = self._idle.pop()
+            except IndexError:
+                break
+            wire.close()
+            self._wires.discard(ref(wire))
+            with self._lock:
+                self._changed.notify_all()
+
+    def retire(self) -> None:
+        """Keep no idle connection from now on."""
+        self._retired = True
+        self.close()
+
+    def forsake(self) -> None:
+        """In a forked child: close its copies. Takes no lock: a thread that is gone may hold it.
+
+        Those that are lent too: while a copy is open, the server does not learn that a waiter of
+        the parent has died.
+        """
+        for reference in list(self._wires):
+            if (wire := reference()) is not None:
+                wire.close()
+        if self._bell is not None:
+            self._bell.forsake()
+
+    def _take(self, seconds: float) -> Wire:
+        until = time.monotonic() + seconds
+        with self._lock:
+            self._waiting += 1
+            try:
+                while True:
+                    if not self._changed.wait_for(self._has_room, until - time.monotonic()):
+                        raise Exhausted(
+                            f"this process uses all of its {self._limit + self.BESIDE} connections;"
+                            " raise OPTIONS['max_connections']"
+                        )
+                    try:
+                        return self._idle.pop()
+                    except IndexError:
+                        pass  # take() of another thread, which needs no lock, was faster.
+                    if self._free() > 0:
+                        self._dialing += 1
+                        break
+            finally:
+                self._waiting -= 1
+        try:
+            wire = self._dial(seconds)
+            self._wires.add(ref(wire, self._wires.discard))
+            return wire
+        finally:
+            with self._lock:
+                self._dialing -= 1
+                self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        return bool(self._idle) or self._free() > 0
+
+    def _free(self) -> int:
+        return self._limit - len(self._wires) - self._dialing
+
+
+class SharedBell:
+    """One connection on which all waiters are rung that found none for themselves.
+
+    A thread reads it, hands each ring to the waiter it is for, and ends when none is left.
+    """
+
+    CHECK_EVERY = 2.0  # Seconds after which a connection on which nothing came is tested.
+
+    def __init__(self, dial: Callable[[float], Wire], channel: str, seconds: float) -> None:
+        """Begin to open it, within so many seconds.
+
+        Raises:
+            Exhausted: There is no thread to read it.
+        """
+        self.channel = channel
+        self.closed = False
+        self._rings: dict[str, SimpleQueue[bytes | None]] = {}  # By lease id; None: it is closed.
+        self._wire: Wire | None = None
+        self._opened: Future[None] = Future()
+        thread = threading.Thread(
+            target=self._run, args=(dial, seconds), name="redislock-bell", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise Exhausted(f"no thread to listen for rings: {error}") from error
+
+    def expect(self, id: str, seconds: float) -> None:  # noqa: A002
+        """Keep the rings for *id* until forget(); wait until the connection is open."""
+        self._rings[id] = SimpleQueue()
+        self._opened.result(seconds)
+        self._check_open()
+
+    def forget(self, id: str) -> None:  # noqa: A002
+        """Drop what comes for *id*. Takes no lock: a thread that a fork ended may hold it."""
+        self._rings.pop(id, None)
+
+    def bell(self, id: str, seconds: float) -> bytes | None:  # noqa: A002
+        """The next ring for *id*, or None if there is none within *seconds*."""
+        self._check_open()
+        try:
+            ring = self._rings[id].get(timeout=max(seconds, 0))
+        except Empty:
+            return None
+        self._check_open()
+        return ring
+
+    def forsake(self) -> None:
+        """In a forked child: close its copy of the connection."""
+        self.closed = True
+        if self._wire is not None:
+            self._wire.close()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ConnectionError("the connection was lost")
+
+    def _run(self, dial: Callable[[float], Wire], seconds: float) -> None:
+        try:
+            self._wire = dial(seconds)
+            self._wire.subscribe(self.channel, seconds)
+            self._opened.set_result(None)
+            self._read(self._wire)
+        except Exception as error:  # noqa: BLE001 - it is raised where it is awaited
+            if not self._opened.done():
+                self._opened.set_exception(error)
+        finally:
+            self.closed = True
+            for rings in list(self._rings.values()):
+                rings.put(None)
+            if self._wire is not None:
+                self._wire.close()
+
+    def _read(self, wire: Wire) -> None:
+        while True:
+            ring = wire.bell(self.CHECK_EVERY)
+            if ring is None:
+                if not self._rings:
+                    return
+                # Nobody asks anything on this connection, so that nobody would notice its end.
+                wire.ask(packed("PING"), self.CHECK_EVERY)
+            elif ring and (rings := self._rings.get(id_of(ring))) is not None:
+                rings.put(ring)

@@ -1,0 +1,240 @@
+"""What one flow asks for, done on a connection: see rules.steps.Performer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from django_redislock import clock
+from django_redislock.backends import drivers
+from django_redislock.backends.redis.calling import trouble
+from django_redislock.backends.redis.connection import id_of, rest
+from django_redislock.backends.redis.errors import TROUBLE, Crowded, is_wrong_server
+from django_redislock.rules.flows import CLAIM
+from django_redislock.rules.steps import Answer, Bell, Refused, Unanswered
+
+if TYPE_CHECKING:
+    from django_redislock.backends.redis.calling import Caller
+    from django_redislock.backends.redis.connection import AsyncWire, Wire
+    from django_redislock.backends.redis.loops import Loops
+    from django_redislock.backends.redis.pool import Pool, SharedBell
+    from django_redislock.rules.steps import Call, Listen, Pause, Tell
+
+
+class Session(drivers.Blocking):
+    """One flow's use of the blocking connections: one, kept from the first step to the last.
+
+    A waiter that finds no connection to keep has one for each command, and shares a bell.
+    """
+
+    __slots__ = ("_bell", "_caller", "_id", "_pool", "_wire")
+
+    def __init__(self, caller: Caller, pool: Pool) -> None:
+        self._caller = caller
+        self._pool = pool
+        self._wire: Wire | None = None
+        self._bell: SharedBell | None = None
+        self._id = ""
+
+    def call(self, step: Call) -> Answer:
+        begun = sent = clock.now()
+        try:
+            if step.listening and self._bell is None and self._caller.scripting:
+                self._become_rung(step, begun)
+            wire = self._wire
+            if wire is None:
+                wire = self._wire = self._pool.take(rest(step.within, begun))
+            channel = self._bell.channel if self._bell else wire.channel
+            sent = clock.now()
+            (outcome,) = self._caller.call(wire, [step], begun, channel)
+        except TROUBLE as error:
+            self._drop()
+            raise trouble(error, sent) from error
+        except BaseException:
+            self._drop()
+            raise
+        if isinstance(outcome, Answer):
+            return outcome
+        raise outcome  # The connection is in step.
+
+    def tell(self, step: Tell) -> None:
+        begun = clock.now()
+        try:
+            if self._wire is None:
+                self._wire = self._pool.take(CLAIM / 2)
+            self._wire.tell(self._caller.packed(step, self._wire.channel))
+        except TROUBLE as error:
+            self._drop()
+            raise trouble(error, begun) from error
+        except BaseException:
+            self._drop()
+            raise
+
+    def listen(self, step: Listen) -> Bell:
+        now = clock.now()
+        until = now + step.seconds
+        try:
+            if self._bell is not None:
+                if self._wire is not None:
+                    self._pool.give(self._wire)  # Others need it meanwhile.
+                    self._wire = None
+                return _bell(self._bell.bell(step.id, step.seconds))
+            if self._wire is None:
+                raise Unanswered("the connection was lost", now, now)
+            while True:
+                ring = self._wire.bell(until - now)
+                if ring is None or id_of(ring) == step.id:
+                    return _bell(ring)
+                now = clock.now()
+        except TROUBLE as error:
+            self._drop()
+            raise trouble(error, now) from error
+        except BaseException:
+            self._drop()
+            raise
+
+    def pause(self, step: Pause) -> float:
+        self.close()  # Others may need the connection meanwhile.
+        time.sleep(step.seconds)
+        return clock.now()
+
+    def close(self) -> None:
+        wire = self._wire
+        if wire is not None:
+            if wire.bells:
+                wire.bells.clear()  # Nobody waits for them any more.
+            self._pool.give(wire)
+            self._wire = None
+        if self._bell is not None:
+            self._leave_bell()
+
+    def _become_rung(self, step: Call, begun: float) -> None:
+        """Have a connection on which the server rings us, our own or that of a shared bell."""
+        channel = self._caller.new_channel
+        try:
+            if self._wire is None:
+                self._wire = self._pool.take(step.within, to_wait=True)
+            if not self._wire.channel:
+                self._wire.subscribe(channel(), rest(step.within, begun))
+        except Crowded:
+            self._id = step.listening
+            self._bell = self._pool.shared_bell(channel(), step.within)
+            self._bell.expect(self._id, rest(step.within, begun))
+
+    def _drop(self) -> None:
+        """Use the connection no more: what was under way on it may still be answered."""
+        if self._wire is not None:
+            self._pool.drop(self._wire)
+            self._wire = None
+        self._leave_bell()
+
+    def _leave_bell(self) -> None:
+        if self._bell is not None:
+            self._bell.forget(self._id)
+            self._bell = None
+
+
+class AsyncSession(drivers.Awaiting):
+    """One flow's use of its event loop's connection."""
+
+    __slots__ = ("_caller", "_id", "_loops", "_pool", "_wire")
+
+    def __init__(self, caller: Caller, loops: Loops, pool: Pool) -> None:
+        self._caller = caller
+        self._loops = loops
+        self._pool = pool
+        self._wire: AsyncWire | None = None
+        self._id = ""
+
+    async def call(self, step: Call) -> Answer:
+        if step.shielded:
+            return await self._call_shielded(step)
+        begun = sent = clock.now()
+        outcome = None
+        try:
+            if self._caller.scripting:
+                wire = await self._connected(step, begun)
+                sent = clock.now()
+                outcome = await self._caller.acall(wire, step, begun)
+        except TROUBLE as error:
+            if is_wrong_server(error) and self._wire is not None:
+                self._wire.close()
+            raise trouble(error, sent) from error
+        if outcome is None:
+            return await self._call_in_thread(step, begun)
+        if isinstance(outcome, Answer):
+            return outcome
+        raise outcome
+
+    async def tell(self, step: Tell) -> None:
+        begun = clock.now()
+        assert self._wire is not None
+        try:
+            self._wire.tell(self._caller.packed(step, self._wire.channel))
+        except TROUBLE as error:
+            raise trouble(error, begun) from error
+
+    async def listen(self, step: Listen) -> Bell:
+        begun = clock.now()
+        assert self._wire is not None
+        try:
+            return _bell(await self._wire.bell(step.id, step.seconds))
+        except TROUBLE as error:
+            raise trouble(error, begun) from error
+
+    async def pause(self, step: Pause) -> float:
+        await asyncio.sleep(step.seconds)
+        return clock.now()
+
+    def close(self) -> None:
+        if self._wire is not None and self._id:
+            self._wire.forget_bell(self._id)
+
+    async def _connected(self, step: Call, begun: float) -> AsyncWire:
+        """An open connection, on which the server can ring us if the step listens."""
+        wire = self._wire
+        if wire is None or wire.closed:
+            wire = self._wire = await self._loops.wire(step.within)
+        if step.listening:
+            if not wire.channel:
+                await wire.subscribe(self._caller.new_channel(), rest(step.within, begun))
+            self._id = step.listening
+            wire.expect_bell(step.listening)
+        return wire
+
+    async def _call_shielded(self, step: Call) -> Answer:
+        # An undo runs to its end, which is bounded, however often its task is cancelled.
+        task = asyncio.ensure_future(self.call(step._replace(shielded=False)))
+        while not task.done():
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError:
+                if task.cancelled():
+                    raise
+            except (Unanswered, Refused):
+                break
+        return task.result()
+
+    async def _call_in_thread(self, step: Call, begun: float) -> Answer:
+        # Without scripts an operation is several commands between WATCH and EXEC, which cannot
+        # share a connection with other tasks. A cancelled one is awaited, which is bounded:
+        # undoing it must not begin before it has ended.
+        call = asyncio.ensure_future(asyncio.to_thread(self._call_blocking, step, begun))
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await asyncio.wait([call])
+            raise
+
+    def _call_blocking(self, step: Call, begun: float) -> Answer:
+        session = Session(self._caller, self._pool)
+        try:
+            # It may have waited for a thread.
+            return session.call(step._replace(within=rest(step.within, begun), listening=""))
+        finally:
+            session.close()
+
+
+def _bell(ring: bytes | None) -> Bell:
+    return Bell(ring.decode().split() if ring else [], clock.now())
