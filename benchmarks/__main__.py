@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from benchmarks import contended, cycle, handoff, idle, memory, report, watchdog
+from benchmarks import contended, cycle, handoff, idle, memory, report, tasks, watchdog
 from benchmarks.bench import FULL, QUICK, Bench
 from benchmarks.contenders import CONTENDERS
 from benchmarks.server import Server
@@ -23,7 +23,9 @@ MEASUREMENTS = {
     "idle": idle.measure,
     "memory": memory.measure,
     "watchdog": watchdog.measure,
+    "tasks": tasks.measure,
 }
+NAMES = list(dict.fromkeys([*CONTENDERS, *tasks.NAMES]))  # Ours is among both.
 
 
 def main(argv: Sequence[str]) -> None:
@@ -41,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
         measured = report.markdown(tables, bench, " ".join(["python -m benchmarks", *argv]))
     sys.stdout.write(measured)
     if options.write:
-        report.write(measured)
+        report.write(measured, tables)
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
@@ -53,13 +55,15 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         "names", nargs="*", metavar="name", help=f"of {', '.join(MEASUREMENTS)}; default all"
     )
     parser.add_argument("--quick", action="store_true", help="less exact, about a minute")
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md as well")
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/benchmarks.md and its pictures"
+    )
     parser.add_argument(
         "--contender",
         action="append",
-        choices=CONTENDERS,
+        choices=NAMES,
         metavar="LOCK",
-        help=f"measure only this lock; may be repeated; of {'; '.join(CONTENDERS)}",
+        help=f"measure only this lock; may be repeated; of {'; '.join(NAMES)}",
     )
     options = parser.parse_args(argv)
     if unknown := [name for name in options.names if name not in MEASUREMENTS]:
@@ -67,7 +71,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     if options.write and (options.names or options.contender):
         parser.error("--write writes the whole page: name no measurement and no contender")
     options.names = options.names or list(MEASUREMENTS)
-    options.contender = options.contender or list(CONTENDERS)
+    options.contender = options.contender or NAMES
     return options
 
 

@@ -27,6 +27,7 @@ class Effort:
     contended_seconds: float
     idle_seconds: float
     watchdog_seconds: float
+    tasks: int
 
 
 FULL = Effort(
@@ -37,6 +38,7 @@ FULL = Effort(
     contended_seconds=1.5,
     idle_seconds=10,
     watchdog_seconds=20,
+    tasks=300,
 )
 QUICK = Effort(
     rounds=1,
@@ -46,6 +48,7 @@ QUICK = Effort(
     contended_seconds=0.5,
     idle_seconds=2,
     watchdog_seconds=10,
+    tasks=100,
 )
 
 

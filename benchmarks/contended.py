@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.contenders import PYTHON_REDIS_LOCK, REDIS_PY, WAITING, Contender, contender
 from benchmarks.crew import Processes
-from benchmarks.figures import Row, Table, Target, at_least, jain, ours, ours_to
+from benchmarks.figures import Chart, Row, Table, Target, at_least, jain, ours, ours_to
 from benchmarks.placement import confine
 
 if TYPE_CHECKING:
@@ -45,15 +45,16 @@ def measure(bench: Bench) -> list[Table]:
         for (cores, name), rounds in counts.items()
     ]
     rows.sort(key=lambda row: row["cores"], reverse=True)
-    return [Table(f"Contended, {PROCESSES} processes", rows, list(_targets(rows)))]
+    chart = Chart("contended", "cycles/s", "longer", note="Jain, worst round")
+    return [Table(f"Contended, {PROCESSES} processes", rows, list(_targets(rows)), chart)]
 
 
 def _targets(rows: list[Row]) -> Iterator[Target]:
     crowd = f"{PROCESSES} processes"
     yield from at_least(f"{crowd}: Jain's index", 0.99, ours(rows, "Jain, worst round"))
-    for peer, bound in ((PYTHON_REDIS_LOCK, 1.5), (REDIS_PY, 1)):
+    for peer, bound, moonshot in ((PYTHON_REDIS_LOCK, 2.5, 4), (REDIS_PY, 1, None)):
         claim = f"{crowd}: cycles per second, of {peer}'s"
-        yield from at_least(claim, bound, ours_to(rows, "cycles/s", peer))
+        yield from at_least(claim, bound, ours_to(rows, "cycles/s", peer), moonshot)
 
 
 def _connect(_shared: None, name: str, port: int, cores: set[int]) -> None:

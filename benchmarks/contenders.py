@@ -13,6 +13,8 @@ import redis.asyncio.lock
 import redis.lock
 import redis_lock  # type: ignore[import-untyped]
 
+from benchmarks.ready_bytes import ReadyBytes
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -24,6 +26,7 @@ PLAIN = "plain redis-py"
 REDIS_PY = "redis-py Lock"
 PYTHON_REDIS_LOCK = "python-redis-lock"
 PYTHON_REDIS_LOCK_RENEWING = "python-redis-lock, renewing"
+READY_BYTES = "our scripts as ready bytes"
 OURS = "django-redislock"
 
 
@@ -137,19 +140,24 @@ class Ours:
         self.lock = self.alock = distributed_lock
 
 
+def _ready_bytes(port: int) -> ReadyBytes:
+    return ReadyBytes(port, contender(OURS, port))
+
+
 CONTENDERS: Mapping[str, Callable[[int], object]] = {
     PLAIN: Plain,
     REDIS_PY: RedisPy,
     PYTHON_REDIS_LOCK: PythonRedisLock,
     PYTHON_REDIS_LOCK_RENEWING: functools.partial(PythonRedisLock, auto_renewal=True),
+    READY_BYTES: _ready_bytes,
     OURS: Ours,
 }
 WAITING = (REDIS_PY, PYTHON_REDIS_LOCK, OURS)  # Those who can wait for a lock.
-ASYNC = (PLAIN, REDIS_PY, OURS)
+ASYNC = (PLAIN, REDIS_PY, READY_BYTES, OURS)
 
 
 _made: dict[str, object] = {}
-_making = threading.Lock()
+_making = threading.RLock()  # One contender may be made of another.
 
 
 def contender(name: str, port: int) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from benchmarks.contenders import OURS
 from benchmarks.placement import ALL_CORES, ONE_CORE
@@ -31,9 +31,35 @@ class Target:
     """What we set out to reach, and what was measured."""
 
     claim: str
-    goal: str  # Such as "at least 2".
-    measured: Mapping[str, float]  # Placement -> figure.
-    met: bool
+    direction: Literal["at least", "at most"]
+    bound: float
+    measured: Mapping[str, float]  # Placement -> figure. The pinned one decides, if there is one.
+    moonshot: float | None = None  # A bound beyond the bound, for the glory.
+
+    @property
+    def met(self) -> bool:
+        """Whether the bound is reached."""
+        return self._reaches(self.bound)
+
+    @property
+    def moonshot_met(self) -> bool:
+        """Whether the moonshot is reached, if there is one."""
+        return self.moonshot is not None and self._reaches(self.moonshot)
+
+    def _reaches(self, bound: float) -> bool:
+        figure = self.measured[ONE_CORE if ONE_CORE in self.measured else ALL_CORES]
+        return figure >= bound if self.direction == "at least" else figure <= bound
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """How a table is drawn: a bar for each row of the placement that decides."""
+
+    file: str  # The picture's name in docs/benchmarks/, without its suffix.
+    column: str  # What the bars are as long as; its name says the unit.
+    better: Literal["longer", "shorter"]
+    group: str = ""  # A column whose values part the bars into groups.
+    note: str = ""  # A column told behind the figure.
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +68,29 @@ class Table:
 
     title: str
     rows: Sequence[Row]
-    targets: Sequence[Target] = field(default=())
+    targets: Sequence[Target] = ()
+    chart: Chart | None = None
 
 
-def at_least(claim: str, bound: float, measured: Mapping[str, float]) -> list[Target]:
+def at_least(
+    claim: str, bound: float, measured: Mapping[str, float], moonshot: float | None = None
+) -> list[Target]:
     """A target to reach or exceed; none if it was not measured."""
-    return [
-        Target(claim, f"at least {bound:g}", measured, figure >= bound)
-        for figure in _deciding(measured)
-    ]
+    return [Target(claim, "at least", bound, measured, moonshot)] if measured else []
 
 
-def at_most(claim: str, bound: float, measured: Mapping[str, float]) -> list[Target]:
+def at_most(
+    claim: str, bound: float, measured: Mapping[str, float], moonshot: float | None = None
+) -> list[Target]:
     """A target not to exceed; none if it was not measured."""
-    return [
-        Target(claim, f"at most {bound:g}", measured, figure <= bound)
-        for figure in _deciding(measured)
-    ]
+    return [Target(claim, "at most", bound, measured, moonshot)] if measured else []
+
+
+def number(value: float) -> str:
+    """A figure with as many digits as it deserves."""
+    if isinstance(value, int) or value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def ours(rows: Sequence[Row], column: str, **where: str | float) -> dict[str, float]:
@@ -81,8 +113,3 @@ def _figures(
         for row in rows
         if row["lock"] == lock and all(row[key] == wanted for key, wanted in where.items())
     }
-
-
-def _deciding(measured: Mapping[str, float]) -> list[float]:
-    """The figure that decides: the pinned one, where there is one."""
-    return [measured[cores] for cores in (ONE_CORE, ALL_CORES) if cores in measured][:1]

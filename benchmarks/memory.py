@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from benchmarks.contenders import OURS, PYTHON_REDIS_LOCK, REDIS_PY, Contender
-from benchmarks.figures import Row, Table
+from benchmarks.figures import Row, Table, at_most, ours
 
 if TYPE_CHECKING:
     from benchmarks.bench import Bench
@@ -17,7 +17,15 @@ HELD = 10_000
 def measure(bench: Bench) -> list[Table]:
     """Bytes per lock by INFO used_memory, with names of 16 bytes."""
     rows = [_row(bench, name) for name in bench.among((REDIS_PY, PYTHON_REDIS_LOCK, OURS))]
-    return [Table(f"Server memory, {HELD:,} locks held", rows)]
+    targets = [
+        *at_most("server memory: bytes per held lock", 350, ours(rows, "bytes per held lock")),
+        *at_most(
+            "server memory: bytes left per name after release",
+            0,
+            ours(rows, "bytes left after release"),
+        ),
+    ]
+    return [Table(f"Server memory, {HELD:,} locks held", rows, targets)]
 
 
 def _row(bench: Bench, name: str) -> Row:

@@ -8,6 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.figures import number
+from benchmarks.pictures import svg
 from benchmarks.placement import ALL_CORES, ONE_CORE
 
 if TYPE_CHECKING:
@@ -17,9 +19,19 @@ if TYPE_CHECKING:
     from benchmarks.figures import Row, Table, Target
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+PICTURES = PAGE.with_suffix("")
 BEGIN = "<!-- measured: written by python -m benchmarks --write, do not edit -->"
 END = "<!-- /measured -->"
-PACKAGES = ("Django", "redis", "hiredis", "python-redis-lock")
+PACKAGES = (
+    "Django",
+    "redis",
+    "hiredis",
+    "python-redis-lock",
+    "celery",
+    "celery-singleton",
+    "celery-heimdall",
+    "celery-once",
+)
 
 
 def markdown(tables: Sequence[Table], bench: Bench, command: str) -> str:
@@ -30,12 +42,20 @@ def markdown(tables: Sequence[Table], bench: Bench, command: str) -> str:
         met = sum(target.met for target in targets)
         parts += [f"## Targets: {met} of {len(targets)} met", _grid(map(_target_row, targets))]
     for table in tables:
-        parts += [f"## {table.title}", _grid(table.rows)]
+        parts.append(f"## {table.title}")
+        if table.chart:
+            parts.append(f"![{table.title}]({PICTURES.name}/{table.chart.file}.svg)")
+        parts.append(_grid(table.rows))
     return "\n\n".join(parts) + "\n"
 
 
-def write(measured: str) -> None:
+def write(measured: str, tables: Sequence[Table]) -> None:
     """Put the measured part into its place in the documentation; the rest stays as it is."""
+    PICTURES.mkdir(exist_ok=True)
+    for table in tables:
+        if table.chart:
+            picture = PICTURES / f"{table.chart.file}.svg"
+            picture.write_text(svg(table, table.chart), encoding="utf-8")
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     PAGE.write_text(f"{before}{BEGIN}\n\n{measured}\n{END}{after}", encoding="utf-8")
@@ -53,10 +73,11 @@ def _machine(bench: Bench) -> str:
 def _target_row(target: Target) -> Row:
     return {
         "what": target.claim,
-        "target": target.goal,
+        "target": f"{target.direction} {target.bound:g}",
+        "moonshot": "" if target.moonshot is None else f"{target.moonshot:g}",
         ONE_CORE: target.measured.get(ONE_CORE, ""),
         ALL_CORES: target.measured.get(ALL_CORES, ""),
-        "met": "yes" if target.met else "**no**",
+        "met": "moonshot" if target.moonshot_met else "yes" if target.met else "**no**",
     }
 
 
@@ -72,8 +93,4 @@ def _grid(rows: Iterable[Row]) -> str:
 
 
 def _cell(value: str | float) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int) or value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return value if isinstance(value, str) else number(value)

@@ -55,25 +55,41 @@ class Server:
 
     @contextmanager
     def counting(self) -> Iterator[Traffic]:
-        """Count the commands performed in the block.
-
-        MONITOR, unlike INFO commandstats, tells a client's command from one inside a script. It
-        slows the server a little: nothing is timed while counting.
-        """
+        """Count the commands performed in the block; see monitoring()."""
         traffic = Traffic()
-        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as monitor:
-            lines = monitor.makefile("rb")
-            monitor.sendall(b"MONITOR\r\n")
-            lines.readline()
+        with monitoring(self.port) as lines:
             yield traffic
-            # The server keeps what we have not read, so counting costs our process nothing until
-            # now, and the marker tells where the block ended.
-            marker = secrets.token_hex(8)
-            self._client.echo(marker)
-            for line in lines:
-                if marker.encode() in line:
-                    break
-                if b" lua] " in line:
-                    traffic.scripted += 1
-                else:
-                    traffic.requests += 1
+        traffic.requests = sum(map(is_request, lines))
+        traffic.scripted = len(lines) - traffic.requests
+
+
+@contextmanager
+def monitoring(port: int) -> Iterator[list[bytes]]:
+    """Collect what a server performs in the block, one line for each command; read it afterwards.
+
+    MONITOR, unlike INFO commandstats, tells a client's command from one inside a script. It slows
+    the server a little: nothing is timed meanwhile.
+    """
+    with (
+        redis.Redis(port=port) as client,
+        socket.create_connection(("127.0.0.1", port), timeout=60) as monitor,
+    ):
+        client.ping()  # It connects: its handshake is not to be seen.
+        lines: list[bytes] = []
+        received = monitor.makefile("rb")
+        monitor.sendall(b"MONITOR\r\n")
+        received.readline()
+        yield lines
+        # The server keeps what we have not read, so this costs our process nothing until now, and
+        # the marker tells where the block ended.
+        marker = secrets.token_hex(8)
+        client.echo(marker)
+        for line in received:
+            if marker.encode() in line:
+                break
+            lines.append(line)
+
+
+def is_request(line: bytes) -> bool:
+    """Whether a line of MONITOR tells of a client's command, not of one called by a script."""
+    return b" lua] " not in line

@@ -1,0 +1,88 @@
+"""Celery tasks that do nothing, from publishing to the result, with one worker process."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from contextlib import contextmanager
+from itertools import count, islice
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.contenders import OURS
+from benchmarks.crew import PATIENCE, PROCESSES
+from benchmarks.figures import Chart, Row, Table, at_most, ours_to
+from benchmarks.placement import confine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks.bench import Bench
+
+BARE = "bare task"
+CELERY_SINGLETON = "celery-singleton"
+CELERY_HEIMDALL = "celery-heimdall"
+CELERY_ONCE = "celery-once"
+OURS_QUEUED_ONCE = "django-redislock, queued once"
+NAMES = (BARE, CELERY_SINGLETON, CELERY_HEIMDALL, CELERY_ONCE, OURS_QUEUED_ONCE, OURS)
+
+WARM_UP = 10  # Tasks before anything counts: connections, scripts, caches.
+
+# No two tasks have the same, or some locks would refuse the second.
+numbers = count()
+
+
+def measure(bench: Bench) -> list[Table]:
+    """Tasks per second, end to end."""
+    # Not at the top: nobody else is to be measured with all of Celery in memory.
+    from benchmarks import celery_app
+
+    rates: dict[tuple[str, str], list[float]] = defaultdict(list)
+    celery_app.connect(bench.server.port)
+    with _worker(bench.server.port):
+        processes = celery_app.processes.delay().get(PATIENCE)
+        for turn in bench.turns(NAMES):
+            for process in processes:
+                confine(process, turn.cores)
+            task = celery_app.TASKS[turn.name]
+            _run(task, WARM_UP)
+            seconds = _run(task, bench.effort.tasks)
+            rates[turn.placement, turn.name].append(bench.effort.tasks / seconds)
+    rows: list[Row] = [
+        {
+            "lock": name,
+            "cores": cores,
+            "tasks/s": median(seen),
+            "µs": 1e6 / median(seen),
+        }
+        for (cores, name), seen in rates.items()
+    ]
+    rows.sort(key=lambda row: row["cores"], reverse=True)
+    claim = "a Celery task that does nothing: time, of a bare one's"
+    target = at_most(claim, 1.15, ours_to(rows, "µs", BARE))
+    return [Table("Celery tasks", rows, target, Chart("tasks", "tasks/s", "longer"))]
+
+
+@contextmanager
+def _worker(port: int) -> Iterator[None]:
+    from benchmarks import celery_app
+
+    worker = PROCESSES.Process(target=celery_app.work, args=(port,))
+    worker.start()
+    try:
+        yield
+    finally:
+        worker.terminate()
+        worker.join()
+
+
+def _run(task: Any, tasks: int) -> float:
+    """Publish so many tasks and wait for their results; returns the seconds it took."""
+    sent = list(islice(numbers, tasks))
+    began = time.perf_counter()
+    results = [task.delay(number) for number in sent]
+    got = [result.get(PATIENCE) for result in results]
+    seconds = time.perf_counter() - began
+    if got != sent:
+        raise RuntimeError(f"{task.name}: not every task has run.")
+    return seconds
