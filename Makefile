@@ -45,7 +45,7 @@ test: $(VENV)/test ## Run the test suite, in eight to ten minutes
 test-quick: $(VENV)/test ## Run the tests that answer within a minute: rules, API, locks on one server
 	@exec $(PYTEST) --quick tests/rules tests/contract tests/package $(ARGS)
 
-bench: $(VENV)/bench ## Compare the speed with other lock libraries
+bench: $(VENV)/bench ## Compare the speed with other lock libraries (ARGS=--quick, ARGS=--write)
 	@exec $(BIN)/python -m benchmarks $(ARGS)
 
 lint: $(VENV)/lint ## Check style and format

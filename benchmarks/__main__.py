@@ -54,7 +54,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "names", nargs="*", metavar="name", help=f"of {', '.join(MEASUREMENTS)}; default all"
     )
-    parser.add_argument("--quick", action="store_true", help="less exact, about a minute")
+    parser.add_argument("--quick", action="store_true", help="less exact, two minutes")
     parser.add_argument(
         "--write", action="store_true", help="write docs/benchmarks.md and its pictures"
     )

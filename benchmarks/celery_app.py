@@ -60,6 +60,7 @@ def connect(port: int) -> None:
 
 def work(port: int) -> None:
     """Be the worker, with one process for tasks, until SIGTERM."""
+    os.dup2(2, 1)  # Our standard output is for the measured tables.
     connect(port)
     quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=ERROR")
     app.worker_main(["--quiet", "worker", "--pool=prefork", "--concurrency=1", *quiet])

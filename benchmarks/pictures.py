@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from benchmarks.contenders import OURS, READY_BYTES
 from benchmarks.figures import number
 from benchmarks.placement import ALL_CORES, ONE_CORE
+from benchmarks.tasks import BARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +23,7 @@ HEAD, LINE, BAR = 70, 26, 16
 # A bar is cut where it is more than so many times as long as our longest, since next to it one
 # could not see ours.
 CUT = 4
+LIMITS = (READY_BYTES, BARE)  # What no lock can exceed; drawn as an outline.
 STYLE = """
 text { font: 13px system-ui, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328; }
 .title { font-size: 16px; font-weight: 600; }
@@ -100,7 +102,7 @@ def _bar(row: Row, chart: Chart, y: float, scale: float) -> Iterator[str]:
     length = _figure(row, chart) * scale
     end = LEFT + min(length, RIGHT - LEFT)
     top, base = y + (LINE - BAR) / 2, y + LINE / 2 + 5
-    kind = {OURS: "bar ours", READY_BYTES: "bar limit"}.get(name, "bar")
+    kind = "bar ours" if name == OURS else "bar limit" if name in LIMITS else "bar"
     strong = ' class="strong"' if name == OURS else ""
     yield f'<text{strong} x="{LEFT - 10}" y="{base}" text-anchor="end">{escape(name)}</text>'
     yield f'<rect class="{kind}" x="{LEFT}" y="{top}" width="{end - LEFT:.1f}" height="{BAR}"/>'
