@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from celery import Celery
-from celery_heimdall import HeimdallTask
-from celery_once import QueueOnce
-from celery_singleton import Singleton
+from celery_heimdall import HeimdallTask  # type: ignore[import-untyped]
+from celery_once import QueueOnce  # type: ignore[import-untyped]
+from celery_singleton import Singleton  # type: ignore[import-untyped]
 
 from benchmarks.contenders import OURS, contender
 from benchmarks.tasks import (
@@ -39,7 +39,7 @@ TASKS = {
 }
 
 
-@app.task
+@app.task  # type: ignore[untyped-decorator] # Celery has no types
 def processes() -> tuple[int, int]:
     """The ids of the worker's two processes: the one that runs tasks, and its parent."""
     return os.getpid(), os.getppid()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -60,8 +59,7 @@ PICTURE = """\
 def svg(table: Table, chart: Chart) -> str:
     """The picture of a table."""
     rows = [row for row in table.rows if row["cores"] == _placement(table)]
-    ours = [_figure(row, chart) for row in rows if row["lock"] == OURS]
-    cut_at = CUT * max(ours, default=math.inf)
+    cut_at = CUT * max(_figure(row, chart) for row in rows if row["lock"] == OURS)
     # So that a cut bar is longer than all that are not.
     whole = 1.15 * max(figure for row in rows if (figure := _figure(row, chart)) <= cut_at)
     scale = (RIGHT - LEFT) / min(whole, max(_figure(row, chart) for row in rows))
