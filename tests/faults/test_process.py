@@ -659,7 +659,8 @@ def test_min_hold_counts_from_the_grant_though_the_release_is_sent_twice(
     assert seen is not None
     assert seen.state == "cooling"
     assert seen.expires_in is not None
-    assert seen.expires_in < 1.5 - (begin - granted)  # From the second release it would be more.
+    # From the second release it would be more. The server counts whole milliseconds.
+    assert seen.expires_in < 1.5 - (begin - granted) + 0.01
     wait_until(lambda: held.get(NAME) is None)
     assert time.monotonic() - granted > 1.45
 
