@@ -135,7 +135,7 @@ class Waiter(Jsonable):
 
 @dataclass(frozen=True, kw_only=True)
 class PastLease(Jsonable):
-    """A lease that has ended. Only those that lasted a second or were a task's are remembered."""
+    """A lease that has ended. Only those that lasted a second or were a task's are noted."""
 
     id: str
     fence: int

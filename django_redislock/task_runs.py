@@ -224,7 +224,7 @@ def note_start(name: str, lease: Lease, *, using: str) -> None:
 
 
 def note_end(
-    name: str, run: flows.RunMarker, lease: Lease, *, success: bool, lasted: float, using: str
+    name: str, marker: flows.RunMarker, lease: Lease, *, success: bool, lasted: float, using: str
 ) -> None:
     """Note how a run ended that held a permit of many; a release tells of its own name only.
 
@@ -232,21 +232,21 @@ def note_end(
         LockUnavailable: The server did not or could not answer.
     """
     what = "success" if success else "failure"
-    times = flows.milliseconds(lasted), flows.milliseconds(run.recognised_for)
+    times = flows.milliseconds(lasted), flows.milliseconds(marker.recognised_for)
     owner, permit = current_owner().packed, lease.name.removeprefix(name)
-    ended = (what, times[0], owner, run.id, times[1], permit, lease.id)
+    ended = (what, times[0], owner, marker.id, times[1], permit, lease.id)
     _ask(scripts.FINISH, name, *ended, using=using)
 
 
-def note_retried(name: str, run: flows.RunMarker, *, using: str) -> None:
+def note_retried(name: str, marker: flows.RunMarker, *, using: str) -> None:
     """Note that a run has finished, but its task goes on: it has published its own retry.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    recognised_for = flows.milliseconds(run.recognised_for)
+    recognised_for = flows.milliseconds(marker.recognised_for)
     # Its start, and that of its lease, end with the release or with note_end().
-    _ask(scripts.FINISH, name, "retried", 0, b"", run.id, recognised_for, "", "", using=using)
+    _ask(scripts.FINISH, name, "retried", 0, b"", marker.id, recognised_for, "", "", using=using)
 
 
 def announce(name: str, task_id: str, ttl: float, *, using: str) -> str:

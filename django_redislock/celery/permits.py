@@ -41,7 +41,7 @@ class Permits:
 
     name: str
     options: SingleInstance
-    run: RunMarker
+    marker: RunMarker  # What the run leaves when it succeeds, and knows duplicates by.
     activity: Activity  # The task and its id, as operators will see them.
 
     @cached_property
@@ -77,8 +77,7 @@ class Permits:
         return outcome
 
     def _take(self, locks: ExitStack, began: float) -> Lease | Busy | Finished:
-        longest = self.options.lock_options().wait
-        give_up = began + (self.backend.conf.wait if longest is None else longest)
+        give_up = began + self.backend.terms(self.options.lock_options()).wait
         while True:
             left = max(give_up - self.backend.clock(), 0.0)
             taken = self._look(self.names)
@@ -115,7 +114,7 @@ class Permits:
 
         Each run looks after its grant, so of two duplicates at least one sees the other; both may.
         """
-        if not self.run.id:
+        if not self.marker.id:
             return lease
         try:
             others = self._look(name for name in self.names if name != lock.name)
@@ -135,11 +134,11 @@ class Permits:
         """
         names = list(names)
         calls = [self.backend.look(name) for name in names]
-        if self.run.id:
-            call = Call(scripts.FINISHED, self.name, (self.run.id,), self.backend.within)
+        if self.marker.id:
+            call = Call(scripts.FINISHED, self.name, (self.marker.id,), self.backend.within)
             calls.append(call)
         answers = self.backend.ask_many(calls)
-        if self.run.id and (ago := int(answers.pop())) >= 0:
+        if self.marker.id and (ago := int(answers.pop())) >= 0:
             return Finished(ago / 1000)
         seen = [self.backend.seen(*one) for one in zip(names, answers, strict=True)]
         taken = {
@@ -148,6 +147,6 @@ class Permits:
             if one.holding is not None
         }
         for busy in taken.values():
-            if self.run.id and busy.holding.owner.task_id == self.activity.task_id:
+            if self.marker.id and busy.holding.owner.task_id == self.activity.task_id:
                 return busy
         return taken
