@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import signals
-from django_redislock.backends.base import LONGEST_OPERATION
 from django_redislock.backends.registry import backends
 from django_redislock.conf import conf
 from django_redislock.exceptions import InvalidLockName, LockUnavailable
@@ -26,7 +25,7 @@ from django_redislock.jsonable import Jsonable
 from django_redislock.process import is_gone
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.names import check_name
-from django_redislock.rules.options import DEFAULT_ALIAS
+from django_redislock.rules.options import DEFAULT_ALIAS, LONGEST_OPERATION
 from django_redislock.rules.steps import Call
 from django_redislock.rules.stored import Owner, read_holding, read_noted_lease
 from django_redislock.task_runs import Record, Records, Run, record, records
