@@ -17,7 +17,7 @@ from django_redislock.rules import flows, scripts
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
 from django_redislock.rules.steps import Call
-from django_redislock.rules.stored import Owner, is_number
+from django_redislock.rules.stored import Owner, read_begun_run, read_noted_run
 
 if TYPE_CHECKING:
     from django_redislock.backends.base import Backend
@@ -186,27 +186,19 @@ def _ask_noted(backend: Backend, names: list[str]) -> dict[str, tuple[Record, li
 
 
 def _read_begun(note: bytes, now: float) -> _Begun | None:
-    permit, _, rest = note.partition(b"|")
-    run = _read_run(rest, now)
-    if run is None:
+    if (begun := read_begun_run(note)) is None:
         return None
-    # Of a run that has begun, the id of its lease stands where others say why.
-    begun = replace(run, why="", lasted=None)
-    return _Begun(permit.decode(errors="replace"), run.why, begun)
+    permit, noted = begun
+    run = Run(at=noted.at, ago=max(0.0, now - noted.at), lasted=None, why="", owner=noted.owner)
+    return _Begun(permit, noted.why, run)
 
 
 def _read_run(note: bytes, now: float) -> Run | None:
-    """Read a note; None if there is none, or somebody else has written it."""
-    at, lasted, why, owner = (note.decode(errors="replace").split("|", 3) + [""] * 3)[:4]
-    if not is_number(at) or not is_number(lasted):
+    if (noted := read_noted_run(note)) is None:
         return None
-    return Run(
-        at=int(at) / 1000,
-        ago=max(0.0, now - int(at) / 1000),
-        lasted=None if why else int(lasted) / 1000,
-        why=why,
-        owner=Owner.unpack(owner),
-    )
+    at, lasted, why, owner = noted
+    ended = None if why else lasted  # One that was skipped has no length.
+    return Run(at=at, ago=max(0.0, now - at), lasted=ended, why=why, owner=owner)
 
 
 # What follows is for the package's own integrations.
