@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from django_redislock.celery.options import SingleInstance
     from django_redislock.rules.flows import RunMarker
 
-LOOK_EVERY = 1.0  # Seconds; one who waits stands in the queue of one permit at a time.
+LONGEST_IN_ONE_QUEUE = 1.0  # Seconds; one who waits stands in that of one permit at a time.
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Permits:
                 # The acquire of one of them raises it.
                 if not left and taken[first].expires_in < math.inf:
                     return taken[first]
-                asked_for, wait = [first], min(left, LOOK_EVERY)
+                asked_for, wait = [first], min(left, LONGEST_IN_ONE_QUEUE)
             for name in asked_for:
                 lock = Lock(name, self.options.lock_options(wait))
                 if lease := self._acquire(lock, locks, began):
