@@ -416,10 +416,11 @@ def hold_until_somebody_waits() -> None:
 
 
 @pytest.mark.proves("R4")
-@pytest.mark.parametrize("limit", [4, 5])  # With 4, a waiter has no connection of its own.
+# With four connections a waiter has none of its own.
+@pytest.mark.parametrize(("limit", "is_async"), [(4, False), (5, False), (5, True)])
 @one_kind
 def test_r4_an_interrupt_anywhere_on_the_way_from_the_queue_leaves_no_orphan(
-    limit: int, locks: Locks, spawn: Spawn
+    limit: int, is_async: bool, locks: Locks, spawn: Spawn
 ) -> None:
     locks.on(locks.server, TTL=30, OPTIONS={"max_connections": limit})
     child = spawn(hold_until_somebody_waits)
@@ -429,14 +430,19 @@ def test_r4_an_interrupt_anywhere_on_the_way_from_the_queue_leaves_no_orphan(
         child.send("hold it")
         assert child.read() == "held"
 
-    def use() -> None:
-        try:
-            enter()
-        finally:
-            child.send("enough")
-            assert child.read() == "released"
+    with asyncio.Runner() as runner:
 
-    places, orphaned = sweep(use, locks, prepare)
+        def use() -> None:
+            try:
+                if is_async:
+                    runner.run(aenter())
+                else:
+                    enter()
+            finally:
+                child.send("enough")
+                assert child.read() == "released"
+
+        places, orphaned = sweep(use, locks, prepare)
     assert {"_acquire", "_await_bell", "Lock._take_over"} <= places
     assert orphaned <= TOO_EARLY
     enter()
