@@ -52,6 +52,8 @@ def connect(port: int) -> None:
     app.conf.update(
         broker_url=url,
         result_backend=url,
+        # If we are ended early, results look for the server that is gone: not for 20 s.
+        result_backend_transport_options={"retry_policy": {"max_retries": 1}},
         # By default each run waits for one second for the lock that its own publisher took.
         heimdall_unique_lock_blocking=False,
         ONCE={"backend": "celery_once.backends.Redis", "settings": {"url": url}},
