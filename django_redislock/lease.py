@@ -32,6 +32,7 @@ class Keeper(Protocol):
     async def arun(self, flow: Flow[Any]) -> Any: ...
     def operation_timeout(self, ttl: float) -> float: ...
     def lost(self, lease: Lease, reason: LostReason) -> None: ...
+    def note_expiry(self, lease: Lease) -> None: ...
     def dropped(self, lease: Lease) -> None: ...
 
 
@@ -128,13 +129,14 @@ class Lease:
             LockUnavailable: With *verify*, or after a hand-over that nobody knows to be confirmed:
                 the server did not answer.
         """
-        if not verify and self._is_in_doubt() and running_loop() is not None:
+        is_in_doubt = self._is_in_doubt()
+        if not verify and is_in_doubt and running_loop() is not None:
             raise LockUnavailable(
                 self.name,
                 "whether the lease that was handed over is confirmed is not known yet, and asking"
                 " would block the event loop; use `await lease.aensure_held()`",
             )
-        if verify or self._is_in_doubt():
+        if verify or is_in_doubt:
             self.renew()
         elif not self.held:
             raise self.grant.loss(self._keeper.clock())
@@ -211,8 +213,12 @@ class Lease:
         keeper = self._keeper
         try:
             renewal = self.grant.renewal(keeper.clock(), ttl)
-            timeout = keeper.operation_timeout(self.ttl)
-            answer = yield from flows.answer_to_renewal(renewal, timeout)
+        except LockLost:
+            keeper.note_expiry(self)
+            raise
+        timeout = keeper.operation_timeout(self.ttl)
+        answer = yield from flows.answer_to_renewal(renewal, timeout)
+        try:
             self.grant.answered(renewal, answer, keeper.clock())
         except LockLost as lost:
             keeper.lost(self, lost.reason)

@@ -461,8 +461,9 @@ class Lock:
         backend.forget(lease)
         now = backend.clock()
         if reason := grant.end():
-            if reason == "unreachable":
-                # A renewal whose answer was lost may have kept it for others to wait for.
+            if reason in {"expired", "unreachable"}:
+                # A renewal that was answered too late, or not at all, may have kept it on the
+                # server, for others to wait for.
                 yield from flows.undo(self.name, grant.token, hold.terms.operation_timeout)
             raise grant.loss(now)
         # One that was renewed has a beginning in the timeline, so it must have an end.

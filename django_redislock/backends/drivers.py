@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from inspect import GEN_CLOSED, getgeneratorstate
 from typing import TYPE_CHECKING, TypeVar
 
@@ -93,11 +94,18 @@ def _step_after(flow: Flow[Result], error: BaseException, began_in: Process) -> 
     raise error
 
 
-class Blocking:
+class Blocking(ABC):
     """Of a performer that blocks its thread: what does not depend on where the locks are kept."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the flow has used; it may go on and use more."""
 
     def notify(self, step: Notify) -> None:
         """Send a signal."""
+        self.close()  # A receiver may want a connection, or take its time.
         try:
             step.signal.send_robust(**step.news)
         except RuntimeError:
@@ -106,9 +114,16 @@ class Blocking:
             logger.exception("Could not send a signal about a lock")
 
 
-class Awaiting:
+class Awaiting(ABC):
     """The same of a performer that awaits."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the flow has used; it may go on and use more."""
 
     async def notify(self, step: Notify) -> None:
         """Send a signal."""
+        self.close()
         await step.signal.asend_robust(**step.news)

@@ -20,7 +20,7 @@ local call = redis.call
 local CLAIM = 1000 -- ms a handed-over lease waits for its owner's confirmation
 local WAITER_TTL = 6000 -- ms a waiter's entry lives without a look; a waiter looks every 2000 ms
 local DAY = 86400000 -- ms the fence's record outlives the lease
-local SIGHT = 8192 -- bytes that are answered of what others may have written; all of ours is shorter, see lease.py
+local SIGHT = 8192 -- bytes that are answered of what others may have written; all of ours is shorter, see rules/stored.py
 
 -- Lua prints large numbers as 1.7e+15; the server wants digits.
 local function digits(number)

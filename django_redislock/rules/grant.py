@@ -243,8 +243,10 @@ class Grant:
         """What the watchdog sends now; None if a renewal would hardly lengthen the lease.
 
         Raises:
-            LockLost: As renewal().
+            LockLost: It is not ours any more.
         """
+        if now >= self.hold_until and self.may_be_held(now):
+            return None
         renewal = self.renewal(now)
         if not self.auto_renew:
             # It only confirms, see lua/renew.lua.
@@ -263,8 +265,6 @@ class Grant:
         if word != "renewed":
             raise LockLost(self.name, lost_because(word))
         if not self.may_be_held(now):
-            # It was carried out, so what the server keeps is to be given back when the block ends.
-            self.is_unanswered = True
             raise self.loss(now)
         self.is_unanswered = False
         self.ttl = max(self.ttl, renewal.lease_ttl)  # Another one may have made it longer.
@@ -282,11 +282,11 @@ class Grant:
 
     def lose(self, reason: LostReason, *, at_release: bool = False) -> bool:
         """It is lost. Returns True to the one caller who was first to say so."""
+        if not self.is_ours:
+            return False  # Before the mutex: a thread of the parent may have had it at the fork.
         with self._mutex:
-            # The answer to a renewal that was overtaken by the release says nothing. And only the
-            # parent process loses its lease, not a forked child.
-            told = self._lost_reason is not None or (self.is_ended and not at_release)
-            if told or not self.is_ours:
+            # The answer to a renewal that was overtaken by the release says nothing.
+            if self._lost_reason is not None or (self.is_ended and not at_release):
                 return False
             self._lost_reason = reason
             return True

@@ -20,6 +20,7 @@ from tests.support.ways import both_ways
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.conftest import Locks
     from tests.support.backends import Place
     from tests.support.ways import Way
 
@@ -205,3 +206,32 @@ async def test_a_receiver_may_be_a_coroutine_function(way: Way, place: Place) ->
             signal.disconnect(receive)
     assert got == ["acquired", "released", "timed out"]
     assert held.get("lottery") is None
+
+
+@pytest.mark.parametrize("what", ["lock_acquired", "lock_released"])
+def test_a_receiver_keeps_no_connection_from_others(what: str, locks: Locks) -> None:
+    # As few as each of the two threads has one of: there is no second one for a receiver.
+    locks.on(locks.server, OPTIONS={"max_connections": 4})
+    at_once, told = threading.Barrier(2, timeout=HUNG), []
+
+    def take_another(lease: Lease, **kwargs: Any) -> None:
+        if lease.name.startswith("first"):
+            at_once.wait()
+            with distributed_lock(f"of the receiver of {lease.name}"):
+                told.append(lease.name)
+
+    def work(name: str) -> None:
+        with distributed_lock(name):
+            pass
+
+    signal = getattr(signals, what)
+    signal.connect(take_another)
+    try:
+        threads = [threading.Thread(target=work, args=(f"first-{n}",)) for n in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        signal.disconnect(take_another)
+    assert sorted(told) == ["first-1", "first-2"]

@@ -8,7 +8,7 @@ from weakref import ref
 
 import pytest
 
-from django_redislock import LockLost
+from django_redislock import LockLost, process
 from django_redislock.rules.grant import WORTH_RENEWING, Grant, drift
 from django_redislock.rules.steps import Answer
 
@@ -141,6 +141,17 @@ def test_the_answer_to_a_renewal_that_the_release_overtook_is_no_loss() -> None:
 
 
 @pytest.mark.proves("P5")
+def test_r8_a_forked_child_notes_no_loss_of_its_parent_and_waits_for_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = grant()
+    with one._mutex:  # As if a thread of the parent had been within at the fork.
+        monkeypatch.setattr(process, "current", process.Process())
+        assert not one.lose("taken")
+    monkeypatch.undo()
+    assert one.is_held(1.0)
+
+
 def test_p5_ending_it_tells_that_it_was_lost_before() -> None:
     one = grant()
     one.lose("forced")
@@ -174,6 +185,12 @@ def test_a_renewal_that_would_hardly_lengthen_it_is_not_due() -> None:
     one = grant(hold_until=TTL)
     assert one.renewal_due(WORTH_RENEWING / 2) is None
     assert one.renewal(1.0).ttl == 9.0  # By hand it is sent all the same.
+
+
+def test_a_renewal_that_comes_a_little_late_for_max_hold_loses_nothing() -> None:
+    one = grant(hold_until=END - 1)
+    assert one.renewal_due(END - 0.5) is None
+    assert one.is_held(END - 0.5)
 
 
 def test_without_renewal_only_a_hand_over_is_confirmed() -> None:

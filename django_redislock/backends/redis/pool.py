@@ -42,9 +42,12 @@ class Pool:
         self._dialing = 0
         self._waiting = 0
         self._retired = False
+        self._bell: SharedBell | None = None
+        self._make_locks()
+
+    def _make_locks(self) -> None:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._bell: SharedBell | None = None
         self._bell_lock = threading.Lock()
 
     def use(self, work: Callable[[Wire], Result], seconds: float) -> Result:
@@ -125,11 +128,12 @@ class Pool:
         self.close()
 
     def forsake(self) -> None:
-        """In a forked child: close its copies. Takes no lock: a thread that is gone may hold it.
+        """In a forked child: close its copies.
 
         Those that are lent too: while a copy is open, the server does not learn that a waiter of
         the parent has died.
         """
+        self._make_locks()  # A thread that is gone may hold those of the parent.
         for reference in list(self._wires):
             if (wire := reference()) is not None:
                 wire.close()

@@ -288,7 +288,7 @@ class World:
 
     def _release(self, state: State, who: int, client: Client) -> Move:
         token = _token(who, client.round)
-        if client.lost == "unreachable":
+        if client.lost in {"expired", "unreachable"}:
             node = self.book.start(flows.undo, state.now, NAME, token, OPERATION_TIMEOUT)
             after = _with(state, who, client._replace(phase="releasing"))
             return f"{who} gives back what may be left", self._reached(after, who, node)
