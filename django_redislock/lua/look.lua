@@ -1,4 +1,4 @@
--- look: the state of a lock, without changing it; the same rule as acquire says whether it is free.
+-- look: the state of a lock, which stays as it is; the same rule as acquire says whether it is free.
 -- What is seen for the first time is noted for the timeline.
 -- ARGV  -
 -- returns {value or its beginning, ms until it ends (-1 never, -2 free), live waiters, server time in ms,
