@@ -46,7 +46,7 @@ class Client:
     def run(self, script: Script, args: tuple[Any, ...], *, scripting: bool) -> Any:
         if scripting:
             keys = script.given(self.keys)
-            return self.redis.eval(script.source, len(keys), *keys, *args, "")
+            return self.redis.eval(script.source, len(keys), *keys, *script.told(args, ""))
         connection = self.redis.connection_pool.get_connection()
 
         def ask(*command: Any) -> Any:
