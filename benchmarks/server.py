@@ -49,6 +49,10 @@ class Server:
         """Bytes the server has allocated."""
         return int(self._client.info("memory")["used_memory"])
 
+    def keys(self) -> int:
+        """How many keys there are."""
+        return int(self._client.dbsize())
+
     def clear(self) -> None:
         """Forget all keys."""
         self._client.flushall()

@@ -1,7 +1,8 @@
 -- lease: how a lock is written down. Every operation begins with its keys, then with this file.
 --
 -- KEYS  each operation names those it may touch, see keys.py; the indexes come last, and are
---       missing on a cluster, where they have another slot
+--       missing on a cluster, where they have another slot; FENCE is common to all names as they
+--       are, and would there have to be a key of each name, with an expiry
 -- ARGV  each operation names its own; `channel`, on which the asking connection is rung, or '', is
 --       added for those that end with it, see scripts.py
 --

@@ -23,14 +23,11 @@ if markers ~= '' then
   started = begin
 end
 
-local previous
 if not value and not done_before and call('EXISTS', QUEUE) == 0 then
   local us = clock()
-  -- The server's time is the next fence, if it is greater than the last one, which it is unless the
-  -- clock was set back. So this one command writes the next fence and answers the last one; if that
-  -- was not smaller after all, what follows below writes a greater one.
-  previous = call('SET', FENCE, us, 'PX', ttl + DAY, 'GET')
-  if next_fence(previous, us) == us then
+  -- The server's time is the next fence, if it is greater than all before, which it is unless the
+  -- clock was set back. If this one command does not raise the mark, what follows below does.
+  if call('ZADD', FENCE, 'GT', 'CH', us, 'last') == 1 then
     grant(token, id, ttl, renews, owner, us, us, '')
     if started then
       started('', id, milliseconds(us), owner)
@@ -63,7 +60,7 @@ end
 
 local us = clock()
 local ms = milliseconds(us)
-local left
+local left, previous
 if value then
   local state = state_of(value)
   local fence, since, claim, claimant = read(value)
@@ -107,14 +104,14 @@ if value then
 end
 
 if not left then
-  previous = previous or call('GET', FENCE)
+  previous = previous or call('ZSCORE', FENCE, 'last')
   local head = hand_over(first_waiter(), previous, token)
   if not head or head == token then
     if head then
       dequeue(token)
     end
     local fence = next_fence(previous, us)
-    call('SET', FENCE, fence, 'PX', ttl + DAY)
+    raise_mark(fence)
     grant(token, id, ttl, renews, owner, fence, us, '')
     if started then
       started('', id, ms, owner)
