@@ -15,6 +15,7 @@ STEPS = 10
 def main() -> None:
     """Lock and release each name once, and print what the server keeps on the way."""
     with Server() as server:
+        server.keep_no_log()
         ours: Contender = contender(OURS, server.port)
         with ours.lock("bench:warm-up"):  # Connections and scripts take memory too.
             pass

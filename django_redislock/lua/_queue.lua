@@ -43,7 +43,6 @@ local function hand_over(token, previous, me)
       and call('PUBLISH', channel, 'granted ' .. id .. ' ' .. fence .. ' ' .. us) > 0
     dequeue(token)
     if rung then
-      ttl = tonumber(ttl)
       raise_mark(fence)
       grant(token, id, ttl, renews, owner, fence, us, channel)
       return token

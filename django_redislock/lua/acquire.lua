@@ -13,7 +13,6 @@ local LOCK, QUEUE, WAITERS, FENCE, DONE, FINISHED, PAST, RUNS, HELD, RAN = unpac
 -- include _lease
 -- include _grant
 local token, id, ttl, mode, ticket, markers, renews, owner, channel = unpack(ARGV)
-ttl = tonumber(ttl)
 local value = redis.pcall('GET', LOCK)
 local done_before, started
 if markers ~= '' then
@@ -136,7 +135,7 @@ if ticket == '0' then
   local last = call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
   ticket = next_fence(last, us)
 end
-local entry = { digits(ms + WAITER_TTL), channel, digits(ttl), renews, id, owner }
+local entry = { digits(ms + WAITER_TTL), channel, ttl, renews, id, owner }
 call('HSET', WAITERS, token, table.concat(entry, '|'))
 local queued = call('ZADD', QUEUE, 'NX', ticket, token)
 if queued == 0 then
