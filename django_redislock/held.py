@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import signals
-from django_redislock.backends.base import LONGEST_OPERATION
 from django_redislock.backends.registry import backends
 from django_redislock.conf import conf
 from django_redislock.exceptions import InvalidLockName, LockUnavailable
@@ -26,9 +25,9 @@ from django_redislock.jsonable import Jsonable
 from django_redislock.process import is_gone
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.names import check_name
-from django_redislock.rules.options import DEFAULT_ALIAS
+from django_redislock.rules.options import DEFAULT_ALIAS, LONGEST_OPERATION
 from django_redislock.rules.steps import Call
-from django_redislock.rules.stored import Owner, is_number, read_holding
+from django_redislock.rules.stored import Owner, read_holding, read_noted_lease
 from django_redislock.task_runs import Record, Records, Run, record, records
 
 if TYPE_CHECKING:
@@ -135,7 +134,7 @@ class Waiter(Jsonable):
 
 @dataclass(frozen=True, kw_only=True)
 class PastLease(Jsonable):
-    """A lease that has ended. Only those that lasted a second or were a task's are remembered."""
+    """A lease that has ended. Only those that lasted a second or were a task's are noted."""
 
     id: str
     fence: int
@@ -476,18 +475,9 @@ def _end(lock: HeldLock) -> float:
 def _read_past(entries: Iterable[bytes], lock: HeldLock | None) -> builtins.list[PastLease]:
     leases: dict[str, PastLease] = {}  # The entry of a lease's end takes the place of its first.
     for entry in entries:
-        id, *rest = entry.decode(errors="replace").split("|", 5)  # noqa: A001
-        if len(rest) != 5 or not (is_number(rest[0], 19) and is_number(rest[1])):
-            continue  # Somebody else's.
-        fence, since, until, ended, owner = rest
-        leases[id] = PastLease(
-            id=id,
-            owner=Owner.unpack(owner),
-            fence=int(fence),
-            since=int(since) / 1000,
-            until=int(until) / 1000 if is_number(until) else None,
-            ended=ended if ended in {"done", "failed", "forced"} else "expired",  # type: ignore[arg-type]
-        )
+        if noted := read_noted_lease(entry):
+            ended = noted.ended if noted.ended in {"done", "failed", "forced"} else "expired"
+            leases[noted.id] = PastLease(**noted._replace(ended=ended)._asdict())
     if lock is not None and lock.id in leases and leases[lock.id].until is None:
         del leases[lock.id]  # It has not ended.
     return sorted(leases.values(), key=lambda lease: lease.since)

@@ -274,8 +274,8 @@ class Lock:
             if holder is me and self._options.reentrant:
                 if not may_be_held:
                     raise grant.loss(now)
+                grant.nest()  # First: an interrupt where it begins must find nothing to undo.
                 hold.lease = lease
-                grant.nest()
                 self._add(hold)
                 return lease
             if may_be_held:

@@ -17,7 +17,7 @@ from django_redislock.rules import flows, scripts
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
 from django_redislock.rules.steps import Call
-from django_redislock.rules.stored import Owner, is_number
+from django_redislock.rules.stored import Owner, read_begun_run, read_noted_run
 
 if TYPE_CHECKING:
     from django_redislock.backends.base import Backend
@@ -186,27 +186,19 @@ def _ask_noted(backend: Backend, names: list[str]) -> dict[str, tuple[Record, li
 
 
 def _read_begun(note: bytes, now: float) -> _Begun | None:
-    permit, _, rest = note.partition(b"|")
-    run = _read_run(rest, now)
-    if run is None:
+    if (begun := read_begun_run(note)) is None:
         return None
-    # Of a run that has begun, the id of its lease stands where others say why.
-    begun = replace(run, why="", lasted=None)
-    return _Begun(permit.decode(errors="replace"), run.why, begun)
+    permit, noted = begun
+    run = Run(at=noted.at, ago=max(0.0, now - noted.at), lasted=None, why="", owner=noted.owner)
+    return _Begun(permit, noted.why, run)
 
 
 def _read_run(note: bytes, now: float) -> Run | None:
-    """Read a note; None if there is none, or somebody else has written it."""
-    at, lasted, why, owner = (note.decode(errors="replace").split("|", 3) + [""] * 3)[:4]
-    if not is_number(at) or not is_number(lasted):
+    if (noted := read_noted_run(note)) is None:
         return None
-    return Run(
-        at=int(at) / 1000,
-        ago=max(0.0, now - int(at) / 1000),
-        lasted=None if why else int(lasted) / 1000,
-        why=why,
-        owner=Owner.unpack(owner),
-    )
+    at, lasted, why, owner = noted
+    ended = None if why else lasted  # One that was skipped has no length.
+    return Run(at=at, ago=max(0.0, now - at), lasted=ended, why=why, owner=owner)
 
 
 # What follows is for the package's own integrations.
@@ -232,7 +224,7 @@ def note_start(name: str, lease: Lease, *, using: str) -> None:
 
 
 def note_end(
-    name: str, run: flows.RunMarker, lease: Lease, *, success: bool, lasted: float, using: str
+    name: str, marker: flows.RunMarker, lease: Lease, *, success: bool, lasted: float, using: str
 ) -> None:
     """Note how a run ended that held a permit of many; a release tells of its own name only.
 
@@ -240,21 +232,21 @@ def note_end(
         LockUnavailable: The server did not or could not answer.
     """
     what = "success" if success else "failure"
-    times = flows.milliseconds(lasted), flows.milliseconds(run.recognised_for)
+    times = flows.milliseconds(lasted), flows.milliseconds(marker.recognised_for)
     owner, permit = current_owner().packed, lease.name.removeprefix(name)
-    ended = (what, times[0], owner, run.id, times[1], permit, lease.id)
+    ended = (what, times[0], owner, marker.id, times[1], permit, lease.id)
     _ask(scripts.FINISH, name, *ended, using=using)
 
 
-def note_retried(name: str, run: flows.RunMarker, *, using: str) -> None:
+def note_retried(name: str, marker: flows.RunMarker, *, using: str) -> None:
     """Note that a run has finished, but its task goes on: it has published its own retry.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    recognised_for = flows.milliseconds(run.recognised_for)
+    recognised_for = flows.milliseconds(marker.recognised_for)
     # Its start, and that of its lease, end with the release or with note_end().
-    _ask(scripts.FINISH, name, "retried", 0, b"", run.id, recognised_for, "", "", using=using)
+    _ask(scripts.FINISH, name, "retried", 0, b"", marker.id, recognised_for, "", "", using=using)
 
 
 def announce(name: str, task_id: str, ttl: float, *, using: str) -> str:

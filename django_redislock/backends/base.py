@@ -13,7 +13,7 @@ from django_redislock import clock, signals
 from django_redislock.backends.watchdog import Watchdog
 from django_redislock.process import tell_after_fork
 from django_redislock.rules import scripts
-from django_redislock.rules.options import MOST_COMBINATIONS, terms_of
+from django_redislock.rules.options import MOST_COMBINATIONS, operation_timeout, terms_of
 from django_redislock.rules.steps import Call
 from django_redislock.rules.stored import Holding, read_holding
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_redislock")
 
 Result = TypeVar("Result")
-
-LONGEST_OPERATION = 5.0  # Seconds until a server counts as not answering.
 
 
 class Seen(NamedTuple):
@@ -87,7 +85,7 @@ class Backend(ABC):
 
     def operation_timeout(self, ttl: float) -> float:
         """The operation timeout in seconds: how long a server may take for one operation."""
-        return min(LONGEST_OPERATION, ttl / 3)
+        return operation_timeout(ttl)
 
     # --- performing -------------------------------------------------------------------------
 

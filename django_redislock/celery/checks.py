@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock.celery.decorator import SingleInstanceTask
 from django_redislock.celery.message import acks_late, visibility_timeout
-from django_redislock.conf import aliases
-from django_redislock.conf import conf as settings_of
+from django_redislock.conf import aliases, conf
+from django_redislock.rules.options import terms_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,10 +98,10 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
                 id="django_redislock.E050",
             )
             return
-        conf = settings_of(options.using)
+        terms = terms_of(options.lock_options(), conf(options.using))
     except ImproperlyConfigured:
         return  # The checks of the settings say so.
-    max_hold = conf.max_hold if options.max_hold is None else options.max_hold
+    max_hold = None if math.isinf(terms.max_hold) else terms.max_hold
     time_limit = task.app.conf.task_time_limit if task.time_limit is None else task.time_limit
     redelivered_after = visibility_timeout(task.app)
 
@@ -133,12 +134,11 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
             " (max_hold), while it still may run",
             "Let max_hold be above the time limit.",
         )
-    wait = conf.wait if options.wait is None else options.wait
-    if options.on_conflict == "wait" and wait > LONGEST_WAIT:
+    if terms.wait > LONGEST_WAIT:
         yield _warning(
             task,
             "W053",
-            f"may keep a worker slot waiting for {wait:g} s",
+            f"may keep a worker slot waiting for {terms.wait:g} s",
             'on_conflict="retry" comes back later and leaves the slot to others meanwhile.',
         )
     if acks_late(task) and not task.ignore_result and isinstance(task.backend, DisabledBackend):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from django_redislock.celery.options import SingleInstance
     from django_redislock.rules.flows import RunMarker
 
-LOOK_EVERY = 1.0  # Seconds; one who waits stands in the queue of one permit at a time.
+LONGEST_IN_ONE_QUEUE = 1.0  # Seconds; one who waits stands in that of one permit at a time.
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Permits:
 
     name: str
     options: SingleInstance
-    run: RunMarker
+    marker: RunMarker  # What the run leaves when it succeeds, and knows duplicates by.
     activity: Activity  # The task and its id, as operators will see them.
 
     @cached_property
@@ -77,8 +77,7 @@ class Permits:
         return outcome
 
     def _take(self, locks: ExitStack, began: float) -> Lease | Busy | Finished:
-        longest = self.options.lock_options().wait
-        give_up = began + (self.backend.conf.wait if longest is None else longest)
+        give_up = began + self.backend.terms(self.options.lock_options()).wait
         while True:
             left = max(give_up - self.backend.clock(), 0.0)
             taken = self._look(self.names)
@@ -94,7 +93,7 @@ class Permits:
                 # The acquire of one of them raises it.
                 if not left and taken[first].expires_in < math.inf:
                     return taken[first]
-                asked_for, wait = [first], min(left, LOOK_EVERY)
+                asked_for, wait = [first], min(left, LONGEST_IN_ONE_QUEUE)
             for name in asked_for:
                 lock = Lock(name, self.options.lock_options(wait))
                 if lease := self._acquire(lock, locks, began):
@@ -115,7 +114,7 @@ class Permits:
 
         Each run looks after its grant, so of two duplicates at least one sees the other; both may.
         """
-        if not self.run.id:
+        if not self.marker.id:
             return lease
         try:
             others = self._look(name for name in self.names if name != lock.name)
@@ -135,11 +134,11 @@ class Permits:
         """
         names = list(names)
         calls = [self.backend.look(name) for name in names]
-        if self.run.id:
-            call = Call(scripts.FINISHED, self.name, (self.run.id,), self.backend.within)
+        if self.marker.id:
+            call = Call(scripts.FINISHED, self.name, (self.marker.id,), self.backend.within)
             calls.append(call)
         answers = self.backend.ask_many(calls)
-        if self.run.id and (ago := int(answers.pop())) >= 0:
+        if self.marker.id and (ago := int(answers.pop())) >= 0:
             return Finished(ago / 1000)
         seen = [self.backend.seen(*one) for one in zip(names, answers, strict=True)]
         taken = {
@@ -148,6 +147,6 @@ class Permits:
             if one.holding is not None
         }
         for busy in taken.values():
-            if self.run.id and busy.holding.owner.task_id == self.activity.task_id:
+            if self.marker.id and busy.holding.owner.task_id == self.activity.task_id:
                 return busy
         return taken

@@ -133,7 +133,7 @@ class TaskRun:
         self.activity = Activity(task=task.name, task_id=self.id)
         # By which duplicates of it are recognised, see lua/_task_of.lua.
         which = f":{request.replaced_task_nesting or 0}.{request.retries or 0}"
-        self.identity = RunMarker(
+        self.marker = RunMarker(
             self.id and self.id + which, visibility_timeout(task.app) + RECOGNISED_FOR
         )
 
@@ -173,8 +173,8 @@ class TaskRun:
         after the grant. The end of a lock that was not granted does nothing.
         """
         if self.options.limit > 1:
-            return Permits(self.name, self.options, self.identity, self.activity).take(locks)
-        lock = Lock(self.name, self.options.lock_options(), self.identity)
+            return Permits(self.name, self.options, self.marker, self.activity).take(locks)
+        lock = Lock(self.name, self.options.lock_options(), self.marker)
         locks.push(lock)
         return lock.attempt()
 
@@ -197,7 +197,7 @@ class TaskRun:
             retried = getattr(self.request, "redislock_retried", False)
             if retried and (lease is None or lease.held):
                 with self._noting("end"):
-                    task_runs.note_retried(self.name, self.identity, using=self.options.using)
+                    task_runs.note_retried(self.name, self.marker, using=self.options.using)
                 raise _EndedByRetry(result)
             return result
 
@@ -329,7 +329,7 @@ class TaskRun:
         with self._noting("end"):
             task_runs.note_end(
                 self.name,
-                self.identity,
+                self.marker,
                 lease,
                 success=exc_type is None,
                 lasted=time.monotonic() - began,

@@ -186,7 +186,7 @@ def _limit(text: str) -> int:
 def _age(text: str) -> float:
     seconds = _duration(text)
     if seconds > KEPT:
-        raise ArgumentTypeError(f"{text!r} is too long ago: runs are remembered for 30 days.")
+        raise ArgumentTypeError(f"{text!r} is too long ago: records are kept for 30 days.")
     return seconds
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     Seconds = float | timedelta
 
 DEFAULT_ALIAS = "default"
+LONGEST_OPERATION = 5.0  # Seconds until a server counts as not answering, whatever the ttl.
 MOST_COMBINATIONS = 1000  # Of arguments that are kept: programs use few, many times.
 
 
@@ -58,8 +59,15 @@ class Defaults(Protocol):
     def unavailable_after(self) -> float | None: ...
 
 
+def operation_timeout(ttl: float) -> float:
+    """Seconds until a server counts as not answering, unless the settings say it."""
+    return min(LONGEST_OPERATION, ttl / 3)
+
+
 def terms_of(
-    options: Options, conf: Defaults, operation_timeout: Callable[[float], float]
+    options: Options,
+    conf: Defaults,
+    operation_timeout: Callable[[float], float] = operation_timeout,
 ) -> Terms:
     """The only place where an option that was not given becomes what the settings say."""
     ttl = conf.ttl if options.ttl is None else options.ttl

@@ -173,3 +173,59 @@ def _described(strange: str) -> str:
 def read_done(value: bytes) -> Owner:
     """Who did what a done marker of a `once` says: it is when(ms) "|" owner."""
     return Owner.unpack(value.decode(errors="replace").partition("|")[2])
+
+
+def read_claim(value: bytes) -> tuple[bytes, bytes, bytes] | None:
+    """What confirms a hand-over, as lua/renew.lua takes it; None if the lease is no claim."""
+    if value[32:33] != b"c":
+        return None
+    return value[:32], value.split(b"|", 4)[3], value[33:34] + b"00000"
+
+
+class NotedLease(NamedTuple):
+    """An entry of the timeline, see lua/_past.lua. Times are seconds since the epoch."""
+
+    id: str
+    fence: int
+    since: float
+    until: float | None  # None: it was still held when it was noted.
+    ended: str  # "done", "failed" or "forced"; else "".
+    owner: Owner
+
+
+def read_noted_lease(entry: bytes) -> NotedLease | None:
+    """Read an entry of the timeline; None if somebody else has written it."""
+    id, fence, since, until, ended, owner = _fields(entry, 6)  # noqa: A001
+    if not (is_number(fence, 19) and is_number(since)):
+        return None
+    end = int(until) / 1000 if is_number(until) else None
+    return NotedLease(id, int(fence), int(since) / 1000, end, ended, Owner.unpack(owner))
+
+
+class NotedRun(NamedTuple):
+    """What is noted of a task run, see lua/_runs.lua. Times are seconds."""
+
+    at: float
+    lasted: float
+    why: str  # Why it was skipped; of one that has begun, the id of its lease.
+    owner: Owner
+
+
+def read_noted_run(note: bytes) -> NotedRun | None:
+    """Read a note of a task run; None if there is none, or somebody else has written it."""
+    at, lasted, why, owner = _fields(note, 4)
+    if not is_number(at) or not is_number(lasted):
+        return None
+    return NotedRun(int(at) / 1000, int(lasted) / 1000, why, Owner.unpack(owner))
+
+
+def read_begun_run(note: bytes) -> tuple[str, NotedRun] | None:
+    """The permit ("#2", or "") and the note of a run that has begun."""
+    permit, _, rest = note.partition(b"|")
+    run = read_noted_run(rest)
+    return run and (permit.decode(errors="replace"), run)
+
+
+def _fields(text: bytes, count: int) -> list[str]:
+    found = text.decode(errors="replace").split("|", count - 1)
+    return [*found, *[""] * (count - len(found))]

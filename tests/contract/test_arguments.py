@@ -10,6 +10,10 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import distributed_lock
+from django_redislock.activity import current_owner
+from django_redislock.backends.registry import backends
+from django_redislock.rules.keys import lock_keys
+from django_redislock.rules.options import options_of
 from tests.support.others import held_by_other
 from tests.support.ways import both_ways
 
@@ -93,3 +97,14 @@ async def test_an_argument_wins_over_the_setting(way: Way, place: Place) -> None
 def test_an_alias_that_is_no_text_is_refused(using: Any) -> None:
     with pytest.raises(ValueError, match=r"^using must be"):
         distributed_lock("lottery", using=using)
+
+
+def test_what_an_acquire_is_made_of_is_made_once(place: Place) -> None:
+    """Anew for each acquire, it would cost about as much as the acquire itself."""
+    given = (30, timedelta(seconds=5), None, None, None, False, "default")
+    options = options_of(*given)
+    assert options_of(*given) is options
+    backend = backends["default"]
+    assert backend.terms(options) is backend.terms(options)
+    assert lock_keys(backend.prefix, "lottery") is lock_keys(backend.prefix, "lottery")
+    assert current_owner() is current_owner()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+from configparser import ConfigParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -17,6 +18,8 @@ from tests.support.processes import python
 if TYPE_CHECKING:
     from tests.support.servers import Server
 
+PACKAGE = ROOT / "django_redislock"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
 DOCUMENTS = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("example_project/*.md")]
 )
@@ -64,6 +67,94 @@ def test_make_targets_in_documents_exist(document: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     named = re.findall(r"(?:`|^)make ([a-z][a-z-]*)", document.read_text(), flags=re.MULTILINE)
     assert set(named) <= targets
+
+
+def lines_of_definitions(path: Path) -> dict[str, list[str]]:
+    """The lines of each class and function in a file, methods as "Lock.release"; "" is all."""
+    lines = path.read_text().splitlines()
+    found = {"": lines}
+    if path.suffix == ".lua":
+        for start, line in enumerate(lines):
+            if name := re.match(r"local function (\w+)", line):
+                found[name[1]] = lines[start : lines.index("end", start) + 1]
+        return found
+
+    def look(parent: ast.AST, prefix: str) -> None:
+        for node in ast.iter_child_nodes(parent):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                start = min(one.lineno for one in (node, *node.decorator_list))
+                found[prefix + node.name] = lines[start - 1 : node.end_lineno]
+                look(node, f"{prefix}{node.name}.")
+
+    look(ast.parse("\n".join(lines)), "")
+    return found
+
+
+def named_in_architecture(pattern: str) -> list[tuple[str, ...]]:
+    """What stands there between backquotes and matches, as the groups of *pattern*."""
+    text = " ".join(without_code(ARCHITECTURE.read_text()).split())
+    spans = re.findall(r"`([^`]+)`", text)
+    return [found.groups() for span in spans if (found := re.fullmatch(pattern, span))]
+
+
+CODE = r"((?!tests/)[\w/]+\.(?:py|lua))(?:: ([\w.]+))?"
+
+
+def test_every_file_and_function_in_the_architecture_exists() -> None:
+    named = named_in_architecture(CODE)
+    assert len(named) > 100
+    missing = []
+    for name, definition in named:
+        path = PACKAGE / name
+        if not path.is_file() or (definition or "") not in lines_of_definitions(path):
+            missing.append(f"{name}: {definition}")
+    assert missing == []
+
+
+def test_every_method_that_the_architecture_names_without_its_file_exists() -> None:
+    files = [*PACKAGE.rglob("*.py")]
+    defined = {name for path in files for name in lines_of_definitions(path)}
+    methods = {name for (name,) in named_in_architecture(r"([A-Z]\w+\.\w+)\(\)")}
+    assert len(methods) > 20
+    assert methods - defined == set()
+
+
+def test_every_test_in_the_architecture_exists() -> None:
+    named = named_in_architecture(r"(tests/[\w/]+\.py)::([\w:]+)")
+    assert len(named) > 10
+    for file, test in named:
+        assert test.replace("::", ".") in lines_of_definitions(ROOT / file), f"{file}::{test}"
+
+
+def test_the_picture_of_the_rooms_is_that_of_the_layers() -> None:
+    config = ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    layers = config["importlinter:contract:package"]["layers"].strip().splitlines()
+    (picture,) = [one for one in code_of(ARCHITECTURE.read_text(), "") if "rules/" in one]
+    drawn = [re.split(r"\s{3,}", line)[0] for line in picture.splitlines()]
+    shown = [sorted(re.findall(r"\w+", line)) for line in drawn]
+    assert shown[: len(layers)] == [sorted(re.findall(r"\w+", layer)) for layer in layers]
+
+
+def test_the_budget_counts_what_it_says() -> None:
+    text = ARCHITECTURE.read_text().partition("## A budget\n")[2]
+    table, _, counted = text.partition("Counted are:\n")
+    written = {
+        name: int(lines)
+        for name, lines in re.findall(r"^\| (.+?) \| (\d+) \|", table, re.MULTILINE)
+    }
+    found = {}
+    for item in " ".join(counted.split()).removeprefix("- ").split(" - "):
+        name, _, what = item.partition(": `")
+        found[name] = sum(
+            bool(line.strip())
+            for file, definition in re.findall(f"`{CODE}`", f"`{what}")
+            for line in lines_of_definitions(PACKAGE / file)[definition]
+        )
+    assert found.keys() == written.keys()
+    # Near enough: who changes a line must not have to count.
+    off = {name: lines for name, lines in found.items() if abs(lines - written[name]) > 10}
+    assert off == {}, "these have so many lines now"
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import channel, index_key, lock_keys, name_of
 from django_redislock.rules.steps import Answer, Bell, Call, Refused
+from django_redislock.rules.stored import read_claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -165,10 +166,8 @@ class InMemoryBackend(Backend):
         for key in list(self.keyspace.values):
             name = name_of(self.prefix, key.decode())
             value = self.keyspace.GET(key) if name else None
-            if name and value and value[32:33] == b"c":  # See lua/_lease.lua.
-                token, renews, ttl = value[:32], value[33:34], value.split(b"|")[3]
-                confirm = Call(scripts.RENEW, name, (token, ttl, renews + b"00000"), self.within)
-                self._perform(confirm, "")
+            if name and value and (confirmation := read_claim(value)):
+                self._perform(Call(scripts.RENEW, name, confirmation, self.within), "")
 
     def _look_after(self, lease: Lease) -> None:
         grant = lease.grant

@@ -83,7 +83,7 @@ class _LoopWire:
 class _Dial:
     """A connection in the making, for all tasks that ask for it meanwhile.
 
-    It may take as long as the most patient of them has, and no longer, or new ones could wait on
+    It may take as long as the task with the most time has, and no longer, or new ones could wait on
     a dead one for ever. Each leaves when its own time is over, and the last one ends it.
     """
 

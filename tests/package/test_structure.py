@@ -1,0 +1,59 @@
+"""What import-linter cannot see: nobody touches the private names of another class."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+PACKAGE = ROOT / "django_redislock"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# The underscore of a named tuple's methods keeps them apart from its fields; they are public.
+OF_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
+# Of other libraries, where they have no public way; each is explained where it is used.
+OF_OTHERS = {
+    "asyncio._get_running_loop",
+    "connection._reader",
+    "connection._sock",
+    "connection._writer",
+    "signals.import_modules._live_receivers",
+}
+# A weak reference to the object itself.
+ITSELF = {"self", "cls", "this"}
+
+
+def private_touches(path: Path) -> Iterator[str]:
+    """Private names of something else than the object itself or its base class."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Attribute) or not node.attr.startswith("_"):
+            continue
+        of = ast.unparse(node.value)
+        is_public = node.attr.startswith("__") or node.attr in OF_TUPLES
+        if (
+            not is_public
+            and of not in {*ITSELF, "super()"}
+            and f"{of}.{node.attr}" not in OF_OTHERS
+        ):
+            yield f"{path.relative_to(PACKAGE)}:{node.lineno} {of}.{node.attr}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_module_touches_a_private_name_of_another_class(path: Path) -> None:
+    assert list(private_touches(path)) == []
+
+
+def test_only_a_grant_changes_its_own_state() -> None:
+    written = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store | ast.Del)
+        and ast.unparse(node.value).endswith("grant")
+    ]
+    assert written == []
