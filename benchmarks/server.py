@@ -49,6 +49,14 @@ class Server:
         """Bytes the server has allocated."""
         return int(self._client.info("memory")["used_memory"])
 
+    def keep_no_log(self) -> None:
+        """Do not note slow commands, which takes memory."""
+        self._client.config_set("slowlog-log-slower-than", -1)
+
+    def keys(self) -> int:
+        """How many keys there are."""
+        return int(self._client.dbsize())
+
     def clear(self) -> None:
         """Forget all keys."""
         self._client.flushall()

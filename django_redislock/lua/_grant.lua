@@ -1,10 +1,21 @@
 -- grant: write a new lease down, after its fence.
+--
+-- fence    one for all names, the high-water mark: 'last' -> the greatest fence that was given out
+--
+-- The fence of a name grows even if the mark was lost (the clock has moved on) or the clock was set
+-- back (the mark is still there). A lease that is handed over needs no mark to be read: the fence of
+-- the lease before it is enough.
 
--- A fence grows even if its record was lost (the clock has moved on) or the clock was set back
--- (the record is still there).
+local EXACT = 2 ^ 53 -- scores are exact up to here, which as a time is the year 2255
+
 local function next_fence(previous, us)
   previous = tonumber(previous)
-  return previous and previous >= tonumber(us) and digits(previous + 1) or us
+  return previous and previous >= tonumber(us) and previous < EXACT and digits(previous + 1) or us
+end
+
+-- It only rises: a lease that is handed over may have a smaller fence than one of another name.
+local function raise_mark(fence)
+  redis.pcall('ZADD', FENCE, 'GT', fence, 'last')
 end
 
 -- The lease of a waiter who was rung is a claim: it has a channel and only a short time.

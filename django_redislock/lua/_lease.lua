@@ -1,8 +1,10 @@
 -- lease: how a lock is written down. Every operation begins with its keys, then with this file.
 --
 -- KEYS  each operation names those it may touch, see keys.py; the indexes come last, and are
---       missing on a cluster, where they have another slot
--- ARGV  its own, then the channel on which the asking connection is rung or ''
+--       missing on a cluster, where they have another slot; FENCE is common to all names as they
+--       are, and would there have to be a key of each name, with an expiry
+-- ARGV  each operation names its own; `channel`, on which the asking connection is rung, or '', is
+--       added for those that end with it, see scripts.py
 --
 -- lock     token(32) state(1) renews(1) renewals(5) id(16) "|" fence "|" since "|" ttl "|" claim "|" channel "|" owner
 --          state: h held; c claimed (handed over, not yet confirmed); k kept by min_hold (cooling)
@@ -19,7 +21,7 @@
 local call = redis.call
 local CLAIM = 1000 -- ms a handed-over lease waits for its owner's confirmation
 local WAITER_TTL = 6000 -- ms a waiter's entry lives without a look; a waiter looks every 2000 ms
-local DAY = 86400000 -- ms the fence's record outlives the lease
+local DAY = 86400000 -- ms
 local SIGHT = 8192 -- bytes that are answered of what others may have written; all of ours is shorter, see rules/stored.py
 
 -- Lua prints large numbers as 1.7e+15; the server wants digits.

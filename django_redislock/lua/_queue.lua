@@ -43,8 +43,7 @@ local function hand_over(token, previous, me)
       and call('PUBLISH', channel, 'granted ' .. id .. ' ' .. fence .. ' ' .. us) > 0
     dequeue(token)
     if rung then
-      ttl = tonumber(ttl)
-      call('SET', FENCE, fence, 'PX', ttl + DAY)
+      raise_mark(fence)
       grant(token, id, ttl, renews, owner, fence, us, channel)
       return token
     end
@@ -56,7 +55,7 @@ end
 -- Ends the current lease: the next waiter has the lock, or nobody has.
 local function pass_on(value, head)
   -- What is not ours tells no fence.
-  if not (head and hand_over(head, read(value) or call('GET', FENCE))) then
+  if not (head and hand_over(head, read(value) or call('ZSCORE', FENCE, 'last'))) then
     call('DEL', LOCK)
     if HELD then
       redis.pcall('ZREM', HELD, LOCK)

@@ -1,5 +1,5 @@
 -- acquire: a waiter's question "may I?"; first try, resend, look, confirmation and last look alike.
--- ARGV  token, id, ttl (ms), mode, ticket, markers, renews, owner
+-- ARGV  token, id, ttl (ms), mode, ticket, markers, renews, owner, channel
 --       mode: try (do not queue), queue, last (leave the queue if not granted)
 --       ticket: place in the queue to go back to, 0 for a new one
 --       markers: which done markers make it pointless, see _done_markers.lua; '' for none
@@ -13,7 +13,6 @@ local LOCK, QUEUE, WAITERS, FENCE, DONE, FINISHED, PAST, RUNS, HELD, RAN = unpac
 -- include _lease
 -- include _grant
 local token, id, ttl, mode, ticket, markers, renews, owner, channel = unpack(ARGV)
-ttl = tonumber(ttl)
 local value = redis.pcall('GET', LOCK)
 local done_before, started
 if markers ~= '' then
@@ -23,14 +22,11 @@ if markers ~= '' then
   started = begin
 end
 
-local previous
 if not value and not done_before and call('EXISTS', QUEUE) == 0 then
   local us = clock()
-  -- The server's time is the next fence, if it is greater than the last one, which it is unless the
-  -- clock was set back. So this one command writes the next fence and answers the last one; if that
-  -- was not smaller after all, what follows below writes a greater one.
-  previous = call('SET', FENCE, us, 'PX', ttl + DAY, 'GET')
-  if next_fence(previous, us) == us then
+  -- The server's time is the next fence, if it is greater than all before, which it is unless the
+  -- clock was set back. If this one command does not raise the mark, what follows below does.
+  if call('ZADD', FENCE, 'GT', 'CH', us, 'last') == 1 then
     grant(token, id, ttl, renews, owner, us, us, '')
     if started then
       started('', id, milliseconds(us), owner)
@@ -63,7 +59,7 @@ end
 
 local us = clock()
 local ms = milliseconds(us)
-local left
+local left, previous
 if value then
   local state = state_of(value)
   local fence, since, claim, claimant = read(value)
@@ -107,14 +103,14 @@ if value then
 end
 
 if not left then
-  previous = previous or call('GET', FENCE)
+  previous = previous or call('ZSCORE', FENCE, 'last')
   local head = hand_over(first_waiter(), previous, token)
   if not head or head == token then
     if head then
       dequeue(token)
     end
     local fence = next_fence(previous, us)
-    call('SET', FENCE, fence, 'PX', ttl + DAY)
+    raise_mark(fence)
     grant(token, id, ttl, renews, owner, fence, us, '')
     if started then
       started('', id, ms, owner)
@@ -139,7 +135,7 @@ if ticket == '0' then
   local last = call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
   ticket = next_fence(last, us)
 end
-local entry = { digits(ms + WAITER_TTL), channel, digits(ttl), renews, id, owner }
+local entry = { digits(ms + WAITER_TTL), channel, ttl, renews, id, owner }
 call('HSET', WAITERS, token, table.concat(entry, '|'))
 local queued = call('ZADD', QUEUE, 'NX', ticket, token)
 if queued == 0 then

@@ -18,14 +18,19 @@ class Keys(NamedTuple):
     lock: str  # String: the current lease, see lua/_lease.lua. Its TTL is the lease's.
     queue: str  # Sorted set: waiter's token -> ticket.
     waiters: str  # Hash: waiter's token -> how to ring it and what to grant it.
-    fence: str  # String: the last fencing token given out; outlives the lock by a day.
     done: str  # String: set while a `once` of this name is done.
     forced: str  # String: token of the lease that an operator released last.
     past: str  # List: the last leases that lasted a while, see lua/_past.lua.
     finished: str  # Sorted set: ids of the task runs that succeeded -> when, in ms.
     runs: str  # Hash: what became of the last task runs, see lua/_runs.lua; who waits to start.
+    fence: str  # Sorted set of one: the greatest fencing token given out under any name.
     held: str  # Sorted set: the index of all held locks (their lock keys) by expiry in ms.
     ran: str  # Sorted set: the index of all locks of tasks by their last run in ms.
+
+
+def fence_key(prefix: str) -> str:
+    """The high-water mark of all fences under *prefix*."""
+    return f"{prefix}:fence"
 
 
 def index_key(prefix: str) -> str:
@@ -45,18 +50,18 @@ def channel(prefix: str, process: str, number: int) -> str:
 
 @lru_cache(maxsize=4096)
 def lock_keys(prefix: str, name: str) -> Keys:
-    """The keys of the lock *name*; all but the indexes share one hash tag."""
+    """The keys of the lock *name*; all but the fence and the indexes share one hash tag."""
     base = f"{prefix}:{{{quote(name, safe=_PLAIN)}}}:"
     return Keys(
         lock=base + "lock",
         queue=base + "queue",
         waiters=base + "waiters",
-        fence=base + "fence",
         done=base + "done",
         forced=base + "forced",
         past=base + "past",
         finished=base + "finished",
         runs=base + "runs",
+        fence=fence_key(prefix),
         held=index_key(prefix),
         ran=ran_index_key(prefix),
     )

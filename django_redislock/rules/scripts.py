@@ -2,7 +2,7 @@
 
 What several of them need stands in files that begin with an underscore; a line
 ``-- include NAME`` puts one there. The line ``local ... = unpack(KEYS)`` says which keys an
-operation is given.
+operation is given, and ``local ... = unpack(ARGV)`` whether it is told the channel, as the last.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import hashlib
 import re
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from django_redislock.rules.keys import Keys
+
+Arg = TypeVar("Arg")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,10 +27,15 @@ class Script:
     source: bytes
     sha: str  # What EVALSHA asks for: the SHA-1 of the source.
     keys: tuple[str, ...]  # Which of a lock's keys it may touch.
+    takes_channel: bool = False  # Whether it may note where the asking connection is rung.
 
     def given(self, keys: Keys) -> list[str]:
         """Its KEYS among those of a lock."""
         return [getattr(keys, key) for key in self.keys]
+
+    def told(self, args: tuple[Arg, ...], channel: Arg) -> tuple[Arg, ...]:
+        """Its ARGV: those of a step, and the channel if it takes that."""
+        return (*args, channel) if self.takes_channel else args
 
 
 def _read(name: str) -> str:
@@ -39,9 +46,11 @@ def _read(name: str) -> str:
 def _load(name: str) -> Script:
     text = _read(name)
     (keys,) = re.findall(r"(?m)^local (.*) = unpack\(KEYS\)$", text)
+    args = re.findall(r"(?m)^local (.*) = unpack\(ARGV\)$", text)
     source = text.encode()
     sha = hashlib.sha1(source, usedforsecurity=False).hexdigest()
-    return Script(name, source, sha, tuple(keys.lower().split(", ")))
+    takes_channel = "".join(args).endswith(", channel")
+    return Script(name, source, sha, tuple(keys.lower().split(", ")), takes_channel)
 
 
 ACQUIRE = _load("acquire")

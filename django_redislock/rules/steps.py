@@ -27,7 +27,7 @@ class Performer(Protocol):
 class Call(NamedTuple):
     """Run a script; the answer is an :class:`Answer`.
 
-    Whoever performs it adds the channel on which its connection is rung to the arguments.
+    Whoever performs it adds the channel on which its connection is rung, if the script takes that.
     """
 
     script: Script

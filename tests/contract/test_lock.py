@@ -15,6 +15,8 @@ from django.core.signals import request_finished, request_started
 from django.db import close_old_connections
 
 from django_redislock import Lease, LockMisuse, LockTimeout, distributed_lock
+from django_redislock.rules.keys import fence_key
+from tests.support.backends import on_servers
 from tests.support.others import held_by_other
 from tests.support.ways import both_ways
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
     from pytest_django import Settings
 
-    from tests.support.backends import Place
+    from tests.support.backends import Place, ServerPlace
     from tests.support.ways import Way
 
 # --- the block -----------------------------------------------------------------------------------
@@ -277,6 +279,17 @@ async def test_the_fence_grows_even_after_the_server_lost_its_data(way: Way, pla
     place.lose_data()
     async with way.entered(distributed_lock("lottery")) as after:
         assert after.fence > before.fence
+
+
+@on_servers
+@both_ways
+async def test_nothing_of_a_name_stays_on_the_server_after_its_release(
+    way: Way, place: ServerPlace
+) -> None:
+    for name in ("lottery", "report"):
+        async with way.entered(distributed_lock(name)):
+            assert len(place.keys()) == 3
+    assert place.keys() == [fence_key(place.locks.prefix).encode()]
 
 
 # --- blocking code in an event loop --------------------------------------------------------------

@@ -20,7 +20,7 @@ from django.conf import settings
 from django_redislock import LockLost, LockMisuse, LockTimeout, distributed_lock, held
 from django_redislock.backends.registry import backends
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.keys import index_key, lock_keys
+from django_redislock.rules.keys import fence_key, index_key, lock_keys
 from tests.support.backends import SERVERS, on_servers
 from tests.support.others import held_by_other, waiters
 from tests.support.processes import hear, say
@@ -244,7 +244,7 @@ def test_04_nothing_is_left_without_ttl_wherever_the_client_is_killed(
 ) -> None:
     """There is no moment between SETNX and EXPIRE, nor any other like it."""
     victims = Victims(place, make_proxy(place.locks.server), spawn)
-    index = index_key(place.locks.prefix).encode()
+    common = {key(place.locks.prefix).encode() for key in (fence_key, index_key)}
     lock_key = lock_keys(place.locks.prefix, "lottery").lock
     use_the_lock("holder")  # So that the server has the scripts.
     place.lose_data()
@@ -254,7 +254,7 @@ def test_04_nothing_is_left_without_ttl_wherever_the_client_is_killed(
         if command is None:
             break
         killed_at.append(command.name)
-        assert set(place.locks.without_ttl()) <= {index}, f"killed at {command}"
+        assert set(place.locks.without_ttl()) <= common, f"killed at {command}"
         assert place.locks.redis.pttl(lock_key) <= 5000 + flows.CLAIM * 1000
         place.lose_data()
     assert len(killed_at) >= 3  # Connecting, acquiring, and what came then.

@@ -46,7 +46,7 @@ class Client:
     def run(self, script: Script, args: tuple[Any, ...], *, scripting: bool) -> Any:
         if scripting:
             keys = script.given(self.keys)
-            return self.redis.eval(script.source, len(keys), *keys, *args, "")
+            return self.redis.eval(script.source, len(keys), *keys, *script.told(args, ""))
         connection = self.redis.connection_pool.get_connection()
 
         def ask(*command: Any) -> Any:
@@ -64,7 +64,7 @@ class Client:
         return [
             self.redis.get(self.keys.lock),
             self.redis.pttl(self.keys.lock),
-            self.redis.get(self.keys.fence),
+            self.redis.zrange(self.keys.fence, 0, -1),
             self.redis.pttl(self.keys.fence),
             ends and int(ends),
         ]
@@ -164,10 +164,31 @@ def test_a_claim_is_confirmed_also_after_scripts_were_forbidden(locks: Locks) ->
 def test_r9_the_fence_grows_whoever_asks_also_after_a_clock_was_set_back(locks: Locks) -> None:
     client = Client(locks, "lottery")
     later = client.redis.time()[0] * 1_000_000 + 10**12
-    client.redis.set(client.keys.fence, later)
+    client.redis.zadd(client.keys.fence, {"last": later})
     for count, scripting in enumerate((False, True, False, False, True), start=1):
         assert int(client.run(*acquire(MINE), scripting=scripting)) == later + count
         client.run(scripts.RELEASE, (MINE,), scripting=scripting)
+
+
+@pytest.mark.proves("R9")
+def test_r9_the_mark_of_all_names_never_falls_whoever_raises_it_between_read_and_write(
+    locks: Locks,
+) -> None:
+    client, other = Client(locks, "lottery"), Client(locks, "report")
+    connection = locks.redis.connection_pool.get_connection()
+    fences = []
+
+    def ask(*command: Any) -> Any:
+        if command[0] == "MULTI":  # What it decided on is read.
+            fences.append(int(other.run(*acquire(OTHERS), scripting=True)))
+        connection.send_command(*command)
+        return connection.read_response()
+
+    script, args = acquire(MINE)
+    fences.insert(0, int(without_scripts.perform(Call(script, "", args, 1.0), client.keys, ask)))
+    locks.redis.connection_pool.release(connection)
+    assert fences == sorted(set(fences))
+    assert locks.redis.zscore(client.keys.fence, "last") == fences[-1]
 
 
 def test_a_key_without_expiry_is_never_waited_for(locks: Locks) -> None:

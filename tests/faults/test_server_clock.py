@@ -82,6 +82,39 @@ def test_a_waiter_has_the_lock_at_the_release_and_the_fence_grows(
     assert fences == sorted(set(fences))
 
 
+@pytest.mark.proves("R9")
+def test_the_fence_of_a_name_grows_after_its_release_whatever_other_names_do(
+    server: Server, locks: Locks, caller: Caller
+) -> None:
+    """Of the lease before, nothing but the mark of all names is left."""
+    fences: dict[str, list[int]] = {NAME: [], "report": []}
+    for shift in (0, -HOUR, -2 * HOUR, HOUR, 0):
+        server.shift_clock(shift)
+        for name, seen_fences in fences.items():
+            for _ in range(2):
+                with caller.block(distributed_lock(name)) as lease:
+                    seen_fences.append(lease.fence)
+    assert all(seen_fences == sorted(set(seen_fences)) for seen_fences in fences.values())
+
+
+@pytest.mark.proves("R9")
+def test_a_hand_over_to_a_smaller_fence_does_not_lower_that_of_another_name(
+    server: Server, locks: Locks, caller: Caller
+) -> None:
+    first, waiter = distributed_lock(NAME), distributed_lock(NAME)
+    assert first.acquire()
+    waits = caller.begin_waiting(waiter, locks)
+    with caller.block(distributed_lock("report")) as lease:
+        before = lease.fence
+    server.shift_clock(-HOUR)
+    first.release()
+    assert waits.result(HUNG)
+    assert (seen().fence or 0) < before
+    with caller.block(distributed_lock("report")) as lease:
+        assert lease.fence > before
+    caller.release(waiter)
+
+
 def test_a_dead_holders_lock_stays_longer_stands_out_and_can_be_released(
     server: Server, locks: Locks, spawn: Spawn, caller: Caller
 ) -> None:

@@ -17,6 +17,7 @@ from django_redislock.rules.keys import index_key, lock_keys
 from django_redislock.testing import IN_MEMORY
 from tests.support.others import held_by_other
 from tests.support.servers import free_port
+from tests.support.stored import immortal
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def test_a_plain_server_is_fit_but_for_its_persistence() -> None:
 def test_all_but_ok_comes_with_a_remedy(locks: Locks, settings: Any) -> None:
     settings.CACHES = {"default": cache(locks.server.url)}
     locks.redis.set(f"{locks.prefix}:{{odd}}:lock", "x")
-    locks.redis.set(f"{locks.prefix}:{{odd}}:fence", "x")
+    locks.redis.set(f"{locks.prefix}:{{odd}}:done", "x")
     found = findings().values()
     assert {one.about for one in found if one.level != "ok"} > {"locks", "keys", "cache"}
     assert all(one.advice for one in found if one.level != "ok")
@@ -79,7 +80,7 @@ def test_wrong_settings_of_one_alias_hide_no_other(locks: Locks, settings: Any) 
 def test_the_examination_leaves_nothing_that_stays(locks: Locks) -> None:
     findings()
     assert held.list() == []
-    assert locks.without_ttl() == []
+    assert immortal(locks) == []
 
 
 def test_a_server_that_refuses_connections_fails(locks: Locks, make_proxy: MakeProxy) -> None:
@@ -171,7 +172,7 @@ def test_a_key_that_never_expires_is_found(locks: Locks) -> None:
     with distributed_lock("lottery"):
         pass
     assert level("keys") == "ok"
-    locks.redis.persist(lock_keys(locks.prefix, "lottery").fence)
+    locks.redis.rpush(lock_keys(locks.prefix, "lottery").past, "x")
     finding = findings()["keys"]
     assert finding.level == "fail"
     assert finding.says.startswith("1 key never expires: ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from django_redislock.rules import scripts
-from django_redislock.rules.keys import index_key, lock_keys, ran_index_key
+from django_redislock.rules.keys import fence_key, index_key, lock_keys, ran_index_key
 from django_redislock.rules.scripts import Script
 
 if TYPE_CHECKING:
@@ -34,15 +34,15 @@ def is_held_by(locks: Locks, lease: Lease | None) -> bool:
 
 
 def is_left_clean(locks: Locks, name: str = NAME) -> bool:
-    """Whether nobody holds the lock or waits for it; the fence stays."""
+    """Whether nobody holds the lock or waits for it."""
     keys = keys_of(locks, name)
     return not locks.redis.exists(keys.lock, keys.queue, keys.waiters)
 
 
 def immortal(locks: Locks) -> list[bytes]:
-    """The keys that would stay for ever; the indexes may, they are trimmed as they are used."""
-    indexes = {index_key(locks.prefix), ran_index_key(locks.prefix)}
-    return [key for key in locks.without_ttl() if key.decode() not in indexes]
+    """The keys that would stay for ever; those of all names may, which do not grow with them."""
+    common = {key(locks.prefix) for key in (fence_key, index_key, ran_index_key)}
+    return [key for key in locks.without_ttl() if key.decode() not in common]
 
 
 _SCRIPTS = [script for script in vars(scripts).values() if isinstance(script, Script)]

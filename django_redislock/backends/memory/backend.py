@@ -133,7 +133,7 @@ class InMemoryBackend(Backend):
         self.keyspace.us = int((self._epoch + self.clock()) * 1_000_000)
         keys = step.script.given(lock_keys(self.prefix, step.name))
         self._rings.clear()
-        value = self._interpreter.run(step.script, keys, (*step.args, channel))
+        value = self._interpreter.run(step.script, keys, step.script.told(step.args, channel))
         # Only now: after a signal that interrupts a script, no waiter must have been told of a lock
         # that it was not handed.
         for ring, message in self._rings:

@@ -109,8 +109,7 @@ class Keyspace:
     def GET(self, key: bytes) -> bytes | None:
         return self._get(key, bytes)
 
-    def SET(self, key: bytes, value: bytes, *options: bytes) -> Reply:
-        before = self._get(key, bytes) if b"GET" in options else OK
+    def SET(self, key: bytes, value: bytes, *options: bytes) -> Status:
         end = None
         if b"PX" in options:
             ms = _integer(options[options.index(b"PX") + 1])
@@ -121,7 +120,7 @@ class Keyspace:
         self.values[key] = value
         if end is not None:
             self.ends[key] = end
-        return before
+        return OK
 
     def STRLEN(self, key: bytes) -> int:
         return len(self._get(key, bytes) or b"")
@@ -206,13 +205,14 @@ class Keyspace:
     # --- sorted sets ------------------------------------------------------------------------------
 
     def ZADD(self, key: bytes, *args: bytes) -> int:
-        *condition, text, member = args
+        *options, text, member = args
         score = _score(text)
         scores = self._make(key, SortedSet)
         before = scores.get(member)
-        if before is None or not condition or (condition == [b"GT"] and score > before):
+        if before is None or not (b"NX" in options or (b"GT" in options and score <= before)):
             scores[member] = score
-        return int(before is None)
+        counts = scores[member] != before if b"CH" in options else before is None
+        return int(counts)
 
     def ZREM(self, key: bytes, member: bytes) -> int:
         return self._remove(key, SortedSet, (member,))

@@ -92,12 +92,12 @@ class Caller:
 
     def packed(self, step: Call | Tell, channel: str, *, in_full: bool = False) -> bytes:
         """The command that runs a script: by its SHA, or *in_full* with the whole text."""
+        args = step.script.told(step.args, channel)
         if in_full:
             keys = step.script.given(lock_keys(self._prefix, step.name))
-            return packed("EVAL", step.script.source, len(keys), *keys, *step.args, channel)
-        args = packed(*step.args, channel)
-        head = _head(self._prefix, step.name, step.script, len(step.args) + 1)
-        return head + args[args.index(b"$") :]
+            return packed("EVAL", step.script.source, len(keys), *keys, *args)
+        head = _head(self._prefix, step.name, step.script, len(args))
+        return head + packed(*args).partition(b"\r\n")[2]
 
     def _commands(
         self, calls: Sequence[Call], within: float, channel: str, in_full: bool

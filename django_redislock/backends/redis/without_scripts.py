@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 UNAVAILABLE = "tasks under a lock and lists, details and force release of locks"
 
 ATTEMPTS = 32  # Transactions lost to others before the server counts as not answering.
-DAY_MS = 86_400_000
+EXACT = 2.0**53  # The same as in lua/_grant.lua.
 SIGHT = 8192  # Bytes that are answered of what others may have written.
 
 _CLAIM = re.compile(rb".{32}c[r-]\d{5}[0-9a-fA-F]{16}\|\d+\|\d+\|\d+\|(\d+)\|", re.DOTALL)
@@ -72,14 +72,15 @@ def _acquire(keys: Keys, ask: Ask, *args: Any) -> Decision:
         return [], [b"endless"]
     if not _is_over(value, left, us):
         return [], [b"busy", left, value[:SIGHT]]
-    previous = ask("GET", keys.fence) or b""
-    fence = b"%d" % max(us, int(previous) + 1 if previous.isdigit() else 0)
+    last = float(ask("ZSCORE", keys.fence, "last") or 0)
+    fence = b"%d" % (int(last) + 1 if us <= last < EXACT else us)
     head = token + b"h" + renews + b"00000" + id
     lease = b"|".join([head, fence, b"%d" % (us // 1000), b"%d" % ttl, b"0", b"", owner])
     return [
         *([("DEL", keys.lock)] if value else []),  # A claim that has lapsed.
         ("SET", keys.lock, lease, "NX", "PX", ttl),
-        ("SET", keys.fence, fence, "PX", ttl + DAY_MS),
+        # The mark is all names' own, and not watched: others may have raised it further meanwhile.
+        ("ZADD", keys.fence, "GT", fence, "last"),
         ("ZADD", keys.held, us // 1000 + ttl, keys.lock),
         ("ZREMRANGEBYSCORE", keys.held, "-inf", us // 1000 - 60_000),  # Leases that expired.
     ], fence

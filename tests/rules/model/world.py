@@ -228,7 +228,11 @@ class World:
             if one.phase != "killed"
         )
         ran = self.server.run(
-            state.kept, step.script, (*step.args, f"{who}:{line}"), _us(state.time), subscribed
+            state.kept,
+            step.script,
+            step.script.told(step.args, f"{who}:{line}"),
+            _us(state.time),
+            subscribed,
         )
         after = state._replace(kept=ran.kept, commands=state.commands - {command})
         after = _check_server(state, after, step)
