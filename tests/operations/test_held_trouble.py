@@ -422,7 +422,7 @@ def test_a_force_release_that_is_never_answered_is_audited_as_unknown(
 @pytest.mark.proves("R9")
 def test_the_fence_grows_also_over_what_is_not_ours(locks: Locks) -> None:
     keys, ahead = keys_of(locks), 9 * 10**15  # As after a server whose clock was set back.
-    locks.redis.set(keys.fence, ahead, ex=60)
+    locks.redis.zadd(keys.fence, {"last": ahead})
     locks.redis.set(keys.lock, "not ours", ex=60)
 
     def fence() -> int:
