@@ -175,7 +175,7 @@ class Grant:
 
     def lost_reason(self, now: float) -> LostReason | None:
         """Why it was lost; None if it was not."""
-        if self.is_active and now >= self.ends:
+        if now >= self.ends and self.is_active:
             return "unreachable" if self.is_unanswered else "expired"
         return self._lost_reason
 

@@ -56,6 +56,9 @@ class DoneMarkers(NamedTuple):
         return f"{self.once:d}{self.run or ''}" if self.once or self.run is not None else ""
 
 
+NO_MARKERS = DoneMarkers()
+
+
 def is_number(text: str, digits: int = 14) -> bool:
     """Whether what the server keeps may be a number of ours; anybody may have written it.
 

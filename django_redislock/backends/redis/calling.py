@@ -17,6 +17,7 @@ from django_redislock.backends.redis.errors import (
     is_transient,
     is_wrong_server,
 )
+from django_redislock.rules import scripts
 from django_redislock.rules.keys import channel, lock_keys
 from django_redislock.rules.steps import Answer, Refused, Unanswered
 
@@ -31,7 +32,11 @@ logger = logging.getLogger("django_redislock")
 
 LOOK_FOR_SCRIPTS_EVERY = 60.0  # Seconds until rights that were missing may be there again.
 
+# Their arguments begin with the token, and the id if the server does not know that yet: texts.
+_EVERYDAY = frozenset({scripts.ACQUIRE, scripts.RELEASE})
+
 Outcome = Answer | Unanswered | Refused
+Args = tuple[str | bytes | int, ...]
 
 
 class Caller:
@@ -79,16 +84,39 @@ class Caller:
             begun = clock.now()  # Each takes several round trips, and so has a time of its own.
         return outcomes
 
-    async def acall(self, wire: AsyncWire, call: Call, begun: float) -> Outcome | None:
-        """Run one script on a loop's connection; None if scripts are forbidden. See call()."""
+    def call_one(self, wire: Wire, call: Call, begun: float, channel: str) -> Outcome:
+        """As call(), for one script: with as few steps as the usual answer needs."""
+        if not self.scripting:
+            return self._call_without_scripts(wire, call, begun)
         for in_full in (False, True):
-            sent, within = clock.now(), rest(call.within, begun)
-            commands = self._commands([call], within, wire.channel, in_full)
-            replies = await wire.ask_all(commands, within)
-            errors = [reply for reply in replies if isinstance(reply, ReplyError)]
-            if not any(map(_lacks_script, errors)):
+            sent, within, acknowledged = clock.now(), rest(call.within, begun), 0
+            command = self.packed(call, channel, in_full=in_full)
+            if call.replicas:
+                wait = packed(*_wait_for_replicas(call, within))
+                reply, acknowledged = wire.ask_all([command, wait], within)
+            else:
+                reply = wire.ask(command, within)
+            if reply.__class__ is not ReplyError or not _lacks_script(reply):
                 break
-        return None if self._are_forbidden(errors) else _outcomes([call], replies, sent)[0]
+        if reply.__class__ is ReplyError and self._are_forbidden([reply]):
+            return self._call_without_scripts(wire, call, begun)
+        return _outcome(reply, acknowledged, sent)
+
+    async def acall_one(self, wire: AsyncWire, call: Call, begun: float) -> Outcome | None:
+        """As call_one(), on a loop's connection; None if scripts are forbidden."""
+        for in_full in (False, True):
+            sent, within, acknowledged = clock.now(), rest(call.within, begun), 0
+            command = self.packed(call, wire.channel, in_full=in_full)
+            if call.replicas:
+                wait = packed(*_wait_for_replicas(call, within))
+                reply, acknowledged = await wire.ask_all([command, wait], within)
+            else:
+                reply = await wire.send(command, within)
+            if reply.__class__ is not ReplyError or not _lacks_script(reply):
+                break
+        if reply.__class__ is ReplyError and self._are_forbidden([reply]):
+            return None
+        return _outcome(reply, acknowledged, sent)
 
     def packed(self, step: Call | Tell, channel: str, *, in_full: bool = False) -> bytes:
         """The command that runs a script: by its SHA, or *in_full* with the whole text."""
@@ -97,7 +125,12 @@ class Caller:
             keys = step.script.given(lock_keys(self._prefix, step.name))
             return packed("EVAL", step.script.source, len(keys), *keys, *args)
         head = _head(self._prefix, step.name, step.script, len(args))
-        return head + packed(*args).partition(b"\r\n")[2]
+        if step.script not in _EVERYDAY:
+            return head + _bulk(args)
+        # Of a lock that is taken again, only the token and the id are new.
+        for new in args[:2]:
+            head += b"$%d\r\n%b\r\n" % (len(new), new.encode())  # type: ignore[arg-type, union-attr] # text
+        return head + _tail(args[2:])
 
     def _commands(
         self, calls: Sequence[Call], within: float, channel: str, in_full: bool
@@ -185,13 +218,24 @@ def _outcomes(calls: Sequence[Call], replies: list[Any], sent: float) -> list[Ou
 
 def _outcome(reply: Any, acknowledged: Any, sent: float) -> Outcome:
     """What one reply means, with that of the WAIT behind it."""
-    if not isinstance(reply, ReplyError) and isinstance(acknowledged, ReplyError):
+    if reply.__class__ is not ReplyError:
+        if acknowledged.__class__ is not ReplyError:
+            return Answer(reply, sent, clock.now(), acknowledged)
         reply = ReplyError(f"{acknowledged} (which REPLICAS_ACK needs)")
-    if not isinstance(reply, ReplyError):
-        return Answer(reply, sent, clock.now(), acknowledged)
     if is_wrong_server(reply):
         raise reply
     return trouble(reply, sent)
+
+
+def _bulk(args: Args) -> bytes:
+    """Arguments as they stand in a command."""
+    return packed(*args).partition(b"\r\n")[2]
+
+
+@lru_cache(maxsize=1024)
+def _tail(args: Args) -> bytes:
+    """What a call ends with, packed once."""
+    return _bulk(args)
 
 
 @lru_cache(maxsize=4096)

@@ -22,6 +22,11 @@ class Loops:
         self._dialer = dialer
         self._loop_wires: dict[asyncio.AbstractEventLoop, _LoopWire] = {}
 
+    def open_wire(self) -> AsyncWire | None:
+        """The open connection of the running loop, if there is one."""
+        loop_wire = self._loop_wires.get(asyncio.get_running_loop())
+        return loop_wire.open_wire if loop_wire is not None else None
+
     async def wire(self, seconds: float) -> AsyncWire:
         """The open connection of the running loop, or a new one within so many seconds."""
         loop = asyncio.get_running_loop()
@@ -52,9 +57,14 @@ class _LoopWire:
         self._dial: _Dial | None = None
         self._closer: AsyncGenerator[None, None] | None = None
 
+    @property
+    def open_wire(self) -> AsyncWire | None:
+        """The connection, unless it is lost or not there yet."""
+        return self.wire if self.wire is not None and not self.wire.closed else None
+
     async def get(self, seconds: float) -> AsyncWire:
-        if self.wire is not None and not self.wire.closed:
-            return self.wire
+        if wire := self.open_wire:
+            return wire
         if self._dial is None or self._dial.is_over():
             self._dial = _Dial(asyncio.create_task(self._connect()))
         return await self._dial.result(seconds)

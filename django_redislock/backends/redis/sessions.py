@@ -47,7 +47,7 @@ class Session(drivers.Blocking):
                 wire = self._wire = self._pool.take(rest(step.within, begun))
             channel = self._bell.channel if self._bell else wire.channel
             sent = clock.now()
-            (outcome,) = self._caller.call(wire, [step], begun, channel)
+            outcome = self._caller.call_one(wire, step, begun, channel)
         except TROUBLE as error:
             self._drop()
             raise trouble(error, sent) from error
@@ -154,9 +154,14 @@ class AsyncSession(drivers.Awaiting):
         outcome = None
         try:
             if self._caller.scripting:
-                wire = await self._connected(step, begun)
+                wire = self._wire = self._loops.open_wire()
+                if wire is None or (step.listening and not wire.channel):
+                    wire = await self._connected(step, begun)
+                if step.listening:
+                    self._id = step.listening
+                    wire.expect_bell(step.listening)
                 sent = clock.now()
-                outcome = await self._caller.acall(wire, step, begun)
+                outcome = await self._caller.acall_one(wire, step, begun)
         except TROUBLE as error:
             if is_wrong_server(error) and self._wire is not None:
                 self._wire.close()
@@ -193,14 +198,9 @@ class AsyncSession(drivers.Awaiting):
 
     async def _connected(self, step: Call, begun: float) -> AsyncWire:
         """An open connection, on which the server can ring us if the step listens."""
-        wire = self._wire
-        if wire is None or wire.closed:
-            wire = self._wire = await self._loops.wire(step.within)
-        if step.listening:
-            if not wire.channel:
-                await wire.subscribe(self._caller.new_channel(), rest(step.within, begun))
-            self._id = step.listening
-            wire.expect_bell(step.listening)
+        wire = self._wire = await self._loops.wire(step.within)
+        if step.listening and not wire.channel:
+            await wire.subscribe(self._caller.new_channel(), rest(step.within, begun))
         return wire
 
     async def _call_shielded(self, step: Call) -> Answer:
