@@ -425,19 +425,22 @@ def test_r4_an_interrupt_anywhere_on_the_way_from_the_queue_leaves_no_orphan(
     locks.on(locks.server, TTL=30, OPTIONS={"max_connections": limit})
     child = spawn(hold_until_somebody_waits)
 
-    def prepare() -> None:
-        enter()
-        child.send("hold it")
-        assert child.read() == "held"
-
     with asyncio.Runner() as runner:
+
+        def enter_once() -> None:
+            if is_async:
+                runner.run(aenter())
+            else:
+                enter()
+
+        def prepare() -> None:
+            enter_once()  # By a connection: one that was interrupted is given up.
+            child.send("hold it")
+            assert child.read() == "held"
 
         def use() -> None:
             try:
-                if is_async:
-                    runner.run(aenter())
-                else:
-                    enter()
+                enter_once()
             finally:
                 child.send("enough")
                 assert child.read() == "released"
@@ -655,6 +658,7 @@ def test_min_hold_counts_from_the_grant_though_the_release_is_sent_twice(
     action: str, caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
     lock = distributed_lock(NAME, ttl=1.2, renew=False, min_hold=1.5)
+    asked = time.monotonic()
     assert caller.acquire(lock)
     granted = time.monotonic()
     rule = proxy.rule("EVALSHA", action)
@@ -668,7 +672,7 @@ def test_min_hold_counts_from_the_grant_though_the_release_is_sent_twice(
     # From the second release it would be more. The server counts whole milliseconds.
     assert seen.expires_in < 1.5 - (begin - granted) + 0.01
     wait_until(lambda: held.get(NAME) is None)
-    assert time.monotonic() - granted > 1.45
+    assert time.monotonic() - asked > 1.49
 
 
 # Blocked
