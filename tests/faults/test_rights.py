@@ -205,6 +205,18 @@ def test_r13_a_missing_right_is_named_at_once_and_is_never_busy(
     assert NAME in str(caught.value)
 
 
+def test_a_refusal_leaves_the_connection_as_it_is(
+    caller: Caller, account: Account, locks: Locks
+) -> None:
+    account.allow(*account.minimal, "resetchannels")
+    lock = distributed_lock(NAME, wait=1)
+    opened = int(locks.redis.info("stats")["total_connections_received"])
+    for _ in range(5):
+        with pytest.raises(LockUnavailable, match="channel"):
+            caller.acquire(lock)
+    assert int(locks.redis.info("stats")["total_connections_received"]) == opened + 1
+
+
 @pytest.mark.proves("R13")
 def test_r13_a_right_that_is_missing_for_the_hand_over_only_is_named_by_the_release(
     caller: Caller, locks: Locks, account: Account

@@ -10,7 +10,7 @@ from django_redislock import clock
 from django_redislock.backends import drivers
 from django_redislock.backends.redis.calling import trouble
 from django_redislock.backends.redis.connection import id_of, rest
-from django_redislock.backends.redis.errors import TROUBLE, Crowded, is_wrong_server
+from django_redislock.backends.redis.errors import TROUBLE, Crowded, ReplyError, is_wrong_server
 from django_redislock.rules.flows import CLAIM
 from django_redislock.rules.steps import Answer, Bell, Refused, Unanswered
 
@@ -49,7 +49,9 @@ class Session(drivers.Blocking):
             sent = clock.now()
             outcome = self._caller.call_one(wire, step, begun, channel)
         except TROUBLE as error:
-            self._drop()
+            # After a mere refusal, as of SUBSCRIBE, the connection is in step.
+            if not isinstance(error, ReplyError) or is_wrong_server(error):
+                self._drop()
             raise trouble(error, sent) from error
         except BaseException:
             self._drop()
@@ -111,15 +113,14 @@ class Session(drivers.Blocking):
 
     def _become_rung(self, step: Call, begun: float) -> None:
         """Have a connection on which the server rings us, our own or that of a shared bell."""
-        channel = self._caller.new_channel
         try:
             if self._wire is None:
                 self._wire = self._pool.take(step.within, to_wait=True)
             if not self._wire.channel:
-                self._wire.subscribe(channel(), rest(step.within, begun))
+                self._wire.subscribe(self._caller.new_channel(), rest(step.within, begun))
         except Crowded:
             self._id = step.listening
-            self._bell = self._pool.shared_bell(channel(), step.within)
+            self._bell = self._pool.shared_bell(self._caller.new_channel(), step.within)
             self._bell.expect(self._id, rest(step.within, begun))
 
     def _drop(self) -> None:
