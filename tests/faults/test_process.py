@@ -446,7 +446,10 @@ def test_r4_an_interrupt_anywhere_on_the_way_from_the_queue_leaves_no_orphan(
                 assert child.read() == "released"
 
         places, orphaned = sweep(use, locks, prepare)
-    assert {"_acquire", "_await_bell", "Lock._take_over"} <= places
+    # How many steps a loop takes until the bell rings differs from run to run, so that a place may
+    # be passed over there; the grant is one of few steps.
+    assert {"_acquire", "_await_bell"} <= places
+    assert is_async or "Lock._take_over" in places
     assert orphaned <= TOO_EARLY
     enter()
 
