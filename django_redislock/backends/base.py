@@ -11,10 +11,12 @@ from weakref import ReferenceType, ref
 
 from django_redislock import clock, signals
 from django_redislock.backends.watchdog import Watchdog
+from django_redislock.exceptions import LockUnavailable
 from django_redislock.process import tell_after_fork
 from django_redislock.rules import scripts
+from django_redislock.rules.keys import index_key, name_of
 from django_redislock.rules.options import MOST_COMBINATIONS, operation_timeout, terms_of
-from django_redislock.rules.steps import Call
+from django_redislock.rules.steps import Answer, Call
 from django_redislock.rules.stored import Holding, read_holding
 
 if TYPE_CHECKING:
@@ -24,11 +26,13 @@ if TYPE_CHECKING:
     from django_redislock.exceptions import LostReason
     from django_redislock.lease import Lease
     from django_redislock.rules.options import Options, Terms
-    from django_redislock.rules.steps import Answer, Flow, Refused, Unanswered
+    from django_redislock.rules.steps import Flow, Refused, Unanswered
 
 logger = logging.getLogger("django_redislock")
 
 Result = TypeVar("Result")
+
+LISTED_AT_ONCE = 10_000  # Names in an index.
 
 
 class Seen(NamedTuple):
@@ -106,25 +110,25 @@ class Backend(ABC):
         """Close that connection; no lease is left to renew."""
 
     @abstractmethod
+    def call_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
+        """Run many scripts at once, which are safe to repeat.
+
+        Raises:
+            LockUnavailable: The server did not answer.
+        """
+
     def ask_many(self, calls: Sequence[Call]) -> list[Any]:
         """Run many scripts at once, and return what they returned.
 
         Raises:
             LockUnavailable: The server refused, or did not answer.
         """
-
-    @abstractmethod
-    def held_names(
-        self, limit: int, offset: int = 0, *, latest_first: bool = False
-    ) -> tuple[list[str], int]:
-        """Names of held locks by expiry, the next to end first, and how many there are in all.
-
-        It is a look at an index: a name may have become free. Nobody scans the keyspace for it.
-        """
-
-    @abstractmethod
-    def ran_names(self, limit: int) -> tuple[list[str], int]:
-        """Names of the locks of tasks, the last to run first, and how many there are."""
+        values = []
+        for outcome, call in zip(self.call_many(calls), calls, strict=True):
+            if not isinstance(outcome, Answer):
+                raise LockUnavailable(call.name, outcome.problem) from outcome.__cause__
+            values.append(outcome.value)
+        return values
 
     # --- knowing leases ---------------------------------------------------------------------
 
@@ -201,6 +205,36 @@ class Backend(ABC):
             self.lost(lease, reason)
 
     # --- looking ------------------------------------------------------------------------------
+
+    def held_names(
+        self, limit: int, offset: int = 0, *, latest_first: bool = False
+    ) -> tuple[list[str], int]:
+        """Names of held locks by expiry, the next to end first, and how many there are in all.
+
+        It is a look at an index: a name may have become free. Nobody scans the keyspace for it.
+        """
+        return self._names("held", limit, offset, latest_first=latest_first)
+
+    def ran_names(self, limit: int) -> tuple[list[str], int]:
+        """Names of the locks of tasks, the last to run first, and how many there are."""
+        return self._names("ran", limit, 0, latest_first=True)
+
+    def _names(
+        self, which: str, limit: int, offset: int, *, latest_first: bool
+    ) -> tuple[list[str], int]:
+        names: list[str] = []
+        end, total = offset + limit, offset + limit
+        while True:
+            # A part at a time: the server serves nobody else while it lists one.
+            part = max(0, min(LISTED_AT_ONCE, end - offset))
+            args = which, offset, part, int(latest_first)
+            call = Call(scripts.NAMES, index_key(self.prefix), args, self.within)
+            ((total, keys),) = self.ask_many([call])
+            texts = [key.decode(errors="replace") for key in keys]
+            names += [name for key in texts if (name := name_of(self.prefix, key))]
+            offset += part
+            if offset >= min(end, total):
+                return names, total
 
     @property
     def within(self) -> float:

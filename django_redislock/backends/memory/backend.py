@@ -17,7 +17,7 @@ from django_redislock.backends.base import Backend
 from django_redislock.backends.memory.keyspace import Keyspace, ReplyError
 from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.rules import scripts
-from django_redislock.rules.keys import channel, index_key, lock_keys, name_of
+from django_redislock.rules.keys import channel, lock_keys, name_of
 from django_redislock.rules.steps import Answer, Bell, Call, Refused
 from django_redislock.rules.stored import read_claim
 
@@ -83,39 +83,19 @@ class InMemoryBackend(Backend):
         return await drivers.arun(flow, _AsyncSession(self))
 
     def renew_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
-        answers: list[Answer | Unanswered | Refused] = []
+        return self.call_many(calls)
+
+    def call_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
+        outcomes: list[Answer | Unanswered | Refused] = []
         for call in calls:
             try:
-                answers.append(self.perform(call, ""))
+                outcomes.append(self.perform(call, ""))
             except Refused as refused:
-                answers.append(refused)
-        return answers
+                outcomes.append(refused)
+        return outcomes
 
     def close_watchdog(self) -> None:
         pass  # It needs none.
-
-    def ask_many(self, calls: Sequence[Call]) -> list[Any]:
-        answers = self.renew_many(calls)
-        for answer, call in zip(answers, calls, strict=True):
-            if not isinstance(answer, Answer):
-                raise LockUnavailable(call.name, answer.problem) from answer.__cause__
-        return [answer.value for answer in answers if isinstance(answer, Answer)]
-
-    def held_names(
-        self, limit: int, offset: int = 0, *, latest_first: bool = False
-    ) -> tuple[list[str], int]:
-        return self._names("held", limit, offset, latest_first=latest_first)
-
-    def ran_names(self, limit: int) -> tuple[list[str], int]:
-        return self._names("ran", limit, 0, latest_first=True)
-
-    def _names(
-        self, which: str, limit: int, offset: int, *, latest_first: bool
-    ) -> tuple[list[str], int]:
-        args = which, offset, limit, int(latest_first)
-        call = Call(scripts.NAMES, index_key(self.prefix), args, self.within)
-        ((total, keys),) = self.ask_many([call])
-        return [name for key in keys if (name := name_of(self.prefix, key.decode()))], total
 
     def perform(self, step: Call | Tell, channel: str) -> Answer:
         """Run one operation."""

@@ -28,21 +28,17 @@ from django_redislock.backends.redis.loops import Loops
 from django_redislock.backends.redis.pool import Pool
 from django_redislock.backends.redis.sessions import AsyncSession, Session
 from django_redislock.exceptions import LockUnavailable
-from django_redislock.rules import scripts
 from django_redislock.rules.arguments import LONGEST
-from django_redislock.rules.keys import index_key, name_of
-from django_redislock.rules.steps import Answer, Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from django_redislock.backends.redis.connection import Wire
     from django_redislock.conf import Conf
-    from django_redislock.rules.steps import Flow, Refused, Unanswered
+    from django_redislock.rules.steps import Answer, Call, Flow, Refused, Unanswered
 
 Result = TypeVar("Result")
 
-LISTED_AT_ONCE = 10_000  # Names in an index.
 DEFAULT_MAX_CONNECTIONS = 128
 LEAST_MAX_CONNECTIONS = Pool.BESIDE + Pool.KEPT_BACK
 
@@ -154,40 +150,8 @@ class RedisBackend(Backend):
             self.close_watchdog()
             return [trouble(error, begun)] * len(calls)
 
-    def ask_many(self, calls: Sequence[Call]) -> list[Any]:
-        values = []
-        outcomes = self._with_wire(lambda wire: self._caller.call(wire, calls, self.clock()))
-        for outcome, call in zip(outcomes, calls, strict=True):
-            if not isinstance(outcome, Answer):
-                raise LockUnavailable(call.name, outcome.problem) from outcome.__cause__
-            values.append(outcome.value)
-        return values
-
-    def held_names(
-        self, limit: int, offset: int = 0, *, latest_first: bool = False
-    ) -> tuple[list[str], int]:
-        return self._names("held", limit, offset, latest_first=latest_first)
-
-    def ran_names(self, limit: int) -> tuple[list[str], int]:
-        return self._names("ran", limit, 0, latest_first=True)
-
-    def _names(
-        self, which: str, limit: int, offset: int, *, latest_first: bool
-    ) -> tuple[list[str], int]:
-        """Names in an index, and how many it has in all."""
-        names: list[str] = []
-        end, total = offset + limit, offset + limit
-        while True:
-            # A part at a time: the server serves nobody else while it lists one.
-            part = max(0, min(LISTED_AT_ONCE, end - offset))
-            args = which, offset, part, int(latest_first)
-            call = Call(scripts.NAMES, index_key(self.prefix), args, self.within)
-            ((total, keys),) = self.ask_many([call])
-            texts = [key.decode(errors="replace") for key in keys]
-            names += [name for key in texts if (name := name_of(self.prefix, key))]
-            offset += part
-            if offset >= min(end, total):
-                return names, total
+    def call_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
+        return self._with_wire(lambda wire: self._caller.call(wire, calls, self.clock()))
 
     def commands(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]:
         """Run plain commands in one round trip; an error reply is returned, not raised.
