@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from functools import lru_cache
@@ -58,26 +59,23 @@ class Caller:
         """A channel for one more connection of this process."""
         return channel(self._prefix, self._process, next(self._numbers))
 
-    def call(
-        self, wire: Wire, calls: Sequence[Call], begun: float, channel: str = ""
-    ) -> list[Outcome]:
+    def call(self, wire: Wire, calls: Sequence[Call], begun: float) -> list[Outcome]:
         """Run scripts on a blocking connection, all in one go. They must be safe to repeat.
 
         Args:
             wire: Where.
-            calls: The scripts, which all have the same time.
+            calls: The scripts, which all have the same time, and of which none asks for replicas.
             begun: When that time began.
-            channel: Where this connection, or a shared one in its place, is rung.
         """
         if self.scripting:
             for in_full in (False, True):
                 sent, within = clock.now(), rest(calls[0].within, begun)
-                replies = wire.ask_all(self._commands(calls, within, channel, in_full), within)
+                replies = wire.ask_all(self._commands(calls, in_full), within)
                 errors = [reply for reply in replies if isinstance(reply, ReplyError)]
                 if not any(map(_lacks_script, errors)):
                     break
             if not self._are_forbidden(errors):
-                return _outcomes(calls, replies, sent)
+                return [_outcome(reply, 0, sent) for reply in replies]
         outcomes = []
         for call in calls:
             outcomes.append(self._call_without_scripts(wire, call, begun))
@@ -85,7 +83,10 @@ class Caller:
         return outcomes
 
     def call_one(self, wire: Wire, call: Call, begun: float, channel: str) -> Outcome:
-        """As call(), for one script: with as few steps as the usual answer needs."""
+        """As call(), for one script: with as few steps as the usual answer needs.
+
+        It may ask for replicas. On *channel* this connection, or a shared one for it, is rung.
+        """
         if not self.scripting:
             return self._call_without_scripts(wire, call, begun)
         for in_full in (False, True):
@@ -109,7 +110,8 @@ class Caller:
             command = self.packed(call, wire.channel, in_full=in_full)
             if call.replicas:
                 wait = packed(*_wait_for_replicas(call, within))
-                reply, acknowledged = await wire.ask_all([command, wait], within)
+                sending = wire.send(command, within), wire.send(wait, within)
+                reply, acknowledged = await asyncio.gather(*sending)
             else:
                 reply = await wire.send(command, within)
             if reply.__class__ is not ReplyError or not _lacks_script(reply):
@@ -132,18 +134,12 @@ class Caller:
             head += b"$%d\r\n%b\r\n" % (len(new), new.encode())  # type: ignore[arg-type, union-attr] # text
         return head + _tail(args[2:])
 
-    def _commands(
-        self, calls: Sequence[Call], within: float, channel: str, in_full: bool
-    ) -> list[bytes]:
+    def _commands(self, calls: Sequence[Call], in_full: bool) -> list[bytes]:
         """What is sent for some calls; *in_full* with the text of each script, but only once."""
-        if in_full:
-            first = {call.script: call for call in reversed(calls)}
-            commands = [self.packed(x, channel, in_full=first[x.script] is x) for x in calls]
-        else:
-            commands = [self.packed(call, channel) for call in calls]
-        if calls[-1].replicas:
-            commands.append(packed(*_wait_for_replicas(calls[-1], within)))
-        return commands
+        if not in_full:
+            return [self.packed(call, "") for call in calls]
+        first = {call.script: call for call in reversed(calls)}
+        return [self.packed(call, "", in_full=first[call.script] is call) for call in calls]
 
     # --- where scripts are forbidden ----------------------------------------------------------
 
@@ -209,11 +205,6 @@ def trouble(error: BaseException, sent: float) -> Unanswered | Refused:
         outcome = Refused(described(error))
     outcome.__cause__ = error
     return outcome
-
-
-def _outcomes(calls: Sequence[Call], replies: list[Any], sent: float) -> list[Outcome]:
-    acknowledged = replies.pop() if len(replies) > len(calls) else 0
-    return [_outcome(reply, acknowledged, sent) for reply in replies]
 
 
 def _outcome(reply: Any, acknowledged: Any, sent: float) -> Outcome:

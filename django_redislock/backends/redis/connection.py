@@ -223,11 +223,6 @@ class AsyncWire(asyncio.BufferedProtocol):
             self._transport.write(command)
         return future
 
-    async def ask_all(self, commands: Sequence[bytes], seconds: float) -> list[Any]:
-        """Send packed commands in one go, and return their replies; see send()."""
-        replies = [self.send(command, seconds) for command in commands]
-        return [await replies[0]] if len(replies) == 1 else await asyncio.gather(*replies)
-
     def tell(self, command: bytes) -> None:
         """Send one packed command whose reply will be dropped."""
         if self.closed:
