@@ -14,6 +14,7 @@ from django_redislock.admin.changelist import FREE
 from django_redislock.exceptions import InvalidLockName
 from django_redislock.humanize import duration, visible
 from django_redislock.models import HeldLock as LockPage
+from django_redislock.rules.options import MOST_PERMITS
 from django_redislock.rules.stored import is_number
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 RECORDS = 500
 SKIPPED_LINES, FREE_LINES = 5, 50
 SAME_OCCASION = 60.0  # Seconds.
-MOST_PERMITS = 100
 
 
 def beside(rows: Rows, query: str, chosen: dict[str, str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from celery import Task
 
 from django_redislock.rules.arguments import SHORTEST_TTL, flag, seconds, text
-from django_redislock.rules.options import DEFAULT_ALIAS, Options
+from django_redislock.rules.options import DEFAULT_ALIAS, MOST_PERMITS, Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 CONFLICT_POLICIES = ("skip", "raise", "retry", "wait")
 UNAVAILABLE_POLICIES = ("raise", "retry", "run")
 
-MOST_PERMITS = 100
 HOUR = 3600.0
 
 

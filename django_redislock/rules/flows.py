@@ -33,6 +33,7 @@ from django_redislock.rules.steps import (
     Unanswered,
 )
 from django_redislock.rules.stored import (
+    NO_MARKERS,
     DoneMarkers,
     Holding,
     Owner,
@@ -71,7 +72,7 @@ class Request(NamedTuple):
     wait: float
     operation_timeout: float  # Seconds until a server counts as not answering.
     replicas: int = 0
-    markers: DoneMarkers = DoneMarkers()  # What would make it pointless.
+    markers: DoneMarkers = NO_MARKERS  # What would make it pointless.
     renews: bool = False  # Whether it is to be renewed, see will_renew().
     unavailable_after: float = math.inf  # Seconds without an answer, besides the one resend.
 
@@ -304,7 +305,7 @@ def _claim(
     at = min(look.sent + max(waited, 0.0), now)
     claim = min(CLAIM, request.ttl)
     is_fresh = waited >= 0 and now < at + claim / 2
-    if not is_fresh or request.replicas or request.markers != DoneMarkers():
+    if not is_fresh or request.replicas or request.markers != NO_MARKERS:
         return None
     # Two clocks were compared over the whole wait, so they may differ by its drift, too.
     deadline = at + claim - drift(claim + waited)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     Seconds = float | timedelta
 
 DEFAULT_ALIAS = "default"
+MOST_PERMITS = 100  # Of a task with a limit.
 LONGEST_OPERATION = 5.0  # Seconds until a server counts as not answering, whatever the ttl.
 MOST_COMBINATIONS = 1000  # Of arguments that are kept: programs use few, many times.
 
