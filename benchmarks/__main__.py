@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import contended, cycle, handoff, idle, memory, report, tasks, watchdog
 from benchmarks.bench import FULL, QUICK, Bench
-from benchmarks.contenders import CONTENDERS
+from benchmarks.contenders import CONTENDERS, TASKS
 from benchmarks.server import Server
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ MEASUREMENTS = {
     "watchdog": watchdog.measure,
     "tasks": tasks.measure,
 }
-NAMES = list(dict.fromkeys([*CONTENDERS, *tasks.NAMES]))  # Ours is among both.
+NAMES = list(dict.fromkeys([*CONTENDERS, *TASKS]))  # Ours is among both.
 
 
 def main(argv: Sequence[str]) -> None:

@@ -9,13 +9,14 @@ from celery_heimdall import HeimdallTask  # type: ignore[import-untyped]
 from celery_once import QueueOnce  # type: ignore[import-untyped]
 from celery_singleton import Singleton  # type: ignore[import-untyped]
 
-from benchmarks.contenders import OURS, contender
-from benchmarks.tasks import (
+from benchmarks.contenders import (
     BARE,
     CELERY_HEIMDALL,
     CELERY_ONCE,
     CELERY_SINGLETON,
+    OURS,
     OURS_QUEUED_ONCE,
+    contender,
 )
 from django_redislock import single_instance_task
 

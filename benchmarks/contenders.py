@@ -29,6 +29,13 @@ PYTHON_REDIS_LOCK_RENEWING = "python-redis-lock, renewing"
 READY_BYTES = "our scripts as ready bytes"
 OURS = "django-redislock"
 
+# For tasks.
+BARE = "bare task"
+CELERY_SINGLETON = "celery-singleton"
+CELERY_HEIMDALL = "celery-heimdall"
+CELERY_ONCE = "celery-once"
+OURS_QUEUED_ONCE = "django-redislock, queued once"
+
 
 class Contender(Protocol):
     """One way to lock a name."""
@@ -141,7 +148,7 @@ class Ours:
 
 
 def _ready_bytes(port: int) -> ReadyBytes:
-    return ReadyBytes(port, contender(OURS, port))
+    return ReadyBytes(port, contender(OURS, port).lock)
 
 
 CONTENDERS: Mapping[str, Callable[[int], object]] = {
@@ -154,6 +161,7 @@ CONTENDERS: Mapping[str, Callable[[int], object]] = {
 }
 WAITING = (REDIS_PY, PYTHON_REDIS_LOCK, OURS)  # Those who can wait for a lock.
 ASYNC = (PLAIN, REDIS_PY, READY_BYTES, OURS)
+TASKS = (BARE, CELERY_SINGLETON, CELERY_HEIMDALL, CELERY_ONCE, OURS_QUEUED_ONCE, OURS)
 
 
 _made: dict[str, object] = {}

@@ -6,10 +6,9 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from benchmarks.contenders import OURS, READY_BYTES
+from benchmarks.contenders import BARE, OURS, READY_BYTES
 from benchmarks.figures import number
 from benchmarks.placement import ALL_CORES, ONE_CORE
-from benchmarks.tasks import BARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,8 @@ import hiredis
 from benchmarks.server import is_request, monitoring
 
 if TYPE_CHECKING:
-    from benchmarks.contenders import Contender
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 WORD = re.compile(rb'"(?:[^"\\]|\\.)*"')  # As MONITOR quotes it.
 
@@ -21,7 +22,7 @@ WORD = re.compile(rb'"(?:[^"\\]|\\.)*"')  # As MONITOR quotes it.
 class ReadyBytes:
     """What one cycle of another contender sends, recorded once, and sent again over one socket."""
 
-    def __init__(self, port: int, recorded: Contender) -> None:
+    def __init__(self, port: int, recorded: Callable[[str], AbstractContextManager[Any]]) -> None:
         self._port = port
         self._recorded = recorded
         self._locks: dict[str, ReadyBytesLock] = {}
@@ -35,9 +36,9 @@ class ReadyBytes:
     alock = lock
 
     def _record(self, name: str) -> list[bytes]:
-        with self._recorded.lock(name):  # The first cycle also connects and loads scripts.
+        with self._recorded(name):  # The first cycle also connects and loads scripts.
             pass
-        with monitoring(self._port) as lines, self._recorded.lock(name):
+        with monitoring(self._port) as lines, self._recorded(name):
             pass
         return [_packed(line) for line in lines if is_request(line)]
 

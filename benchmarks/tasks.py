@@ -9,7 +9,7 @@ from itertools import count, islice
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.contenders import OURS
+from benchmarks.contenders import BARE, TASKS
 from benchmarks.crew import PATIENCE, PROCESSES
 from benchmarks.figures import Chart, Row, Table, at_most, ours_to
 from benchmarks.placement import confine
@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from benchmarks.bench import Bench
-
-BARE = "bare task"
-CELERY_SINGLETON = "celery-singleton"
-CELERY_HEIMDALL = "celery-heimdall"
-CELERY_ONCE = "celery-once"
-OURS_QUEUED_ONCE = "django-redislock, queued once"
-NAMES = (BARE, CELERY_SINGLETON, CELERY_HEIMDALL, CELERY_ONCE, OURS_QUEUED_ONCE, OURS)
 
 WARM_UP = 10  # Tasks before anything counts: connections, scripts, caches.
 
@@ -41,7 +34,7 @@ def measure(bench: Bench) -> list[Table]:
     celery_app.connect(bench.server.port)
     with _worker(bench.server.port):
         processes = celery_app.processes.delay().get(PATIENCE)
-        for turn in bench.turns(NAMES):
+        for turn in bench.turns(TASKS):
             for process in processes:
                 confine(process, turn.cores)
             task = celery_app.TASKS[turn.name]
