@@ -11,7 +11,7 @@ import pytest
 from django_redislock.backends.redis.connection import Wire, packed
 from django_redislock.backends.redis.dialing import Dialer
 from django_redislock.backends.redis.errors import Crowded, Exhausted
-from django_redislock.backends.redis.pool import Pool
+from django_redislock.backends.redis.pool import Pool, SharedBell
 from tests.support.backends import one_kind
 from tests.support.waiting import wait_until
 from tests.support.ways import in_thread
@@ -118,3 +118,19 @@ def test_a_retired_pool_keeps_no_connection(pool: Pool, server: Server) -> None:
     pool.give(lent)
     with pytest.raises(OSError, match=r"closed|descriptor"):
         works(lent)
+
+
+def test_a_shared_bell_has_closed_its_connection_before_another_is_opened(
+    pool: Pool, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SharedBell, "CHECK_EVERY", 0.1)
+    close, seen = Wire.close, []
+
+    def close_and_look(wire: Wire) -> None:
+        seen.append(pool.shared_bell("another", 1.0))
+        close(wire)
+
+    bell = pool.shared_bell("nobody", 1.0)
+    monkeypatch.setattr(Wire, "close", close_and_look)
+    wait_until(lambda: bell.closed)  # Nobody listens to it.
+    assert seen == [bell]

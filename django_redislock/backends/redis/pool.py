@@ -243,11 +243,12 @@ class SharedBell:
             if not self._opened.done():
                 self._opened.set_exception(error)
         finally:
+            # Before others may open a new one, or for a moment there would be one too many.
+            if self._wire is not None:
+                self._wire.close()
             self.closed = True
             for rings in list(self._rings.values()):
                 rings.put(None)
-            if self._wire is not None:
-                self._wire.close()
 
     def _read(self, wire: Wire) -> None:
         while True:
