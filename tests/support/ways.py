@@ -30,11 +30,12 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import pytest
 
+from django_redislock.rules import flows
 from tests.support.others import queued
 from tests.support.waiting import HUNG, await_until, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
     from contextlib import AbstractAsyncContextManager
     from datetime import timedelta
     from types import TracebackType
@@ -220,6 +221,7 @@ class _Thread(Generic[T]):
         self._work = work
         self._raised: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
+        _begun.append(self._thread)
         self._thread.start()
 
     def _run(self) -> None:
@@ -379,6 +381,16 @@ def caller(request: pytest.FixtureRequest) -> Iterator[Caller]:
         yield caller
 
 
+@pytest.fixture
+def if_rung(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Seconds within which a waiter is served if it is rung: it hardly ever looks by itself.
+
+    Usually it looks every 2 s, and on a busy machine that may be before the bell rings.
+    """
+    monkeypatch.setattr(flows, "LOOK_EVERY", 40.0)
+    return 20.0
+
+
 async def _awaited(call: Awaitable[T]) -> T:
     return await call
 
@@ -393,5 +405,21 @@ def in_thread(function: Callable[[], T]) -> Future[T]:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=work, daemon=True).start()
+    thread = threading.Thread(target=work, daemon=True)
+    _begun.append(thread)
+    thread.start()
     return future
+
+
+_begun: list[threading.Thread] = []  # Beside the test that runs.
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, Any, Any]:
+    """Let no thread work on into the next test, whose connections and log it would mix up."""
+    _begun.clear()
+    result = yield
+    for thread in _begun:
+        thread.join(HUNG)
+        assert not thread.is_alive(), "the test has left a thread behind"
+    return result
