@@ -10,7 +10,7 @@ from django_redislock import LockUnavailable, distributed_lock, held
 from tests.conftest import Locks
 from tests.support.backends import forbid_scripting
 from tests.support.others import waiters
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import Way, both_ways
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def replicated(make_server: MakeServer, settings: Settings, key_prefix: str) -> 
     """Locks that need the acknowledgement of one replica, which is there."""
     server = make_server(repl_diskless_sync_delay=0)
     replica = make_server(server.kind, replicaof=f"{server.host} {server.port}")
-    locks = Locks(settings, server, key_prefix).configure(REPLICAS_ACK=1, TTL=2)
+    locks = Locks(settings, server, key_prefix).configure(REPLICAS_ACK=1, TTL=12)
     wait_until(lambda: replica.client().info("replication")["master_link_status"] == "up")
     # The server calls a replica online, and counts it, up to a second before it sends it anything.
     locks.redis.set(f"{key_prefix}:written", 1, ex=60)
@@ -59,7 +59,7 @@ async def test_too_few_acknowledgements_release_and_fail_the_grant(
         with pytest.raises(LockUnavailable, match=r"'lottery'.*0 of the 1 replicas.*REPLICAS_ACK"):
             await way.acquire(distributed_lock("lottery", wait=0))
         assert held.get("lottery") is None
-    async with way.entered(distributed_lock("lottery", wait=5)) as lease:
+    async with way.entered(distributed_lock("lottery", wait=HUNG)) as lease:
         assert lease.held
 
 
@@ -68,7 +68,7 @@ async def test_too_few_acknowledgements_release_and_fail_the_grant(
 async def test_a_waiter_asks_for_acknowledgement_too(way: Way, replicated: Replicated) -> None:
     lock = distributed_lock("lottery")
     assert await way.acquire(lock)
-    waiting = way.start(lambda: way.acquire(distributed_lock("lottery", wait=1)))
+    waiting = way.start(lambda: way.acquire(distributed_lock("lottery", wait=5)))
     await way.until(lambda: waiters("lottery") == 1)
     with replicated.replica.paused():
         await way.release(lock)
