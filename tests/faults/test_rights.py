@@ -69,7 +69,7 @@ class Account:
 @pytest.fixture
 def locks(locks: Locks, own_server: Server) -> Iterator[Locks]:
     """Locks on a server of the test's own."""
-    yield locks.on(own_server, TTL=1.2, WAIT=0)
+    yield locks.on(own_server, TTL=6, WAIT=0)
     assert immortal(locks) == []
 
 
@@ -106,14 +106,14 @@ def use_everything(locks: Locks) -> None:
     for _ in range(200):  # The index is trimmed now and then.
         with distributed_lock("often"):
             pass
-    with distributed_lock(NAME, ttl=0.4) as lease, InLoop() as tasks:
+    with distributed_lock(NAME) as lease, InLoop() as tasks:
         lease.renew()
-        cancelled = tasks.begin_waiting(distributed_lock(NAME, wait=5), locks)
+        cancelled = tasks.begin_waiting(distributed_lock(NAME, wait=HUNG), locks)
         cancelled.cancel()
         wait_until(lambda: not queued(locks), 5)  # Before its place in the queue expires.
         looks_twice = Blocking().begin(distributed_lock(NAME, wait=0.5))
         assert looks_twice.result(HUNG) is False
-        patient = distributed_lock(NAME, wait=5, min_hold=0.1)
+        patient = distributed_lock(NAME, wait=10, min_hold=0.1)
         waiter = Blocking().begin_waiting(patient, locks)
         assert [lock.name for lock in held.list()] == [NAME]
         assert held.detail(NAME).waiters
@@ -152,11 +152,11 @@ def use_as_a_task_does() -> None:
 
 def let_a_claim_lapse(locks: Locks, spawn: Spawn) -> None:
     """Hand the lock to a process that stands still."""
-    with distributed_lock("lapses", ttl=10):
-        child = spawn(hold, "lapses", ttl=0.1, wait=30)
+    with distributed_lock("lapses", ttl=60):
+        child = spawn(hold, "lapses", wait=HUNG)
         wait_until(lambda: queued(locks, "lapses"))
         child.stop()
-    assert distributed_lock("lapses", wait=5).acquire()
+    assert distributed_lock("lapses", wait=10).acquire()
 
 
 def test_the_minimal_rights_are_enough_for_everything(
@@ -281,7 +281,7 @@ def test_without_the_right_to_scripts_locks_work_by_plain_commands(
     caller: Caller, locks: Locks, account: Account, caplog: pytest.LogCaptureFixture
 ) -> None:
     account.allow(*account.minimal, *PLAIN)
-    lock, next_lock = distributed_lock(NAME, ttl=2), distributed_lock(NAME, wait=5)
+    lock, next_lock = distributed_lock(NAME), distributed_lock(NAME, wait=HUNG)
     assert caller.acquire(lock)
     assert rival().acquire() is False  # Who may run scripts is excluded too.
     waiter = caller.begin(next_lock)
@@ -309,7 +309,7 @@ def test_scripts_that_are_allowed_again_are_used_again(
     assert caller.acquire(lock)
     account.allow(*account.minimal)
     wait_until(lambda: (lease := lease_of(lock)) and lease.renewals)
-    next_lock = distributed_lock(NAME, wait=5)
+    next_lock = distributed_lock(NAME, wait=HUNG)
     waiter = caller.begin_waiting(next_lock, locks)
     with hands_over(locks, waiter, next_lock):
         caller.release(lock)
@@ -325,10 +325,11 @@ def test_without_scripts_a_refused_transaction_says_why_and_spoils_no_connection
     default = {**settings.REDISLOCK["default"]}
     default["LOCATION"] = default["LOCATION"].replace(str(locks.server.port), str(proxy.port))
     locks.configure(**default)
-    late = proxy.rule("EXEC", "delay:0.1")
+    late = proxy.rule("EXEC", "hold")
     future = caller.begin(distributed_lock(NAME))
     late.wait()
     locks.redis.config_set("maxmemory", 1)
+    proxy.forward_held()
     with pytest.raises(LockUnavailable, match=r"EXECABORT.*OOM"):
         future.result(HUNG)
     locks.redis.config_set("maxmemory", 0)
@@ -349,7 +350,7 @@ def tls_server(make_server: MakeServer) -> Server:
 def test_tls_with_the_right_authority_works(
     caller: Caller, locks: Locks, tls_server: Server
 ) -> None:
-    locks.on(tls_server, TTL=2)
+    locks.on(tls_server, TTL=6)
     with caller.block(distributed_lock(NAME)) as lease:
         wait_until(lambda: lease.renewals)
         assert is_held_by(locks, lease)
@@ -371,8 +372,8 @@ def test_tls_to_a_server_without_tls_is_unavailable_in_time(
     caller: Caller, locks: Locks, own_server: Server
 ) -> None:
     locks.configure(LOCATION=own_server.url.replace("redis://", "rediss://"))
-    with takes(at_most=0.8), pytest.raises(LockUnavailable, match=NAME):
-        caller.acquire(distributed_lock(NAME, wait=0))
+    with takes(at_most=2), pytest.raises(LockUnavailable, match=NAME):
+        caller.acquire(distributed_lock(NAME, ttl=3, wait=0))
 
 
 @only_redis
@@ -380,5 +381,5 @@ def test_plain_text_to_a_server_with_tls_is_unavailable_in_time(
     caller: Caller, locks: Locks, tls_server: Server
 ) -> None:
     locks.configure(LOCATION=tls_server.url.replace("rediss://", "redis://"))
-    with takes(at_most=0.8), pytest.raises(LockUnavailable, match=NAME):
-        caller.acquire(distributed_lock(NAME, wait=0))
+    with takes(at_most=2), pytest.raises(LockUnavailable, match=NAME):
+        caller.acquire(distributed_lock(NAME, ttl=3, wait=0))
