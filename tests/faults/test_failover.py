@@ -6,7 +6,6 @@ who connect anew.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from tests.support.proxy import Proxy
     from tests.support.servers import Kind, Server
 
-TTL = 3.0
+TTL = 6.0
 PATIENCE = TTL / 3
 
 
@@ -135,7 +134,7 @@ def test_r13_an_acquire_without_scripts_goes_to_the_new_master_too(
 def test_r7_a_lease_is_renewed_on_the_new_master(
     master_becomes: str, caller: Caller, pair: Pair
 ) -> None:
-    lock = distributed_lock(NAME, ttl=2)
+    lock = distributed_lock(NAME, ttl=9)  # A replica may need seconds to find its new master.
     with caller.block(lock) as lease:
         wait_until(lambda: lease.renewals)
         pair.fail_over(master_becomes=master_becomes)
@@ -148,7 +147,7 @@ def test_r7_a_lease_is_renewed_on_the_new_master(
 
 @pytest.mark.proves("R7")
 def test_r7_a_lease_that_the_new_master_does_not_have_is_lost(caller: Caller, pair: Pair) -> None:
-    with loses("expired"), caller.block(distributed_lock(NAME, ttl=1.2)) as lease:
+    with loses("expired"), caller.block(distributed_lock(NAME)) as lease:
         wait_until(lambda: lease.renewals)
         pair.fail_over(loses_data=True)
         wait_until(lambda: lease.lost_reason)
@@ -164,12 +163,11 @@ def test_a_block_that_ends_after_a_failover_frees_the_lock(caller: Caller, pair:
 def test_a_waiter_waits_on_at_the_new_master(caller: Caller, pair: Pair) -> None:
     holder = distributed_lock(NAME, ttl=60)
     assert Blocking().acquire(holder)
-    waiter = caller.begin_waiting(distributed_lock(NAME, ttl=60, wait=20), pair.locks)
+    waiter = caller.begin_waiting(distributed_lock(NAME, ttl=60, wait=HUNG), pair.locks)
     wait_until(lambda: pair.replica.client().keys("*:queue"))
     pair.fail_over()
-    begin = time.monotonic()
-    wait_until(lambda: queued(pair.locks) and len(pair.proxy.commands("SUBSCRIBE")) > 1)
-    assert time.monotonic() - begin < 4  # It looks by itself every 2 s.
+    with takes(at_most=4):  # It looks by itself every 2 s.
+        wait_until(lambda: queued(pair.locks) and len(pair.proxy.commands("SUBSCRIBE")) > 1)
     holder.release()
     assert waiter.result(HUNG)
 

@@ -41,7 +41,7 @@ pytestmark = one_kind
 @pytest.fixture
 def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Locks:
     """The default alias goes through a proxy, the rival straight to the server."""
-    locks.on(proxy, TTL=30, WAIT=10)
+    locks.on(proxy, TTL=30, WAIT=HUNG)
     add_rival(settings, locks)
     load_scripts(locks)
     return locks
@@ -51,7 +51,8 @@ def use_a_lock_of_its_own() -> bool:
     """In a forked child: take a lock, and say whether that works at once."""
     begin = time.monotonic()
     with distributed_lock(f"of {os.getpid()}", wait=0) as lease:
-        return lease.held and time.monotonic() - begin < 1
+        # On a connection of its parent it would wait for an answer, for almost four seconds.
+        return lease.held and time.monotonic() - begin < 3
 
 
 def somebody_waits() -> bool:
@@ -133,7 +134,7 @@ def test_a_fork_and_the_end_of_the_child_do_not_disturb_a_waiter(
     # It has not asked again, but for its own look every 2 s, and nobody else has spoken for it.
     first, *others = runs(proxy, scripts.ACQUIRE)
     asked = [first.time, *(run.time for run in others if run.token == first.token)]
-    assert all(later - earlier > 1.5 for earlier, later in pairwise(asked))
+    assert all(later - earlier > 1 for earlier, later in pairwise(asked))
     assert first.token not in {run.token for run in runs(proxy, scripts.LEAVE)}
     assert child.stderr == ""
 
@@ -175,7 +176,7 @@ def fork_beside_busy_threads(times: int) -> None:
 def test_a_fork_amid_the_use_of_connections_harms_neither_side(locks: Locks, spawn: Spawn) -> None:
     locks.configure(OPTIONS={"max_connections": 5})  # Fewer than threads: some wait for one.
     child = spawn(fork_beside_busy_threads, 20)
-    assert child.read(40) == [True] * 20
+    assert child.read() == [True] * 20
     assert child.stderr == ""
 
 
@@ -192,7 +193,7 @@ def fork_while_a_thread_is_within(what: str) -> None:
     thread = in_thread(stay)
     entered.wait()
     try:
-        say(in_fork(renew_a_lock_of_its_own, 5))
+        say(in_fork(renew_a_lock_of_its_own))
     finally:
         leave.set()
         thread.result(HUNG)
@@ -200,7 +201,7 @@ def fork_while_a_thread_is_within(what: str) -> None:
 
 def renew_a_lock_of_its_own() -> bool:
     """In a forked child: have a lock renewed."""
-    with distributed_lock(f"of {os.getpid()}", wait=0, ttl=2) as lease:
+    with distributed_lock(f"of {os.getpid()}", wait=0, ttl=4) as lease:
         wait_until(lambda: lease.renewals)
         return lease.held
 
@@ -239,7 +240,7 @@ async def wait_in_a_task_and_leave_a_child() -> None:
 def test_a_killed_waiter_is_passed_over_at_once_though_its_forked_child_lives(
     wait: Callable[[], Any], locks: Locks, spawn: Spawn
 ) -> None:
-    holder, next_lock = rival(), rival(wait=10)
+    holder, next_lock = rival(), rival(wait=HUNG)
     assert holder.acquire()
     child = spawn(wait)
     assert child.read() == "waiting"
@@ -256,12 +257,12 @@ def test_a_killed_waiter_is_passed_over_at_once_though_its_forked_child_lives(
 
 def hold_and_fork() -> None:
     """In a child: fork while the lock is held and renewed, and the child renews one of its own."""
-    with distributed_lock(NAME, ttl=2) as lease:
+    with distributed_lock(NAME, ttl=5) as lease:
         wait_until(lambda: lease.renewals)
         before = lease.renewals
 
         def hold_too() -> list[Any]:
-            with distributed_lock(NAME + " of the child", ttl=2) as own:
+            with distributed_lock(NAME + " of the child", ttl=5) as own:
                 wait_until(lambda: own.renewals > 1)
                 return [own.id, own.held, lease.held, lease.renewals - before]
 

@@ -24,7 +24,7 @@ def serve_greenlets_in_turn() -> None:
     served: list[int] = []
 
     def wait(number: int) -> None:
-        with distributed_lock("lottery", wait=10):
+        with distributed_lock("lottery", wait=HUNG):
             served.append(number)
 
     with distributed_lock("lottery"):
@@ -41,14 +41,14 @@ def serve_greenlets_in_turn() -> None:
 def renew_while_a_greenlet_sleeps() -> None:
     import gevent
 
-    with distributed_lock("lottery", ttl=2) as lease:
+    with distributed_lock("lottery", ttl=6) as lease:
         while lease.held and not lease.renewals:
             gevent.sleep(0.05)
         say(lease.held)
 
 
 def work_without_ever_yielding() -> None:
-    lock = distributed_lock("lottery", ttl=0.5)
+    lock = distributed_lock("lottery", ttl=2)
     assert lock.acquire()
     lease = lock.lease
     assert lease is not None

