@@ -195,6 +195,6 @@ def test_processes_that_start_together_share_one_embedded_server(
             stop, cwd=ROOT, env=surroundings, stdout=subprocess.PIPE, text=True, check=True
         )
     assert "has stopped" in stopped.stdout
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HUNG
     while remaining := processes_of(tmp_path):
         assert time.monotonic() < deadline, remaining

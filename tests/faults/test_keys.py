@@ -13,7 +13,7 @@ from django_redislock.rules.keys import Keys, index_key
 from tests.support.faults import takes
 from tests.support.others import add_rival, rival
 from tests.support.stored import NAME, immortal, keys_of, value_of
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import Caller
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def locks(locks: Locks, settings: Settings) -> Iterator[Locks]:
     """Nobody waits unless told to."""
-    locks.configure(TTL=1.2, WAIT=0)
+    locks.configure(TTL=6, WAIT=0)
     add_rival(settings, locks)
     yield locks
     assert immortal(locks) == []
@@ -132,13 +132,13 @@ def test_a_key_without_expiry_is_an_error_at_once_and_never_busy(
 
 
 def test_a_foreign_value_that_expires_is_busy_until_then(caller: Caller, locks: Locks) -> None:
-    locks.redis.set(keys_of(locks).lock, b"\xff not ours |||||", px=300)
+    locks.redis.set(keys_of(locks).lock, b"\xff not ours |||||", px=3000)
     assert caller.acquire(distributed_lock(NAME)) is False
-    assert caller.acquire(distributed_lock(NAME, wait=2))
+    assert caller.acquire(distributed_lock(NAME, wait=HUNG))
 
 
 def test_a_lease_whose_expiry_was_taken_away_gets_it_back_with_its_renewal(locks: Locks) -> None:
-    with distributed_lock(NAME, ttl=2):
+    with distributed_lock(NAME):
         locks.redis.persist(keys_of(locks).lock)
         wait_until(lambda: locks.redis.pttl(keys_of(locks).lock) > 0)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-TTL = 1.0
+TTL = 2.0
 
 
 @pytest.mark.proves("P1", "P2", "P4", "R9")
@@ -29,7 +29,7 @@ def test_a_soak_finds_nothing_wrong(make_server: MakeServer) -> None:
     assert findings.lost_updates == 0
     assert findings.fences_out_of_order == 0
     # What a lease may outlive the belief in it: one ttl, and the grain of our looks at both ends.
-    assert findings.longest_orphan <= TTL + 0.75
+    assert findings.longest_orphan <= TTL + 1.5
     assert findings.longest_gap <= 3 * TTL + 1
 
 

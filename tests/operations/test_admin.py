@@ -588,7 +588,7 @@ def test_a_holder_in_another_process_learns_of_it_at_its_next_renewal(
 
 def hold_until_lost(name: str) -> None:
     """In a child."""
-    with distributed_lock(name, ttl=2) as lease:
+    with distributed_lock(name, ttl=6) as lease:
         say("held")
         wait_until(lambda: lease.lost_reason)
         say(lease.lost_reason)

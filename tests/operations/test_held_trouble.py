@@ -58,18 +58,18 @@ def states_until_free(name: str = NAME) -> set[str]:
 
 
 def test_a_holder_that_dies_before_its_first_renewal_is_overdue(locks: Locks, spawn: Spawn) -> None:
-    child = spawn(hold, ttl=3)
+    child = spawn(hold, ttl=9)
     child.read()
     assert (seen().state, seen().renewals, seen().gone) == ("held", 0, False)
     child.kill()
     assert seen().gone  # Seen at once by those on the same host.
     wait_until(lambda: seen().state == "overdue")
-    assert 0 < (seen().expires_in or 0) <= 1.0
+    assert 0 < (seen().expires_in or 0) <= 3.0
 
 
 def test_a_holder_that_dies_after_a_hand_over_is_overdue(locks: Locks, spawn: Spawn) -> None:
     with distributed_lock(NAME):
-        child = spawn(hold, ttl=3)
+        child = spawn(hold, ttl=9)
         wait_until(lambda: queued(locks) == 1)
     child.read()
     wait_until(lambda: (value_of(locks) or b"")[32:33] == b"h")  # Its confirmation has come.
@@ -79,16 +79,16 @@ def test_a_holder_that_dies_after_a_hand_over_is_overdue(locks: Locks, spawn: Sp
 
 
 def test_a_holder_that_dies_between_renewals_is_overdue(locks: Locks, spawn: Spawn) -> None:
-    child = spawn(hold, ttl=1.2)
+    child = spawn(hold, ttl=6)
     child.read()
-    wait_until(lambda: seen().renewals == 2)
+    wait_until(lambda: seen().renewals >= 2)
     child.kill()
     wait_until(lambda: seen().state == "overdue")
 
 
-@pytest.mark.parametrize("max_hold", [0.8, 1.2, 1.205, 2.0])
+@pytest.mark.parametrize("max_hold", [4.0, 6.0, 6.025, 10.0])
 def test_a_lease_that_ends_by_max_hold_is_never_overdue(place: Place, max_hold: float) -> None:
-    lock = distributed_lock(NAME, ttl=1.2, max_hold=max_hold)
+    lock = distributed_lock(NAME, ttl=6, max_hold=max_hold)
     assert lock.acquire()
     assert states_until_free() == {"held"}
 
@@ -98,7 +98,7 @@ def test_a_lease_that_ends_by_max_hold_is_never_overdue(place: Place, max_hold: 
 async def test_a_lease_that_is_not_renewed_is_never_overdue(way: Way, place: Place) -> None:
     lock = distributed_lock(NAME)
     assert await way.acquire(lock)
-    next_one = distributed_lock(NAME, ttl=0.6, renew=False)
+    next_one = distributed_lock(NAME, ttl=3, renew=False, wait=HUNG)
 
     async def take() -> Lease | None:
         await way.acquire(next_one)
@@ -117,12 +117,12 @@ def test_a_lease_whose_renewal_is_slow_once_is_not_overdue(
     locks: Locks, make_proxy: MakeProxy
 ) -> None:
     proxy = make_proxy(locks.server)
-    locks.on(proxy, TTL=3)
+    locks.on(proxy, TTL=9, OPTIONS={"socket_timeout": 1})
     # Looks go past the proxy.
     proxy.rule_for_script(scripts.RENEW.sha, "hang_before")
     lock = distributed_lock(NAME)
     with lock as lease:
-        locks.on(locks.server, TTL=3)
+        locks.on(locks.server, TTL=9)
         states = set()
         while lease.renewals < 2:
             states.add(seen().state)
@@ -156,7 +156,7 @@ def test_a_dead_holder_that_somebody_waited_for_is_in_the_past_as_expired(
     child = spawn(hold, ttl=3)
     child.read()
     child.kill()
-    with distributed_lock(NAME, wait=10) as lease:
+    with distributed_lock(NAME, wait=HUNG) as lease:
         assert past() == [(child.pid, "expired")]
         assert lease.held
 
@@ -383,7 +383,7 @@ def test_a_force_release_whose_answer_is_lost_was_done(
     caplog: pytest.LogCaptureFixture,
     successor: bool,
 ) -> None:
-    lock, waiter = distributed_lock(NAME), distributed_lock(NAME)
+    lock, waiter = distributed_lock(NAME), distributed_lock(NAME, wait=HUNG)
     assert lock.acquire()
     waits = in_thread(lambda: waiter.acquire() and waiter.lease) if successor else None
     wait_until(lambda: queued(place.locks) == successor or place.name == "unscripted")
@@ -426,7 +426,7 @@ def test_the_fence_grows_also_over_what_is_not_ours(locks: Locks) -> None:
     locks.redis.set(keys.lock, "not ours", ex=60)
 
     def fence() -> int:
-        with distributed_lock(NAME, wait=10) as lease:
+        with distributed_lock(NAME, wait=HUNG) as lease:
             return lease.fence
 
     waiter = in_thread(fence)

@@ -187,8 +187,8 @@ def test_the_schema_of_json_is_the_documented_one() -> None:
     }
     assert isinstance(fence, int)
     assert len(id_) == 16
-    assert 0 <= held_for < 5
-    assert 55 < expires_in <= 60
+    assert 0 <= held_for < 30
+    assert 30 < expires_in <= 60
 
 
 def test_what_is_unknown_is_null(locks: Locks) -> None:
@@ -362,7 +362,7 @@ def ran(name: str, id: str = "ran") -> None:  # noqa: A002
 
 def run_until_killed(name: str) -> None:
     """In a child."""
-    with running(name, "killed", ttl=1):
+    with running(name, "killed", ttl=3):
         say("running")
         hear()
 
@@ -618,7 +618,7 @@ def test_a_holder_in_another_process_learns_that_it_was_forced(spawn: Spawn) -> 
 
 def hold_until_lost(name: str) -> None:
     """In a child."""
-    with distributed_lock(name, ttl=2) as lease:
+    with distributed_lock(name, ttl=6) as lease:
         say(lease.id)
         wait_until(lambda: lease.lost_reason)
         say(lease.lost_reason)

@@ -117,7 +117,7 @@ def test_a_run_that_waited_for_its_turn_is_under_way(place: Place) -> None:
     told = threading.Event()
 
     def wait() -> None:
-        with running("second", wait=10):
+        with running("second", wait=HUNG):
             told.wait(HUNG)
 
     with running("first"):

@@ -303,7 +303,7 @@ async def test_what_is_not_renewed_is_lost_when_time_passes(
 
 @both_ways
 async def test_the_watchdog_goes_on_after_time_has_passed(way: Way, redislock: LockTestKit) -> None:
-    async with way.entered(distributed_lock("lottery", ttl=1.5)) as lease:
+    async with way.entered(distributed_lock("lottery", ttl=4)) as lease:
         redislock.advance(10)
         before = lease.renewals
         await way.until(lambda: lease.renewals > before)

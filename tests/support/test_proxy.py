@@ -302,20 +302,20 @@ class TestDelay:
     def test_a_command_can_arrive_late(
         self, proxy: Proxy, client: redis.Redis, direct: redis.Redis
     ) -> None:
-        proxy.rule("SET", "delay:0.2")
+        proxy.rule("SET", "delay:2")
         begin = time.monotonic()
         thread = threading.Thread(target=client.set, args=("key", "value"))
         thread.start()
         wait_until(lambda: proxy.commands("SET"))
         assert direct.get("key") is None
         thread.join()
-        assert time.monotonic() - begin >= 0.2
+        assert time.monotonic() - begin >= 2
         assert direct.get("key") == b"value"
 
     def test_a_reply_can_arrive_late(
         self, proxy: Proxy, client: redis.Redis, direct: redis.Redis
     ) -> None:
-        rule = proxy.rule("SET", "delayreply:0.2")
+        rule = proxy.rule("SET", "delayreply:2")
         begin = time.monotonic()
         thread = threading.Thread(target=client.set, args=("key", "value"))
         thread.start()
@@ -323,12 +323,12 @@ class TestDelay:
         assert direct.get("key") == b"value"
         assert thread.is_alive()
         thread.join()
-        assert time.monotonic() - begin >= 0.2
+        assert time.monotonic() - begin >= 2
 
     def test_a_late_command_lets_other_connections_pass(
         self, proxy: Proxy, connect: Connect, client: redis.Redis
     ) -> None:
-        proxy.rule("GET", "delay:0.2")
+        proxy.rule("GET", "delay:2")
         other = connect()
         thread = threading.Thread(target=client.get, args=("key",))
         thread.start()
@@ -466,7 +466,7 @@ class TestScripts:
     def test_a_script_that_is_not_loaded_has_not_run(
         self, proxy: Proxy, connect: Connect, direct: redis.Redis, action: str
     ) -> None:
-        client = connect(socket_timeout=0.5)
+        client = connect(socket_timeout=3)
         eventually(client.ping, redis.TimeoutError)
         sha = direct.script_load(SCRIPT)
         direct.script_flush()
@@ -505,7 +505,7 @@ class TestPushes:
     def test_a_message_passes_while_a_command_is_late(
         self, proxy: Proxy, subscriber: Any, direct: redis.Redis
     ) -> None:
-        proxy.rule("PING", "delay:0.3")
+        proxy.rule("PING", "delay:2")
         subscriber.ping()
         direct.publish("bell", "now")
         assert self.next(subscriber)["data"] == b"now"

@@ -72,7 +72,7 @@ def test_a_client_does_not_retry(own_server: Server) -> None:
     begin = time.monotonic()
     with pytest.raises(redis.ConnectionError):
         client.ping()
-    assert time.monotonic() - begin < 1  # With its default retries it takes two to four.
+    assert time.monotonic() - begin < 1.8  # With its default retries it takes two to four.
 
 
 def test_a_stopped_server_is_gone_and_starts_again_on_its_port(own_server: Server) -> None:
@@ -200,9 +200,9 @@ def test_debug_is_allowed_on_request(make_server: MakeServer, server_kind: Kind)
 
 
 def test_a_server_can_be_caught_loading(make_server: MakeServer, server_kind: Kind) -> None:
-    # 5,000 keys take at least 0.2 ms each; after every KB of them the server looks at its clients.
+    # 5,000 keys take at least 0.6 ms each; after every KB of them the server looks at its clients.
     server = make_server(
-        server_kind, key_load_delay=200, loading_process_events_interval_bytes=1024
+        server_kind, key_load_delay=600, loading_process_events_interval_bytes=1024
     )
     client = server.client()
     client.mset({f"key:{number}": "value" for number in range(5_000)})

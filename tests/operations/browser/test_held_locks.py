@@ -209,7 +209,7 @@ def test_a_click_on_a_head_sorts(stage: Stage, visit: Callable[..., Visit], widt
 def test_a_lock_held_by_another_process_is_released_by_force(
     stage: Stage, visit: Callable[..., Visit]
 ) -> None:
-    holder = stage.hold("lottery", ttl=2)
+    holder = stage.hold("lottery", ttl=6)
     stage.hold("other")
     here = visit()
     page = here.list()
@@ -223,7 +223,7 @@ def test_a_lock_held_by_another_process_is_released_by_force(
     assert "“lottery” was released" in page.locator(".messagelist").inner_text()
     here.sees("Nobody holds this lock right now.")
     holder.send("lost?")
-    assert holder.read() == "forced"  # Within one renewal: a third of two seconds.
+    assert holder.read() == "forced"  # Within one renewal: a third of six seconds.
     page.click("text=History")
     here.sees("stuck since noon")
     here.list()
