@@ -18,9 +18,10 @@ import pytest
 from django_redislock import LockMisuse, distributed_lock, held
 from tests import ROOT
 from tests.support.backends import one_kind
+from tests.support.faults import takes
 from tests.support.processes import hear, say
 from tests.support.servers import Server
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +40,7 @@ def hold(name: str, ttl: float) -> None:
 
 def fork_while_holding(name: str) -> None:
     """In a child: fork within the block, and tell what the grandchild saw."""
-    lock = distributed_lock(name, ttl=1)
+    lock = distributed_lock(name, ttl=10)
     read, write = os.pipe()
     with lock as lease:
         threads = threading.active_count()
@@ -92,10 +93,11 @@ def test_the_fence_grows_over_processes(locks: Locks, spawn: Spawn) -> None:
 
 @pytest.mark.proves("P2")
 def test_a_killed_holder_costs_at_most_its_ttl(locks: Locks, spawn: Spawn) -> None:
-    child = spawn(hold, "lottery", 0.5)
+    child = spawn(hold, "lottery", 3)
     child.read()
     child.kill()
-    assert distributed_lock("lottery", wait=5).acquire()
+    with takes(at_most=3):
+        assert distributed_lock("lottery", wait=HUNG).acquire()
 
 
 @pytest.mark.proves("P10", "R8")
@@ -149,7 +151,7 @@ def shift_clock(
 def hold_while_the_clock_is_set(name: str, min_hold: float) -> None:
     """In a child: hold the lock over a step of the wall clock, until it was renewed after it."""
     before, began = time.time(), time.monotonic()
-    with distributed_lock(name, ttl=2, min_hold=min_hold) as lease:
+    with distributed_lock(name, ttl=6, min_hold=min_hold) as lease:
         say("held")
         hear()
         step = time.time() - before - (time.monotonic() - began)
@@ -173,7 +175,7 @@ def test_a_holder_does_not_mind_when_its_wall_clock_is_set(
     step, still, expires_in, after_renewals = child.read()
     assert step == pytest.approx(seconds, abs=5)
     assert (still, after_renewals) == (True, True)
-    assert 0 < expires_in < 2
+    assert 0 < expires_in < 6
     assert child.read() == "released"
     # min_hold counts from the grant, by the server's clock.
     seen = held.get("lottery")

@@ -11,6 +11,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 
 from django_redislock import LockLost, LockMisuse, distributed_lock
 from tests.support.others import held_by_other
+from tests.support.waiting import HUNG
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
@@ -265,12 +266,12 @@ async def test_within_a_lost_lease_a_plain_acquire_is_no_misuse(way: Way, place:
 async def test_a_lease_that_has_run_out_by_the_clock_is_no_misuse_either(
     way: Way, place: Place
 ) -> None:
-    lock = distributed_lock("lottery", ttl=0.6, renew=False)
+    lock = distributed_lock("lottery", ttl=2, renew=False)
     assert await way.acquire(lock)
     lease = lock.lease
     assert lease is not None
     await way.until(lambda: not lease.held)
-    assert await way.acquire(distributed_lock("lottery", wait=3))
+    assert await way.acquire(distributed_lock("lottery", wait=HUNG))
     with pytest.raises(LockLost):
         await way.release(lock)
 

@@ -51,7 +51,7 @@ async def test_the_token_is_never_shown(
     way: Way, place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    lock, errors = distributed_lock("lottery", ttl=2, wait=0), []
+    lock, errors = distributed_lock("lottery", ttl=6, wait=0), []
 
     async def expect(error: type[LockError], action: Any) -> None:
         with pytest.raises(error) as raised:

@@ -75,7 +75,7 @@ async def test_the_lease_of_a_handle_is_that_of_the_calling_thread_or_task(
 async def test_a_waiter_that_gives_up_leaves_the_lease_of_the_other_alone(
     way: Way, place: Place
 ) -> None:
-    lock, done = distributed_lock("lottery", wait=1.5), Meeting()
+    lock, done = distributed_lock("lottery", wait=4), Meeting()
 
     async def hold() -> None:
         async with way.entered(lock) as lease:
@@ -288,7 +288,7 @@ def test_leases_that_were_left_to_run_out_do_not_fill_the_memory(
     locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_redislock.lock.MOST_HOLDS", 3)
-    lock = distributed_lock("lottery", ttl=0.2, renew=False, wait=5)
+    lock = distributed_lock("lottery", ttl=1, renew=False, wait=HUNG)
     for _ in range(6):
         assert lock.acquire()
         lease = lock.lease
@@ -302,7 +302,7 @@ def test_leases_that_nobody_released_leave_nothing_in_this_process(
 ) -> None:
     names = [f"once-{number}" for number in range(5)]
     for name in names:
-        lock = distributed_lock(name, ttl=0.5 if over else 30, renew=False)
+        lock = distributed_lock(name, ttl=1 if over else 30, renew=False)
         assert lock.acquire()
         lease = lock.lease
         assert lease is not None
@@ -317,7 +317,7 @@ def test_a_lease_outlives_its_thread_as_long_as_its_handle_is_kept_and_says_so(
     locks: Locks, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Somebody else may release it; whoever wants an end to it sets max_hold."""
-    lock = distributed_lock("lottery", ttl=4)
+    lock = distributed_lock("lottery", ttl=6)
     leases: list[Lease] = []
 
     def acquire() -> None:
