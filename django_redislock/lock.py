@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 from weakref import ref
 
-from django_redislock import signals
+from django_redislock import process, signals
 from django_redislock.activity import current_owner
 from django_redislock.backends.registry import backends
 from django_redislock.decorating import check_decorated, explaining, is_awaited, runs_too_late
@@ -29,7 +29,8 @@ from django_redislock.rules.flows import Busy, Done, Finished, Granted
 from django_redislock.rules.grant import Grant, will_renew
 from django_redislock.rules.names import check_name, formatter
 from django_redislock.rules.options import DEFAULT_ALIAS, options_of
-from django_redislock.rules.steps import Notify
+from django_redislock.rules.scripts import RELEASE
+from django_redislock.rules.steps import Answer, Notify
 from django_redislock.rules.stored import NO_MARKERS, DoneMarkers, new_identity
 
 if TYPE_CHECKING:
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from django_redislock.backends.base import Backend
+    from django_redislock.backends.drivers import Begun
     from django_redislock.rules.options import Options, Terms
-    from django_redislock.rules.steps import Flow
+    from django_redislock.rules.steps import Call, Flow
 
     Seconds = float | timedelta
 
@@ -101,13 +103,14 @@ def distributed_lock(
 class _Hold:
     """What one acquire, or one entry of a block, got by a handle."""
 
-    __slots__ = ("backend", "block", "lease", "over", "terms")
+    __slots__ = ("backend", "block", "lease", "over", "process", "terms")
 
     def __init__(self, backend: Backend, terms: Terms, *, block: bool) -> None:
         # A lease stays with the backend and the settings that granted it.
         self.backend = backend
         self.terms = terms
         self.block = block  # Whether leaving a block ends it.
+        self.process = process.current
         self.lease: Lease | None = None
         self.over = False  # Released within its block, which has not been left yet.
 
@@ -119,6 +122,24 @@ class _Hold:
     def may_be_held(self) -> bool:
         """Whether its lease is not known to be over."""
         return self.lease is not None and self.lease.grant.may_be_held(self.backend.clock())
+
+
+def _only_step(hold: _Hold, ending: flows.Ending) -> Call | None:
+    """The one step of a plain release; None if there may be more to do than that.
+
+    What is to be noted at the end must not be lost if it is interrupted, so its flow does it.
+    """
+    assert hold.lease is not None
+    call = flows.release_call(ending)
+    return call if call.script is RELEASE and not hold.lease.grant.is_lost else None
+
+
+def _is_released(begun: Begun | None) -> bool:
+    """Whether the first step has released it, and nobody is to be told."""
+    if begun is None or signals.lock_released.receivers:
+        return False
+    outcome = begun.outcome
+    return isinstance(outcome, Answer) and outcome.value == flows.RELEASED
 
 
 class Lock:
@@ -185,11 +206,21 @@ class Lock:
             since: When the wait began of which this is a part. The caller tells if it runs out.
         """
         hold = self._new_hold(block=block)
+        backend, request, begun = hold.backend, None, None
         try:
-            return hold.backend.run(self._attempt(hold, since, blocking=True))
+            if running_loop() is not None:
+                self._refuse_to_block_the_loop("`async with` or `await lock.aacquire()`")
+            if self.name in backend.leases and (nested := self._nest(hold, blocking=True)):
+                return nested
+            started = backend.clock()
+            request = self._request(hold)
+            begun = backend.ask(flows.first_try(request))
+            if lease := self._taken_at_once(hold, request, begun):
+                return lease
+            return backend.run(self._attempt(hold, request, started, since), begun)
         except BaseException:
-            if undo := self._undo(hold, block=block):
-                hold.backend.run(undo)
+            if undo := self._undo(hold, request, begun, block=block):
+                backend.run(undo)
             raise
 
     async def aattempt(
@@ -197,14 +228,22 @@ class Lock:
     ) -> Lease | Busy | Done | Finished:
         """See attempt()."""
         hold = self._new_hold(block=block)
+        backend, request, begun = hold.backend, None, None
         try:
-            return await hold.backend.arun(self._attempt(hold, since, blocking=False))
+            if self.name in backend.leases and (nested := self._nest(hold, blocking=False)):
+                return nested
+            started = backend.clock()
+            request = self._request(hold)
+            begun = await backend.aask(flows.first_try(request))
+            if lease := self._taken_at_once(hold, request, begun):
+                return lease
+            return await backend.arun(self._attempt(hold, request, started, since), begun)
         except GeneratorExit:
-            self._undo(hold, block=block)  # Nothing can be awaited any more.
+            self._undo(hold, request, begun, block=block)  # Nothing can be awaited any more.
             raise
         except BaseException:
-            if undo := self._undo(hold, block=block):
-                await hold.backend.arun(undo)
+            if undo := self._undo(hold, request, begun, block=block):
+                await backend.arun(undo)
             raise
 
     def _new_hold(self, *, block: bool) -> _Hold:
@@ -216,16 +255,10 @@ class Lock:
             backend = backends[self._options.using]
         return _Hold(backend, backend.terms(self._options), block=block)
 
-    def _attempt(
-        self, hold: _Hold, since: float | None, *, blocking: bool
-    ) -> Flow[Lease | Busy | Done | Finished]:
-        backend, terms = hold.backend, hold.terms
-        if blocking and running_loop() is not None:
-            self._refuse_to_block_the_loop("`async with` or `await lock.aacquire()`")
-        if self.name in backend.leases and (nested := self._nest(hold, blocking=blocking)):
-            return nested
+    def _request(self, hold: _Hold) -> flows.Request:
+        terms = hold.terms
         token, id = new_identity()  # noqa: A001
-        request = flows.Request(
+        return flows.Request(
             # What might have been a template was not judged by its length before.
             check_name(self.name) if "{" in self.name else self.name,
             token,
@@ -234,12 +267,27 @@ class Lock:
             terms.first_ttl,
             terms.wait,
             terms.operation_timeout,
-            backend.conf.replicas_ack,
+            hold.backend.conf.replicas_ack,
             self._markers(),
             will_renew(terms.renew, terms.first_ttl, terms.max_hold),
             terms.unavailable_after,
         )
-        started = backend.clock()
+
+    def _taken_at_once(self, hold: _Hold, request: flows.Request, begun: Begun) -> Lease | None:
+        """The lease, if the first try was granted and nobody is to be told; else None."""
+        if signals.lock_acquired.receivers or not isinstance(begun.outcome, Answer):
+            return None
+        granted = flows.granted_by(begun.outcome, request)
+        if granted is None:
+            return None
+        lease = self._take_over(hold, request, granted)
+        hold.backend.watch(lease)
+        return lease
+
+    def _attempt(
+        self, hold: _Hold, request: flows.Request, started: float, since: float | None
+    ) -> Flow[Lease | Busy | Done | Finished]:
+        backend = hold.backend
         outcome = yield from flows.acquire(request, started, partial(self._take_over, hold))
         if isinstance(outcome, Granted):
             assert hold.lease is not None
@@ -317,7 +365,7 @@ class Lock:
                 " call blocks the loop. Use `async with`.",
             )
 
-    def _take_over(self, hold: _Hold, request: flows.Request, granted: Granted) -> None:
+    def _take_over(self, hold: _Hold, request: flows.Request, granted: Granted) -> Lease:
         """Make the lease. Until this returns, the flow undoes the grant if it is interrupted."""
         terms = hold.terms
         grant = Grant(
@@ -332,11 +380,12 @@ class Lock:
             holder=ref(current_holder()),
             for_block=hold.block,
         )
-        hold.lease = Lease(
+        lease = hold.lease = Lease(
             request.name, request.id, granted.fence, request.owner, hold.backend, grant
         )
         grant.nest()
         self._add(hold)
+        return lease
 
     def _add(self, hold: _Hold) -> None:
         if not self._holds:
@@ -364,12 +413,26 @@ class Lock:
         except ValueError:
             pass  # It is not there any more.
 
-    def _undo(self, hold: _Hold, *, block: bool) -> Flow[bool] | None:
-        """Interrupted: *hold* counts no more. Returns what ends its lease, if that is over."""
-        lease = hold.lease
-        if lease is None or not lease.grant.is_ours:
+    def _undo(
+        self,
+        hold: _Hold,
+        request: flows.Request | None = None,
+        begun: Begun | None = None,
+        *,
+        block: bool,
+    ) -> Flow[bool] | None:
+        """Interrupted: *hold* counts no more. Returns what ends its lease, if that is over.
+
+        Of a *request* that was not judged yet, nobody knows whether it was granted.
+        """
+        if hold.process is not process.current:
             return None
-        if self._drop(hold, block=block) > 0:
+        lease = hold.lease
+        if lease is None:
+            if request is None or (begun is not None and begun.outcome is None):
+                return None  # Nothing was sent, or its flow has undone it.
+            return flows.undo(request.name, request.token, request.operation_timeout)
+        if not lease.grant.is_ours or self._drop(hold, block=block) > 0:
             return None
         lease.grant.end()
         hold.backend.forget(lease)
@@ -402,10 +465,13 @@ class Lock:
         """End the lease, or leave it to an outer acquire; also if it is interrupted."""
         hold = None
         try:
-            if hold := self._hold_to_end(block=block):
-                hold.backend.run(self._release(hold, success, block=block))
-            elif self._holds or not block:
-                self._refuse_release()
+            hold = self._hold_to_end(block=block)
+            if ending := self._let_go(hold, success, block=block):
+                assert hold is not None
+                first = _only_step(hold, ending)
+                begun = hold.backend.ask(first) if first is not None else None
+                if not _is_released(begun):
+                    hold.backend.run(self._release(hold, ending, success), begun)
         except LockError:
             raise
         except BaseException:
@@ -418,10 +484,13 @@ class Lock:
         """See _end()."""
         hold = None
         try:
-            if hold := self._hold_to_end(block=block):
-                await hold.backend.arun(self._release(hold, success, block=block))
-            elif self._holds or not block:
-                self._refuse_release()
+            hold = self._hold_to_end(block=block)
+            if ending := self._let_go(hold, success, block=block):
+                assert hold is not None
+                first = _only_step(hold, ending)
+                begun = await hold.backend.aask(first) if first is not None else None
+                if not _is_released(begun):
+                    await hold.backend.arun(self._release(hold, ending, success), begun)
         except (LockError, GeneratorExit):
             raise
         except BaseException:
@@ -447,8 +516,12 @@ class Lock:
             )
         raise LockMisuse(self.name, "this handle holds no lease, so there is none to release.")
 
-    def _release(self, hold: _Hold, success: bool, *, block: bool) -> Flow[None]:
-        """Rely on the lease no more, and end it, unless an outer acquire goes on with it."""
+    def _let_go(self, hold: _Hold | None, success: bool, *, block: bool) -> flows.Ending | None:
+        """Rely on the lease no more. Returns its ending, or None if an outer acquire goes on."""
+        if hold is None:
+            if self._holds or not block:
+                self._refuse_release()
+            return None
         lease, backend, options = hold.lease, hold.backend, self._options
         assert lease is not None
         grant = lease.grant
@@ -458,38 +531,45 @@ class Lock:
                     self.name, "its lease belongs to the parent process; only that may release it."
                 )
             self._remove(hold)
-            return
+            return None
         if hold.over:  # Released within the block.
             self._remove(hold)
-            return
+            return None
         if self._drop(hold, block=block) > 0:
-            return
-        backend.note_expiry(lease)
-        backend.forget(lease)
+            return None
         now = backend.clock()
-        if reason := grant.end():
-            if reason in {"expired", "unreachable"}:
+        if reason := grant.lost_reason(now):
+            backend.lost(lease, reason)
+        backend.forget(lease)
+        grant.end()
+        # One that was renewed has a beginning in the timeline, so it must have an end.
+        lasted = grant.renewals or lease.owner.task or now - grant.granted_at >= NOTED_FROM
+        return flows.Ending(
+            lease.name,
+            grant.token,
+            lease.owner,
+            grant.deadline,
+            grant.ends,
+            options.min_hold if success else 0.0,
+            options.once if success else 0.0,
+            hold.terms.operation_timeout,
+            block,
+            ("done" if success else "failed") if lasted or self._run else "",
+            self._run,
+        )
+
+    def _release(self, hold: _Hold, ending: flows.Ending, success: bool) -> Flow[None]:
+        lease, backend = hold.lease, hold.backend
+        assert lease is not None
+        grant = lease.grant
+        now = backend.clock()
+        if grant.is_lost:
+            if grant.lost_reason(now) in {"expired", "unreachable"}:
                 # A renewal that was answered too late, or not at all, may have kept it on the
                 # server, for others to wait for.
                 yield from flows.undo(self.name, grant.token, hold.terms.operation_timeout)
             raise grant.loss(now)
-        # One that was renewed has a beginning in the timeline, so it must have an end.
-        lasted = grant.renewals or lease.owner.task or now - grant.granted_at >= NOTED_FROM
-        reason = yield from flows.release(
-            flows.Ending(
-                lease.name,
-                grant.token,
-                lease.owner,
-                grant.deadline,
-                grant.ends,
-                options.min_hold if success else 0.0,
-                options.once if success else 0.0,
-                hold.terms.operation_timeout,
-                block,
-                ("done" if success else "failed") if lasted or self._run else "",
-                self._run,
-            )
-        )
+        reason = yield from flows.release(ending)
         now = backend.clock()
         if reason is not None:
             backend.lost(lease, reason, at_release=True)

@@ -22,6 +22,7 @@ from django_redislock.rules.stored import Holding, read_holding
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from django_redislock.backends.drivers import Begun
     from django_redislock.conf import Conf
     from django_redislock.exceptions import LostReason
     from django_redislock.lease import Lease
@@ -94,12 +95,20 @@ class Backend(ABC):
     # --- performing -------------------------------------------------------------------------
 
     @abstractmethod
-    def run(self, flow: Flow[Result]) -> Result:
-        """Perform a flow, blocking this thread."""
+    def ask(self, step: Call) -> Begun:
+        """Do the first step of a flow, blocking this thread; run() may go on from there."""
 
     @abstractmethod
-    async def arun(self, flow: Flow[Result]) -> Result:
-        """Perform a flow without blocking the event loop."""
+    async def aask(self, step: Call) -> Begun:
+        """See ask(), without blocking the event loop."""
+
+    @abstractmethod
+    def run(self, flow: Flow[Result], begun: Begun | None = None) -> Result:
+        """Perform a flow, or what is left of it, blocking this thread."""
+
+    @abstractmethod
+    async def arun(self, flow: Flow[Result], begun: Begun | None = None) -> Result:
+        """See run(), without blocking the event loop."""
 
     @abstractmethod
     def renew_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:

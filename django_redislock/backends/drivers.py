@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from inspect import GEN_CLOSED, getgeneratorstate
+from inspect import GEN_SUSPENDED, getgeneratorstate
 from typing import TYPE_CHECKING, TypeVar
 
 from django_redislock import process
-from django_redislock.rules.steps import Call, NotOurs, Unanswered
+from django_redislock.rules.steps import Answer, Call, NotOurs, Refused, Unanswered
 
 if TYPE_CHECKING:
     from django_redislock.process import Process
@@ -17,25 +17,100 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_redislock")
 
 Result = TypeVar("Result")
+Outcome = Answer | Unanswered | Refused
+
+FORKED = "the process was forked meanwhile, and this is the child"
 
 
-def run(flow: Flow[Result], by: Performer) -> Result:
-    """Perform *flow*, blocking this thread."""
+class Begun:
+    """The first step of a flow, done before there is a flow.
+
+    Most often its answer is all there is to do, and whoever sees that needs no flow. Every other
+    outcome is for the flow to judge, which goes on from there.
+
+    Attributes:
+        step: The step.
+        outcome: What came of it; None when the flow has been told. From then on the flow
+            undoes what is interrupted.
+        by: The performer that did it, with its connection; None if that was given back.
+    """
+
+    __slots__ = ("by", "outcome", "step")
+
+    def __init__(self, step: Call, outcome: Outcome, by: Performer | None = None) -> None:
+        self.step = step
+        self.outcome: Outcome | None = outcome
+        self.by = by
+
+    def tell(self, flow: Flow[Result], step: Step) -> Step:
+        """Tell *flow* what came of the *step* that it asks for; returns the next one."""
+        if step != self.step:
+            return step  # It was interrupted before it asked for the first one, and undoes that.
+        outcome, self.outcome = self.outcome, None
+        return flow.throw(outcome) if isinstance(outcome, Exception) else flow.send(outcome)
+
+
+def ask(step: Call, by: Performer) -> Begun:
+    """Do the first step of a flow."""
+    began_in = process.current
     try:
-        return _perform(flow, by)
+        outcome: Outcome = by.call(step)
+    except (Unanswered, Refused) as error:
+        outcome = seen_in(began_in, error)
+    return _begun(step, outcome, by)
+
+
+async def aask(step: Call, by: Performer) -> Begun:
+    """See ask()."""
+    began_in = process.current
+    try:
+        outcome: Outcome = await by.call(step)
+    except (Unanswered, Refused) as error:
+        outcome = seen_in(began_in, error)
+    return _begun(step, outcome, by)
+
+
+def _begun(step: Call, outcome: Outcome, by: Performer) -> Begun:
+    if isinstance(outcome, Answer) and outcome.value.__class__ is bytes:
+        by.close()  # Nothing will come on its connection.
+        return Begun(step, outcome)
+    return Begun(step, outcome, by)
+
+
+def seen_in(began_in: Process, trouble: Unanswered | Refused) -> Unanswered | Refused:
+    """What trouble means to the process that it is seen in.
+
+    A step may begin in one process and fail in two: in the one that began it, and in a child that
+    was forked meanwhile. To try again or to undo is the parent's business, which goes on with the
+    flow; in the child the flow ends here.
+    """
+    return trouble if process.current is began_in else NotOurs(FORKED)
+
+
+def run(flow: Flow[Result], by: Performer, begun: Begun | None = None) -> Result:
+    """Perform *flow*, blocking this thread; what was *begun* of it is not done again."""
+    try:
+        return _perform(flow, by, begun)
     except BaseException as error:
-        if getgeneratorstate(flow) == GEN_CLOSED:
-            raise  # The flow has ended, with this error or before it.
+        if getgeneratorstate(flow) != GEN_SUSPENDED:
+            raise  # The flow has ended, with this error or before it; or it has not begun.
         # A signal handler raised between two steps: the flow undoes what it has done so far.
-        return _perform(flow, by, error)
+        return _perform(flow, by, interrupt=error)
     finally:
         by.close()
 
 
-def _perform(flow: Flow[Result], by: Performer, interrupt: BaseException | None = None) -> Result:
+def _perform(
+    flow: Flow[Result],
+    by: Performer,
+    begun: Begun | None = None,
+    interrupt: BaseException | None = None,
+) -> Result:
     began_in = process.current
     try:
         step = next(flow) if interrupt is None else flow.throw(interrupt)
+        if begun is not None:
+            step = begun.tell(flow, step)
         while True:
             try:
                 # Most steps are calls: by name, without a detour.
@@ -49,24 +124,29 @@ def _perform(flow: Flow[Result], by: Performer, interrupt: BaseException | None 
         return result
 
 
-async def arun(flow: Flow[Result], by: Performer) -> Result:
+async def arun(flow: Flow[Result], by: Performer, begun: Begun | None = None) -> Result:
     """Perform *flow* without blocking the event loop; see run()."""
     try:
-        return await _aperform(flow, by)
+        return await _aperform(flow, by, begun)
     except BaseException as error:
-        if getgeneratorstate(flow) == GEN_CLOSED:
+        if getgeneratorstate(flow) != GEN_SUSPENDED:
             raise
-        return await _aperform(flow, by, error)
+        return await _aperform(flow, by, interrupt=error)
     finally:
         by.close()
 
 
 async def _aperform(
-    flow: Flow[Result], by: Performer, interrupt: BaseException | None = None
+    flow: Flow[Result],
+    by: Performer,
+    begun: Begun | None = None,
+    interrupt: BaseException | None = None,
 ) -> Result:
     began_in = process.current
     try:
         step = next(flow) if interrupt is None else flow.throw(interrupt)
+        if begun is not None:
+            step = begun.tell(flow, step)
         while True:
             try:
                 answer = await (by.call(step) if type(step) is Call else step.perform(by))
@@ -80,16 +160,11 @@ async def _aperform(
 
 
 def _step_after(flow: Flow[Result], error: BaseException, began_in: Process) -> Step:
-    """What the flow wants done after a step has failed: most often to undo what it has begun.
-
-    A step may begin in one process and fail in two: in the one that began it, and in a child that
-    was forked meanwhile. To try again or to undo is the parent's business, which goes on with the
-    flow; in the child the flow ends here.
-    """
+    """What the flow wants done after a step has failed: most often to undo what it has begun."""
+    if isinstance(error, Unanswered | Refused):
+        return flow.throw(seen_in(began_in, error))
     if process.current is began_in:
         return flow.throw(error)
-    if isinstance(error, Unanswered):
-        return flow.throw(NotOurs("the process was forked meanwhile, and this is the child"))
     flow.close()
     raise error
 

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 CLAIM = 1.0  # Seconds; the same as in lua/_lease.lua.
 LOOK_EVERY = 2.0  # A waiter who may have missed the bell looks by itself, in seconds.
+RELEASED = b"released"  # What the server answers to the release of what is ours.
 CONFIRMS = 0  # The count of renewals that only confirms a hand-over, see lua/renew.lua.
 UNDO_WITHIN = 1.0  # Seconds that undoing an interrupted acquire may take.
 
@@ -163,11 +164,10 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
         try:
             answer: Answer = yield _acquire_call(request, mode, ticket)
             now = answer.now
+            if granted := granted_by(answer, request):
+                return granted
             match answer.value:
-                case bytes(fence):
-                    deadline = answer.sent + request.ttl - drift(request.ttl)
-                    if now < deadline and answer.replicas >= request.replicas:
-                        return Granted(int(fence), deadline, answer.sent, deadline)
+                case bytes():
                     yield from _renounce(request, answer)
                 case [b"queued", place, left_ms, server_us, newly]:
                     # A waiter who was passed over, because it did not answer in time, may go back
@@ -220,6 +220,21 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
             raise
         if now >= give_up and mode == "queue" and not failures:
             mode = "last"
+
+
+def first_try(request: Request) -> Call:
+    """The first step of :func:`acquire`."""
+    return _acquire_call(request, "queue" if request.wait > 0 else "try", b"0")
+
+
+def granted_by(answer: Answer, request: Request) -> Granted | None:
+    """What an answer to a try grants; None if it says anything else, or came too late."""
+    if answer.value.__class__ is not bytes or answer.replicas < request.replicas:
+        return None
+    deadline = answer.sent + request.ttl - drift(request.ttl)
+    if answer.now >= deadline:
+        return None
+    return Granted(int(answer.value), deadline, answer.sent, deadline)
 
 
 def _acquire_call(request: Request, mode: str, ticket: bytes) -> Call:
@@ -366,7 +381,7 @@ def release(ending: Ending) -> Flow[LostReason | None]:
     Raises:
         LockUnavailable: The server refused, or did not answer.
     """
-    call = _release_call(ending)
+    call = release_call(ending)
     try:
         answer = yield from _answer_to(call, ending.ends if ending.insist else -math.inf)
     except (GeneratorExit, LockUnavailable):
@@ -375,15 +390,15 @@ def release(ending: Ending) -> Flow[LostReason | None]:
         with suppress(Unanswered, Refused):
             yield call._replace(within=min(UNDO_WITHIN, call.within), shielded=True)
         raise
-    word = answer.value.decode()
     # The first try may have worked, if it was sent while the lease was ours (R6).
     in_time = answer.unanswered_since < ending.deadline
-    if word == "released" or (in_time and word != "forced"):
+    if answer.value == RELEASED or (in_time and answer.value != b"forced"):
         return None
-    return lost_because(word)
+    return lost_because(answer.value.decode())
 
 
-def _release_call(ending: Ending) -> Call:
+def release_call(ending: Ending) -> Call:
+    """The first step of :func:`release`."""
     within = 0.75 * ending.operation_timeout
     if not (ending.min_hold or ending.once or ending.ended):
         return Call(scripts.RELEASE, ending.name, (ending.token,), within)

@@ -291,8 +291,7 @@ class Grant:
             self._lost_reason = reason
             return True
 
-    def end(self) -> LostReason | None:
-        """Its owner relies on it no more. Returns why it was lost, if it was."""
+    def end(self) -> None:
+        """Its owner relies on it no more."""
         with self._mutex:
             self.is_ended = True
-            return self._lost_reason

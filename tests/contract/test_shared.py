@@ -253,10 +253,10 @@ def test_a_release_that_is_interrupted_within_a_block_leaves_the_next_owner_alon
 ) -> None:
     lock, meeting, leave = distributed_lock("lottery", wait=10), threading.Event(), Meeting()
     backend = backends["default"]
-    run = backend.run
+    ask = backend.ask
 
-    def interrupted(flow: Any) -> Any:
-        result = run(flow)
+    def interrupted(step: Any) -> Any:
+        result = ask(step)
         if threading.current_thread() is threading.main_thread():
             assert meeting.wait(HUNG)
             raise KeyboardInterrupt
@@ -273,7 +273,7 @@ def test_a_release_that_is_interrupted_within_a_block_leaves_the_next_owner_alon
     def body() -> None:
         with lock:
             others.append(in_thread(work))
-            monkeypatch.setattr(backend, "run", interrupted)
+            monkeypatch.setattr(backend, "ask", interrupted)
             lock.release()
 
     with pytest.raises(KeyboardInterrupt):

@@ -302,7 +302,7 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan(use: Callable[[], object], lo
     locks.on(locks.server, TTL=30, OPTIONS={"max_connections": 5})
     # Prepared by a connection: one that was interrupted is given up.
     places, orphaned = sweep(use, locks, prepare=enter)
-    assert {"Wire.ask", "_acquire", "Lock._take_over", "Watchdog.watch"} <= places
+    assert {"ask", "Wire.ask", "Lock._take_over", "Watchdog.watch"} <= places
     assert orphaned <= TOO_EARLY
     enter()  # No connection was lost on the way.
 
@@ -334,7 +334,7 @@ def test_r4_an_interrupt_anywhere_in_the_first_use_leaves_no_orphan(
 ) -> None:
     locks.on(locks.server, TTL=30, LOCATION=locks.server.url.replace("127.0.0.1", host))
     places, orphaned = sweep(enter, locks, prepare=lambda: locks.configure(TTL=30))
-    assert {"Pool._take", "_acquire", "Lock._take_over", "Watchdog._put"} <= places
+    assert {"Pool._take", "Session.call", "Lock._take_over", "Watchdog._put"} <= places
     assert places & {"Dialer._dial", "Dialer.dial"}  # By name, a thread of its own dials.
     assert orphaned <= TOO_EARLY
 
@@ -351,7 +351,7 @@ def test_r4_an_interrupt_anywhere_in_a_task_leaves_no_orphan(locks: Locks) -> No
         places, orphaned = sweep(use, locks, prepare=use)
         assert {
             "AsyncWire.buffer_updated",
-            "_acquire",
+            "aask",
             "Lock._take_over",
             "Watchdog.watch",
         } <= places

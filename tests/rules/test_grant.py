@@ -134,7 +134,7 @@ def test_a_loss_is_told_to_one_caller_only() -> None:
 
 def test_the_answer_to_a_renewal_that_the_release_overtook_is_no_loss() -> None:
     one = grant()
-    assert one.end() is None
+    one.end()
     assert not one.lose("taken")
     assert one.lost_reason(1.0) is None
     assert one.lose("taken", at_release=True)  # But the release's own answer may be one.
@@ -152,10 +152,11 @@ def test_r8_a_forked_child_notes_no_loss_of_its_parent_and_waits_for_nobody(
     assert one.is_held(1.0)
 
 
-def test_p5_ending_it_tells_that_it_was_lost_before() -> None:
+def test_p5_ending_it_does_not_hide_that_it_was_lost_before() -> None:
     one = grant()
     one.lose("forced")
-    assert one.end() == "forced"
+    one.end()
+    assert (one.is_lost, one.lost_reason(1.0)) == (True, "forced")
 
 
 def test_a_server_that_does_not_answer_makes_it_unreachable_when_it_ends() -> None:

@@ -24,6 +24,7 @@ from django_redislock.rules.stored import read_claim
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from django_redislock.backends.drivers import Begun
     from django_redislock.conf import Conf
     from django_redislock.lease import Lease
     from django_redislock.rules.steps import Flow, Listen, Pause, Tell, Unanswered
@@ -76,11 +77,17 @@ class InMemoryBackend(Backend):
         self._inherited.append(self._interpreter)
         super().after_fork()
 
-    def run(self, flow: Flow[Result]) -> Result:
-        return drivers.run(flow, _Session(self))
+    def ask(self, step: Call) -> Begun:
+        return drivers.ask(step, _Session(self))
 
-    async def arun(self, flow: Flow[Result]) -> Result:
-        return await drivers.arun(flow, _AsyncSession(self))
+    async def aask(self, step: Call) -> Begun:
+        return await drivers.aask(step, _AsyncSession(self))
+
+    def run(self, flow: Flow[Result], begun: Begun | None = None) -> Result:
+        return drivers.run(flow, (begun and begun.by) or _Session(self), begun)
+
+    async def arun(self, flow: Flow[Result], begun: Begun | None = None) -> Result:
+        return await drivers.arun(flow, (begun and begun.by) or _AsyncSession(self), begun)
 
     def renew_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
         return self.call_many(calls)

@@ -8,6 +8,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock.backends import drivers
 from django_redislock.backends.base import Backend
+from django_redislock.backends.redis import sessions
 from django_redislock.backends.redis.calling import Caller, trouble
 from django_redislock.backends.redis.connection import packed
 from django_redislock.backends.redis.dialing import Dialer
@@ -33,6 +34,7 @@ from django_redislock.rules.arguments import LONGEST
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
+    from django_redislock.backends.drivers import Begun
     from django_redislock.backends.redis.connection import Wire
     from django_redislock.conf import Conf
     from django_redislock.rules.steps import Answer, Call, Flow, Refused, Unanswered
@@ -133,12 +135,20 @@ class RedisBackend(Backend):
         """Whether the server allows scripts, as far as we know."""
         return self._caller.scripting
 
-    def run(self, flow: Flow[Result]) -> Result:
-        return drivers.run(flow, Session(self._caller, self._pool))
+    def ask(self, step: Call) -> Begun:
+        return sessions.ask(step, self._caller, self._pool)
 
-    # Not an `async def` around it, which would be one more coroutine.
-    def arun(self, flow: Flow[Result]) -> Coroutine[Any, Any, Result]:
-        return drivers.arun(flow, AsyncSession(self._caller, self._loops, self._pool))
+    # Not `async def`, which would be one more coroutine.
+    def aask(self, step: Call) -> Coroutine[Any, Any, Begun]:
+        return sessions.aask(step, self._caller, self._loops, self._pool)
+
+    def run(self, flow: Flow[Result], begun: Begun | None = None) -> Result:
+        by = (begun and begun.by) or Session(self._caller, self._pool)
+        return drivers.run(flow, by, begun)
+
+    def arun(self, flow: Flow[Result], begun: Begun | None = None) -> Coroutine[Any, Any, Result]:
+        by = (begun and begun.by) or AsyncSession(self._caller, self._loops, self._pool)
+        return drivers.arun(flow, by, begun)
 
     def renew_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
         begun = self.clock()

@@ -33,9 +33,6 @@ logger = logging.getLogger("django_redislock")
 
 LOOK_FOR_SCRIPTS_EVERY = 60.0  # Seconds until rights that were missing may be there again.
 
-# Their arguments begin with the token, and the id if the server does not know that yet: texts.
-_EVERYDAY = frozenset({scripts.ACQUIRE, scripts.RELEASE})
-
 Outcome = Answer | Unanswered | Refused
 Args = tuple[str | bytes | int, ...]
 
@@ -127,12 +124,10 @@ class Caller:
             keys = step.script.given(lock_keys(self._prefix, step.name))
             return packed("EVAL", step.script.source, len(keys), *keys, *args)
         head = _head(self._prefix, step.name, step.script, len(args))
-        if step.script not in _EVERYDAY:
+        if step.script is not scripts.ACQUIRE:
             return head + _bulk(args)
         # Of a lock that is taken again, only the token and the id are new.
-        for new in args[:2]:
-            head += b"$%d\r\n%b\r\n" % (len(new), new.encode())  # type: ignore[arg-type, union-attr] # text
-        return head + _tail(args[2:])
+        return head + _bulk(args[:2]) + _tail(args[2:])
 
     def _commands(self, calls: Sequence[Call], in_full: bool) -> list[bytes]:
         """What is sent for some calls; *in_full* with the text of each script, but only once."""

@@ -6,8 +6,9 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from django_redislock import clock
+from django_redislock import clock, process
 from django_redislock.backends import drivers
+from django_redislock.backends.drivers import Begun
 from django_redislock.backends.redis.calling import trouble
 from django_redislock.backends.redis.connection import id_of, rest
 from django_redislock.backends.redis.errors import TROUBLE, Crowded, ReplyError, is_wrong_server
@@ -22,6 +23,56 @@ if TYPE_CHECKING:
     from django_redislock.rules.steps import Call, Listen, Pause, Tell
 
 
+def ask(step: Call, caller: Caller, pool: Pool) -> Begun:
+    """Do the first step of a flow on an idle connection: few steps for the usual answer."""
+    listens = bool(step.listening)
+    wire = pool.take_idle(to_wait=listens) if caller.scripting and not step.replicas else None
+    if wire is None:
+        return drivers.ask(step, Session(caller, pool))
+    if listens and not wire.channel:
+        return drivers.ask(step, Session(caller, pool, wire))
+    began_in, sent = process.current, clock.now()
+    try:
+        reply = wire.ask(caller.packed(step, wire.channel), step.within)
+    except TROUBLE as error:
+        pool.drop(wire)
+        return Begun(step, drivers.seen_in(began_in, trouble(error, sent)))
+    except BaseException:
+        pool.drop(wire)
+        raise
+    if reply.__class__ is ReplyError:  # Nothing was done.
+        return drivers.ask(step, Session(caller, pool, wire))
+    answer = Answer(reply, sent, clock.now())
+    if reply.__class__ is not bytes:
+        return Begun(step, answer, Session(caller, pool, wire))
+    pool.give(wire)
+    return Begun(step, answer)
+
+
+async def aask(step: Call, caller: Caller, loops: Loops, pool: Pool) -> Begun:
+    """See ask()."""
+    wire = loops.open_wire() if caller.scripting and not step.replicas else None
+    if wire is None or (step.listening and not wire.channel):
+        return await drivers.aask(step, AsyncSession(caller, loops, pool))
+    began_in, sent = process.current, clock.now()
+    if step.listening:
+        wire.expect_bell(step.listening)
+    reply = None
+    try:
+        reply = await wire.send(caller.packed(step, wire.channel), step.within)
+    except TROUBLE as error:
+        return Begun(step, drivers.seen_in(began_in, trouble(error, sent)))
+    finally:
+        if step.listening and (reply is None or reply.__class__ is bytes):
+            wire.forget_bell(step.listening)
+    if reply.__class__ is bytes:
+        return Begun(step, Answer(reply, sent, clock.now()))
+    session = AsyncSession(caller, loops, pool, wire, step.listening)
+    if reply.__class__ is ReplyError:
+        return await drivers.aask(step, session)
+    return Begun(step, Answer(reply, sent, clock.now()), session)
+
+
 class Session(drivers.Blocking):
     """One flow's use of the blocking connections: one, kept from the first step to the last.
 
@@ -30,10 +81,10 @@ class Session(drivers.Blocking):
 
     __slots__ = ("_bell", "_caller", "_id", "_pool", "_wire")
 
-    def __init__(self, caller: Caller, pool: Pool) -> None:
+    def __init__(self, caller: Caller, pool: Pool, wire: Wire | None = None) -> None:
         self._caller = caller
         self._pool = pool
-        self._wire: Wire | None = None
+        self._wire = wire
         self._bell: SharedBell | None = None
         self._id = ""
 
@@ -141,12 +192,19 @@ class AsyncSession(drivers.Awaiting):
 
     __slots__ = ("_caller", "_id", "_loops", "_pool", "_wire")
 
-    def __init__(self, caller: Caller, loops: Loops, pool: Pool) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        loops: Loops,
+        pool: Pool,
+        wire: AsyncWire | None = None,
+        id: str = "",  # noqa: A002
+    ) -> None:
         self._caller = caller
         self._loops = loops
         self._pool = pool
-        self._wire: AsyncWire | None = None
-        self._id = ""
+        self._wire = wire
+        self._id = id
 
     async def call(self, step: Call) -> Answer:
         if step.shielded:
