@@ -188,7 +188,9 @@ class TestRetry:
 
         for retries in (0, 1):
             deliver_again(stage, name, key, sent.id, retries=retries)
-            stage.wait_until_idle()
+            # Not only until the broker has no message left: it has none of a task that has begun.
+            stage.wait_for_log(f"[{sent.id}] ignored", retries + 1)
+        stage.wait_until_idle()
         assert stage.count(key, "start") == 2
 
     @pytest.mark.row("retry-returned")
