@@ -220,7 +220,7 @@ class TestPutOff:
         key = stage.key()
         with distributed_lock(key):
             first = stage.send("queued_retrying_briefly", key)
-            stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy", 4)  # 2.1 s at least.
+            stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy", 5)  # 4.5 s at least.
             assert stage.send("queued_retrying_briefly", key).id == first.id
         assert stage.result(first) == f"did {key}"
 

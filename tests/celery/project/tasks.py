@@ -190,9 +190,9 @@ def queued(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", unique_queued=True, queued_ttl=1)
+@single_instance_task(key="{key}", unique_queued=True, queued_ttl=3)
 def queued_briefly(key: str, **how: Any) -> str:
-    """Wait in the queue once, for a second."""
+    """Wait in the queue once, for three seconds."""
     return work(key, **how)
 
 
@@ -208,9 +208,9 @@ def queued_retrying(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", unique_queued=True, on_conflict="retry", queued_ttl=1)
+@single_instance_task(key="{key}", unique_queued=True, on_conflict="retry", queued_ttl=3)
 def queued_retrying_briefly(key: str, **how: Any) -> str:
-    """As queued_retrying, if something is heard of it within a second."""
+    """As queued_retrying, if something is heard of it within three seconds."""
     return work(key, **how)
 
 
