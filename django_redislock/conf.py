@@ -10,7 +10,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock.rules.arguments import SHORTEST_TTL, flag, seconds, text
-from django_redislock.rules.options import DEFAULT_ALIAS
+from django_redislock.rules.options import DEFAULT_ALIAS, RELEASES_BEFORE_COMMIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +35,7 @@ class Conf:
     max_hold: float | None = None
     replicas_ack: int = 0
     unavailable_after: float | None = None  # None: the operation timeout.
+    release_before_commit: str = RELEASES_BEFORE_COMMIT[0]
 
     @property
     def address(self) -> str:
@@ -128,6 +129,16 @@ def _replicas(value: object, where: str) -> int:
     return value
 
 
+def _release_before_commit(value: object, where: str) -> str:
+    if not isinstance(value, str) or value not in RELEASES_BEFORE_COMMIT:
+        known = ", ".join(map(repr, RELEASES_BEFORE_COMMIT))
+        raise ValueError(
+            f"{where} must be one of {known}, not {value!r}. It says what becomes of a lock that"
+            " is released while a transaction is open."
+        )
+    return value
+
+
 _PARSERS: dict[str, Any] = {
     "BACKEND": text,
     "LOCATION": _location,
@@ -139,6 +150,7 @@ _PARSERS: dict[str, Any] = {
     "MAX_HOLD": _max_hold,
     "REPLICAS_ACK": _replicas,
     "UNAVAILABLE_AFTER": _unavailable_after,
+    "RELEASE_BEFORE_COMMIT": _release_before_commit,
 }
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 from weakref import ref
 
-from django_redislock import process, signals
+from django_redislock import process, signals, transactions
 from django_redislock.activity import current_owner
 from django_redislock.backends.registry import backends
 from django_redislock.decorating import check_decorated, explaining, is_awaited, runs_too_late
@@ -28,7 +28,7 @@ from django_redislock.rules import flows
 from django_redislock.rules.flows import Busy, Done, Finished, Granted
 from django_redislock.rules.grant import Grant, will_renew
 from django_redislock.rules.names import check_name, formatter
-from django_redislock.rules.options import DEFAULT_ALIAS, options_of
+from django_redislock.rules.options import DEFAULT_ALIAS, DEFER, options_of
 from django_redislock.rules.scripts import RELEASE
 from django_redislock.rules.steps import Answer, Notify
 from django_redislock.rules.stored import NO_MARKERS, DoneMarkers, new_identity
@@ -54,6 +54,8 @@ Returned = TypeVar("Returned")
 # Leases at least this long, in seconds, and those of tasks are noted in the timeline of who held a
 # lock. Shorter ones would only push these out, and cost a release more than it takes.
 NOTED_FROM = 1.0
+# What RELEASE_BEFORE_COMMIT has the log be told of.
+_TOLD = ("warn", "error")
 # Leases of one handle that have ended without a release; the oldest are forgotten.
 MOST_HOLDS = 1000
 
@@ -69,6 +71,7 @@ def distributed_lock(
     min_hold: Seconds | None = None,
     reentrant: bool = False,
     using: str = DEFAULT_ALIAS,
+    release_on_commit: bool = False,
 ) -> Lock:
     """A lock shared by all processes and machines that use the same server and name.
 
@@ -87,12 +90,14 @@ def distributed_lock(
         min_hold: After a success the lock stays taken at least this long, counted from the grant.
         reentrant: Whether the thread or asyncio task that holds it already may take it again.
         using: Alias in REDISLOCK.
+        release_on_commit: Whether a release while a transaction is open waits for its end, the
+            commit or rollback of the outermost atomic(). Blocking code only.
 
     Raises:
         InvalidLockName: The name cannot be a lock's name.
         ValueError: An argument is of the wrong type or out of range.
     """
-    given = (ttl, wait, renew, max_hold, min_hold, reentrant, using)
+    given = (ttl, wait, renew, max_hold, min_hold, reentrant, using, release_on_commit)
     try:
         options = options_of(*given)
     except TypeError:  # An argument that cannot be hashed; the check says which.
@@ -148,12 +153,15 @@ class Lock:
     Each acquire, and each entry of a block, has a lease of its own and ends only that.
     """
 
-    __slots__ = ("_holds", "_options", "_run", "name")
+    __slots__ = ("_holds", "_options", "_place", "_run", "name")
 
-    def __init__(self, name: str, options: Options, run: flows.RunMarker | None = None) -> None:
+    def __init__(
+        self, name: str, options: Options, run: flows.RunMarker | None = None, place: str = ""
+    ) -> None:
         self.name = name
         self._options = options
         self._run = run  # The run of a task that it is for.
+        self._place = place  # Where it stands as a decorator.
         self._holds: list[_Hold] = []  # The newest last.
 
     def __repr__(self) -> str:
@@ -184,7 +192,8 @@ class Lock:
         Raises:
             LockUnavailable: The server did not or could not answer; never means "busy".
             LockMisuse: This thread or asyncio task holds it already; or it is called in a thread
-                whose event loop runs, which would stand still.
+                whose event loop runs, which would stand still; or a transaction is open, and
+                RELEASE_BEFORE_COMMIT is "error".
             LockLost: A reentrant acquire within a lease that was lost.
         """
         # Not isinstance(): that is C code, after which Python may run a signal handler, which may
@@ -230,6 +239,8 @@ class Lock:
         hold = self._new_hold(block=block)
         backend, request, begun = hold.backend, None, None
         try:
+            if self._options.release_on_commit:
+                self._refuse_to_await_a_commit()
             if self.name in backend.leases and (nested := self._nest(hold, blocking=False)):
                 return nested
             started = backend.clock()
@@ -257,6 +268,8 @@ class Lock:
 
     def _request(self, hold: _Hold) -> flows.Request:
         terms = hold.terms
+        if terms.release_before_commit == "error" and transactions.is_open():
+            raise transactions.refused(self.name, hold.backend.alias, of_task=self._is_of_task)
         token, id = new_identity()  # noqa: A001
         return flows.Request(
             # What might have been a template was not judged by its length before.
@@ -323,7 +336,7 @@ class Lock:
             if grant.is_ended or not grant.is_ours:
                 continue
             holder, may_be_held = grant.holder(), grant.may_be_held(now)
-            if holder is me and self._options.reentrant:
+            if holder is me and (self._options.reentrant or grant.is_only_kept):
                 if not may_be_held:
                     raise grant.loss(now)
                 grant.nest()  # First: an interrupt where it begins must find nothing to undo.
@@ -343,6 +356,14 @@ class Lock:
                 f" that would stand still. Use {instead}; or call it in another thread, as"
                 " sync_to_async does.",
             )
+
+    def _refuse_to_await_a_commit(self) -> None:
+        raise LockMisuse(
+            self.name,
+            "release_on_commit=True is for blocking code, since Django has no asynchronous"
+            " transactions. Use `with` in the function that opens the transaction, and call that by"
+            " `await sync_to_async(function)()`.",
+        )
 
     def _refuse_misuse(self, holder: object, me: object, *, blocking: bool) -> None:
         if holder is me:
@@ -443,6 +464,8 @@ class Lock:
     def release(self, success: bool = True) -> None:
         """End the lease; the next waiter has the lock when this returns.
 
+        With release_on_commit and an open transaction, it has it when that is over.
+
         It is that of the calling thread or asyncio task; or, if that has none and the handle has
         just one, that one, wherever it was acquired.
 
@@ -461,11 +484,12 @@ class Lock:
         """See release()."""
         await self._aend(success, block=False)
 
-    def _end(self, success: bool, *, block: bool) -> None:
+    def _end(self, success: bool, *, block: bool, hold: _Hold | None = None) -> None:
         """End the lease, or leave it to an outer acquire; also if it is interrupted."""
-        hold = None
         try:
-            hold = self._hold_to_end(block=block)
+            hold = hold or self._hold_to_end(block=block)
+            if self._options.release_on_commit and hold is not None:
+                self._keep(hold, success)
             if ending := self._let_go(hold, success, block=block):
                 assert hold is not None
                 first = _only_step(hold, ending)
@@ -537,6 +561,8 @@ class Lock:
             return None
         if self._drop(hold, block=block) > 0:
             return None
+        if hold.terms.release_before_commit in _TOLD and transactions.is_open():
+            transactions.warn(self.name, backend.alias, self._place, of_task=self._is_of_task)
         now = backend.clock()
         if reason := grant.lost_reason(now):
             backend.lost(lease, reason)
@@ -557,6 +583,35 @@ class Lock:
             ("done" if success else "failed") if lasted or self._run else "",
             self._run,
         )
+
+    def _keep(self, hold: _Hold, success: bool) -> None:
+        """Let the transactions that are open hold the lease too, until they are over."""
+        if hold.terms.release_before_commit != DEFER:
+            return  # It is theirs.
+        if hold.over or not hold.may_be_held:
+            return  # It is over, which the block or release() will say.
+        lease = hold.lease
+        assert lease is not None
+        terms = hold.terms._replace(release_before_commit="ignore")
+        theirs = _Hold(hold.backend, terms, block=True)
+        theirs.lease, theirs.over = lease, True
+        if transactions.at_end(partial(self._end_kept, theirs, success)):
+            theirs.over = not lease.grant.keep()  # In one step, whatever interrupts it.
+
+    def _end_kept(self, hold: _Hold, success: bool, committed: bool) -> None:
+        """The transactions are over. Nobody is left whom an error could be told but the log."""
+        if hold.over or hold.lease is None:
+            return  # The release was interrupted before they held it.
+        try:
+            self._end(success and committed, block=True, hold=hold)
+        except LockError as error:
+            logger.error("The transaction under lock %r is over: %s", self.name, error)  # noqa: TRY400 - it is no bug
+        finally:
+            hold.lease.grant.unkeep()
+
+    @property
+    def _is_of_task(self) -> bool:
+        return self._run is not None or current_owner().permit != ""
 
     def _release(self, hold: _Hold, ending: flows.Ending, success: bool) -> Flow[None]:
         lease, backend = hold.lease, hold.backend
@@ -647,22 +702,26 @@ class Lock:
 
     def __call__(self, function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
         """Decorate a function or coroutine function: each call is made under the lock."""
-        check_decorated(function, f"@distributed_lock({self.name!r})")
+        line = f"@distributed_lock({self.name!r})"
+        check_decorated(function, line)
         name_of = formatter(self.name, function)
         options = self._options
+        place = f"{line} of {function.__module__}.{getattr(function, '__qualname__', function)}()"
 
         if is_awaited(function):
+            if options.release_on_commit:
+                self._refuse_to_await_a_commit()
 
             @functools.wraps(function)
             async def alocked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Any:
-                async with Lock(name_of(args, kwargs), options):
+                async with Lock(name_of(args, kwargs), options, place=place):
                     return await function(*args, **kwargs)  # type: ignore[misc] # see above
 
             return alocked  # type: ignore[return-value] # it is the coroutine that is returned
 
         @functools.wraps(function)
         def locked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
-            with Lock(name_of(args, kwargs), options):
+            with Lock(name_of(args, kwargs), options, place=place):
                 result = function(*args, **kwargs)
                 if inspect.isawaitable(result) or inspect.isgenerator(result):
                     if hasattr(result, "close"):

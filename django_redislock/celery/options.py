@@ -198,5 +198,6 @@ _CALLED_ELSEWHERE = {
     "keys": "name the arguments in 'key'",
     "raise_on_duplicate": "say on_conflict='raise'",
     "graceful": "on_conflict='skip' is the default",
+    "release_on_commit": "the body runs under the lock, so a transaction in it ends in time",
     "once_per": "name the slot in 'key', and say 'once'",
 }

@@ -82,7 +82,8 @@ class Grant:
         is_unanswered: Whether the last renewal was not.
         is_ended: Whether its owner relies on it no more.
         holder: Weak reference to the thread or asyncio task that it was granted to.
-        holds: How often that holds it, counting reentrant acquires.
+        holds: How often it is held, counting reentrant acquires and open transactions.
+        kept: How many of these are transactions; see lock.Lock._keep().
     """
 
     __slots__ = (
@@ -100,6 +101,7 @@ class Grant:
         "holds",
         "is_ended",
         "is_unanswered",
+        "kept",
         "name",
         "renewals",
         "token",
@@ -133,6 +135,7 @@ class Grant:
         self.is_ended = False
         self.holder = holder
         self.holds = 0
+        self.kept = 0
         self._for_block = for_block  # Whether the end of a block releases it.
         self._known_abandoned = False
         self._lost_reason: LostReason | None = None
@@ -212,6 +215,21 @@ class Grant:
         """One of its acquires is over. Returns how many are left."""
         self.holds -= 1
         return self.holds
+
+    def keep(self) -> bool:
+        """Transactions hold it too, until they are over. Returns True."""
+        self.holds += 1
+        self.kept += 1
+        return True
+
+    def unkeep(self) -> None:
+        """They are over, and hold it no more; unnest() was called."""
+        self.kept -= 1
+
+    @property
+    def is_only_kept(self) -> bool:
+        """Whether nobody but transactions holds it."""
+        return 0 < self.kept == self.holds
 
     def newly_abandoned(self) -> bool:
         """Whether its holder is seen for the first time to have ended without a release."""

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     Seconds = float | timedelta
 
 DEFAULT_ALIAS = "default"
+# What becomes of a release while a transaction is open.
+DEFER = "defer"  # It waits for the end of the transaction: release_on_commit.
+RELEASES_BEFORE_COMMIT = ("warn", "ignore", "error")  # What the settings may say.
 MOST_PERMITS = 100  # Of a task with a limit.
 LONGEST_OPERATION = 5.0  # Seconds until a server counts as not answering, whatever the ttl.
 MOST_COMBINATIONS = 1000  # Of arguments that are kept: programs use few, many times.
@@ -31,6 +34,7 @@ class Options(NamedTuple):
     reentrant: bool = False
     using: str = DEFAULT_ALIAS
     once: float = 0.0
+    release_on_commit: bool = False
 
 
 class Terms(NamedTuple):
@@ -43,6 +47,7 @@ class Terms(NamedTuple):
     max_hold: float  # math.inf if there is no bound.
     operation_timeout: float
     unavailable_after: float
+    release_before_commit: str  # What becomes of it: DEFER, or one of RELEASES_BEFORE_COMMIT.
 
 
 class Defaults(Protocol):
@@ -58,6 +63,8 @@ class Defaults(Protocol):
     def max_hold(self) -> float | None: ...
     @property
     def unavailable_after(self) -> float | None: ...
+    @property
+    def release_before_commit(self) -> str: ...
 
 
 def operation_timeout(ttl: float) -> float:
@@ -85,6 +92,7 @@ def terms_of(
         max_hold=longest,
         operation_timeout=timeout,
         unavailable_after=timeout if conf.unavailable_after is None else conf.unavailable_after,
+        release_before_commit=DEFER if options.release_on_commit else conf.release_before_commit,
     )
 
 
@@ -98,6 +106,7 @@ def options_of(
     min_hold: Seconds | None,
     reentrant: bool,
     using: str,
+    release_on_commit: bool,
 ) -> Options:
     """The arguments of distributed_lock(), checked.
 
@@ -112,4 +121,5 @@ def options_of(
         min_hold=0.0 if min_hold is None else seconds(min_hold, "min_hold"),
         reentrant=flag(reentrant, "reentrant"),
         using=text(using, "using"),
+        release_on_commit=flag(release_on_commit, "release_on_commit"),
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import chain
+from django.db.transaction import atomic, set_rollback
 from kombu.exceptions import EncodeError, OperationalError
 
 from django_redislock import distributed_lock, task_runs
@@ -53,6 +54,20 @@ class TestWithoutWorker:
         own_stage.start()
         assert own_stage.result(second) == f"did {key}"
         assert own_stage.count(key, "start") == 1
+
+    def test_calls_at_a_commit_become_one_and_a_rollback_publishes_none(
+        self, own_stage: Stage, transactional_db: None
+    ) -> None:
+        task, key = own_stage.task("queued"), own_stage.key()
+        with atomic():
+            set_rollback(True)
+            assert task.delay_on_commit(key) is None
+        assert waiting(own_stage) == 0
+        with atomic():
+            task.delay_on_commit(key)
+            task.apply_async_on_commit((key,))
+            assert waiting(own_stage) == 0
+        assert waiting(own_stage) == 1
 
     def test_it_ends_with_queued_ttl(self, own_stage: Stage) -> None:
         key = own_stage.key()

@@ -611,6 +611,7 @@ class TestRefusedAtImport:
             ({"conflict_deadline": -1}, ValueError, "conflict_deadline must be"),
             ({"abort_on_lost": "yes"}, ValueError, "abort_on_lost must be"),
             ({"using": ""}, ValueError, "using must be a non-empty string"),
+            ({"release_on_commit": True}, TypeError, "the body runs under the lock"),
             ({"on_conflict": "explode"}, ValueError, "on_conflict must be one of 'skip', 'raise'"),
         ],
     )

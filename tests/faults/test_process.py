@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Self
 import pytest
 import redis
 from celery import Celery
+from django.db.transaction import atomic
 
 import django_redislock
 from django_redislock import LockLost, LockMisuse, distributed_lock, held, single_instance_task
@@ -27,6 +28,7 @@ from django_redislock.rules import scripts
 from django_redislock.signals import lock_acquired, lock_released
 from tests.support.backends import one_kind
 from tests.support.faults import block_interpreter, hands_over, lease_of, loses, takes
+from tests.support.orders import SHOP, OnPurpose
 from tests.support.others import against_rival, hold, queued, rival
 from tests.support.processes import hear, say
 from tests.support.stored import NAME, immortal, is_held_by, is_left_clean, keys_of
@@ -232,7 +234,8 @@ class InterruptAt:
 
 
 def _is_in_a_destructor(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_code.co_name != "__del__":
+    # What the garbage collector calls when it begins and ends is as good as one.
+    while frame is not None and frame.f_code.co_name not in {"__del__", "note_collection"}:
         frame = frame.f_back
     return frame is not None
 
@@ -346,6 +349,29 @@ def test_an_interrupt_anywhere_in_a_nested_acquire_leaves_the_outer_one_alone(lo
         inner.release()
         assert lease.held
     assert {"Lock._nest", "Grant.nest begins"} <= places
+
+
+def keep_until_the_commit() -> None:
+    with atomic(using=SHOP), distributed_lock(NAME, wait=10, release_on_commit=True):
+        pass
+
+
+def keep_until_the_rollback() -> None:
+    with suppress(OnPurpose), atomic(using=SHOP):
+        keep_until_the_commit()
+        raise OnPurpose
+
+
+@pytest.mark.proves("R4")
+@pytest.mark.parametrize("use", [keep_until_the_commit, keep_until_the_rollback])
+@one_kind
+def test_r4_an_interrupt_anywhere_leaves_no_orphan_of_a_transaction(
+    use: Callable[[], object], locks: Locks, databases: None
+) -> None:
+    locks.on(locks.server, TTL=30)
+    places, orphaned = sweep(use, locks, prepare=enter)
+    assert {"Lock._keep", "Grant.keep begins", "at_end", "_Mark.__init__ begins"} <= places
+    assert orphaned <= {*TOO_EARLY, "Lock._end_kept begins"}
 
 
 @pytest.mark.proves("R4")

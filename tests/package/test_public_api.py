@@ -57,9 +57,10 @@ def test_distributed_lock_is_called_like_this() -> None:
         ("min_hold", None),
         ("reentrant", False),
         ("using", "default"),
+        ("release_on_commit", False),
     ]
     kinds = [one.kind for one in parameters.values()]
-    assert kinds == [inspect.Parameter.POSITIONAL_OR_KEYWORD] + [inspect.Parameter.KEYWORD_ONLY] * 7
+    assert kinds == [inspect.Parameter.POSITIONAL_OR_KEYWORD] + [inspect.Parameter.KEYWORD_ONLY] * 8
 
 
 def public(cls: type) -> set[str]:

@@ -33,6 +33,7 @@ lock.release(success=False)
 
 distributed_lock("lottery", ttl=5, wait=0, max_hold=1.5, min_hold=timedelta(days=1))
 distributed_lock("lottery", wait=math.inf, renew=None, reentrant=True, using="other")
+distributed_lock("lottery", release_on_commit=True)
 distributed_lock("lottery", 5)  # type: ignore[call-arg]
 distributed_lock("lottery", ttl="5")  # type: ignore[arg-type]
 distributed_lock("lottery", timeout=5)  # type: ignore[call-arg]

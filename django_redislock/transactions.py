@@ -1,0 +1,234 @@
+"""The transactions that this thread has open in databases: whether there are any, and their end.
+
+A lock that is released before the commit lets its next holder read what was there before. So each
+release asks here whether a transaction is open: it is told to the log, or put off to the end.
+
+Nothing here opens a connection, or imports django.db into a program that does not use it.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import logging
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from django_redislock.exceptions import LockMisuse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+logger = logging.getLogger("django_redislock")
+
+
+# --- which are open -------------------------------------------------------------------------------
+
+
+def _used() -> list[BaseDatabaseWrapper]:
+    """The connections that this thread has used."""
+    db = sys.modules.get("django.db")
+    return [] if db is None else db.connections.all(initialized_only=True)
+
+
+class _Life:
+    """Is deleted when its thread ends."""
+
+
+class _ThisThread(threading.local):
+    def __init__(self) -> None:
+        self.connections = _used()  # Making that list takes longer than a release may.
+        self.life = _Life()
+
+
+_this_thread = _ThisThread()
+
+
+def note_connection(**kwargs: object) -> None:
+    """This thread has opened a connection; a receiver of Django's signal connection_created."""
+    _this_thread.connections = _used()
+
+
+def is_open() -> bool:
+    """Whether this thread has a transaction open."""
+    for connection in _this_thread.connections:
+        if connection.in_atomic_block and _is_in_transaction(connection):
+            return True
+    return False
+
+
+def _is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    # If the connection was closed within the block, the transaction is gone already.
+    return _blocks(connection) > 0 and not connection.closed_in_transaction
+
+
+def _blocks(connection: BaseDatabaseWrapper) -> int:
+    """How many atomic blocks are open, without those that a TestCase puts around its tests.
+
+    Django tells them apart in the same way, for ``atomic(durable=True)``.
+    """
+    blocks: list[Any] = connection.atomic_blocks
+    return sum(not getattr(block, "_from_testcase", False) for block in blocks)
+
+
+# --- when they are over ---------------------------------------------------------------------------
+
+
+def at_end(then: Callable[[bool], object]) -> bool:
+    """Have *then* called once, when all transactions are over that this thread has open now.
+
+    It is told whether all of them were committed. The end of an inner block, which is a savepoint,
+    is not the end of the transaction.
+
+    If the thread ends without ending them, *then* is dropped and never called. So it is if the
+    garbage collector finds what has kept it, or the interpreter exits.
+
+    Returns:
+        Whether a transaction is open. If not, *then* will not be called.
+    """
+    connections = [connection for connection in _used() if _is_in_transaction(connection)]
+    if not connections:
+        return False
+    if note_collection not in gc.callbacks:
+        gc.callbacks.append(note_collection)
+    ends = _Ends(then, len(connections))
+    for connection in connections:
+        connection.on_commit(_Mark(ends), robust=True)
+        # Django notes the savepoints that a callback was registered in, and forgets it when one of
+        # them is rolled back. There is no public way to register one for the outermost block, so
+        # they are taken out again; but not that of a TestCase, at whose end the test is over.
+        savepoints, *_ = connection.run_on_commit[-1]
+        savepoints.difference_update(connection.savepoint_ids[-_blocks(connection) :])
+    return True
+
+
+class _Mark:
+    """What a connection keeps as long as its transaction is open.
+
+    Django tells nobody of a rollback. But it calls the callbacks of on_commit() at a commit, and
+    forgets them at any end, also if the connection is closed. So this one is called, or deleted.
+    """
+
+    is_over = False
+    _ends: _Ends | None = None  # If __init__ was interrupted.
+
+    def __init__(self, ends: _Ends) -> None:
+        self._ends = ends
+
+    def __call__(self) -> None:
+        self._note(committed=True)
+
+    def __del__(self) -> None:
+        self._note(committed=False)
+
+    def _note(self, *, committed: bool) -> None:
+        if self._ends is not None and not self.is_over:
+            self._ends.note(self, committed=committed)
+
+
+class _Ends:
+    """The ends of all the transactions that one call of at_end() has found open."""
+
+    def __init__(self, then: Callable[[bool], object], left: int) -> None:
+        self._then: Callable[[bool], object] | None = then
+        self._left = left
+        self._committed = True
+        self._life = ref(_this_thread.life, self._drop)
+
+    def _drop(self, _: object) -> None:
+        self._then = None
+
+    def note(self, mark: _Mark, *, committed: bool) -> None:
+        """One of them is over."""
+        # The garbage collector may run anywhere, also while this thread has a mutex of ours, which
+        # `then` would wait for.
+        may_wait = _collector != threading.get_ident() and not sys.is_finalizing()
+        # From here on, nothing is called that an interrupt could come after.
+        mark.is_over = True
+        self._left -= 1
+        self._committed = self._committed and committed
+        if self._left > 0:
+            return
+        then, self._then = self._then, None
+        if then is not None and may_wait:
+            then(self._committed)
+
+
+_collector: int | None = None  # The thread in which the garbage collector runs.
+
+
+def note_collection(phase: str, info: object) -> None:
+    """The garbage collector begins or ends; it calls this.
+
+    As with destructors, Python drops what a signal handler raises here. So it is called only in
+    programs that use at_end().
+    """
+    global _collector  # noqa: PLW0603 - there is one garbage collector
+    _collector = threading.get_ident() if phase == "start" else None
+
+
+# --- what is said about a release before the commit -----------------------------------------------
+
+# Between a release and the line of the program that it is owed to.
+_ON_THE_WAY = {"django_redislock", "celery", "contextlib"}
+
+_told: set[str] = set()  # The places that the log has been told of.
+
+
+def warn(name: str, alias: str, place: str, *, of_task: bool) -> None:
+    """Log once for each *place* that a lock is released before the commit.
+
+    Args:
+        name: The lock.
+        alias: Its alias in REDISLOCK.
+        place: Where that is written; "" if it is the line that runs.
+        of_task: Whether it is the lock of a task run.
+    """
+    place = place or _line(inspect.currentframe())
+    if place in _told:
+        return
+    _told.add(place)
+    logger.warning(
+        "Lock %r is released at %s while a transaction is open there: until its commit, the next"
+        " holder reads what was there before. %s REDISLOCK[%r]['RELEASE_BEFORE_COMMIT'] can make"
+        " this an error, or turn it off.",
+        name,
+        place,
+        _cure(of_task=of_task),
+        alias,
+    )
+
+
+def refused(name: str, alias: str, *, of_task: bool) -> LockMisuse:
+    """The error in place of the warning, before the lock is taken; see warn()."""
+    return LockMisuse(
+        name,
+        "a transaction is open, and its commit would come after the release: until then, the next"
+        f" holder reads what was there before. {_cure(of_task=of_task)}"
+        f" (REDISLOCK[{alias!r}]['RELEASE_BEFORE_COMMIT'] is \"error\".)",
+    )
+
+
+def _line(frame: FrameType | None) -> str:
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in _ON_THE_WAY:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "an unknown line"
+
+
+def _cure(*, of_task: bool) -> str:
+    if of_task:
+        return (
+            "Call the task after the commit, with delay_on_commit(), or outside of the transaction."
+        )
+    cure = "Take the lock first and open the transaction under it, or pass release_on_commit=True."
+    if any(one.settings_dict["ATOMIC_REQUESTS"] for one in _used() if _is_in_transaction(one)):
+        cure += (
+            " If it is that of ATOMIC_REQUESTS, @transaction.non_atomic_requests above the view"
+            " leaves it out."
+        )
+    return cure

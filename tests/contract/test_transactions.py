@@ -1,0 +1,745 @@
+"""Locks in open transactions: the release waits for the commit, or the log says that it did not.
+
+The databases are real: files of SQLite, each connection of each thread its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import os
+import re
+import textwrap
+import unittest
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.core.exceptions import ImproperlyConfigured
+from django.db import OperationalError, connection, connections
+from django.db.backends.signals import connection_created
+from django.db.transaction import atomic, non_atomic_requests, on_commit, set_rollback
+from django.http import HttpResponse
+from django.test import Client, TestCase
+from django.urls import path
+
+from django_redislock import LockLost, LockMisuse, distributed_lock, single_instance_task
+from django_redislock.backends.registry import backends
+from django_redislock.signals import lock_released
+from django_redislock.transactions import note_connection
+from tests.support.backends import one_kind
+from tests.support.orders import (
+    AUDIT,
+    SHOP,
+    OnPurpose,
+    in_thread_of_its_own,
+    order,
+    orders,
+)
+from tests.support.others import queued
+from tests.support.processes import python
+from tests.support.stored import NAME, is_left_clean, keys_of
+from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from django.http import HttpRequest
+    from pytest_django import DjangoCaptureOnCommitCallbacks, DjangoDbBlocker, Settings
+
+    from django_redislock.lock import Lock
+    from tests.conftest import Locks
+    from tests.support.backends import Place
+
+pytestmark = pytest.mark.usefixtures("databases")
+
+
+@pytest.fixture(scope="session", params=one_kind.args[1])
+def server_kind(request: pytest.FixtureRequest) -> str:
+    """One kind: what is tested here is the client's part."""
+    return str(request.param)
+
+
+@pytest.fixture
+def locks(locks: Locks) -> Locks:
+    """Leases that outlast a pause of the machine, on a server."""
+    return locks.on(locks.server, TTL=10, WAIT=0)
+
+
+def kept(name: str = NAME, **options: Any) -> Lock:
+    return distributed_lock(name, release_on_commit=True, **options)
+
+
+def is_held(name: str = NAME) -> bool:
+    return distributed_lock(name).locked()
+
+
+def somebody_gets_it(name: str = NAME) -> bool:
+    """Whether another thread gets the lock at once."""
+
+    def get() -> bool:
+        lock = distributed_lock(name, wait=0)
+        if got := lock.acquire():
+            lock.release()
+        return got
+
+    return in_thread(get).result(HUNG)
+
+
+# The fault and the cure
+
+
+def order_the_first(lock: Lock, found: list[int], work: Callable[[], object]) -> None:
+    """What a new user writes. *found* gets the number of orders that there were."""
+    with atomic(using=SHOP):
+        with lock:
+            found.append(orders())
+            if not found[-1]:
+                order()
+        work()
+
+
+def test_a_lock_released_before_the_commit_lets_the_next_holder_read_what_was_before(
+    locks: Locks,
+) -> None:
+    found: list[int] = []
+
+    def somebody_orders_too() -> None:
+        lock = distributed_lock(NAME, wait=HUNG)
+        other = in_thread_of_its_own(lambda: order_the_first(lock, found, int))
+        # Two such rows on any other database: SQLite has one writer at a time.
+        assert isinstance(other.exception(HUNG), OperationalError)
+
+    order_the_first(distributed_lock(NAME), found, work=somebody_orders_too)
+    assert found == [0, 0]
+
+
+def test_with_release_on_commit_the_next_holder_reads_what_was_committed(locks: Locks) -> None:
+    found: list[int] = []
+    others = []
+
+    def somebody_wants_to_order_too() -> None:
+        lock = kept(wait=HUNG)
+        others.append(in_thread_of_its_own(lambda: order_the_first(lock, found, int)))
+        wait_until(lambda: queued(locks) == 1)
+
+    order_the_first(kept(), found, work=somebody_wants_to_order_too)
+    others[0].result(HUNG)
+    assert found == [0, 1]
+    assert orders() == 1
+    assert is_left_clean(locks)
+
+
+# When it is released
+
+
+def test_a_lock_that_ends_within_a_transaction_is_released_by_its_commit(
+    place: Place, databases: None
+) -> None:
+    with atomic(using=SHOP):
+        with kept() as lease:
+            pass
+        assert is_held()
+        assert lease.held
+        assert not somebody_gets_it()
+    assert not is_held()
+    assert not lease.held
+
+
+def test_by_hand_it_is_the_same(locks: Locks) -> None:
+    lock = kept()
+    with atomic(using=SHOP):
+        assert lock.acquire()
+        lock.release()
+        assert lock.lease is None
+        assert is_held()
+        with pytest.raises(LockMisuse, match="holds no lease"):
+            lock.release()
+    assert is_left_clean(locks)
+
+
+def test_a_decorated_function_too(locks: Locks) -> None:
+    @kept("{name}")
+    def use(name: str) -> None:
+        assert is_held(name)
+
+    with atomic(using=SHOP):
+        use(NAME)
+        assert is_held()
+    assert is_left_clean(locks)
+
+
+def test_so_is_one_that_was_taken_before_the_transaction_began(locks: Locks) -> None:
+    lock = kept()
+    assert lock.acquire()
+    with atomic(using=SHOP):
+        lock.release()
+        assert is_held()
+    assert is_left_clean(locks)
+
+
+def test_without_a_transaction_it_is_released_at_once(locks: Locks) -> None:
+    with kept():
+        pass
+    assert is_left_clean(locks)
+    with atomic(using=SHOP):
+        pass  # A connection that has no transaction open.
+    with kept():
+        pass
+    assert is_left_clean(locks)
+
+
+def test_what_ends_after_the_commit_is_released_at_once(locks: Locks) -> None:
+    lock = kept()
+    with atomic(using=SHOP):
+        assert lock.acquire()
+    assert is_held()
+    lock.release()
+    assert is_left_clean(locks)
+
+
+def test_a_rollback_releases_it(locks: Locks) -> None:
+    with suppress(OnPurpose), atomic(using=SHOP):
+        with kept():
+            order()
+        assert is_held()
+        raise OnPurpose
+    assert is_left_clean(locks)
+    assert orders() == 0
+
+
+def test_an_exception_in_its_block_does_not_release_it_before(locks: Locks) -> None:
+    with suppress(OnPurpose), atomic(using=SHOP):
+        try:
+            with kept():
+                raise OnPurpose
+        finally:
+            assert is_held()
+    assert is_left_clean(locks)
+
+
+def test_a_rollback_without_an_exception_too(locks: Locks) -> None:
+    with atomic(using=SHOP):
+        with kept():
+            order()
+        set_rollback(True, using=SHOP)
+        assert is_held()
+    assert is_left_clean(locks)
+    assert orders() == 0
+
+
+@pytest.mark.parametrize("savepoint", [True, False])
+def test_the_end_of_an_inner_block_does_not(savepoint: bool, locks: Locks) -> None:
+    with atomic(using=SHOP):
+        with atomic(using=SHOP, savepoint=savepoint), kept():
+            order()
+        assert is_held()
+    assert is_left_clean(locks)
+    assert orders() == 1
+
+
+def test_nor_does_the_rollback_of_an_inner_block(locks: Locks) -> None:
+    with atomic(using=SHOP):
+        with suppress(OnPurpose), atomic(using=SHOP):
+            with atomic(using=SHOP), kept():
+                order()
+            raise OnPurpose
+        assert is_held()
+        gc.collect()
+        assert is_held()
+    assert is_left_clean(locks)
+
+
+def test_a_connection_that_is_closed_releases_it(locks: Locks) -> None:
+    with suppress(OnPurpose), atomic(using=SHOP):
+        with kept():
+            pass
+        assert is_held()
+        connections[SHOP].close()
+        assert is_left_clean(locks)
+        with kept():
+            pass  # The block is still open, but the transaction is gone.
+        assert is_left_clean(locks)
+        raise OnPurpose
+
+
+def test_it_waits_for_the_transactions_of_all_databases(locks: Locks) -> None:
+    with atomic(using=AUDIT):
+        with atomic(using=SHOP), kept():
+            pass
+        assert is_held()
+    assert is_left_clean(locks)
+
+
+def test_other_threads_transactions_do_not_count(locks: Locks) -> None:
+    def use() -> None:
+        with kept():
+            pass
+
+    with atomic(using=SHOP):
+        in_thread(use).result(HUNG)
+        assert is_left_clean(locks)
+
+
+def test_it_is_renewed_until_then(locks: Locks) -> None:
+    locks.configure(TTL=3)
+    with atomic(using=SHOP):
+        with kept() as lease:
+            pass
+        wait_until(lambda: lease.renewals >= 2)
+        assert lease.held
+    assert is_left_clean(locks)
+
+
+def test_it_is_released_in_turn_with_other_callbacks(locks: Locks) -> None:
+    found: list[bool] = []
+    with atomic(using=SHOP):
+        with kept():
+            on_commit(lambda: found.append(is_held()), using=SHOP)
+        on_commit(lambda: found.append(is_held()), using=SHOP)
+    assert found == [True, False]
+
+
+def test_a_callback_that_fails_before_it_does_not_keep_it_for_ever(locks: Locks) -> None:
+    """Django calls no callback after one that failed, but forgets them."""
+
+    def fail() -> None:
+        raise OnPurpose
+
+    with suppress(OnPurpose), atomic(using=SHOP):
+        on_commit(fail, using=SHOP)
+        with kept():
+            pass
+    assert is_left_clean(locks)
+
+
+def test_the_end_of_a_thread_lets_it_lapse(locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
+    locks.configure(TTL=2)
+    open_for_ever = []
+
+    def begin_and_leave() -> None:
+        open_for_ever.append(connections[SHOP])
+        open_for_ever[0].inc_thread_sharing()
+        atomic(using=SHOP).__enter__()
+        with kept():
+            pass
+
+    in_thread(begin_and_leave).result(HUNG)
+    wait_until(lambda: not is_held())
+    assert "dropped without a release" in caplog.text
+    open_for_ever[0].close()
+
+
+def test_what_the_garbage_collector_finds_lapses(
+    locks: Locks, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may run while this thread has a mutex of ours, and a release would wait for that."""
+    locks.configure(TTL=2)
+
+    def fail() -> None:
+        error = OnPurpose()
+        error.args = (error,)  # Nothing but the collector can delete it, and what it refers to.
+        raise error
+
+    def collect() -> None:
+        with backends["default"].watchdog._lock:
+            gc.collect()
+
+    gc.disable()
+    try:
+        with suppress(OnPurpose), atomic(using=SHOP):
+            on_commit(fail, using=SHOP)
+            with kept():
+                pass
+        assert is_held()
+        in_thread(collect).result(HUNG)
+    finally:
+        gc.enable()
+    wait_until(lambda: not is_held())
+    assert "dropped without a release" in caplog.text
+
+
+# What it means for success
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_min_hold_counts_only_after_a_commit(commits: bool, locks: Locks) -> None:
+    with suppress(OnPurpose), atomic(using=SHOP):
+        with kept(min_hold=60):
+            pass
+        if not commits:
+            raise OnPurpose
+    assert is_held() == commits  # It cools down.
+
+
+def test_the_signal_comes_with_the_release(locks: Locks) -> None:
+    news: list[Any] = []
+
+    def note(**given: Any) -> None:
+        news.append((given["success"], connections[SHOP].in_atomic_block))
+
+    lock_released.connect(note)
+    try:
+        with atomic(using=SHOP), kept():
+            pass
+        with suppress(OnPurpose), atomic(using=SHOP):
+            with kept():
+                pass
+            raise OnPurpose
+    finally:
+        lock_released.disconnect(note)
+    assert news == [(True, False), (False, False)]
+
+
+# Taken again, lost
+
+
+@pytest.mark.parametrize("again", [{}, {"release_on_commit": True}, {"reentrant": True}], ids=str)
+def test_its_transaction_takes_it_again_at_once(again: dict[str, Any], locks: Locks) -> None:
+    with atomic(using=SHOP):
+        with kept() as lease:
+            pass
+        for _ in range(2):
+            with distributed_lock(NAME, **again) as same:
+                assert same is lease
+                with pytest.raises(LockMisuse, match="holds it already"):
+                    distributed_lock(NAME).acquire()
+        assert is_held()
+    assert is_left_clean(locks)
+
+
+def test_what_was_taken_again_may_end_after_the_commit(locks: Locks) -> None:
+    again = distributed_lock(NAME)
+    with atomic(using=SHOP):
+        with kept():
+            pass
+        assert again.acquire()
+    assert is_held()
+    with pytest.raises(LockMisuse, match="holds it already"):
+        distributed_lock(NAME).acquire()
+    again.release()
+    assert is_left_clean(locks)
+
+
+def test_an_inner_acquire_keeps_it_for_the_outer_one(locks: Locks) -> None:
+    with atomic(using=SHOP):
+        with distributed_lock(NAME), kept(reentrant=True):
+            pass
+        assert is_held()
+    assert is_left_clean(locks)
+
+
+def test_a_loss_within_the_block_is_told_at_its_end(locks: Locks) -> None:
+    def lose() -> None:
+        with atomic(using=SHOP), kept() as lease:
+            order()
+            locks.redis.delete(keys_of(locks).lock)
+            with suppress(LockLost):
+                lease.ensure_held(verify=True)
+
+    with pytest.raises(LockLost):
+        lose()
+    assert orders() == 0
+
+
+def test_a_loss_after_the_block_is_logged_and_the_next_acquire_raises_it(
+    locks: Locks, caplog: pytest.LogCaptureFixture
+) -> None:
+    with atomic(using=SHOP):
+        with kept() as lease:
+            pass
+        locks.redis.delete(keys_of(locks).lock)
+        with pytest.raises(LockLost):
+            lease.ensure_held(verify=True)
+        with pytest.raises(LockLost):
+            kept().acquire()
+    assert f"The transaction under lock {NAME!r} is over: The lease of" in caplog.text
+    assert is_left_clean(locks)
+
+
+# Asynchronous code
+
+
+async def test_async_code_is_told_to_use_it_where_the_transaction_is(locks: Locks) -> None:
+    with pytest.raises(LockMisuse, match=r"await sync_to_async\(function\)\(\)"):
+        await kept().aacquire()
+    with pytest.raises(LockMisuse, match="blocking code"):
+
+        @kept()
+        async def use() -> None: ...
+
+    def in_a_transaction() -> bool:
+        try:
+            with atomic(using=SHOP):
+                with kept():
+                    pass
+                return is_held()
+        finally:
+            connections[SHOP].close()
+
+    assert await sync_to_async(in_a_transaction)()
+    assert not await distributed_lock(NAME).alocked()
+
+
+# What the log is told
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The warnings about a release before the commit."""
+    return [text for text in caplog.messages if "while a transaction is open" in text]
+
+
+def test_a_release_before_the_commit_is_logged_once_for_each_place(
+    locks: Locks, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        with atomic(using=SHOP):
+            with distributed_lock(NAME):
+                "this line"
+            assert is_left_clean(locks)
+    (warning,) = told(caplog)
+    place = re.search(r"released at (.+):(\d+) while", warning)
+    assert place is not None
+    assert place[1] == __file__
+    assert "this line" in linecache.getline(__file__, int(place[2]) + 1)
+    assert "open the transaction under it, or pass release_on_commit=True" in warning
+    assert "REDISLOCK['default']['RELEASE_BEFORE_COMMIT']" in warning
+    assert "ATOMIC_REQUESTS" not in warning
+    with atomic(using=SHOP), distributed_lock(NAME):
+        pass
+    assert len(told(caplog)) == 2
+
+
+def test_a_decorator_is_the_place_wherever_its_function_is_called(
+    locks: Locks, caplog: pytest.LogCaptureFixture
+) -> None:
+    @distributed_lock(NAME)
+    def decorated() -> None: ...
+
+    for _ in range(2):
+        with atomic(using=SHOP):
+            decorated()
+    with atomic(using=SHOP):
+        decorated()
+    (warning,) = told(caplog)
+    assert f"released at @distributed_lock({NAME!r}) of {__name__}." in warning
+    assert "decorated() while" in warning
+
+
+def test_a_task_that_is_called_in_a_transaction_is_told_of_delay_on_commit(
+    locks: Locks, caplog: pytest.LogCaptureFixture
+) -> None:
+    @single_instance_task(key=NAME, name="tests.transactions.draw")
+    def draw() -> None: ...
+
+    with atomic(using=SHOP):
+        draw()
+    (warning,) = told(caplog)
+    assert f"{__file__}:" in warning
+    assert "with delay_on_commit()" in warning
+
+
+def test_the_right_order_is_not_logged(locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
+    with distributed_lock(NAME), atomic(using=SHOP), distributed_lock(NAME, reentrant=True):
+        pass  # The end of the inner one ends nothing.
+    by_hand = distributed_lock(NAME)
+    with atomic(using=SHOP):
+        by_hand.acquire()
+    by_hand.release()
+    assert told(caplog) == []
+
+
+def test_a_connection_of_which_nobody_has_told_is_found_by_a_new_thread(
+    locks: Locks, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As without "django_redislock" in INSTALLED_APPS, where nobody hears connection_created."""
+
+    def use() -> None:
+        with atomic(using=SHOP), distributed_lock(NAME):
+            pass
+
+    connection_created.disconnect(dispatch_uid="django_redislock.connection")
+    try:
+        in_thread_of_its_own(use).result(HUNG)
+    finally:
+        connection_created.connect(note_connection, dispatch_uid="django_redislock.connection")
+    assert len(told(caplog)) == 1
+
+
+# The setting
+
+
+def test_the_setting_can_turn_it_off(locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
+    locks.configure(RELEASE_BEFORE_COMMIT="ignore")
+    with atomic(using=SHOP), distributed_lock(NAME):
+        pass
+    assert told(caplog) == []
+
+
+def test_the_setting_can_make_it_an_error_before_anything_is_taken(
+    locks: Locks, caplog: pytest.LogCaptureFixture
+) -> None:
+    locks.configure(RELEASE_BEFORE_COMMIT="error")
+    with atomic(using=SHOP):
+        with pytest.raises(LockMisuse, match="or pass release_on_commit=True"):
+            distributed_lock(NAME).acquire()
+        assert is_left_clean(locks)
+        with kept():
+            pass
+        assert is_held()
+    with distributed_lock(NAME), atomic(using=SHOP), distributed_lock(NAME, reentrant=True):
+        pass
+    before = distributed_lock(NAME)
+    before.acquire()
+    assert told(caplog) == []
+    with atomic(using=SHOP):
+        before.release()  # Refused, it would stay held. So it is logged.
+    assert len(told(caplog)) == 1
+
+
+@pytest.mark.parametrize("value", ["raise", "", None, True, ["warn"]], ids=repr)
+def test_another_value_is_refused(value: Any, locks: Locks) -> None:
+    locks.configure(RELEASE_BEFORE_COMMIT=value)
+    expected = r"REDISLOCK\['default'\]\['RELEASE_BEFORE_COMMIT'\] must be one of 'warn', 'ignore'"
+    with pytest.raises(ImproperlyConfigured, match=expected):
+        distributed_lock(NAME).acquire()
+
+
+# ATOMIC_REQUESTS
+
+
+def view(request: HttpRequest) -> HttpResponse:
+    with distributed_lock(NAME, release_on_commit="kept" in request.GET):
+        order()
+    return HttpResponse(str(is_held()))
+
+
+@non_atomic_requests(using=SHOP)
+def view_without(request: HttpRequest) -> HttpResponse:
+    return view(request)
+
+
+urlpatterns = [path("atomic/", view), path("not/", view_without)]
+
+
+@pytest.fixture
+def browser(settings: Settings, locks: Locks) -> Client:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = []
+    connections.settings[SHOP]["ATOMIC_REQUESTS"] = True
+    return Client()
+
+
+def test_atomic_requests_release_it_with_the_response(browser: Client, locks: Locks) -> None:
+    for _ in range(2):
+        assert browser.get("/atomic/?kept").content == b"True"
+        assert is_left_clean(locks)
+    assert orders() == 2
+
+
+def test_atomic_requests_are_named_in_the_warning(
+    browser: Client, locks: Locks, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert browser.get("/not/").content == b"False"
+    assert told(caplog) == []
+    assert browser.get("/atomic/").content == b"False"
+    (warning,) = told(caplog)
+    assert "@transaction.non_atomic_requests above the view" in warning
+
+
+# In a TestCase, whose transactions are never committed
+
+
+def test_the_transaction_of_a_test_case_does_not_count(
+    locks: Locks, db: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert connection.in_atomic_block
+    with distributed_lock(NAME):
+        pass
+    assert told(caplog) == []
+    with kept():
+        pass
+    assert is_left_clean(locks)
+    with atomic(), distributed_lock(NAME):
+        pass  # But that of the program does.
+    assert len(told(caplog)) == 1
+
+
+def test_callbacks_that_are_captured_release_it(
+    locks: Locks, db: None, django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
+) -> None:
+    with django_capture_on_commit_callbacks(execute=True):
+        with atomic(), kept():
+            pass
+        assert is_held()
+    assert is_left_clean(locks)
+
+
+class OfAUser(TestCase):
+    """Is run by the test below."""
+
+    __test__ = False
+
+    def test_first(self) -> None:
+        self.use()
+
+    def test_second(self) -> None:
+        self.use()
+
+    def use(self) -> None:
+        assert not is_held()
+        with atomic():
+            with atomic(), kept():
+                pass
+            with distributed_lock(NAME):
+                pass
+        assert is_held()
+
+
+def test_the_end_of_the_test_releases_it(
+    locks: Locks, django_db_setup: None, django_db_blocker: DjangoDbBlocker
+) -> None:
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(OfAUser).run(result)
+    assert (result.testsRun, result.errors, result.failures) == (2, [], [])
+    assert is_left_clean(locks)
+
+
+# Processes
+
+
+def test_a_forked_child_leaves_it_to_its_parent(locks: Locks) -> None:
+    with atomic(using=SHOP):
+        with kept() as lease:
+            pass
+        child = os.fork()
+        if not child:
+            connections[SHOP].run_on_commit.clear()  # As it is when the child's copy is closed.
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        lease.ensure_held(verify=True)
+    assert is_left_clean(locks)
+
+
+# What it costs others
+
+
+def test_who_uses_no_database_does_not_import_one() -> None:
+    code = """
+    import sys
+    import django_redislock, django_redislock.transactions
+    assert not django_redislock.transactions.is_open()
+    assert "django.db" not in sys.modules
+    """
+    python("-c", textwrap.dedent(code))
+
+
+def test_nobody_is_asked_for_a_connection(locks: Locks) -> None:
+    def use() -> list[str]:
+        with distributed_lock(NAME), kept("other"):
+            pass
+        return [one.alias for one in connections.all(initialized_only=True)]
+
+    assert in_thread(use).result(HUNG) == []
