@@ -38,7 +38,12 @@ if TYPE_CHECKING:
     import redis
     from pytest_django import Settings
 
-pytest_plugins = ["tests.support.backends", "tests.support.proofs", "tests.support.ways"]
+pytest_plugins = [
+    "tests.support.backends",
+    "tests.support.databases",
+    "tests.support.proofs",
+    "tests.support.ways",
+]
 
 _REPORTERS = pytest.StashKey[list[tuple[str, Callable[[], str]]]]()
 

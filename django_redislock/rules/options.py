@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from django_redislock.rules.arguments import SHORTEST_TTL, flag, seconds, text
+from django_redislock.rules.arguments import SHORTEST_TTL, database, flag, seconds, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +31,7 @@ class Options(NamedTuple):
     reentrant: bool = False
     using: str = DEFAULT_ALIAS
     once: float = 0.0
+    atomic: str | None = None  # The database of the transaction around the block.
 
 
 class Terms(NamedTuple):
@@ -98,6 +99,7 @@ def options_of(
     min_hold: Seconds | None,
     reentrant: bool,
     using: str,
+    atomic: bool | str,
 ) -> Options:
     """The arguments of distributed_lock(), checked.
 
@@ -112,4 +114,5 @@ def options_of(
         min_hold=0.0 if min_hold is None else seconds(min_hold, "min_hold"),
         reentrant=flag(reentrant, "reentrant"),
         using=text(using, "using"),
+        atomic=database(atomic, "atomic"),
     )

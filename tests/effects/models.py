@@ -1,0 +1,35 @@
+"""What the locks of these tests protect."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from django_redislock.models import FencedModel
+
+
+class Counter(models.Model):
+    """A number that is read, and written one higher: two who do so at once lose an update."""
+
+    name = models.CharField(max_length=50, unique=True)
+    value = models.IntegerField(default=0)
+
+
+class Entry(models.Model):
+    """One line of a ledger; ``position`` is the order in which they were written."""
+
+    position = models.BigAutoField(primary_key=True)
+    fence = models.BigIntegerField()
+    value = models.IntegerField(default=0)
+
+
+class Report(FencedModel):
+    """A row that knows the fence that it was last written under."""
+
+    body = models.CharField(max_length=50, default="")
+    is_new = models.BooleanField(default=True)
+
+
+class Unfenced(models.Model):
+    """A row whose field has the name and not the meaning: null compares with nothing."""
+
+    fence = models.BigIntegerField(null=True)
