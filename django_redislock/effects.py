@@ -183,8 +183,10 @@ def fenced_update(queryset: QuerySet[Any], lease: Lease, /, **values: Any) -> Fe
 
     Raises:
         LockLost: The lease has ended. Nothing was written.
-        TypeError: The model has no such field, or *values* has one.
+        TypeError: The model has no such field, *values* has one, or *lease* is none.
     """
+    if not hasattr(lease, "ensure_held"):
+        raise TypeError(f"fenced_update was given what is not a lease: {lease!r}.")
     _check_fenced(queryset.model, values)
     lease.ensure_held()
     # A router may name a replica for what only reads, and the rows are to be counted where they

@@ -13,6 +13,9 @@ class Counter(models.Model):
     name = models.CharField(max_length=50, unique=True)
     value = models.IntegerField(default=0)
 
+    def __str__(self) -> str:
+        return f"{self.name}: {self.value}"
+
 
 class Entry(models.Model):
     """One line of a ledger; ``position`` is the order in which they were written."""
@@ -21,6 +24,9 @@ class Entry(models.Model):
     fence = models.BigIntegerField()
     value = models.IntegerField(default=0)
 
+    def __str__(self) -> str:
+        return f"{self.position}: {self.value} under {self.fence}"
+
 
 class Report(FencedModel):
     """A row that knows the fence that it was last written under."""
@@ -28,8 +34,14 @@ class Report(FencedModel):
     body = models.CharField(max_length=50, default="")
     is_new = models.BooleanField(default=True)
 
+    def __str__(self) -> str:
+        return f"{self.body} under {self.fence}"
+
 
 class Unfenced(models.Model):
     """A row whose field has the name and not the meaning: null compares with nothing."""
 
     fence = models.BigIntegerField(null=True)
+
+    def __str__(self) -> str:
+        return str(self.fence)

@@ -57,11 +57,10 @@ def use(**databases: dict[str, Any]) -> None:
 
 def described(*aliases: str) -> dict[str, dict[str, Any]]:
     """What use() needs in another process, as JSON can carry it."""
-    keys = ("ENGINE", "NAME", "HOST", "USER", "OPTIONS")
+    keys = {"ENGINE", "NAME", "HOST", "USER", "OPTIONS"}
     return {
-        alias: {key: connections.settings[alias][key] for key in keys if key in settings}
+        alias: {key: value for key, value in connections.settings[alias].items() if key in keys}
         for alias in aliases
-        if (settings := connections.settings[alias])
     }
 
 
@@ -211,19 +210,24 @@ def database(make_database: MakeDatabase) -> str:
 
 
 @pytest.fixture
-def in_threads(make_database: MakeDatabase) -> Iterator[Callable[..., Any]]:
-    """Return a function as threads run it: it closes the connections that it has made there."""
+def in_threads() -> Callable[..., Any]:
+    """Return a function as other threads run it: they leave no connection behind.
 
-    def closing(function: Callable[..., Any]) -> Callable[..., Any]:
+    A thread of sync_to_async lives on, and would know the database of an earlier test.
+    """
+
+    def leaving_nothing(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
             try:
                 return function(*args)
             finally:
-                connections.close_all()
+                for connection in connections.all(initialized_only=True):
+                    connection.close()
+                    del connections[connection.alias]
 
         return run
 
-    return closing
+    return leaving_nothing
 
 
 def _make_tables(alias: str) -> None:
