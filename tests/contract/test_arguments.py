@@ -101,7 +101,7 @@ def test_an_alias_that_is_no_text_is_refused(using: Any) -> None:
 
 def test_what_an_acquire_is_made_of_is_made_once(place: Place) -> None:
     """Anew for each acquire, it would cost about as much as the acquire itself."""
-    given = (30, timedelta(seconds=5), None, None, None, False, "default")
+    given = (30, timedelta(seconds=5), None, None, None, False, "default", False)
     options = options_of(*given)
     assert options_of(*given) is options
     backend = backends["default"]

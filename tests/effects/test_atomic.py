@@ -29,10 +29,11 @@ from tests.support.databases import (
     REPEATABLE_READ,
     SERIALIZABLE,
     MakeDatabase,
+    await_blocked,
     on_postgres,
     on_sqlite,
 )
-from tests.support.waiting import HUNG, wait_until
+from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -258,7 +259,7 @@ def test_at_repeatable_read_an_overlap_is_the_databases_error_and_the_next_try_i
     with ThreadPoolExecutor(1) as thread:
         with late.atomic(database):
             first_try = thread.submit(in_threads(lambda: _enter(early, database)))
-            _await_blocked(database)
+            await_blocked(database)
         with pytest.raises(OperationalError, match="could not serialize"):
             first_try.result(HUNG)
         with pytest.raises(StaleFence):
@@ -279,25 +280,13 @@ def test_a_claim_waits_for_the_transaction_of_the_holder_before(
         with early.atomic(database):
             write(database, early)
             seen = thread.submit(in_threads(work))
-            _await_blocked(database)
+            await_blocked(database)
         assert seen.result(HUNG) == 1, "the later holder reads what the earlier one has written"
 
 
 def _enter(lease: Lease, database: str) -> None:
     with lease.atomic(database):
         pass
-
-
-def _await_blocked(database: str) -> None:
-    """Return once a transaction of this database waits for another one."""
-
-    def blocked() -> bool:
-        with connections[database].cursor() as cursor:
-            # Not pg_stat_activity, which stands still within a transaction.
-            cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
-            return bool(cursor.fetchone()[0])
-
-    wait_until(blocked)
 
 
 @on_sqlite

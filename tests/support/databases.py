@@ -230,6 +230,18 @@ def in_threads() -> Callable[..., Any]:
     return leaving_nothing
 
 
+def await_blocked(alias: str) -> None:
+    """Return once a transaction of this PostgreSQL waits for another one."""
+
+    def blocked() -> bool:
+        with connections[alias].cursor() as cursor:
+            # Not pg_stat_activity, which stands still within a transaction.
+            cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            return bool(cursor.fetchone()[0])
+
+    wait_until(blocked)
+
+
 def _make_tables(alias: str) -> None:
     from tests.effects import models
 
