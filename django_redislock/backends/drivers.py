@@ -47,34 +47,37 @@ class Begun:
         if step != self.step:
             return step  # It was interrupted before it asked for the first one, and undoes that.
         outcome, self.outcome = self.outcome, None
-        return flow.throw(outcome) if isinstance(outcome, Exception) else flow.send(outcome)
+        try:
+            return flow.throw(outcome) if isinstance(outcome, Exception) else flow.send(outcome)
+        finally:
+            del outcome  # See ask().
 
 
 def ask(step: Call, by: Performer) -> Begun:
     """Do the first step of a flow."""
     began_in = process.current
     try:
-        outcome: Outcome = by.call(step)
+        return _begun(step, by.call(step), by)
     except (Unanswered, Refused) as error:
-        outcome = seen_in(began_in, error)
-    return _begun(step, outcome, by)
+        # Not by a variable of this frame, which the error refers to: that would be a cycle, and
+        # keep a connection that came too late.
+        return Begun(step, seen_in(began_in, error), by)
 
 
 async def aask(step: Call, by: Performer) -> Begun:
     """See ask()."""
     began_in = process.current
     try:
-        outcome: Outcome = await by.call(step)
+        return _begun(step, await by.call(step), by)
     except (Unanswered, Refused) as error:
-        outcome = seen_in(began_in, error)
-    return _begun(step, outcome, by)
+        return Begun(step, seen_in(began_in, error), by)
 
 
-def _begun(step: Call, outcome: Outcome, by: Performer) -> Begun:
-    if isinstance(outcome, Answer) and outcome.value.__class__ is bytes:
-        by.close()  # Nothing will come on its connection.
-        return Begun(step, outcome)
-    return Begun(step, outcome, by)
+def _begun(step: Call, answer: Answer, by: Performer) -> Begun:
+    if answer.value.__class__ is not bytes:
+        return Begun(step, answer, by)
+    by.close()  # Nothing will come on its connection.
+    return Begun(step, answer)
 
 
 def seen_in(began_in: Process, trouble: Unanswered | Refused) -> Unanswered | Refused:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.celery.project.stage"]
 
-EVERY = 4.0  # Seconds between two noons.
+EVERY = 6.0  # Seconds between two noons.
 LATE = 0.3  # Seconds by which the clock of the second server is late.
 
 

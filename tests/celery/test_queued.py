@@ -132,7 +132,7 @@ class TestWithWorker:
         if how == "expired":
             first = queued.apply_async((key,), expires=-1)
         else:
-            first = queued.apply_async((key,), countdown=0.5)
+            first = queued.apply_async((key,), countdown=4)
             own_stage.wait_for_log(f"[{first.id}] received")
             first.revoke()
 
@@ -220,7 +220,7 @@ class TestPutOff:
         key = stage.key()
         with distributed_lock(key):
             first = stage.send("queued_retrying_briefly", key)
-            stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy", 4)  # 2.1 s at least.
+            stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy", 5)  # 4.5 s at least.
             assert stage.send("queued_retrying_briefly", key).id == first.id
         assert stage.result(first) == f"did {key}"
 
@@ -276,7 +276,7 @@ class TestPutOff:
     def test_or_until_it_is_given_up_in_the_queue(self, stage: Stage, how: str) -> None:
         key, task = stage.key(), stage.task("queued_retrying")
         with distributed_lock(key):
-            first = task.apply_async((key,), expires=2 if how == "expired" else None)
+            first = task.apply_async((key,), expires=8 if how == "expired" else None)
             stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy", 2)
             if how == "revoked":
                 first.revoke()
@@ -326,7 +326,7 @@ class TestPutOff:
 
             def twice_the_deadline_is_over() -> bool:
                 assert stage.send("queued_hurried", key).id == first.id
-                return time.monotonic() - begin > 2 * 1.5
+                return time.monotonic() - begin > 2 * 3
 
             wait_until(twice_the_deadline_is_over, every=0.1)
         assert stage.result(first) == f"did {key}"

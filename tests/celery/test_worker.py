@@ -8,6 +8,7 @@ import pytest
 from celery import chain, chord, group
 
 from django_redislock import LockLost, LockTimeout, distributed_lock, held
+from tests.celery.project import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,29 +25,29 @@ def test_of_two_runs_one_is_skipped_and_says_who_has_the_lock(stage: Stage) -> N
     first = stage.send("skipping", key, hold=True)
     pid = stage.wait_for(key, "start")["pid"]
 
-    second = stage.send("skipping", key).get(timeout=20)
+    second = stage.send("skipping", key).get(timeout=PATIENCE)
     stage.open_gate(key)
 
     host_and_pid, task_id = second.pop("holder").split()
     assert second == {"skipped": "busy", "lock": key}
     assert task_id == first.id
     assert host_and_pid.endswith(f":{pid}")
-    assert first.get(timeout=20) == f"did {key}"
+    assert first.get(timeout=PATIENCE) == f"did {key}"
     assert len(stage.events(key, "start")) == 1
 
 
 def test_one_run_after_the_other_both_run(stage: Stage) -> None:
     key = stage.key()
     for _ in range(3):
-        assert stage.send("skipping", key).get(timeout=20) == f"did {key}"
+        assert stage.send("skipping", key).get(timeout=PATIENCE) == f"did {key}"
 
 
 def test_a_failed_run_leaves_the_lock_free(stage: Stage) -> None:
     key = stage.key()
     with pytest.raises(ValueError, match="as asked"):
-        stage.send("skipping", key, fail=True).get(timeout=20)
+        stage.send("skipping", key, fail=True).get(timeout=PATIENCE)
     assert not distributed_lock(key).locked()
-    assert stage.send("skipping", key).get(timeout=20) == f"did {key}"
+    assert stage.send("skipping", key).get(timeout=PATIENCE) == f"did {key}"
 
 
 def test_send_task_is_no_way_around_the_lock(stage: Stage) -> None:
@@ -54,15 +55,15 @@ def test_send_task_is_no_way_around_the_lock(stage: Stage) -> None:
     first = stage.app.send_task("tests.celery.project.tasks.skipping", (key,), {"hold": True})
     stage.wait_for(key, "start")
     second = stage.app.send_task("tests.celery.project.tasks.skipping", (key,))
-    assert second.get(timeout=20)["skipped"] == "busy"
+    assert second.get(timeout=PATIENCE)["skipped"] == "busy"
     stage.open_gate(key)
-    assert first.get(timeout=20) == f"did {key}"
+    assert first.get(timeout=PATIENCE) == f"did {key}"
 
 
 def test_raise_fails_the_task(stage: Stage) -> None:
     key = stage.key()
     with distributed_lock(key), pytest.raises(LockTimeout) as raised:
-        stage.send("raising", key).get(timeout=20)
+        stage.send("raising", key).get(timeout=PATIENCE)
     assert raised.value.name == key
     assert stage.events(key) == []
 
@@ -74,7 +75,7 @@ def test_raise_and_autoretry_run_it_when_the_lock_is_free(stage: Stage) -> None:
     second = stage.send("insisting", key)
     third = stage.send("insisting", key)
     stage.open_gate(key)
-    assert {one.get(timeout=20) for one in (first, second, third)} == {f"did {key}"}
+    assert {one.get(timeout=PATIENCE) for one in (first, second, third)} == {f"did {key}"}
     events = [event["event"] for event in stage.events(key)]
     assert events == ["start", "end"] * 3
 
@@ -93,7 +94,7 @@ class TestCanvas:
     def test_a_chord_has_its_body_run(self, stage: Stage, busy: str) -> None:
         skipping, collect = stage.task("skipping"), stage.task("collect")
         header = [skipping.s(stage.key()), skipping.s(busy), skipping.s(stage.key())]
-        first, second, third = chord(header)(collect.s()).get(timeout=20)
+        first, second, third = chord(header)(collect.s()).get(timeout=PATIENCE)
         assert first.startswith("did ")
         assert second["skipped"] == "busy"
         assert third.startswith("did ")
@@ -101,13 +102,15 @@ class TestCanvas:
     @pytest.mark.proves("P7")
     def test_a_chain_goes_on_with_the_marked_value(self, stage: Stage, busy: str) -> None:
         append = stage.task("append")
-        result, more = chain(stage.task("skipping").s(busy), append.s("more"))().get(timeout=20)
+        result, more = chain(stage.task("skipping").s(busy), append.s("more"))().get(
+            timeout=PATIENCE
+        )
         assert (result["skipped"], more) == ("busy", "more")
 
     @pytest.mark.proves("P7")
     def test_a_group_is_complete(self, stage: Stage, busy: str) -> None:
         skipping = stage.task("skipping")
-        first, second = group(skipping.s(busy), skipping.s(stage.key()))().get(timeout=20)
+        first, second = group(skipping.s(busy), skipping.s(stage.key()))().get(timeout=PATIENCE)
         assert first["skipped"] == "busy"
         assert second.startswith("did ")
 
@@ -115,7 +118,7 @@ class TestCanvas:
     def test_a_callback_is_called(self, stage: Stage, busy: str) -> None:
         collect = stage.task("collect").s().set(task_id=(task_id := stage.key()))
         stage.task("skipping").apply_async((busy,), link=collect)
-        assert stage.app.AsyncResult(task_id).get(timeout=20)["skipped"] == "busy"
+        assert stage.app.AsyncResult(task_id).get(timeout=PATIENCE)["skipped"] == "busy"
 
 
 def test_a_task_that_replaces_itself_frees_the_lock_for_the_one_that_takes_its_place(
@@ -123,7 +126,7 @@ def test_a_task_that_replaces_itself_frees_the_lock_for_the_one_that_takes_its_p
 ) -> None:
     # The replacement has the same key: under the lock of the replaced run it would be skipped.
     key = stage.key()
-    assert stage.send("replacing", key).get(timeout=20) == f"did {key}"
+    assert stage.send("replacing", key).get(timeout=PATIENCE) == f"did {key}"
     assert len(stage.events(key, "start")) == 2
     assert not distributed_lock(key).locked()
 
@@ -135,9 +138,9 @@ def test_celerys_own_deduplication_of_successful_tasks_may_be_on(own_stage: Stag
     own_stage.wait_for(key, "start")
     second = own_stage.send("skipping", key)
     own_stage.open_gate(key)
-    assert first.get(timeout=20) == f"did {key}"
+    assert first.get(timeout=PATIENCE) == f"did {key}"
     assert own_stage.result(second)
-    assert own_stage.send("skipping", key).get(timeout=20) == f"did {key}"
+    assert own_stage.send("skipping", key).get(timeout=PATIENCE) == f"did {key}"
 
 
 def test_a_run_that_is_put_off_has_not_started_and_one_whose_body_runs_has(

@@ -11,6 +11,7 @@ import pytest
 
 from django_redislock import distributed_lock
 from django_redislock.backends.redis.pool import SharedBell
+from django_redislock.backends.watchdog import Watchdog
 from django_redislock.rules import scripts
 from tests.support.backends import one_kind
 from tests.support.faults import (
@@ -408,6 +409,18 @@ def test_a_hand_over_whose_confirmation_is_lost_is_confirmed_by_the_watchdog(
     wait_until(lambda: (value_of(locks) or b"")[32:33] == b"h")
     assert lease_of(lock) is not None
     assert lease_of(lock).held
+
+
+def test_a_hand_over_is_confirmed_at_once_also_by_a_server_that_has_just_been_restarted(
+    caller: Caller, locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The watchdog would confirm it later.
+    monkeypatch.setattr(Watchdog, "watch", lambda watchdog, lease: None)
+    with rival(ttl=60):
+        waiter = caller.begin_waiting(distributed_lock(NAME), locks)
+        locks.redis.script_flush()
+    assert waiter.result(HUNG)
+    wait_until(lambda: (value_of(locks) or b"")[32:33] == b"h")
 
 
 # Cooling

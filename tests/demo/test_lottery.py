@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 SERVERS = [f"server-{number}" for number in range(1, 5)]
 SKEW = 0.1  # Seconds by which the clocks of the servers differ.
-APART = 1.8  # Seconds from noon to noon; min_hold is 1, so a busy machine may be late by 0.8.
+APART = 5.0  # Seconds from noon to noon; min_hold is 2.5, so a busy machine may be late by 2.4.
 
 
 def draws_per_noon(stage: Stage, task: str, noons: int) -> tuple[Counter[int], Counter[str]]:
@@ -53,7 +53,7 @@ def draws_per_noon(stage: Stage, task: str, noons: int) -> tuple[Counter[int], C
 
 
 def test_11_the_lottery_is_drawn_once_every_noon(own_stage: Stage) -> None:
-    draws, outcomes = draws_per_noon(own_stage, "lottery", noons := 8)
+    draws, outcomes = draws_per_noon(own_stage, "lottery", noons := 6)
     assert draws == dict.fromkeys(range(noons), 1)
     assert outcomes == {"drew": noons, "busy": 3 * noons}
 

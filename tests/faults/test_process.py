@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -24,7 +24,7 @@ from celery import Celery
 import django_redislock
 from django_redislock import LockLost, LockMisuse, distributed_lock, held, single_instance_task
 from django_redislock.rules import scripts
-from django_redislock.signals import lock_acquired
+from django_redislock.signals import lock_acquired, lock_released
 from tests.support.backends import one_kind
 from tests.support.faults import block_interpreter, hands_over, lease_of, loses, takes
 from tests.support.others import against_rival, hold, queued, rival
@@ -274,6 +274,21 @@ TOO_EARLY = {
 }
 
 
+@contextmanager
+def told() -> Iterator[None]:
+    """Somebody listens to what happens to locks, so that each acquire and release has its flow."""
+
+    def receive(**kwargs: object) -> None: ...
+
+    for news in (lock_acquired, lock_released):
+        news.connect(receive)
+    try:
+        yield
+    finally:
+        for news in (lock_acquired, lock_released):
+            news.disconnect(receive)
+
+
 def enter() -> None:
     with distributed_lock(NAME, wait=10):
         pass
@@ -297,12 +312,17 @@ async def aenter() -> None:
 
 @pytest.mark.proves("R4")
 @pytest.mark.parametrize("use", [enter, enter_twice, acquire_and_release])
+@pytest.mark.parametrize("by_flow", [False, True])
 @one_kind
-def test_r4_an_interrupt_anywhere_leaves_no_orphan(use: Callable[[], object], locks: Locks) -> None:
+def test_r4_an_interrupt_anywhere_leaves_no_orphan(
+    by_flow: bool, use: Callable[[], object], locks: Locks
+) -> None:
     locks.on(locks.server, TTL=30, OPTIONS={"max_connections": 5})
     # Prepared by a connection: one that was interrupted is given up.
-    places, orphaned = sweep(use, locks, prepare=enter)
+    with told() if by_flow else nullcontext():
+        places, orphaned = sweep(use, locks, prepare=enter)
     assert {"ask", "Wire.ask", "Lock._take_over", "Watchdog.watch"} <= places
+    assert ({"_acquire", "Begun.tell", "Lock._attempt", "Lock._release"} <= places) is by_flow
     assert orphaned <= TOO_EARLY
     enter()  # No connection was lost on the way.
 

@@ -41,11 +41,11 @@ class Run(NamedTuple):
 
 
 def runs(proxy: Proxy, script: Script) -> list[Run]:
-    """The runs of *script* that were asked for, once the server knows it."""
+    """The runs of *script* that were asked for, by its SHA or in full."""
     return [
         Run(command.args[2 + int(command.args[1])].decode(), command.link, command.time)
-        for command in proxy.commands("EVALSHA")
-        if command.args[0].decode() == script.sha
+        for command in proxy.commands("EVALSHA", "EVAL")
+        if command.args[0] in {script.sha.encode(), script.source}
     ]
 
 

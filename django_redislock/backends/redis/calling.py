@@ -51,6 +51,7 @@ class Caller:
         self._prefix = prefix
         self._process = process
         self._numbers = count(1)
+        self._told: set[Script] = set()  # Since the server was last seen to lack a script.
 
     def new_channel(self) -> str:
         """A channel for one more connection of this process."""
@@ -117,10 +118,20 @@ class Caller:
             return None
         return _outcome(reply, acknowledged, sent)
 
+    def told(self, step: Tell, channel: str) -> bytes:
+        """The command that tells a script: in full if the server may not know it.
+
+        Nobody reads the reply, which would say so.
+        """
+        command = self.packed(step, channel, in_full=step.script not in self._told)
+        self._told.add(step.script)
+        return command
+
     def packed(self, step: Call | Tell, channel: str, *, in_full: bool = False) -> bytes:
         """The command that runs a script: by its SHA, or *in_full* with the whole text."""
         args = step.script.told(step.args, channel)
         if in_full:
+            self._told.clear()  # Who lacks one script may lack all.
             keys = step.script.given(lock_keys(self._prefix, step.name))
             return packed("EVAL", step.script.source, len(keys), *keys, *args)
         head = _head(self._prefix, step.name, step.script, len(args))

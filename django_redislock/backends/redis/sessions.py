@@ -116,7 +116,7 @@ class Session(drivers.Blocking):
         try:
             if self._wire is None:
                 self._wire = self._pool.take(CLAIM / 2)
-            self._wire.tell(self._caller.packed(step, self._wire.channel))
+            self._wire.tell(self._caller.told(step, self._wire.channel))
         except TROUBLE as error:
             self._drop()
             raise trouble(error, begun) from error
@@ -235,7 +235,7 @@ class AsyncSession(drivers.Awaiting):
         begun = clock.now()
         assert self._wire is not None
         try:
-            self._wire.tell(self._caller.packed(step, self._wire.channel))
+            self._wire.tell(self._caller.told(step, self._wire.channel))
         except TROUBLE as error:
             raise trouble(error, begun) from error
 

@@ -44,19 +44,19 @@ def skipping(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", acks_late=True, ttl=2)
+@single_instance_task(key="{key}", acks_late=True, ttl=4)
 def late(key: str, **how: Any) -> str:
     """Skip when busy; acknowledged when it ends, so that it survives its worker."""
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", ttl=1.5)
+@single_instance_task(key="{key}", ttl=3)
 def brisk(key: str, **how: Any) -> str:
     """Skip when busy; its lease is short."""
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", ttl=2)
+@single_instance_task(key="{key}", ttl=4)
 def brief(key: str, **how: Any) -> str:
     """As late, but acknowledged when it starts, as is Celery's default."""
     return work(key, **how)
@@ -68,7 +68,7 @@ def lasting(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", acks_late=True, ttl=2, reject_on_worker_lost=True)
+@single_instance_task(key="{key}", acks_late=True, ttl=4, reject_on_worker_lost=True)
 def rejecting(key: str, **how: Any) -> str:
     """As late, and back in the queue at once when its process dies."""
     return work(key, **how)
@@ -166,7 +166,7 @@ def cooling(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", limit=3, ttl=2, acks_late=True)
+@single_instance_task(key="{key}", limit=3, ttl=4, acks_late=True)
 def limited(key: str, **how: Any) -> str:
     """Run three times at a time."""
     return work(key, **how)
@@ -190,9 +190,9 @@ def queued(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", unique_queued=True, queued_ttl=1)
+@single_instance_task(key="{key}", unique_queued=True, queued_ttl=3)
 def queued_briefly(key: str, **how: Any) -> str:
-    """Wait in the queue once, for a second."""
+    """Wait in the queue once, for three seconds."""
     return work(key, **how)
 
 
@@ -208,15 +208,15 @@ def queued_retrying(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", unique_queued=True, on_conflict="retry", queued_ttl=1)
+@single_instance_task(key="{key}", unique_queued=True, on_conflict="retry", queued_ttl=3)
 def queued_retrying_briefly(key: str, **how: Any) -> str:
-    """As queued_retrying, if something is heard of it within a second."""
+    """As queued_retrying, if something is heard of it within three seconds."""
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", unique_queued=True, on_conflict="retry", conflict_deadline=1.5)
+@single_instance_task(key="{key}", unique_queued=True, on_conflict="retry", conflict_deadline=3)
 def queued_hurried(key: str, **how: Any) -> str:
-    """As queued_retrying, for a second and a half."""
+    """As queued_retrying, for three seconds."""
     return work(key, **how)
 
 
@@ -250,7 +250,7 @@ def careless(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", ttl=1, abort_on_lost=True)
+@single_instance_task(key="{key}", ttl=4, abort_on_lost=True)
 def aborting(key: str) -> str:
     """Look at the lease between steps."""
     lease = current_lease()
@@ -308,7 +308,7 @@ def replacing(self: Task, key: str) -> Any:
     raise self.replace(skipping.si(key))
 
 
-@single_instance_task(key="{key}", min_hold=1)
+@single_instance_task(key="{key}", min_hold=2.5)
 def lottery(key: str, noon: int, seconds: float = 0.02) -> int:
     """Draw."""
     note(key, "draw", noon=noon)
@@ -316,15 +316,15 @@ def lottery(key: str, noon: int, seconds: float = 0.02) -> int:
     return noon
 
 
-@single_instance_task(key="{key}", ttl=2, min_hold=30, acks_late=True)
+@single_instance_task(key="{key}", ttl=4, min_hold=30, acks_late=True)
 def draw_late(key: str, **how: Any) -> str:
     """Draw; acknowledged when it is done."""
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", min_hold=2)
+@single_instance_task(key="{key}", min_hold=3)
 def at_noon(key: str) -> None:
-    """Draw, at most every two seconds."""
+    """Draw, at most every three seconds."""
     note(key, "draw")
 
 
