@@ -632,19 +632,19 @@ class Lock:
 
         # Before the lock is taken: whoever waits for it must not wait for nothing.
         effects.check_outermost(self.name, database)
-        match self.attempt():
-            case Lease() as lease:
-                hold = self._own_hold()
-                assert hold is not None
-                hold.transaction = lease.atomic(database)
-                try:
-                    hold.transaction.__enter__()
-                except BaseException as error:
-                    self.__exit__(type(error), error, error.__traceback__)
-                    raise
-                return lease
-            case outcome:
-                return self._refuse(outcome)
+        outcome = self.attempt()
+        try:  # At once: an interrupt from here on must not leave the lock taken.
+            if not isinstance(outcome, Lease):
+                self._refuse(outcome)
+            hold = self._own_hold()
+            assert hold is not None
+            hold.transaction = outcome.atomic(database)
+            hold.transaction.__enter__()
+            return outcome
+        except BaseException as error:
+            if isinstance(outcome, Lease):
+                self.__exit__(type(error), error, error.__traceback__)
+            raise
 
     def __exit__(
         self,
@@ -652,26 +652,29 @@ class Lock:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._options.atomic is not None:
-            try:
+        success = False
+        try:
+            if self._options.atomic is not None:
                 self._end_transaction(exc_type, exc, traceback)
-            except BaseException:
-                self._leave(success=False)
-                raise
-        self._leave(success=exc_type is None)
+            success = exc_type is None
+        finally:
+            try:
+                self._end(success, block=True)
+            except (LockLost, LockMisuse, LockUnavailable) as error:
+                self._leave_with(error, success)
 
     def _end_transaction(self, *exc_info: Any) -> None:
         """Commit the transaction of the block, or roll it back, while the lock is still held."""
         hold = self._hold_to_end(block=True)
-        if hold is not None and hold.transaction is not None:
-            transaction, hold.transaction = hold.transaction, None
-            transaction.__exit__(*exc_info)
-
-    def _leave(self, *, success: bool) -> None:
+        if hold is None or hold.transaction is None:
+            return
         try:
-            self._end(success, block=True)
-        except (LockLost, LockMisuse, LockUnavailable) as error:
-            self._leave_with(error, success)
+            hold.transaction.__exit__(*exc_info)
+        except BaseException as error:
+            # If it was interrupted before it began, the transaction is still open. Else this does
+            # nothing.
+            hold.transaction.__exit__(type(error), error, error.__traceback__)
+            raise
 
     async def __aenter__(self) -> Lease:
         if self._options.atomic is not None:
