@@ -235,8 +235,8 @@ def test_a_bug_within_a_batch_does_not_make_it_renew_twice_from_then_on(
     put_back, calls = watchdog._put_back, []
 
     def fail_once(lease: Lease, due: float) -> None:
-        calls.append(lease)
         put_back(lease, due)
+        calls.append(lease)
         if len(calls) == 1:
             raise ZeroDivisionError("a bug")
 

@@ -561,7 +561,7 @@ def test_pictures_for_the_docs(
     wide: dict[str, Any] = {"viewport": {"width": 1360, "height": 900}}
     frozen = lock_keys("redislock", "invoices:nightly").lock
     for scheme in ("light", "dark"):
-        stage.server.client().pexpire(frozen, 6_900)  # Overdue, for each picture anew.
+        stage.server.client().pexpire(frozen, 24_900)  # Overdue, for each picture anew.
         here = visit(color_scheme=scheme, **wide)
         page = here.list()
         page.click("#toggle-nav-sidebar")
