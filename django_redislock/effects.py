@@ -71,6 +71,13 @@ def check_outermost(name: str, using: str) -> None:
             f" lock first: `with distributed_lock({name!r}, atomic={using!r}):` outside of every"
             " atomic(). A view under ATOMIC_REQUESTS needs @transaction.non_atomic_requests.",
         )
+    # Only there it is a question; for others, Django would make a table to find out.
+    if connection.vendor == "mysql" and not connection.features.supports_transactions:
+        raise LockMisuse(
+            name,
+            f"database {using!r} has no transactions, since its storage engine is MyISAM. Take"
+            " InnoDB.",
+        )
     if not blocks and not connection.get_autocommit():
         raise LockMisuse(
             name,

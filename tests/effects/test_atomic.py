@@ -25,12 +25,15 @@ from django_redislock.models import Fence
 from tests.effects.models import Counter, Entry
 from tests.support.backends import one_kind
 from tests.support.databases import (
-    READ_COMMITTED,
-    REPEATABLE_READ,
-    SERIALIZABLE,
+    LEVELS,
+    MARIADB,
+    POSTGRES,
+    SQLITE,
     MakeDatabase,
     await_blocked,
+    on_mariadb,
     on_postgres,
+    on_servers,
     on_sqlite,
 )
 from tests.support.waiting import HUNG
@@ -88,7 +91,7 @@ def test_the_claim_is_the_first_statement_and_the_only_one_that_is_added(
         ):
             write(database, lease)
     sqls = [one["sql"] for one in sent if one["sql"] not in {"BEGIN", "COMMIT"}]
-    assert sqls[0].startswith('UPDATE "django_redislock_fence"')
+    assert sqls[0].split()[1].strip('"`') == "django_redislock_fence"
     assert [sql.split()[0] for sql in sqls] == ["UPDATE", "INSERT"]
 
 
@@ -234,15 +237,15 @@ def test_first_claims_at_once_are_all_decided(
     check_race(database, leases, outcomes)
 
 
-@on_postgres
-@pytest.mark.parametrize("level", [READ_COMMITTED, REPEATABLE_READ, SERIALIZABLE])
+@on_servers
+@pytest.mark.parametrize("level", LEVELS)
 def test_at_each_isolation_level_no_update_is_lost(
-    holders: Holders, make_database: MakeDatabase, in_threads: Callable[..., Any], level: int
+    holders: Holders, make_database: MakeDatabase, in_threads: Callable[..., Any], level: str
 ) -> None:
-    database = make_database("effects", isolation_level=level)
+    database = make_database("effects", isolation=level)
     leases = holders(6)
     outcomes = race(database, leases, in_threads)
-    if level == READ_COMMITTED:
+    if level == "read committed":
         assert set(outcomes) <= {"done", "stale"}
     assert "done" in outcomes
     check_race(database, leases, outcomes)
@@ -252,7 +255,7 @@ def test_at_each_isolation_level_no_update_is_lost(
 def test_at_repeatable_read_an_overlap_is_the_databases_error_and_the_next_try_is_judged(
     holders: Holders, make_database: MakeDatabase, in_threads: Callable[..., Any]
 ) -> None:
-    database = make_database("effects", isolation_level=REPEATABLE_READ)
+    database = make_database("effects", isolation="repeatable read")
     earliest, early, late = holders(3)
     with earliest.atomic(database):
         pass  # So that there is a row.
@@ -266,10 +269,18 @@ def test_at_repeatable_read_an_overlap_is_the_databases_error_and_the_next_try_i
             thread.submit(in_threads(lambda: _enter(early, database))).result(HUNG)
 
 
-@on_postgres
+@pytest.mark.parametrize(
+    ("database_kind", "level"),
+    [
+        (POSTGRES, "read committed"),
+        (MARIADB, "read committed"),
+        (MARIADB, "repeatable read"),  # Its snapshot is that of the first read, after the claim.
+    ],
+)
 def test_a_claim_waits_for_the_transaction_of_the_holder_before(
-    holders: Holders, database: str, in_threads: Callable[..., Any]
+    holders: Holders, make_database: MakeDatabase, in_threads: Callable[..., Any], level: str
 ) -> None:
+    database = make_database("effects", isolation=level)
     early, late = holders(2)
 
     def work() -> int:
@@ -312,6 +323,7 @@ def test_on_sqlite_a_database_that_stays_locked_is_its_own_error(
             refused.result(HUNG)
 
 
+@pytest.mark.parametrize("database_kind", [SQLITE, POSTGRES])  # MariaDB defers no constraint.
 def test_an_error_at_the_commit_is_told_and_nothing_is_written(locks: Locks, database: str) -> None:
     deferred = (
         "CREATE TABLE child (parent bigint REFERENCES effects_entry (position)"
@@ -390,6 +402,19 @@ def test_a_missing_table_is_said_with_the_command_that_makes_it(
     ):
         pytest.fail("the block must not begin")
     assert isinstance(misuse.value.__cause__, DatabaseError)
+
+
+@on_mariadb
+def test_a_database_without_transactions_is_refused(
+    locks: Locks, make_database: MakeDatabase
+) -> None:
+    database = make_database("effects", init_command="SET default_storage_engine = MyISAM")
+    with (
+        distributed_lock("lottery") as lease,
+        pytest.raises(LockMisuse, match="has no transactions"),
+        lease.atomic(database),
+    ):
+        pytest.fail("the block must not begin")
 
 
 def test_an_error_of_the_block_s_own_statements_is_left_alone(locks: Locks, database: str) -> None:

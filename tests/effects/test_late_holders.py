@@ -14,7 +14,7 @@ from django.db import connections, transaction
 from django_redislock import LockLost, StaleFence, distributed_lock
 from tests.effects.models import Counter, Entry
 from tests.support.backends import one_kind
-from tests.support.databases import await_blocked, described, on_postgres, use
+from tests.support.databases import await_blocked, described, on_servers, use
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG
 
@@ -44,17 +44,17 @@ def draw(database: str) -> int:
 
 
 def draw_late(databases: dict[str, Any], database: str, *, fenced: bool) -> None:
-    """In a child: check the lease, and stand still before the first statement after that."""
+    """In a child: check the lease, and stand still before the first write after that."""
     use(**databases)
     stood_still = False
 
-    def stand_still(execute: Any, *args: Any) -> Any:
+    def stand_still(execute: Any, sql: str, *args: Any) -> Any:
         nonlocal stood_still
-        if not stood_still:
+        if not stood_still and sql.split()[0] in {"UPDATE", "INSERT"}:
             stood_still = True
             say("checked")
             hear()
-        return execute(*args)
+        return execute(sql, *args)
 
     with distributed_lock("lottery", ttl=TTL) as lease:
         lease.ensure_held()
@@ -131,7 +131,7 @@ def stand_still_within(databases: dict[str, Any], database: str) -> None:
         say("lost")
 
 
-@on_postgres
+@on_servers
 def test_a_holder_stopped_before_its_commit_rolls_back_and_the_next_one_goes_on(
     locks: Locks, database: str, spawn: Spawn, in_threads: Callable[..., Any]
 ) -> None:
@@ -180,7 +180,7 @@ def increment_often(databases: dict[str, Any], database: str, seed: int) -> None
         counter.save()
 
     def pause_before_the_claim(execute: Any, sql: str, *rest: Any) -> Any:
-        if sql.startswith('UPDATE "django_redislock_fence"'):
+        if sql.startswith("UPDATE") and "django_redislock_fence" in sql:
             pause()
         return execute(sql, *rest)
 

@@ -1,4 +1,4 @@
-"""Real databases for tests: a file of SQLite, and a PostgreSQL server of our own.
+"""Real databases for tests: a file of SQLite, and servers of our own: PostgreSQL and MariaDB.
 
     def test_a_draw_is_committed(database): ...
 
@@ -32,25 +32,31 @@ if TYPE_CHECKING:
 
     from pytest_django import DjangoDbBlocker
 
-SQLITE = "sqlite"
-POSTGRES = "postgres"
-KINDS = (SQLITE, POSTGRES)
+SQLITE, POSTGRES, MARIADB = KINDS = ("sqlite", "postgres", "mariadb")
 
-# What PostgreSQL calls them, by the number that its driver has for each.
-READ_COMMITTED, REPEATABLE_READ, SERIALIZABLE = 2, 3, 4
+# The isolation levels, by the numbers that PostgreSQL's driver has for them.
+LEVELS = {"read committed": 2, "repeatable read": 3, "serializable": 4}
 
-on_postgres = pytest.mark.parametrize("database_kind", [POSTGRES])
 on_sqlite = pytest.mark.parametrize("database_kind", [SQLITE])
+on_postgres = pytest.mark.parametrize("database_kind", [POSTGRES])
+on_mariadb = pytest.mark.parametrize("database_kind", [MARIADB])
+on_servers = pytest.mark.parametrize("database_kind", [POSTGRES, MARIADB])
 
 
 class MakeDatabase(Protocol):
     """The type of the fixture `make_database`."""
 
-    def __call__(self, alias: str, *, migrate: bool = True, **options: Any) -> str: ...
+    def __call__(
+        self, alias: str, *, migrate: bool = True, isolation: str = "", **options: Any
+    ) -> str: ...
 
 
 def use(**databases: dict[str, Any]) -> None:
     """Let Django know more databases, by their aliases."""
+    if any(one["ENGINE"].endswith(".mysql") for one in databases.values()):
+        import pymysql
+
+        pymysql.install_as_MySQLdb()  # It needs no compiler.
     complete = connections.configure_settings({"default": {}, **databases})
     connections.settings.update({alias: complete[alias] for alias in databases})
 
@@ -79,20 +85,13 @@ def _programs() -> Path | None:
     return Path(spec.origin).parent / "pginstall" / "bin"
 
 
-class Postgres:
-    """A PostgreSQL server in a folder of its own, reached by a socket in it.
+class DatabaseServer:
+    """A server in a folder of its own, reached by a socket in it."""
 
-    It refuses to run as root, so then it runs as nobody.
-    """
+    name: str
 
-    def __init__(self, programs: Path) -> None:
+    def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="redislock-"))
-        self._programs = programs
-        self._as: dict[str, Any] = {}
-        if os.geteuid() == 0:
-            nobody = pwd.getpwnam("nobody")
-            os.chown(self.folder, nobody.pw_uid, nobody.pw_gid)
-            self._as = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -101,46 +100,17 @@ class Postgres:
         return (self.folder / "log").read_text(errors="replace")
 
     def start(self) -> None:
-        """Make the files, start, and return when it answers."""
-        data = self.folder / "data"
-        options = ["--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C"]
-        with (self.folder / "log").open("ab") as log:
-            how: dict[str, Any] = {"stdout": log, "stderr": log, "cwd": self.folder, **self._as}
-            initdb = [self._programs / "initdb", *options, "--no-sync", "-D", data]
-            subprocess.run(initdb, check=True, timeout=HUNG, **how)
-            arguments = ["-D", data, "-k", self.folder, "-h", "", "-F"]  # -F: no fsync.
-            self._process = subprocess.Popen(
-                tied_to_us([str(one) for one in (self._programs / "postgres", *arguments)]),
-                start_new_session=True,
-                **how,
-            )
-
-        def ready() -> bool:
-            assert self._process is not None
-            assert self._process.poll() is None, self.log
-            return "ready to accept connections" in self.log
-
-        wait_until(ready, message="PostgreSQL answers")
+        """Start, and return when it answers."""
+        raise NotImplementedError
 
     def new_database(self) -> dict[str, Any]:
         """Make an empty database, and return it as DATABASES describes one."""
-        import psycopg
-
-        name = f"test_{uuid.uuid4().hex[:12]}"
-        how = {"host": str(self.folder), "user": "postgres"}
-        with psycopg.connect(dbname="postgres", autocommit=True, **how) as connection:
-            connection.execute(f"CREATE DATABASE {name}")  # type: ignore[call-overload]
-        return {
-            "ENGINE": "django.db.backends.postgresql",
-            "NAME": name,
-            "HOST": str(self.folder),
-            "USER": "postgres",
-        }
+        raise NotImplementedError
 
     def close(self) -> None:
-        """End it, whoever is still connected, and remove its files."""
+        """End it, and remove its files."""
         if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)  # "Fast": it does not wait for clients.
+            self._process.send_signal(signal.SIGINT if self.name == POSTGRES else signal.SIGTERM)
             try:
                 self._process.wait(HUNG)
             except subprocess.TimeoutExpired:
@@ -148,47 +118,156 @@ class Postgres:
                 self._process.wait(HUNG)
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _launch(self, command: list[Any], ready: str, **how: Any) -> None:
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                tied_to_us([str(one) for one in command]),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,  # Ctrl-C is for the tests, which then end their servers.
+                **how,
+            )
+
+        def is_ready() -> bool:
+            assert self._process is not None
+            assert self._process.poll() is None, self.log
+            return ready in self.log
+
+        wait_until(is_ready, message=f"{self.name} answers")
+
+
+class Postgres(DatabaseServer):
+    """PostgreSQL; it refuses to run as root, so then it runs as nobody."""
+
+    name = POSTGRES
+
+    def __init__(self, programs: Path) -> None:
+        super().__init__()
+        self._programs = programs
+        self._as: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            nobody = pwd.getpwnam("nobody")
+            os.chown(self.folder, nobody.pw_uid, nobody.pw_gid)
+            self._as = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+    def start(self) -> None:
+        data = self.folder / "data"
+        options = ["--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C"]
+        initdb = [self._programs / "initdb", *options, "--no-sync", "-D", data]
+        with (self.folder / "log").open("ab") as log:
+            how: dict[str, Any] = {"stdout": log, "stderr": log, "cwd": self.folder, **self._as}
+            subprocess.run(initdb, check=True, timeout=HUNG, **how)
+        # No port, and no fsync.
+        command = [self._programs / "postgres", "-D", data, "-k", self.folder, "-h", "", "-F"]
+        self._launch(command, "ready to accept connections", **self._as)
+
+    def new_database(self) -> dict[str, Any]:
+        import psycopg
+
+        name = f"test_{uuid.uuid4().hex[:12]}"
+        how = {"host": str(self.folder), "user": "postgres"}
+        with psycopg.connect(dbname="postgres", autocommit=True, **how) as connection:
+            connection.execute(f"CREATE DATABASE {name}")  # type: ignore[call-overload]
+        engine = "django.db.backends.postgresql"
+        return {"ENGINE": engine, "NAME": name, "HOST": str(self.folder), "USER": "postgres"}
+
+
+class MariaDB(DatabaseServer):
+    """MariaDB on an empty folder: without tables of rights, everybody may do everything."""
+
+    name = MARIADB
+
+    def __init__(self, program: str) -> None:
+        super().__init__()
+        self._program = program
+
+    def start(self) -> None:
+        (self.folder / "data").mkdir()
+        arguments = {
+            "datadir": self.folder / "data",
+            "socket": self.folder / "socket",
+            "pid-file": self.folder / "pid",
+            "user": pwd.getpwuid(os.geteuid()).pw_name,
+            "innodb-flush-log-at-trx-commit": 0,
+            "character-set-server": "utf8mb4",
+        }
+        flags = ["--no-defaults", "--skip-networking", "--skip-grant-tables"]
+        command = [self._program, *flags, *(f"--{name}={one}" for name, one in arguments.items())]
+        self._launch(command, "ready for connections")
+
+    def new_database(self) -> dict[str, Any]:
+        import pymysql
+
+        name = f"test_{uuid.uuid4().hex[:12]}"
+        socket = str(self.folder / "socket")
+        with pymysql.connect(unix_socket=socket, user="root") as connection:
+            connection.cursor().execute(f"CREATE DATABASE {name}")
+        engine = "django.db.backends.mysql"
+        return {"ENGINE": engine, "NAME": name, "HOST": socket, "USER": "root"}
+
+
+def _server(kind: str) -> DatabaseServer:
+    if kind == POSTGRES:
+        if (programs := _programs()) is None:
+            skip_or_fail("no PostgreSQL here: pip install pgserver, or apt install postgresql")
+        return Postgres(programs)
+    # Debian has it in /usr/sbin, which is in the PATH of root alone.
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
+    if (program := shutil.which("mariadbd", path=path)) is None:
+        skip_or_fail("no MariaDB here: apt install mariadb-server-core")
+    return MariaDB(program)
+
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    """One server for the whole run (of an xdist worker), started when first asked for."""
-    programs = _programs()
-    if programs is None:
-        skip_or_fail("no PostgreSQL here: pip install pgserver, or apt-get install postgresql")
-    assert programs is not None
-    server = Postgres(programs)
-    try:
-        server.start()
-        yield server
-    finally:
+def database_servers() -> Iterator[Callable[[str], DatabaseServer]]:
+    """One server of each kind for the whole run (of an xdist worker), once it is asked for."""
+    servers: dict[str, DatabaseServer] = {}
+
+    def get(kind: str) -> DatabaseServer:
+        if kind not in servers:
+            server = _server(kind)
+            try:
+                server.start()
+            except BaseException:
+                server.close()
+                raise
+            servers[kind] = server
+        return servers[kind]
+
+    yield get
+    for server in servers.values():
         server.close()
 
 
 @pytest.fixture(params=KINDS)
 def database_kind(request: pytest.FixtureRequest) -> str:
-    """Run the test once with SQLite and once with PostgreSQL."""
+    """Run the test once with each kind of database."""
     return str(request.param)
 
 
 @pytest.fixture
 def make_database(
     database_kind: str,
-    request: pytest.FixtureRequest,
+    database_servers: Callable[[str], DatabaseServer],
     tmp_path: Path,
     django_db_blocker: DjangoDbBlocker,
 ) -> Iterator[MakeDatabase]:
     """Make databases with the tables of locks and of tests/effects, and tell Django of them."""
     made: list[str] = []
 
-    def make(alias: str, *, migrate: bool = True, **options: Any) -> str:
-        if database_kind == POSTGRES:
-            server: Postgres = request.getfixturevalue("postgres")
-            use(**{alias: {**server.new_database(), "OPTIONS": options}})
-        else:
+    def make(alias: str, *, migrate: bool = True, isolation: str = "", **options: Any) -> str:
+        if database_kind == SQLITE:
             options = {"init_command": "PRAGMA journal_mode=WAL", "timeout": 30, **options}
             path = str(tmp_path / f"{alias}.sqlite3")
-            engine = "django.db.backends.sqlite3"
-            use(**{alias: {"ENGINE": engine, "NAME": path, "OPTIONS": options}})
+            where = {"ENGINE": "django.db.backends.sqlite3", "NAME": path}
+        else:
+            where = database_servers(database_kind).new_database()
+        if isolation:
+            is_number = database_kind == POSTGRES
+            options["isolation_level"] = LEVELS[isolation] if is_number else isolation
+        use(**{alias: {**where, "OPTIONS": options}})
         made.append(alias)
         if migrate:
             call_command("migrate", "django_redislock", database=alias, verbosity=0)
@@ -231,15 +310,20 @@ def in_threads() -> Callable[..., Any]:
 
 
 def await_blocked(alias: str) -> None:
-    """Return once a transaction of this PostgreSQL waits for another one."""
+    """Return once a transaction of this server waits for another one."""
+    waiting = {
+        # Not pg_stat_activity, which stands still within a transaction.
+        "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
+        "mysql": "SELECT count(*) FROM information_schema.innodb_lock_waits",
+    }
 
     def blocked() -> bool:
         with connections[alias].cursor() as cursor:
-            # Not pg_stat_activity, which stands still within a transaction.
-            cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            cursor.execute(waiting[connections[alias].vendor])
             return bool(cursor.fetchone()[0])
 
-    wait_until(blocked)
+    # MariaDB says the same as before to who asks again within a tenth of a second.
+    wait_until(blocked, every=0.2)
 
 
 def _make_tables(alias: str) -> None:
