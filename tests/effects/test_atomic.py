@@ -245,7 +245,8 @@ def test_at_each_isolation_level_no_update_is_lost(
     database = make_database("effects", isolation=level)
     leases = holders(6)
     outcomes = race(database, leases, in_threads)
-    if level == "read committed":
+    locks_rows = level == "repeatable read" and connections[database].vendor == "mysql"
+    if locks_rows or level == "read committed":
         assert set(outcomes) <= {"done", "stale"}
     assert "done" in outcomes
     check_race(database, leases, outcomes)

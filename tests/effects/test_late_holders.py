@@ -50,7 +50,7 @@ def draw_late(databases: dict[str, Any], database: str, *, fenced: bool) -> None
 
     def stand_still(execute: Any, sql: str, *args: Any) -> Any:
         nonlocal stood_still
-        if not stood_still and sql.split()[0] in {"UPDATE", "INSERT"}:
+        if not stood_still and sql.startswith(("UPDATE", "INSERT")):
             stood_still = True
             say("checked")
             hear()
@@ -144,7 +144,8 @@ def test_a_holder_stopped_before_its_commit_rolls_back_and_the_next_one_goes_on(
         child.cont()
         child.send("go on")
         assert child.read() == "lost"
-        assert written(database) == [next_one.result(HUNG)]
+        fence = next_one.result(HUNG)
+    assert written(database) == [fence]
 
 
 def test_a_holder_killed_within_the_transaction_leaves_nothing(
@@ -160,8 +161,8 @@ def test_a_holder_killed_within_the_transaction_leaves_nothing(
 # --- many, for a while ---------------------------------------------------------------------------
 
 PROCESSES = 8
-TIMES = 4  # Each of them, with the fence and without.
-SHORT = 0.4  # Seconds that a lease lasts; a pause is longer.
+TIMES = 3  # Each of them, with the fence and without.
+SHORT = 0.3  # Seconds that a lease lasts; a pause is longer.
 
 
 def increment_often(databases: dict[str, Any], database: str, seed: int) -> None:
