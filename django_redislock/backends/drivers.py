@@ -62,6 +62,9 @@ def ask(step: Call, by: Performer) -> Begun:
         # Not by a variable of this frame, which the error refers to: that would be a cycle, and
         # keep a connection that came too late.
         return Begun(step, seen_in(began_in, error), by)
+    except BaseException:
+        by.close()
+        raise
 
 
 async def aask(step: Call, by: Performer) -> Begun:
@@ -71,6 +74,9 @@ async def aask(step: Call, by: Performer) -> Begun:
         return _begun(step, await by.call(step), by)
     except (Unanswered, Refused) as error:
         return Begun(step, seen_in(began_in, error), by)
+    except BaseException:
+        by.close()
+        raise
 
 
 def _begun(step: Call, answer: Answer, by: Performer) -> Begun:

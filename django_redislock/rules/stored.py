@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import NamedTuple
 
@@ -85,7 +85,7 @@ class Owner:
     @cached_property
     def packed(self) -> bytes:
         """As the server keeps it: JSON without the empty fields, LONGEST_OWNER bytes at most."""
-        known = {field: value for field, value in asdict(self).items() if value}
+        known = {field: value for field, value in vars(self).items() if value}
         for most in (200, 40):  # Characters, of which each may need twelve bytes.
             shown = {k: v[:most] if isinstance(v, str) else v for k, v in known.items()}
             packed = json.dumps(shown, separators=(",", ":")).encode()

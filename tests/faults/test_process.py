@@ -249,8 +249,11 @@ def sweep(
     it set for whatever this thread does next.
     """
     places, orphaned = set[str](), set[str]()
-    prepare()
-    use()  # What is cached is in no one's way later: all runs are as long.
+    # Twice: a confirmation is sent in full at first, and by its SHA from then on. What is cached is
+    # in no one's way later: all runs are as long.
+    for _ in range(2):
+        prepare()
+        use()
     for step in range(2000):
         prepare()
         with InterruptAt(step) as interruption:

@@ -51,7 +51,7 @@ class Caller:
         self._prefix = prefix
         self._process = process
         self._numbers = count(1)
-        self._told: set[Script] = set()  # Since the server was last seen to lack a script.
+        self._told: set[Script] = set()  # Since the server was last seen to know no script.
 
     def new_channel(self) -> str:
         """A channel for one more connection of this process."""
@@ -131,7 +131,8 @@ class Caller:
         """The command that runs a script: by its SHA, or *in_full* with the whole text."""
         args = step.script.told(step.args, channel)
         if in_full:
-            self._told.clear()  # Who lacks one script may lack all.
+            if step.script is scripts.ACQUIRE:
+                self._told.clear()  # A server that lacks the first of all scripts lacks the rest.
             keys = step.script.given(lock_keys(self._prefix, step.name))
             return packed("EVAL", step.script.source, len(keys), *keys, *args)
         head = _head(self._prefix, step.name, step.script, len(args))

@@ -104,6 +104,8 @@ class Pool:
 
     def give(self, wire: Wire) -> None:
         """Return a connection that is in step: all its replies were read, or are known to come."""
+        if wire.bells:
+            wire.bells.clear()  # Nobody waits for them any more.
         self._idle.append(wire)
         if self._retired:
             self.close()

@@ -153,11 +153,8 @@ class Session(drivers.Blocking):
         return clock.now()
 
     def close(self) -> None:
-        wire = self._wire
-        if wire is not None:
-            if wire.bells:
-                wire.bells.clear()  # Nobody waits for them any more.
-            self._pool.give(wire)
+        if self._wire is not None:
+            self._pool.give(self._wire)
             self._wire = None
         if self._bell is not None:
             self._leave_bell()
