@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.core.exceptions import FieldDoesNotExist
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, Error, connections, transaction
 from django.db.models import BigIntegerField, Q
 from django.utils import timezone
 
@@ -163,7 +163,7 @@ def _lacks_table(using: str) -> bool:
 
     try:
         return Fence._meta.db_table not in connections[using].introspection.table_names()
-    except DatabaseError:
+    except Error:
         return False  # It does not answer, which the first error says better.
 
 

@@ -38,6 +38,16 @@ class Report(FencedModel):
         return f"{self.body} under {self.fence}"
 
 
+class Stock(models.Model):
+    """That of docs/effects.md, which is written if its version is the one that was read."""
+
+    left = models.IntegerField()
+    version = models.IntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"{self.left} left"
+
+
 class Unfenced(models.Model):
     """A row whose field has the name and not the meaning: null compares with nothing."""
 
