@@ -14,12 +14,14 @@ from django_redislock.exceptions import (
     LockMisuse,
     LockTimeout,
     LockUnavailable,
+    StaleFence,
 )
 from django_redislock.lease import Lease
 from django_redislock.lock import distributed_lock
 
 if TYPE_CHECKING:
     from django_redislock.celery import single_instance_task
+    from django_redislock.effects import fenced_update
 
 __version__ = "0.1.0"
 
@@ -31,15 +33,21 @@ __all__ = [
     "LockMisuse",
     "LockTimeout",
     "LockUnavailable",
+    "StaleFence",
     "distributed_lock",
+    "fenced_update",
     "single_instance_task",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    # Celery is optional, so it is imported when its decorator is.
-    if name != "single_instance_task":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from django_redislock.celery import single_instance_task
+    # Celery is optional, and so is a database: each is imported when something of it is.
+    if name == "single_instance_task":
+        from django_redislock.celery import single_instance_task
 
-    return single_instance_task
+        return single_instance_task
+    if name == "fenced_update":
+        from django_redislock.effects import fenced_update
+
+        return fenced_update
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

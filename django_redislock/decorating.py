@@ -100,6 +100,15 @@ def _generates(function: Callable[..., Any]) -> bool:
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
+def without_transaction(function: Callable[..., Any]) -> TypeError:
+    name = getattr(function, "__qualname__", function)
+    return TypeError(
+        f"distributed_lock with atomic cannot decorate the coroutine function {name}(): Django has"
+        " no asynchronous transactions. Decorate the function that writes, without `async`, and"
+        " call it with `await sync_to_async(function)(...)`."
+    )
+
+
 def runs_too_late(function: Callable[..., Any]) -> TypeError:
     what = "the generator function " if _generates(function) else ""
     return TypeError(

@@ -3,6 +3,7 @@
 LockError
 ├── LockTimeout      somebody else held the lock until the wait ran out
 ├── LockLost         the lease ended while it was relied on
+├── StaleFence       the database has a newer fence of the lock: a later lease has written
 ├── LockUnavailable  the server did not, could not or would not answer
 ├── LockMisuse       the call can never work: a deadlock with itself, a lease of another process
 └── InvalidLockName  the name cannot be a lock's name (also a ValueError)
@@ -76,6 +77,29 @@ class LockLost(LockError):
         if self.over:
             return f"The lease of lock {self.name!r} is not held: {self.over}."
         return f"The lease of lock {self.name!r} was lost: {_LOST_BECAUSE[self.reason]}."
+
+
+class StaleFence(LockError):
+    """A later lease of the lock has written to the database, so this one must not any more.
+
+    It is raised before anything is written under this lease.
+
+    Attributes:
+        name: The lock.
+        fence: That of the lease that came too late.
+        newer: The fence that the database has.
+    """
+
+    def __init__(self, name: str, fence: int, newer: int) -> None:
+        super().__init__(name, fence, newer)
+        self.fence = fence
+        self.newer = newer
+
+    def __str__(self) -> str:
+        return (
+            f"Fence {self.fence} of lock {self.name!r} is stale: another lease has claimed"
+            f" fence {self.newer} in the database. Nothing was written."
+        )
 
 
 class LockUnavailable(LockError):

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.holder import running_loop
 from django_redislock.rules import flows
-from django_redislock.rules.arguments import SHORTEST_TTL, seconds
+from django_redislock.rules.arguments import DEFAULT_DATABASE, SHORTEST_TTL, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from datetime import timedelta
     from typing import Any, NoReturn
 
@@ -26,6 +27,7 @@ logger = logging.getLogger("django_redislock")
 class Keeper(Protocol):
     """What keeps a lease alive and answers for it: the backend that granted it."""
 
+    alias: str
     clock: Callable[[], float]
 
     def run(self, flow: Flow[Any]) -> Any: ...
@@ -87,6 +89,11 @@ class Lease:
             f"The lease of lock {self.name!r} cannot be pickled: it belongs to this process. Pass"
             " its fence instead."
         )
+
+    @property
+    def alias(self) -> str:
+        """Where the lock is: the alias in REDISLOCK."""
+        return self._keeper.alias
 
     @property
     def ttl(self) -> float:
@@ -175,6 +182,27 @@ class Lease:
         self._callbacks.append(callback)
         if self.grant.is_lost:
             self.run_callbacks()
+
+    def atomic(self, using: str = DEFAULT_DATABASE) -> AbstractContextManager[None]:
+        """A transaction that is committed only if no later lease of the lock has written.
+
+        As ``with lease.atomic():`` in the block of the lock, so that it is committed before the
+        lock is released. Its first statement claims the fence in the database, and so keeps every
+        other lease of this lock out until the commit.
+
+        Args:
+            using: Alias in DATABASES.
+
+        Raises:
+            StaleFence: A later lease has claimed its fence. Nothing was written.
+            LockLost: The lease has ended; at the end of the block all is rolled back.
+            LockMisuse: A transaction is open already, which would be committed after the release;
+                or it is called in a thread whose event loop runs; or the table is missing.
+            ValueError: There is no such database.
+        """
+        from django_redislock import effects
+
+        return effects.atomic(self, using)
 
     @property
     def has_callbacks(self) -> bool:

@@ -14,7 +14,13 @@ from weakref import ref
 from django_redislock import process, signals, transactions
 from django_redislock.activity import current_owner
 from django_redislock.backends.registry import backends
-from django_redislock.decorating import check_decorated, explaining, is_awaited, runs_too_late
+from django_redislock.decorating import (
+    check_decorated,
+    explaining,
+    is_awaited,
+    runs_too_late,
+    without_transaction,
+)
 from django_redislock.exceptions import (
     LockError,
     LockLost,
@@ -35,6 +41,7 @@ from django_redislock.rules.stored import NO_MARKERS, DoneMarkers, new_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from datetime import timedelta
     from types import TracebackType
 
@@ -71,6 +78,7 @@ def distributed_lock(
     min_hold: Seconds | None = None,
     reentrant: bool = False,
     using: str = DEFAULT_ALIAS,
+    atomic: bool | str = False,
     release_on_commit: bool = False,
 ) -> Lock:
     """A lock shared by all processes and machines that use the same server and name.
@@ -90,6 +98,8 @@ def distributed_lock(
         min_hold: After a success the lock stays taken at least this long, counted from the grant.
         reentrant: Whether the thread or asyncio task that holds it already may take it again.
         using: Alias in REDISLOCK.
+        atomic: Whether the block is a transaction too, see Lease.atomic(); a string is the alias
+            in DATABASES. It is committed before the lock is released.
         release_on_commit: Whether a release while a transaction is open waits for its end, the
             commit or rollback of the outermost atomic(). Blocking code only.
 
@@ -97,18 +107,32 @@ def distributed_lock(
         InvalidLockName: The name cannot be a lock's name.
         ValueError: An argument is of the wrong type or out of range.
     """
-    given = (ttl, wait, renew, max_hold, min_hold, reentrant, using, release_on_commit)
+    given = (
+        ttl,
+        wait,
+        renew,
+        max_hold,
+        min_hold,
+        reentrant,
+        using,
+        atomic,
+        release_on_commit,
+    )
     try:
         options = options_of(*given)
     except TypeError:  # An argument that cannot be hashed; the check says which.
         options = options_of.__wrapped__(*given)
+    if options.atomic is not None:
+        from django_redislock import effects
+
+        effects.check_database(options.atomic, "atomic")
     return Lock(check_name(name, template=isinstance(name, str) and "{" in name), options)
 
 
 class _Hold:
     """What one acquire, or one entry of a block, got by a handle."""
 
-    __slots__ = ("backend", "block", "lease", "over", "process", "terms")
+    __slots__ = ("backend", "block", "lease", "over", "process", "terms", "transaction")
 
     def __init__(self, backend: Backend, terms: Terms, *, block: bool) -> None:
         # A lease stays with the backend and the settings that granted it.
@@ -118,6 +142,7 @@ class _Hold:
         self.process = process.current
         self.lease: Lease | None = None
         self.over = False  # Released within its block, which has not been left yet.
+        self.transaction: AbstractContextManager[None] | None = None  # That of the block.
 
     def is_of(self, holder: object) -> bool:
         """Whether *holder* got it."""
@@ -258,6 +283,13 @@ class Lock:
             raise
 
     def _new_hold(self, *, block: bool) -> _Hold:
+        if self._options.atomic is not None and not block:
+            raise LockMisuse(
+                self.name,
+                "with atomic, the lock needs a block that ends its transaction. Write `with`; or"
+                " leave atomic out, and write `with lock.lease.atomic():` between acquire() and"
+                " release().",
+            )
         outer = self._own_hold() if self._holds else None
         # Settings that are changed while it is held count from the next lease on.
         if outer is not None and outer.may_be_held:
@@ -652,11 +684,32 @@ class Lock:
     # --- with, async with ---------------------------------------------------------------------
 
     def __enter__(self) -> Lease:
+        if self._options.atomic is not None:
+            return self._enter_atomic(self._options.atomic)
         match self.attempt():
             case Lease() as lease:
                 return lease
             case outcome:
                 return self._refuse(outcome)
+
+    def _enter_atomic(self, database: str) -> Lease:
+        from django_redislock import effects
+
+        # Before the lock is taken: whoever waits for it must not wait for nothing.
+        effects.check_outermost(self.name, database)
+        outcome = self.attempt()
+        try:  # At once: an interrupt from here on must not leave the lock taken.
+            if not isinstance(outcome, Lease):
+                self._refuse(outcome)
+            hold = self._own_hold()
+            assert hold is not None
+            hold.transaction = outcome.atomic(database)
+            hold.transaction.__enter__()
+            return outcome
+        except BaseException as error:
+            if isinstance(outcome, Lease):
+                self.__exit__(type(error), error, error.__traceback__)
+            raise
 
     def __exit__(
         self,
@@ -664,12 +717,37 @@ class Lock:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        success = False
         try:
-            self._end(exc_type is None, block=True)
-        except (LockLost, LockMisuse, LockUnavailable) as error:
-            self._leave_with(error, exc_type is None)
+            if self._options.atomic is not None:
+                self._end_transaction(exc_type, exc, traceback)
+            success = exc_type is None
+        finally:
+            try:
+                self._end(success, block=True)
+            except (LockLost, LockMisuse, LockUnavailable) as error:
+                self._leave_with(error, success)
+
+    def _end_transaction(self, *exc_info: Any) -> None:
+        """Commit the transaction of the block, or roll it back, while the lock is still held."""
+        hold = self._hold_to_end(block=True)
+        if hold is None or hold.transaction is None:
+            return
+        try:
+            hold.transaction.__exit__(*exc_info)
+        except BaseException as error:
+            # If it was interrupted before it began, the transaction is still open. Else this does
+            # nothing.
+            hold.transaction.__exit__(type(error), error, error.__traceback__)
+            raise
 
     async def __aenter__(self) -> Lease:
+        if self._options.atomic is not None:
+            raise LockMisuse(
+                self.name,
+                "Django has no asynchronous transactions. Call a function through sync_to_async,"
+                " and write `with` in that.",
+            )
         match await self.aattempt():
             case Lease() as lease:
                 return lease
@@ -694,7 +772,10 @@ class Lock:
     def _leave_with(self, error: LockLost | LockMisuse | LockUnavailable, success: bool) -> None:
         # The work is done, or its own exception is on its way and must not be masked. A loss is
         # news to a body that succeeded; an unanswered release is not, the lease ends by itself.
-        if success and not isinstance(error, LockUnavailable):
+        # With atomic, the commit is behind us, and the database had no later lease: what LockLost
+        # tells is that nothing was written, so it must not be raised here.
+        is_committed = self._options.atomic is not None and isinstance(error, LockLost)
+        if success and not is_committed and not isinstance(error, LockUnavailable):
             raise error
         logger.error("Left the block of lock %r: %s", self.name, error)
 
@@ -709,6 +790,8 @@ class Lock:
         place = f"{line} of {function.__module__}.{getattr(function, '__qualname__', function)}()"
 
         if is_awaited(function):
+            if options.atomic is not None:
+                raise without_transaction(function)
             if options.release_on_commit:
                 self._refuse_to_await_a_commit()
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = [
     "tests.support.backends",
+    "tests.support.databases",
     "tests.support.proofs",
     "tests.support.ways",
     "tests.support.orders",  # It imports the one before.

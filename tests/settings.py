@@ -17,6 +17,7 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.staticfiles",
     "django_redislock",
+    "tests.effects",
 ]
 MIDDLEWARE = [
     "tests.support.site.strict_policy",

@@ -138,6 +138,7 @@ def single_instance_task(
     unique_queued: bool = False,
     queued_ttl: float | timedelta = HOUR,
     using: str = DEFAULT_ALIAS,
+    atomic: bool | str = False,
     **task_options: Any,
 ) -> Callable[[Callable[..., Any]], SingleInstanceTask]: ...
 
@@ -176,6 +177,8 @@ def single_instance_task(first: Any = None, /, **options: Any) -> Any:
             if it finds the lock busy and goes back to the queue.
         queued_ttl: How long a call counts as waiting in the queue if nothing is heard of it.
         using: Alias in REDISLOCK.
+        atomic: Whether the body is a transaction too, see Lease.atomic(); a string is the alias in
+            DATABASES. It is committed before the lock is released.
 
     Raises:
         TypeError, ValueError: An option is unknown, of the wrong type or out of range.

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Task
 
-from django_redislock.rules.arguments import SHORTEST_TTL, flag, seconds, text
+from django_redislock.effects import check_database
+from django_redislock.rules.arguments import SHORTEST_TTL, database, flag, seconds, text
 from django_redislock.rules.options import DEFAULT_ALIAS, MOST_PERMITS, Options
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class SingleInstance:
     unique_queued: bool = False
     queued_ttl: float = HOUR
     using: str = DEFAULT_ALIAS
+    atomic: str | None = None  # The database of the transaction around the body.
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> SingleInstance:
@@ -74,6 +76,8 @@ class SingleInstance:
                 flag(options[name], name)
         if "using" in options:
             text(options["using"], "using")
+        if "atomic" in options:
+            options["atomic"] = database(options["atomic"], "atomic")
         _check_choice(options, "on_conflict", CONFLICT_POLICIES, or_callable=True)
         _check_choice(options, "on_unavailable", UNAVAILABLE_POLICIES)
         key = options.get("key")
@@ -101,6 +105,7 @@ class SingleInstance:
             min_hold=self.min_hold,
             using=self.using,
             once=self.once,
+            atomic=self.atomic,
         )
 
 
@@ -129,6 +134,13 @@ def _check_together(options: SingleInstance, given: Mapping[str, Any]) -> None:
         )
     if "queued_ttl" in given and not options.unique_queued:
         raise ValueError("queued_ttl needs unique_queued=True: without it each call is published.")
+    if options.atomic is not None:
+        check_database(options.atomic, "atomic")
+        if options.on_unavailable == "run":
+            raise ValueError(
+                'atomic and on_unavailable="run" exclude each other: without a lease there is no'
+                " fence to claim. Leave one of them out."
+            )
     if options.once and options.limit > 1:
         raise ValueError("once and limit exclude each other: once lets one run succeed.")
 

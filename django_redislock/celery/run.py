@@ -11,7 +11,7 @@ import inspect
 import logging
 import os
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ from django_redislock.rules.flows import Done, Finished, RunMarker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from celery import Task
 
@@ -193,13 +194,21 @@ class TaskRun:
                     task_runs.note_start(self.name, lease, using=self.options.using)
             at_end.callback(_running.reset, _running.set(self))
             self._report_start()
-            result = body(*self.args, **self.kwargs)
+            with self._transaction():
+                result = body(*self.args, **self.kwargs)
             retried = getattr(self.request, "redislock_retried", False)
             if retried and (lease is None or lease.held):
                 with self._noting("end"):
                     task_runs.note_retried(self.name, self.marker, using=self.options.using)
                 raise _EndedByRetry(result)
             return result
+
+    def _transaction(self) -> AbstractContextManager[None]:
+        """What the body is within: with the option atomic, a transaction."""
+        if self.options.atomic is None:
+            return nullcontext()
+        assert self.lease is not None  # See options.py: atomic excludes a run without its lock.
+        return self.lease.atomic(self.options.atomic)
 
     # --- without the lock ---------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import math
 from datetime import timedelta
 
 SHORTEST_TTL = 0.01
+DEFAULT_DATABASE = "default"  # Of DATABASES.
 LONGEST = 10 * 365 * 24 * 3600.0  # Ten years: more seconds than a lock can be meant to last.
 
 
@@ -38,6 +39,15 @@ def flag(value: object, argument: str) -> bool:
     """Return a bool, or raise ValueError naming the argument."""
     if not isinstance(value, bool):
         raise ValueError(f"{argument} must be True or False, not {value!r}.")
+    return value
+
+
+def database(value: object, argument: str) -> str | None:
+    """Return the alias of the database that True or a string means; None if it is none."""
+    if value is None or isinstance(value, bool):
+        return DEFAULT_DATABASE if value else None
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{argument} must be True or the alias of a database, not {value!r}.")
     return value
 
 

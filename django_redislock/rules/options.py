@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from django_redislock.rules.arguments import SHORTEST_TTL, flag, seconds, text
+from django_redislock.rules.arguments import SHORTEST_TTL, database, flag, seconds, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +34,7 @@ class Options(NamedTuple):
     reentrant: bool = False
     using: str = DEFAULT_ALIAS
     once: float = 0.0
+    atomic: str | None = None  # The database of the transaction around the block.
     release_on_commit: bool = False
 
 
@@ -106,6 +107,7 @@ def options_of(
     min_hold: Seconds | None,
     reentrant: bool,
     using: str,
+    atomic: bool | str,
     release_on_commit: bool,
 ) -> Options:
     """The arguments of distributed_lock(), checked.
@@ -113,6 +115,11 @@ def options_of(
     Raises:
         ValueError: An argument is of the wrong type or out of range; it is named.
     """
+    if release_on_commit and atomic:
+        raise ValueError(
+            "atomic and release_on_commit exclude each other: with atomic, the commit comes before"
+            " the release."
+        )
     return Options(
         ttl=None if ttl is None else seconds(ttl, "ttl", least=SHORTEST_TTL),
         wait=None if wait is None else seconds(wait, "wait", endless=True),
@@ -121,5 +128,6 @@ def options_of(
         min_hold=0.0 if min_hold is None else seconds(min_hold, "min_hold"),
         reentrant=flag(reentrant, "reentrant"),
         using=text(using, "using"),
+        atomic=database(atomic, "atomic"),
         release_on_commit=flag(release_on_commit, "release_on_commit"),
     )

@@ -53,6 +53,11 @@ def test_what_is_not_true_or_false_is_refused(argument: str, value: Any) -> None
         distributed_lock("lottery", **{argument: value})
 
 
+def test_a_transaction_of_its_own_and_one_to_wait_for_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="atomic and release_on_commit exclude each other"):
+        distributed_lock("lottery", atomic=True, release_on_commit=True)
+
+
 def test_only_the_name_goes_by_position() -> None:
     with pytest.raises(TypeError):
         distributed_lock("lottery", 30)  # type: ignore[call-arg]
@@ -101,7 +106,7 @@ def test_an_alias_that_is_no_text_is_refused(using: Any) -> None:
 
 def test_what_an_acquire_is_made_of_is_made_once(place: Place) -> None:
     """Anew for each acquire, it would cost about as much as the acquire itself."""
-    given = (30, timedelta(seconds=5), None, None, None, False, "default", False)
+    given = (30, timedelta(seconds=5), None, None, None, False, "default", False, False)
     options = options_of(*given)
     assert options_of(*given) is options
     backend = backends["default"]

@@ -15,6 +15,7 @@ from django_redislock import (
     LockMisuse,
     LockTimeout,
     LockUnavailable,
+    StaleFence,
     distributed_lock,
 )
 from tests.support.backends import on_servers
@@ -33,6 +34,7 @@ ERRORS = [
     LockUnavailable("lottery", "connection refused"),
     LockUnavailable("lottery"),
     LockMisuse("lottery", "this thread holds it already."),
+    StaleFence("lottery", 7, 9),
     InvalidLockName("'lottery\\n'", "it contains control characters"),
 ]
 
@@ -58,7 +60,7 @@ def test_an_invalid_name_is_a_value_error_too() -> None:
 
 def test_no_error_is_a_kind_of_another() -> None:
     kinds = {type(error) for error in ERRORS}
-    assert len(kinds) == 5
+    assert len(kinds) == 6
     assert all(kind.__bases__[0] is LockError for kind in kinds)
 
 
@@ -73,6 +75,13 @@ def test_no_error_is_a_kind_of_another() -> None:
         (
             LockLost("lottery", "taken"),
             "The lease of lock 'lottery' was lost: another owner holds the lock now.",
+        ),
+        (
+            StaleFence("lottery", 7, 9),
+            (
+                "Fence 7 of lock 'lottery' is stale: another lease has claimed fence 9 in the"
+                " database. Nothing was written."
+            ),
         ),
         (
             LockUnavailable("lottery", "the disk is full"),

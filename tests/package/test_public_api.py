@@ -24,7 +24,9 @@ def test_the_package_has_these_names_and_no_others() -> None:
         "LockMisuse",
         "LockTimeout",
         "LockUnavailable",
+        "StaleFence",
         "distributed_lock",
+        "fenced_update",
         "single_instance_task",
     ]
     assert all(hasattr(django_redislock, name) for name in django_redislock.__all__)
@@ -57,10 +59,11 @@ def test_distributed_lock_is_called_like_this() -> None:
         ("min_hold", None),
         ("reentrant", False),
         ("using", "default"),
+        ("atomic", False),
         ("release_on_commit", False),
     ]
     kinds = [one.kind for one in parameters.values()]
-    assert kinds == [inspect.Parameter.POSITIONAL_OR_KEYWORD] + [inspect.Parameter.KEYWORD_ONLY] * 8
+    assert kinds == [inspect.Parameter.POSITIONAL_OR_KEYWORD] + [inspect.Parameter.KEYWORD_ONLY] * 9
 
 
 def public(cls: type) -> set[str]:
@@ -102,6 +105,8 @@ def test_both_of_a_pair_are_called_alike(cls: type, name: str) -> None:
 def test_a_lease_has_these_attributes() -> None:
     assert public(Lease) >= {
         "name",
+        "alias",
+        "atomic",
         "fence",
         "owner",
         "id",
@@ -221,6 +226,31 @@ except ImportError as error:
 def test_without_celery_its_submodules_say_what_to_install(line: str) -> None:
     code = f"{NO_CELERY}\ntry:\n    {line}\nexcept ImportError as error:\n    print(error)"
     assert "pip install 'django_redislock[celery]'" in run(code)
+
+
+@pytest.mark.slow
+def test_without_a_database_locks_work_and_atomic_says_what_is_missing() -> None:
+    code = """
+    import sys
+    import django
+    from django.conf import settings
+    settings.configure(
+        INSTALLED_APPS=["django_redislock"],
+        REDISLOCK={"default": {"BACKEND": "django_redislock.backends.InMemoryBackend"}},
+    )
+    django.setup()
+    from django_redislock import distributed_lock
+    with distributed_lock("lottery") as lease:
+        lease.ensure_held()
+    print("django_redislock.effects" in sys.modules)
+    try:
+        distributed_lock("lottery", atomic=True)
+    except ValueError as error:
+        print(error)
+    """
+    said = run(code).splitlines()
+    assert said[0] == "False"
+    assert "DATABASES has none" in said[1]
 
 
 NO_HIREDIS = NO_CELERY.replace("NoCelery", "NoHiredis").replace(

@@ -15,6 +15,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # The underscore of a named tuple's methods keeps them apart from its fields; they are public.
 OF_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
+# Django documents it under this name.
+OF_MODELS = {"_meta"}
 # Of other libraries, where they have no public way; each is explained where it is used.
 OF_OTHERS = {
     "asyncio._get_running_loop",
@@ -33,7 +35,7 @@ def private_touches(path: Path) -> Iterator[str]:
         if not isinstance(node, ast.Attribute) or not node.attr.startswith("_"):
             continue
         of = ast.unparse(node.value)
-        is_public = node.attr.startswith("__") or node.attr in OF_TUPLES
+        is_public = node.attr.startswith("__") or node.attr in OF_TUPLES | OF_MODELS
         if (
             not is_public
             and of not in {*ITSELF, "super()"}

@@ -7,6 +7,9 @@ from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import Any, assert_type
 
+from django.contrib.auth.models import Permission
+from django.db.models import QuerySet
+
 from django_redislock import (
     InvalidLockName,
     Lease,
@@ -14,7 +17,9 @@ from django_redislock import (
     LockLost,
     LockTimeout,
     LockUnavailable,
+    StaleFence,
     distributed_lock,
+    fenced_update,
     held,
 )
 from django_redislock.held import HeldLock, HeldLocks
@@ -33,6 +38,9 @@ lock.release(success=False)
 
 distributed_lock("lottery", ttl=5, wait=0, max_hold=1.5, min_hold=timedelta(days=1))
 distributed_lock("lottery", wait=math.inf, renew=None, reentrant=True, using="other")
+distributed_lock("lottery", atomic=True)
+distributed_lock("lottery", atomic="other")
+distributed_lock("lottery", atomic=7)  # type: ignore[arg-type]
 distributed_lock("lottery", release_on_commit=True)
 distributed_lock("lottery", 5)  # type: ignore[call-arg]
 distributed_lock("lottery", ttl="5")  # type: ignore[arg-type]
@@ -51,6 +59,8 @@ with lock as lease:
     assert_type(lease.expires_in, float)
     lease.ensure_held()
     lease.ensure_held(verify=True)
+    with lease.atomic(), lease.atomic("other"):
+        pass
     lease.renew()
     lease.on_lost(lambda lost: print(lost.fence))
     lease.fence + "1"  # type: ignore[operator]
@@ -124,6 +134,8 @@ except LockLost as lost:
     if lost.reason == "forced":
         print(lost.name)
     is_reason = lost.reason == "stolen"  # type: ignore[comparison-overlap]
+except StaleFence as stale:
+    assert_type(stale.newer - stale.fence, int)
 except LockUnavailable as unavailable:
     assert_type(unavailable.problem, str)
 except LockError as error:
@@ -137,3 +149,13 @@ assert_type(held.list(), HeldLocks)
 assert_type(held.list().partial, bool)
 assert_type(held.get("lottery"), HeldLock | None)
 assert_type(held.force_release("lottery", "0123456789abcdef", by="ann"), bool)
+
+
+# --- effects in the database ---------------------------------------------------------------------
+
+
+def in_the_database(rows: QuerySet[Permission], lease: Lease) -> None:
+    done = fenced_update(rows, lease, name="drawn")
+    assert_type(done.updated, int)
+    assert_type(done.refused, int)
+    fenced_update(lease, rows)  # type: ignore[arg-type]

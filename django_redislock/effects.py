@@ -1,0 +1,222 @@
+"""What makes the effects of a lease true in the database: lease.atomic() and fenced_update().
+
+A process may be stopped between its last look at its lease and its write, for longer than the lease
+lasts, and write when somebody else has the lock. No lock over a network prevents that. The
+database does, if it compares the fences of the two in the transaction that writes.
+
+Nothing here is imported before it is used: locks need no database.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django.core.exceptions import FieldDoesNotExist
+from django.db import DatabaseError, Error, connections, transaction
+from django.db.models import BigIntegerField, Q
+from django.utils import timezone
+
+from django_redislock.exceptions import LockMisuse, StaleFence
+from django_redislock.holder import running_loop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django.db.models import Model, QuerySet
+
+    from django_redislock.lease import Lease
+
+_NO_DATABASE = "django.db.backends.dummy"  # What Django makes of an alias without an engine.
+
+
+def check_database(alias: object, argument: str) -> None:
+    """Refuse what is not the alias of a database; the database itself is not asked.
+
+    Raises:
+        ValueError: The message names the argument.
+    """
+    known = [
+        name for name, one in connections.settings.items() if one.get("ENGINE") != _NO_DATABASE
+    ]
+    if alias not in known:
+        listed = ", ".join(map(repr, known)) or "none"
+        raise ValueError(
+            f"{argument} must be the alias of a database, not {alias!r}. DATABASES has {listed}."
+        )
+
+
+def check_outermost(name: str, using: str) -> None:
+    """Refuse a transaction that would not be committed where its block ends.
+
+    Raises:
+        LockMisuse: The message shows the right order.
+    """
+    if running_loop() is not None and not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
+        raise LockMisuse(
+            name,
+            "a transaction was to begin in a thread whose event loop runs, and Django has no"
+            " asynchronous transactions. Write `with lease.atomic():` in a function, and call that"
+            " with `await sync_to_async(function)(lease)`.",
+        )
+    connection = connections[using]
+    blocks = connection.atomic_blocks
+    # As Django judges durable=True: the transaction around a test of TestCase does not count.
+    if blocks and not getattr(blocks[-1], "_from_testcase", False):
+        raise LockMisuse(
+            name,
+            f"a transaction of database {using!r} is open already. It would be committed after the"
+            " lock is released, and the next holder would read what was there before. Take the"
+            f" lock first: `with distributed_lock({name!r}, atomic={using!r}):` outside of every"
+            " atomic(). A view under ATOMIC_REQUESTS needs @transaction.non_atomic_requests.",
+        )
+    # Only there it is a question; for others, Django would make a table to find out.
+    if connection.vendor == "mysql" and not connection.features.supports_transactions:
+        raise LockMisuse(
+            name,
+            f"database {using!r} has no transactions, since its storage engine is MyISAM. Take"
+            " InnoDB.",
+        )
+    if not blocks and not connection.get_autocommit():
+        raise LockMisuse(
+            name,
+            f"autocommit of database {using!r} is off, so the end of the block would commit"
+            " nothing. Switch it on (AUTOCOMMIT, transaction.set_autocommit), and leave the commit"
+            " to the block.",
+        )
+
+
+@contextmanager
+def atomic(lease: Lease, using: str) -> Iterator[None]:
+    """See Lease.atomic()."""
+    check_database(using, "using")
+    check_outermost(lease.name, using)
+    lease.ensure_held()
+    while True:
+        is_claimed = False
+        try:
+            with transaction.atomic(using=using, durable=True):
+                if is_claimed := _claim(lease, using):
+                    yield
+                    lease.ensure_held()
+                    return
+        except DatabaseError as error:
+            if is_claimed or not _lacks_table(using):
+                raise
+            raise LockMisuse(
+                lease.name,
+                f"database {using!r} has no table of fences. Run `manage.py migrate"
+                f" django_redislock --database={using}`; a router that answers allow_migrate()"
+                " must let it.",
+            ) from error
+        _make_row(lease, using)
+
+
+def _claim(lease: Lease, using: str) -> bool:
+    """Write down that this lease is the one that writes; others wait here until its commit.
+
+    Returns:
+        Whether that was done. Else there is no row for the lock yet.
+
+    Raises:
+        StaleFence: A later lease has written.
+    """
+    from django_redislock.models import Fence
+
+    row = Fence.objects.using(using).filter(key=Fence.key_of(lease.name, lease.alias))
+    # Two leases can have the same fence, if Redis lost its data while its clock was set back.
+    is_not_newer = Q(fence__lt=lease.fence) | Q(fence=lease.fence, lease_id=lease.id)
+    # The write comes first. It locks the row, so what it has compared stays so until the commit;
+    # and SQLite refuses to write later if another has written since a first read.
+    if row.filter(is_not_newer).update(
+        fence=lease.fence, lease_id=lease.id, claimed_at=timezone.now()
+    ):
+        return True
+    newer = row.exclude(is_not_newer).values_list("fence", flat=True).first()
+    if newer is None:
+        return False
+    raise StaleFence(lease.name, lease.fence, newer)
+
+
+def _make_row(lease: Lease, using: str) -> None:
+    """Make the row of a lock, before the transaction that claims it.
+
+    Two who make it at once both go on to claim it. Within their transactions one of them would
+    have to fail, by a deadlock or because its snapshot is too old.
+    """
+    from django_redislock.models import Fence
+
+    row = Fence(
+        key=Fence.key_of(lease.name, lease.alias),
+        name=lease.name,
+        alias=lease.alias,
+        fence=0,
+        lease_id="",
+        claimed_at=timezone.now(),
+    )
+    Fence.objects.using(using).bulk_create([row], ignore_conflicts=True)
+
+
+def _lacks_table(using: str) -> bool:
+    from django_redislock.models import Fence
+
+    try:
+        return Fence._meta.db_table not in connections[using].introspection.table_names()
+    except Error:
+        return False  # It does not answer, which the first error says better.
+
+
+class FencedUpdate(NamedTuple):
+    """What came of a fenced_update()."""
+
+    updated: int  # Rows that were written.
+    refused: int  # Rows that a later lease has written, and that stay as they are.
+
+
+def fenced_update(queryset: QuerySet[Any], lease: Lease, /, **values: Any) -> FencedUpdate:
+    """Update the rows that no later lease has written, and write the fence of this one into them.
+
+    The rows need a field ``fence``, as those of FencedModel have, so no table of fences is needed.
+    Select rows by what does not change, such as their key.
+
+    Args:
+        queryset: The rows.
+        lease: The lease under which they are written.
+        values: The new values, as for ``QuerySet.update()``.
+
+    Returns:
+        How many rows were updated, and how many were refused.
+
+    Raises:
+        LockLost: The lease has ended. Nothing was written.
+        TypeError: The model has no such field, *values* has one, or *lease* is none.
+    """
+    if not hasattr(lease, "ensure_held"):
+        raise TypeError(f"fenced_update was given what is not a lease: {lease!r}.")
+    _check_fenced(queryset.model, values)
+    lease.ensure_held()
+    # A router may name a replica for what only reads, and the rows are to be counted where they
+    # are written.
+    rows = queryset.using(queryset.select_for_update().db)
+    # Both in one transaction: nobody writes to an updated row before it is known what was refused.
+    with transaction.atomic(using=rows.db):
+        updated = rows.filter(fence__lte=lease.fence).update(**values, fence=lease.fence)
+        refused = rows.filter(fence__gt=lease.fence).count()
+    return FencedUpdate(updated, refused)
+
+
+def _check_fenced(model: type[Model], values: dict[str, Any]) -> None:
+    try:
+        field = model._meta.get_field("fence")
+    except FieldDoesNotExist:
+        field = None
+    # The fence counts microseconds, and null compares with nothing.
+    if not isinstance(field, BigIntegerField) or field.null:
+        raise TypeError(
+            f"fenced_update needs a field for the fence in {model.__name__}. Derive it from"
+            " django_redislock.models.FencedModel, or write"
+            " `fence = models.BigIntegerField(default=0)`."
+        )
+    if "fence" in values:
+        raise TypeError("fenced_update writes the fence of the lease itself: leave fence= out.")

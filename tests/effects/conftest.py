@@ -1,0 +1,42 @@
+"""Several holders of one lock at once, as there are after a server has lost its data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_redislock import Lease, LockError, distributed_lock
+
+if TYPE_CHECKING:
+    from tests.conftest import Locks
+
+Holders = Callable[[int], list[Lease]]
+
+
+@pytest.fixture
+def holders(locks: Locks) -> Iterator[Holders]:
+    """Make leases of the lock "lottery", in the order of their fences, that all say "held"."""
+    held = []
+
+    def make(number: int) -> list[Lease]:
+        for _ in range(number):
+            locks.redis.flushall()
+            lock = distributed_lock("lottery", ttl=60, wait=0)
+            with ThreadPoolExecutor(1) as thread:  # One thread may not hold a lock twice.
+                assert thread.submit(lock.acquire).result()
+                lease = thread.submit(lambda lock=lock: lock.lease).result()
+            assert lease is not None
+            held.append((lock, lease))
+        leases = [lease for _, lease in held]
+        assert all(lease.held for lease in leases)
+        assert sorted({lease.fence for lease in leases}) == [lease.fence for lease in leases]
+        return leases
+
+    yield make
+    for lock, _ in held:
+        with suppress(LockError):
+            lock.release()

@@ -1,0 +1,57 @@
+"""What the locks of these tests protect."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from django_redislock.models import FencedModel
+
+
+class Counter(models.Model):
+    """A number that is read, and written one higher: two who do so at once lose an update."""
+
+    name = models.CharField(max_length=50, unique=True)
+    value = models.IntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.value}"
+
+
+class Entry(models.Model):
+    """One line of a ledger; ``position`` is the order in which they were written."""
+
+    position = models.BigAutoField(primary_key=True)
+    fence = models.BigIntegerField()
+    value = models.IntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"{self.position}: {self.value} under {self.fence}"
+
+
+class Report(FencedModel):
+    """A row that knows the fence that it was last written under."""
+
+    body = models.CharField(max_length=50, default="")
+    is_new = models.BooleanField(default=True)
+
+    def __str__(self) -> str:
+        return f"{self.body} under {self.fence}"
+
+
+class Stock(models.Model):
+    """That of docs/effects.md, which is written if its version is the one that was read."""
+
+    left = models.IntegerField()
+    version = models.IntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"{self.left} left"
+
+
+class Unfenced(models.Model):
+    """A row whose field has the name and not the meaning: null compares with nothing."""
+
+    fence = models.BigIntegerField(null=True)
+
+    def __str__(self) -> str:
+        return str(self.fence)

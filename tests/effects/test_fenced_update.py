@@ -1,0 +1,167 @@
+"""fenced_update(): rows that remember the fence that they were written under."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import IntegrityError, connections
+from django.test.utils import CaptureQueriesContext
+
+from django_redislock import LockLost, distributed_lock, fenced_update
+from tests.effects.models import Counter, Report, Unfenced
+from tests.support.backends import one_kind
+
+if TYPE_CHECKING:
+    from tests.conftest import Locks
+    from tests.effects.conftest import Holders
+    from tests.support.databases import MakeDatabase
+
+pytestmark = one_kind
+
+
+def reports(database: str) -> Any:
+    """All rows, by key."""
+    return Report.objects.using(database).order_by("pk")
+
+
+def bodies(database: str) -> list[tuple[str, int]]:
+    """What the rows have."""
+    return list(reports(database).values_list("body", "fence"))
+
+
+def test_rows_are_written_with_the_fence(locks: Locks, database: str) -> None:
+    for _ in range(2):
+        reports(database).create()
+    with distributed_lock("lottery") as lease:
+        done = fenced_update(reports(database), lease, body="drawn")
+    assert done == (2, 0)
+    assert (done.updated, done.refused) == (2, 0)
+    assert bodies(database) == [("drawn", lease.fence)] * 2
+
+
+def test_a_lease_may_write_the_same_row_again(locks: Locks, database: str) -> None:
+    reports(database).create()
+    with distributed_lock("lottery") as lease:
+        for body in ("first", "second"):
+            assert fenced_update(reports(database), lease, body=body) == (1, 0)
+    assert bodies(database) == [("second", lease.fence)]
+
+
+def test_rows_that_a_later_lease_has_written_are_refused_and_counted(
+    holders: Holders, database: str
+) -> None:
+    early, late = holders(2)
+    rows = [reports(database).create() for _ in range(3)]
+    assert fenced_update(reports(database).filter(pk=rows[1].pk), late, body="late") == (1, 0)
+    assert fenced_update(reports(database), early, body="early") == (2, 1)
+    assert bodies(database) == [
+        ("early", early.fence),
+        ("late", late.fence),
+        ("early", early.fence),
+    ]
+
+
+def test_refused_are_those_that_were_selected_and_not_written(
+    holders: Holders, database: str
+) -> None:
+    # The new value takes the updated rows out of the selection.
+    early, late = holders(2)
+    for _ in range(3):
+        reports(database).create()
+    fenced_update(reports(database).filter(pk=reports(database).first().pk), late, body="late")
+    selected = reports(database).filter(is_new=True)
+    assert fenced_update(selected, early, is_new=False) == (2, 1)
+
+
+def test_no_row_at_all_is_neither(locks: Locks, database: str) -> None:
+    with distributed_lock("lottery") as lease:
+        assert fenced_update(reports(database), lease, body="drawn") == (0, 0)
+
+
+def test_without_values_it_only_claims_the_rows(locks: Locks, database: str) -> None:
+    reports(database).create(body="as it was")
+    with distributed_lock("lottery") as lease:
+        assert fenced_update(reports(database), lease) == (1, 0)
+    assert bodies(database) == [("as it was", lease.fence)]
+
+
+def test_it_may_be_part_of_a_larger_transaction(locks: Locks, database: str) -> None:
+    reports(database).create()
+
+    def fail() -> None:
+        with distributed_lock("lottery") as lease, lease.atomic(database):
+            fenced_update(reports(database), lease, body="drawn")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert bodies(database) == [("", 0)]
+
+
+def test_an_error_of_the_database_is_told_and_leaves_no_transaction(
+    locks: Locks, database: str
+) -> None:
+    reports(database).create()
+    with distributed_lock("lottery") as lease, pytest.raises(IntegrityError):
+        fenced_update(reports(database), lease, body=None)
+    assert not connections[database].in_atomic_block
+
+
+class Replicated:
+    """A router that writes to "main" and reads from a replica that lags behind."""
+
+    def db_for_write(self, model: type, **hints: Any) -> str:
+        return "main"
+
+    def db_for_read(self, model: type, **hints: Any) -> str:
+        return "replica"
+
+
+def test_with_a_router_rows_are_written_and_counted_in_one_place(
+    holders: Holders, make_database: MakeDatabase, settings: Any
+) -> None:
+    main, replica = make_database("main"), make_database("replica")
+    early, late = holders(2)
+    for alias in (main, replica):
+        Report.objects.using(alias).create()
+    fenced_update(Report.objects.using(main), late, body="late")
+    settings.DATABASE_ROUTERS = [Replicated()]
+    assert fenced_update(Report.objects.all(), early, body="early") == (0, 1)
+    assert fenced_update(Report.objects.all(), late, body="later") == (1, 0)
+    assert bodies(replica) == [("", 0)]
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def test_a_lease_that_is_over_writes_nothing(locks: Locks, database: str) -> None:
+    reports(database).create()
+    with distributed_lock("lottery") as lease:
+        pass
+    with (
+        CaptureQueriesContext(connections[database]) as sent,
+        pytest.raises(LockLost, match="it was released"),
+    ):
+        fenced_update(reports(database), lease, body="drawn")
+    assert len(sent) == 0
+
+
+@pytest.mark.parametrize("model", [Counter, Unfenced])
+def test_a_model_without_a_field_for_the_fence_is_refused(
+    locks: Locks, database: str, model: Any
+) -> None:
+    line = "`fence = models.BigIntegerField(default=0)`"
+    with distributed_lock("lottery") as lease, pytest.raises(TypeError, match=re.escape(line)):
+        fenced_update(model.objects.using(database), lease, value=1)
+
+
+def test_the_fence_is_not_given_by_hand(locks: Locks, database: str) -> None:
+    with distributed_lock("lottery") as lease, pytest.raises(TypeError, match="leave fence= out"):
+        fenced_update(reports(database), lease, fence=7)
+
+
+def test_what_is_no_lease_is_refused(locks: Locks, database: str) -> None:
+    with distributed_lock("lottery"), pytest.raises(TypeError, match="not a lease: 7"):
+        fenced_update(reports(database), 7, body="drawn")  # type: ignore[arg-type]

@@ -1,0 +1,234 @@
+"""Processes that are stopped beyond their lease, or killed: what they leave in real databases."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connections, transaction
+
+from django_redislock import LockLost, StaleFence, distributed_lock
+from tests.effects.models import Counter, Entry
+from tests.support.backends import one_kind
+from tests.support.databases import await_blocked, described, on_servers, use
+from tests.support.processes import hear, say
+from tests.support.waiting import HUNG
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import Locks, Spawn
+
+pytestmark = [one_kind, pytest.mark.slow]
+
+TTL = 2.0
+
+
+def written(database: str) -> list[int]:
+    """The fences of all writes, in their order."""
+    return list(Entry.objects.using(database).order_by("position").values_list("fence", flat=True))
+
+
+def draw(database: str) -> int:
+    """Take the lock, when it is free, and write under its fence, which is returned."""
+    with distributed_lock("lottery", wait=HUNG) as lease, lease.atomic(database):
+        Entry.objects.using(database).create(fence=lease.fence)
+    return lease.fence
+
+
+# --- stopped between the check and the write -----------------------------------------------------
+
+
+def draw_late(databases: dict[str, Any], database: str, *, fenced: bool) -> None:
+    """In a child: check the lease, and stand still before the first write after that."""
+    use(**databases)
+    stood_still = False
+
+    def stand_still(execute: Any, sql: str, *args: Any) -> Any:
+        nonlocal stood_still
+        if not stood_still and sql.startswith(("UPDATE", "INSERT")):
+            stood_still = True
+            say("checked")
+            hear()
+        return execute(sql, *args)
+
+    with distributed_lock("lottery", ttl=TTL) as lease:
+        lease.ensure_held()
+        try:
+            with (
+                connections[database].execute_wrapper(stand_still),
+                lease.atomic(database) if fenced else transaction.atomic(using=database),
+            ):
+                Entry.objects.using(database).create(fence=lease.fence)
+        except StaleFence as stale:
+            say(["stale", stale.fence, stale.newer])
+        else:
+            say(["written", lease.fence])
+
+
+@pytest.fixture
+def late(locks: Locks, database: str, spawn: Spawn) -> Callable[..., tuple[Any, int]]:
+    """Stop a holder between its check and its write, until another one has taken over and written.
+
+    Returns what came of the late one, and the fence of the other.
+    """
+
+    def run(*, fenced: bool) -> tuple[Any, int]:
+        child = spawn(draw_late, described(database), database, fenced=fenced)
+        assert child.read() == "checked"
+        child.stop()
+        newer = draw(database)
+        child.cont()
+        child.send("go on")
+        return child.read(), newer
+
+    return run
+
+
+def test_a_holder_stopped_between_check_and_write_gets_stale_fence(
+    late: Callable[..., tuple[Any, int]], database: str
+) -> None:
+    (outcome, fence, claimed), newer = late(fenced=True)
+    assert outcome == "stale"
+    assert claimed == newer > fence
+    assert written(database) == [newer]
+
+
+def test_also_if_the_lock_has_been_claimed_before(
+    late: Callable[..., tuple[Any, int]], database: str
+) -> None:
+    first = draw(database)
+    (outcome, fence, claimed), newer = late(fenced=True)
+    assert outcome == "stale"
+    assert claimed == newer > fence > first
+    assert written(database) == [first, newer]
+
+
+def test_without_the_fence_it_writes_after_the_other(
+    late: Callable[..., tuple[Any, int]], database: str
+) -> None:
+    (outcome, fence), newer = late(fenced=False)
+    assert outcome == "written"
+    assert written(database) == [newer, fence]
+
+
+# --- stopped or killed within the transaction ----------------------------------------------------
+
+
+def stand_still_within(databases: dict[str, Any], database: str) -> None:
+    """In a child: write, and stand still before the commit."""
+    use(**databases)
+    try:
+        with distributed_lock("lottery", ttl=TTL) as lease, lease.atomic(database):
+            Entry.objects.using(database).create(fence=lease.fence)
+            say("written")
+            hear()
+    except LockLost:
+        say("lost")
+
+
+@on_servers
+def test_a_holder_stopped_before_its_commit_rolls_back_and_the_next_one_goes_on(
+    locks: Locks, database: str, spawn: Spawn, in_threads: Callable[..., Any]
+) -> None:
+    child = spawn(stand_still_within, described(database), database)
+    assert child.read() == "written"
+    child.stop()
+    with ThreadPoolExecutor(1) as thread:
+        next_one = thread.submit(in_threads(draw), database)
+        await_blocked(database)  # The lock is its own by now; the row is not yet.
+        child.cont()
+        child.send("go on")
+        assert child.read() == "lost"
+        fence = next_one.result(HUNG)
+    assert written(database) == [fence]
+
+
+def test_a_holder_killed_within_the_transaction_leaves_nothing(
+    locks: Locks, database: str, spawn: Spawn
+) -> None:
+    child = spawn(stand_still_within, described(database), database)
+    assert child.read() == "written"
+    child.kill()
+    fence = draw(database)
+    assert written(database) == [fence]
+
+
+# --- many, for a while ---------------------------------------------------------------------------
+
+PROCESSES = 8
+TIMES = 3  # Each of them, with the fence and without.
+SHORT = 0.3  # Seconds that a lease lasts; a pause is longer.
+
+
+def increment_often(databases: dict[str, Any], database: str, seed: int) -> None:
+    """In a child: read a number and write one more, with pauses; say how often that was done."""
+    use(**databases)
+    chance = Random(seed)
+
+    def pause() -> None:
+        if chance.random() < 0.3:
+            time.sleep(1.5 * SHORT)
+
+    def increment(name: str) -> None:
+        counter = Counter.objects.using(database).get(name=name)
+        pause()
+        counter.value += 1
+        counter.save()
+
+    def pause_before_the_claim(execute: Any, sql: str, *rest: Any) -> Any:
+        if sql.startswith("UPDATE") and "django_redislock_fence" in sql:
+            pause()
+        return execute(sql, *rest)
+
+    def with_fence() -> None:
+        with distributed_lock("fenced", ttl=SHORT, renew=False, wait=HUNG, atomic=database):
+            increment("fenced")
+
+    def without_fence() -> None:
+        with distributed_lock("plain", ttl=SHORT, renew=False, wait=HUNG) as lease:
+            lease.ensure_held()
+            increment("plain")
+            # What was written is counted, also if it was too late.
+            done["plain"] += 1
+
+    done = {"fenced": 0, "plain": 0, "stale": 0, "lost": 0}
+    say("ready")
+    hear()
+    for _ in range(TIMES):
+        try:
+            with connections[database].execute_wrapper(pause_before_the_claim):
+                with_fence()
+            done["fenced"] += 1
+        except StaleFence:
+            done["stale"] += 1
+        except LockLost:
+            done["lost"] += 1
+        with suppress(LockLost):
+            without_fence()
+    say(done)
+
+
+def test_pauses_beyond_the_ttl_lose_updates_without_the_fence_and_none_with_it(
+    locks: Locks, database: str, spawn: Spawn
+) -> None:
+    for name in ("fenced", "plain"):
+        Counter.objects.using(database).create(name=name)
+    children = [
+        spawn(increment_often, described(database), database, seed) for seed in range(PROCESSES)
+    ]
+    for child in children:
+        assert child.read() == "ready"
+    for child in children:
+        child.send("go")
+    told = [child.read() for child in children]
+    done = {what: sum(one[what] for one in told) for what in told[0]}
+    values = dict(Counter.objects.using(database).values_list("name", "value"))
+    assert done["fenced"] > 0
+    assert done["stale"] + done["lost"] > 0, "nobody was late, so nothing is proven"
+    assert values["fenced"] == done["fenced"]
+    assert values["plain"] < done["plain"]

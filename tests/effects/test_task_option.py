@@ -1,0 +1,187 @@
+"""single_instance_task(atomic=...): what a run writes is committed before its lock is released."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import celery._state
+import pytest
+from celery import Celery
+from celery.exceptions import Ignore
+from django.db import connections, transaction
+
+from django_redislock import (
+    LockLost,
+    LockMisuse,
+    StaleFence,
+    distributed_lock,
+    held,
+    signals,
+    single_instance_task,
+)
+from django_redislock.celery import current_lease
+from django_redislock.models import Fence
+from django_redislock.testing import LockTestKit
+from tests.effects.models import Entry
+from tests.support.backends import one_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.conftest import Locks
+
+pytestmark = one_kind
+
+_names = count(1)
+
+
+@pytest.fixture(autouse=True)
+def app(monkeypatch: pytest.MonkeyPatch, locks: Locks) -> Iterator[Celery]:
+    """An application in eager mode. The shared tasks of a test end with it."""
+    monkeypatch.setattr(celery._state, "_on_app_finalizers", set(celery._state._on_app_finalizers))
+    app = Celery("tests", set_as_current=False)
+    app.conf.update(task_always_eager=True, task_store_eager_result=False)
+    app.set_current()
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def make(database: str) -> Callable[..., Any]:
+    """Make a task that writes one line, and then does *more*."""
+
+    def make(more: Callable[[], Any] = lambda: None, **options: Any) -> Any:
+        def body() -> Any:
+            lease = current_lease()
+            assert lease is not None
+            Entry.objects.using(database).create(fence=lease.fence)
+            return more()
+
+        body.__name__ = f"draw_{next(_names)}"
+        return single_instance_task(atomic=database, **options)(body)
+
+    return make
+
+
+def written(database: str) -> list[int]:
+    """The fences of all writes."""
+    return list(Entry.objects.using(database).order_by("position").values_list("fence", flat=True))
+
+
+def test_the_body_is_committed_before_the_release(make: Callable[..., Any], database: str) -> None:
+    seen: list[tuple[int, bool]] = []
+
+    def look(**news: Any) -> None:
+        seen.append((len(written(database)), connections[database].in_atomic_block))
+
+    signals.lock_released.connect(look)
+    try:
+        task = make(lambda: connections[database].in_atomic_block, key="lottery")
+        assert task.delay().get() is True
+        assert task() is True  # A direct call.
+    finally:
+        signals.lock_released.disconnect(look)
+    assert seen == [(1, False), (2, False)]
+    row = Fence.objects.using(database).get()
+    assert (row.name, row.fence) == ("lottery", written(database)[-1])
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, Ignore])
+def test_what_the_body_raises_rolls_it_back(
+    make: Callable[..., Any], database: str, error: type[Exception]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(error):
+        make(fail)()
+    assert written(database) == []
+
+
+def test_a_skip_begins_no_transaction(make: Callable[..., Any], database: str) -> None:
+    task = make(key="lottery")
+    with transaction.atomic(using=database), LockTestKit().simulate_held_by_other("lottery"):
+        assert task.delay().get()["skipped"] == "busy"
+    assert written(database) == []
+
+
+def test_a_later_lease_in_the_database_fails_the_run_before_its_body(
+    make: Callable[..., Any], database: str
+) -> None:
+    task = make(key="lottery")
+    task()
+    Fence.objects.using(database).update(fence=2**62, lease_id="of another")
+    with pytest.raises(StaleFence):
+        task.delay().get()
+    assert len(written(database)) == 1
+    assert not distributed_lock("lottery").locked()
+
+
+def test_a_loss_before_the_commit_fails_the_run_and_rolls_back(
+    make: Callable[..., Any], database: str
+) -> None:
+    def lose() -> None:
+        lease = current_lease()
+        assert lease is not None
+        assert held.force_release(lease.name, lease.id)
+        with pytest.raises(LockLost):
+            lease.ensure_held(verify=True)
+
+    with pytest.raises(LockLost):
+        make(lose).delay().get()
+    assert written(database) == []
+
+
+def test_a_loss_after_the_commit_fails_no_run_that_would_be_retried(
+    make: Callable[..., Any], database: str
+) -> None:
+    def lose_later() -> str:
+        lease = current_lease()
+        assert lease is not None
+        name, id_ = lease.name, lease.id
+        transaction.on_commit(lambda: held.force_release(name, id_) or None, using=database)
+        return "drawn"
+
+    assert make(lose_later, autoretry_for=(LockLost,)).delay().get() == "drawn"
+    assert len(written(database)) == 1
+
+
+def test_within_a_transaction_it_says_the_right_order(
+    make: Callable[..., Any], database: str
+) -> None:
+    task = make()
+    with transaction.atomic(using=database), pytest.raises(LockMisuse, match="is open already"):
+        task()
+    assert written(database) == []
+
+
+def test_each_permit_has_a_fence_of_its_own(make: Callable[..., Any], database: str) -> None:
+    task = make(key="lottery", limit=2)
+    with distributed_lock("lottery#1"):
+        task()
+    names = Fence.objects.using(database).values_list("name", flat=True)
+    assert list(names) == ["lottery#2"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"atomic": "defualt"}, "atomic must be the alias of a database, not 'defualt'"),
+        ({"atomic": 1}, "atomic must be True or the alias of a database, not 1"),
+        ({"atomic": True, "on_unavailable": "run"}, 'atomic and on_unavailable="run" exclude'),
+    ],
+)
+def test_what_cannot_work_is_refused_at_import(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+
+        @single_instance_task(**options)
+        def draw() -> None: ...
+
+
+def test_false_is_as_if_it_was_not_given(database: str) -> None:
+    @single_instance_task(atomic=False, on_unavailable="run")
+    def plain_draw() -> bool:
+        return connections[database].in_atomic_block
+
+    assert plain_draw() is False
