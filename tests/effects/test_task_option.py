@@ -180,8 +180,9 @@ def test_what_cannot_work_is_refused_at_import(options: dict[str, Any], message:
 
 
 def test_false_is_as_if_it_was_not_given(database: str) -> None:
-    @single_instance_task(atomic=False, on_unavailable="run")
-    def plain_draw() -> bool:
+    def body() -> bool:
         return connections[database].in_atomic_block
 
-    assert plain_draw() is False
+    body.__name__ = f"draw_{next(_names)}"
+    draw = single_instance_task(atomic=False, on_unavailable="run")(body)
+    assert draw() is False
