@@ -122,7 +122,7 @@ def _claim(lease: Lease, using: str) -> bool:
     Raises:
         StaleFence: A later lease has written.
     """
-    from django_redislock.models import Fence
+    from django_redislock.fences import Fence
 
     row = Fence.objects.using(using).filter(key=Fence.key_of(lease.name, lease.alias))
     # Two leases can have the same fence, if Redis lost its data while its clock was set back.
@@ -145,7 +145,7 @@ def _make_row(lease: Lease, using: str) -> None:
     Two who make it at once both go on to claim it. Within their transactions one of them would
     have to fail, by a deadlock or because its snapshot is too old.
     """
-    from django_redislock.models import Fence
+    from django_redislock.fences import Fence
 
     row = Fence(
         key=Fence.key_of(lease.name, lease.alias),
@@ -159,7 +159,7 @@ def _make_row(lease: Lease, using: str) -> None:
 
 
 def _lacks_table(using: str) -> bool:
-    from django_redislock.models import Fence
+    from django_redislock.fences import Fence
 
     try:
         return Fence._meta.db_table not in connections[using].introspection.table_names()

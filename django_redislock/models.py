@@ -1,4 +1,4 @@
-"""The page of a lock, which has no table; the fences that a database has seen; and FencedModel.
+"""The page of a lock, which has no table; and where Django looks for the models of fences.py.
 
 HeldLock gives locks a page in the admin, and permissions a home. The admin calls it LockPage; to
 everybody else a HeldLock is that of held.py.
@@ -7,47 +7,17 @@ everybody else a HeldLock is that of held.py.
 from __future__ import annotations
 
 import base64
-import hashlib
 from typing import TYPE_CHECKING
 
 from django.db import models
 
+from django_redislock.fences import Fence, FencedModel
 from django_redislock.humanize import visible
 
 if TYPE_CHECKING:
     from django_redislock import held
 
-
-class Fence(models.Model):
-    """The newest fence of a lock that has written to this database; see effects.py."""
-
-    # Not the name itself: most collations of MySQL take "Report" and "report" for the same.
-    key = models.CharField(primary_key=True, max_length=64)
-    name = models.CharField(max_length=200)
-    alias = models.CharField(max_length=200)
-    fence = models.BigIntegerField()
-    lease_id = models.CharField(max_length=16)
-    claimed_at = models.DateTimeField()
-
-    class Meta:
-        default_permissions = ()
-
-    def __str__(self) -> str:
-        return f"{visible(self.name)}: {self.fence}"
-
-    @staticmethod
-    def key_of(name: str, alias: str) -> str:
-        """What stands for a lock, whatever the database takes for the same text."""
-        return hashlib.sha256(f"{alias}\0{name}".encode()).hexdigest()
-
-
-class FencedModel(models.Model):
-    """A model whose rows know the fence that they were last written under; see fenced_update()."""
-
-    fence = models.BigIntegerField(default=0, editable=False)
-
-    class Meta:
-        abstract = True
+__all__ = ["Fence", "FencedModel", "HeldLock"]
 
 
 class _NoRows(models.Manager["HeldLock"]):

@@ -1,0 +1,44 @@
+"""The fences that a database has seen, and FencedModel, whose rows know theirs.
+
+Models: what is imported from here needs Django's applications. Programs import them from models.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from django.db import models
+
+from django_redislock.humanize import visible
+
+
+class Fence(models.Model):
+    """The newest fence of a lock that has written to this database; see effects.py."""
+
+    # Not the name itself: most collations of MySQL take "Report" and "report" for the same.
+    key = models.CharField(primary_key=True, max_length=64)
+    name = models.CharField(max_length=200)
+    alias = models.CharField(max_length=200)
+    fence = models.BigIntegerField()
+    lease_id = models.CharField(max_length=16)
+    claimed_at = models.DateTimeField()
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{visible(self.name)}: {self.fence}"
+
+    @staticmethod
+    def key_of(name: str, alias: str) -> str:
+        """What stands for a lock, whatever the database takes for the same text."""
+        return hashlib.sha256(f"{alias}\0{name}".encode()).hexdigest()
+
+
+class FencedModel(models.Model):
+    """A model whose rows know the fence that they were last written under; see fenced_update()."""
+
+    fence = models.BigIntegerField(default=0, editable=False)
+
+    class Meta:
+        abstract = True
