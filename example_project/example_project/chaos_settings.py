@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from example_project.settings import *  # noqa: F403
+
+# Beside the locks, so that these can be lost alone.
+CELERY_BROKER_URL = CELERY_RESULT_BACKEND = os.environ["BROKER_URL"]
 
 # A message that a worker has not acknowledged after this long is delivered again. Such a short
 # time is for the demo; the lock has its duplicates come back until the first delivery is over.
