@@ -5,9 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-import celery._state
 import pytest
-from celery import Celery
 from celery.exceptions import Ignore
 from django.db import connections, transaction
 
@@ -27,24 +25,11 @@ from tests.effects.models import Entry
 from tests.support.backends import one_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from tests.conftest import Locks
-
-pytestmark = one_kind
+pytestmark = [one_kind, pytest.mark.usefixtures("app")]
 
 _names = count(1)
-
-
-@pytest.fixture(autouse=True)
-def app(monkeypatch: pytest.MonkeyPatch, locks: Locks) -> Iterator[Celery]:
-    """An application in eager mode. The shared tasks of a test end with it."""
-    monkeypatch.setattr(celery._state, "_on_app_finalizers", set(celery._state._on_app_finalizers))
-    app = Celery("tests", set_as_current=False)
-    app.conf.update(task_always_eager=True, task_store_eager_result=False)
-    app.set_current()
-    yield app
-    app.close()
 
 
 @pytest.fixture
