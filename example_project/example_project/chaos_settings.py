@@ -15,5 +15,8 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
     "visibility_timeout": 2,
     "unacked_restore_interval": 0.5,
     "unacked_restore_throttle": 1,
+    # One worker at a time looks for such messages. If it is killed at that, the others wait for it
+    # no longer than this; by default they do so for five minutes.
+    "unacked_mutex_expire": 2,
 }
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1

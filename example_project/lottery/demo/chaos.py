@@ -90,19 +90,18 @@ class Kill(Fault):
     help = "kills them"
     every = 2.0  # seconds, on average
 
-    _next = 0.0
+    def __init__(self, workers: list[Worker], stage: Stage) -> None:
+        super().__init__(workers, stage)
+        self._next = time.monotonic() + self.every / 2
 
     def strike(self) -> str:
         """Kill a worker."""
-        now = time.monotonic()
-        if now < self._next:
+        if time.monotonic() < self._next:
             return ""
-        is_first = not self._next
-        self._next = now + self.every * random.uniform(0.5, 1.5)
-        ready = [worker for worker in self.workers if worker.is_ready()]
-        if is_first or not ready:
+        self._next = time.monotonic() + self.every * random.uniform(0.5, 1.5)
+        victim = random.choice([worker for worker in self.workers if worker.is_ready()] or [None])
+        if victim is None:
             return ""
-        victim = random.choice(ready)
         victim.kill()
         return f"killed {victim.name}"
 
