@@ -23,21 +23,18 @@ class CompletedRunAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     list_display = fields = readonly_fields = (
         "lock",
-        "in_redislock",
+        "completed_at",
         "of_task",
         "of_task_id",
         "ran_on",
         "token",
-        "completed_at",
+        "in_redislock",
     )
     list_filter = ("completed_at", "alias")
     search_fields = ("name", "task", "task_id")
     ordering = ("-completed_at", "-pk")
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
-
-    class Media:
-        css = {"all": ("django_redislock/held.css",)}
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Only a run is the proof that it has completed."""

@@ -26,7 +26,7 @@ def test_a_run_is_seen_and_forgotten(
         {"name": "lottery:2026-11-21", "ago": 86400 + 7, "task_id": "93d4c1f0", "fence": 2},
         {"name": "a\u202eb", "ago": 3600, "task_id": "0f6b82e7", "fence": 3},
     )
-    here = visit("forgetter", viewport={"width": 1280, "height": 560})
+    here = visit("forgetter", viewport={"width": 1600, "height": 560})
     page = here.page
     page.goto("/admin/django_redislock/completedrun/")
     names = page.locator("#result_list .field-lock")
