@@ -1,7 +1,8 @@
-"""`make demo-chaos` from the outside: workers killed at random, each lottery drawn once."""
+"""`make demo-chaos` from the outside: much goes wrong, and each lottery is drawn once."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -16,16 +17,15 @@ if TYPE_CHECKING:
 
 __all__ = ["surroundings"]  # A fixture.
 
+# What the demo says when it strikes.
+STRIKES = {"kill": "killed worker-", "pause": "stopped worker-", "flush": "FLUSHDB"}
 
-@pytest.mark.proves("P8")
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_however_many_workers_die_each_lottery_is_drawn_once(
-    surroundings: dict[str, str],
-    tmp_path: Path,
-) -> None:
+
+def lines_of_chaos(surroundings: dict[str, str], *arguments: str, lotteries: int) -> list[str]:
+    """Run the demo to its end, which is to be a good one."""
+    command = [sys.executable, str(MANAGE), "demo_chaos", "--lotteries", str(lotteries)]
     demo = subprocess.run(
-        [sys.executable, str(MANAGE), "demo_chaos", "--lotteries", "40"],
+        [*command, *arguments],
         cwd=ROOT,
         env=surroundings,
         stdout=subprocess.PIPE,
@@ -33,7 +33,47 @@ def test_however_many_workers_die_each_lottery_is_drawn_once(
         timeout=170,
         check=True,
     )
-    lines = demo.stdout.splitlines()
+    return demo.stdout.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "fault", [pytest.param("kill", marks=pytest.mark.proves("P8")), "pause", "flush"]
+)
+def test_whatever_goes_wrong_each_lottery_is_drawn_once(
+    surroundings: dict[str, str], tmp_path: Path, fault: str
+) -> None:
+    lines = lines_of_chaos(surroundings, "--fault", fault, lotteries=40)
     assert lines[-1] == "RESULT lotteries=40 drawn_once=40 drawn_twice=0 lost=0"
-    assert any(" killed worker-" in line for line in lines)
+    assert any(STRIKES[fault] in line for line in lines)
     assert processes_of(tmp_path) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("fault", ["pause", "flush"])
+def test_without_the_database_lotteries_are_drawn_twice(
+    surroundings: dict[str, str], fault: str
+) -> None:
+    lines = lines_of_chaos(surroundings, "--fault", fault, "--guard", "off", lotteries=30)
+    result = re.fullmatch(r"RESULT lotteries=30 drawn_once=\d+ drawn_twice=(\d+) lost=0", lines[-1])
+    assert result
+    assert int(result[1]) > 0
+
+
+@pytest.mark.parametrize(
+    ("argument", "known"), [("--fault", "'kill', 'pause', 'flush'"), ("--guard", "'on', 'off'")]
+)
+def test_what_the_demo_does_not_know_is_refused(
+    surroundings: dict[str, str], argument: str, known: str
+) -> None:
+    demo = subprocess.run(
+        [sys.executable, str(MANAGE), "demo_chaos", argument, "flood"],
+        env=surroundings,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert demo.returncode != 0
+    assert f"argument {argument}: invalid choice: 'flood' (choose from {known})" in demo.stderr

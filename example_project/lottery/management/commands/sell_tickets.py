@@ -35,16 +35,17 @@ class Command(BaseCommand):
         )
 
     def handle(self, *, count: int, without_fence: bool, stop: bool, **options: Any) -> None:
-        """Add them; who comes too late tries again, if the database lets nobody come too late."""
+        """Add them; who could not write because another lease came in between tries again."""
         with connection.execute_wrapper(StopOnce(self.tell)) if stop else nullcontext():
             while True:
                 try:
                     return self._sell(count, fenced=not without_fence)
                 except StaleFence as late:
                     self.tell(f"StaleFence: {late.newer} is newer")
-                    self.tell("tries again")
                 except LockLost:
-                    return self.tell("LockLost, after the write")
+                    if without_fence:
+                        return self.tell("LockLost, after the write")
+                self.tell("tries again")
 
     def tell(self, step: str) -> None:
         """Write a step where it is seen at once."""
