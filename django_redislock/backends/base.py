@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from django_redislock.exceptions import LostReason
     from django_redislock.lease import Lease
     from django_redislock.rules.options import Options, Terms
-    from django_redislock.rules.steps import Flow, Refused, Unanswered
+    from django_redislock.rules.steps import Flow, Outcome
 
 logger = logging.getLogger("django_redislock")
 
@@ -111,7 +111,7 @@ class Backend(ABC):
         """See run(), without blocking the event loop."""
 
     @abstractmethod
-    def renew_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
+    def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
         """Run many scripts at once for the watchdog, on a connection of its own."""
 
     @abstractmethod
@@ -119,7 +119,7 @@ class Backend(ABC):
         """Close that connection; no lease is left to renew."""
 
     @abstractmethod
-    def call_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
+    def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
         """Run many scripts at once, which are safe to repeat.
 
         Raises:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from django_redislock.backends.drivers import Begun
     from django_redislock.conf import Conf
     from django_redislock.lease import Lease
-    from django_redislock.rules.steps import Flow, Listen, Pause, Tell, Unanswered
+    from django_redislock.rules.steps import Flow, Listen, Outcome, Pause, Tell
 
 Result = TypeVar("Result")
 
@@ -89,11 +89,11 @@ class InMemoryBackend(Backend):
     async def arun(self, flow: Flow[Result], begun: Begun | None = None) -> Result:
         return await drivers.arun(flow, (begun and begun.by) or _AsyncSession(self), begun)
 
-    def renew_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
+    def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
         return self.call_many(calls)
 
-    def call_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
-        outcomes: list[Answer | Unanswered | Refused] = []
+    def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
         for call in calls:
             try:
                 outcomes.append(self.perform(call, ""))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from django_redislock.backends.drivers import Begun
     from django_redislock.backends.redis.connection import Wire
     from django_redislock.conf import Conf
-    from django_redislock.rules.steps import Answer, Call, Flow, Refused, Unanswered
+    from django_redislock.rules.steps import Call, Flow, Outcome
 
 Result = TypeVar("Result")
 
@@ -150,7 +150,7 @@ class RedisBackend(Backend):
         by = (begun and begun.by) or AsyncSession(self._caller, self._loops, self._pool)
         return drivers.arun(flow, by, begun)
 
-    def renew_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
+    def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
         begun = self.clock()
         try:
             if self._watchdog_wire is None:
@@ -160,7 +160,7 @@ class RedisBackend(Backend):
             self.close_watchdog()
             return [trouble(error, begun)] * len(calls)
 
-    def call_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
+    def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
         return self._with_wire(lambda wire: self._caller.call(wire, calls, self.clock()))
 
     def commands(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]:
