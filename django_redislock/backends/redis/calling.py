@@ -117,7 +117,7 @@ class Caller:
             return None
         return _outcome(reply, acknowledged, sent)
 
-    def told(self, step: Tell, channel: str) -> bytes:
+    def telling(self, step: Tell, channel: str) -> bytes:
         """The command that tells a script: in full if the server may not know it.
 
         Nobody reads the reply, which would say so.
