@@ -6,7 +6,6 @@ import asyncio
 import functools
 import inspect
 import logging
-import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 from weakref import ref
@@ -28,7 +27,7 @@ from django_redislock.exceptions import (
     LockTimeout,
     LockUnavailable,
 )
-from django_redislock.holder import current_holder, running_loop, this_thread
+from django_redislock.holder import current_holder, must_not_block, running_loop, this_thread
 from django_redislock.lease import Lease
 from django_redislock.rules import flows
 from django_redislock.rules.flows import Busy, Done, Finished, Granted
@@ -370,8 +369,7 @@ class Lock:
         return None
 
     def _refuse_to_block_the_loop(self, instead: str) -> None:
-        # As Django's ORM does, and with the same way out.
-        if not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
+        if must_not_block():
             raise LockMisuse(
                 self.name,
                 "blocking code asks for it in a thread whose event loop runs, so all tasks of"
