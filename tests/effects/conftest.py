@@ -1,4 +1,4 @@
-"""Several holders of one lock at once, as there are after a server has lost its data; and tasks."""
+"""Several holders of one lock at once, as there are after a server has lost its data."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import celery._state
 import pytest
-from celery import Celery
 
 from django_redislock import Lease, LockError, distributed_lock
 
@@ -42,14 +40,3 @@ def holders(locks: Locks) -> Iterator[Holders]:
     for lock, _ in held:
         with suppress(LockError):
             lock.release()
-
-
-@pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch, locks: Locks) -> Iterator[Celery]:
-    """An application in eager mode. The shared tasks of a test end with it."""
-    monkeypatch.setattr(celery._state, "_on_app_finalizers", set(celery._state._on_app_finalizers))
-    app = Celery("tests", set_as_current=False)
-    app.conf.update(task_always_eager=True, task_store_eager_result=False)
-    app.set_current()
-    yield app
-    app.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from django_redislock.celery import current_lease
 from django_redislock.models import CompletedRun, Fence
 from tests.effects.models import Entry
 from tests.support.backends import one_kind
+from tests.support.celery_app import EAGER, celery_app
 from tests.support.databases import (
     MARIADB,
     POSTGRES,
@@ -39,14 +41,23 @@ from tests.support.processes import hear, say
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from celery import Celery
 
     from tests.conftest import Locks, MakeServer, Spawn
     from tests.support.databases import MakeDatabase
 
-pytestmark = [one_kind, pytest.mark.usefixtures("app")]
+pytestmark = one_kind
 
 _names = count(1)
+
+
+@pytest.fixture(autouse=True)
+def app(locks: Locks) -> Iterator[Celery]:
+    """An application in eager mode. The shared tasks of a test end with it."""
+    with celery_app(**EAGER) as app:
+        yield app
 
 
 def lottery(
@@ -313,11 +324,7 @@ def test_that_it_is_done_needs_no_redis(database: str, locks: Locks) -> None:
 
 def draw_and_stand_still(databases: dict[str, Any], database: str, when: str) -> None:
     """In a child: draw, and stand still in the body or after the commit."""
-    from celery import Celery
-
     use(**databases)
-    app = Celery("child")
-    app.conf.update(task_always_eager=True, task_store_eager_result=False)
 
     def wait() -> None:
         say(when)
@@ -330,7 +337,8 @@ def draw_and_stand_still(databases: dict[str, Any], database: str, when: str) ->
             transaction.on_commit(wait, using=database)
 
     signals.lock_acquired.connect(lambda **news: say("granted"), weak=False)
-    result = lottery(database, more).apply(task_id=when, throw=False)
+    with celery_app(**EAGER):
+        result = lottery(database, more).apply(task_id=when, throw=False)
     say([result.state, result.result if result.successful() else type(result.result).__name__])
 
 
@@ -347,6 +355,7 @@ def test_a_run_killed_between_commit_and_release_is_not_repeated_by_its_redelive
 
 
 @pytest.mark.slow
+@on_sqlite
 def test_a_run_killed_before_its_commit_is_repeated(
     database: str, spawn: Spawn, locks: Locks
 ) -> None:
@@ -394,13 +403,7 @@ LOTTERIES = 100
 
 def draw_all(databases: dict[str, Any], database: str, once: Any, seed: int) -> None:
     """In a child: draw all the lotteries, in an order of our own."""
-    from celery import Celery
-
     use(**databases)
-    app = Celery("child")
-    app.conf.update(
-        task_always_eager=True, task_store_eager_result=False, task_eager_propagates=True
-    )
 
     @single_instance_task(key="lottery:{number}", atomic=database, once=once, acks_late=True)
     def draw_one_of_many(number: int) -> None:
@@ -410,13 +413,11 @@ def draw_all(databases: dict[str, Any], database: str, once: Any, seed: int) -> 
     Random(seed).shuffle(numbers)
     say("ready")
     hear()
-    for number in numbers:
-        while True:
-            try:
+    with celery_app(**EAGER, task_eager_propagates=True):
+        for number in numbers:
+            # Each of these errors means that nothing was written. Others may have drawn it, or not.
+            with suppress(LockLost, StaleFence, OperationalError):
                 draw_one_of_many.delay(number)
-                break
-            except (LockLost, StaleFence, OperationalError):
-                pass  # Somebody else may have drawn it, or nobody.
     say("done")
 
 

@@ -6,6 +6,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from celery import Celery
 from celery.exceptions import Ignore
 from django.db import connections, transaction
 
@@ -23,13 +24,23 @@ from django_redislock.models import Fence
 from django_redislock.testing import LockTestKit
 from tests.effects.models import Entry
 from tests.support.backends import one_kind
+from tests.support.celery_app import EAGER, celery_app
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-pytestmark = [one_kind, pytest.mark.usefixtures("app")]
+    from tests.conftest import Locks
+
+pytestmark = one_kind
 
 _names = count(1)
+
+
+@pytest.fixture(autouse=True)
+def app(locks: Locks) -> Iterator[Celery]:
+    """An application in eager mode. The shared tasks of a test end with it."""
+    with celery_app(**EAGER) as app:
+        yield app
 
 
 @pytest.fixture

@@ -6,16 +6,21 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.contrib import admin
 from django.contrib.admin.models import LogEntry
-from django.test import Client
+from django.contrib.auth.models import User
+from django.test import Client, RequestFactory
 
+from django_redislock.admin import CompletedRunAdmin
+from django_redislock.models import CompletedRun
 from tests.operations.test_admin import HOSTILE, sign_in, text
 from tests.operations.test_once_command import DAY, add_run, known
+from tests.support.databases import on_sqlite
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from django_redislock.models import CompletedRun
+    from tests.support.databases import MakeDatabase
 
 __all__ = ["sign_in"]  # A fixture.
 
@@ -122,6 +127,25 @@ def test_runs_are_searched_and_filtered(
     add_run("lottery")
     shown = sign_in("auditor").get(f"{LIST}{query}")
     assert [run.name for run in shown.context["cl"].result_list] == found
+
+
+@on_sqlite
+def test_the_page_of_another_database_is_a_subclass(make_database: MakeDatabase) -> None:
+    """As docs/admin.md has it."""
+    archive = make_database("archive")
+
+    class ArchiveRunsAdmin(CompletedRunAdmin):
+        def get_queryset(self, request: Any) -> Any:
+            return super().get_queryset(request).using(archive)
+
+    add_run("lottery:0")
+    runs = [add_run(f"lottery:{number}", using=archive) for number in range(3)]
+    page = ArchiveRunsAdmin(CompletedRun, admin.site)
+    request = RequestFactory().get(LIST)
+    request.user = User(username="forgetter")
+    page.delete_model(request, runs[0])
+    page.delete_queryset(request, page.get_queryset(request).filter(pk=runs[1].pk))
+    assert (known(), known(archive)) == (["lottery:0"], ["lottery:2"])
 
 
 @pytest.mark.parametrize("name", HOSTILE)
