@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["surroundings"]  # A fixture.
 
-# What the demo says when it strikes.
-STRIKES = {"kill": "killed worker-", "pause": "stopped worker-", "flush": "FLUSHDB"}
-
 
 def lines_of_chaos(surroundings: dict[str, str], *arguments: str, lotteries: int) -> list[str]:
     """Run the demo to its end, which is to be a good one."""
@@ -36,30 +33,31 @@ def lines_of_chaos(surroundings: dict[str, str], *arguments: str, lotteries: int
     return demo.stdout.splitlines()
 
 
+@pytest.mark.proves("P8")
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    "fault", [pytest.param("kill", marks=pytest.mark.proves("P8")), "pause", "flush"]
+    ("fault", "strike", "lotteries"),
+    [("kill", "killed worker-", 40), ("pause", "stopped worker-", 30), ("flush", "FLUSHDB", 20)],
 )
 def test_whatever_goes_wrong_each_lottery_is_drawn_once(
-    surroundings: dict[str, str], tmp_path: Path, fault: str
+    surroundings: dict[str, str], tmp_path: Path, fault: str, strike: str, lotteries: int
 ) -> None:
-    lines = lines_of_chaos(surroundings, "--fault", fault, lotteries=40)
-    assert lines[-1] == "RESULT lotteries=40 drawn_once=40 drawn_twice=0 lost=0"
-    assert any(STRIKES[fault] in line for line in lines)
+    lines = lines_of_chaos(surroundings, "--fault", fault, lotteries=lotteries)
+    drawn = f"RESULT lotteries={lotteries} drawn_once={lotteries} drawn_twice=0 lost=0"
+    assert lines[-1] == drawn
+    assert any(strike in line for line in lines)
     assert processes_of(tmp_path) == {}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("fault", ["pause", "flush"])
-def test_without_the_database_lotteries_are_drawn_twice(
-    surroundings: dict[str, str], fault: str
+def test_winners_that_are_stopped_draw_twice_without_the_database(
+    surroundings: dict[str, str],
 ) -> None:
-    lines = lines_of_chaos(surroundings, "--fault", fault, "--guard", "off", lotteries=30)
-    result = re.fullmatch(r"RESULT lotteries=30 drawn_once=\d+ drawn_twice=(\d+) lost=0", lines[-1])
-    assert result
-    assert int(result[1]) > 0
+    lines = lines_of_chaos(surroundings, "--fault", "pause", "--guard", "off", lotteries=30)
+    (drawn_twice,) = re.findall(r"RESULT .* drawn_twice=(\d+) lost=0", lines[-1])
+    assert int(drawn_twice) > 0
 
 
 @pytest.mark.parametrize(

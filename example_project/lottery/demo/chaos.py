@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
@@ -46,9 +47,11 @@ class Worker:
         self._child.kill()
         self._child = self._start()
 
-    def stops(self) -> int:
-        """How often it was stopped in this life."""
-        return self._child.err().count(STOPPED)
+    def stops(self) -> list[int]:
+        """The lotteries that it was about to draw when it was stopped, see pauses.py."""
+        return [
+            int(number) for number in re.findall(rf"{STOPPED}lottery:(\d+)\n", self._child.err())
+        ]
 
     def go_on(self) -> None:
         """Let it go on where it was stopped."""
@@ -107,35 +110,39 @@ class Kill(Fault):
 
 
 class Pause(Fault):
-    """Has winners stopped, see pauses.py, until others have done their work."""
+    """Has winners stopped, see pauses.py, until somebody else has drawn their lottery."""
 
-    help = "stops them beyond their leases"
+    help = "stops winners beyond their leases"
     settings = "pause_settings"
-    # Seconds. The lease lasts two, and so does the patience of the broker, see chaos_settings.
-    lasts = 4.0
+    longest, shortest = 10.0, 0.5  # seconds
+    most = 2  # at a time: somebody must be left to draw
 
     def __init__(self, workers: list[Worker], stage: Stage) -> None:
         super().__init__(workers, stage)
-        self._stops = dict.fromkeys(workers, 0)
-        self._until: dict[Worker, float] = {}
+        self._known = dict.fromkeys(workers, 0)
+        self._stopped: dict[Worker, tuple[int, float]] = {}
+        self._over_at = 0.0
 
     def strike(self) -> str:
-        """Let go on who has been stopped for long enough."""
-        for worker, known in self._stops.items():
-            if worker.stops() > known:
-                self._stops[worker] += 1
-                self._until[worker] = time.monotonic() + self.lasts
-                return f"stopped {worker.name}"
-        for worker, until in self._until.items():
-            if time.monotonic() > until:
-                del self._until[worker]
+        """See who was stopped, and let go on who has been for long enough."""
+        now = time.monotonic()
+        for worker, known in self._known.items():
+            for number in worker.stops()[known:]:
+                self._known[worker] += 1
+                lasts = self.longest if len(self._stopped) < self.most else self.shortest
+                self._stopped[worker] = number, now + lasts
+                return f"stopped {worker.name} before it drew lottery {number}"
+        for worker, (number, until) in self._stopped.items():
+            if now > until or Draw.objects.filter(number=number).exists():
+                del self._stopped[worker]
+                self._over_at = now + 1
                 worker.go_on()
-                return f"{worker.name} goes on"
+                return f"{worker.name} goes on with lottery {number}"
         return ""
 
     def is_over(self) -> bool:
-        """Whether nobody is stopped."""
-        return not self._until
+        """Whether nobody is stopped, and the last one had time to do what it was about to."""
+        return not self._stopped and time.monotonic() > self._over_at
 
 
 class Flush(Fault):
