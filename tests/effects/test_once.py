@@ -172,6 +172,14 @@ def test_an_id_of_any_length_fails_no_run_at_its_end(database: str) -> None:
     assert task.apply(task_id="long" * 1000).get()["skipped"] == "duplicate"
 
 
+@pytest.mark.django_db
+def test_within_a_test_case_it_goes_by_the_database_of_the_test() -> None:
+    task = lottery("default")
+    task()
+    assert task()["skipped"] == "done"
+    assert (draws("default"), completed("default")) == (1, ["lottery"])
+
+
 # --- what is not completed ------------------------------------------------------------------------
 
 
