@@ -50,14 +50,15 @@ class CompletedRuns(models.QuerySet["CompletedRun"]):
             How many there were to delete.
         """
         forgotten = 0
-        for row in self:
+        rows = self._where_written()
+        for row in rows:
             # By its id: a run that has completed since then has a row of its own.
-            if self.model.objects.using(self.db).filter(pk=row.pk).delete()[0]:
+            if self.model.objects.using(rows.db).filter(pk=row.pk).delete()[0]:
                 forgotten += 1
                 # Names, operators and reasons are what somebody wrote: %r, so that none forges a
                 # line.
                 text = "Lock %r (%s): run %r in database %r forgotten by %r, reason %r"
-                audit.warning(text, row.name, row.alias, row.by, self.db, by, reason)
+                audit.warning(text, row.name, row.alias, row.by, rows.db, by, reason)
         return forgotten
 
     def prune(self, before: datetime, *, by: str = "", reason: str = "") -> int:
@@ -73,10 +74,15 @@ class CompletedRuns(models.QuerySet["CompletedRun"]):
         Returns:
             How many there were to delete.
         """
-        forgotten: int = self.filter(completed_at__lt=before).delete()[0]
+        rows = self._where_written()
+        forgotten: int = rows.filter(completed_at__lt=before).delete()[0]
         text = "All runs completed before %s (%d) in database %r forgotten by %r, reason %r"
-        audit.warning(text, before.isoformat(), forgotten, self.db, by, reason)
+        audit.warning(text, before.isoformat(), forgotten, rows.db, by, reason)
         return forgotten
+
+    def _where_written(self) -> CompletedRuns:
+        """The same rows; a router may name a replica for what only reads."""
+        return self.using(self.select_for_update().db)
 
 
 class CompletedRun(models.Model):

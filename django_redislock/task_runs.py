@@ -255,6 +255,7 @@ def forget_start(name: str, lease: Lease, *, using: str) -> None:
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
+    # As for a retry, of which no end is noted; and without the id of a run, nothing at all.
     _ask(scripts.FINISH, name, "retried", 0, b"", "", 0, "", lease.id, using=using)
 
 

@@ -38,7 +38,6 @@ from tests.support.databases import (
     use,
 )
 from tests.support.processes import hear, say
-from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -170,6 +169,14 @@ def test_an_id_of_any_length_fails_no_run_at_its_end(database: str) -> None:
     task = lottery(database)
     task.apply(task_id="long" * 1000).get()
     assert task.apply(task_id="long" * 1000).get()["skipped"] == "duplicate"
+
+
+@pytest.mark.django_db
+def test_within_a_test_case_it_goes_by_the_database_of_the_test() -> None:
+    task = lottery("default")
+    task()
+    assert task()["skipped"] == "done"
+    assert (draws("default"), completed("default")) == (1, ["lottery"])
 
 
 # --- what is not completed ------------------------------------------------------------------------
@@ -401,8 +408,8 @@ def test_of_two_runs_that_two_servers_let_in_one_draws(
 LOTTERIES = 100
 
 
-def draw_all(databases: dict[str, Any], database: str, once: Any, seed: int) -> None:
-    """In a child: draw all the lotteries, in an order of our own."""
+def draw_all(databases: dict[str, Any], database: str, once: Any, seed: int, *, rest: bool) -> None:
+    """In a child: draw all the lotteries, in an order of our own; in the middle, maybe, rest."""
     use(**databases)
 
     @single_instance_task(key="lottery:{number}", atomic=database, once=once, acks_late=True)
@@ -414,7 +421,10 @@ def draw_all(databases: dict[str, Any], database: str, once: Any, seed: int) -> 
     say("ready")
     hear()
     with celery_app(**EAGER, task_eager_propagates=True):
-        for number in numbers:
+        for index, number in enumerate(numbers):
+            if rest and index == LOTTERIES / 2:
+                say("half")
+                hear()
             # Each of these errors means that nothing was written. Others may have drawn it, or not.
             with suppress(LockLost, StaleFence, OperationalError):
                 draw_one_of_many.delay(number)
@@ -423,16 +433,24 @@ def draw_all(databases: dict[str, Any], database: str, once: Any, seed: int) -> 
 
 @pytest.fixture
 def drawn(database: str, spawn: Spawn, locks: Locks) -> Callable[[Any], list[int]]:
-    """Have several processes draw all lotteries, with FLUSHALL amid them; return all draws."""
+    """Have two processes draw all lotteries, with FLUSHALL amid them; return all draws.
+
+    One of them rests until then, so that however slow either is, one has drawn before it what the
+    other comes to after it.
+    """
 
     def run(once: Any) -> list[int]:
-        children = [spawn(draw_all, described(database), database, once, seed) for seed in range(3)]
+        children = [
+            spawn(draw_all, described(database), database, once, seed, rest=seed == 0)
+            for seed in range(2)
+        ]
         for child in children:
             assert child.read() == "ready"
         for child in children:
             child.send("go")
-        wait_until(lambda: draws(database) >= LOTTERIES / 2)
+        assert children[0].read() == "half"
         locks.redis.flushall()
+        children[0].send("go on")
         for child in children:
             assert child.read() == "done"
         return sorted(Entry.objects.using(database).values_list("value", flat=True))

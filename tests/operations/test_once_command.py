@@ -285,3 +285,25 @@ def test_a_name_may_be_typed_in_another_form_of_the_same_letters() -> None:
     add_run("lottery:\u00fcber")
     assert locks_command("once", "forget", "lottery:u\u0308ber", "--yes").status == 0
     assert known() == []
+
+
+class Replicas:
+    """A router that reads from a replica."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str | None:
+        return "replica" if model is CompletedRun else None
+
+
+@on_sqlite
+def test_what_is_forgotten_is_deleted_where_it_was_written(
+    make_database: MakeDatabase, settings: Any
+) -> None:
+    replica = make_database("replica")
+    for using in ("default", replica):
+        add_run("lottery", using=using)
+        add_run("raffle", 2 * DAY, using=using)
+    settings.DATABASE_ROUTERS = [Replicas()]
+    CompletedRun.objects.prune(timezone.now() - timedelta(days=1))
+    assert (known("default"), known(replica)) == (["lottery"], ["lottery", "raffle"])
+    CompletedRun.objects.forget()
+    assert (known("default"), known(replica)) == ([], ["lottery", "raffle"])
