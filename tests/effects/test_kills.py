@@ -62,7 +62,7 @@ class Killer:
         connection.commit = self._kill_around_commit  # type: ignore[method-assign]
 
     def _execute(self, execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
-        self._may_kill(f"before {sql.split()[0]}")
+        self._may_kill(f"before {sql.split(maxsplit=1)[0]}")
         return execute(sql, *rest)
 
     def _kill_around_commit(self) -> None:
