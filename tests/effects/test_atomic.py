@@ -253,10 +253,11 @@ def test_at_each_isolation_level_no_update_is_lost(
 
 
 @on_postgres
-def test_at_repeatable_read_an_overlap_is_the_databases_error_and_the_next_try_is_judged(
-    holders: Holders, make_database: MakeDatabase, in_threads: Callable[..., Any]
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_where_a_snapshot_is_final_an_overlap_is_the_databases_error_and_the_next_try_is_judged(
+    holders: Holders, make_database: MakeDatabase, in_threads: Callable[..., Any], level: str
 ) -> None:
-    database = make_database("effects", isolation="repeatable read")
+    database = make_database("effects", isolation=level)
     earliest, early, late = holders(3)
     with earliest.atomic(database):
         pass  # So that there is a row.

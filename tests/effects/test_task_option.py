@@ -179,6 +179,16 @@ def test_what_cannot_work_is_refused_at_import(options: dict[str, Any], message:
         def draw() -> None: ...
 
 
+def test_in_a_project_without_a_database_it_is_refused_at_import(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(connections.settings, "default", {"ENGINE": "django.db.backends.dummy"})
+    with pytest.raises(ValueError, match=r"not 'default'\. DATABASES has none"):
+
+        @single_instance_task(atomic=True)
+        def draw() -> None: ...
+
+
 def test_false_is_as_if_it_was_not_given(database: str) -> None:
     def body() -> bool:
         return connections[database].in_atomic_block
