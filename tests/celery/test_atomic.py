@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_redislock import LockLost, StaleFence, distributed_lock
-from tests.effects.models import Entry
+from tests.effects.models import Entry, written
 from tests.support.databases import described, on_mariadb, on_postgres, on_sqlite
 from tests.support.servers import stop_process
 from tests.support.waiting import HUNG, wait_until
@@ -48,11 +48,6 @@ def start(
 def send(stage: Stage, key: str, **how: Any) -> AsyncResult:
     """Publish the task that draws."""
     return stage.app.send_task(DRAW, (key,), how)
-
-
-def written(database: str) -> list[int]:
-    """The fences of all writes, in their order."""
-    return list(Entry.objects.using(database).order_by("position").values_list("fence", flat=True))
 
 
 @on_mariadb

@@ -13,7 +13,7 @@ import pytest
 from django.db import connections, transaction
 
 from django_redislock import LockLost, StaleFence, distributed_lock
-from tests.effects.models import Counter, Entry
+from tests.effects.models import Counter, Entry, written
 from tests.support.backends import one_kind
 from tests.support.databases import await_blocked, described, on_servers, use
 from tests.support.processes import hear, say
@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 pytestmark = [one_kind, pytest.mark.slow]
 
 TTL = 2.0
-
-
-def written(database: str) -> list[int]:
-    """The fences of all writes, in their order."""
-    return list(Entry.objects.using(database).order_by("position").values_list("fence", flat=True))
 
 
 def draw(database: str) -> int:

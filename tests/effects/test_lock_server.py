@@ -10,7 +10,7 @@ import pytest
 
 from django_redislock import LockError, StaleFence, distributed_lock
 from django_redislock.models import Fence
-from tests.effects.models import Entry
+from tests.effects.models import Entry, written
 from tests.support.backends import one_kind
 from tests.support.databases import on_sqlite
 from tests.support.test_servers import can_shift_clocks
@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 pytestmark = [one_kind, pytest.mark.slow]
 
 HOUR = 3600
-
-
-def written(database: str) -> list[int]:
-    """The fences of all writes, in their order."""
-    return list(Entry.objects.using(database).order_by("position").values_list("fence", flat=True))
 
 
 def draw(database: str) -> int:

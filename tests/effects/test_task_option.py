@@ -22,7 +22,7 @@ from django_redislock import (
 from django_redislock.celery import current_lease
 from django_redislock.models import Fence
 from django_redislock.testing import LockTestKit
-from tests.effects.models import Entry
+from tests.effects.models import Entry, written
 from tests.support.backends import one_kind
 from tests.support.celery_app import EAGER, celery_app
 
@@ -58,11 +58,6 @@ def make(database: str) -> Callable[..., Any]:
         return single_instance_task(atomic=database, **options)(body)
 
     return make
-
-
-def written(database: str) -> list[int]:
-    """The fences of all writes."""
-    return list(Entry.objects.using(database).order_by("position").values_list("fence", flat=True))
 
 
 def test_the_body_is_committed_before_the_release(make: Callable[..., Any], database: str) -> None:
