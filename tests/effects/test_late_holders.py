@@ -234,7 +234,7 @@ def test_pauses_beyond_the_ttl_lose_updates_without_the_fence_and_none_with_it(
     late = sum(child.read(timeout=HUNG + INCREMENTS) for child in children)
     values = dict(Counter.objects.using(database).values_list("name", "value"))
     lost = {name: EACH * PROCESSES - value for name, value in values.items()}
-    print(f"{EACH * PROCESSES} increments on {database}: {late} too late, lost: {lost}")
+    print(f"{EACH * PROCESSES} increments by {PROCESSES} processes: {late} too late, lost: {lost}")
     assert late > 0, "nobody was late, so nothing is proven"
     assert lost["fenced"] == 0
     assert lost["plain"] > 0
