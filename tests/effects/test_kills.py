@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +86,6 @@ def draw_and_be_killed(databases: dict[str, Any], database: str) -> None:
             Killer(database, number)
             draw(database, number)
             say("done")
-            sys.stdout.flush()
             os._exit(0)
         os.waitpid(process, 0)
         say("gone")
