@@ -34,7 +34,7 @@ def test_the_update_of_a_stopped_holder_is_lost_without_the_fence_and_refused_wi
     (quoted,) = [
         code.splitlines()
         for code in code_of((ROOT / "docs" / "effects.md").read_text(), "")
-        if "RESULT" in code
+        if "RESULT sold" in code
     ]
     shown = lines[lines.index(quoted[0]) :]
     assert [shape_of(line) for line in shown] == [shape_of(line) for line in quoted]
