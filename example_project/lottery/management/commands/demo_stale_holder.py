@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TICKETS = {"web-1": 10, "web-2": 20}
 SOLD = sum(TICKETS.values())
-ENDS_WITHIN = 60  # seconds
+ENDS_WITHIN = 90  # seconds
 WIDTH = 38  # Of what the first server does; beside it stands what the second does.
 
 
