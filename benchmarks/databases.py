@@ -34,11 +34,7 @@ def databases() -> Iterator[list[str]]:
     """Let Django know each kind of database that this machine has; yields their aliases."""
     found: dict[str, Description] = {}
     with ExitStack() as stack:
-        for alias, start in {
-            "SQLite": _sqlite,
-            "PostgreSQL": _postgresql,
-            "MariaDB": _mariadb,
-        }.items():
+        for alias, start in KINDS.items():
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="bench-")))
             if described := start(folder, stack):
                 found[alias] = described
@@ -87,16 +83,9 @@ def _postgresql(folder: Path, stack: ExitStack) -> Description | None:
         os.chown(folder, nobody.pw_uid, nobody.pw_gid)
         who = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
     data = folder / "data"
-    initdb: list[Any] = [
-        programs / "initdb",
-        "--auth=trust",
-        "--username=bench",
-        "--no-sync",
-        "-D",
-        data,
-    ]
+    options = ["--auth=trust", "--username=bench", "--no-sync"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder, **who}
-    subprocess.run(initdb, check=True, **quiet)
+    subprocess.run([programs / "initdb", *options, "-D", data], check=True, **quiet)
     server = [programs / "postgres", "-D", data, "-k", folder, "-h", "", "-F"]
     stack.enter_context(_running(server, signal.SIGINT, **quiet))
     return {
@@ -111,8 +100,8 @@ def _postgresql_programs() -> Path | None:
     """Where they are; Debian keeps them out of the PATH, and there is a wheel with them."""
     if initdb := shutil.which("initdb"):
         return Path(initdb).resolve().parent
-    if debian := sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb")):
-        return debian[-1].parent
+    if debian := list(Path("/usr/lib/postgresql").glob("*/bin/initdb")):
+        return max(debian, key=lambda path: float(path.parts[-3])).parent
     wheel = find_spec("pgserver")
     return Path(wheel.origin).parent / "pginstall" / "bin" if wheel and wheel.origin else None
 

@@ -70,13 +70,12 @@ class Worker:
 class Fault:
     """What goes wrong, again and again."""
 
-    help: ClassVar[str]
+    deed: ClassVar[str]
     settings: ClassVar[str] = "chaos_settings"  # Of the workers.
     copies: ClassVar[int] = 1  # How many servers start each lottery.
 
     def __init__(self, workers: list[Worker], stage: Stage) -> None:
         self.workers = workers
-        self.stage = stage
 
     def strike(self) -> str:
         """Do it, if it is time; returns what was done."""
@@ -90,7 +89,7 @@ class Fault:
 class Kill(Fault):
     """Kills one of the workers now and then, never two within the same moment."""
 
-    help = "kills them"
+    deed = "kills them"
     every = 2.0  # seconds, on average
 
     def __init__(self, workers: list[Worker], stage: Stage) -> None:
@@ -112,7 +111,7 @@ class Kill(Fault):
 class Pause(Fault):
     """Has winners stopped, see pauses.py, until somebody else has drawn their lottery."""
 
-    help = "stops winners beyond their leases"
+    deed = "stops winners beyond their leases"
     settings = "pause_settings"
     longest, shortest = 10.0, 0.5  # seconds
     most = 2  # at a time: somebody must be left to draw
@@ -148,7 +147,7 @@ class Pause(Fault):
 class Flush(Fault):
     """Empties the Redis of the locks now and then, as `cache.clear()` would."""
 
-    help = "empties their Redis"
+    deed = "empties their Redis"
     # What has been forgotten is only missed by those who come later.
     copies = 2
     every = 10  # lotteries

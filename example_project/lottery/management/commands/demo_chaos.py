@@ -46,7 +46,7 @@ class Command(DemoCommand):
     def handle(self, *, lotteries: int, fault: str, guard: str, **options: Any) -> None:
         """Run it; the exit status is 1 if the guard is on and not every lottery was drawn once."""
         kind = FAULTS[fault]
-        self.say(f"{lotteries} lotteries, {WORKERS} workers, and somebody who {kind.help}.")
+        self.say(f"{lotteries} lotteries, {WORKERS} workers, and somebody who {kind.deed}.")
         self.say("The lock is alone, without the database." if guard == "off" else "")
         with self.stage(ENDS_WITHIN) as stage:
             outcome = self._draw(stage, kind, TASKS[guard].name, lotteries)
