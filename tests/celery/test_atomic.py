@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_redislock import LockLost, StaleFence, distributed_lock
+from tests.celery.project import SOON
 from tests.effects.models import Entry, written
 from tests.support.databases import described, on_mariadb, on_postgres, on_sqlite
 from tests.support.servers import stop_process
@@ -70,11 +71,7 @@ def test_it_is_committed_before_the_next_holder_has_the_lock(
 def test_a_worker_killed_in_the_body_leaves_nothing_and_the_next_one_draws(
     own_stage: Stage, database: str, start: Callable[..., Worker]
 ) -> None:
-    own_stage.conf["broker_transport_options"] = {
-        "visibility_timeout": 1,
-        "unacked_restore_interval": 0.2,
-        "unacked_restore_throttle": 1,
-    }
+    own_stage.conf["broker_transport_options"] = SOON
     first = start()
     key = own_stage.key()
     sent = send(own_stage, key, hold=True)

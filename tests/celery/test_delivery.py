@@ -12,7 +12,7 @@ import pytest
 from celery import chain, chord, group
 
 from django_redislock import LockTimeout, distributed_lock
-from tests.celery.project import PATIENCE
+from tests.celery.project import PATIENCE, SOON
 from tests.support.faults import slack
 from tests.support.processes import python
 from tests.support.waiting import HUNG, wait_until
@@ -262,12 +262,7 @@ class TestCrash:
     @pytest.fixture
     def own_stage(self, own_stage: Stage) -> Stage:
         """A broker that gives up on a silent worker after a second."""
-        own_stage.conf["broker_transport_options"] = {
-            "visibility_timeout": 1,
-            # How often kombu 5.7 looks for messages to deliver again; before it was fixed.
-            "unacked_restore_interval": 0.2,
-            "unacked_restore_throttle": 1,
-        }
+        own_stage.conf["broker_transport_options"] = SOON
         return own_stage
 
     @pytest.mark.proves("P8")

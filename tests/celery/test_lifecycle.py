@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from django_redislock import distributed_lock, held
-from tests.celery.project import PATIENCE
+from tests.celery.project import PATIENCE, SOON
 from tests.support.faults import slack
 from tests.support.others import waiters
 from tests.support.waiting import HUNG, wait_until
@@ -80,12 +80,7 @@ def _nothing(stage: Stage, worker: Worker, sent: AsyncResult, pid: int) -> None:
     """The time limit does it."""
 
 
-BROKER = (
-    (
-        "broker_transport_options",
-        {"visibility_timeout": 1, "unacked_restore_interval": 0.2, "unacked_restore_throttle": 1},
-    ),
-)
+BROKER = (("broker_transport_options", SOON),)
 SOFT = (("worker_soft_shutdown_timeout", 1.0), *BROKER)
 
 LIFE_CYCLE = [

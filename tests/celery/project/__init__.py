@@ -17,3 +17,13 @@ from tests.support.waiting import HUNG
 # Seconds until something counts as not coming. With the naive lock (see naive.py) the tests fail,
 # and need not be patient about it.
 PATIENCE = 2 if "TESTS_NAIVE" in os.environ else HUNG
+
+# Of a broker that gives up on a silent worker after a second: broker_transport_options.
+SOON = {
+    "visibility_timeout": 1,
+    # How often kombu 5.7 looks for messages to deliver again; before it was fixed.
+    "unacked_restore_interval": 0.2,
+    "unacked_restore_throttle": 1,
+    # A worker that is killed while it looks keeps all others from it for five minutes otherwise.
+    "unacked_mutex_expire": 2,
+}
