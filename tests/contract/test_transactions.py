@@ -337,7 +337,7 @@ def test_what_the_garbage_collector_finds_lapses(
     locks: Locks, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It may run while this thread has a mutex of ours, and a release would wait for that."""
-    locks.configure(TTL=2)
+    locks.configure(TTL=4)
 
     def fail() -> None:
         error = OnPurpose()
