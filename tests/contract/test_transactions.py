@@ -317,7 +317,7 @@ def test_a_callback_that_fails_before_it_does_not_keep_it_for_ever(locks: Locks)
 
 
 def test_the_end_of_a_thread_lets_it_lapse(locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
-    locks.configure(TTL=2)
+    locks.configure(TTL=4)
     open_for_ever = []
 
     def begin_and_leave() -> None:
