@@ -153,6 +153,8 @@ class Server(Endpoint):
         config: Directives of redis.conf with underscores for dashes: ``appendonly="yes"``.
     """
 
+    _READY = "Ready to accept connections"  # In its log, once it is.
+
     def __init__(
         self,
         kind: Kind = "redis",
@@ -250,7 +252,7 @@ class Server(Endpoint):
             if not self.running:
                 raise ServerStartError(f"the {self.kind} server ended at once:\n{self.log}")
             # Only our own server writes this; on a port that was taken, a stranger may answer.
-            return "Ready to accept connections" in self.log[self._log_start :] and self._answers()
+            return self._READY in self.log[self._log_start :] and self._answers()
 
         wait_until(ready, timeout, f"the {self.kind} server answers")
 
@@ -337,15 +339,9 @@ class Server(Endpoint):
         self._log_start = len(self.log)
         program = binary(self.kind)
         assert program is not None, missing(self.kind)
-        port = (
-            {"port": 0, "tls-port": self.port} if self.scheme == "rediss" else {"port": self.port}
-        )
-        command = [program]
-        for name, value in {**port, **self._config}.items():
-            command += [f"--{name}", str(value)]
         with (self._folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen(
-                tied_to_us([*command, *self._arguments]),
+                tied_to_us([program, *self._told(), *self._arguments]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -353,6 +349,16 @@ class Server(Endpoint):
                 # Ctrl-C is for the tests, which then end their servers in order.
                 start_new_session=True,
             )
+
+    def _told(self) -> list[str]:
+        """What the program is told by its command line."""
+        port = (
+            {"port": 0, "tls-port": self.port} if self.scheme == "rediss" else {"port": self.port}
+        )
+        told = []
+        for name, value in {**port, **self._config}.items():
+            told += [f"--{name}", str(value)]
+        return told
 
     def _reap(self) -> None:
         assert self.process is not None
@@ -382,6 +388,55 @@ class Server(Endpoint):
             "tls-ca-cert-file": certificate,
             "tls-auth-clients": "no",
         }
+
+
+class Sentinel(Server):
+    """A process that watches a master, and has a replica take its place when it is dead.
+
+    Args:
+        kind: See Server.
+        service: The name of the master.
+        master: The server that is the master at first.
+        quorum: How many sentinels must agree that a master is dead.
+        down_after: Seconds after which a master that does not answer counts as dead.
+        password: What clients of the sentinel must know.
+        auth: User and password by which the sentinel logs in at the servers.
+    """
+
+    _READY = "+monitor master"
+
+    def __init__(
+        self,
+        kind: Kind,
+        service: str,
+        master: Server,
+        *,
+        quorum: int = 2,
+        down_after: float = 1.0,
+        password: str = "",
+        auth: str = "",
+    ) -> None:
+        super().__init__(kind)
+        of = f"sentinel {{}} {service}"
+        self._lines = [
+            f"{of.format('monitor')} {master.host} {master.port} {quorum}",
+            f"{of.format('down-after-milliseconds')} {down_after * 1000:.0f}",
+            f"{of.format('failover-timeout')} 3000",
+            f"{of.format('parallel-syncs')} 2",
+        ]
+        if password:
+            # The sentinels ask each other too.
+            self._lines += [f"requirepass {password}", f"sentinel sentinel-pass {password}"]
+        if auth:
+            self._lines.append(f"{of.format('auth-pass')} {auth}")
+
+    def _told(self) -> list[str]:
+        config = self._folder / "sentinel.conf"
+        # It writes down there what it has learned, and reads that again when it is started anew.
+        if not self._has_run:
+            place = f"port {self.port}", f"bind {self.host}", f"dir {self._data}"
+            config.write_text("\n".join([*place, *self._lines, ""]))
+        return [str(config), "--sentinel"]
 
 
 class Container(Endpoint):

@@ -16,6 +16,7 @@ import os
 import socket
 import ssl
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import hiredis
@@ -157,6 +158,13 @@ class Wire:
         """Close it. In a forked child only the child's copy is closed, without a shutdown."""
         self._connection.disconnect()  # type: ignore[no-untyped-call]
 
+    def cut(self) -> None:
+        """From any thread: what is under way on it fails, and so does whatever comes next."""
+        # Its user closes it: a number of a socket that is closed here may be another's by then.
+        # And no TLS goodbye, whose state its user may be reading.
+        with suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
     def _item(self) -> Any:
         reader = self._reader
         while (item := reader.gets()) is _NOTHING:
@@ -273,6 +281,11 @@ class AsyncWire(asyncio.BufferedProtocol):
         """Close it at once; what is under way fails with *error*."""
         self._lose(error or ConnectionError("the connection was closed"))
         self._transport.abort()
+
+    def cut(self) -> None:
+        """From any thread: what is under way on it fails, and so does whatever comes next."""
+        with suppress(RuntimeError):  # Its loop is closed, and with it the connection.
+            self._loop.call_soon_threadsafe(self.close)
 
     def forsake(self) -> None:
         """In a forked child: free the copy of the socket without telling the server or the loop."""
