@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -395,47 +396,27 @@ class Sentinel(Server):
 
     Args:
         kind: See Server.
-        service: The name of the master.
-        master: The server that is the master at first.
-        quorum: How many sentinels must agree that a master is dead.
-        down_after: Seconds after which a master that does not answer counts as dead.
-        password: What clients of the sentinel must know.
-        auth: User and password by which the sentinel logs in at the servers.
+        lines: Its configuration, but for where it is itself.
     """
 
     _READY = "+monitor master"
 
-    def __init__(
-        self,
-        kind: Kind,
-        service: str,
-        master: Server,
-        *,
-        quorum: int = 2,
-        down_after: float = 1.0,
-        password: str = "",
-        auth: str = "",
-    ) -> None:
-        super().__init__(kind)
-        of = f"sentinel {{}} {service}"
-        self._lines = [
-            f"{of.format('monitor')} {master.host} {master.port} {quorum}",
-            f"{of.format('down-after-milliseconds')} {down_after * 1000:.0f}",
-            f"{of.format('failover-timeout')} 3000",
-            f"{of.format('parallel-syncs')} 2",
-        ]
-        if password:
-            # The sentinels ask each other too.
-            self._lines += [f"requirepass {password}", f"sentinel sentinel-pass {password}"]
-        if auth:
-            self._lines.append(f"{of.format('auth-pass')} {auth}")
+    def __init__(self, kind: Kind, *lines: str, **config: Any) -> None:
+        super().__init__(kind, **config)
+        self.id = secrets.token_hex(20)
+        self._lines = lines
+
+    def tell(self, *lines: str) -> None:
+        """Add to the configuration, before it is started."""
+        self._lines = (*self._lines, *lines)
 
     def _told(self) -> list[str]:
         config = self._folder / "sentinel.conf"
         # It writes down there what it has learned, and reads that again when it is started anew.
         if not self._has_run:
-            place = f"port {self.port}", f"bind {self.host}", f"dir {self._data}"
-            config.write_text("\n".join([*place, *self._lines, ""]))
+            place = [f"port {self.port}", f"bind {self.host}", f"dir {self._data}"]
+            lines = [*place, f"sentinel myid {self.id}", *self._lines]
+            config.write_text("\n".join([*lines, ""]))
         return [str(config), "--sentinel"]
 
 

@@ -1,22 +1,27 @@
 """Several servers that keep the same locks: a master, its replicas, and the sentinels.
 
-    with Watched("valkey") as watched:
-        locks.configure(**watched.setting())
-        watched.master.kill()
-        watched.await_failover()
+def test_a_failover(make_watched: MakeWatched, settings: Settings, key_prefix: str) -> None:
+    watched = make_watched()
+    locks = watched.locks(settings, key_prefix)
+    watched.master.kill()
+    watched.await_failover()
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from tests.support.servers import Sentinel, Server
+import pytest
+import redis
+
+from tests.conftest import Locks, on_failure, skip_or_fail
+from tests.support.servers import KINDS, Kind, Sentinel, Server, binary
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from tests.support.servers import Kind
+    from pytest_django import Settings
 
 SERVICE = "mymaster"
 
@@ -32,7 +37,13 @@ class Watched:
     """
 
     def __init__(
-        self, kind: Kind, *, down_after: float = 0.5, password: str = "", sentinel_password: str = ""
+        self,
+        kind: Kind,
+        *,
+        down_after: float = 0.5,
+        failover_timeout: float = 3.0,
+        password: str = "",
+        sentinel_password: str = "",
     ) -> None:
         self._password = {"password": password} if password else {}
         self._sentinel_password = {"password": sentinel_password} if sentinel_password else {}
@@ -41,8 +52,17 @@ class Watched:
             config |= {"requirepass": password, "masterauth": password}
         self.master = Server(kind, **config)
         self.replicas = [Server(kind, **config) for _ in range(2)]
-        self._down_after = down_after
-        self.sentinels: list[Sentinel] = []
+        self.sentinels = [Sentinel(kind) for _ in range(3)]
+        self._lines = [
+            f"sentinel down-after-milliseconds {SERVICE} {down_after * 1000:.0f}",
+            f"sentinel failover-timeout {SERVICE} {failover_timeout * 1000:.0f}",
+            f"sentinel parallel-syncs {SERVICE} 2",
+        ]
+        if password:
+            self._lines.append(f"sentinel auth-pass {SERVICE} {password}")
+        if sentinel_password:  # They ask each other too.
+            self._lines.append(f"requirepass {sentinel_password}")
+            self._lines.append(f"sentinel sentinel-pass {sentinel_password}")
 
     def start(self) -> Self:
         """Start all, and return once they know each other and have the same data."""
@@ -50,27 +70,30 @@ class Watched:
             server.start()
         for replica in self.replicas:
             self.client(replica).replicaof(self.master.host, self.master.port)
-        self.sentinels = [
-            Sentinel(
-                self.master.kind,
-                SERVICE,
-                self.master,
-                down_after=self._down_after,
-                password=self._sentinel_password.get("password", ""),
-                auth=self._password.get("password", ""),
-            )
-            for _ in range(3)
-        ]
+        for sentinel in self.sentinels:
+            # Told who the others are: to find out by themselves takes them two seconds.
+            sentinel.tell(f"sentinel monitor {SERVICE} {_place(self.master)} 2", *self._lines)
+            known = f"sentinel known-replica {SERVICE}"
+            sentinel.tell(*[f"{known} {_place(replica)}" for replica in self.replicas])
+            known = f"sentinel known-sentinel {SERVICE}"
+            others = [one for one in self.sentinels if one is not sentinel]
+            sentinel.tell(*[f"{known} {_place(other)} {other.id}" for other in others])
         for sentinel in self.sentinels:
             sentinel.start()
         wait_until(lambda: all(self._is_in_step(replica) for replica in self.replicas))
-        wait_until(lambda: all(self._knows_all(sentinel) for sentinel in self.sentinels))
+        wait_until(lambda: all(self._is_ready(sentinel) for sentinel in self.sentinels))
         return self
 
     @property
     def servers(self) -> list[Server]:
         """All that keep data."""
         return [self.master, *self.replicas]
+
+    def locks(self, settings: Settings, prefix: str, **options: Any) -> Locks:
+        """REDISLOCK for a test; *options* are its other settings."""
+        locks = Locks(settings, self.master, prefix)
+        locks.redis = self.client(self.master)
+        return locks.configure(**self.setting(), **options)
 
     def setting(self, **options: Any) -> dict[str, Any]:
         """What REDISLOCK says of the default alias; *options* are more of its OPTIONS."""
@@ -115,20 +138,25 @@ class Watched:
         for server in (*self.sentinels, *self.servers):
             server.close()
 
-    def logs(self) -> Iterator[str]:
-        """What they wrote, for people."""
-        for server in (*self.servers, *self.sentinels):
-            yield f"{server!r}\n{server.log}"
+    def report(self) -> str:
+        """What the sentinels wrote, for people."""
+        return "\n".join(f"{one!r}\n{one.log}" for one in self.sentinels)
 
     def _is_in_step(self, replica: Server) -> bool:
         return self.client(replica).info("replication")["master_link_status"] == "up"
 
-    def _knows_all(self, sentinel: Sentinel) -> bool:
-        state = self.ask(sentinel, "MASTER", SERVICE)
-        if not isinstance(state, dict):  # Of a client that speaks RESP2.
-            state = dict(zip(state[::2], state[1::2], strict=True))
-        numbers = {name if isinstance(name, str) else name.decode(): state[name] for name in state}
-        return int(numbers["num-other-sentinels"]) == 2 and int(numbers["num-slaves"]) == 2
+    def _is_ready(self, sentinel: Sentinel) -> bool:
+        """Whether it has heard from all the others."""
+        try:
+            usable = self.ask(sentinel, "CKQUORUM", SERVICE)
+        except redis.ResponseError:
+            return False
+        links = [_text(_fields(one)["master-link-status"]) for one in self._replicas_of(sentinel)]
+        return b"3 usable" in usable and links == ["ok", "ok"]
+
+    def _replicas_of(self, sentinel: Sentinel) -> list[Any]:
+        found: list[Any] = self.ask(sentinel, "REPLICAS", SERVICE)
+        return found
 
     def __enter__(self) -> Self:
         try:
@@ -139,3 +167,74 @@ class Watched:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def _place(server: Server) -> str:
+    return f"{server.host} {server.port}"
+
+
+def _fields(reply: Any) -> dict[str, Any]:
+    """What is told as names and values, by whatever protocol."""
+    if not isinstance(reply, dict):
+        reply = dict(zip(reply[::2], reply[1::2], strict=True))
+    return {_text(name): value for name, value in reply.items()}
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode()
+
+
+class MakeWatched(Protocol):
+    """The type of the fixture `make_watched`."""
+
+    def __call__(self, kind: Kind | None = None, **options: Any) -> Watched: ...
+
+
+@pytest.fixture
+def make_watched(request: pytest.FixtureRequest) -> Iterator[MakeWatched]:
+    """Start topologies of the test's own, to be broken. Without a kind, see make_server."""
+    made: list[Watched] = []
+
+    def make(kind: Kind | None = None, **options: Any) -> Watched:
+        watched = _started(kind or _kind(request), **options)
+        made.append(watched)
+        on_failure(request, "what the sentinels wrote", watched.report)
+        return watched
+
+    yield make
+    for watched in made:
+        watched.close()
+
+
+@pytest.fixture(scope="session")
+def shared_watched() -> Iterator[Callable[[], Watched]]:
+    """A topology for the whole run (of an xdist worker), to use and not to break."""
+    made: list[Watched] = []
+
+    def get() -> Watched:
+        if not made:
+            made.append(_started(next(filter(binary, KINDS), KINDS[0])))
+        return made[0]
+
+    yield get
+    for watched in made:
+        watched.close()
+
+
+@pytest.fixture
+def watched(shared_watched: Callable[[], Watched]) -> Watched:
+    """The shared topology."""
+    return shared_watched()
+
+
+def _started(kind: Kind, **options: Any) -> Watched:
+    if binary(kind) is None:
+        skip_or_fail(f"no {kind} program here, of which sentinels could be made")
+    return Watched(kind, **options).__enter__()
+
+
+def _kind(request: pytest.FixtureRequest) -> Kind:
+    if "server_kind" in request.fixturenames:
+        kind: Kind = request.getfixturevalue("server_kind")
+        return kind
+    return next(filter(binary, KINDS), KINDS[0])

@@ -81,8 +81,8 @@ class RedisBackend(Backend):
         if not isinstance(location, str):
             raise ImproperlyConfigured(
                 f"{where}['LOCATION'] must be one URL: {type(self).__name__} uses one server. A"
-                " list of sentinels is for django_redislock.backends.SentinelBackend; backends for a"
-                " cluster or a quorum are not there yet."
+                " list of sentinels is for django_redislock.backends.SentinelBackend. Backends for"
+                " a cluster or a quorum are not there yet."
             )
         return checked_dialer(location, options, f"{where}['LOCATION']", f"{where}['OPTIONS']")
 

@@ -158,6 +158,11 @@ class Wire:
         """Close it. In a forked child only the child's copy is closed, without a shutdown."""
         self._connection.disconnect()  # type: ignore[no-untyped-call]
 
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody has closed it here; the server may have."""
+        return self._socket.fileno() >= 0
+
     def cut(self) -> None:
         """From any thread: what is under way on it fails, and so does whatever comes next."""
         # Its user closes it: a number of a socket that is closed here may be another's by then.
@@ -281,6 +286,11 @@ class AsyncWire(asyncio.BufferedProtocol):
         """Close it at once; what is under way fails with *error*."""
         self._lose(error or ConnectionError("the connection was closed"))
         self._transport.abort()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is neither closed nor lost, nor its loop closed."""
+        return self.closed is None and not self._loop.is_closed()
 
     def cut(self) -> None:
         """From any thread: what is under way on it fails, and so does whatever comes next."""

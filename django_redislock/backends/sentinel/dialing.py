@@ -128,7 +128,7 @@ class MasterDialer:
     def _is_needed(self, listener: Listener) -> bool:
         """Whether the listener has to go on: there is a connection that it may have to end."""
         with self._lock:
-            if listener is self._listener and not self._wires:
+            if listener is self._listener and not any(wire.is_open for wire in self._wires):
                 self._listener = None
             return listener is self._listener
 
