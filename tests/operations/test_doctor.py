@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tests.conftest import Locks, MakeProxy, MakeServer
     from tests.support.servers import Server
     from tests.support.topologies import MakeWatched, Watched
-    from tests.support.topologies import MakeWatched, Watched
 
 pytestmark = [pytest.mark.usefixtures("locks"), pytest.mark.django_db]
 
