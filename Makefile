@@ -10,9 +10,9 @@ N ?= 4
 # Of the site: make demo-admin PORT=8080
 PORT ?= 8000
 # Test processes, and further arguments: make test JOBS=2 ARGS='-k fence'. Most of what a test does
-# is to wait, so five of them leave two cores some air. Whoever has nothing left to do takes over
+# is to wait, so eight of them leave two cores some air. Whoever has nothing left to do takes over
 # from who has most.
-JOBS ?= 5
+JOBS ?= 8
 ARGS ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 

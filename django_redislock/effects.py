@@ -9,7 +9,6 @@ Nothing here is imported before it is used: locks need no database.
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +18,8 @@ from django.db.models import BigIntegerField, Q
 from django.utils import timezone
 
 from django_redislock.exceptions import LockMisuse, StaleFence
-from django_redislock.holder import running_loop
+from django_redislock.holder import must_not_block
+from django_redislock.transactions import open_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,7 @@ def check_outermost(name: str, using: str) -> None:
     Raises:
         LockMisuse: The message shows the right order.
     """
-    if running_loop() is not None and not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
+    if must_not_block():
         raise LockMisuse(
             name,
             "a transaction was to begin in a thread whose event loop runs, and Django has no"
@@ -61,9 +61,7 @@ def check_outermost(name: str, using: str) -> None:
             " with `await sync_to_async(function)(lease)`.",
         )
     connection = connections[using]
-    blocks = connection.atomic_blocks
-    # As Django judges durable=True: the transaction around a test of TestCase does not count.
-    if blocks and not getattr(blocks[-1], "_from_testcase", False):
+    if open_blocks(connection):
         raise LockMisuse(
             name,
             f"a transaction of database {using!r} is open already. It would be committed after the"
@@ -78,7 +76,7 @@ def check_outermost(name: str, using: str) -> None:
             f"database {using!r} has no transactions, since its storage engine is MyISAM. Take"
             " InnoDB.",
         )
-    if not blocks and not connection.get_autocommit():
+    if not connection.atomic_blocks and not connection.get_autocommit():
         raise LockMisuse(
             name,
             f"autocommit of database {using!r} is off, so the end of the block would commit"

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from typing import Any
 
 # None without a loop, where get_running_loop() would raise, ten times as slow.
 running_loop = asyncio._get_running_loop
+
+
+def must_not_block() -> bool:
+    """Whether blocking code is refused here, since it would stop the event loop of this thread.
+
+    As Django's ORM refuses it, and with the same way out.
+    """
+    return running_loop() is not None and not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE")
 
 
 class Thread:

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import inspect
 import logging
-import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 from weakref import ref
@@ -28,7 +27,7 @@ from django_redislock.exceptions import (
     LockTimeout,
     LockUnavailable,
 )
-from django_redislock.holder import current_holder, running_loop, this_thread
+from django_redislock.holder import current_holder, must_not_block, running_loop, this_thread
 from django_redislock.lease import Lease
 from django_redislock.rules import flows
 from django_redislock.rules.flows import Busy, Done, Finished, Granted
@@ -107,17 +106,7 @@ def distributed_lock(
         InvalidLockName: The name cannot be a lock's name.
         ValueError: An argument is of the wrong type or out of range.
     """
-    given = (
-        ttl,
-        wait,
-        renew,
-        max_hold,
-        min_hold,
-        reentrant,
-        using,
-        atomic,
-        release_on_commit,
-    )
+    given = ttl, wait, renew, max_hold, min_hold, reentrant, using, atomic, release_on_commit
     try:
         options = options_of(*given)
     except TypeError:  # An argument that cannot be hashed; the check says which.
@@ -380,8 +369,7 @@ class Lock:
         return None
 
     def _refuse_to_block_the_loop(self, instead: str) -> None:
-        # As Django's ORM does, and with the same way out.
-        if not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
+        if must_not_block():
             raise LockMisuse(
                 self.name,
                 "blocking code asks for it in a thread whose event loop runs, so all tasks of"
@@ -485,7 +473,7 @@ class Lock:
             if request is None or (begun is not None and begun.outcome is None):
                 return None  # Nothing was sent, or its flow has undone it.
             return flows.undo(request.name, request.token, request.operation_timeout)
-        if not lease.grant.is_ours or self._drop(hold, block=block) > 0:
+        if self._drop(hold, block=block) > 0:
             return None
         lease.grant.end()
         hold.backend.forget(lease)
@@ -520,7 +508,7 @@ class Lock:
         """End the lease, or leave it to an outer acquire; also if it is interrupted."""
         try:
             hold = hold or self._hold_to_end(block=block)
-            if self._options.release_on_commit and hold is not None:
+            if hold is not None and hold.terms.release_before_commit == DEFER:
                 self._keep(hold, success)
             if ending := self._let_go(hold, success, block=block):
                 assert hold is not None
@@ -595,13 +583,12 @@ class Lock:
             return None
         if hold.terms.release_before_commit in _TOLD and transactions.is_open():
             transactions.warn(self.name, backend.alias, self._place, of_task=self._is_of_task)
-        now = backend.clock()
-        if reason := grant.lost_reason(now):
-            backend.lost(lease, reason)
+        backend.note_expiry(lease)
         backend.forget(lease)
         grant.end()
+        held_for = backend.clock() - grant.granted_at
         # One that was renewed has a beginning in the timeline, so it must have an end.
-        lasted = grant.renewals or lease.owner.task or now - grant.granted_at >= NOTED_FROM
+        noted = grant.renewals or lease.owner.task or held_for >= NOTED_FROM
         return flows.Ending(
             lease.name,
             grant.token,
@@ -612,14 +599,12 @@ class Lock:
             options.once if success else 0.0,
             hold.terms.operation_timeout,
             block,
-            ("done" if success else "failed") if lasted or self._run else "",
+            ("done" if success else "failed") if noted or self._run else "",
             self._run,
         )
 
     def _keep(self, hold: _Hold, success: bool) -> None:
         """Let the transactions that are open hold the lease too, until they are over."""
-        if hold.terms.release_before_commit != DEFER:
-            return  # It is theirs.
         if hold.over or not hold.may_be_held:
             return  # It is over, which the block or release() will say.
         lease = hold.lease

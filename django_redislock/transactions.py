@@ -64,10 +64,10 @@ def is_open() -> bool:
 
 def _is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
     # If the connection was closed within the block, the transaction is gone already.
-    return _blocks(connection) > 0 and not connection.closed_in_transaction
+    return open_blocks(connection) > 0 and not connection.closed_in_transaction
 
 
-def _blocks(connection: BaseDatabaseWrapper) -> int:
+def open_blocks(connection: BaseDatabaseWrapper) -> int:
     """How many atomic blocks are open, without those that a TestCase puts around its tests.
 
     Django tells them apart in the same way, for ``atomic(durable=True)``.
@@ -103,7 +103,7 @@ def at_end(then: Callable[[bool], object]) -> bool:
         # them is rolled back. There is no public way to register one for the outermost block, so
         # they are taken out again; but not that of a TestCase, at whose end the test is over.
         savepoints, *_ = connection.run_on_commit[-1]
-        savepoints.difference_update(connection.savepoint_ids[-_blocks(connection) :])
+        savepoints.difference_update(connection.savepoint_ids[-open_blocks(connection) :])
     return True
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import ReferenceType, ref
 
 from django_redislock import clock, signals
+from django_redislock.backends import drivers
 from django_redislock.backends.watchdog import Watchdog
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.process import tell_after_fork
@@ -20,14 +21,14 @@ from django_redislock.rules.steps import Answer, Call
 from django_redislock.rules.stored import Holding, read_holding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from django_redislock.backends.drivers import Begun
     from django_redislock.conf import Conf
     from django_redislock.exceptions import LostReason
     from django_redislock.lease import Lease
     from django_redislock.rules.options import Options, Terms
-    from django_redislock.rules.steps import Flow, Refused, Unanswered
+    from django_redislock.rules.steps import Flow, Outcome, Performer
 
 logger = logging.getLogger("django_redislock")
 
@@ -95,23 +96,32 @@ class Backend(ABC):
     # --- performing -------------------------------------------------------------------------
 
     @abstractmethod
+    def session(self) -> Performer:
+        """What performs the steps of one flow, blocking its thread."""
+
+    @abstractmethod
+    def async_session(self) -> Performer:
+        """What performs them without blocking the event loop."""
+
     def ask(self, step: Call) -> Begun:
         """Do the first step of a flow, blocking this thread; run() may go on from there."""
+        return drivers.ask(step, self.session())
 
-    @abstractmethod
-    async def aask(self, step: Call) -> Begun:
+    # Those that await are no `async def`, which would be one more coroutine.
+    def aask(self, step: Call) -> Coroutine[Any, Any, Begun]:
         """See ask(), without blocking the event loop."""
+        return drivers.aask(step, self.async_session())
 
-    @abstractmethod
     def run(self, flow: Flow[Result], begun: Begun | None = None) -> Result:
         """Perform a flow, or what is left of it, blocking this thread."""
+        return drivers.run(flow, (begun and begun.by) or self.session(), begun)
 
-    @abstractmethod
-    async def arun(self, flow: Flow[Result], begun: Begun | None = None) -> Result:
+    def arun(self, flow: Flow[Result], begun: Begun | None = None) -> Coroutine[Any, Any, Result]:
         """See run(), without blocking the event loop."""
+        return drivers.arun(flow, (begun and begun.by) or self.async_session(), begun)
 
     @abstractmethod
-    def renew_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
+    def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
         """Run many scripts at once for the watchdog, on a connection of its own."""
 
     @abstractmethod
@@ -119,7 +129,7 @@ class Backend(ABC):
         """Close that connection; no lease is left to renew."""
 
     @abstractmethod
-    def call_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
+    def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
         """Run many scripts at once, which are safe to repeat.
 
         Raises:

@@ -8,16 +8,15 @@ from inspect import GEN_SUSPENDED, getgeneratorstate
 from typing import TYPE_CHECKING, TypeVar
 
 from django_redislock import process
-from django_redislock.rules.steps import Answer, Call, NotOurs, Refused, Unanswered
+from django_redislock.rules.steps import Call, NotOurs, Refused, Unanswered
 
 if TYPE_CHECKING:
     from django_redislock.process import Process
-    from django_redislock.rules.steps import Flow, Notify, Performer, Step
+    from django_redislock.rules.steps import Answer, Flow, Notify, Outcome, Performer, Step
 
 logger = logging.getLogger("django_redislock")
 
 Result = TypeVar("Result")
-Outcome = Answer | Unanswered | Refused
 
 FORKED = "the process was forked meanwhile, and this is the child"
 

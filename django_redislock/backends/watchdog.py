@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from django_redislock.exceptions import LostReason
     from django_redislock.lease import Lease
     from django_redislock.rules.grant import Grant, Renewal
-    from django_redislock.rules.steps import Call, Refused, Unanswered
+    from django_redislock.rules.steps import Call, Outcome, Refused, Unanswered
 
 logger = logging.getLogger("django_redislock.watchdog")
 
@@ -39,7 +39,7 @@ class Renewer(Protocol):
     clock: Callable[[], float]
 
     def operation_timeout(self, ttl: float) -> float: ...
-    def renew_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]: ...
+    def renew_many(self, calls: Sequence[Call]) -> list[Outcome]: ...
     def close_watchdog(self) -> None: ...
     def lost(self, lease: Lease, reason: LostReason) -> None: ...
 

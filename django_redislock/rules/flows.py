@@ -77,6 +77,11 @@ class Request(NamedTuple):
     renews: bool = False  # Whether it is to be renewed, see will_renew().
     unavailable_after: float = math.inf  # Seconds without an answer, besides the one resend.
 
+    @property
+    def mode(self) -> str:
+        """How the first try asks: who waits stands in the queue at once."""
+        return "queue" if self.wait > 0 else "try"
+
 
 class Granted(NamedTuple):
     """The lock is ours."""
@@ -154,7 +159,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
     request: Request, now: float
 ) -> Flow[Granted | Busy | Done | Finished]:
     give_up = now + request.wait
-    mode = "queue" if request.wait > 0 else "try"
+    mode = request.mode
     ticket, came_back = b"0", False
     failures, silent_since, pause = 0, now, SHORTEST_PAUSE
     # Whether something of us may be on the server when it refuses a try. What it refuses may also
@@ -224,7 +229,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
 
 def first_try(request: Request) -> Call:
     """The first step of :func:`acquire`."""
-    return _acquire_call(request, "queue" if request.wait > 0 else "try", b"0")
+    return _acquire_call(request, request.mode, b"0")
 
 
 def granted_by(answer: Answer, request: Request) -> Granted | None:

@@ -82,15 +82,12 @@ def terms_of(
     ttl = conf.ttl if options.ttl is None else options.ttl
     max_hold = conf.max_hold if options.max_hold is None else options.max_hold
     timeout = operation_timeout(ttl)
-    longest = math.inf if max_hold is None else max_hold
-    first_ttl = min(ttl, longest)
-    renew = conf.renew if options.renew is None else options.renew
     return Terms(
         ttl=ttl,
-        first_ttl=first_ttl,
+        first_ttl=ttl if max_hold is None else min(ttl, max_hold),
         wait=conf.wait if options.wait is None else options.wait,
-        renew=renew,
-        max_hold=longest,
+        renew=conf.renew if options.renew is None else options.renew,
+        max_hold=math.inf if max_hold is None else max_hold,
         operation_timeout=timeout,
         unavailable_after=timeout if conf.unavailable_after is None else conf.unavailable_after,
         release_before_commit=DEFER if options.release_on_commit else conf.release_before_commit,

@@ -9,13 +9,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import celery._state
 import pytest
-from celery import Celery
 
 from django_redislock.celery import single_instance_task
 from django_redislock.celery.checks import check_tasks
 from tests import ROOT
+from tests.support.celery_app import celery_app
 from tests.support.servers import free_port
 
 if TYPE_CHECKING:
@@ -31,11 +30,8 @@ def tidy() -> None:
 
 
 @pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]:
+def check() -> Iterator[Callable[..., list[str]]]:
     """Make one task in an application of its own, and return the ids of what is said of it."""
-    monkeypatch.setattr(celery._state, "_on_app_finalizers", set(celery._state._on_app_finalizers))
-    app = Celery("tests", set_as_current=False, broker="redis://", backend="cache+memory://")
-    app.set_current()
 
     def check(function: Callable[..., Any], conf: dict[str, Any], **options: Any) -> list[str]:
         app.conf.update(conf)
@@ -47,8 +43,8 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]
         assert all(one.hint for one in messages)
         return [str(one.id).removeprefix("django_redislock.") for one in messages]
 
-    yield check
-    app.close()
+    with celery_app(broker_url="redis://", result_backend="cache+memory://") as app:
+        yield check
 
 
 @pytest.mark.parametrize(
@@ -117,7 +113,6 @@ PROJECT = {
     """,
     "shop_celery.py": """
         from celery import Celery
-
         app = Celery("shop", broker="redis://127.0.0.1:{port}/0", backend="rpc://")
         app.autodiscover_tasks(["parcels"])
         app.autodiscover_tasks(lambda: ["letters"], related_name="jobs")

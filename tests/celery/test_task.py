@@ -10,7 +10,6 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import celery._state
 import pytest
 from celery import Celery, Task, shared_task
 from celery.exceptions import Reject, Retry
@@ -31,6 +30,7 @@ from django_redislock.celery import (
     single_instance_task,
 )
 from django_redislock.celery.options import OPTIONS
+from tests.support.celery_app import EAGER, celery_app
 from tests.support.processes import python
 from tests.support.servers import free_port
 
@@ -43,14 +43,10 @@ _names = count(1)
 
 
 @pytest.fixture(autouse=True)
-def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+def app() -> Iterator[Celery]:
     """An application in eager mode. The shared tasks of a test end with it."""
-    monkeypatch.setattr(celery._state, "_on_app_finalizers", set(celery._state._on_app_finalizers))
-    app = Celery("tests", set_as_current=False)
-    app.conf.update(task_always_eager=True, task_store_eager_result=False)
-    app.set_current()
-    yield app
-    app.close()
+    with celery_app(**EAGER) as app:
+        yield app
 
 
 def make(function: Callable[..., Any] | None = None, /, *args: Any, **options: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-import celery._state
 import pytest
 from celery import Celery
 from celery.exceptions import Ignore
@@ -25,6 +24,7 @@ from django_redislock.models import Fence
 from django_redislock.testing import LockTestKit
 from tests.effects.models import Entry
 from tests.support.backends import one_kind
+from tests.support.celery_app import EAGER, celery_app
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,14 +37,10 @@ _names = count(1)
 
 
 @pytest.fixture(autouse=True)
-def app(monkeypatch: pytest.MonkeyPatch, locks: Locks) -> Iterator[Celery]:
+def app(locks: Locks) -> Iterator[Celery]:
     """An application in eager mode. The shared tasks of a test end with it."""
-    monkeypatch.setattr(celery._state, "_on_app_finalizers", set(celery._state._on_app_finalizers))
-    app = Celery("tests", set_as_current=False)
-    app.conf.update(task_always_eager=True, task_store_eager_result=False)
-    app.set_current()
-    yield app
-    app.close()
+    with celery_app(**EAGER) as app:
+        yield app
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import tempfile
 import uuid
+from abc import ABC, abstractmethod
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -85,7 +86,7 @@ def _programs() -> Path | None:
     return Path(spec.origin).parent / "pginstall" / "bin"
 
 
-class DatabaseServer:
+class DatabaseServer(ABC):
     """A server in a folder of its own, reached by a socket in it."""
 
     name: str
@@ -99,13 +100,13 @@ class DatabaseServer:
         """All that the server wrote."""
         return (self.folder / "log").read_text(errors="replace")
 
+    @abstractmethod
     def start(self) -> None:
         """Start, and return when it answers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def new_database(self) -> dict[str, Any]:
         """Make an empty database, and return it as DATABASES describes one."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """End it, and remove its files."""

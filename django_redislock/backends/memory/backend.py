@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -24,12 +24,9 @@ from django_redislock.rules.stored import read_claim
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from django_redislock.backends.drivers import Begun
     from django_redislock.conf import Conf
     from django_redislock.lease import Lease
-    from django_redislock.rules.steps import Flow, Listen, Pause, Tell, Unanswered
-
-Result = TypeVar("Result")
+    from django_redislock.rules.steps import Listen, Outcome, Pause, Tell
 
 LAST_MS = 0.001  # Seconds: a key is there until the millisecond in which it expires is over.
 OUTAGE = "the server does not answer, as a test has it"
@@ -77,23 +74,17 @@ class InMemoryBackend(Backend):
         self._inherited.append(self._interpreter)
         super().after_fork()
 
-    def ask(self, step: Call) -> Begun:
-        return drivers.ask(step, _Session(self))
+    def session(self) -> _Session:
+        return _Session(self)
 
-    async def aask(self, step: Call) -> Begun:
-        return await drivers.aask(step, _AsyncSession(self))
+    def async_session(self) -> _AsyncSession:
+        return _AsyncSession(self)
 
-    def run(self, flow: Flow[Result], begun: Begun | None = None) -> Result:
-        return drivers.run(flow, (begun and begun.by) or _Session(self), begun)
-
-    async def arun(self, flow: Flow[Result], begun: Begun | None = None) -> Result:
-        return await drivers.arun(flow, (begun and begun.by) or _AsyncSession(self), begun)
-
-    def renew_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
+    def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
         return self.call_many(calls)
 
-    def call_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
-        outcomes: list[Answer | Unanswered | Refused] = []
+    def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
         for call in calls:
             try:
                 outcomes.append(self.perform(call, ""))

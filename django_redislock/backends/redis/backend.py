@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock.backends import drivers
 from django_redislock.backends.base import Backend
 from django_redislock.backends.redis import sessions
 from django_redislock.backends.redis.calling import Caller, trouble
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from django_redislock.backends.redis.connection import Wire
     from django_redislock.backends.redis.dialing import Dialing
     from django_redislock.conf import Conf
-    from django_redislock.rules.steps import Answer, Call, Flow, Refused, Unanswered
+    from django_redislock.rules.steps import Call, Outcome
 
 Result = TypeVar("Result")
 
@@ -119,22 +118,19 @@ class RedisBackend(Backend):
         """Whether the server allows scripts, as far as we know."""
         return self._caller.scripting
 
+    def session(self) -> Session:
+        return Session(self._caller, self._pool)
+
+    def async_session(self) -> AsyncSession:
+        return AsyncSession(self._caller, self._loops, self._pool)
+
     def ask(self, step: Call) -> Begun:
         return sessions.ask(step, self._caller, self._pool)
 
-    # Not `async def`, which would be one more coroutine.
     def aask(self, step: Call) -> Coroutine[Any, Any, Begun]:
         return sessions.aask(step, self._caller, self._loops, self._pool)
 
-    def run(self, flow: Flow[Result], begun: Begun | None = None) -> Result:
-        by = (begun and begun.by) or Session(self._caller, self._pool)
-        return drivers.run(flow, by, begun)
-
-    def arun(self, flow: Flow[Result], begun: Begun | None = None) -> Coroutine[Any, Any, Result]:
-        by = (begun and begun.by) or AsyncSession(self._caller, self._loops, self._pool)
-        return drivers.arun(flow, by, begun)
-
-    def renew_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
+    def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
         begun = self.clock()
         try:
             if self._watchdog_wire is None:
@@ -144,7 +140,7 @@ class RedisBackend(Backend):
             self.close_watchdog()
             return [trouble(error, begun)] * len(calls)
 
-    def call_many(self, calls: Sequence[Call]) -> list[Answer | Unanswered | Refused]:
+    def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
         return self._with_wire(lambda wire: self._caller.call(wire, calls, self.clock()))
 
     def commands(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]:

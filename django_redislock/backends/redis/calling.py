@@ -27,13 +27,12 @@ if TYPE_CHECKING:
 
     from django_redislock.backends.redis.connection import AsyncWire, Wire
     from django_redislock.rules.scripts import Script
-    from django_redislock.rules.steps import Call, Tell
+    from django_redislock.rules.steps import Call, Outcome, Tell
 
 logger = logging.getLogger("django_redislock")
 
 LOOK_FOR_SCRIPTS_EVERY = 60.0  # Seconds until rights that were missing may be there again.
 
-Outcome = Answer | Unanswered | Refused
 Args = tuple[str | bytes | int, ...]
 
 
@@ -118,7 +117,7 @@ class Caller:
             return None
         return _outcome(reply, acknowledged, sent)
 
-    def told(self, step: Tell, channel: str) -> bytes:
+    def telling(self, step: Tell, channel: str) -> bytes:
         """The command that tells a script: in full if the server may not know it.
 
         Nobody reads the reply, which would say so.

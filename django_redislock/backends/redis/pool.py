@@ -84,21 +84,19 @@ class Pool:
             Exhausted: All are in use and none was returned within *seconds*.
             Crowded: Waiters have so many that the rest is needed for those who do not wait.
         """
-        idle = self._idle
-        if to_wait and len(idle) + self._free() <= self.KEPT_BACK:
+        wire = self.take_idle(to_wait=to_wait)
+        if wire is not None:
+            return wire
+        if to_wait and self._is_crowded():
             raise Crowded("waiters use all connections that may be kept for long")
-        try:
-            return idle.pop()
-        except IndexError:
-            return self._take(seconds)
+        return self._take(seconds)
 
-    def take_idle(self, *, to_wait: bool) -> Wire | None:
+    def take_idle(self, *, to_wait: bool = False) -> Wire | None:
         """As take(), if that takes no time; else None."""
-        idle = self._idle
-        if to_wait and len(idle) + self._free() <= self.KEPT_BACK:
+        if to_wait and self._is_crowded():
             return None
         try:
-            return idle.pop()
+            return self._idle.pop()
         except IndexError:
             return None
 
@@ -183,6 +181,9 @@ class Pool:
 
     def _has_room(self) -> bool:
         return bool(self._idle) or self._free() > 0
+
+    def _is_crowded(self) -> bool:
+        return len(self._idle) + self._free() <= self.KEPT_BACK
 
     def _free(self) -> int:
         return self._limit - len(self._wires) - self._dialing

@@ -27,9 +27,7 @@ def ask(step: Call, caller: Caller, pool: Pool) -> Begun:
     """Do the first step of a flow on an idle connection: few steps for the usual answer."""
     listens = bool(step.listening)
     wire = pool.take_idle(to_wait=listens) if caller.scripting and not step.replicas else None
-    if wire is None:
-        return drivers.ask(step, Session(caller, pool))
-    if listens and not wire.channel:
+    if wire is None or (listens and not wire.channel):
         return drivers.ask(step, Session(caller, pool, wire))
     began_in, sent = process.current, clock.now()
     try:
@@ -116,7 +114,7 @@ class Session(drivers.Blocking):
         try:
             if self._wire is None:
                 self._wire = self._pool.take(CLAIM / 2)
-            self._wire.tell(self._caller.told(step, self._wire.channel))
+            self._wire.tell(self._caller.telling(step, self._wire.channel))
         except TROUBLE as error:
             self._drop()
             raise trouble(error, begun) from error
@@ -232,7 +230,7 @@ class AsyncSession(drivers.Awaiting):
         begun = clock.now()
         assert self._wire is not None
         try:
-            self._wire.tell(self._caller.told(step, self._wire.channel))
+            self._wire.tell(self._caller.telling(step, self._wire.channel))
         except TROUBLE as error:
             raise trouble(error, begun) from error
 

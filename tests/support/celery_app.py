@@ -1,0 +1,30 @@
+"""An application of Celery for the tasks of one test."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import celery._state
+from celery import Celery
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EAGER = {"task_always_eager": True, "task_store_eager_result": False}
+
+
+@contextmanager
+def celery_app(**conf: Any) -> Iterator[Celery]:
+    """The current application, until the block ends; shared tasks that it has made end with it."""
+    # Shared tasks are made anew for each application to come.
+    finalizers = set(celery._state._on_app_finalizers)
+    with mock.patch.object(celery._state, "_on_app_finalizers", finalizers):
+        app = Celery("tests", set_as_current=False)
+        app.conf.update(conf)
+        app.set_current()
+        try:
+            yield app
+        finally:
+            app.close()
