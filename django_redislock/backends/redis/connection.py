@@ -207,7 +207,8 @@ class AsyncWire(asyncio.BufferedProtocol):
         self._transport: Any = writer.transport
         self._loop = asyncio.get_running_loop()
         self._reader = _reader()
-        self._buffer = bytearray(_CHUNK)
+        # A view: asyncio writes what comes by TLS into slices of it, and a slice of bytes is a copy.
+        self._buffer = memoryview(bytearray(_CHUNK))
         # What replies are still to come, and until when; a reply to tell() is for nobody.
         self._awaited: deque[tuple[asyncio.Future[Any] | None, float]] = deque()
         self._alarm: asyncio.TimerHandle | None = None
@@ -308,7 +309,7 @@ class AsyncWire(asyncio.BufferedProtocol):
 
     # --- asyncio.BufferedProtocol: a plain one is given a new buffer of 256 KB for each reply ---
 
-    def get_buffer(self, sizehint: int) -> bytearray:
+    def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
