@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -219,6 +220,12 @@ class Server(Endpoint):
         log = self._folder / "server.log"
         return log.read_text(errors="replace") if log.exists() else ""
 
+    def trust(self, certificates: str) -> None:
+        """Trust these too, as do clients by *ca*; before the start."""
+        bundle = self._folder / "trusted.crt"
+        bundle.write_text(certificates)
+        self._config["tls-ca-cert-file"] = str(bundle)
+
     def client(self, **options: Any) -> redis.Redis:
         """See Endpoint.client(); trusts the server's certificate."""
         if self.scheme == "rediss":
@@ -414,7 +421,14 @@ class Sentinel(Server):
         config = self._folder / "sentinel.conf"
         # It writes down there what it has learned, and reads that again when it is started anew.
         if not self._has_run:
-            place = [f"port {self.port}", f"bind {self.host}", f"dir {self._data}"]
+            told = super()._told()
+            pairs = zip(told[::2], told[1::2], strict=True)
+            # It takes no more of these than where it is, and how it is reached.
+            place = [
+                f"{name.removeprefix('--')} {value}"
+                for name, value in pairs
+                if re.match("--(port|bind|dir|tls-.*)$", name)
+            ]
             lines = [*place, f"sentinel myid {self.id}", *self._lines]
             config.write_text("\n".join([*lines, ""]))
         return [str(config), "--sentinel"]

@@ -9,6 +9,7 @@ def test_a_failover(make_watched: MakeWatched, settings: Settings, key_prefix: s
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import pytest
@@ -34,6 +35,7 @@ class Watched:
         down_after: Seconds after which the sentinels take a silent master for dead.
         password: What clients of the servers must know.
         sentinel_password: What clients of the sentinels must know.
+        tls: All of them speak TLS only. Redis only.
     """
 
     def __init__(
@@ -44,15 +46,22 @@ class Watched:
         failover_timeout: float = 3.0,
         password: str = "",
         sentinel_password: str = "",
+        tls: bool = False,
     ) -> None:
         self._password = {"password": password} if password else {}
         self._sentinel_password = {"password": sentinel_password} if sentinel_password else {}
         config: dict[str, Any] = {"repl_diskless_sync_delay": 0}
         if password:
             config |= {"requirepass": password, "masterauth": password}
-        self.master = Server(kind, **config)
-        self.replicas = [Server(kind, **config) for _ in range(2)]
-        self.sentinels = [Sentinel(kind) for _ in range(3)]
+        encrypted: dict[str, Any] = {"tls": True, "tls_replication": "yes"} if tls else {}
+        self.master = Server(kind, **config, **encrypted)
+        self.replicas = [Server(kind, **config, **encrypted) for _ in range(2)]
+        self.sentinels = [Sentinel(kind, **encrypted) for _ in range(3)]
+        if tls:
+            every = [*self.servers, *self.sentinels]
+            certificates = "".join(Path(one.ca).read_text() for one in every)
+            for one in every:
+                one.trust(certificates)
         self._lines = [
             f"sentinel down-after-milliseconds {SERVICE} {down_after * 1000:.0f}",
             f"sentinel failover-timeout {SERVICE} {failover_timeout * 1000:.0f}",
@@ -97,12 +106,16 @@ class Watched:
 
     def setting(self, **options: Any) -> dict[str, Any]:
         """What REDISLOCK says of the default alias; *options* are more of its OPTIONS."""
-        mine = {"service_name": SERVICE, **self._password}
-        if self._sentinel_password:
-            mine["sentinel_kwargs"] = self._sentinel_password
+        mine: dict[str, Any] = {"service_name": SERVICE, **self._password}
+        asking: dict[str, Any] = dict(self._sentinel_password)
+        if self.master.scheme == "rediss":
+            mine |= {"ssl": True, "ssl_ca_certs": self.master.ca}
+            asking["ssl_ca_certs"] = self.master.ca
+        if asking:
+            mine["sentinel_kwargs"] = asking
         return {
             "BACKEND": "django_redislock.backends.SentinelBackend",
-            "LOCATION": [f"redis://{one.host}:{one.port}" for one in self.sentinels],
+            "LOCATION": [one.url.removesuffix("/0") for one in self.sentinels],
             "OPTIONS": {**mine, **options},
         }
 

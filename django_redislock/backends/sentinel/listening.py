@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from contextlib import suppress
@@ -9,13 +10,15 @@ from typing import TYPE_CHECKING
 
 from redis import exceptions as redis_errors
 
-from django_redislock.backends.redis.errors import TROUBLE
+from django_redislock.backends.redis.errors import described
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from django_redislock.backends.redis.connection import Wire
     from django_redislock.backends.sentinel.sentinels import Master, Sentinels
+
+logger = logging.getLogger("django_redislock")
 
 
 class Listener:
@@ -55,8 +58,10 @@ class Listener:
     def _run(self) -> None:
         while self._is_needed(self):
             for wire in self._sentinels.open_wires(self.PATIENCE):
-                with suppress(*TROUBLE):
+                try:
                     self._listen(wire)
+                except Exception as error:  # noqa: BLE001 - nothing may end it but its own end
+                    logger.debug("A sentinel was no longer listened to: %s", described(error))
                 if not self._is_needed(self):
                     return
             time.sleep(self.PATIENCE)  # None of them answers.

@@ -171,11 +171,11 @@ class Sentinels:
             yield address, dialer
 
     def _read(self, address: Any, state: Any) -> Master:
-        for reply in (address, state):
-            if isinstance(reply, ReplyError) and "No such master" not in str(reply):
-                raise reply
-        if not (address and isinstance(state, dict)):
+        if address is None:
             raise NoMaster(f"knows no {self.service!r}; check OPTIONS['service_name']")
+        for reply in (address, state):
+            if isinstance(reply, ReplyError):
+                raise reply
         # The address apart: while a failover is under way, only it is the new one.
         return Master(address[0].decode(), int(address[1]), int(state[b"config-epoch"]))
 
@@ -188,9 +188,8 @@ class Sentinels:
         if not inquiry.answers:
             tried = "; ".join(f"{at}: {described(one)}" for at, one in inquiry.errors.items())
             text = f"no sentinel names a master: {tried}"
-            errors = list(inquiry.errors.values())
-            kind = redis_errors.ConnectionError if all(map(is_transient, errors)) else NoMaster
-            raise kind(text)
+            may_come = any(map(is_transient, inquiry.errors.values()))
+            raise (redis_errors.ConnectionError if may_come else NoMaster)(text)
         newest = max(inquiry.answers, key=lambda master: master.epoch)
         if inquiry.is_decided:
             self._epoch = newest.epoch
