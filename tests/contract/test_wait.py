@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tests.support.backends import Place
     from tests.support.ways import Way
 
-pytestmark = pytest.mark.core
-
 # --- how long ------------------------------------------------------------------------------------
 
 

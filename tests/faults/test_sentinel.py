@@ -19,7 +19,7 @@ from tests.support.others import queued
 from tests.support.processes import hear, say
 from tests.support.servers import Sentinel
 from tests.support.stored import NAME, is_held_by, is_left_clean, keys_of
-from tests.support.topologies import SERVICE
+from tests.support.topologies import HURRIED, SERVICE
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import Blocking, Caller, InLoop, in_thread
 
@@ -114,40 +114,39 @@ def test_locking_goes_on_when_the_master_is_killed_under_load(
     make_watched: MakeWatched, settings: Settings, key_prefix: str, spawn: Spawn
 ) -> None:
     """Threads, tasks and processes; each grant is on a replica when it counts."""
-    watched = make_watched("valkey")
+    watched = make_watched("valkey", down_after=HURRIED)
     watched.locks(settings, key_prefix, REPLICAS_ACK=1, **PATIENT)
     here = Lockers(NAME)
-    children = [spawn(take_turns, NAME) for _ in range(2)]
+    child = spawn(take_turns, NAME)
     at_work = [in_thread(here.in_loop), *[in_thread(here.in_thread) for _ in range(4)]]
-    assert [child.read() for child in children] == ["at work", "at work"]
+    assert child.read() == "at work"
     wait_until(lambda: here.turns)
     watched.master.kill()
     watched.await_failover()
     failed_over = time.monotonic()
     wait_until(lambda: sum(begun > failed_over for _, begun, _ in here.turns) >= 20)
     here.over = True
-    for child in children:
-        child.send("stop")
-    turns, errors = here.turns, here.errors
-    for child in children:
-        more, wrong = child.read()
-        assert any(begun > failed_over for _, begun, _ in more)
-        turns, errors = [*turns, *map(tuple, more)], [*errors, *wrong]
+    child.send("stop")
+    more, wrong = child.read()
+    assert any(begun > failed_over for _, begun, _ in more)
+    turns, errors = [*here.turns, *map(tuple, more)], [*here.errors, *wrong]
     for one in at_work:
         one.result(HUNG)
     turns.sort(key=lambda turn: turn[1])
     for (fence, _, until), (next_fence, begun, _) in pairwise(turns):
         assert until <= begun, "two leases were held at the same time"
         assert fence < next_fence
-    # Nobody gave up; but who had the lock, or was granted it, in that moment, may have been told.
-    assert not [error for error in errors if "LockLost" not in error], errors
+    # Nobody gave up. But who had the lock in that moment may have been told that it is lost; and who
+    # is granted it before the other replica has found its new master, that this one cannot know it.
+    told = "LockLost", "REPLICAS_ACK"
+    assert not [error for error in errors if not any(one in error for one in told)], errors
 
 
 @pytest.mark.proves("P6", "R7")
 def test_a_lease_that_the_replica_knows_goes_on_there_and_waiters_come_back_in_order(
     make_watched: MakeWatched, settings: Settings, key_prefix: str
 ) -> None:
-    watched = make_watched("redis")
+    watched = make_watched("redis", down_after=HURRIED)
     locks = watched.locks(settings, key_prefix, **PATIENT)
     holder, order = distributed_lock(NAME, ttl=12), []
     with Blocking() as threads, InLoop() as tasks:
@@ -243,7 +242,7 @@ def test_an_old_master_that_comes_back_to_life_is_never_asked(
     make_watched: MakeWatched, settings: Settings, key_prefix: str
 ) -> None:
     """It was only frozen: connections to it are open, and a command on one of them unanswered."""
-    watched = make_watched("valkey")
+    watched = make_watched("valkey", down_after=HURRIED)
     locks = watched.locks(settings, key_prefix, **PATIENT)
     with Blocking() as threads, InLoop() as tasks:
         for caller in (threads, tasks):
@@ -275,7 +274,7 @@ def test_a_sentinel_that_slept_through_the_failover_is_outvoted(
     make_watched: MakeWatched, make_server: MakeServer, settings: Settings, key_prefix: str
 ) -> None:
     """As when a machine with a master and a sentinel is started anew: both think as before."""
-    watched = make_watched("valkey")
+    watched = make_watched("valkey", down_after=HURRIED)
     locks = watched.locks(settings, key_prefix, **PATIENT)
     watched.master.kill()
     locks.redis = watched.client(watched.await_failover())
@@ -325,7 +324,7 @@ def test_r11_a_grant_that_no_replica_has_counts_only_without_acknowledgement(
     key_prefix: str,
 ) -> None:
     # Sentinels would connect the replicas anew after their failover timeout.
-    watched = make_watched("valkey", failover_timeout=30)
+    watched = make_watched("valkey", down_after=HURRIED, failover_timeout=30)
     options = {**PATIENT, "TTL": 60, "UNAVAILABLE_AFTER": 0}
     locks = watched.locks(settings, key_prefix, REPLICAS_ACK=acknowledged, **options)
     if acknowledged:  # Each try waits as long.
@@ -350,23 +349,27 @@ def test_r11_a_grant_that_no_replica_has_counts_only_without_acknowledgement(
 
 
 def test_dead_and_silent_sentinels_cost_no_more_than_their_share(
-    caller: Caller, make_watched: MakeWatched, settings: Settings, key_prefix: str
+    make_watched: MakeWatched, settings: Settings, key_prefix: str
 ) -> None:
     watched = make_watched("valkey")
     watched.locks(settings, key_prefix, TTL=6, WAIT=0)  # The operation timeout is 2 s.
     dead, silent, alive = watched.sentinels
     dead.kill()
     silent.pause()
-    for number in range(3):  # Each backend asks them in another order.
+    with Blocking() as threads, InLoop() as tasks:
+        for number in range(3):  # Each backend asks them in another order.
+            backends.reset()
+            for caller in (threads, tasks):
+                with takes(at_most=2):
+                    assert caller.acquire(distributed_lock(f"{caller.way.name} {number}"))
+        alive.pause()
         backends.reset()
-        with takes(at_most=2):
-            assert caller.acquire(distributed_lock(f"{NAME} {number}"))
-    alive.pause()
-    backends.reset()
-    with takes(at_most=4), pytest.raises(LockUnavailable) as caught:
-        caller.acquire(distributed_lock(NAME))
-    for sentinel in watched.sentinels:
-        assert f"{sentinel.host}:{sentinel.port}" in str(caught.value)
+        at_once = [caller.begin(distributed_lock(NAME)) for caller in (threads, tasks)]
+        for future in at_once:
+            with takes(at_most=4), pytest.raises(LockUnavailable) as caught:
+                future.result(HUNG)
+            for sentinel in watched.sentinels:
+                assert f"{sentinel.host}:{sentinel.port}" in str(caught.value)
 
 
 def test_it_listens_to_another_sentinel_when_one_falls_silent(
@@ -461,6 +464,7 @@ def test_sentinels_and_servers_may_speak_tls(
         watched.ask(watched.sentinels[0], "FAILOVER", SERVICE)
         locks.redis = watched.client(watched.await_failover())
         for caller, lock in held:
+            wait_until(lambda caller=caller: is_asked_by(caller, watched.master))  # type: ignore[misc]
             assert is_held_by(locks, lease_of(lock))
             caller.release(lock)
             wait_until(lambda lock=lock: is_left_clean(locks, lock.name))  # type: ignore[misc]

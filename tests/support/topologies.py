@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
 SERVICE = "mymaster"
+UNHURRIED = 60.0  # Seconds: no machine that stands still for a moment makes a failover of it.
+HURRIED = 0.5  # For tests that wait for one.
 
 
 class Watched:
@@ -42,7 +44,7 @@ class Watched:
         self,
         kind: Kind,
         *,
-        down_after: float = 0.5,
+        down_after: float = UNHURRIED,
         failover_timeout: float = 3.0,
         password: str = "",
         sentinel_password: str = "",

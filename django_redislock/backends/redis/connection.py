@@ -207,7 +207,7 @@ class AsyncWire(asyncio.BufferedProtocol):
         self._transport: Any = writer.transport
         self._loop = asyncio.get_running_loop()
         self._reader = _reader()
-        # A view: asyncio writes what comes by TLS into slices of it, and a slice of bytes is a copy.
+        # A view: what comes by TLS is written into slices of it, and a slice of bytes is a copy.
         self._buffer = memoryview(bytearray(_CHUNK))
         # What replies are still to come, and until when; a reply to tell() is for nobody.
         self._awaited: deque[tuple[asyncio.Future[Any] | None, float]] = deque()
