@@ -200,8 +200,16 @@ def fenced_update(queryset: QuerySet[Any], lease: Lease, /, **values: Any) -> Fe
     # Both in one transaction: nobody writes to an updated row before it is known what was refused.
     with transaction.atomic(using=rows.db):
         updated = rows.filter(fence__lte=lease.fence).update(**values, fence=lease.fence)
-        refused = rows.filter(fence__gt=lease.fence).count()
+        refused = _count_now(rows.filter(fence__gt=lease.fence))
     return FencedUpdate(updated, refused)
+
+
+def _count_now(rows: QuerySet[Any]) -> int:
+    """How many rows there are for an update."""
+    if connections[rows.db].vendor != "mysql":
+        return rows.count()
+    # At REPEATABLE READ, what only reads sees what was there at its transaction's first read.
+    return len(rows.select_for_update().values_list("pk"))
 
 
 def _check_fenced(model: type[Model], values: dict[str, Any]) -> None:

@@ -28,6 +28,11 @@ class Entry(models.Model):
         return f"{self.position}: {self.value} under {self.fence}"
 
 
+def written(database: str) -> list[int]:
+    """The fences of all entries, in the order in which they were written."""
+    return list(Entry.objects.using(database).order_by("position").values_list("fence", flat=True))
+
+
 class Report(FencedModel):
     """A row that knows the fence that it was last written under."""
 

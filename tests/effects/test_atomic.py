@@ -22,7 +22,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_redislock import Lease, LockLost, LockMisuse, StaleFence, distributed_lock, held
 from django_redislock.models import Fence
-from tests.effects.models import Counter, Entry
+from tests.effects.models import Counter, Entry, written
 from tests.support.backends import one_kind
 from tests.support.databases import (
     LEVELS,
@@ -51,11 +51,6 @@ pytestmark = one_kind
 def write(database: str, lease: Lease, value: int = 0) -> None:
     """One write under the lease."""
     Entry.objects.using(database).create(fence=lease.fence, value=value)
-
-
-def written(database: str) -> list[int]:
-    """The fences of all writes, in their order."""
-    return list(Entry.objects.using(database).order_by("position").values_list("fence", flat=True))
 
 
 def fence_of(database: str, name: str = "lottery") -> Fence:
@@ -253,10 +248,11 @@ def test_at_each_isolation_level_no_update_is_lost(
 
 
 @on_postgres
-def test_at_repeatable_read_an_overlap_is_the_databases_error_and_the_next_try_is_judged(
-    holders: Holders, make_database: MakeDatabase, in_threads: Callable[..., Any]
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_where_a_snapshot_is_final_an_overlap_is_the_databases_error_and_the_next_try_is_judged(
+    holders: Holders, make_database: MakeDatabase, in_threads: Callable[..., Any], level: str
 ) -> None:
-    database = make_database("effects", isolation="repeatable read")
+    database = make_database("effects", isolation=level)
     earliest, early, late = holders(3)
     with earliest.atomic(database):
         pass  # So that there is a row.

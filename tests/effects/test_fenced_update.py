@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import IntegrityError, connections
+from django.db import IntegrityError, OperationalError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_redislock import LockLost, distributed_lock, fenced_update
 from tests.effects.models import Counter, Report, Unfenced
 from tests.support.backends import one_kind
+from tests.support.databases import MARIADB, POSTGRES, on_postgres
+from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from django_redislock import Lease
+    from django_redislock.effects import FencedUpdate
     from tests.conftest import Locks
     from tests.effects.conftest import Holders
     from tests.support.databases import MakeDatabase
@@ -107,6 +114,51 @@ def test_an_error_of_the_database_is_told_and_leaves_no_transaction(
     with distributed_lock("lottery") as lease, pytest.raises(IntegrityError):
         fenced_update(reports(database), lease, body=None)
     assert not connections[database].in_atomic_block
+
+
+def write_between(
+    database: str, late: Lease, early: Lease, in_threads: Callable[..., Any]
+) -> FencedUpdate:
+    """Let the later lease write while a transaction is open that has read, and then the earlier."""
+
+    def write_late() -> None:
+        assert fenced_update(reports(database), late, body="late") == (1, 0)
+
+    reports(database).create()
+    with transaction.atomic(using=database):
+        assert bodies(database) == [("", 0)]
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(in_threads(write_late)).result(HUNG)
+        return fenced_update(reports(database), early, body="early")
+
+
+@pytest.mark.parametrize(
+    ("database_kind", "level"),
+    [
+        (POSTGRES, "read committed"),
+        (MARIADB, "read committed"),
+        (MARIADB, "repeatable read"),  # Its updates see what its snapshot does not.
+    ],
+)
+def test_refused_rows_are_counted_also_if_the_transaction_has_read_before(
+    holders: Holders, make_database: MakeDatabase, in_threads: Callable[..., Any], level: str
+) -> None:
+    database = make_database("effects", isolation=level)
+    early, late = holders(2)
+    assert write_between(database, late, early, in_threads) == (0, 1)
+    assert bodies(database) == [("late", late.fence)]
+
+
+@on_postgres
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_where_a_snapshot_is_final_it_is_the_database_s_error(
+    holders: Holders, make_database: MakeDatabase, in_threads: Callable[..., Any], level: str
+) -> None:
+    database = make_database("effects", isolation=level)
+    early, late = holders(2)
+    with pytest.raises(OperationalError, match="could not serialize"):
+        write_between(database, late, early, in_threads)
+    assert bodies(database) == [("late", late.fence)]
 
 
 class Replicated:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,7 +13,7 @@ import pytest
 from django.db import connections, transaction
 
 from django_redislock import LockLost, StaleFence, distributed_lock
-from tests.effects.models import Counter, Entry
+from tests.effects.models import Counter, Entry, written
 from tests.support.backends import one_kind
 from tests.support.databases import await_blocked, described, on_servers, use
 from tests.support.processes import hear, say
@@ -26,11 +27,6 @@ if TYPE_CHECKING:
 pytestmark = [one_kind, pytest.mark.slow]
 
 TTL = 2.0
-
-
-def written(database: str) -> list[int]:
-    """The fences of all writes, in their order."""
-    return list(Entry.objects.using(database).order_by("position").values_list("fence", flat=True))
 
 
 def draw(database: str) -> int:
@@ -161,28 +157,37 @@ def test_a_holder_killed_within_the_transaction_leaves_nothing(
 # --- many, for a while ---------------------------------------------------------------------------
 
 PROCESSES = 8
-TIMES = 3  # Each of them, with the fence and without.
+# With the fence, and as many without. For as many as it takes to believe it:
+# TESTS_INCREMENTS=10000 make test JOBS=0 ARGS="--timeout 3600 -k pauses_beyond"
+INCREMENTS = int(os.environ.get("TESTS_INCREMENTS", "24"))
+EACH = INCREMENTS // PROCESSES
 SHORT = 0.3  # Seconds that a lease lasts; a pause is longer.
+PAUSED = min(0.2, 60 / INCREMENTS)  # The share of all, at each place where there may be a pause.
 
 
 def increment_often(databases: dict[str, Any], database: str, seed: int) -> None:
-    """In a child: read a number and write one more, with pauses; say how often that was done."""
-    use(**databases)
-    chance = Random(seed)
+    """In a child: read a number and write one more, with pauses; say how often that was too late.
 
-    def pause() -> None:
-        if chance.random() < 0.3:
-            time.sleep(1.5 * SHORT)
+    Who is refused tries again, until all have been written.
+    """
+    use(**databases)
+    # Each has its own, so that as many of "plain" are paused whatever becomes of the others.
+    chances = {name: Random(seed) for name in ("fenced", "plain")}
+    late = 0
+
+    def pause(name: str) -> None:
+        if chances[name].random() < PAUSED:
+            time.sleep(2 * SHORT)
 
     def increment(name: str) -> None:
         counter = Counter.objects.using(database).get(name=name)
-        pause()
+        pause(name)
         counter.value += 1
         counter.save()
 
     def pause_before_the_claim(execute: Any, sql: str, *rest: Any) -> Any:
         if sql.startswith("UPDATE") and "django_redislock_fence" in sql:
-            pause()
+            pause("fenced")
         return execute(sql, *rest)
 
     def with_fence() -> None:
@@ -190,27 +195,28 @@ def increment_often(databases: dict[str, Any], database: str, seed: int) -> None
             increment("fenced")
 
     def without_fence() -> None:
-        with distributed_lock("plain", ttl=SHORT, renew=False, wait=HUNG) as lease:
-            lease.ensure_held()
+        with distributed_lock("plain", ttl=SHORT, renew=False, wait=HUNG):
             increment("plain")
-            # What was written is counted, also if it was too late.
-            done["plain"] += 1
 
-    done = {"fenced": 0, "plain": 0, "stale": 0, "lost": 0}
-    say("ready")
-    hear()
-    for _ in range(TIMES):
+    def is_written() -> bool:
+        nonlocal late
         try:
             with connections[database].execute_wrapper(pause_before_the_claim):
                 with_fence()
-            done["fenced"] += 1
-        except StaleFence:
-            done["stale"] += 1
-        except LockLost:
-            done["lost"] += 1
-        with suppress(LockLost):
+        except (LockLost, StaleFence):
+            late += 1
+            return False
+        return True
+
+    say("ready")
+    hear()
+    for _ in range(EACH):
+        with suppress(LockLost):  # It has been written, although too late.
             without_fence()
-    say(done)
+    for _ in range(EACH):
+        while not is_written():
+            pass
+    say(late)
 
 
 def test_pauses_beyond_the_ttl_lose_updates_without_the_fence_and_none_with_it(
@@ -222,13 +228,13 @@ def test_pauses_beyond_the_ttl_lose_updates_without_the_fence_and_none_with_it(
         spawn(increment_often, described(database), database, seed) for seed in range(PROCESSES)
     ]
     for child in children:
-        assert child.read() == "ready"
+        assert child.read(timeout=2 * HUNG) == "ready"  # All of them start at once.
     for child in children:
         child.send("go")
-    told = [child.read() for child in children]
-    done = {what: sum(one[what] for one in told) for what in told[0]}
+    late = sum(child.read(timeout=HUNG + INCREMENTS) for child in children)
     values = dict(Counter.objects.using(database).values_list("name", "value"))
-    assert done["fenced"] > 0
-    assert done["stale"] + done["lost"] > 0, "nobody was late, so nothing is proven"
-    assert values["fenced"] == done["fenced"]
-    assert values["plain"] < done["plain"]
+    lost = {name: EACH * PROCESSES - value for name, value in values.items()}
+    print(f"{EACH * PROCESSES} increments by {PROCESSES} processes: {late} too late, lost: {lost}")
+    assert late > 0, "nobody was late, so nothing is proven"
+    assert lost["fenced"] == 0
+    assert lost["plain"] > 0

@@ -22,7 +22,7 @@ from django_redislock import (
 from django_redislock.celery import current_lease
 from django_redislock.models import Fence
 from django_redislock.testing import LockTestKit
-from tests.effects.models import Entry
+from tests.effects.models import Entry, written
 from tests.support.backends import one_kind
 from tests.support.celery_app import EAGER, celery_app
 
@@ -58,11 +58,6 @@ def make(database: str) -> Callable[..., Any]:
         return single_instance_task(atomic=database, **options)(body)
 
     return make
-
-
-def written(database: str) -> list[int]:
-    """The fences of all writes."""
-    return list(Entry.objects.using(database).order_by("position").values_list("fence", flat=True))
 
 
 def test_the_body_is_committed_before_the_release(make: Callable[..., Any], database: str) -> None:
@@ -172,6 +167,16 @@ def test_what_cannot_work_is_refused_at_import(options: dict[str, Any], message:
     with pytest.raises(ValueError, match=message):
 
         @single_instance_task(**options)
+        def draw() -> None: ...
+
+
+def test_in_a_project_without_a_database_it_is_refused_at_import(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(connections.settings, "default", {"ENGINE": "django.db.backends.dummy"})
+    with pytest.raises(ValueError, match=r"not 'default'\. DATABASES has none"):
+
+        @single_instance_task(atomic=True)
         def draw() -> None: ...
 
 

@@ -1,0 +1,46 @@
+"""A task that writes to the default database, for workers with effects_settings.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import connection
+from django.db.backends.signals import connection_created
+
+from django_redislock import signals, single_instance_task
+from django_redislock.celery import current_lease
+from tests.celery.project.journal import note, server, wait_at_gate
+from tests.celery.project.tasks import work
+from tests.effects.models import Entry
+
+
+@single_instance_task(key="{key}", atomic=True, acks_late=True, ttl=3)
+def draw(key: str, **how: Any) -> str:
+    """Write one line, and then do as asked."""
+    lease = current_lease()
+    assert lease is not None
+    Entry.objects.create(fence=lease.fence)
+    return work(key, **how)
+
+
+def stand_still_before_the_claim(execute: Any, sql: str, *rest: Any) -> Any:
+    """Wait until the test says so, if it has asked for that: for the lock of that name."""
+    if "django_redislock_fence" in sql and (name := server().lpop("stand still")):
+        key = name.decode()
+        note(key, "claims")
+        wait_at_gate(key)
+    return execute(sql, *rest)
+
+
+def watch_statements(connection: Any, **news: Any) -> None:
+    """This process has a connection to the database."""
+    connection.execute_wrappers.append(stand_still_before_the_claim)
+
+
+def note_release(lease: Any, **news: Any) -> None:
+    """A lock of this process was released."""
+    note(lease.name, "released", in_transaction=connection.in_atomic_block)
+
+
+connection_created.connect(watch_statements)
+signals.lock_released.connect(note_release)

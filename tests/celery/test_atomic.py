@@ -1,0 +1,134 @@
+"""single_instance_task(atomic=True) on real workers: what is in the database, and in the result."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import LockLost, StaleFence, distributed_lock
+from tests.effects.models import Entry, written
+from tests.support.databases import described, on_mariadb, on_postgres, on_sqlite
+from tests.support.servers import stop_process
+from tests.support.waiting import HUNG, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery.result import AsyncResult
+
+    from tests.celery.project.stage import Stage, Worker
+
+pytest_plugins = ["tests.celery.project.stage"]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+DRAW = "tests.celery.project.effects_tasks.draw"
+
+
+@pytest.fixture
+def start(
+    own_stage: Stage, database: str, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Worker]:
+    """Start a worker whose default database is ours."""
+    monkeypatch.setenv("TESTS_DATABASE", json.dumps(described(database)[database]))
+
+    def start() -> Worker:
+        return own_stage.start(
+            settings="tests.celery.project.effects_settings",
+            imports=["tests.celery.project.effects_tasks"],
+        )
+
+    return start
+
+
+def send(stage: Stage, key: str, **how: Any) -> AsyncResult:
+    """Publish the task that draws."""
+    return stage.app.send_task(DRAW, (key,), how)
+
+
+@on_mariadb
+def test_it_is_committed_before_the_next_holder_has_the_lock(
+    own_stage: Stage, database: str, start: Callable[..., Worker]
+) -> None:
+    start()
+    key = own_stage.key()
+    sent = send(own_stage, key, hold=True)
+    fence = own_stage.wait_for(key, "start")["fence"]
+    assert written(database) == []
+    own_stage.open_gate(key)
+    with distributed_lock(key, wait=HUNG):
+        assert written(database) == [fence]
+    assert own_stage.result(sent) == f"did {key}"
+    assert [one["in_transaction"] for one in own_stage.events(key, "released")] == [False]
+
+
+@on_postgres
+def test_a_worker_killed_in_the_body_leaves_nothing_and_the_next_one_draws(
+    own_stage: Stage, database: str, start: Callable[..., Worker]
+) -> None:
+    own_stage.conf["broker_transport_options"] = {
+        "visibility_timeout": 1,
+        "unacked_restore_interval": 0.2,
+        "unacked_restore_throttle": 1,
+    }
+    first = start()
+    key = own_stage.key()
+    sent = send(own_stage, key, hold=True)
+    started_at = own_stage.wait_for(key, "start")["time"]
+    first.kill()
+    assert written(database) == []
+    # Before 5.7, kombu gives up on silent workers when one starts, and then not for minutes.
+    wait_until(lambda: time.time() - started_at > 1, message="the visibility timeout is over")
+    start()
+    fence = own_stage.wait_for(key, "start", 2)["fence"]
+    own_stage.open_gate(key)
+    assert own_stage.result(sent) == f"did {key}"
+    assert written(database) == [fence]
+
+
+@on_sqlite
+def test_a_worker_stopped_before_its_claim_writes_nothing_and_its_result_is_stale_fence(
+    own_stage: Stage, database: str, start: Callable[..., Worker]
+) -> None:
+    worker = start()
+    key = own_stage.key()
+    own_stage.redis.rpush("stand still", key)
+    sent = send(own_stage, key)
+    own_stage.wait_for(key, "claims")
+    stop_process(worker.pid)
+    with distributed_lock(key, wait=HUNG) as lease, lease.atomic(database):
+        Entry.objects.using(database).create(fence=lease.fence)
+    own_stage.open_gate(key)
+    os.kill(worker.pid, signal.SIGCONT)
+    with pytest.raises(StaleFence) as stale:
+        own_stage.result(sent)
+    assert stale.value.name == key
+    assert stale.value.fence < stale.value.newer == lease.fence
+    assert sent.state == "FAILURE"
+    assert written(database) == [lease.fence]
+    assert own_stage.events(key, "start") == []
+    own_stage.wait_until_idle()  # It is not delivered again: the work is done.
+
+
+@on_sqlite
+def test_a_worker_stopped_in_the_body_writes_nothing_and_its_result_is_lock_lost(
+    own_stage: Stage, database: str, start: Callable[..., Worker]
+) -> None:
+    worker = start()
+    key = own_stage.key()
+    sent = send(own_stage, key, hold=True)
+    own_stage.wait_for(key, "start")
+    stop_process(worker.pid)
+    with distributed_lock(key, wait=HUNG):
+        pass
+    own_stage.open_gate(key)
+    os.kill(worker.pid, signal.SIGCONT)
+    with pytest.raises(LockLost):
+        own_stage.result(sent)
+    assert sent.state == "FAILURE"
+    assert own_stage.count(key, "end") == 1  # The body came to its end; its commit did not come.
+    assert written(database) == []

@@ -1,0 +1,166 @@
+"""release_on_commit on servers whose transactions overlap.
+
+The rest is in contract/test_transactions.py: on SQLite, which has one writer at a time.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import Error, connections, transaction
+
+from django_redislock import distributed_lock, held
+from tests.effects.models import Entry
+from tests.support.backends import one_kind
+from tests.support.databases import LEVELS, MARIADB, POSTGRES, MakeDatabase, on_servers
+from tests.support.orders import OnPurpose
+from tests.support.others import waiters
+from tests.support.waiting import HUNG, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from django_redislock.lock import Lock
+    from tests.conftest import Locks
+
+pytestmark = one_kind
+
+LOCKING = (MARIADB, "serializable")
+
+
+@pytest.fixture
+def other() -> Iterator[ThreadPoolExecutor]:
+    """A thread that wants the same lock."""
+    with ThreadPoolExecutor(1) as thread:
+        yield thread
+
+
+def kept() -> Lock:
+    """A lock that is released by the end of the transaction."""
+    return distributed_lock("lottery", wait=HUNG, release_on_commit=True)
+
+
+def entries(database: str) -> int:
+    """How many writes this transaction sees."""
+    return Entry.objects.using(database).count()
+
+
+def draw_if_nobody_has(database: str, lock: Lock, work: Callable[[], object] = int) -> int:
+    """What a new user writes; *work* is what is done before the commit. Return what was found."""
+    with transaction.atomic(using=database):
+        with lock:
+            found = entries(database)
+            if not found:
+                Entry.objects.using(database).create(fence=0)
+        work()
+    return found
+
+
+@on_servers
+def test_the_next_holder_reads_what_was_committed(
+    locks: Locks, database: str, other: ThreadPoolExecutor, in_threads: Callable[..., Any]
+) -> None:
+    others = []
+
+    def somebody_draws_too() -> None:
+        others.append(other.submit(in_threads(draw_if_nobody_has), database, kept()))
+        wait_until(lambda: waiters("lottery"))
+
+    assert draw_if_nobody_has(database, kept(), work=somebody_draws_too) == 0
+    assert others[0].result(HUNG) == 1
+    assert entries(database) == 1
+
+
+@on_servers
+def test_without_it_both_find_nothing_and_both_draw(
+    locks: Locks, database: str, other: ThreadPoolExecutor, in_threads: Callable[..., Any]
+) -> None:
+    found = []
+
+    def somebody_draws_too() -> None:
+        lock = distributed_lock("lottery", wait=HUNG)
+        found.append(other.submit(in_threads(draw_if_nobody_has), database, lock).result(HUNG))
+
+    found.append(draw_if_nobody_has(database, distributed_lock("lottery"), work=somebody_draws_too))
+    assert found == [0, 0]
+    assert entries(database) == 2
+
+
+@on_servers
+def test_a_rollback_releases_it_and_the_next_holder_reads_nothing(
+    locks: Locks, database: str, other: ThreadPoolExecutor, in_threads: Callable[..., Any]
+) -> None:
+    others = []
+
+    def somebody_draws_too() -> None:
+        others.append(other.submit(in_threads(draw_if_nobody_has), database, kept()))
+        wait_until(lambda: waiters("lottery"))
+        raise OnPurpose
+
+    with suppress(OnPurpose):
+        draw_if_nobody_has(database, kept(), work=somebody_draws_too)
+    assert others[0].result(HUNG) == 0
+    assert entries(database) == 1
+
+
+def disconnect(database: str) -> None:
+    """Have the server end the connection of this thread, as when it is restarted."""
+    connection = connections[database]
+    ask, end = {
+        POSTGRES: ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend(%s)"),
+        MARIADB: ("SELECT connection_id()", "KILL %s"),
+    }[MARIADB if connection.vendor == "mysql" else POSTGRES]
+    with connection.cursor() as cursor:
+        cursor.execute(ask)
+        (number,) = cursor.fetchone()
+    with connection.copy().cursor() as cursor:
+        cursor.execute(end, [number])
+        cursor.connection.close()
+
+
+@on_servers
+@pytest.mark.parametrize("noticed", ["by a statement", "at the commit"])
+def test_a_lost_connection_releases_it_and_nothing_is_written(
+    locks: Locks, database: str, noticed: str
+) -> None:
+    def lose_the_connection() -> None:
+        assert held.get("lottery") is not None
+        disconnect(database)
+        if noticed == "by a statement":
+            entries(database)
+
+    with pytest.raises(Error):
+        draw_if_nobody_has(database, kept(), work=lose_the_connection)
+    assert held.get("lottery") is None
+    assert entries(database) == 0
+    assert draw_if_nobody_has(database, kept()) == 0
+
+
+@pytest.mark.parametrize(
+    ("database_kind", "level"),
+    # On MariaDB, readers of that last level lock what they read, and the writer waits for them.
+    [(kind, level) for kind in (POSTGRES, MARIADB) for level in LEVELS if (kind, level) != LOCKING],
+)
+def test_a_transaction_that_was_open_before_the_lock_was_granted_may_read_what_was_before(
+    locks: Locks,
+    make_database: MakeDatabase,
+    other: ThreadPoolExecutor,
+    in_threads: Callable[..., Any],
+    level: str,
+) -> None:
+    database = make_database("effects", isolation=level)
+
+    def draw() -> int:
+        return draw_if_nobody_has(database, kept())
+
+    with transaction.atomic(using=database):
+        before = entries(database)
+        other.submit(in_threads(draw)).result(HUNG)
+        with kept():
+            after = entries(database)
+    assert (before, after) == (0, 1 if level == "read committed" else 0)
+    with transaction.atomic(using=database), kept():
+        assert entries(database) == 1, "taken before the first query"
