@@ -136,8 +136,8 @@ def test_locking_goes_on_when_the_master_is_killed_under_load(
     for (fence, _, until), (next_fence, begun, _) in pairwise(turns):
         assert until <= begun, "two leases were held at the same time"
         assert fence < next_fence
-    # Nobody gave up. But who had the lock in that moment may have been told that it is lost; and who
-    # is granted it before the other replica has found its new master, that this one cannot know it.
+    # Nobody gave up. But who had the lock in that moment may have been told that it is lost, and
+    # who asked next that no replica has found its new master yet.
     told = "LockLost", "REPLICAS_ACK"
     assert not [error for error in errors if not any(one in error for one in told)], errors
 
@@ -498,6 +498,20 @@ def test_an_address_that_is_no_sentinel_is_refused_at_once(
     locks.configure(LOCATION=[f"redis://{one.host}:{one.port}" for one in watched.servers])
     with takes(at_most=1), pytest.raises(LockUnavailable, match="this is no sentinel; LOCATION"):
         caller.acquire(distributed_lock(NAME, wait=20))
+
+
+@pytest.mark.proves("R13")
+def test_a_server_that_says_it_is_no_master_is_not_asked(
+    caller: Caller, watched: Watched, settings: Settings, key_prefix: str
+) -> None:
+    """As for a moment in a failover: sentinels name who is about to become the master."""
+    replica = watched.replicas[0]
+    locks = watched.locks(settings, key_prefix, UNAVAILABLE_AFTER=0)
+    with Sentinel(replica.kind, f"sentinel monitor other {replica.host} {replica.port} 1") as one:
+        locks.configure(**watched.setting(service_name="other"))
+        locks.configure(LOCATION=[f"redis://{one.host}:{one.port}"])
+        with pytest.raises(LockUnavailable, match="call the master: it says that it is no master"):
+            caller.acquire(distributed_lock(NAME, wait=0))
 
 
 def test_one_wrong_address_among_sentinels_does_no_harm(
