@@ -65,6 +65,7 @@ class RedisBackend(Backend):
                 f" 'LOCATION': {self.location_is}."
             )
         self._dialer = self._make_dialer(conf.location, options, where)
+        # That of the URL, if there is one: redis-py lets the URL win.
         self._timeout = self._dialer.timeout
         check_timeout(self._timeout, f"{where}['LOCATION']: socket_timeout")
         super().__init__(conf)

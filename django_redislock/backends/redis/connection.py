@@ -166,9 +166,12 @@ class Wire:
     def cut(self) -> None:
         """From any thread: what is under way on it fails, and so does whatever comes next."""
         # Its user closes it: a number of a socket that is closed here may be another's by then.
-        # And no TLS goodbye, whose state its user may be reading.
+        sock = self._socket
         with suppress(OSError):
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+            if isinstance(sock, ssl.SSLSocket):  # Its own would touch what its user may be reading.
+                super(ssl.SSLSocket, sock).shutdown(socket.SHUT_RDWR)
+            else:
+                sock.shutdown(socket.SHUT_RDWR)
 
     def _item(self) -> Any:
         reader = self._reader

@@ -64,6 +64,8 @@ class MasterDialer:
     def after_fork(self) -> None:
         """In a forked child: the parent's connections and its listener are not ours."""
         self.sentinels.after_fork()
+        if self._listener is not None:
+            self._listener.forsake()
         self._start()
 
     def dial(self, seconds: float) -> Wire:
@@ -72,7 +74,7 @@ class MasterDialer:
         master = self.sentinels.master(seconds / 2)
         dialer = self.learn(master, asked)
         try:
-            wire = dialer.dial(seconds - (time.monotonic() - asked))
+            wire = dialer.dial(max(seconds - (time.monotonic() - asked), seconds / 2))
         except redis_errors.RedisError as error:
             _check_transient(master, error)
             raise
@@ -101,10 +103,10 @@ class MasterDialer:
             if self._master is None or self._dialer is None or self._master[:2] != master[:2]:
                 if asked < self._learned_at:
                     raise redis_errors.ConnectionError("the master has changed meanwhile")
+                self._dialer = self._dialer_to(master.address)
+                self._learned_at = time.monotonic()
                 former = list(self._wires)
                 self._wires.clear()
-                self._learned_at = time.monotonic()
-                self._dialer = self._dialer_to(master.address)
             self._master = master
             dialer = self._dialer
         for wire in former:

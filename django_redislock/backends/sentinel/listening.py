@@ -48,6 +48,7 @@ class Listener:
         self._sentinels = sentinels
         self._learn = learn
         self._is_needed = is_needed
+        self._wire: Wire | None = None
 
     def start(self) -> None:
         """Listen, in a thread of its own, which ends when it is not needed any more."""
@@ -55,9 +56,15 @@ class Listener:
         with suppress(RuntimeError):  # No more threads, or the interpreter is shutting down.
             thread.start()
 
+    def forsake(self) -> None:
+        """In a forked child: close its copy of the connection."""
+        if self._wire is not None:
+            self._wire.close()
+
     def _run(self) -> None:
         while self._is_needed(self):
             for wire in self._sentinels.open_wires(self.PATIENCE):
+                self._wire = wire
                 try:
                     self._listen(wire)
                 except Exception as error:  # noqa: BLE001 - nothing may end it but its own end
