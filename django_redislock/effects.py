@@ -1,4 +1,6 @@
-"""What makes the effects of a lease true in the database: lease.atomic() and fenced_update().
+"""What makes the effects of a lease true in the database.
+
+That is lease.atomic(), once="database" of tasks, and fenced_update().
 
 A process may be stopped between its last look at its lease and its write, for longer than the lease
 lasts, and write when somebody else has the lock. No lock over a network prevents that. The
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from django.db.models import Model, QuerySet
 
+    from django_redislock.completed_runs import CompletedRun
     from django_redislock.lease import Lease
 
 _NO_DATABASE = "django.db.backends.dummy"  # What Django makes of an alias without an engine.
@@ -100,14 +103,11 @@ def atomic(lease: Lease, using: str) -> Iterator[None]:
                     lease.ensure_held()
                     return
         except DatabaseError as error:
-            if is_claimed or not _lacks_table(using):
+            from django_redislock.fences import Fence
+
+            if is_claimed or not (problem := missing_table(Fence, using)):
                 raise
-            raise LockMisuse(
-                lease.name,
-                f"database {using!r} has no table of fences. Run `manage.py migrate"
-                f" django_redislock --database={using}`; a router that answers allow_migrate()"
-                " must let it.",
-            ) from error
+            raise LockMisuse(lease.name, problem) from error
         _make_row(lease, using)
 
 
@@ -156,13 +156,41 @@ def _make_row(lease: Lease, using: str) -> None:
     Fence.objects.using(using).bulk_create([row], ignore_conflicts=True)
 
 
-def _lacks_table(using: str) -> bool:
-    from django_redislock.fences import Fence
+def missing_table(model: type[Model], using: str) -> str:
+    """What to do about the missing table of *model*, as a sentence; "" if it is there."""
+    try:
+        if model._meta.db_table in connections[using].introspection.table_names():
+            return ""
+    except Error:
+        return ""  # It does not answer, which the first error says better.
+    return (
+        f"database {using!r} has no table of {model._meta.verbose_name_plural}. Run `manage.py"
+        f" migrate django_redislock --database={using}`; a router that answers allow_migrate() must"
+        " let it."
+    )
+
+
+def completed_run(name: str, alias: str, using: str) -> CompletedRun | None:
+    """The run that has noted in its transaction that it is completed; None if there is none.
+
+    Raises:
+        LockMisuse: The table is missing.
+    """
+    from django_redislock.completed_runs import CompletedRun
 
     try:
-        return Fence._meta.db_table not in connections[using].introspection.table_names()
-    except Error:
-        return False  # It does not answer, which the first error says better.
+        return CompletedRun.objects.using(using).of(name, alias).first()
+    except DatabaseError as error:
+        if problem := missing_table(CompletedRun, using):
+            raise LockMisuse(name, problem) from error
+        raise
+
+
+def note_completed(lease: Lease, using: str) -> None:
+    """Note in the open transaction of a lease that its run is completed, if that is committed."""
+    from django_redislock.completed_runs import CompletedRun
+
+    CompletedRun.under(lease).save(using=using, force_insert=True)
 
 
 class FencedUpdate(NamedTuple):

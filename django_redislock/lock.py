@@ -500,6 +500,15 @@ class Lock:
         """
         self._end(success, block=False)
 
+    def undo(self) -> None:
+        """End the lease of a block as if it had not been granted: nothing of it stays behind.
+
+        For the package's own integrations. The end of the block does nothing then.
+        """
+        hold = self._hold_to_end(block=True)
+        if hold is not None and (undo := self._undo(hold, block=True)):
+            hold.backend.run(undo)
+
     async def arelease(self, success: bool = True) -> None:
         """See release()."""
         await self._aend(success, block=False)

@@ -1,4 +1,4 @@
-"""The page of a lock, which has no table; and where Django looks for the models of fences.py.
+"""The page of a lock, which has no table; and where Django looks for the models with one.
 
 HeldLock gives locks a page in the admin, and permissions a home. The admin calls it LockPage; to
 everybody else a HeldLock is that of held.py.
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from django.db import models
 
+from django_redislock.completed_runs import CompletedRun
 from django_redislock.fences import Fence, FencedModel
 from django_redislock.humanize import visible
 
 if TYPE_CHECKING:
     from django_redislock import held
 
-__all__ = ["Fence", "FencedModel", "HeldLock"]
+__all__ = ["CompletedRun", "Fence", "FencedModel", "HeldLock"]
 
 
 class _NoRows(models.Manager["HeldLock"]):

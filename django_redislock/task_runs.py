@@ -249,6 +249,16 @@ def note_retried(name: str, marker: flows.RunMarker, *, using: str) -> None:
     _ask(scripts.FINISH, name, "retried", 0, b"", marker.id, recognised_for, "", "", using=using)
 
 
+def forget_start(name: str, lease: Lease, *, using: str) -> None:
+    """Forget that a run has begun under this lease: its body was not started.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    # As for a retry, of which no end is noted; and without the id of a run, nothing at all.
+    _ask(scripts.FINISH, name, "retried", 0, b"", "", 0, "", lease.id, using=using)
+
+
 def announce(name: str, task_id: str, ttl: float, *, using: str) -> str:
     """Say that a call is about to be queued; one at a time is, for *ttl* seconds.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 from celery import Task
 from celery._state import _get_active_apps, connect_on_app_finalize  # See _make_task().
@@ -129,7 +129,7 @@ def single_instance_task(
     renew: bool | None = None,
     max_hold: float | timedelta | None = None,
     min_hold: float | timedelta = 0,
-    once: float | timedelta = 0,
+    once: float | timedelta | Literal["database"] = 0,
     on_conflict: str | Callable[[Conflict], Any] = "skip",
     conflict_deadline: float | timedelta = HOUR,
     on_unavailable: str = "raise",
@@ -160,6 +160,8 @@ def single_instance_task(first: Any = None, /, **options: Any) -> Any:
             was granted, so that a server whose clock is late does not run the job again. After
             a failure it is free at once.
         once: After a success, later runs are skipped for this long. A failure leaves it free.
+            "database" has them skipped as long as a row says so that is committed together with
+            what the body writes; it needs atomic.
         on_conflict: What a run does that finds another one: "skip" returns a marked value,
             ``{"skipped": "busy", "lock": name, "holder": "host:pid task-id"}``; "raise" raises
             LockTimeout; "retry" comes back later, until conflict_deadline, then skips; "wait"

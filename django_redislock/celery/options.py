@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from celery import Task
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 CONFLICT_POLICIES = ("skip", "raise", "retry", "wait")
 UNAVAILABLE_POLICIES = ("raise", "retry", "run")
+DATABASE: Literal["database"] = "database"  # Where a `once` without an end is noted.
 
 HOUR = 3600.0
 
@@ -46,7 +47,7 @@ class SingleInstance:
     renew: bool | None = None
     max_hold: float | None = None
     min_hold: float = 0.0
-    once: float = 0.0
+    once: float | Literal["database"] = 0.0
     on_conflict: str | Callable[[Conflict], Any] = "skip"
     conflict_deadline: float = HOUR
     on_unavailable: str = "raise"
@@ -68,8 +69,13 @@ class SingleInstance:
         if unknown := sorted(set(raw) - OPTIONS):
             raise TypeError(_unknown(unknown, OPTIONS))
         options = {name: value for name, value in raw.items() if value is not None}
+        once = options.get("once")
+        if isinstance(once, str) and once != DATABASE:
+            raise ValueError(
+                f'once must be a number of seconds, a timedelta or "database", not {once!r}.'
+            )
         for name, least in _SHORTEST_DURATIONS.items():
-            if name in options:
+            if name in options and (name, options[name]) != ("once", DATABASE):
                 options[name] = seconds(options[name], name, least=least)
         for name in ("renew", "abort_on_lost", "unique_queued"):
             if name in options:
@@ -104,7 +110,7 @@ class SingleInstance:
             max_hold=self.max_hold,
             min_hold=self.min_hold,
             using=self.using,
-            once=self.once,
+            once=0.0 if self.once == DATABASE else self.once,
             atomic=self.atomic,
         )
 
@@ -141,6 +147,11 @@ def _check_together(options: SingleInstance, given: Mapping[str, Any]) -> None:
                 'atomic and on_unavailable="run" exclude each other: without a lease there is no'
                 " fence to claim. Leave one of them out."
             )
+    if options.once == DATABASE and options.atomic is None:
+        raise ValueError(
+            'once="database" needs atomic: without it, what the body writes and the row that says'
+            " so would not be committed together. Add atomic=True, or the alias of a database."
+        )
     if options.once and options.limit > 1:
         raise ValueError("once and limit exclude each other: once lets one run succeed.")
 

@@ -11,14 +11,14 @@ import inspect
 import logging
 import os
 import time
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from celery import states
 from celery.exceptions import Ignore
 
-from django_redislock import signals, task_runs
+from django_redislock import effects, signals, task_runs
 from django_redislock.activity import Activity, busy_with
 from django_redislock.celery import queued
 from django_redislock.celery.defer import Deferred, defer
@@ -29,7 +29,7 @@ from django_redislock.celery.message import (
     stores_result,
     visibility_timeout,
 )
-from django_redislock.celery.options import Conflict
+from django_redislock.celery.options import DATABASE, Conflict
 from django_redislock.celery.permits import Permits
 from django_redislock.exceptions import LockTimeout, LockUnavailable
 from django_redislock.lease import Lease
@@ -38,7 +38,6 @@ from django_redislock.rules.flows import Done, Finished, RunMarker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from contextlib import AbstractContextManager
 
     from celery import Task
 
@@ -120,6 +119,14 @@ class _EndedByRetry(Exception):
         self.result = result
 
 
+class _CompletedBefore(Exception):
+    """Takes a run out of its transaction before the body: the database has *found* it done."""
+
+    def __init__(self, found: Done | Finished) -> None:
+        super().__init__(found)
+        self.found = found
+
+
 class TaskRun:
     """One run of a single-instance task."""
 
@@ -129,6 +136,7 @@ class TaskRun:
         self.options: SingleInstance = task.single_instance_options
         self.name: str = task.lock_name(args, kwargs)
         self.id: str = request.id or ""  # "" if it is called directly.
+        self._lock: Lock | None = None  # Each permit has one of its own.
         self.lease: Lease | None = None  # While the body runs.
         self.delivered = is_delivered(request)
         self.activity = Activity(task=task.name, task_id=self.id)
@@ -160,11 +168,16 @@ class TaskRun:
     def _execute(self, body: Callable[..., Any]) -> Any:
         with busy_with(self.activity), ExitStack() as locks:
             try:
-                outcome = self._ask_for_lock(locks)
+                # Asked before the lock, which whoever is done already need not wait for.
+                outcome = self._completed() or self._ask_for_lock(locks)
             except LockUnavailable as error:
                 return self._decide_without_redis(error, body)
             if isinstance(outcome, Lease):
-                return self._run_body(body, outcome)
+                try:
+                    return self._run_body(body, outcome)
+                except _CompletedBefore as completed:
+                    self._give_back(outcome)
+                    outcome = completed.found
             return self._decide(outcome)
 
     def _ask_for_lock(self, locks: ExitStack) -> Lease | Busy | Done | Finished:
@@ -175,9 +188,16 @@ class TaskRun:
         """
         if self.options.limit > 1:
             return Permits(self.name, self.options, self.marker, self.activity).take(locks)
-        lock = Lock(self.name, self.options.lock_options(), self.marker)
+        lock = self._lock = Lock(self.name, self.options.lock_options(), self.marker)
         locks.push(lock)
         return lock.attempt()
+
+    def _give_back(self, lease: Lease) -> None:
+        """End the lease of a run that has not been, and so is neither a success nor a failure."""
+        assert self._lock is not None  # See options.py: once excludes permits.
+        self._lock.undo()
+        with self._noting("end"):
+            task_runs.forget_start(self.name, lease, using=self.options.using)
 
     def _run_body(self, body: Callable[..., Any], lease: Lease | None) -> Any:
         self.lease = lease
@@ -193,22 +213,51 @@ class TaskRun:
                 with self._noting("start"):
                     task_runs.note_start(self.name, lease, using=self.options.using)
             at_end.callback(_running.reset, _running.set(self))
-            self._report_start()
             with self._transaction():
+                self._report_start()
                 result = body(*self.args, **self.kwargs)
-            retried = getattr(self.request, "redislock_retried", False)
-            if retried and (lease is None or lease.held):
+            if self._has_retried and (lease is None or lease.held):
                 with self._noting("end"):
                     task_runs.note_retried(self.name, self.marker, using=self.options.using)
                 raise _EndedByRetry(result)
             return result
 
-    def _transaction(self) -> AbstractContextManager[None]:
-        """What the body is within: with the option atomic, a transaction."""
-        if self.options.atomic is None:
-            return nullcontext()
-        assert self.lease is not None  # See options.py: atomic excludes a run without its lock.
-        return self.lease.atomic(self.options.atomic)
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """What the body is within: with the option atomic, a transaction.
+
+        With once="database" it ends at once if an earlier one has completed a run under this lock,
+        and else notes, at its end, that this one has.
+        """
+        lease, database = self.lease, self.options.atomic
+        if database is None:
+            yield
+            return
+        assert lease is not None  # See options.py: atomic excludes a run without its lock.
+        with lease.atomic(database):
+            # Others may have completed one since it was asked for the first time. No more of them
+            # do from here on: the fence is claimed.
+            if found := self._completed():
+                raise _CompletedBefore(found)
+            yield
+            if self.options.once == DATABASE and not self._has_retried:
+                effects.note_completed(lease, database)
+
+    def _completed(self) -> Done | Finished | None:
+        """What the database knows of a run under this lock, with once="database"."""
+        options = self.options
+        if options.once != DATABASE:
+            return None
+        assert options.atomic is not None  # See options.py.
+        run = effects.completed_run(self.name, options.using, options.atomic)
+        if run is None:
+            return None
+        return Finished(run.ago) if self.id and run.task_id == self.id else Done(run.by)
+
+    @property
+    def _has_retried(self) -> bool:
+        """Whether the body has published its own retry, so that it is no success."""
+        return getattr(self.request, "redislock_retried", False)
 
     # --- without the lock ---------------------------------------------------------------------
 

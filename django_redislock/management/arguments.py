@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django_redislock import held
 from django_redislock.humanize import parse_duration
 from django_redislock.management.terminal import pasteable
+from django_redislock.rules.arguments import DEFAULT_DATABASE
 from django_redislock.task_runs import KEPT
 
 if TYPE_CHECKING:
@@ -25,6 +26,12 @@ CHOICES: dict[str, Any] = {
     "search": "",
 }
 LIST_DEFAULTS: dict[str, Any] = {**CHOICES, "limit": 1000, "fail": False}
+ONCE_DEFAULTS: dict[str, Any] = {
+    "database": DEFAULT_DATABASE,
+    "older_than": None,
+    "search": "",
+    "limit": 1000,
+}
 
 
 def add_acts(parser: CommandParser, version: str) -> None:
@@ -37,12 +44,12 @@ def add_acts(parser: CommandParser, version: str) -> None:
         description="manage.py locks ACT --help has the options of each.",
     )
 
-    def add_act(name: str, does: str) -> CommandParser:
+    def add_act(name: str, does: str, to: Any = acts, prefix: str = "") -> CommandParser:
         brief = does.partition(".")[0].partition(":")[0]
-        act: CommandParser = acts.add_parser(
+        act: CommandParser = to.add_parser(
             name, help=brief[0].lower() + brief[1:], description=does
         )
-        act.set_defaults(act=name)
+        act.set_defaults(act=prefix + name)
         _add_common(act)
         _add_djangos(act, version)
         return act
@@ -104,6 +111,43 @@ def add_acts(parser: CommandParser, version: str) -> None:
         help="held by a process of this host that does not exist any more",
     )
     act.add_argument("--all", dest="every", action="store_true", help="all that are held")
+    act.add_argument("--dry-run", action="store_true", help="only print what would be done")
+    _add_confirmation(act)
+
+    once = add_act(
+        "once",
+        'See and forget what is completed: the runs of tasks with once="database", of which a'
+        " database keeps rows.",
+    )
+    once.set_defaults(act="once_list", **ONCE_DEFAULTS)
+    once_acts = once.add_subparsers(title="acts", metavar="ACT")
+
+    act = add_act(
+        "list",
+        "List the completed runs, the latest first. This is done without an ACT, too.",
+        once_acts,
+        "once_",
+    )
+    _add_rows(act)
+    act.add_argument(
+        "--search",
+        default="",
+        metavar="TEXT",
+        help="with this in the name of the lock, the task or its id",
+    )
+    act.add_argument(
+        "--limit", type=_limit, default=1000, metavar="N", help="how many at most (1000)"
+    )
+
+    act = add_act(
+        "forget",
+        "Delete the rows of completed runs: show them, ask, and delete exactly those. The next run"
+        " under such a lock does its work again.",
+        once_acts,
+        "once_",
+    )
+    act.add_argument("names", nargs="*", metavar="NAME", help=NAME)
+    _add_rows(act)
     act.add_argument("--dry-run", action="store_true", help="only print what would be done")
     _add_confirmation(act)
 
@@ -169,6 +213,15 @@ def _add_choices(act: CommandParser) -> None:
     act.add_argument("--prefix", default="", help="with a name that begins like this")
     act.add_argument(
         "--older-than", type=_duration, metavar="TIME", help="held this long: 90s, 10m, 1h30m, 2d"
+    )
+
+
+def _add_rows(act: CommandParser) -> None:
+    act.add_argument(
+        "--database", default=DEFAULT_DATABASE, metavar="ALIAS", help="of DATABASES (default)"
+    )
+    act.add_argument(
+        "--older-than", type=_duration, metavar="TIME", help="completed so long ago: 90m, 26h, 30d"
     )
 
 

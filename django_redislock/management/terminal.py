@@ -9,8 +9,9 @@ from django_redislock.humanize import duration, visible
 from django_redislock.management.table import indented, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from django_redislock.completed_runs import CompletedRun
     from django_redislock.held import Detail, HeldLock, Record, Run
     from django_redislock.rules.stored import Owner
 
@@ -127,6 +128,25 @@ def runs(
         for record in found
     )
     return table(("NAME", *(("ALIAS",) if with_alias else ()), *headers), rows, columns)
+
+
+def completed(
+    found: Iterable[CompletedRun], columns: int | None = None, *, with_alias: bool = False
+) -> Iterator[str]:
+    """The lines of a table of completed runs."""
+    headers = ("NAME", *(("ALIAS",) if with_alias else ()), "COMPLETED", "BY", "TASK", "FENCE")
+    rows = (
+        (
+            pasteable(run.name),
+            *((run.alias,) if with_alias else ()),
+            f"{duration(run.ago)} ago",
+            run.by,
+            run.task or "-",
+            run.fence,
+        )
+        for run in found
+    )
+    return table(headers, rows, columns)
 
 
 def place(owner: Owner) -> str:

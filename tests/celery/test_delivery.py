@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,15 @@ from celery import chain, chord, group
 from django_redislock import LockTimeout, distributed_lock
 from tests.celery.project import PATIENCE
 from tests.support.faults import slack
+from tests.support.processes import python
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.celery.project.stage import Stage
+    from tests.conftest import MakeServer
 
 pytest_plugins = ["tests.celery.project.stage"]
 
@@ -287,6 +291,30 @@ class TestCrash:
         assert own_stage.count(key, "end") == 1
         # Its lease had five seconds at most.
         assert again["time"] - killed_at < 5 + 3 + slack()
+
+    @pytest.mark.row("once-database")
+    def test_a_worker_killed_between_commit_and_release_repeats_nothing_though_redis_is_emptied(
+        self, own_stage: Stage, make_server: MakeServer, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        locks, key = make_server(), own_stage.key()
+        own_stage.redislock["default"]["LOCATION"] = locks.url
+        settings = "tests.celery.project.database_settings"
+        monkeypatch.setenv("TESTS_DATABASE", str(tmp_path / "lottery.sqlite3"))
+        python(
+            *("-m", "django", "migrate", "django_redislock", "--verbosity=0"),
+            env=os.environ | {"DJANGO_SETTINGS_MODULE": settings},
+        )
+        first = own_stage.start(settings=settings)
+        sent = own_stage.send("completing", key, hold=True)
+        own_stage.wait_for(key, "committed")
+        first.kill()
+        locks.client().flushall()
+        second = own_stage.start(settings=settings)
+        own_stage.wait_for_log(f"[{sent.id}]: lock {key!r} is duplicate")
+        again = own_stage.send("completing", key)
+        own_stage.wait_for_log(f"[{again.id}]: lock {key!r} is done")
+        assert own_stage.count(key, "start") == 1
+        assert second.process.poll() is None
 
     @pytest.mark.row("crash")
     def test_of_many_that_start_the_lottery_one_draws_although_the_first_to_try_is_killed(

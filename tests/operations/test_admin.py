@@ -178,9 +178,14 @@ def test_nobody_changes(sign_in: Callable[..., Client]) -> None:
         assert before.id == after.id
 
 
-def test_only_the_two_permissions_exist() -> None:
+def test_only_these_permissions_exist() -> None:
     names = Permission.objects.filter(content_type__app_label="django_redislock")
-    assert {one.codename for one in names} == {"view_heldlock", "force_release_heldlock"}
+    assert {one.codename for one in names} == {
+        "view_heldlock",
+        "force_release_heldlock",
+        "view_completedrun",
+        "delete_completedrun",
+    }
 
 
 # --- the list ------------------------------------------------------------------------------------

@@ -26,11 +26,14 @@ POLICY = (
     " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 PASSWORD = "correct horse battery staple"
-# Who may what: a superuser, staff who may look, staff who may also release, staff who may nothing.
+# Who may what: a superuser; staff who may look at locks, or also release them; staff who may look
+# at completed runs, or also forget them; staff who may nothing.
 USERS: dict[str, list[str] | None] = {
     "root": None,
     "looker": ["view_heldlock"],
     "operator": ["view_heldlock", "force_release_heldlock"],
+    "auditor": ["view_completedrun"],
+    "forgetter": ["view_completedrun", "delete_completedrun"],
     "clerk": [],
 }
 

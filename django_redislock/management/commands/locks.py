@@ -10,13 +10,17 @@ import shutil
 import socket
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
+from django.utils import timezone
 
-from django_redislock import doctor, held
+from django_redislock import conf, doctor, effects, held
+from django_redislock.completed_runs import CompletedRun
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.humanize import counted, duration, visible
 from django_redislock.management import aliases, arguments, release_on_sigterm, terminal
@@ -27,8 +31,11 @@ from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from datetime import datetime
 
     from django.core.management.base import OutputWrapper
+
+    from django_redislock.completed_runs import CompletedRuns
 
 FOUND = 1  # Exit status: found what --fail looks for, or failed.
 USAGE = 2
@@ -42,7 +49,7 @@ OTHER_SCREEN, MAIN_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 
 class Command(BaseCommand):
-    """``manage.py locks list | show | runs | release | clean | doctor | watch``."""
+    """``manage.py locks list | show | runs | release | clean | once | doctor | watch``."""
 
     help = (
         "See who holds which locks and what became of the runs of tasks, release locks by force,"
@@ -246,6 +253,93 @@ class Command(BaseCommand):
             meanwhile = f" {over} had ended before." if over else ""
             self.stdout.write(f"Released {counted(sum(released), 'lock')}.{meanwhile}")
 
+    def _once_list(
+        self,
+        alias: str | None,
+        database: str,
+        older_than: float | None,
+        search: str,
+        limit: int,
+        **options: Any,
+    ) -> None:
+        rows = _completed(alias, database)
+        if older_than is not None:
+            rows = rows.filter(completed_at__lt=_ago(older_than))
+        if search:
+            rows = rows.matching(search)
+        with _asking(database):
+            found = list(rows.order_by("-completed_at", "-pk")[: limit + 1])
+        shown = found[:limit]
+        if options["json"]:
+            self._print_json([run.as_dict() for run in shown])
+        elif shown:
+            several = alias is None and len(conf.aliases()) > 1
+            self._print(terminal.completed(shown, _columns(self.stdout), with_alias=several))
+        else:
+            such = " such" if search or older_than is not None else ""
+            self.stdout.write(f"Database {database!r} has no{such} completed run.")
+        if len(found) > limit:
+            self.stderr.write("These are not all of them; see --limit.")
+
+    def _once_forget(
+        self,
+        names: list[str],
+        alias: str | None,
+        database: str,
+        older_than: float | None,
+        **options: Any,
+    ) -> None:
+        if bool(names) == (older_than is not None):
+            raise CommandError("Say which runs: NAME..., or --older-than TIME.", returncode=USAGE)
+        if older_than is not None:
+            with _asking(database):
+                self._prune(_completed(alias, database), older_than, **options)
+            return
+        using = alias or DEFAULT_ALIAS
+        names = list(dict.fromkeys(map(check_name, names)))
+        with _asking(database):
+            rows = _completed(using, database)
+            runs = [run for name in names for run in rows.of(name, using)]
+            if runs:
+                out = self.stderr if options["json"] else self.stdout
+                if not (options["json"] and options["yes"]):
+                    self._print(terminal.completed(runs, _columns(out)), out)
+                self._ask_whether(f"Forget {counted(len(runs), 'completed run')}?", **options)
+            forgotten = 0
+            if not options["dry_run"]:
+                only = rows.filter(pk__in=[run.pk for run in runs])
+                forgotten = only.forget(by=_operator(), reason=options["reason"])
+        self._say_forgotten(forgotten, len(runs), **options)
+        if unknown := set(names) - {run.name for run in runs}:
+            raise CommandError(
+                "\n".join(
+                    f"Database {database!r} has no completed run of {pasteable(name)}."
+                    for name in names
+                    if name in unknown
+                ),
+                returncode=FOUND,
+            )
+
+    def _prune(self, rows: CompletedRuns, older_than: float, **options: Any) -> None:
+        before, forgotten = _ago(older_than), 0
+        total = rows.filter(completed_at__lt=before).count()
+        if total:
+            runs = counted(total, "completed run")
+            self._ask_whether(f"Forget {runs} older than {duration(older_than)}?", **options)
+        if total and not options["dry_run"]:
+            forgotten = rows.prune(before, by=_operator(), reason=options["reason"])
+        self._say_forgotten(forgotten, total, **options)
+
+    def _say_forgotten(
+        self, forgotten: int, total: int, *, json: bool, dry_run: bool, **options: Any
+    ) -> None:
+        if json:
+            self._print_json({"forgotten": forgotten})
+        elif dry_run:
+            self.stdout.write(f"Would forget {counted(total, 'completed run')}.")
+        else:
+            self.stdout.write(f"Forgot {counted(forgotten, 'completed run')}.")
+
     def _doctor(self, alias: str | None, **options: Any) -> None:
         styles = {"ok": self.style.SUCCESS, "warn": self.style.WARNING, "fail": self.style.ERROR}
         printed = []
@@ -319,24 +413,38 @@ class Command(BaseCommand):
         out = self.stderr if json else self.stdout
         if not (json and yes):
             self._print(terminal.locks(locks, _columns(out)), out)
-        if yes:
+        question = f"Release {counted(len(locks), 'lock')}? The holders are not stopped."
+        self._ask_whether(question, yes=yes, json=json, done="released")
+
+    def _ask_whether(
+        self,
+        question: str,
+        *,
+        yes: bool,
+        json: bool,
+        dry_run: bool = False,
+        done: str = "forgotten",
+        **options: Any,
+    ) -> None:
+        """Ask whether to go on, unless that was said already."""
+        if yes or dry_run:
             return
-        question = f"Release {counted(len(locks), 'lock')}? The holders are not stopped. [y/N] "
-        out.write(question, str, ending="")
+        out = self.stderr if json else self.stdout
+        out.write(f"{question} [y/N] ", str, ending="")
         out.flush()
         try:
             answer = input()
         except EOFError:
             out.write("")
             raise CommandError(
-                "There was no answer, so nothing was released. --yes does not ask.",
+                f"There was no answer, so nothing was {done}. --yes does not ask.",
                 returncode=USAGE,
             ) from None
         except KeyboardInterrupt:
             out.write("")
-            raise CommandError("Nothing was released.", returncode=INTERRUPTED) from None
+            raise CommandError(f"Nothing was {done}.", returncode=INTERRUPTED) from None
         if answer.strip().lower() not in {"y", "yes"}:
-            raise CommandError("Nothing was released.", returncode=FOUND)
+            raise CommandError(f"Nothing was {done}.", returncode=FOUND)
 
     def _print(self, lines: Iterable[str], to: OutputWrapper | None = None) -> None:
         for line in lines:
@@ -390,6 +498,32 @@ def _records(names: list[str], alias: str | None) -> tuple[list[held.Record], di
         aliases.named(alias), lambda using: held.records(using=using, limit=MOST_RECORDS)
     )
     return [record for records in answers.values() for record in records], problems
+
+
+def _completed(alias: str | None, database: str) -> CompletedRuns:
+    """The rows of completed runs, of the alias that was named or else of all."""
+    try:
+        effects.check_database(database, "--database")
+    except ValueError as error:
+        raise CommandError(str(error), returncode=USAGE) from None
+    rows = CompletedRun.objects.using(database)
+    return rows if alias is None else rows.filter(alias__in=aliases.named(alias))
+
+
+def _ago(seconds: float) -> datetime:
+    return timezone.now() - timedelta(seconds=seconds)
+
+
+@contextmanager
+def _asking(database: str) -> Iterator[None]:
+    """Errors of this database become exit statuses."""
+    try:
+        yield
+    except DatabaseError as error:
+        if problem := effects.missing_table(CompletedRun, database):
+            raise CommandError(problem[0].upper() + problem[1:], returncode=USAGE) from error
+        problem = visible(f"The database {database!r} cannot answer: {error}")
+        raise CommandError(problem, returncode=UNAVAILABLE) from error
 
 
 def _none_of(total: int, options: dict[str, Any], *, partial: bool = False) -> str:

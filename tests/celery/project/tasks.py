@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from celery import Task, shared_task
+from django.db import transaction
 
 from django_redislock import LockTimeout
 from django_redislock import single_instance_task as the_real_one
@@ -158,6 +159,19 @@ def answering(key: str, **how: Any) -> str:
 def once(key: str, **how: Any) -> str:
     """Succeed once."""
     return work(key, **how)
+
+
+@single_instance_task(key="{key}", atomic=True, once="database", acks_late=True, ignore_result=True)
+def completing(key: str, *, hold: bool = False) -> str:
+    """Succeed once and for all; with *hold*, stand still between the commit and the release."""
+
+    def stand_still() -> None:
+        note(key, "committed")
+        wait_at_gate(key)
+
+    if hold:
+        transaction.on_commit(stand_still)
+    return work(key)
 
 
 @single_instance_task(key="{key}", min_hold=3600, acks_late=True)

@@ -46,7 +46,8 @@ class Stage:
         self.redislock = {"default": {"LOCATION": self.server.url, "TTL": 30}}
         for alias in others:
             self.redislock[alias] = {**self.redislock["default"], "KEY_PREFIX": alias}
-        self._site = Child(site.serve, str(folder), redislock=self.redislock)
+        self._folder = str(folder)
+        self._site = Child(site.serve, self._folder, redislock=self.redislock)
         self.url: str = self._site.read(timeout=HUNG)
         self._actors: list[Child] = []
 
@@ -57,6 +58,10 @@ class Stage:
     def machine(self, host: str, pid: int, *locks: dict[str, Any]) -> Child:
         """A machine of that name takes many locks; see scene.machine()."""
         return self._enter(scene.machine, host, pid, list(locks))
+
+    def complete(self, *runs: dict[str, Any]) -> None:
+        """Note runs as completed in the database of the site; see scene.complete()."""
+        self._enter(scene.complete, self._folder, list(runs))
 
     def clear(self) -> None:
         """All go, and nothing is held."""

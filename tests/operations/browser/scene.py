@@ -7,6 +7,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from django.db import connections
+
 from django_redislock import distributed_lock
 from django_redislock import lock as lock_module
 from django_redislock.activity import Activity, busy_with, current_owner
@@ -14,6 +16,7 @@ from django_redislock.lock import Lock
 from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.options import Options
 from django_redislock.task_runs import note_skip
+from tests.operations.test_once_command import add_run
 from tests.support.processes import hear, say
 from tests.support.waiting import wait_until
 
@@ -54,6 +57,15 @@ def machine(host: str, pid: int, locks: list[dict[str, Any]]) -> None:
         thread.start()
         thread.join(0.05)  # In this order.
     say("ready")
+    hear()
+
+
+def complete(folder: str, runs: list[dict[str, Any]]) -> None:
+    """Note runs as completed, each with what add_run() takes, in the database of the site."""
+    connections["default"].settings_dict["NAME"] = f"{folder}/site.sqlite3"
+    for run in runs:
+        add_run(**run)
+    say(len(runs))
     hear()
 
 

@@ -1,0 +1,88 @@
+"""The admin's page of completed runs: what once="database" goes by, and a way to forget it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+
+from django_redislock.admin import markup
+from django_redislock.completed_runs import CompletedRun
+from django_redislock.humanize import visible
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+    from django.utils.safestring import SafeString
+
+    from django_redislock.completed_runs import CompletedRuns
+
+
+@admin.register(CompletedRun)
+class CompletedRunAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """See docs/admin.md. To delete a row is to forget its run."""
+
+    list_display = fields = readonly_fields = (
+        "lock",
+        "completed_at",
+        "of_task",
+        "of_task_id",
+        "ran_on",
+        "token",
+        "in_redislock",
+    )
+    list_filter = ("completed_at", "alias")
+    search_fields = ("name", "task", "task_id")
+    ordering = ("-completed_at", "-pk")
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Only a run is the proof that it has completed."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Nobody changes what has been."""
+        return False
+
+    def delete_model(self, request: HttpRequest, obj: CompletedRun) -> None:
+        """Forget one."""
+        self._forget(request, self.get_queryset(request).filter(pk=obj.pk))
+
+    def delete_queryset(self, request: HttpRequest, queryset: CompletedRuns) -> None:  # type: ignore[override]
+        """Forget those that were ticked."""
+        self._forget(request, queryset)
+
+    def _forget(self, request: HttpRequest, runs: Any) -> None:
+        runs.forget(by=f"{request.user.get_username()} in the admin")
+
+    # Names and ids are what somebody wrote: what is not seen is written out.
+
+    @admin.display(description="name", ordering="name")
+    def lock(self, obj: CompletedRun) -> SafeString:
+        """That of the lock."""
+        return markup.name(obj.name)
+
+    @admin.display(description="alias", ordering="alias")
+    def in_redislock(self, obj: CompletedRun) -> str:
+        """Where its lock was kept."""
+        return visible(obj.alias)
+
+    @admin.display(description="task", ordering="task")
+    def of_task(self, obj: CompletedRun) -> SafeString:
+        """By its full name."""
+        return markup.name(obj.task)
+
+    @admin.display(description="task id", ordering="task_id")
+    def of_task_id(self, obj: CompletedRun) -> SafeString:
+        """That of the call."""
+        return markup.name(obj.task_id)
+
+    @admin.display(description="ran on", ordering="place")
+    def ran_on(self, obj: CompletedRun) -> SafeString:
+        """Host and pid."""
+        return markup.name(obj.place)
+
+    @admin.display(description="fence", ordering="fence")
+    def token(self, obj: CompletedRun) -> str:
+        """It is there to be compared, so it has no thousands separators."""
+        return str(obj.fence)

@@ -1,0 +1,148 @@
+"""The runs that a database knows to be completed: what once="database" goes by.
+
+Models: what is imported from here needs Django's applications. Programs import them from models.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any
+
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+from django_redislock.fences import Fence
+from django_redislock.humanize import visible
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from django_redislock.lease import Lease
+
+audit = logging.getLogger("django_redislock.audit")
+
+
+class CompletedRuns(models.QuerySet["CompletedRun"]):
+    """Rows of CompletedRun."""
+
+    def of(self, name: str, alias: str) -> CompletedRuns:
+        """That of a lock: one, or none."""
+        return self.filter(key=Fence.key_of(name, alias))
+
+    def matching(self, text: str) -> CompletedRuns:
+        """Those with this text in the name of the lock, or in the task or its id, in any case."""
+        fields = ("name", "task", "task_id")
+        return self.filter(reduce(or_, (Q((f"{field}__icontains", text)) for field in fields)))
+
+    def forget(self, *, by: str = "", reason: str = "") -> int:
+        """Delete exactly these rows, so that their locks' next runs do the work again.
+
+        Each is written to the log for audits.
+
+        Args:
+            by: Who does it, for that log.
+            reason: Why, for that log.
+
+        Returns:
+            How many there were to delete.
+        """
+        forgotten = 0
+        rows = self._where_written()
+        for row in rows:
+            # By its id: a run that has completed since then has a row of its own.
+            if self.model.objects.using(rows.db).filter(pk=row.pk).delete()[0]:
+                forgotten += 1
+                # Names, operators and reasons are what somebody wrote: %r, so that none forges a
+                # line.
+                text = "Lock %r (%s): run %r in database %r forgotten by %r, reason %r"
+                audit.warning(text, row.name, row.alias, row.by, rows.db, by, reason)
+        return forgotten
+
+    def prune(self, before: datetime, *, by: str = "", reason: str = "") -> int:
+        """Delete the rows that are so old that no redelivery of their runs can come any more.
+
+        It is one statement, and one line of the log for audits, however many they are.
+
+        Args:
+            before: Those are meant that were completed before.
+            by: Who does it, for that log.
+            reason: Why, for that log.
+
+        Returns:
+            How many there were to delete.
+        """
+        rows = self._where_written()
+        forgotten: int = rows.filter(completed_at__lt=before).delete()[0]
+        text = "All runs completed before %s (%d) in database %r forgotten by %r, reason %r"
+        audit.warning(text, before.isoformat(), forgotten, rows.db, by, reason)
+        return forgotten
+
+    def _where_written(self) -> CompletedRuns:
+        """The same rows; a router may name a replica for what only reads."""
+        return self.using(self.select_for_update().db)
+
+
+class CompletedRun(models.Model):
+    """A run with once="database": its row was committed together with what the run has written."""
+
+    id = models.BigAutoField(primary_key=True)
+    key = models.CharField(max_length=64, unique=True)  # As that of a Fence.
+    name = models.CharField(max_length=200)
+    alias = models.CharField(max_length=200)
+    # Of any length: what is too long for its column would fail a run when its work is done.
+    task = models.TextField()
+    task_id = models.TextField()  # "" if the task was called directly.
+    place = models.TextField()  # Where it ran, as "host:pid".
+    fence = models.BigIntegerField()
+    lease_id = models.CharField(max_length=16)
+    completed_at = models.DateTimeField(db_index=True)
+
+    objects = CompletedRuns.as_manager()
+
+    class Meta:
+        default_permissions = ("view", "delete")
+
+    def __str__(self) -> str:
+        return visible(self.name)
+
+    @classmethod
+    def under(cls, lease: Lease) -> CompletedRun:
+        """That of the run which holds *lease*, as of now; not saved yet."""
+        return cls(
+            key=Fence.key_of(lease.name, lease.alias),
+            name=lease.name,
+            alias=lease.alias,
+            task=lease.owner.task,
+            task_id=lease.owner.task_id,
+            place=lease.owner.place,
+            fence=lease.fence,
+            lease_id=lease.id,
+            completed_at=timezone.now(),
+        )
+
+    @property
+    def by(self) -> str:
+        """Who did it, as ``host:pid task-id``."""
+        return f"{self.place} {self.task_id or self.task}".strip()
+
+    def as_dict(self) -> dict[str, Any]:
+        """What ``manage.py locks --json`` prints of it."""
+        return {
+            "name": self.name,
+            "alias": self.alias,
+            "task": self.task or None,
+            "task_id": self.task_id or None,
+            "place": self.place or None,
+            "fence": self.fence,
+            "lease": self.lease_id,
+            "at": round(self.completed_at.timestamp(), 3),
+            "ago": round(self.ago, 3),
+        }
+
+    @property
+    def ago(self) -> float:
+        """Seconds since it was completed, by this machine's clock."""
+        return max(0.0, (timezone.now() - self.completed_at).total_seconds())

@@ -1,0 +1,520 @@
+"""single_instance_task(once="database"): that a run is completed is committed with its effects."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import count
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery.exceptions import Ignore
+from django.core.management import call_command
+from django.db import OperationalError, connections, transaction
+
+from django_redislock import (
+    LockLost,
+    LockMisuse,
+    StaleFence,
+    distributed_lock,
+    held,
+    signals,
+    single_instance_task,
+)
+from django_redislock.celery import current_lease
+from django_redislock.models import CompletedRun, Fence
+from tests.effects.models import Entry
+from tests.support.backends import one_kind
+from tests.support.celery_app import EAGER, celery_app
+from tests.support.databases import (
+    MARIADB,
+    POSTGRES,
+    SQLITE,
+    await_blocked,
+    described,
+    on_mariadb,
+    on_postgres,
+    on_sqlite,
+    use,
+)
+from tests.support.processes import hear, say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from celery import Celery
+
+    from tests.conftest import Locks, MakeServer, Spawn
+    from tests.support.databases import MakeDatabase
+
+pytestmark = one_kind
+
+_names = count(1)
+
+
+@pytest.fixture(autouse=True)
+def app(locks: Locks) -> Iterator[Celery]:
+    """An application in eager mode. The shared tasks of a test end with it."""
+    with celery_app(**EAGER) as app:
+        yield app
+
+
+def lottery(
+    database: str, more: Callable[[], Any] = lambda: None, *, key: str = "lottery", **options: Any
+) -> Any:
+    """A task that writes one line, and then does *more*."""
+
+    def body() -> Any:
+        Entry.objects.using(database).create(fence=0)
+        return more()
+
+    body.__name__ = f"draw_once_{next(_names)}"
+    return single_instance_task(
+        key=key, atomic=database, once="database", acks_late=True, **options
+    )(body)
+
+
+def draws(database: str) -> int:
+    return Entry.objects.using(database).count()
+
+
+def completed(database: str) -> list[str]:
+    """The locks of the runs that the database has as completed."""
+    return list(CompletedRun.objects.using(database).order_by("pk").values_list("name", flat=True))
+
+
+# --- what is skipped ------------------------------------------------------------------------------
+
+
+def test_a_later_run_is_skipped_with_the_same_result_as_after_seconds(database: str) -> None:
+    task = lottery(database)
+    first = task.delay()
+    assert first.get() is None
+    assert task.delay().get() == {
+        "skipped": "done",
+        "lock": "lottery",
+        "holder": f"{CompletedRun.objects.using(database).get().place} {first.id}",
+    }
+    assert draws(database) == 1
+    record = held.record("lottery")
+    assert record is not None
+    assert record.last_skip is not None
+    assert (record.last_skip.why, record.skips, record.last_failure) == ("done", 1, None)
+
+
+@on_sqlite
+def test_the_row_says_which_run_it_was(database: str) -> None:
+    leases = []
+    task = lottery(database, lambda: leases.append(current_lease()))
+    first = task.delay()
+    row, (lease,) = CompletedRun.objects.using(database).get(), leases
+    assert (row.name, row.alias, row.task, row.task_id) == (
+        "lottery",
+        "default",
+        task.name,
+        first.id,
+    )
+    assert (row.fence, row.lease_id, row.place) == (lease.fence, lease.id, lease.owner.place)
+    assert 0 <= row.ago < 60
+
+
+def test_a_redelivery_is_skipped_as_a_duplicate(database: str) -> None:
+    task = lottery(database)
+    task.apply(task_id="the same")
+    assert task.apply(task_id="the same").get() == {
+        "skipped": "duplicate",
+        "lock": "lottery",
+        "holder": "the same",
+    }
+    assert task.apply(task_id="another").get()["skipped"] == "done"
+    assert draws(database) == 1
+
+
+@on_sqlite
+def test_of_two_direct_calls_neither_is_a_duplicate(database: str) -> None:
+    task = lottery(database)
+    task()
+    assert task()["skipped"] == "done"
+    assert draws(database) == 1
+
+
+@on_sqlite
+def test_each_key_and_each_alias_of_either_kind_is_drawn(
+    make_database: MakeDatabase, locks: Locks, settings: Any
+) -> None:
+    one, two = make_database("one"), make_database("two")
+    settings.REDISLOCK = {
+        "default": settings.REDISLOCK["default"],
+        "other": {**settings.REDISLOCK["default"], "KEY_PREFIX": f"{locks.prefix}-other"},
+    }
+    for _ in range(2):
+        lottery(one, key="lottery:1").delay()
+        lottery(one, key="lottery:2").delay()
+        lottery(two, key="lottery:1").delay()
+        lottery(one, key="lottery:1", using="other").delay()
+    assert completed(one) == ["lottery:1", "lottery:2", "lottery:1"]
+    assert completed(two) == ["lottery:1"]
+    assert (draws(one), draws(two)) == (3, 1)
+
+
+@on_mariadb
+def test_names_that_a_collation_takes_for_the_same_are_drawn_each(database: str) -> None:
+    for name in ("lottery", "Lottery", "lottery "):
+        lottery(database, key=name).delay()
+    assert draws(database) == 3
+
+
+@on_sqlite
+def test_an_id_of_any_length_fails_no_run_at_its_end(database: str) -> None:
+    task = lottery(database)
+    task.apply(task_id="long" * 1000).get()
+    assert task.apply(task_id="long" * 1000).get()["skipped"] == "duplicate"
+
+
+@pytest.mark.django_db
+def test_within_a_test_case_it_goes_by_the_database_of_the_test() -> None:
+    task = lottery("default")
+    task()
+    assert task()["skipped"] == "done"
+    assert (draws("default"), completed("default")) == (1, ["lottery"])
+
+
+# --- what is not completed ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, Ignore])
+def test_a_body_that_raises_leaves_no_row_and_runs_again(
+    database: str, error: type[Exception]
+) -> None:
+    outcomes: list[Any] = [error("not yet"), "drawn"]
+
+    def succeed_later() -> Any:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    task = lottery(database, succeed_later)
+    with pytest.raises(error):
+        task()
+    assert (draws(database), completed(database)) == (0, [])
+    assert task() == "drawn"
+    assert (draws(database), completed(database)) == (1, ["lottery"])
+
+
+@on_sqlite
+def test_a_run_that_has_published_its_own_retry_is_not_completed(database: str) -> None:
+    def body(self: Any) -> str:
+        Entry.objects.using(database).create(fence=0)
+        if not self.request.retries:
+            self.retry(throw=False)
+        return "drawn"
+
+    body.__name__ = f"draw_once_{next(_names)}"
+    task = single_instance_task(
+        key="lottery", atomic=database, once="database", bind=True, acks_late=True
+    )(body)
+    # In eager mode a retry runs at once, within its first try, which holds the lock.
+    task.apply(task_id="the same")
+    assert completed(database) == []
+    assert task.apply(task_id="the same", retries=1).get() == "drawn"
+    assert completed(database) == ["lottery"]
+    assert draws(database) == 2
+
+
+def test_what_is_rolled_back_before_the_commit_leaves_no_row(database: str) -> None:
+    def lose() -> None:
+        lease = current_lease()
+        assert lease is not None
+        assert held.force_release(lease.name, lease.id)
+        with pytest.raises(LockLost):
+            lease.ensure_held(verify=True)
+
+    with pytest.raises(LockLost):
+        lottery(database, lose).delay().get()
+    assert (draws(database), completed(database)) == (0, [])
+
+
+# --- found only under the lock --------------------------------------------------------------------
+
+
+def test_what_was_completed_while_it_waited_for_the_lock_is_found_before_the_body(
+    database: str,
+) -> None:
+    """As by the run that it has waited for. Nothing is written, and no run has been."""
+    other = lottery(database)
+
+    def complete(lease: Any, **news: Any) -> None:
+        signals.lock_acquired.disconnect(complete)
+        row = CompletedRun.under(lease)
+        row.place, row.task_id = "web-1:7", "another"
+        row.save(using=database)
+
+    task = lottery(database, min_hold=3600)
+    signals.lock_acquired.connect(complete)
+    try:
+        outcome = task.delay().get()
+    finally:
+        signals.lock_acquired.disconnect(complete)
+    assert outcome == {"skipped": "done", "lock": "lottery", "holder": "web-1:7 another"}
+    assert draws(database) == 0
+    assert Fence.objects.using(database).get().fence == 0
+    assert not distributed_lock("lottery").locked()
+    record = held.record("lottery")
+    assert record is not None
+    assert list(record.last) == ["last skip"]
+    assert record.under_way == ()
+    assert other.delay().get()["skipped"] == "done"
+
+
+@on_sqlite
+def test_nor_does_a_renewed_lease_of_such_a_run_look_like_one_that_never_ended(
+    database: str,
+) -> None:
+    def complete(lease: Any, **news: Any) -> None:
+        signals.lock_acquired.disconnect(complete)
+        lease.renew()
+        CompletedRun.under(lease).save(using=database)
+
+    signals.lock_acquired.connect(complete)
+    try:
+        lottery(database).delay()
+    finally:
+        signals.lock_acquired.disconnect(complete)
+    record = held.record("lottery")
+    assert record is not None
+    assert list(record.last) == ["last skip"]
+
+
+# --- what Redis forgets, the database does not ----------------------------------------------------
+
+
+def test_after_flushall_it_is_not_drawn_again(database: str, locks: Locks) -> None:
+    task = lottery(database)
+    task.delay()
+    locks.redis.flushall()
+    assert task.delay().get()["skipped"] == "done"
+    assert draws(database) == 1
+
+
+@on_sqlite
+def test_with_seconds_it_is_drawn_again_after_flushall(database: str, locks: Locks) -> None:
+    def draw() -> None:
+        Entry.objects.using(database).create(fence=0)
+
+    draw.__name__ = f"draw_once_{next(_names)}"
+    task = single_instance_task(key="lottery", atomic=database, once=3600, acks_late=True)(draw)
+    task.delay()
+    assert task.delay().get()["skipped"] == "done"
+    locks.redis.flushall()
+    assert task.delay().get() is None
+    assert draws(database) == 2
+
+
+def test_on_a_second_redis_with_empty_memory_it_is_not_drawn_again(
+    database: str, locks: Locks, make_server: MakeServer
+) -> None:
+    task = lottery(database)
+    task.delay()
+    locks.on(make_server())
+    assert task.delay().get()["skipped"] == "done"
+    assert draws(database) == 1
+
+
+@on_sqlite
+def test_that_it_is_done_needs_no_redis(database: str, locks: Locks) -> None:
+    task = lottery(database)
+    task.delay()
+    locks.configure(LOCATION="redis://127.0.0.1:1/0")
+    assert task.delay().get()["skipped"] == "done"
+
+
+def draw_and_stand_still(databases: dict[str, Any], database: str, when: str) -> None:
+    """In a child: draw, and stand still in the body or after the commit."""
+    use(**databases)
+
+    def wait() -> None:
+        say(when)
+        hear()
+
+    def more() -> None:
+        if when == "body":
+            wait()
+        elif when == "commit":
+            transaction.on_commit(wait, using=database)
+
+    signals.lock_acquired.connect(lambda **news: say("granted"), weak=False)
+    with celery_app(**EAGER):
+        result = lottery(database, more).apply(task_id=when, throw=False)
+    say([result.state, result.result if result.successful() else type(result.result).__name__])
+
+
+@pytest.mark.slow
+def test_a_run_killed_between_commit_and_release_is_not_repeated_by_its_redelivery(
+    database: str, spawn: Spawn
+) -> None:
+    child = spawn(draw_and_stand_still, described(database), database, "commit")
+    assert [child.read(), child.read()] == ["granted", "commit"]
+    child.kill()
+    assert distributed_lock("lottery").locked()  # Nobody has released it, or acknowledged the call.
+    assert lottery(database).apply(task_id="commit").get()["skipped"] == "duplicate"
+    assert draws(database) == 1
+
+
+@pytest.mark.slow
+@on_sqlite
+def test_a_run_killed_before_its_commit_is_repeated(
+    database: str, spawn: Spawn, locks: Locks
+) -> None:
+    child = spawn(draw_and_stand_still, described(database), database, "body")
+    assert [child.read(), child.read()] == ["granted", "body"]
+    child.kill()
+    locks.redis.flushall()  # Not to wait for the end of its lease.
+    assert lottery(database).apply(task_id="body").get() is None
+    assert (draws(database), completed(database)) == (1, ["lottery"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("database_kind", "isolation"),
+    [(SQLITE, ""), (MARIADB, ""), (POSTGRES, ""), (POSTGRES, "serializable")],
+)
+def test_of_two_runs_that_two_servers_let_in_one_draws(
+    make_database: MakeDatabase,
+    database_kind: str,
+    spawn: Spawn,
+    locks: Locks,
+    make_server: MakeServer,
+    isolation: str,
+) -> None:
+    database = make_database("effects", isolation=isolation)
+    first = spawn(draw_and_stand_still, described(database), database, "body")
+    assert [first.read(), first.read()] == ["granted", "body"]
+    locks.on(make_server())
+    second = spawn(draw_and_stand_still, described(database), database, "never")
+    assert second.read() == "granted"
+    if database_kind != SQLITE:
+        await_blocked(database)
+    first.send("go on")
+    assert first.read() == ["SUCCESS", None]
+    state, outcome = second.read()
+    if isolation:  # Left to the caller, as docs/effects.md says.
+        assert (state, outcome) == ("FAILURE", "OperationalError")
+    else:
+        assert (state, outcome["skipped"]) == ("SUCCESS", "done")
+    assert (draws(database), completed(database)) == (1, ["lottery"])
+
+
+LOTTERIES = 100
+
+
+def draw_all(databases: dict[str, Any], database: str, once: Any, seed: int, *, rest: bool) -> None:
+    """In a child: draw all the lotteries, in an order of our own; in the middle, maybe, rest."""
+    use(**databases)
+
+    @single_instance_task(key="lottery:{number}", atomic=database, once=once, acks_late=True)
+    def draw_one_of_many(number: int) -> None:
+        Entry.objects.using(database).create(fence=0, value=number)
+
+    numbers = list(range(LOTTERIES))
+    Random(seed).shuffle(numbers)
+    say("ready")
+    hear()
+    with celery_app(**EAGER, task_eager_propagates=True):
+        for index, number in enumerate(numbers):
+            if rest and index == LOTTERIES / 2:
+                say("half")
+                hear()
+            # Each of these errors means that nothing was written. Others may have drawn it, or not.
+            with suppress(LockLost, StaleFence, OperationalError):
+                draw_one_of_many.delay(number)
+    say("done")
+
+
+@pytest.fixture
+def drawn(database: str, spawn: Spawn, locks: Locks) -> Callable[[Any], list[int]]:
+    """Have two processes draw all lotteries, with FLUSHALL amid them; return all draws.
+
+    One of them rests until then, so that however slow either is, one has drawn before it what the
+    other comes to after it.
+    """
+
+    def run(once: Any) -> list[int]:
+        children = [
+            spawn(draw_all, described(database), database, once, seed, rest=seed == 0)
+            for seed in range(2)
+        ]
+        for child in children:
+            assert child.read() == "ready"
+        for child in children:
+            child.send("go")
+        assert children[0].read() == "half"
+        locks.redis.flushall()
+        children[0].send("go on")
+        for child in children:
+            assert child.read() == "done"
+        return sorted(Entry.objects.using(database).values_list("value", flat=True))
+
+    return run
+
+
+@pytest.mark.slow
+def test_flushall_amid_a_hundred_lotteries_each_is_drawn_once(
+    drawn: Callable[[Any], list[int]], database: str
+) -> None:
+    assert drawn("database") == list(range(LOTTERIES))
+    assert len(completed(database)) == LOTTERIES
+
+
+@pytest.mark.slow
+@on_postgres
+def test_flushall_amid_a_hundred_lotteries_some_are_drawn_twice_with_seconds(
+    drawn: Callable[[Any], list[int]],
+) -> None:
+    numbers = drawn(3600)
+    assert set(numbers) == set(range(LOTTERIES))
+    assert len(numbers) > LOTTERIES
+
+
+# --- what cannot work -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, 'once="database" needs atomic'),
+        ({"atomic": False}, 'once="database" needs atomic'),
+        ({"atomic": True, "limit": 2}, "once and limit exclude each other"),
+        ({"atomic": True, "on_unavailable": "run"}, 'atomic and on_unavailable="run" exclude'),
+        ({"atomic": True, "once": "databse"}, "a timedelta or \"database\", not 'databse'"),
+        ({"atomic": True, "once": True}, "once must be a number of seconds or a timedelta"),
+        ({"atomic": True, "ttl": "database"}, "ttl must be a number of seconds or a timedelta"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_import(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+
+        @single_instance_task(**{"once": "database", "acks_late": True, **options})
+        def draw() -> None: ...
+
+
+def test_a_missing_table_is_said_before_the_lock_is_asked_for(make_database: MakeDatabase) -> None:
+    database = make_database("effects", migrate=False)
+    call_command("migrate", "django_redislock", "0002", database=database, verbosity=0)
+    with pytest.raises(LockMisuse) as refused:
+        lottery(database)()
+    assert "has no table of completed runs" in str(refused.value)
+    assert "migrate django_redislock --database=effects" in str(refused.value)
+    assert draws(database) == 0
+    assert held.record("lottery") is None
+
+
+@on_sqlite
+def test_an_error_of_the_database_is_left_as_it_is(
+    make_database: MakeDatabase, tmp_path: Any
+) -> None:
+    database = make_database("effects")
+    connections[database].close()
+    connections[database].settings_dict["NAME"] = str(tmp_path / "no" / "such.sqlite3")
+    with pytest.raises(OperationalError):
+        lottery(database)()
