@@ -157,7 +157,8 @@ def _check_alias(conf: Conf, backend: Backend) -> Iterator[checks.CheckMessage]:
         yield checks.Warning(
             f"{where} and CACHES[{alias!r}] use the same database: the cache's clear() flushes all"
             " locks.",
-            hint="Give locks a database number of their own, such as .../1 in LOCATION.",
+            hint="Give locks a database number of their own, such as .../1 in LOCATION or, behind"
+            " sentinels, OPTIONS['db'].",
             id="django_redislock.W004",
         )
     for parts in [*doctor.servers(conf), *doctor.sentinels(conf)]:

@@ -578,7 +578,7 @@ def _caches(server: _Server) -> Iterator[Finding]:
             "cache",
             "warn",
             f"CACHES[{shared[0]!r}] uses the same database, and its clear() flushes all locks",
-            "Give locks a database number of their own in LOCATION.",
+            "Give locks a database number of their own, in LOCATION or as OPTIONS['db'].",
         )
     else:
         yield Finding("cache", "ok", "no Django cache uses the same database")
