@@ -18,6 +18,7 @@ from django_redislock.testing import IN_MEMORY
 from tests.support.others import held_by_other
 from tests.support.servers import free_port
 from tests.support.stored import immortal
+from tests.support.topologies import HURRIED
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -443,7 +444,7 @@ def test_too_few_sentinels_are_warned_of(
 def test_sentinels_that_are_silent_or_could_not_agree_are_found(
     make_watched: MakeWatched, settings: Any, key_prefix: str
 ) -> None:
-    watched = make_watched()
+    watched = make_watched(down_after=HURRIED)
     watched.locks(settings, key_prefix)
     first, second, _ = watched.sentinels
     first.kill()
