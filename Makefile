@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 
 # Servers in the demo: make demo N=12
 N ?= 4
+# What goes wrong, and whether the database guards: make demo-chaos FAULT=pause GUARD=off
+FAULT ?= kill
+GUARD ?= on
 # Of the site: make demo-admin PORT=8080
 PORT ?= 8000
 # Test processes, and further arguments: make test JOBS=2 ARGS='-k fence'. Most of what a test does
@@ -19,7 +22,7 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-without-lock demo-chaos demo-admin demo-stop test test-quick bench lint types imports clean
+.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-admin demo-stop test test-quick bench lint types imports clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,8 +33,11 @@ demo: $(VENV)/demo ## Let four servers race for the lottery: one draws
 demo-without-lock: $(VENV)/demo ## The same with the lock off: see what goes wrong
 	@exec $(BIN)/python example_project/manage.py demo --servers $(N) --without-lock
 
-demo-chaos: $(VENV)/demo ## Kill workers at random: each of 200 lotteries is drawn exactly once
-	@exec $(BIN)/python example_project/manage.py demo_chaos
+demo-stale-holder: $(VENV)/demo ## Stop a holder beyond its lease: see its update lost, and then refused
+	@exec $(BIN)/python example_project/manage.py demo_stale_holder
+
+demo-chaos: $(VENV)/demo ## Kill workers: 200 lotteries are drawn once (FAULT=kill|pause|flush, GUARD=off)
+	@exec $(BIN)/python example_project/manage.py demo_chaos --fault '$(FAULT)' --guard '$(GUARD)'
 
 demo-admin: $(VENV)/demo ## Look at the page of held locks while much goes on, until Ctrl-C
 	@exec $(BIN)/python example_project/manage.py demo_admin --port $(PORT)

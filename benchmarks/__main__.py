@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from benchmarks import contended, cycle, handoff, idle, memory, report, tasks, watchdog
+from benchmarks import contended, cycle, effects, handoff, idle, memory, report, tasks, watchdog
 from benchmarks.bench import FULL, QUICK, Bench
 from benchmarks.contenders import CONTENDERS, TASKS
 from benchmarks.server import Server
@@ -24,6 +24,7 @@ MEASUREMENTS = {
     "memory": memory.measure,
     "watchdog": watchdog.measure,
     "tasks": tasks.measure,
+    "effects": effects.measure,
 }
 NAMES = list(dict.fromkeys([*CONTENDERS, *TASKS]))  # Ours is among both.
 

@@ -28,6 +28,7 @@ class Effort:
     idle_seconds: float
     watchdog_seconds: float
     tasks: int
+    effect_seconds: float
 
 
 FULL = Effort(
@@ -39,6 +40,7 @@ FULL = Effort(
     idle_seconds=10,
     watchdog_seconds=20,
     tasks=300,
+    effect_seconds=0.15,
 )
 QUICK = Effort(
     rounds=1,
@@ -49,6 +51,7 @@ QUICK = Effort(
     idle_seconds=2,
     watchdog_seconds=10,
     tasks=100,
+    effect_seconds=0.1,
 )
 
 

@@ -31,6 +31,8 @@ PACKAGES = (
     "celery-singleton",
     "celery-heimdall",
     "celery-once",
+    "psycopg",
+    "PyMySQL",
 )
 
 

@@ -34,8 +34,13 @@ DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": os.environ.get("DATABASE_PATH", BASE_DIR / "db.sqlite3"),
-        # A draw reads before it writes: take SQLite's write lock at BEGIN, and wait for it.
-        "OPTIONS": {"timeout": 20, "transaction_mode": "IMMEDIATE"},
+        "OPTIONS": {
+            # A draw reads before it writes: take SQLite's write lock at BEGIN, and wait for it.
+            "timeout": 20,
+            "transaction_mode": "IMMEDIATE",
+            # Who reads waits for nobody.
+            "init_command": "PRAGMA journal_mode=WAL",
+        },
     },
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

@@ -1,4 +1,4 @@
-"""Who takes part, what was drawn, and who won."""
+"""Who takes part, what was drawn, who won, and how many tickets were sold."""
 
 from __future__ import annotations
 
@@ -61,3 +61,12 @@ class Winner(models.Model):
 
     def __str__(self) -> str:
         return f"{self.participant} in {self.draw}"
+
+
+class Pot(models.Model):
+    """What the tickets of a lottery have brought in so far."""
+
+    tickets = models.PositiveIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"{self.tickets} tickets"

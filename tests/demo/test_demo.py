@@ -145,19 +145,29 @@ def test_the_demo_reports_a_server_that_dies(surroundings: dict[str, str], tmp_p
     assert processes_of(tmp_path) == {}
 
 
-def test_a_draw_under_an_old_fence_is_refused(surroundings: dict[str, str], tmp_path: Path) -> None:
+def test_the_lottery_is_not_drawn_under_an_old_fence(
+    surroundings: dict[str, str], tmp_path: Path
+) -> None:
     surroundings["DATABASE_PATH"] = str(tmp_path / "lottery.sqlite3")
-    surroundings["REDIS_URL"] = "redis://127.0.0.1:1/0"  # A draw knows nothing of Redis.
+    surroundings["REDIS_URL"] = "redis://127.0.0.1:1/0"  # The locks are in memory.
     program = """
-from lottery.drawing import StaleFence, draw_winners
-from lottery.models import Draw, Winner
+from django.db.models import F
 
-for fence in (5, 7, 6, 7, 8):
+from django_redislock import StaleFence
+from django_redislock.models import Fence
+from django_redislock.testing import LockTestKit
+from lottery.models import Draw
+from lottery.tasks import run_lottery
+
+with LockTestKit() as locks:
+    run_lottery()
+    locks.advance(60)  # It is free again.
+    Fence.objects.update(fence=F("fence") + 10**12)
     try:
-        draw_winners(server="any", fence=fence)
+        run_lottery()
     except StaleFence:
-        print(fence, "is stale")
-print(sorted(Draw.objects.values_list("fence", flat=True)), Winner.objects.count())
+        print("stale")
+print(Draw.objects.count())
 """
     for command in (["migrate"], ["populate"], ["shell", "-c", program]):
         manage = subprocess.run(
@@ -168,7 +178,7 @@ print(sorted(Draw.objects.values_list("fence", flat=True)), Winner.objects.count
             check=True,
         )
 
-    assert manage.stdout.splitlines() == ["6 is stale", "7 is stale", "[5, 7, 8] 30"]
+    assert manage.stdout.splitlines() == ["stale", "1"]
 
 
 def test_processes_that_start_together_share_one_embedded_server(

@@ -171,6 +171,7 @@ def test_the_example_of_the_readme_works_as_pasted(server: Server, tmp_path: Pat
     run = "import django; django.setup(); import tasks\nprint(tasks.run_lottery())"
     path = os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")]))
     environment = os.environ | {"DJANGO_SETTINGS_MODULE": "shop.settings", "PYTHONPATH": path}
+    python("manage.py", "migrate", cwd=tmp_path, env=environment)
     outputs = [python("-c", run, cwd=tmp_path, env=environment) for _ in range(2)]
     first, second = (output.stdout + output.stderr for output in outputs)
     assert re.fullmatch(r"drawing under fence \d+\nNone\n", first)

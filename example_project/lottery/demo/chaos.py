@@ -1,20 +1,22 @@
-"""Workers that are killed again and again while they draw many lotteries."""
+"""Workers that draw many lotteries, and what goes wrong meanwhile."""
 
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import redis
 from celery import current_app
 
+from lottery.demo.pauses import STOPPED
 from lottery.demo.servers import publish_to, worker_command
 from lottery.models import Draw
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from celery.result import AsyncResult
 
@@ -28,10 +30,11 @@ QUEUE = "celery"
 class Worker:
     """A Celery worker that comes back after each death."""
 
-    def __init__(self, name: str, stage: Stage) -> None:
+    def __init__(self, name: str, stage: Stage, settings: str) -> None:
         self.name = name
-        self.deaths = 0
+        self._lives = 0
         self._stage = stage
+        self._settings = settings
         self._child = self._start()
 
     def is_ready(self) -> bool:
@@ -42,42 +45,142 @@ class Worker:
     def kill(self) -> None:
         """Kill it, whatever it is doing, and start it anew."""
         self._child.kill()
-        self.deaths += 1
         self._child = self._start()
 
+    def stops(self) -> list[int]:
+        """The lotteries that it was about to draw when it was stopped, see pauses.py."""
+        return [
+            int(number) for number in re.findall(rf"{STOPPED}lottery:(\d+)\n", self._child.err())
+        ]
+
+    def go_on(self) -> None:
+        """Let it go on where it was stopped."""
+        self._child.go_on()
+
     def _start(self) -> Child:
-        command = worker_command(self.name, "--pool", "solo")
-        settings = "example_project.chaos_settings"
-        life = f"{self.name}-life-{self.deaths + 1}"
-        return self._stage.start(life, command, DJANGO_SETTINGS_MODULE=settings)
+        self._lives += 1
+        return self._stage.start(
+            f"{self.name}-life-{self._lives}",
+            worker_command(self.name, "--pool", "solo"),
+            DJANGO_SETTINGS_MODULE=f"example_project.{self._settings}",
+            BROKER_URL=broker_url(self._stage.redis),
+        )
 
 
-class Killer:
+class Fault:
+    """What goes wrong, again and again."""
+
+    deed: ClassVar[str]
+    settings: ClassVar[str] = "chaos_settings"  # Of the workers.
+    copies: ClassVar[int] = 1  # How many servers start each lottery.
+
+    def __init__(self, workers: list[Worker], stage: Stage) -> None:
+        self.workers = workers
+
+    def strike(self) -> str:
+        """Do it, if it is time; returns what was done."""
+        raise NotImplementedError
+
+    def is_over(self) -> bool:
+        """Whether all goes well again."""
+        return True
+
+
+class Kill(Fault):
     """Kills one of the workers now and then, never two within the same moment."""
 
-    def __init__(self, workers: list[Worker], every: float) -> None:
-        self._workers = workers
-        self._every = every
-        self._next = time.monotonic() + every
+    deed = "kills them"
+    every = 2.0  # seconds, on average
 
-    def strike(self) -> Worker | None:
-        """Kill a worker, if it is time; returns which."""
+    def __init__(self, workers: list[Worker], stage: Stage) -> None:
+        super().__init__(workers, stage)
+        self._next = time.monotonic() + self.every / 2
+
+    def strike(self) -> str:
+        """Kill a worker."""
         if time.monotonic() < self._next:
-            return None
-        self._next = time.monotonic() + self._every * random.uniform(0.5, 1.5)
-        victim = random.choice([worker for worker in self._workers if worker.is_ready()] or [None])
-        if victim is not None:
-            victim.kill()
-        return victim
+            return ""
+        self._next = time.monotonic() + self.every * random.uniform(0.5, 1.5)
+        victim = random.choice([worker for worker in self.workers if worker.is_ready()] or [None])
+        if victim is None:
+            return ""
+        victim.kill()
+        return f"killed {victim.name}"
+
+
+class Pause(Fault):
+    """Has winners stopped, see pauses.py, until somebody else has drawn their lottery."""
+
+    deed = "stops winners beyond their leases"
+    settings = "pause_settings"
+    longest, shortest = 10.0, 0.5  # seconds
+    most = 2  # at a time: somebody must be left to draw
+
+    def __init__(self, workers: list[Worker], stage: Stage) -> None:
+        super().__init__(workers, stage)
+        self._known = dict.fromkeys(workers, 0)
+        self._stopped: dict[Worker, tuple[int, float]] = {}
+        self._over_at = 0.0
+
+    def strike(self) -> str:
+        """See who was stopped, and let go on who has been for long enough."""
+        now = time.monotonic()
+        for worker, known in self._known.items():
+            for number in worker.stops()[known:]:
+                self._known[worker] += 1
+                lasts = self.longest if len(self._stopped) < self.most else self.shortest
+                self._stopped[worker] = number, now + lasts
+                return f"stopped {worker.name} before it drew lottery {number}"
+        for worker, (number, until) in self._stopped.items():
+            if now > until or Draw.objects.filter(number=number).exists():
+                del self._stopped[worker]
+                self._over_at = now + 1
+                worker.go_on()
+                return f"{worker.name} goes on with lottery {number}"
+        return ""
+
+    def is_over(self) -> bool:
+        """Whether nobody is stopped, and the last one had time to do what it was about to."""
+        return not self._stopped and time.monotonic() > self._over_at
+
+
+class Flush(Fault):
+    """Empties the Redis of the locks now and then, as `cache.clear()` would."""
+
+    deed = "empties their Redis"
+    # What has been forgotten is only missed by those who come later.
+    copies = 2
+    every = 10  # lotteries
+
+    def __init__(self, workers: list[Worker], stage: Stage) -> None:
+        super().__init__(workers, stage)
+        self._redis = redis.Redis.from_url(stage.redis.url)
+        self._next = self.every
+
+    def strike(self) -> str:
+        """Forget all."""
+        if Draw.objects.count() < self._next:
+            return ""
+        self._next += self.every
+        self._redis.flushdb()
+        return "FLUSHDB"
+
+
+FAULTS: Mapping[str, type[Fault]] = {"kill": Kill, "pause": Pause, "flush": Flush}
+
+
+def broker_url(server: RedisServer) -> str:
+    """Beside the locks, so that these can be lost alone."""
+    return server.url.removesuffix("/0") + "/1"
 
 
 class Broker:
     """What is still to do, as the broker knows it."""
 
     def __init__(self, server: RedisServer) -> None:
-        publish_to(server)
-        self._redis = redis.Redis.from_url(server.url)
-        self._published: dict[int, AsyncResult] = {}
+        publish_to(broker_url(server))
+        self._redis = redis.Redis.from_url(broker_url(server))
+        self._published: list[tuple[int, AsyncResult]] = []
         self._busy_at = time.monotonic()
 
     def publish(self, task: str, numbers: Iterable[int]) -> None:
@@ -85,7 +188,7 @@ class Broker:
         with current_app.producer_or_acquire() as producer:
             for number in numbers:
                 sent = current_app.send_task(task, (number,), producer=producer)
-                self._published[number] = sent
+                self._published.append((number, sent))
         self._busy_at = time.monotonic()
 
     def is_idle(self) -> bool:
@@ -94,13 +197,15 @@ class Broker:
             self._busy_at = time.monotonic()
         return time.monotonic() - self._busy_at > 1
 
-    def swallowed(self) -> list[int]:
-        """Lotteries whose message is gone without a word of what became of it.
+    def failed(self) -> list[int]:
+        """Lotteries to publish again, of those that were published since this was asked last.
 
-        Celery takes a message off the queue in one step and notes that it has it in the next; one
-        that dies in between takes the message along. No lock can help; publishing it again does.
+        Some runs have lost their lease, and say so. Of others there is not a word: Celery takes a
+        message off the queue in one step and notes that it has it in the next; one that dies in
+        between takes the message along. No lock can help; publishing it again does.
         """
-        return [number for number, sent in self._published.items() if not sent.ready()]
+        published, self._published = self._published, []
+        return sorted({number for number, sent in published if not sent.successful()})
 
 
 class Outcome:

@@ -82,9 +82,14 @@ class Child:
         self._process.wait()
         self._close()
 
+    def go_on(self) -> None:
+        """Let it go on, if it is stopped (SIGSTOP)."""
+        self._signal_group(signal.SIGCONT)
+
     def terminate(self) -> None:
         """Ask it to end; one that is to end abruptly is not asked."""
         self._signal_group(self._last_signal)
+        self.go_on()  # One that is stopped would not hear of it.
 
     def wait(self, deadline: float) -> None:
         """Wait for its end; kill it if that has not come by the (monotonic) deadline."""

@@ -115,9 +115,9 @@ def manage_command(*arguments: str) -> list[str]:
     return [sys.executable, str(settings.BASE_DIR / "manage.py"), *arguments]
 
 
-def publish_to(redis: RedisServer) -> None:
+def publish_to(broker_url: str) -> None:
     """What this process publishes goes there."""
-    current_app.conf.update(broker_url=redis.url, result_backend=redis.url)
+    current_app.conf.update(broker_url=broker_url, result_backend=broker_url)
 
 
 def _clock_command(name: str, without_lock: bool) -> list[str]:

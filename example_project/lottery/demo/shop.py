@@ -81,7 +81,7 @@ class Clock:
     """Publishes the errands when they are due."""
 
     def __init__(self, stage: Stage, errands: Iterable[Errand]) -> None:
-        publish_to(stage.redis)
+        publish_to(stage.redis.url)
         self._due = dict.fromkeys(errands, time.monotonic())
 
     def strike(self) -> None:

@@ -93,7 +93,7 @@ class DemoCommand(BaseCommand):
 
     def progress(self, who: str, what: object) -> None:
         """Say what has happened, and when."""
-        self.say(f"{time.monotonic() - self._began:5.1f} s  {who:10} {what}")
+        self.say(f"{time.monotonic() - self._began:5.1f} s  {who:10} {what}".rstrip())
 
     def say(self, *lines: str) -> None:
         """Write the lines where they are seen at once."""
