@@ -45,6 +45,9 @@ _FOUND = {
     ("replication", "warn"): "W027",
     ("replication", "fail"): "E027",
     ("clock", "warn"): "W028",
+    ("sentinels", "warn"): "W032",
+    ("sentinels", "fail"): "E032",
+    ("isolation", "warn"): "W033",
     ("keys", "fail"): "E029",
     ("index", "warn"): "W030",
     ("locks", "warn"): "W031",
@@ -154,10 +157,11 @@ def _check_alias(conf: Conf, backend: Backend) -> Iterator[checks.CheckMessage]:
         yield checks.Warning(
             f"{where} and CACHES[{alias!r}] use the same database: the cache's clear() flushes all"
             " locks.",
-            hint="Give locks a database number of their own, such as .../1 in LOCATION.",
+            hint="Give locks a database number of their own, such as .../1 in LOCATION or, behind"
+            " sentinels, OPTIONS['db'].",
             id="django_redislock.W004",
         )
-    for parts in doctor.addresses(conf.location, conf.options):
+    for parts in [*doctor.servers(conf), *doctor.sentinels(conf)]:
         if timeout := parts.get("socket_timeout"):
             yield from _check_timeout(float(timeout), conf, where)
         host = str(parts.get("host", "localhost"))

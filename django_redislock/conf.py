@@ -39,9 +39,14 @@ class Conf:
 
     @property
     def address(self) -> str:
-        """Where the server is, without user, password and options; "" if that cannot be told."""
+        """Where the server is, without user, password and options; "" if that cannot be told.
+
+        That of sentinels begins with the name of what they watch.
+        """
         urls = [self.location] if isinstance(self.location, str) else self.location
-        return ", ".join(filter(None, map(_address, urls)))
+        places = ", ".join(filter(None, map(_address, urls)))
+        service = self.options.get("service_name")
+        return f"{service}, of the sentinels {places}" if service else places
 
 
 def _address(url: str) -> str:

@@ -23,6 +23,7 @@ from django_redislock.backends.redis.backend import RedisBackend
 from django_redislock.backends.redis.dialing import OLDEST_VERSION
 from django_redislock.backends.redis.errors import ReplyError, TooOld
 from django_redislock.backends.registry import backends
+from django_redislock.backends.sentinel.backend import SentinelBackend
 from django_redislock.exceptions import LockError, LockUnavailable
 from django_redislock.held import look_at
 from django_redislock.humanize import counted
@@ -43,6 +44,7 @@ SLOW_ROUND_TRIP = 0.01  # Seconds.
 CLOCK_DIFFERENCE = 1.0  # Seconds.
 MOST_KEYS = 20_000  # Looked at for what should not be there.
 MOST_NAMED = 5
+FEWEST_SENTINELS = 3
 PROBE = "django_redislock.doctor"  # A lock that is taken and released to see whether it works.
 
 # What a connection needs before and beside the scripts.
@@ -139,7 +141,7 @@ def minimal_acl(prefix: str, *, replicas: bool = False) -> str:
 
 def shared_caches(conf: Conf) -> list[str]:
     """The aliases in CACHES that use the database of these locks: their clear() flushes it."""
-    ours = _places(addresses(conf.location, conf.options))
+    ours = _places(servers(conf))
     found = []
     for alias, cache in getattr(settings, "CACHES", {}).items():
         location, options = cache.get("LOCATION", ""), cache.get("OPTIONS", {})
@@ -149,6 +151,26 @@ def shared_caches(conf: Conf) -> list[str]:
         if uses_redis and ours & _places(addresses(location, options)):
             found.append(alias)
     return found
+
+
+def servers(conf: Conf) -> list[dict[str, Any]]:
+    """What redis-py makes of the addresses and options of the servers that keep the locks.
+
+    Behind sentinels, the name of the service stands for the host, as it does in django-redis.
+    """
+    options = dict(conf.options)
+    service = options.pop("service_name", None)
+    if not isinstance(service, str):
+        return list(addresses(conf.location, options))
+    scheme = "rediss" if options.pop("ssl", False) else "redis"
+    return list(addresses(f"{scheme}://{service}", options))
+
+
+def sentinels(conf: Conf) -> list[dict[str, Any]]:
+    """See servers(), of the sentinels; none where there are none."""
+    if "service_name" not in conf.options:
+        return []
+    return list(addresses(conf.location, conf.options.get("sentinel_kwargs", {})))
 
 
 def addresses(location: Any, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -218,6 +240,49 @@ def _reachable(server: _Server) -> Iterator[Finding]:
         yield Finding("server", "warn", says, advice)
     else:
         yield Finding("server", "ok", says)
+
+
+def _sentinels(server: _Server) -> Iterator[Finding]:
+    """Whether the sentinels can have a replica take over."""
+    backend = server.backend
+    if not isinstance(backend, SentinelBackend):
+        return
+    service, number = backend.sentinels.service, len(backend.conf.location)
+    said = backend.sentinels.ask_each(
+        backend.within, ("SENTINEL", "MASTER", service), ("SENTINEL", "CKQUORUM", service)
+    )
+    silent = [place for place, replies in said.items() if isinstance(replies, Exception)]
+    answers = [replies for replies in said.values() if not isinstance(replies, Exception)]
+    states = [state for state, _ in answers if isinstance(state, dict)]
+    masters = {b"%s:%s" % (state[b"ip"], state[b"port"]) for state in states}
+    refusals = [quorum for _, quorum in answers if isinstance(quorum, ReplyError)]
+    if refusals or len(masters) > 1:
+        named = ", ".join(sorted(master.decode() for master in masters))
+        yield Finding(
+            "sentinels",
+            "fail",
+            f"they could not agree on a failover: {refusals[0]}"
+            if refusals
+            else f"they name different masters: {named}",
+            "Let all of them run, and see what SENTINEL CKQUORUM and their logs say.",
+        )
+    elif silent:
+        yield Finding(
+            "sentinels",
+            "warn",
+            f"{len(silent)} of {number} do not answer: {', '.join(silent)}",
+            "Start them, or put LOCATION and OPTIONS['sentinel_kwargs'] right.",
+        )
+    elif number < FEWEST_SENTINELS or number % 2 == 0:
+        yield Finding(
+            "sentinels",
+            "warn",
+            f"LOCATION names {number}; a majority must be alive for a failover",
+            "Run three or five, on machines that do not fail together, and name all of them.",
+        )
+    else:
+        named = masters.pop().decode()
+        yield Finding("sentinels", "ok", f"all {number} answer, and call {named} the master")
 
 
 def _version(server: _Server) -> Iterator[Finding]:
@@ -328,6 +393,13 @@ def _replication(server: _Server) -> Iterator[Finding]:
             " lock can be taken",
             "Connect more replicas, or lower REPLICAS_ACK.",
         )
+    elif not replicas and isinstance(server.backend, SentinelBackend):
+        yield Finding(
+            "replication",
+            "warn",
+            "no replicas, so there is nobody to take over",
+            "Connect replicas to the master.",
+        )
     elif replicas and not acknowledged:
         yield Finding(
             "replication",
@@ -339,6 +411,21 @@ def _replication(server: _Server) -> Iterator[Finding]:
         yield Finding("replication", "ok", f"{acknowledged} of {replicas} replicas acknowledge")
     else:
         yield Finding("replication", "ok", "no replicas")
+    if isinstance(server.backend, SentinelBackend):
+        yield from _isolation(server)
+
+
+def _isolation(server: _Server) -> Iterator[Finding]:
+    """Whether a master that is cut off from all others goes on."""
+    if "min_slaves_good_slaves" in server.info:  # The server tells it if it is told to mind.
+        yield Finding("isolation", "ok", "a master without its replicas grants nothing")
+        return
+    yield Finding(
+        "isolation",
+        "warn",
+        "a master that is cut off goes on granting to those who reach it, beside its successor",
+        "Set min-replicas-to-write 1 and min-replicas-max-lag 10 on all servers; or REPLICAS_ACK.",
+    )
 
 
 def _clock(server: _Server) -> Iterator[Finding]:
@@ -491,7 +578,7 @@ def _caches(server: _Server) -> Iterator[Finding]:
             "cache",
             "warn",
             f"CACHES[{shared[0]!r}] uses the same database, and its clear() flushes all locks",
-            "Give locks a database number of their own in LOCATION.",
+            "Give locks a database number of their own, in LOCATION or as OPTIONS['db'].",
         )
     else:
         yield Finding("cache", "ok", "no Django cache uses the same database")
@@ -499,6 +586,7 @@ def _caches(server: _Server) -> Iterator[Finding]:
 
 _CHECKS: tuple[Callable[[_Server], Iterator[Finding]], ...] = (
     _reachable,
+    _sentinels,
     _version,
     _cluster,
     _rights,

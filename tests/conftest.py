@@ -42,6 +42,7 @@ pytest_plugins = [
     "tests.support.backends",
     "tests.support.databases",
     "tests.support.proofs",
+    "tests.support.topologies",
     "tests.support.ways",
     "tests.support.orders",  # It imports the one before.
 ]
@@ -161,7 +162,7 @@ def make_server(request: pytest.FixtureRequest) -> Iterator[MakeServer]:
             skip_or_fail(f"no {chosen} program here, and a container cannot be broken as needed")
         server = Server(chosen, *arguments, **config)
         servers.append(server)
-        _on_failure(request, f"log of {server!r}", lambda: server.log)
+        on_failure(request, f"log of {server!r}", lambda: server.log)
         return server.start()
 
     yield make
@@ -183,7 +184,7 @@ def make_proxy(request: pytest.FixtureRequest) -> Iterator[MakeProxy]:
     def make(server: Endpoint, *, seed: int = 0) -> Proxy:
         proxy = Proxy(server, seed=seed)
         proxies.append(proxy)
-        _on_failure(request, "commands through the proxy", proxy.report)
+        on_failure(request, "commands through the proxy", proxy.report)
         return proxy
 
     yield make
@@ -237,7 +238,7 @@ def spawn(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Spawn]
     ) -> Child:
         child = Child(code, *args, redislock=settings.REDISLOCK, prelude=prelude, **kwargs)
         children.append(child)
-        _on_failure(request, f"stderr of child {child.pid}", lambda: child.stderr)
+        on_failure(request, f"stderr of child {child.pid}", lambda: child.stderr)
         return child
 
     yield start
@@ -276,7 +277,7 @@ def _is_quick(item: pytest.Item) -> bool:
     where = getattr(item, "callspec", None)
     kinds = {where.params.get(name) for name in ("place", "server_kind")} if where else set()
     starts_python = {"spawn", "pytester"} & set(getattr(item, "fixturenames", ()))
-    skipped = kinds & {"redis", "unscripted"}  # Valkey can be had wherever Python is.
+    skipped = kinds & {"redis", "unscripted", "sentinel"}  # Valkey can be had wherever Python is.
     return not (item.get_closest_marker("slow") or starts_python or skipped)
 
 
@@ -307,7 +308,8 @@ def pytest_runtest_makereport(
     return report
 
 
-def _on_failure(request: pytest.FixtureRequest, title: str, tell: Callable[[], str]) -> None:
+def on_failure(request: pytest.FixtureRequest, title: str, tell: Callable[[], str]) -> None:
+    """Have what *tell* says stand in the report of the test, should it fail."""
     request.node.stash.setdefault(_REPORTERS, []).append((title, tell))
 
 

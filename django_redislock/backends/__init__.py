@@ -8,6 +8,7 @@ from django_redislock.backends.memory.backend import InMemoryBackend
 
 try:
     from django_redislock.backends.redis.backend import RedisBackend
+    from django_redislock.backends.sentinel.backend import SentinelBackend
 except ImportError as error:
     if error.name != "hiredis":
         raise
@@ -15,11 +16,11 @@ except ImportError as error:
     # once more and stumbles over the half that is there.
 
     def __getattr__(name: str) -> Any:
-        if name != "RedisBackend":
+        if name not in {"RedisBackend", "SentinelBackend"}:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from django_redislock.backends.redis.backend import RedisBackend
+        from django_redislock.backends import redis, sentinel
 
-        return RedisBackend
+        return getattr(redis, name, None) or getattr(sentinel, name)
 
 
-__all__ = ["InMemoryBackend", "RedisBackend"]
+__all__ = ["InMemoryBackend", "RedisBackend", "SentinelBackend"]

@@ -15,6 +15,7 @@ from django.test import override_settings
 from django_redislock import LockUnavailable, conf, distributed_lock, held
 from django_redislock.backends import InMemoryBackend, RedisBackend
 from django_redislock.backends.registry import backends
+from django_redislock.backends.sentinel.backend import SentinelBackend
 from django_redislock.testing import IN_MEMORY
 from tests.support.others import held_by_other
 from tests.support.ways import both_ways
@@ -258,8 +259,8 @@ UNCLEAR: list[tuple[str, str]] = [
     ("a:6379", "not a URL"),
     ("valkey://a", "must begin with redis://"),
     # Of other backends.
-    ("redis+sentinel://a:26379/primary/0", "leads to Sentinel, but only a server of its own"),
-    ("sentinel://a:26379", "leads to Sentinel, but only a server of its own"),
+    ("redis+sentinel://a:26379/primary/0", "leads to Sentinel: use SentinelBackend"),
+    ("sentinel://a:26379", "leads to Sentinel: use SentinelBackend"),
     ("redis+cluster://a:7000", "leads to a cluster, but only a server of its own"),
     ("redis://a:7000,b:7000/0", "names several hosts, but only a server of its own"),
 ]
@@ -480,3 +481,108 @@ def test_two_aliases_of_one_prefix_share_their_locks(locks: Locks, settings: Set
 )
 def test_the_address_of_an_alias_has_no_secret(location: Any, address: str) -> None:
     assert conf.Conf(alias="default", location=location).address == address
+
+
+# --- sentinels -----------------------------------------------------------------------------------
+
+SENTINELS: dict[str, Any] = {
+    "BACKEND": "django_redislock.backends.SentinelBackend",
+    "LOCATION": ["redis://a:26379", "redis://b:26379", "redis://[::1]:26379"],
+    "OPTIONS": {"service_name": "mymaster"},
+}
+
+
+def test_sentinels_and_their_servers_have_options_of_their_own(settings: Settings) -> None:
+    options = {
+        "service_name": "mymaster",
+        "password": "of-data",
+        "db": 3,
+        "ssl": True,
+        "ssl_ca_certs": "/data.crt",
+        "max_connections": 10,
+        "socket_timeout": 2,
+        "sentinel_kwargs": {"password": "of-sentinels", "ssl_ca_certs": "/sentinels.crt"},
+    }
+    location = [f"rediss://{host}:26379" for host in "abc"]
+    settings.REDISLOCK = {"default": {**SENTINELS, "LOCATION": location, "OPTIONS": options}}
+    backend = backends["default"]
+    assert isinstance(backend, SentinelBackend)
+    assert backend.operation_timeout(60) == 2
+    server: Any = backend._dialer._dialer_to("10.0.0.1:6379")
+    connection = server._sync_class(**server._sync)
+    assert (connection.host, connection.port, connection.db) == ("10.0.0.1", 6379, 3)
+    assert (connection.password, connection.ca_certs) == ("of-data", "/data.crt")
+    for sentinel in backend.sentinels._dialers.values():
+        asking: Any = sentinel._sync_class(**sentinel._sync)
+        assert (asking.port, asking.db) == (26379, 0)
+        assert (asking.password, asking.ca_certs) == ("of-sentinels", "/sentinels.crt")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"LOCATION": ""}, "['LOCATION'] must be"),
+        ({"LOCATION": "redis://a:26379"}, "['LOCATION'] must be a list of the addresses"),
+        ({"LOCATION": ["redis://a"]}, "['LOCATION'][0] names no port. That of a sentinel is"),
+        ({"LOCATION": ["unix:///a"]}, "['LOCATION'][0] names no port"),
+        ({"LOCATION": ["redis://a:1", "a:2"]}, "['LOCATION'][1] is not a URL"),
+        ({"LOCATION": ["redis://a:1", "redis://a:1"]}, "['LOCATION'][1] names a:1 twice"),
+        ({"LOCATION": ["redis://a:1/2"]}, "['LOCATION'][0] names a database"),
+        ({"LOCATION": ["redis://a:1?soket=2"]}, "['LOCATION'][0] has an option that redis-py"),
+        ({"OPTIONS": {}}, "['OPTIONS']['service_name'] must be what the sentinels call"),
+        ({"OPTIONS": {"service_name": 7}}, "['OPTIONS']['service_name'] must be"),
+    ],
+)
+def test_what_cannot_be_a_setting_of_sentinels_is_refused(
+    settings: Settings, wrong: dict[str, Any], says: str
+) -> None:
+    settings.REDISLOCK = {"default": {**SENTINELS, **wrong}}
+    with pytest.raises(ImproperlyConfigured, match=re.escape(says)) as raised:
+        distributed_lock("lottery").acquire()
+    assert str(raised.value).startswith("REDISLOCK['default']")
+
+
+def test_sentinels_without_a_location_are_told_what_it_looks_like(settings: Settings) -> None:
+    settings.REDISLOCK = {"default": {**SENTINELS, "LOCATION": ()}}
+    with pytest.raises(ImproperlyConfigured, match="LOCATION"):
+        distributed_lock("lottery").acquire()
+    setting = {key: value for key, value in SENTINELS.items() if key != "LOCATION"}
+    settings.REDISLOCK = {"default": setting}
+    with pytest.raises(ImproperlyConfigured, match=r"Add 'LOCATION': .'redis://host-1:26379'"):
+        distributed_lock("lottery").acquire()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"host": "a"}, "['host']: the sentinels say where the servers are"),
+        ({"ssl": "yes"}, "['ssl'] must be True or False, not 'yes'"),
+        ({"sentinels": []}, " has an option that redis-py does not accept"),
+        ({"db": -1}, "['db'] must be an integer"),
+        ({"socket_timeout": 0}, "['socket_timeout'] must be a positive number"),
+        ({"sentinel_kwargs": "x"}, "['sentinel_kwargs'] must be a dictionary"),
+        ({"sentinel_kwargs": {"db": 1}}, "['sentinel_kwargs']['db']: a sentinel has no databases"),
+        ({"sentinel_kwargs": {"ssl": True}}, "['sentinel_kwargs']['ssl']: write rediss://"),
+        ({"sentinel_kwargs": {"host": "a"}}, "['sentinel_kwargs']['host']: LOCATION says"),
+        ({"sentinel_kwargs": {"soket": 1}}, "['sentinel_kwargs'] has an option that redis-py"),
+    ],
+)
+def test_options_of_sentinels_that_cannot_be_are_refused(
+    settings: Settings, options: dict[str, Any], says: str
+) -> None:
+    settings.REDISLOCK = {"default": {**SENTINELS, "OPTIONS": {**SENTINELS["OPTIONS"], **options}}}
+    with pytest.raises(ImproperlyConfigured, match=re.escape(says)) as raised:
+        distributed_lock("lottery").acquire()
+    assert str(raised.value).startswith("REDISLOCK['default']['OPTIONS']")
+
+
+def test_a_list_for_one_server_says_which_backend_takes_it(settings: Settings) -> None:
+    settings.REDISLOCK = {"default": {"LOCATION": ["redis://a:26379"]}}
+    with pytest.raises(ImproperlyConfigured, match=r"django_redislock\.backends\.SentinelBackend"):
+        distributed_lock("lottery").acquire()
+
+
+def test_an_address_of_sentinels_is_the_service_and_where_they_are(settings: Settings) -> None:
+    secret = {**SENTINELS, "LOCATION": ["redis://:secret@a:26379", "redis://b:26379"]}
+    settings.REDISLOCK = {"default": secret}
+    assert conf.conf("default").address == "mymaster, of the sentinels a:26379, b:26379"

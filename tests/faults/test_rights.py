@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -355,6 +356,21 @@ def test_tls_with_the_right_authority_works(
         wait_until(lambda: lease.renewals)
         assert is_held_by(locks, lease)
     assert value_of(locks) is None
+
+
+@only_redis
+async def test_answers_that_come_together_by_tls_reach_their_tasks(
+    locks: Locks, tls_server: Server
+) -> None:
+    """What several TLS records bring at once is read as one."""
+    locks.on(tls_server)
+
+    async def turns(number: int) -> None:
+        for _ in range(10):
+            async with distributed_lock(f"{NAME} {number}") as lease:
+                await lease.arenew()
+
+    await asyncio.gather(*(turns(number) for number in range(40)))
 
 
 @pytest.mark.proves("R13")

@@ -297,3 +297,44 @@ def test_every_id_has_its_section_on_the_page_of_checks() -> None:
 def test_no_check_leaves_out_what_to_do(settings: Any) -> None:
     settings.REDISLOCK = {"default": {"TTL": 0}}
     assert all(one.hint for one in check_settings())
+
+
+BEHIND_SENTINELS = {
+    "BACKEND": "django_redislock.backends.SentinelBackend",
+    "LOCATION": ["redis://a:26379", "redis://b:26379", "redis://c:26379"],
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, []),
+        ({"password": "x"}, ["W006"]),
+        ({"password": "x", "ssl": True}, []),
+        ({"sentinel_kwargs": {"password": "x"}}, ["W006"] * 3),
+        ({"socket_timeout": 20}, ["W003"]),
+    ],
+)
+def test_sentinels_and_their_servers_are_each_judged_by_their_own_options(
+    settings: Any, options: dict[str, Any], expected: list[str]
+) -> None:
+    options = {"service_name": "mymaster", **options}
+    settings.REDISLOCK = {"default": {**BEHIND_SENTINELS, "OPTIONS": options}}
+    assert ids(check_settings()) == expected
+
+
+def test_a_cache_behind_the_same_sentinels_is_warned_of(settings: Any) -> None:
+    options = {"service_name": "mymaster", "db": 1}
+    settings.REDISLOCK = {"default": {**BEHIND_SENTINELS, "OPTIONS": options}}
+    cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://mymaster/0"}
+    settings.CACHES = {"default": MEMORY_CACHE, "same": cache}
+    assert ids(check_settings()) == []
+    settings.CACHES = {"default": MEMORY_CACHE, "same": {**cache, "LOCATION": "redis://mymaster/1"}}
+    assert ids(check_settings()) == ["W004"]
+
+
+def test_sentinels_without_the_name_of_what_they_watch_are_an_error(settings: Any) -> None:
+    settings.REDISLOCK = {"default": BEHIND_SENTINELS}
+    (error,) = check_settings()
+    assert ids([error]) == ["E002"]
+    assert "service_name" in error.msg

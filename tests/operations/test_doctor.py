@@ -18,11 +18,13 @@ from django_redislock.testing import IN_MEMORY
 from tests.support.others import held_by_other
 from tests.support.servers import free_port
 from tests.support.stored import immortal
+from tests.support.topologies import HURRIED
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.conftest import Locks, MakeProxy, MakeServer
     from tests.support.servers import Server
+    from tests.support.topologies import MakeWatched, Watched
 
 pytestmark = [pytest.mark.usefixtures("locks"), pytest.mark.django_db]
 
@@ -402,3 +404,69 @@ def test_a_fail_is_exit_status_1(locks: Locks) -> None:
     assert status == 1
     assert "fail  replication" in out
     assert run("--json")[0] == 1
+
+
+# --- sentinels -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_sentinels_are_fit_that_all_answer_and_agree(
+    watched: Watched, settings: Any, key_prefix: str
+) -> None:
+    watched.locks(settings, key_prefix)
+    found = findings()
+    assert found["sentinels"].level == "ok"
+    master = f"{watched.master.host}:{watched.master.port}"
+    assert found["sentinels"].says == f"all 3 answer, and call {master} the master"
+    assert found["replication"].level == "warn"
+    assert found["isolation"].level == "warn"
+    assert "min-replicas-to-write" in found["isolation"].advice
+    client = watched.client(watched.master)
+    client.config_set("min-replicas-to-write", 1)
+    try:
+        assert level("isolation") == "ok"
+    finally:
+        client.config_set("min-replicas-to-write", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [1, 2])
+def test_too_few_sentinels_are_warned_of(
+    named: int, watched: Watched, settings: Any, key_prefix: str
+) -> None:
+    locks = watched.locks(settings, key_prefix)
+    locks.configure(LOCATION=watched.setting()["LOCATION"][:named])
+    finding = findings()["sentinels"]
+    assert (finding.level, "three or five" in finding.advice) == ("warn", True)
+
+
+@pytest.mark.slow
+def test_sentinels_that_are_silent_or_could_not_agree_are_found(
+    make_watched: MakeWatched, settings: Any, key_prefix: str
+) -> None:
+    watched = make_watched(down_after=HURRIED)
+    watched.locks(settings, key_prefix)
+    first, second, _ = watched.sentinels
+    first.kill()
+    finding = findings()["sentinels"]
+    assert finding.level == "warn"
+    assert f"1 of 3 do not answer: {first.host}:{first.port}" in finding.says
+    second.kill()
+    wait_until(lambda: findings()["sentinels"].level == "fail")
+    assert "NOQUORUM" in findings()["sentinels"].says
+    for replica in watched.replicas:
+        watched.client(replica).replicaof("NO", "ONE")
+    wait_until(lambda: "nobody to take over" in findings()["replication"].says)
+
+
+@pytest.mark.slow
+def test_sentinels_that_name_no_master_are_a_finding_and_a_sentence_for_lists(
+    watched: Watched, settings: Any, key_prefix: str
+) -> None:
+    locks = watched.locks(settings, key_prefix)
+    locks.configure(**watched.setting(service_name="nobody"))
+    (finding,) = findings().values()
+    assert (finding.about, finding.level) == ("server", "fail")
+    assert "knows no 'nobody'" in finding.says
+    with pytest.raises(CommandError, match=r"The server nobody, of the sentinels 127\.0\.0\.1:"):
+        call_command("locks", "list", stderr=io.StringIO())

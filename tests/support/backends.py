@@ -1,4 +1,5 @@
-"""The places that keep locks: a server of each kind, one that forbids scripts, and the memory.
+"""The places that keep locks: a server of each kind, one that forbids scripts, the memory, and a
+master that sentinels watch, which runs only what is marked ``core``.
 
     async def test_the_block_holds_the_lock(way: Way, place: Place) -> None: ...
 
@@ -28,11 +29,13 @@ if TYPE_CHECKING:
 
     from django_redislock import Lease
     from django_redislock.backends.memory.keyspace import Keyspace
+    from tests.support.topologies import Watched
 
 UNSCRIPTED = "unscripted"
 MEMORY = "memory"
+SENTINEL = "sentinel"
 SERVERS = (*KINDS, UNSCRIPTED)
-PLACES = (*SERVERS, MEMORY)
+PLACES = (*SERVERS, MEMORY, SENTINEL)
 IN_TURN = (*KINDS, MEMORY)  # Where waiters are served first come, first served.
 
 #: To run a test only in some of the places, or with some of the servers.
@@ -49,11 +52,13 @@ needs_scripts = pytest.mark.needs_scripts
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what cannot work where scripts are forbidden."""
+    """Leave out what cannot work where scripts are forbidden, and what sentinels do not change."""
     for item in list(items):
         chosen: Any = getattr(item, "callspec", None)
         place = chosen and chosen.params.get("place")
-        if place == UNSCRIPTED and item.get_closest_marker("needs_scripts"):
+        if (place == UNSCRIPTED and item.get_closest_marker("needs_scripts")) or (
+            place == SENTINEL and not item.get_closest_marker("core")
+        ):
             items.remove(item)
             config.hook.pytest_deselected(items=[item])
 
@@ -95,7 +100,8 @@ class ServerPlace(Place):
         self.name = name
         self.locks = locks
         self._options = options
-        self.on(locks.server)
+        if name != SENTINEL:
+            self.on(locks.server)
 
     def on(self, target: Endpoint, **options: Any) -> None:
         """Reach the server by another address, such as a proxy's."""
@@ -168,12 +174,18 @@ def place(
     request: pytest.FixtureRequest,
     settings: Settings,
     shared_servers: Callable[[Kind], Server | Container],
+    shared_watched: Callable[[], Watched],
     key_prefix: str,
 ) -> Iterator[Place]:
     """Keep the locks of this test in each of the places in turn."""
     name: str = request.param
     if name == MEMORY:
         yield MemoryPlace(settings)
+        return
+    if name == SENTINEL:
+        watched = shared_watched()
+        locks = watched.locks(settings, key_prefix, **DEFAULTS)
+        yield ServerPlace(name, locks, watched.setting()["OPTIONS"])
         return
     fit = [kind for kind in KINDS if kind == name or (name == UNSCRIPTED and not missing(kind))]
     kind = (fit or KINDS)[0]

@@ -14,6 +14,8 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import re
+import secrets
 import shutil
 import signal
 import socket
@@ -153,6 +155,8 @@ class Server(Endpoint):
         config: Directives of redis.conf with underscores for dashes: ``appendonly="yes"``.
     """
 
+    _READY = "Ready to accept connections"  # In its log, once it is.
+
     def __init__(
         self,
         kind: Kind = "redis",
@@ -216,6 +220,12 @@ class Server(Endpoint):
         log = self._folder / "server.log"
         return log.read_text(errors="replace") if log.exists() else ""
 
+    def trust(self, certificates: str) -> None:
+        """Trust these too, as do clients by *ca*; before the start."""
+        bundle = self._folder / "trusted.crt"
+        bundle.write_text(certificates)
+        self._config["tls-ca-cert-file"] = str(bundle)
+
     def client(self, **options: Any) -> redis.Redis:
         """See Endpoint.client(); trusts the server's certificate."""
         if self.scheme == "rediss":
@@ -250,7 +260,7 @@ class Server(Endpoint):
             if not self.running:
                 raise ServerStartError(f"the {self.kind} server ended at once:\n{self.log}")
             # Only our own server writes this; on a port that was taken, a stranger may answer.
-            return "Ready to accept connections" in self.log[self._log_start :] and self._answers()
+            return self._READY in self.log[self._log_start :] and self._answers()
 
         wait_until(ready, timeout, f"the {self.kind} server answers")
 
@@ -337,15 +347,9 @@ class Server(Endpoint):
         self._log_start = len(self.log)
         program = binary(self.kind)
         assert program is not None, missing(self.kind)
-        port = (
-            {"port": 0, "tls-port": self.port} if self.scheme == "rediss" else {"port": self.port}
-        )
-        command = [program]
-        for name, value in {**port, **self._config}.items():
-            command += [f"--{name}", str(value)]
         with (self._folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen(
-                tied_to_us([*command, *self._arguments]),
+                tied_to_us([program, *self._told(), *self._arguments]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -353,6 +357,16 @@ class Server(Endpoint):
                 # Ctrl-C is for the tests, which then end their servers in order.
                 start_new_session=True,
             )
+
+    def _told(self) -> list[str]:
+        """What the program is told by its command line."""
+        port = (
+            {"port": 0, "tls-port": self.port} if self.scheme == "rediss" else {"port": self.port}
+        )
+        told = []
+        for name, value in {**port, **self._config}.items():
+            told += [f"--{name}", str(value)]
+        return told
 
     def _reap(self) -> None:
         assert self.process is not None
@@ -382,6 +396,42 @@ class Server(Endpoint):
             "tls-ca-cert-file": certificate,
             "tls-auth-clients": "no",
         }
+
+
+class Sentinel(Server):
+    """A process that watches a master, and has a replica take its place when it is dead.
+
+    Args:
+        kind: See Server.
+        lines: Its configuration, but for where it is itself.
+    """
+
+    _READY = "+monitor master"
+
+    def __init__(self, kind: Kind, *lines: str, **config: Any) -> None:
+        super().__init__(kind, **config)
+        self.id = secrets.token_hex(20)
+        self._lines = lines
+
+    def tell(self, *lines: str) -> None:
+        """Add to the configuration, before it is started."""
+        self._lines = (*self._lines, *lines)
+
+    def _told(self) -> list[str]:
+        config = self._folder / "sentinel.conf"
+        # It writes down there what it has learned, and reads that again when it is started anew.
+        if not self._has_run:
+            told = super()._told()
+            pairs = zip(told[::2], told[1::2], strict=True)
+            # It takes no more of these than where it is, and how it is reached.
+            place = [
+                f"{name.removeprefix('--')} {value}"
+                for name, value in pairs
+                if re.match("--(port|bind|dir|tls-.*)$", name)
+            ]
+            lines = [*place, f"sentinel myid {self.id}", *self._lines]
+            config.write_text("\n".join([*lines, ""]))
+        return [str(config), "--sentinel"]
 
 
 class Container(Endpoint):

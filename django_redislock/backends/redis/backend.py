@@ -9,8 +9,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redislock.backends.base import Backend
 from django_redislock.backends.redis import sessions
 from django_redislock.backends.redis.calling import Caller, trouble
+from django_redislock.backends.redis.checking import check_timeout, checked_dialer
 from django_redislock.backends.redis.connection import packed
-from django_redislock.backends.redis.dialing import Dialer
 from django_redislock.backends.redis.errors import (
     TROUBLE,
     ReplyError,
@@ -18,23 +18,17 @@ from django_redislock.backends.redis.errors import (
     is_transient,
     is_wrong_server,
 )
-from django_redislock.backends.redis.location import (
-    LOOKS_LIKE,
-    check_options,
-    check_url,
-    has_option,
-)
 from django_redislock.backends.redis.loops import Loops
 from django_redislock.backends.redis.pool import Pool
 from django_redislock.backends.redis.sessions import AsyncSession, Session
 from django_redislock.exceptions import LockUnavailable
-from django_redislock.rules.arguments import LONGEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from django_redislock.backends.drivers import Begun
     from django_redislock.backends.redis.connection import Wire
+    from django_redislock.backends.redis.dialing import Dialing
     from django_redislock.conf import Conf
     from django_redislock.rules.steps import Call, Outcome
 
@@ -52,6 +46,8 @@ class RedisBackend(Backend):
     included (default 128). Async code uses one connection per event loop.
     """
 
+    location_is = "'redis://host:6379/0'"  # What LOCATION looks like, for messages.
+
     def __init__(self, conf: Conf) -> None:
         options = dict(conf.options)
         where = f"REDISLOCK[{conf.alias!r}]"
@@ -62,44 +58,33 @@ class RedisBackend(Backend):
                 f" {LEAST_MAX_CONNECTIONS}, not {limit!r}."
             )
         self._most_connections = limit
-        _check_timeout(options.get("socket_timeout"), f"{where}['OPTIONS']['socket_timeout']")
-        location = conf.location
-        if not location:
+        check_timeout(options.get("socket_timeout"), f"{where}['OPTIONS']['socket_timeout']")
+        if not conf.location:
             raise ImproperlyConfigured(
                 f"{where} has no LOCATION, so no server is named. Add"
-                " 'LOCATION': 'redis://host:6379/0'."
+                f" 'LOCATION': {self.location_is}."
             )
-        if not isinstance(location, str):
-            raise ImproperlyConfigured(
-                f"{where}['LOCATION'] must be one URL: {type(self).__name__} uses one server, and"
-                " those for Sentinel, a cluster or a quorum are not there yet."
-            )
-        try:
-            check_url(location)
-        except ValueError as error:
-            raise ImproperlyConfigured(f"{where}['LOCATION'] {error}.") from None
-        try:
-            check_options(location, options)
-        except ValueError as error:
-            raise ImproperlyConfigured(f"{where}['OPTIONS']{error}.") from None
-        try:
-            self._dialer = Dialer(location, options)
-        except TypeError as error:
-            # Its text names the option, not its value.
-            key = "LOCATION" if has_option(location, error) else "OPTIONS"
-            raise ImproperlyConfigured(
-                f"{where}['{key}'] has an option that redis-py does not accept: {error}"
-            ) from error
-        except Exception:  # noqa: BLE001 - whatever a URL parser raises
-            # The text may quote a part of the URL, and so of the password: from None.
-            raise ImproperlyConfigured(
-                f"{where}['LOCATION'] is not a URL that redis-py understands; it should look like"
-                f" {LOOKS_LIKE}."
-            ) from None
+        self._dialer = self._make_dialer(conf.location, options, where)
         # That of the URL, if there is one: redis-py lets the URL win.
         self._timeout = self._dialer.timeout
-        _check_timeout(self._timeout, f"{where}['LOCATION']: socket_timeout")
+        check_timeout(self._timeout, f"{where}['LOCATION']: socket_timeout")
         super().__init__(conf)
+
+    def _make_dialer(
+        self, location: str | tuple[str, ...], options: dict[str, Any], where: str
+    ) -> Dialing:
+        """How this backend comes to its connections.
+
+        Raises:
+            ImproperlyConfigured: Names the setting and says what to do.
+        """
+        if not isinstance(location, str):
+            raise ImproperlyConfigured(
+                f"{where}['LOCATION'] must be one URL: {type(self).__name__} uses one server. A"
+                " list of sentinels is for django_redislock.backends.SentinelBackend. Backends for"
+                " a cluster or a quorum are not there yet."
+            )
+        return checked_dialer(location, options, f"{where}['LOCATION']", f"{where}['OPTIONS']")
 
     def _start(self) -> None:
         super()._start()
@@ -185,11 +170,3 @@ class RedisBackend(Backend):
             if last or not is_transient(error):
                 raise LockUnavailable(self.prefix, described(error)) from error
         return self._with_wire(work, last=True)
-
-
-def _check_timeout(value: object, what: str) -> None:
-    if value is None:
-        return
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and 0 < value <= LONGEST):  # type: ignore[operator] # Also refuses nan.
-        raise ImproperlyConfigured(f"{what} must be a positive number of seconds, not {value!r}.")

@@ -16,6 +16,7 @@ import os
 import socket
 import ssl
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import hiredis
@@ -157,6 +158,21 @@ class Wire:
         """Close it. In a forked child only the child's copy is closed, without a shutdown."""
         self._connection.disconnect()  # type: ignore[no-untyped-call]
 
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody has closed it here; the server may have."""
+        return self._socket.fileno() >= 0
+
+    def cut(self) -> None:
+        """From any thread: what is under way on it fails, and so does whatever comes next."""
+        # Its user closes it: a number of a socket that is closed here may be another's by then.
+        sock = self._socket
+        with suppress(OSError):
+            if isinstance(sock, ssl.SSLSocket):  # Its own would touch what its user may be reading.
+                super(ssl.SSLSocket, sock).shutdown(socket.SHUT_RDWR)
+            else:
+                sock.shutdown(socket.SHUT_RDWR)
+
     def _item(self) -> Any:
         reader = self._reader
         while (item := reader.gets()) is _NOTHING:
@@ -194,7 +210,8 @@ class AsyncWire(asyncio.BufferedProtocol):
         self._transport: Any = writer.transport
         self._loop = asyncio.get_running_loop()
         self._reader = _reader()
-        self._buffer = bytearray(_CHUNK)
+        # A view: what comes by TLS is written into slices of it, and a slice of bytes is a copy.
+        self._buffer = memoryview(bytearray(_CHUNK))
         # What replies are still to come, and until when; a reply to tell() is for nobody.
         self._awaited: deque[tuple[asyncio.Future[Any] | None, float]] = deque()
         self._alarm: asyncio.TimerHandle | None = None
@@ -274,6 +291,16 @@ class AsyncWire(asyncio.BufferedProtocol):
         self._lose(error or ConnectionError("the connection was closed"))
         self._transport.abort()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it is neither closed nor lost, nor its loop closed."""
+        return self.closed is None and not self._loop.is_closed()
+
+    def cut(self) -> None:
+        """From any thread: what is under way on it fails, and so does whatever comes next."""
+        with suppress(RuntimeError):  # Its loop is closed, and with it the connection.
+            self._loop.call_soon_threadsafe(self.close)
+
     def forsake(self) -> None:
         """In a forked child: free the copy of the socket without telling the server or the loop."""
         self.closed = ConnectionError("the connection belongs to the parent process")
@@ -285,7 +312,7 @@ class AsyncWire(asyncio.BufferedProtocol):
 
     # --- asyncio.BufferedProtocol: a plain one is given a new buffer of 256 KB for each reply ---
 
-    def get_buffer(self, sizehint: int) -> bytearray:
+    def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:

@@ -10,7 +10,7 @@ import time
 from concurrent.futures import Future
 from importlib.util import find_spec
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from redis import exceptions as redis_errors
 from redis.asyncio.connection import Connection as AsyncConnection
@@ -21,7 +21,7 @@ from django_redislock.backends.redis.connection import AsyncWire, Wire, packed
 from django_redislock.backends.redis.errors import TooOld
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 DIALS_BY_NAME = 16  # That may be under way at once, each in a thread of its own.
 
@@ -38,15 +38,55 @@ _OURS: dict[str, Any] = {
 }
 
 
+class Dialing(Protocol):
+    """How a backend comes to a connection: it knows no more about where its server is."""
+
+    timeout: float | None  # Seconds that a server may take for one operation, if that is set.
+
+    def dial(self, seconds: float) -> Wire:
+        """A new blocking connection, or redis-py's exception."""
+
+    async def adial(self, seconds: float) -> AsyncWire:
+        """A new connection of the running loop, or redis-py's exception; cancel it when late."""
+
+    def after_fork(self) -> None:
+        """In a forked child: nothing of what the parent has begun is ours."""
+
+
+def check_version(hello: Any) -> None:
+    """Judge a server by its answer to HELLO, which every connection begins with anyway.
+
+    Raises:
+        TooOld: It lacks what the scripts need.
+    """
+    if not isinstance(hello, dict) or hello.get(b"server") != b"redis":
+        return
+    version = hello.get(b"version", b"").decode(errors="replace")
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if numbers and numbers < OLDEST_VERSION:
+        raise TooOld(f"the server is Redis {version}; locks need Redis 7.0 or newer, or Valkey")
+
+
 class Dialer:
     """Makes connections to one server, sync and async, from a URL and client options."""
 
-    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        url: str,
+        options: Mapping[str, Any],
+        check: Callable[[Any], None] = check_version,
+    ) -> None:
         """Check them, without dialing.
+
+        Args:
+            url: Where the server is.
+            options: Those of redis-py.
+            check: Refuses a server that is the wrong one, by its answer to HELLO.
 
         Raises:
             ValueError, TypeError: redis-py does not understand the URL or an option.
         """
+        self._check = check
         common = {**_quiet(), **options}
         self._sync = {**common, **parse_url(url), **_OURS, "command_packer": _Packer()}  # type: ignore[no-untyped-call]
         self._async = {**common, **async_parse_url(url), **_OURS}
@@ -95,14 +135,14 @@ class Dialer:
         connection = self._sync_class(**{**self._sync, **_limits(seconds, self._sync)})
         try:
             connection.connect()
-            _check_version(connection.handshake_metadata)
-        except (TooOld, redis_errors.ResponseError) as error:
+            self._check(connection.handshake_metadata)
+        except redis_errors.RedisError as error:
             connection.disconnect()
             _check_hello(error)
             raise
         return Wire(connection)
 
-    async def adial(self) -> AsyncWire:
+    async def adial(self, seconds: float) -> AsyncWire:
         """A new connection of the running loop, or redis-py's exception; cancel it when late."""
         connection = self._async_class(**{**self._async, **_NO_LIMITS})
         # The first reply of the handshake is the server's HELLO, which this client does not keep.
@@ -116,30 +156,23 @@ class Dialer:
         connection.read_response = noting
         try:
             await connection.connect()
-            _check_version(replies[0])
+            self._check(replies[0])
             return AsyncWire(connection)
         except BaseException as error:
             await connection.disconnect(nowait=True)
-            if isinstance(error, TooOld | redis_errors.ResponseError):
-                _check_hello(error)
+            _check_hello(error)
             raise
         finally:
             del connection.read_response
 
 
-def _check_version(hello: Any) -> None:
-    """Judge the server by its answer to HELLO, which every connection begins with anyway."""
-    if not isinstance(hello, dict) or hello.get(b"server") != b"redis":
-        return
-    version = hello.get(b"version", b"").decode(errors="replace")
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
-    if numbers and numbers < OLDEST_VERSION:
-        raise TooOld(f"the server is Redis {version}; locks need Redis 7.0 or newer, or Valkey")
-
-
-def _check_hello(error: Exception) -> None:
+def _check_hello(error: BaseException) -> None:
     """Say what it means that a server does not know HELLO, which came with Redis 6."""
-    if "unknown command" in str(error) and "HELLO" in str(error):
+    if (
+        isinstance(error, redis_errors.ResponseError)
+        and "unknown command" in str(error)
+        and "HELLO" in str(error)
+    ):
         raise TooOld(
             "the server is older than Redis 6; locks need Redis 7.0 or newer, or Valkey"
         ) from error

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 LOOKS_LIKE = "redis://host:6379/0, rediss://host:6379/0 or unix:///path/to/socket?db=0"
 
+_SENTINELS = (
+    "use SentinelBackend, with LOCATION a list of redis://host:26379 and OPTIONS['service_name']"
+)
 _ELSEWHERE = "only a server of its own is supported yet; name the primary itself"
 _NO_DATABASE = "must be the number of a database, 0 or greater"
 
@@ -30,7 +33,7 @@ def check_url(url: str) -> None:
     scheme, _, rest = url.partition("://")
     kind = scheme.lower()
     if "sentinel" in kind:
-        raise ValueError(f"leads to Sentinel, but {_ELSEWHERE}")
+        raise ValueError(f"leads to Sentinel: {_SENTINELS}")
     if "cluster" in kind:
         raise ValueError(f"leads to a cluster, but {_ELSEWHERE}")
     if kind in {"valkey", "valkeys"}:

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from django_redislock.backends.redis.connection import AsyncWire
-    from django_redislock.backends.redis.dialing import Dialer
+    from django_redislock.backends.redis.dialing import Dialing
 
 
 class Loops:
     """The event loops of one process, each with its connection."""
 
-    def __init__(self, dialer: Dialer) -> None:
+    def __init__(self, dialer: Dialing) -> None:
         self._dialer = dialer
         self._loop_wires: dict[asyncio.AbstractEventLoop, _LoopWire] = {}
 
@@ -50,7 +50,7 @@ class Loops:
 class _LoopWire:
     """The connection of one event loop, closed with it."""
 
-    def __init__(self, dialer: Dialer, forget: Callable[[], object]) -> None:
+    def __init__(self, dialer: Dialing, forget: Callable[[], object]) -> None:
         self.wire: AsyncWire | None = None
         self._dialer = dialer
         self._forget = forget
@@ -66,11 +66,11 @@ class _LoopWire:
         if wire := self.open_wire:
             return wire
         if self._dial is None or self._dial.is_over():
-            self._dial = _Dial(asyncio.create_task(self._connect()))
+            self._dial = _Dial(asyncio.create_task(self._connect(seconds)))
         return await self._dial.result(seconds)
 
-    async def _connect(self) -> AsyncWire:
-        self.wire = await self._dialer.adial()
+    async def _connect(self, seconds: float) -> AsyncWire:
+        self.wire = await self._dialer.adial(seconds)
         return self.wire
 
     async def close_with_loop(self) -> None:

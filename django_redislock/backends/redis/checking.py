@@ -1,0 +1,74 @@
+"""What settings must be, before anything is dialed with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_redislock.backends.redis.dialing import Dialer, check_version
+from django_redislock.backends.redis.location import (
+    LOOKS_LIKE,
+    check_options,
+    check_url,
+    has_option,
+)
+from django_redislock.rules.arguments import LONGEST
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+def checked_dialer(
+    url: str,
+    options: Mapping[str, Any],
+    of_url: str,
+    of_options: str,
+    check: Callable[[Any], None] = check_version,
+) -> Dialer:
+    """A dialer, whose *check* judges the server that answers.
+
+    Args:
+        url: Where the server is.
+        options: Those of redis-py.
+        of_url: The setting that *url* comes from, for messages.
+        of_options: The setting that *options* come from.
+        check: See Dialer.
+
+    Raises:
+        ImproperlyConfigured: Names the setting and says what is wrong.
+    """
+    try:
+        check_url(url)
+    except ValueError as error:
+        raise ImproperlyConfigured(f"{of_url} {error}.") from None
+    try:
+        check_options(url, options)
+    except ValueError as error:
+        raise ImproperlyConfigured(f"{of_options}{error}.") from None
+    try:
+        return Dialer(url, options, check)
+    except TypeError as error:
+        # Its text names the option, not its value.
+        setting = of_url if has_option(url, error) else of_options
+        raise ImproperlyConfigured(
+            f"{setting} has an option that redis-py does not accept: {error}"
+        ) from error
+    except Exception:  # noqa: BLE001 - whatever a URL parser raises
+        # The text may quote a part of the URL, and so of the password: from None.
+        raise ImproperlyConfigured(
+            f"{of_url} is not a URL that redis-py understands; it should look like {LOOKS_LIKE}."
+        ) from None
+
+
+def check_timeout(value: object, what: str) -> None:
+    """Refuse what is no number of seconds.
+
+    Raises:
+        ImproperlyConfigured: Names the setting.
+    """
+    if value is None:
+        return
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and 0 < value <= LONGEST):  # type: ignore[operator] # Also refuses nan.
+        raise ImproperlyConfigured(f"{what} must be a positive number of seconds, not {value!r}.")

@@ -1,0 +1,143 @@
+"""How connections to the master come to be, and come to an end when it is the master no more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
+
+from redis import exceptions as redis_errors
+
+from django_redislock.backends.redis.dialing import Dialer, check_version
+from django_redislock.backends.redis.errors import described, is_transient
+from django_redislock.backends.sentinel.listening import Listener
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from django_redislock.backends.redis.connection import AsyncWire, Wire
+    from django_redislock.backends.sentinel.sentinels import Master, Sentinels
+
+AnyWire = TypeVar("AnyWire", "Wire", "AsyncWire")
+
+
+def check_master(hello: Any) -> None:
+    """Judge a server by its answer to HELLO.
+
+    Raises:
+        redis.ConnectionError: It is no master, or not yet.
+        TooOld: It lacks what the scripts need.
+    """
+    check_version(hello)
+    if not isinstance(hello, dict) or hello.get(b"role") != b"master":
+        raise redis_errors.ConnectionError("it says that it is no master")
+
+
+class MasterDialer:
+    """Makes connections to the master; each time it asks the sentinels which one that is.
+
+    A server that was the master may not know for seconds that it is no longer, also after a planned
+    failover. So once it is known here, all connections to it are broken off.
+    """
+
+    def __init__(self, sentinels: Sentinels, dialer_to: Callable[[str], Dialer]) -> None:
+        """Dial nobody yet.
+
+        Args:
+            sentinels: Whom to ask.
+            dialer_to: Makes the dialer of a server, whose address is given as in a URL.
+        """
+        self.sentinels = sentinels
+        self._dialer_to = dialer_to
+        self.timeout = dialer_to("127.0.0.1").timeout
+        self._start()
+
+    def _start(self) -> None:
+        self._lock = threading.Lock()
+        self._listener: Listener | None = None
+        self._master: Master | None = None
+        self._dialer: Dialer | None = None  # To that master.
+        self._learned_at = time.monotonic()
+        self._wires: WeakSet[Wire | AsyncWire] = WeakSet()  # To that master.
+
+    def after_fork(self) -> None:
+        """In a forked child: the parent's connections and its listener are not ours."""
+        self.sentinels.after_fork()
+        if self._listener is not None:
+            self._listener.forsake()
+        self._start()
+
+    def dial(self, seconds: float) -> Wire:
+        """A new blocking connection to the master, or redis-py's exception."""
+        asked = time.monotonic()
+        master = self.sentinels.master(seconds / 2)
+        dialer = self.learn(master, asked)
+        try:
+            wire = dialer.dial(max(seconds - (time.monotonic() - asked), seconds / 2))
+        except redis_errors.RedisError as error:
+            _check_transient(master, error)
+            raise
+        return self._kept(wire, dialer)
+
+    async def adial(self, seconds: float) -> AsyncWire:
+        """See dial(); cancel it when late."""
+        asked = time.monotonic()
+        master = await self.sentinels.amaster(seconds / 2)
+        dialer = self.learn(master, asked)
+        try:
+            wire = await dialer.adial(seconds / 2)
+        except redis_errors.RedisError as error:
+            _check_transient(master, error)
+            raise
+        return self._kept(wire, dialer)
+
+    def learn(self, master: Master, asked: float) -> Dialer:
+        """Take it that *master* is the master, as was said to a question *asked* at that time.
+
+        Raises:
+            redis.ConnectionError: Another master has become known since that question was asked.
+        """
+        former: list[Wire | AsyncWire] = []
+        with self._lock:
+            if self._master is None or self._dialer is None or self._master[:2] != master[:2]:
+                if asked < self._learned_at:
+                    raise redis_errors.ConnectionError("the master has changed meanwhile")
+                self._dialer = self._dialer_to(master.address)
+                self._learned_at = time.monotonic()
+                former = list(self._wires)
+                self._wires.clear()
+            self._master = master
+            dialer = self._dialer
+        for wire in former:
+            wire.cut()
+        return dialer
+
+    def _kept(self, wire: AnyWire, dialer: Dialer) -> AnyWire:
+        """Look after a new connection, unless it leads to what is the master no more."""
+        with self._lock:
+            is_master = dialer is self._dialer
+            if is_master:
+                self._wires.add(wire)
+                if self._listener is None:
+                    self._listener = Listener(self.sentinels, self.learn, self._is_needed)
+                    self._listener.start()
+        if not is_master:
+            wire.close()
+            raise redis_errors.ConnectionError("the master has changed meanwhile")
+        return wire
+
+    def _is_needed(self, listener: Listener) -> bool:
+        """Whether the listener has to go on: there is a connection that it may have to end."""
+        with self._lock:
+            if listener is self._listener and not any(wire.is_open for wire in self._wires):
+                self._listener = None
+            return listener is self._listener
+
+
+def _check_transient(master: Master, error: redis_errors.RedisError) -> None:
+    """Say what was dialed, which a timeout does not, unless the error is for good."""
+    if is_transient(error):
+        raise redis_errors.ConnectionError(
+            f"{master.address}, which the sentinels call the master: {described(error)}"
+        ) from error

@@ -1,0 +1,85 @@
+"""Hearing of it when another server becomes the master."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from redis import exceptions as redis_errors
+
+from django_redislock.backends.redis.errors import described
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from django_redislock.backends.redis.connection import Wire
+    from django_redislock.backends.sentinel.sentinels import Master, Sentinels
+
+logger = logging.getLogger("django_redislock")
+
+
+class Listener:
+    """A thread that listens to one of the sentinels, and to the next if that falls silent.
+
+    Who holds a connection may not use it for long, or await an answer on it that will not come: it
+    would not ask the sentinels, and meet the old master when that is back.
+    """
+
+    CHANNEL = "+switch-master"
+    ASK_EVERY = 2.0  # Seconds after which it asks, though it was told nothing.
+    PATIENCE = 1.0  # Seconds that a sentinel has for an answer.
+
+    def __init__(
+        self,
+        sentinels: Sentinels,
+        learn: Callable[[Master, float], object],
+        is_needed: Callable[[Listener], bool],
+    ) -> None:
+        """Begin with start().
+
+        Args:
+            sentinels: Whom to listen to.
+            learn: Is told the master, and when it was asked for.
+            is_needed: Whether to go on; asked now and then.
+        """
+        self._sentinels = sentinels
+        self._learn = learn
+        self._is_needed = is_needed
+        self._wire: Wire | None = None
+
+    def start(self) -> None:
+        """Listen, in a thread of its own, which ends when it is not needed any more."""
+        thread = threading.Thread(target=self._run, name="redislock-sentinel", daemon=True)
+        with suppress(RuntimeError):  # No more threads, or the interpreter is shutting down.
+            thread.start()
+
+    def forsake(self) -> None:
+        """In a forked child: close its copy of the connection."""
+        if self._wire is not None:
+            self._wire.close()
+
+    def _run(self) -> None:
+        while self._is_needed(self):
+            for wire in self._sentinels.open_wires(self.PATIENCE):
+                self._wire = wire
+                try:
+                    self._listen(wire)
+                except Exception as error:  # noqa: BLE001 - nothing may end it but its own end
+                    logger.debug("A sentinel was no longer listened to: %s", described(error))
+                if not self._is_needed(self):
+                    return
+            time.sleep(self.PATIENCE)  # None of them answers.
+
+    def _listen(self, wire: Wire) -> None:
+        wire.subscribe(self.CHANNEL, self.PATIENCE)
+        while self._is_needed(self):
+            # After subscribing, and again: a message may be lost, and a connection half open.
+            asked = time.monotonic()
+            master = self._sentinels.ask(wire, self.PATIENCE)
+            if not self._sentinels.is_behind(master):
+                with suppress(redis_errors.ConnectionError):  # It became known in another way.
+                    self._learn(master, asked)
+            wire.bell(self.ASK_EVERY)

@@ -1,0 +1,217 @@
+"""What sentinels say of the master they watch.
+
+redis-py's own Sentinel asks by clients that retry behind the caller's back and know no common time
+limit (rule R5), and it trusts the first that answers. So only its connections are used here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from redis import exceptions as redis_errors
+
+from django_redislock.backends.redis.connection import packed
+from django_redislock.backends.redis.errors import TROUBLE, ReplyError, described, is_transient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from django_redislock.backends.redis.connection import Wire
+    from django_redislock.backends.redis.dialing import Dialer
+
+ASKED_LAST_FOR = 10.0  # Seconds since a sentinel did not answer.
+
+
+class NoMaster(redis_errors.RedisError):
+    """Sentinels do not name a master, and would not if they were asked again."""
+
+
+class NoSentinel(redis_errors.RedisError):
+    """What answers is no sentinel."""
+
+
+class Master(NamedTuple):
+    """The master, as a sentinel names it."""
+
+    host: str
+    port: int
+    epoch: int  # Grows with each failover: a sentinel that was away may still name the last one.
+
+    @property
+    def address(self) -> str:
+        """As it stands in a URL."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def check_sentinel(hello: Any) -> None:
+    """Judge what answers by its answer to HELLO.
+
+    Raises:
+        NoSentinel: It is a server that keeps data.
+    """
+    if not isinstance(hello, dict) or hello.get(b"mode") != b"sentinel":
+        raise NoSentinel(
+            "this is no sentinel; LOCATION names the sentinels, mostly on port 26379, and they name"
+            " the servers"
+        )
+
+
+class Sentinels:
+    """The sentinels that watch one master, which they call a service."""
+
+    def __init__(self, service: str, dialers: Mapping[str, Dialer]) -> None:
+        """Ask nobody yet.
+
+        Args:
+            service: What they call the master.
+            dialers: How to reach each of them, by its address.
+        """
+        self.service = service
+        # Each process asks others first, or the first in LOCATION would have all the work.
+        self._dialers = dict(random.sample(list(dialers.items()), len(dialers)))
+        self._question = (
+            packed("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service),
+            packed("SENTINEL", "MASTER", service),
+        )
+        self._epoch = -1  # Of the master that a majority has named last.
+        self._unanswered: dict[str, float] = {}  # When, by address.
+
+    def after_fork(self) -> None:
+        """In a forked child: none of the parent's dials is under way."""
+        for dialer in self._dialers.values():
+            dialer.after_fork()
+
+    def master(self, seconds: float) -> Master:
+        """Ask until a majority has answered, each with its share of the time.
+
+        Raises:
+            redis.ConnectionError: None has named a master; one may do so later.
+            NoMaster: As above, but none will.
+        """
+        inquiry, share = _Inquiry(len(self._dialers)), seconds / len(self._dialers)
+        for address, dialer in self._in_turn(inquiry):
+            try:
+                wire = dialer.dial(share / 2)
+                try:
+                    inquiry.named(self.ask(wire, share / 2))
+                finally:
+                    wire.close()
+            except TROUBLE as error:
+                self._note(inquiry, address, error)
+        return self._result(inquiry)
+
+    async def amaster(self, seconds: float) -> Master:
+        """See master(), without blocking the event loop."""
+        inquiry, share = _Inquiry(len(self._dialers)), seconds / len(self._dialers)
+        for address, dialer in self._in_turn(inquiry):
+            try:
+                async with asyncio.timeout(share):
+                    wire = await dialer.adial(share)
+                    try:
+                        sending = [wire.send(command, share) for command in self._question]
+                        inquiry.named(self._read(*await asyncio.gather(*sending)))
+                    finally:
+                        wire.close()
+            except TROUBLE as error:
+                self._note(inquiry, address, error)
+        return self._result(inquiry)
+
+    def ask(self, wire: Wire, seconds: float) -> Master:
+        """The master, as the sentinel at the other end of *wire* names it.
+
+        Raises:
+            NoMaster: It knows none of that name.
+        """
+        return self._read(*wire.ask_all(self._question, seconds))
+
+    def is_behind(self, master: Master) -> bool:
+        """Whether a majority has named a later one."""
+        return master.epoch < self._epoch
+
+    def open_wires(self, seconds: float) -> Iterator[Wire]:
+        """A connection to one of them after the other, for as long as it takes one that answers."""
+        for address, dialer in self._in_turn(None):
+            try:
+                wire = dialer.dial(seconds)
+            except TROUBLE:
+                self._unanswered[address] = time.monotonic()
+                continue
+            try:
+                yield wire
+            finally:
+                wire.close()
+
+    def ask_each(
+        self, seconds: float, *commands: tuple[str, ...]
+    ) -> dict[str, list[Any] | Exception]:
+        """What each of them answers, by address; an error reply is returned, as is trouble."""
+        said: dict[str, list[Any] | Exception] = {}
+        for address, dialer in sorted(self._dialers.items()):
+            try:
+                wire = dialer.dial(seconds / 2)
+                try:
+                    packed_commands = [packed(*command) for command in commands]
+                    said[address] = wire.ask_all(packed_commands, seconds / 2)
+                finally:
+                    wire.close()
+            except TROUBLE as error:
+                said[address] = error
+        return said
+
+    def _in_turn(self, inquiry: _Inquiry | None) -> Iterator[tuple[str, Dialer]]:
+        """Those to ask, until the *inquiry* is over: who did not answer of late only in need."""
+        late = time.monotonic() - ASKED_LAST_FOR
+        silent = {address for address, when in list(self._unanswered.items()) if when > late}
+        for address, dialer in sorted(self._dialers.items(), key=lambda one: one[0] in silent):
+            if inquiry and (inquiry.is_decided or (inquiry.answers and address in silent)):
+                return
+            yield address, dialer
+
+    def _read(self, address: Any, state: Any) -> Master:
+        if address is None:
+            raise NoMaster(f"knows no {self.service!r}; check OPTIONS['service_name']")
+        for reply in (address, state):
+            if isinstance(reply, ReplyError):
+                raise reply
+        # The address apart: while a failover is under way, only it is the new one.
+        return Master(address[0].decode(), int(address[1]), int(state[b"config-epoch"]))
+
+    def _note(self, inquiry: _Inquiry, address: str, error: Exception) -> None:
+        inquiry.errors[address] = error
+        if is_transient(error):
+            self._unanswered[address] = time.monotonic()
+
+    def _result(self, inquiry: _Inquiry) -> Master:
+        if not inquiry.answers:
+            tried = "; ".join(f"{at}: {described(one)}" for at, one in inquiry.errors.items())
+            text = f"no sentinel names a master: {tried}"
+            may_come = any(map(is_transient, inquiry.errors.values()))
+            raise (redis_errors.ConnectionError if may_come else NoMaster)(text)
+        newest = max(inquiry.answers, key=lambda master: master.epoch)
+        if inquiry.is_decided:
+            self._epoch = newest.epoch
+        elif self.is_behind(newest):
+            raise redis_errors.ConnectionError(
+                "the sentinels that answer name a master from before the last failover"
+            )
+        return newest
+
+
+class _Inquiry:
+    """The answers to one question."""
+
+    def __init__(self, sentinels: int) -> None:
+        self._majority = sentinels // 2 + 1
+        self.answers: list[Master] = []
+        self.errors: dict[str, Exception] = {}
+
+    def named(self, master: Master) -> None:
+        self.answers.append(master)
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether a majority has answered, so that no failover is unknown to all of them."""
+        return len(self.answers) >= self._majority

@@ -1,0 +1,526 @@
+"""A master that sentinels watch: it is killed, replaced, and comes back, while locks go on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import LockError, LockUnavailable, distributed_lock
+from django_redislock.backends.registry import backends
+from django_redislock.backends.sentinel.backend import SentinelBackend
+from tests.conftest import Locks
+from tests.support.faults import lease_of, takes
+from tests.support.others import queued
+from tests.support.processes import hear, say
+from tests.support.servers import Sentinel
+from tests.support.stored import NAME, is_held_by, is_left_clean, keys_of
+from tests.support.topologies import HURRIED, SERVICE
+from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import Blocking, Caller, InLoop, in_thread
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+    from tests.conftest import MakeProxy, MakeServer, Spawn
+    from tests.support.proxy import Proxy
+    from tests.support.servers import Server
+    from tests.support.topologies import MakeWatched, Watched
+
+pytestmark = pytest.mark.slow
+
+# A lease may be lost with the master, or its release; then its lock is free when its ttl is over.
+TTL = 3.0
+PATIENT = {"TTL": TTL, "WAIT": HUNG, "UNAVAILABLE_AFTER": HUNG}
+
+
+def commands_run(server: Server) -> int:
+    """How many scripts a server has been asked to run."""
+    stats = server.client().info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha"))
+
+
+# --- the master dies under load ------------------------------------------------------------------
+
+Turn = tuple[int, float, float]  # The fence of a lease, and from when to when it was held.
+
+
+def note_turn(lease: Any, begun: float) -> Turn | None:
+    """A lease that is still held, at a time that was read before."""
+    until = time.monotonic()
+    return (lease.fence, begun, until) if lease.held else None
+
+
+class Lockers:
+    """Those who take one lock in turn until they are told to stop."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.turns: list[Turn] = []
+        self.errors: list[str] = []
+        self.over = False
+
+    def in_thread(self) -> None:
+        while not self.over:
+            try:
+                with distributed_lock(self._name) as lease:
+                    begun = time.monotonic()
+                    time.sleep(0.002)
+                    self._note(note_turn(lease, begun))
+            except LockError as error:
+                self.errors.append(repr(error))
+
+    async def in_task(self) -> None:
+        while not self.over:
+            try:
+                async with distributed_lock(self._name) as lease:
+                    begun = time.monotonic()
+                    await asyncio.sleep(0.002)
+                    self._note(note_turn(lease, begun))
+            except LockError as error:
+                self.errors.append(repr(error))
+
+    def in_loop(self) -> None:
+        async def tasks() -> None:
+            await asyncio.gather(*(self.in_task() for _ in range(4)))
+
+        asyncio.run(tasks())
+
+    def _note(self, turn: Turn | None) -> None:
+        if turn:
+            self.turns.append(turn)
+
+
+def take_turns(name: str) -> None:
+    """In a child: be four lockers, until told otherwise; then tell of their turns."""
+    lockers = Lockers(name)
+    threads = [in_thread(lockers.in_loop), *[in_thread(lockers.in_thread) for _ in range(2)]]
+    wait_until(lambda: lockers.turns)
+    say("at work")
+    hear()
+    lockers.over = True
+    for thread in threads:
+        thread.result(HUNG)
+    say([lockers.turns, lockers.errors])
+
+
+@pytest.mark.proves("P1", "R9", "R13")
+@pytest.mark.timeout(170)
+def test_locking_goes_on_when_the_master_is_killed_under_load(
+    make_watched: MakeWatched, settings: Settings, key_prefix: str, spawn: Spawn
+) -> None:
+    """Threads, tasks and processes; each grant is on a replica when it counts."""
+    watched = make_watched("valkey", down_after=HURRIED)
+    watched.locks(settings, key_prefix, REPLICAS_ACK=1, **PATIENT)
+    here = Lockers(NAME)
+    child = spawn(take_turns, NAME)
+    at_work = [in_thread(here.in_loop), *[in_thread(here.in_thread) for _ in range(4)]]
+    assert child.read() == "at work"
+    wait_until(lambda: here.turns)
+    watched.master.kill()
+    watched.await_failover()
+    failed_over = time.monotonic()
+    wait_until(lambda: sum(begun > failed_over for _, begun, _ in here.turns) >= 20)
+    here.over = True
+    child.send("stop")
+    more, wrong = child.read()
+    assert any(begun > failed_over for _, begun, _ in more)
+    turns, errors = [*here.turns, *map(tuple, more)], [*here.errors, *wrong]
+    for one in at_work:
+        one.result(HUNG)
+    turns.sort(key=lambda turn: turn[1])
+    for (fence, _, until), (next_fence, begun, _) in pairwise(turns):
+        assert until <= begun, "two leases were held at the same time"
+        assert fence < next_fence
+    # Nobody gave up. But who had the lock in that moment may have been told that it is lost, and
+    # who asked next that no replica has found its new master yet.
+    told = "LockLost", "REPLICAS_ACK"
+    assert not [error for error in errors if not any(one in error for one in told)], errors
+
+
+@pytest.mark.proves("P6", "R7")
+def test_a_lease_that_the_replica_knows_goes_on_there_and_waiters_come_back_in_order(
+    make_watched: MakeWatched, settings: Settings, key_prefix: str
+) -> None:
+    watched = make_watched("redis", down_after=HURRIED)
+    locks = watched.locks(settings, key_prefix, **PATIENT)
+    holder, order = distributed_lock(NAME, ttl=12), []
+    with Blocking() as threads, InLoop() as tasks:
+        with threads.block(holder) as lease:
+            waiting = []
+            for caller in (threads, tasks, threads, tasks):
+                lock = distributed_lock(NAME)
+                waiting.append((lock, caller, caller.begin_waiting(lock, locks)))
+            locks.redis.wait(2, 5000)
+            watched.master.kill()
+            renewals = lease.renewals
+            locks.redis = watched.client(watched.await_failover())
+            wait_until(lambda: lease.renewals > renewals)
+            assert is_held_by(locks, lease)
+            wait_until(lambda: queued(locks) == len(waiting))
+            before = locks.redis.zrange(keys_of(locks).queue, 0, -1)
+        for number, (lock, caller, acquired) in enumerate(waiting):
+            assert acquired.result(HUNG)
+            order.append(number)
+            later = [one for _, _, one in waiting[number + 1 :]]
+            assert not any(one.done() for one in later)
+            caller.release(lock)
+    assert order == [0, 1, 2, 3]
+    assert len(before) == 4
+
+
+# --- a server that was the master ----------------------------------------------------------------
+
+
+@pytest.mark.proves("R7", "R13")
+def test_after_a_planned_failover_nothing_is_lost_and_the_old_master_is_never_asked(
+    make_watched: MakeWatched, settings: Settings, key_prefix: str
+) -> None:
+    """It goes on as a master for ten seconds, and so would all who are connected to it."""
+    watched = make_watched("valkey")
+    locks = watched.locks(settings, key_prefix, **{**PATIENT, "WAIT": 0})
+    with Blocking() as threads, InLoop() as tasks:
+        held = [(caller, distributed_lock(caller.way.name, ttl=60)) for caller in (threads, tasks)]
+        for caller, lock in held:
+            assert caller.acquire(lock)
+        locks.redis.wait(2, 5000)
+        old = watched.master
+        watched.ask(watched.sentinels[0], "FAILOVER", SERVICE)
+        locks.redis = watched.client(watched.await_failover())
+        for caller, _ in held:
+            wait_until(lambda caller=caller: is_asked_by(caller, watched.master))  # type: ignore[misc]
+        assert old.client().role()[0] == b"master"
+        asked = commands_run(old)
+        for caller, lock in held:
+            assert is_held_by(locks, lease_of(lock))
+            lease = lease_of(lock)
+            assert lease is not None
+            caller.renew(lease)
+            assert caller.begin(distributed_lock(caller.way.name)).result(HUNG) is False
+            assert caller.acquire(distributed_lock(f"{caller.way.name} anew"))
+            caller.release(lock)
+        assert commands_run(old) == asked
+        assert old.client().role()[0] == b"master"
+
+
+def is_asked_by(caller: Caller, server: Server) -> bool:
+    """Whether a server is asked when somebody looks at a lock."""
+    asked = commands_run(server)
+    caller.run(caller.way.locked(distributed_lock("probe")))
+    return commands_run(server) > asked
+
+
+@pytest.mark.proves("P1", "R13")
+def test_a_coordinated_failover_of_valkey_loses_nothing_without_acknowledgement(
+    make_watched: MakeWatched, settings: Settings, key_prefix: str
+) -> None:
+    watched = make_watched("valkey")
+    locks = watched.locks(settings, key_prefix, **PATIENT)
+    lockers = Lockers(NAME)
+    at_work = [in_thread(lockers.in_loop), *[in_thread(lockers.in_thread) for _ in range(4)]]
+    wait_until(lambda: len(lockers.turns) > 10)
+    watched.ask(watched.sentinels[0], "FAILOVER", SERVICE, "COORDINATED")
+    locks.redis = watched.client(watched.await_failover())
+    failed_over = time.monotonic()
+    wait_until(lambda: sum(begun > failed_over for _, begun, _ in lockers.turns) >= 20)
+    lockers.over = True
+    for one in at_work:
+        one.result(HUNG)
+    lockers.turns.sort(key=lambda turn: turn[1])
+    for (fence, _, until), (next_fence, begun, _) in pairwise(lockers.turns):
+        assert until <= begun
+        assert fence < next_fence
+    assert lockers.errors == []
+
+
+@pytest.mark.proves("R13")
+def test_an_old_master_that_comes_back_to_life_is_never_asked(
+    make_watched: MakeWatched, settings: Settings, key_prefix: str
+) -> None:
+    """It was only frozen: connections to it are open, and a command on one of them unanswered."""
+    watched = make_watched("valkey", down_after=HURRIED)
+    locks = watched.locks(settings, key_prefix, **PATIENT)
+    with Blocking() as threads, InLoop() as tasks:
+        for caller in (threads, tasks):
+            assert not caller.run(caller.way.locked(distributed_lock(NAME)))
+        old = watched.master
+        old.pause()
+        acquired = [
+            (lock, caller.begin(lock))
+            for caller, lock in [(threads, distributed_lock("a")), (tasks, distributed_lock("b"))]
+        ]
+        locks.redis = watched.client(watched.await_failover())
+        for lock, future in acquired:
+            assert future.result(HUNG)
+            assert is_held_by(locks, lease_of(lock))
+        old.resume()
+        # What was sent before it stood still is answered now, to nobody.
+        wait_until(lambda: old.client().ping())
+        asked = commands_run(old)
+        for caller in (threads, tasks):
+            lock = distributed_lock(caller.way.name)
+            assert caller.acquire(lock)
+            assert is_held_by(locks, lease_of(lock))
+            caller.release(lock)
+        assert commands_run(old) == asked
+
+
+@pytest.mark.proves("R13")
+def test_a_sentinel_that_slept_through_the_failover_is_outvoted(
+    make_watched: MakeWatched, make_server: MakeServer, settings: Settings, key_prefix: str
+) -> None:
+    """As when a machine with a master and a sentinel is started anew: both think as before."""
+    watched = make_watched("valkey", down_after=HURRIED)
+    locks = watched.locks(settings, key_prefix, **PATIENT)
+    watched.master.kill()
+    locks.redis = watched.client(watched.await_failover())
+    # One that never learns better, whatever the others say.
+    former = make_server("valkey")
+    sleeper = Sentinel("valkey", f"sentinel monitor {SERVICE} {former.host} {former.port} 2")
+    with sleeper:
+        awake = watched.sentinels[:2]
+        addresses = [f"redis://{one.host}:{one.port}" for one in (sleeper, *awake)]
+        for number in range(8):  # Each backend asks them in another order.
+            locks.configure(LOCATION=addresses)
+            lock = distributed_lock(f"{NAME} {number}")
+            assert lock.acquire()
+            assert is_held_by(locks, lease_of(lock))
+            lock.release()
+        # And alone it is not believed by those who know better.
+        for one in (*awake, watched.master):
+            one.kill()
+        with pytest.raises(LockUnavailable, match="from before the last failover"):
+            distributed_lock(NAME, wait=0, ttl=6).acquire()
+    assert commands_run(former) == 0
+
+
+# --- acknowledgement -----------------------------------------------------------------------------
+
+
+def behind_black_hole(watched: Watched, make_proxy: MakeProxy, locks: Locks) -> None:
+    """Let the replicas hear nothing more of their master, without knowing it."""
+    proxies: list[Proxy] = []
+    for replica in watched.replicas:
+        proxy = make_proxy(watched.master)
+        watched.client(replica).replicaof(proxy.host, proxy.port)
+        proxies.append(proxy)
+    locks.redis.set("written", 1, ex=60)
+    wait_until(lambda: locks.redis.wait(2, 100) == 2)
+    for proxy in proxies:
+        proxy.blackhole()
+
+
+@pytest.mark.proves("P1", "R11")
+@pytest.mark.parametrize("acknowledged", [0, 1])
+def test_r11_a_grant_that_no_replica_has_counts_only_without_acknowledgement(
+    acknowledged: int,
+    make_watched: MakeWatched,
+    make_proxy: MakeProxy,
+    settings: Settings,
+    key_prefix: str,
+) -> None:
+    # Sentinels would connect the replicas anew after their failover timeout.
+    watched = make_watched("valkey", down_after=HURRIED, failover_timeout=30)
+    options = {**PATIENT, "TTL": 60, "UNAVAILABLE_AFTER": 0}
+    locks = watched.locks(settings, key_prefix, REPLICAS_ACK=acknowledged, **options)
+    if acknowledged:  # Each try waits as long.
+        locks.configure(**watched.setting(socket_timeout=1))
+    behind_black_hole(watched, make_proxy, locks)
+    first, second = distributed_lock(NAME, wait=0), distributed_lock(NAME, wait=0)
+    if acknowledged:
+        with pytest.raises(LockUnavailable):
+            Blocking().acquire(first)
+    else:
+        assert Blocking().acquire(first)
+    watched.master.kill()
+    watched.await_failover()
+    backends.reset()
+    locks.configure(REPLICAS_ACK=0)  # The other replica may not have found its way yet.
+    assert Blocking().begin(second).result(HUNG)
+    holders = [lease for lock in (first, second) if (lease := lease_of(lock)) and lease.held]
+    assert len(holders) == (1 if acknowledged else 2)
+
+
+# --- sentinels that do not answer ----------------------------------------------------------------
+
+
+def test_dead_and_silent_sentinels_cost_no_more_than_their_share(
+    make_watched: MakeWatched, settings: Settings, key_prefix: str
+) -> None:
+    watched = make_watched("valkey")
+    watched.locks(settings, key_prefix, TTL=6, WAIT=0)  # The operation timeout is 2 s.
+    dead, silent, alive = watched.sentinels
+    dead.kill()
+    silent.pause()
+    with Blocking() as threads, InLoop() as tasks:
+        for number in range(3):  # Each backend asks them in another order.
+            backends.reset()
+            for caller in (threads, tasks):
+                with takes(at_most=2):
+                    assert caller.acquire(distributed_lock(f"{caller.way.name} {number}"))
+        alive.pause()
+        backends.reset()
+        at_once = [caller.begin(distributed_lock(NAME)) for caller in (threads, tasks)]
+        for future in at_once:
+            with takes(at_most=4), pytest.raises(LockUnavailable) as caught:
+                future.result(HUNG)
+            for sentinel in watched.sentinels:
+                assert f"{sentinel.host}:{sentinel.port}" in str(caught.value)
+
+
+def test_it_listens_to_another_sentinel_when_one_falls_silent(
+    make_watched: MakeWatched, settings: Settings, key_prefix: str
+) -> None:
+    watched = make_watched("valkey")
+    watched.locks(settings, key_prefix, **PATIENT)
+    with distributed_lock(NAME):
+        pass
+    wait_until(lambda: any(map(listeners, watched.sentinels)))
+    listened_to = next(one for one in watched.sentinels if listeners(one))
+    listened_to.pause()
+    others = [one for one in watched.sentinels if one is not listened_to]
+    wait_until(lambda: any(map(listeners, others)))
+
+
+def listeners(sentinel: Server) -> int:
+    """How many clients wait to be told of a failover."""
+    return sum(int(one["sub"]) for one in sentinel.client().client_list())
+
+
+def test_no_listener_is_left_when_no_connection_is(
+    watched: Watched, settings: Settings, key_prefix: str
+) -> None:
+    watched.locks(settings, key_prefix)
+    with distributed_lock(NAME):
+        assert listening_threads()
+    backends.reset()
+    wait_until(lambda: not listening_threads())
+
+
+def listening_threads() -> list[str]:
+    return [one.name for one in threading.enumerate() if one.name == "redislock-sentinel"]
+
+
+def test_a_forked_child_has_a_listener_of_its_own(
+    watched: Watched, settings: Settings, key_prefix: str, spawn: Spawn
+) -> None:
+    watched.locks(settings, key_prefix)
+    child = spawn(lock_in_fork)
+    assert child.read() == [["redislock-sentinel"], ["redislock-sentinel"]]
+
+
+def lock_in_fork() -> None:
+    """In a child: lock, and lock again in a child of that; tell of the threads in both."""
+    from tests.support.faults import in_fork
+
+    def locking() -> list[str]:
+        with distributed_lock(NAME):
+            return listening_threads()
+
+    say([locking(), in_fork(locking)])
+
+
+# --- who may ask ---------------------------------------------------------------------------------
+
+
+def test_sentinels_and_servers_may_have_passwords_of_their_own(
+    make_watched: MakeWatched, settings: Settings, key_prefix: str
+) -> None:
+    watched = make_watched("valkey", password="of-data", sentinel_password="of-sentinels")
+    locks = watched.locks(settings, key_prefix, TTL=12, WAIT=0)
+    with Blocking() as threads, InLoop() as tasks:
+        for caller in (threads, tasks):
+            lock = distributed_lock(NAME)
+            assert caller.acquire(lock)
+            assert is_held_by(locks, lease_of(lock))
+            caller.release(lock)
+        for wrong in (
+            {"sentinel_kwargs": {"password": "a-wrong-one"}},
+            {"sentinel_kwargs": {}},
+            {"password": "a-wrong-one"},
+        ):
+            locks.configure(**watched.setting(**wrong))
+            for caller in (threads, tasks):
+                with takes(at_most=8), pytest.raises(LockUnavailable) as caught:
+                    caller.acquire(distributed_lock(NAME))
+                said = str(caught.value)
+                assert not any(one in said for one in ("of-data", "of-sentinels", "a-wrong-one"))
+
+
+def test_sentinels_and_servers_may_speak_tls(
+    make_watched: MakeWatched, settings: Settings, key_prefix: str
+) -> None:
+    watched = make_watched("redis", tls=True)
+    locks = watched.locks(settings, key_prefix)
+    with Blocking() as threads, InLoop() as tasks:
+        held = [(caller, distributed_lock(caller.way.name, ttl=60)) for caller in (threads, tasks)]
+        for caller, lock in held:
+            assert caller.acquire(lock)
+        locks.redis.wait(2, 5000)
+        watched.ask(watched.sentinels[0], "FAILOVER", SERVICE)
+        locks.redis = watched.client(watched.await_failover())
+        for caller, lock in held:
+            wait_until(lambda caller=caller: is_asked_by(caller, watched.master))  # type: ignore[misc]
+            assert is_held_by(locks, lease_of(lock))
+            caller.release(lock)
+            wait_until(lambda lock=lock: is_left_clean(locks, lock.name))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"service_name": "nobody"}, r"knows no 'nobody'; check OPTIONS\['service_name'\]"),
+        ({"db": 99}, "DB index is out of range"),
+    ],
+)
+def test_what_the_sentinels_or_servers_do_not_know_is_refused_at_once(
+    options: dict[str, Any],
+    says: str,
+    caller: Caller,
+    watched: Watched,
+    settings: Settings,
+    key_prefix: str,
+) -> None:
+    locks = watched.locks(settings, key_prefix)
+    locks.configure(**watched.setting(**options))
+    with takes(at_most=1), pytest.raises(LockUnavailable, match=says):
+        caller.acquire(distributed_lock(NAME, wait=20))
+
+
+def test_an_address_that_is_no_sentinel_is_refused_at_once(
+    caller: Caller, watched: Watched, settings: Settings, key_prefix: str
+) -> None:
+    locks = watched.locks(settings, key_prefix)
+    locks.configure(LOCATION=[f"redis://{one.host}:{one.port}" for one in watched.servers])
+    with takes(at_most=1), pytest.raises(LockUnavailable, match="this is no sentinel; LOCATION"):
+        caller.acquire(distributed_lock(NAME, wait=20))
+
+
+@pytest.mark.proves("R13")
+def test_a_server_that_says_it_is_no_master_is_not_asked(
+    caller: Caller, watched: Watched, settings: Settings, key_prefix: str
+) -> None:
+    """As for a moment in a failover: sentinels name who is about to become the master."""
+    replica = watched.replicas[0]
+    locks = watched.locks(settings, key_prefix, UNAVAILABLE_AFTER=0)
+    with Sentinel(replica.kind, f"sentinel monitor other {replica.host} {replica.port} 1") as one:
+        locks.configure(**watched.setting(service_name="other"))
+        locks.configure(LOCATION=[f"redis://{one.host}:{one.port}"])
+        with pytest.raises(LockUnavailable, match="call the master: it says that it is no master"):
+            caller.acquire(distributed_lock(NAME, wait=0))
+
+
+def test_one_wrong_address_among_sentinels_does_no_harm(
+    caller: Caller, watched: Watched, settings: Settings, key_prefix: str
+) -> None:
+    locks = watched.locks(settings, key_prefix)
+    right = watched.setting()["LOCATION"]
+    locks.configure(LOCATION=[watched.master.url.removesuffix("/0"), *right[:1]])
+    assert isinstance(backends["default"], SentinelBackend)
+    lock = distributed_lock(NAME)
+    assert caller.acquire(lock)
+    caller.release(lock)

@@ -1,0 +1,96 @@
+"""How long locks stand still when their master goes: python -m tests.support.recovery.
+
+For each way to go it prints the seconds from then to the first grant of the successor, to somebody
+who asks all the time. The sentinels take a master for dead after a second of silence.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from tests.support.servers import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.servers import Kind
+    from tests.support.topologies import Watched
+
+RUNS = 7
+DOWN_AFTER = 1.0
+
+
+def kill(watched: Watched) -> None:
+    watched.master.kill()
+
+
+def freeze(watched: Watched) -> None:
+    watched.master.pause()
+
+
+def fail_over(watched: Watched) -> None:
+    watched.ask(watched.sentinels[0], "FAILOVER", "mymaster")
+
+
+HOW: dict[str, Callable[[Watched], None]] = {
+    "killed (SIGKILL)": kill,
+    "silent (SIGSTOP)": freeze,
+    "SENTINEL FAILOVER": fail_over,
+}
+
+
+def longest_pause(kind: Kind, go: Callable[[Watched], None]) -> float:
+    """The longest that an acquire took while the master went."""
+    from django.conf import settings
+
+    from django_redislock import distributed_lock
+    from django_redislock.backends.registry import backends
+    from tests.support.topologies import Watched
+
+    with Watched(kind, down_after=DOWN_AFTER) as watched:
+        settings.REDISLOCK = {"default": {**watched.setting(), "UNAVAILABLE_AFTER": 30}}
+        backends.reset()
+        over = threading.Event()
+        pauses = [0.0]
+
+        def ask_on_and_on() -> None:
+            number = 0
+            while not over.is_set():
+                number += 1  # What was lost with the master has to run out: never the same name.
+                lock, begun = distributed_lock(f"draw {number}", wait=30), time.perf_counter()
+                lock.acquire()
+                pauses.append(time.perf_counter() - begun)
+                lock.release(success=False)
+
+        asking = threading.Thread(target=ask_on_and_on)
+        asking.start()
+        go(watched)
+        watched.await_failover()
+        time.sleep(3)  # So that the first grant comes before the end.
+        over.set()
+        asking.join()
+        return max(pauses)
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+    import django
+
+    django.setup()
+    for kind in KINDS:
+        for how, go in HOW.items():
+            took = sorted(longest_pause(kind, go) for _ in range(RUNS))
+            print(
+                f"{kind:7} {how:18} median {statistics.median(took):.2f} s,"
+                f" {took[0]:.2f} to {took[-1]:.2f} s",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

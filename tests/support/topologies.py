@@ -1,0 +1,255 @@
+"""Several servers that keep the same locks: a master, its replicas, and the sentinels.
+
+def test_a_failover(make_watched: MakeWatched, settings: Settings, key_prefix: str) -> None:
+    watched = make_watched()
+    locks = watched.locks(settings, key_prefix)
+    watched.master.kill()
+    watched.await_failover()
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import pytest
+import redis
+
+from tests.conftest import Locks, on_failure, skip_or_fail
+from tests.support.servers import KINDS, Kind, Sentinel, Server, binary
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pytest_django import Settings
+
+SERVICE = "mymaster"
+UNHURRIED = 60.0  # Seconds: no machine that stands still for a moment makes a failover of it.
+HURRIED = 0.5  # For tests that wait for one.
+
+
+class Watched:
+    """A master with replicas, watched by sentinels: two replicas and three sentinels.
+
+    Args:
+        kind: See Server.
+        down_after: Seconds after which the sentinels take a silent master for dead.
+        password: What clients of the servers must know.
+        sentinel_password: What clients of the sentinels must know.
+        tls: All of them speak TLS only. Redis only.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        *,
+        down_after: float = UNHURRIED,
+        failover_timeout: float = 3.0,
+        password: str = "",
+        sentinel_password: str = "",
+        tls: bool = False,
+    ) -> None:
+        self._password = {"password": password} if password else {}
+        self._sentinel_password = {"password": sentinel_password} if sentinel_password else {}
+        config: dict[str, Any] = {"repl_diskless_sync_delay": 0}
+        if password:
+            config |= {"requirepass": password, "masterauth": password}
+        encrypted: dict[str, Any] = {"tls": True, "tls_replication": "yes"} if tls else {}
+        self.master = Server(kind, **config, **encrypted)
+        self.replicas = [Server(kind, **config, **encrypted) for _ in range(2)]
+        self.sentinels = [Sentinel(kind, **encrypted) for _ in range(3)]
+        if tls:
+            every = [*self.servers, *self.sentinels]
+            certificates = "".join(Path(one.ca).read_text() for one in every)
+            for one in every:
+                one.trust(certificates)
+        self._lines = [
+            f"sentinel down-after-milliseconds {SERVICE} {down_after * 1000:.0f}",
+            f"sentinel failover-timeout {SERVICE} {failover_timeout * 1000:.0f}",
+            f"sentinel parallel-syncs {SERVICE} 2",
+        ]
+        if password:
+            self._lines.append(f"sentinel auth-pass {SERVICE} {password}")
+        if sentinel_password:  # They ask each other too.
+            self._lines.append(f"requirepass {sentinel_password}")
+            self._lines.append(f"sentinel sentinel-pass {sentinel_password}")
+
+    def start(self) -> Self:
+        """Start all, and return once they know each other and have the same data."""
+        for server in self.servers:
+            server.start()
+        for replica in self.replicas:
+            self.client(replica).replicaof(self.master.host, self.master.port)
+        for sentinel in self.sentinels:
+            # Told who the others are: to find out by themselves takes them two seconds.
+            sentinel.tell(f"sentinel monitor {SERVICE} {_place(self.master)} 2", *self._lines)
+            known = f"sentinel known-replica {SERVICE}"
+            sentinel.tell(*[f"{known} {_place(replica)}" for replica in self.replicas])
+            known = f"sentinel known-sentinel {SERVICE}"
+            others = [one for one in self.sentinels if one is not sentinel]
+            sentinel.tell(*[f"{known} {_place(other)} {other.id}" for other in others])
+        for sentinel in self.sentinels:
+            sentinel.start()
+        wait_until(lambda: all(self._is_in_step(replica) for replica in self.replicas))
+        wait_until(lambda: all(self._is_ready(sentinel) for sentinel in self.sentinels))
+        return self
+
+    @property
+    def servers(self) -> list[Server]:
+        """All that keep data."""
+        return [self.master, *self.replicas]
+
+    def locks(self, settings: Settings, prefix: str, **options: Any) -> Locks:
+        """REDISLOCK for a test; *options* are its other settings."""
+        locks = Locks(settings, self.master, prefix)
+        locks.redis = self.client(self.master)
+        return locks.configure(**self.setting(), **options)
+
+    def setting(self, **options: Any) -> dict[str, Any]:
+        """What REDISLOCK says of the default alias; *options* are more of its OPTIONS."""
+        mine: dict[str, Any] = {"service_name": SERVICE, **self._password}
+        asking: dict[str, Any] = dict(self._sentinel_password)
+        if self.master.scheme == "rediss":
+            mine |= {"ssl": True, "ssl_ca_certs": self.master.ca}
+            asking["ssl_ca_certs"] = self.master.ca
+        if asking:
+            mine["sentinel_kwargs"] = asking
+        return {
+            "BACKEND": "django_redislock.backends.SentinelBackend",
+            "LOCATION": [one.url.removesuffix("/0") for one in self.sentinels],
+            "OPTIONS": {**mine, **options},
+        }
+
+    def client(self, server: Server, **options: Any) -> Any:
+        """A plain client of one of the servers."""
+        return server.client(**{**self._password, **options})
+
+    def ask(self, sentinel: Sentinel, *command: str) -> Any:
+        """What a sentinel answers."""
+        with sentinel.client(**self._sentinel_password) as client:
+            return client.execute_command("SENTINEL", *command)
+
+    def named_by(self, sentinel: Sentinel) -> Server:
+        """The server that a sentinel calls the master."""
+        _, port = self.ask(sentinel, "GET-MASTER-ADDR-BY-NAME", SERVICE)
+        return next(server for server in self.servers if server.port == int(port))
+
+    def await_failover(self) -> Server:
+        """Return the new master once all the running sentinels know it."""
+
+        def known() -> Server | None:
+            named = {self.named_by(sentinel) for sentinel in self.sentinels if sentinel.running}
+            return None if self.master in named or len(named) > 1 else named.pop()
+
+        new = wait_until(known, message="the sentinels agree on a new master")
+        assert new is not None
+        self.replicas = [server for server in self.servers if server is not new]
+        self.master = new
+        return new
+
+    def close(self) -> None:
+        """End all of them."""
+        for server in (*self.sentinels, *self.servers):
+            server.close()
+
+    def report(self) -> str:
+        """What the sentinels wrote, for people."""
+        return "\n".join(f"{one!r}\n{one.log}" for one in self.sentinels)
+
+    def _is_in_step(self, replica: Server) -> bool:
+        return self.client(replica).info("replication")["master_link_status"] == "up"
+
+    def _is_ready(self, sentinel: Sentinel) -> bool:
+        """Whether it has heard from all the others."""
+        try:
+            usable = self.ask(sentinel, "CKQUORUM", SERVICE)
+        except redis.ResponseError:
+            return False
+        links = [_text(_fields(one)["master-link-status"]) for one in self._replicas_of(sentinel)]
+        return b"3 usable" in usable and links == ["ok", "ok"]
+
+    def _replicas_of(self, sentinel: Sentinel) -> list[Any]:
+        found: list[Any] = self.ask(sentinel, "REPLICAS", SERVICE)
+        return found
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _place(server: Server) -> str:
+    return f"{server.host} {server.port}"
+
+
+def _fields(reply: Any) -> dict[str, Any]:
+    """What is told as names and values, by whatever protocol."""
+    if not isinstance(reply, dict):
+        reply = dict(zip(reply[::2], reply[1::2], strict=True))
+    return {_text(name): value for name, value in reply.items()}
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode()
+
+
+class MakeWatched(Protocol):
+    """The type of the fixture `make_watched`."""
+
+    def __call__(self, kind: Kind | None = None, **options: Any) -> Watched: ...
+
+
+@pytest.fixture
+def make_watched(request: pytest.FixtureRequest) -> Iterator[MakeWatched]:
+    """Start topologies of the test's own, to be broken. Without a kind, see make_server."""
+    made: list[Watched] = []
+
+    def make(kind: Kind | None = None, **options: Any) -> Watched:
+        watched = _started(kind or _kind(request), **options)
+        made.append(watched)
+        on_failure(request, "what the sentinels wrote", watched.report)
+        return watched
+
+    yield make
+    for watched in made:
+        watched.close()
+
+
+@pytest.fixture(scope="session")
+def shared_watched() -> Iterator[Callable[[], Watched]]:
+    """A topology for the whole run (of an xdist worker), to use and not to break."""
+    made: list[Watched] = []
+
+    def get() -> Watched:
+        if not made:
+            made.append(_started(next(filter(binary, KINDS), KINDS[0])))
+        return made[0]
+
+    yield get
+    for watched in made:
+        watched.close()
+
+
+@pytest.fixture
+def watched(shared_watched: Callable[[], Watched]) -> Watched:
+    """The shared topology."""
+    return shared_watched()
+
+
+def _started(kind: Kind, **options: Any) -> Watched:
+    if binary(kind) is None:
+        skip_or_fail(f"no {kind} program here, of which sentinels could be made")
+    return Watched(kind, **options).__enter__()
+
+
+def _kind(request: pytest.FixtureRequest) -> Kind:
+    if "server_kind" in request.fixturenames:
+        kind: Kind = request.getfixturevalue("server_kind")
+        return kind
+    return next(filter(binary, KINDS), KINDS[0])
