@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from tests.conftest import Locks
     from tests.support.proxy import Proxy
 
+pytestmark = one_kind
+
 TTL = 6.0  # Long enough that a machine which stands still for a second loses no lease.
 PATIENCE = TTL / 3  # The operation timeout that follows from it.
 MANY = 1.0  # Seconds that a busy machine may add to the work of many threads.
@@ -173,7 +175,6 @@ def test_r6_a_lost_answer_does_not_hide_that_the_lease_was_released_by_force(
         caller.release(lock)
 
 
-@one_kind
 def test_release_says_so_if_the_server_never_answers(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -188,7 +189,6 @@ def test_release_says_so_if_the_server_never_answers(
 
 
 @pytest.mark.parametrize("raised", [None, RuntimeError("of the body")])
-@one_kind
 def test_leaving_a_block_tries_until_the_deadline_then_logs_and_does_not_raise(
     raised: Exception | None,
     caller: Caller,
@@ -254,7 +254,6 @@ def test_a_waiter_whose_connection_is_cut_keeps_its_place(
 @pytest.mark.parametrize("wait", [0, 0.5])
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "new"])
 @pytest.mark.parametrize("fault", ["blackhole", "refuse", "hang", "slow"])
-@one_kind
 def test_r5_an_acquire_ends_within_its_wait_and_two_operation_timeouts(
     fault: str, connected: bool, wait: float, caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -281,7 +280,6 @@ def test_r5_an_acquire_ends_within_its_wait_and_two_operation_timeouts(
 
 @pytest.mark.proves("R5")
 @pytest.mark.parametrize("fault", ["hang_before:GET", "hang_after:EXEC", "slow"])
-@one_kind
 def test_r5_so_does_one_without_scripts_though_it_takes_many_commands(
     fault: str, caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -299,7 +297,6 @@ def test_r5_so_does_one_without_scripts_though_it_takes_many_commands(
 @pytest.mark.proves("R5")
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "new"])
 @pytest.mark.parametrize("fault", ["blackhole", "refuse"])
-@one_kind
 def test_r5_many_callers_of_a_silent_server_wait_at_the_same_time(
     fault: str, connected: bool, caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -315,7 +312,6 @@ def test_r5_many_callers_of_a_silent_server_wait_at_the_same_time(
                 future.result(HUNG)
 
 
-@one_kind
 def test_all_tasks_await_one_dial_each_within_its_own_time(
     locks: Locks, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -338,7 +334,6 @@ def test_all_tasks_await_one_dial_each_within_its_own_time(
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
-@one_kind
 def test_a_dial_that_nobody_awaits_any_more_ends(
     locks: Locks, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -356,7 +351,6 @@ def test_a_dial_that_nobody_awaits_any_more_ends(
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
-@one_kind
 def test_a_slow_lookup_of_the_servers_name_counts_too(
     caller: Caller, locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,7 +386,6 @@ def test_a_slow_lookup_of_the_servers_name_counts_too(
 
 
 @pytest.mark.parametrize("fault", ["blackhole", "refuse"])
-@one_kind
 def test_an_acquire_gives_up_a_server_that_does_not_answer_whatever_its_wait(
     fault: str, caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -401,7 +394,6 @@ def test_an_acquire_gives_up_a_server_that_does_not_answer_whatever_its_wait(
         caller.acquire(distributed_lock(NAME, wait=10))
 
 
-@one_kind
 def test_a_waiter_gives_up_a_server_that_does_not_answer_any_more(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -413,7 +405,6 @@ def test_a_waiter_gives_up_a_server_that_does_not_answer_any_more(
 
 
 @pytest.mark.parametrize("unavailable_after", [20, math.inf])
-@one_kind
 def test_a_wait_outlasts_an_outage_shorter_than_unavailable_after(
     unavailable_after: float, caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -424,7 +415,6 @@ def test_a_wait_outlasts_an_outage_shorter_than_unavailable_after(
     assert future.result(HUNG)
 
 
-@one_kind
 def test_a_waiter_whose_server_comes_back_in_time_waits_on(
     caller: Caller, locks: Locks, proxy: Proxy, settings: Settings
 ) -> None:
@@ -519,7 +509,6 @@ def test_r7_renewal_outlives_a_lost_command(action: str, locks: Locks, proxy: Pr
 
 @pytest.mark.proves("R7")
 @pytest.mark.parametrize("fault", ["blackhole", "refuse"])
-@one_kind
 def test_r7_a_lease_that_cannot_be_renewed_is_lost_at_its_deadline(
     fault: str, caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -566,7 +555,6 @@ def test_r7_one_lease_in_trouble_does_not_cost_another_its_renewal(locks: Locks)
 @pytest.mark.proves("P4")
 @pytest.mark.parametrize("fault", ["blackhole", "refuse"])
 @pytest.mark.parametrize("verify", [True, False], ids=["ensure_held", "renew"])
-@one_kind
 def test_asking_the_server_never_guesses(
     verify: bool, fault: str, caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
