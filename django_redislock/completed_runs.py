@@ -20,8 +20,6 @@ from django_redislock.humanize import visible
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from django_redislock.lease import Lease
-
 audit = logging.getLogger("django_redislock.audit")
 
 
@@ -107,21 +105,6 @@ class CompletedRun(models.Model):
 
     def __str__(self) -> str:
         return visible(self.name)
-
-    @classmethod
-    def under(cls, lease: Lease) -> CompletedRun:
-        """That of the run which holds *lease*, as of now; not saved yet."""
-        return cls(
-            key=Fence.key_of(lease.name, lease.alias),
-            name=lease.name,
-            alias=lease.alias,
-            task=lease.owner.task,
-            task_id=lease.owner.task_id,
-            place=lease.owner.place,
-            fence=lease.fence,
-            lease_id=lease.id,
-            completed_at=timezone.now(),
-        )
 
     @property
     def by(self) -> str:

@@ -189,8 +189,20 @@ def completed_run(name: str, alias: str, using: str) -> CompletedRun | None:
 def note_completed(lease: Lease, using: str) -> None:
     """Note in the open transaction of a lease that its run is completed, if that is committed."""
     from django_redislock.completed_runs import CompletedRun
+    from django_redislock.fences import Fence
 
-    CompletedRun.under(lease).save(using=using, force_insert=True)
+    row = CompletedRun(
+        key=Fence.key_of(lease.name, lease.alias),
+        name=lease.name,
+        alias=lease.alias,
+        task=lease.owner.task,
+        task_id=lease.owner.task_id,
+        place=lease.owner.place,
+        fence=lease.fence,
+        lease_id=lease.id,
+        completed_at=timezone.now(),
+    )
+    row.save(using=using, force_insert=True)
 
 
 class FencedUpdate(NamedTuple):

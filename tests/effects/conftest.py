@@ -1,4 +1,4 @@
-"""Several holders of one lock at once, as there are after a server has lost its data."""
+"""Several holders of one lock at once, as after a server has lost its data; tasks in eager mode."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_redislock import Lease, LockError, distributed_lock
+from tests.support.celery_app import EAGER, celery_app
 
 if TYPE_CHECKING:
+    from celery import Celery
+
     from tests.conftest import Locks
 
 Holders = Callable[[int], list[Lease]]
@@ -40,3 +43,10 @@ def holders(locks: Locks) -> Iterator[Holders]:
     for lock, _ in held:
         with suppress(LockError):
             lock.release()
+
+
+@pytest.fixture
+def eager_app() -> Iterator[Celery]:
+    """An application in eager mode. The shared tasks of a test end with it."""
+    with celery_app(**EAGER) as app:
+        yield app

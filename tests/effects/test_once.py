@@ -17,6 +17,7 @@ from django_redislock import (
     LockMisuse,
     StaleFence,
     distributed_lock,
+    effects,
     held,
     signals,
     single_instance_task,
@@ -40,23 +41,14 @@ from tests.support.databases import (
 from tests.support.processes import hear, say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from celery import Celery
+    from collections.abc import Callable
 
     from tests.conftest import Locks, MakeServer, Spawn
     from tests.support.databases import MakeDatabase
 
-pytestmark = one_kind
+pytestmark = [one_kind, pytest.mark.usefixtures("locks", "eager_app")]
 
 _names = count(1)
-
-
-@pytest.fixture(autouse=True)
-def app(locks: Locks) -> Iterator[Celery]:
-    """An application in eager mode. The shared tasks of a test end with it."""
-    with celery_app(**EAGER) as app:
-        yield app
 
 
 def lottery(
@@ -246,9 +238,8 @@ def test_what_was_completed_while_it_waited_for_the_lock_is_found_before_the_bod
 
     def complete(lease: Any, **news: Any) -> None:
         signals.lock_acquired.disconnect(complete)
-        row = CompletedRun.under(lease)
-        row.place, row.task_id = "web-1:7", "another"
-        row.save(using=database)
+        effects.note_completed(lease, database)
+        CompletedRun.objects.using(database).update(place="web-1:7", task_id="another")
 
     task = lottery(database, min_hold=3600)
     signals.lock_acquired.connect(complete)
@@ -274,7 +265,7 @@ def test_nor_does_a_renewed_lease_of_such_a_run_look_like_one_that_never_ended(
     def complete(lease: Any, **news: Any) -> None:
         signals.lock_acquired.disconnect(complete)
         lease.renew()
-        CompletedRun.under(lease).save(using=database)
+        effects.note_completed(lease, database)
 
     signals.lock_acquired.connect(complete)
     try:

@@ -6,7 +6,6 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from celery import Celery
 from celery.exceptions import Ignore
 from django.db import connections, transaction
 
@@ -24,23 +23,14 @@ from django_redislock.models import Fence
 from django_redislock.testing import LockTestKit
 from tests.effects.models import Entry, written
 from tests.support.backends import one_kind
-from tests.support.celery_app import EAGER, celery_app
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from tests.conftest import Locks
 
-pytestmark = one_kind
+pytestmark = [one_kind, pytest.mark.usefixtures("locks", "eager_app")]
 
 _names = count(1)
-
-
-@pytest.fixture(autouse=True)
-def app(locks: Locks) -> Iterator[Celery]:
-    """An application in eager mode. The shared tasks of a test end with it."""
-    with celery_app(**EAGER) as app:
-        yield app
 
 
 @pytest.fixture
