@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django.core.exceptions import FieldDoesNotExist
 from django.db import DatabaseError, Error, connections, transaction
 from django.db.models import BigIntegerField, Q
+from django.db.transaction import TransactionManagementError
 from django.utils import timezone
 
 from django_redislock.exceptions import LockMisuse, StaleFence
 from django_redislock.holder import must_not_block
-from django_redislock.transactions import open_blocks
+from django_redislock.transactions import CURE_OF_TASK, open_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,8 +51,11 @@ def check_database(alias: object, argument: str) -> None:
         )
 
 
-def check_outermost(name: str, using: str) -> None:
+def check_outermost(name: str, using: str, *, of_task: bool = False) -> None:
     """Refuse a transaction that would not be committed where its block ends.
+
+    No connection is opened for it: who asks may wait for the lock first, for longer than a database
+    lets an idle connection live.
 
     Raises:
         LockMisuse: The message shows the right order.
@@ -68,18 +72,12 @@ def check_outermost(name: str, using: str) -> None:
         raise LockMisuse(
             name,
             f"a transaction of database {using!r} is open already. It would be committed after the"
-            " lock is released, and the next holder would read what was there before. Take the"
-            f" lock first: `with distributed_lock({name!r}, atomic={using!r}):` outside of every"
-            " atomic(). A view under ATOMIC_REQUESTS needs @transaction.non_atomic_requests.",
+            " lock is released, and the next holder would read what was there before. "
+            + (CURE_OF_TASK if of_task else _order(name, using)),
         )
-    # Only there it is a question; for others, Django would make a table to find out.
-    if connection.vendor == "mysql" and not connection.features.supports_transactions:
-        raise LockMisuse(
-            name,
-            f"database {using!r} has no transactions, since its storage engine is MyISAM. Take"
-            " InnoDB.",
-        )
-    if not connection.atomic_blocks and not connection.get_autocommit():
+    is_connected = connection.connection is not None
+    autocommit = connection.autocommit if is_connected else connection.settings_dict["AUTOCOMMIT"]
+    if not connection.atomic_blocks and not autocommit:
         raise LockMisuse(
             name,
             f"autocommit of database {using!r} is off, so the end of the block would commit"
@@ -88,11 +86,26 @@ def check_outermost(name: str, using: str) -> None:
         )
 
 
+def _order(name: str, using: str) -> str:
+    return (
+        f"Take the lock first: `with distributed_lock({name!r}, atomic={using!r}):` outside of"
+        " every atomic(). A view under ATOMIC_REQUESTS needs @transaction.non_atomic_requests."
+    )
+
+
 @contextmanager
 def atomic(lease: Lease, using: str) -> Iterator[None]:
     """See Lease.atomic()."""
     check_database(using, "using")
     check_outermost(lease.name, using)
+    connection = connections[using]
+    # Only there it is a question; for others, Django would make a table to find out.
+    if connection.vendor == "mysql" and not connection.features.supports_transactions:
+        raise LockMisuse(
+            lease.name,
+            f"database {using!r} has no transactions, since its storage engine is MyISAM. Take"
+            " InnoDB.",
+        )
     lease.ensure_held()
     while True:
         is_claimed = False
@@ -100,6 +113,8 @@ def atomic(lease: Lease, using: str) -> Iterator[None]:
             with transaction.atomic(using=using, durable=True):
                 if is_claimed := _claim(lease, using):
                     yield
+                    if connection.needs_rollback or connection.closed_in_transaction:
+                        raise _rolled_back(lease.name)
                     lease.ensure_held()
                     return
         except DatabaseError as error:
@@ -109,6 +124,15 @@ def atomic(lease: Lease, using: str) -> Iterator[None]:
                 raise
             raise LockMisuse(lease.name, problem) from error
         _make_row(lease, using)
+
+
+def _rolled_back(name: str) -> TransactionManagementError:
+    """Django says nothing when a block ends whose transaction is not to be committed."""
+    return TransactionManagementError(
+        f"The transaction under lock {name!r} is rolled back, though its block has ended without an"
+        " error: an error of the database was caught within it, or its connection was closed. Catch"
+        " such errors around an inner atomic(); to roll back on purpose, raise an exception."
+    )
 
 
 def _claim(lease: Lease, using: str) -> bool:
@@ -131,7 +155,8 @@ def _claim(lease: Lease, using: str) -> bool:
         fence=lease.fence, lease_id=lease.id, claimed_at=timezone.now()
     ):
         return True
-    newer = row.exclude(is_not_newer).values_list("fence", flat=True).first()
+    # What was read before in this transaction, as in a TestCase, must not answer for what is there.
+    newer = row.exclude(is_not_newer).select_for_update().values_list("fence", flat=True).first()
     if newer is None:
         return False
     raise StaleFence(lease.name, lease.fence, newer)
@@ -178,12 +203,17 @@ def completed_run(name: str, alias: str, using: str) -> CompletedRun | None:
     """
     from django_redislock.completed_runs import CompletedRun
 
+    connection = connections[using]
+    was_open = connection.connection is not None
     try:
         return CompletedRun.objects.using(using).of(name, alias).first()
     except DatabaseError as error:
         if problem := missing_table(CompletedRun, using):
             raise LockMisuse(name, problem) from error
         raise
+    finally:
+        if not was_open:
+            connection.close()  # Whoever waits for the lock now keeps no idle one meanwhile.
 
 
 def note_completed(lease: Lease, using: str) -> None:
@@ -236,12 +266,27 @@ def fenced_update(queryset: QuerySet[Any], lease: Lease, /, **values: Any) -> Fe
     lease.ensure_held()
     # A router may name a replica for what only reads, and the rows are to be counted where they
     # are written.
-    rows = queryset.using(queryset.select_for_update().db)
+    rows = _by_key(queryset.using(queryset.select_for_update().db))
     # Both in one transaction: nobody writes to an updated row before it is known what was refused.
     with transaction.atomic(using=rows.db):
         updated = rows.filter(fence__lte=lease.fence).update(**values, fence=lease.fence)
         refused = _count_now(rows.filter(fence__gt=lease.fence))
     return FencedUpdate(updated, refused)
+
+
+def _by_key(rows: QuerySet[Any]) -> QuerySet[Any]:
+    """The same rows, selected by their keys alone if other tables have a say in it.
+
+    For these, Django puts all that is asked into a subquery. Of that, a database that has waited
+    for another transaction does not ask again, and so would not see a fence that is newer now.
+    """
+    if rows.query.count_active_tables() <= 1:  # As Django decides it.
+        return rows
+    keys: Any = rows.order_by().values_list("pk", flat=True)
+    if not connections[rows.db].features.update_can_self_select:
+        keys = list(keys)
+    selected: QuerySet[Any] = rows.model._base_manager.using(rows.db).filter(pk__in=keys)
+    return selected
 
 
 def _count_now(rows: QuerySet[Any]) -> int:
@@ -263,6 +308,12 @@ def _check_fenced(model: type[Model], values: dict[str, Any]) -> None:
             f"fenced_update needs a field for the fence in {model.__name__}. Derive it from"
             " django_redislock.models.FencedModel, or write"
             " `fence = models.BigIntegerField(default=0)`."
+        )
+    if field.model._meta.concrete_model is not model._meta.concrete_model:
+        raise TypeError(
+            f"fenced_update cannot judge the fence of {model.__name__}, which stands in the table"
+            f" of its parent {field.model.__name__}. Give {model.__name__} a field of its own, or"
+            f" update rows of {field.model.__name__}."
         )
     if "fence" in values:
         raise TypeError("fenced_update writes the fence of the lease itself: leave fence= out.")

@@ -43,6 +43,22 @@ class Report(FencedModel):
         return f"{self.body} under {self.fence}"
 
 
+class Annual(Report):
+    """A row in two tables, whose fence stands in that of its parent."""
+
+    year = models.IntegerField(default=0)
+
+
+class Note(FencedModel):
+    """A row that may be selected by what stands in another table."""
+
+    report = models.ForeignKey(Report, models.CASCADE)
+    text = models.CharField(max_length=50, default="")
+
+    def __str__(self) -> str:
+        return f"{self.text} under {self.fence}"
+
+
 class Stock(models.Model):
     """That of docs/effects.md, which is written if its version is the one that was read."""
 
@@ -60,3 +76,7 @@ class Unfenced(models.Model):
 
     def __str__(self) -> str:
         return str(self.fence)
+
+
+# In an order in which they can be made.
+TABLES = (Counter, Entry, Report, Annual, Note, Stock, Unfenced)

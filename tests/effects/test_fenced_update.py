@@ -11,9 +11,9 @@ from django.db import IntegrityError, OperationalError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_redislock import LockLost, distributed_lock, fenced_update
-from tests.effects.models import Counter, Report, Unfenced
+from tests.effects.models import Annual, Counter, Note, Report, Unfenced
 from tests.support.backends import one_kind
-from tests.support.databases import MARIADB, POSTGRES, on_postgres
+from tests.support.databases import MARIADB, POSTGRES, await_blocked, on_postgres, on_servers
 from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
@@ -169,6 +169,34 @@ class Replicated:
 
     def db_for_read(self, model: type, **hints: Any) -> str:
         return "replica"
+
+
+@on_servers
+@pytest.mark.parametrize("joined", [False, True])
+def test_who_has_waited_for_a_later_lease_is_refused_however_the_rows_are_selected(
+    holders: Holders, database: str, in_threads: Callable[..., Any], joined: bool
+) -> None:
+    """PostgreSQL asks a subquery no second time, and Django puts all of a join into one."""
+    early, late = holders(2)
+    note = Note.objects.using(database).create(report=reports(database).create())
+    selected = Note.objects.using(database).filter(
+        **{"report__is_new": True} if joined else {"pk": note.pk}
+    )
+    with ThreadPoolExecutor(1) as thread:
+        with transaction.atomic(using=database):
+            assert fenced_update(selected, late, text="of the later") == (1, 0)
+            waiting = thread.submit(in_threads(fenced_update), selected, early)
+            await_blocked(database)
+        assert waiting.result(HUNG) == (0, 1)
+    note.refresh_from_db()
+    assert (note.text, note.fence) == ("of the later", late.fence)
+
+
+def test_a_fence_in_the_table_of_a_parent_is_refused(locks: Locks, database: str) -> None:
+    """Django selects the rows of such a model first, and updates both tables after that."""
+    with distributed_lock("lottery") as lease, pytest.raises(TypeError) as refused:
+        fenced_update(Annual.objects.using(database), lease, body="x")
+    assert "Give Annual a field of its own, or update rows of Report" in str(refused.value)
 
 
 def test_with_a_router_rows_are_written_and_counted_in_one_place(

@@ -15,8 +15,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # The underscore of a named tuple's methods keeps them apart from its fields; they are public.
 OF_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
-# Django documents it under this name.
-OF_MODELS = {"_meta"}
+# Django documents them under these names.
+OF_MODELS = {"_base_manager", "_meta"}
 # Of other libraries, where they have no public way; each is explained where it is used.
 OF_OTHERS = {
     "asyncio._get_running_loop",

@@ -331,5 +331,5 @@ def _make_tables(alias: str) -> None:
     from tests.effects import models
 
     with connections[alias].schema_editor() as editor:
-        for model in (models.Counter, models.Entry, models.Report, models.Stock, models.Unfenced):
+        for model in models.TABLES:
             editor.create_model(model)
