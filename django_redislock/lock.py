@@ -506,8 +506,19 @@ class Lock:
         For the package's own integrations. The end of the block does nothing then.
         """
         hold = self._hold_to_end(block=True)
-        if hold is not None and (undo := self._undo(hold, block=True)):
-            hold.backend.run(undo)
+        if hold is None or hold.lease is None:
+            return
+        try:
+            if undo := self._undo(hold, block=True):
+                hold.backend.run(self._given_back(hold, undo))
+        except BaseException:
+            if undo := self._undo(hold, block=True):
+                hold.backend.run(undo)
+            raise
+
+    def _given_back(self, hold: _Hold, undo: Flow[bool]) -> Flow[None]:
+        yield from undo
+        yield from self._tell_released(hold, success=False)
 
     async def arelease(self, success: bool = True) -> None:
         """See release()."""
@@ -655,9 +666,13 @@ class Lock:
         if reason is not None:
             backend.lost(lease, reason, at_release=True)
             raise grant.loss(now)
+        yield from self._tell_released(hold, success)
+
+    def _tell_released(self, hold: _Hold, success: bool) -> Flow[None]:
         if signals.lock_released.receivers:
-            held_for = now - grant.granted_at
-            news = {"sender": Lock, "lease": lease, "held_for": held_for, "success": success}
+            assert hold.lease is not None
+            held_for = hold.backend.clock() - hold.lease.grant.granted_at
+            news = {"sender": Lock, "lease": hold.lease, "held_for": held_for, "success": success}
             yield Notify(signals.lock_released, news)
 
     def _drop(self, hold: _Hold, *, block: bool) -> int:

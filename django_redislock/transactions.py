@@ -177,6 +177,10 @@ def note_collection(phase: str, info: object) -> None:
 # Between a release and the line of the program that it is owed to.
 _ON_THE_WAY = {"django_redislock", "celery", "contextlib"}
 
+CURE_OF_TASK = (
+    "Call the task after the commit, with delay_on_commit(), or outside of the transaction."
+)
+
 _told: set[str] = set()  # The places that the log has been told of.
 
 
@@ -222,9 +226,7 @@ def _line(frame: FrameType | None) -> str:
 
 def _cure(*, of_task: bool) -> str:
     if of_task:
-        return (
-            "Call the task after the commit, with delay_on_commit(), or outside of the transaction."
-        )
+        return CURE_OF_TASK
     cure = "Take the lock first and open the transaction under it, or pass release_on_commit=True."
     if any(one.settings_dict["ATOMIC_REQUESTS"] for one in _used() if _is_in_transaction(one)):
         cure += (

@@ -16,6 +16,7 @@ from django_redislock.celery.message import carrying
 from django_redislock.celery.options import HOUR, SingleInstance, split
 from django_redislock.celery.queued import is_exempt, publish_once
 from django_redislock.celery.run import current_lease, function_of, guarded, note_published_retry
+from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
 
     def lock_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """The name of the lock of a run with these arguments."""
-        return self._naming(tuple(args), kwargs) if self._naming else str(self.name)
+        return self._naming(tuple(args), kwargs) if self._naming else check_name(str(self.name))
 
     def apply_async(
         self,

@@ -167,6 +167,8 @@ class TaskRun:
 
     def _execute(self, body: Callable[..., Any]) -> Any:
         with busy_with(self.activity), ExitStack() as locks:
+            if self.options.atomic is not None:
+                effects.check_outermost(self.name, self.options.atomic, of_task=True)
             try:
                 # Asked before the lock, which whoever is done already need not wait for.
                 outcome = self._completed() or self._ask_for_lock(locks)

@@ -119,6 +119,7 @@ def add_acts(parser: CommandParser, version: str) -> None:
         'See and forget what is completed: the runs of tasks with once="database", of which a'
         " database keeps rows.",
     )
+    _add_rows(once)
     once.set_defaults(act="once_list", **ONCE_DEFAULTS)
     once_acts = once.add_subparsers(title="acts", metavar="ACT")
 
@@ -217,11 +218,14 @@ def _add_choices(act: CommandParser) -> None:
 
 
 def _add_rows(act: CommandParser) -> None:
+    # Without defaults of their own, as they may stand before and after the second act.
+    act.add_argument("--database", default=SUPPRESS, metavar="ALIAS", help="of DATABASES (default)")
     act.add_argument(
-        "--database", default=DEFAULT_DATABASE, metavar="ALIAS", help="of DATABASES (default)"
-    )
-    act.add_argument(
-        "--older-than", type=_duration, metavar="TIME", help="completed so long ago: 90m, 26h, 30d"
+        "--older-than",
+        type=_duration,
+        default=SUPPRESS,
+        metavar="TIME",
+        help="completed so long ago: 90m, 26h, 30d",
     )
 
 

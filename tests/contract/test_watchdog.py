@@ -266,7 +266,8 @@ async def test_a_lease_survives_an_outage_that_ends_before_its_deadline(
         await way.until(lambda: lease.renewals > count)
         assert lease.held
     warned = [one for one in caplog.records if "Could not renew" in one.getMessage()]
-    assert [one.levelno for one in warned] == [logging.WARNING]
+    # A machine that stands still for a while may have had such trouble before, too.
+    assert {one.levelno for one in warned} == {logging.WARNING}
     assert "'lottery'" in warned[0].getMessage()
 
 

@@ -18,6 +18,7 @@ from django.db import (
     connections,
     transaction,
 )
+from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 
 from django_redislock import Lease, LockLost, LockMisuse, StaleFence, distributed_lock, held
@@ -109,6 +110,57 @@ def test_an_exception_of_the_block_rolls_it_back_and_goes_through(
     with pytest.raises(ZeroDivisionError):
         fail()
     assert written(database) == []
+
+
+def _catch_an_error(database: str) -> None:
+    there = Entry.objects.using(database).get()
+    with suppress(IntegrityError):
+        Entry.objects.using(database).create(position=there.position, fence=1)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        _catch_an_error,
+        lambda database: connections[database].close(),
+        lambda database: transaction.set_rollback(True, using=database),
+    ],
+    ids=["an error is caught", "the connection is closed", "it is to be rolled back"],
+)
+def test_a_transaction_that_django_would_roll_back_in_silence_is_an_error(
+    locks: Locks, database: str, end: Callable[[str], object]
+) -> None:
+    """Else a task would count as a success, and its work as done."""
+
+    def draw() -> None:
+        with distributed_lock("lottery") as lease, lease.atomic(database):
+            write(database, lease)
+            end(database)
+
+    with pytest.raises(TransactionManagementError, match="rolled back, though its block has ended"):
+        draw()
+    assert written(database) == []
+
+
+@on_mariadb
+def test_what_a_testcase_has_read_before_does_not_hide_a_newer_fence(
+    locks: Locks, make_database: MakeDatabase, in_threads: Callable[..., Any]
+) -> None:
+    database = make_database("effects", isolation="repeatable read")
+
+    def overtake() -> None:
+        assert Fence.objects.using(database).update(fence=2**62) == 1
+
+    with distributed_lock("lottery") as lease, lease.atomic(database):
+        pass
+    of_the_testcase = transaction.atomic(using=database)
+    of_the_testcase._from_testcase = True  # type: ignore[attr-defined]
+    with of_the_testcase, distributed_lock("lottery") as lease:
+        assert fence_of(database).fence < lease.fence
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(in_threads(overtake)).result(HUNG)
+        with pytest.raises(StaleFence), lease.atomic(database):
+            pytest.fail("the block must not begin")
 
 
 def test_locks_whose_names_differ_little_have_rows_of_their_own(

@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING
 import pytest
 from django.db import connections
 
-from django_redislock import distributed_lock
+from django_redislock import distributed_lock, effects, signals
+from django_redislock.models import CompletedRun
+from tests.effects.models import Entry
+from tests.effects.test_once import lottery
 from tests.faults.test_process import NAME, TOO_EARLY, sweep
 from tests.support.backends import one_kind
 from tests.support.databases import on_sqlite
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from tests.conftest import Locks
 
 
@@ -43,4 +48,41 @@ def test_r4_an_interrupt_anywhere_around_a_transaction_leaves_neither(
     # Where Python has called what ends them, but not begun with it; see TOO_EARLY.
     too_early = {"Lock._end_transaction begins", "Lock.__exit__ begins"}
     assert left_open <= len(too_early)
+    assert orphaned <= TOO_EARLY
+
+
+@pytest.mark.slow
+@pytest.mark.proves("R4")
+@pytest.mark.usefixtures("eager_app")
+@pytest.mark.parametrize("is_found", [False, True])
+@one_kind
+@on_sqlite
+def test_r4_an_interrupt_anywhere_in_a_run_that_is_done_once_leaves_no_lock_and_no_half(
+    locks: Locks, database: str, is_found: bool
+) -> None:
+    """Also if the run is found done only after its lock was granted, and so is given back."""
+    locks.on(locks.server, TTL=30)
+    task = lottery(database, key=NAME)
+    halves = []
+
+    def complete(lease: Any, **news: Any) -> None:
+        effects.note_completed(lease, database)
+
+    def prepare() -> None:
+        connections[database].close()
+        del connections[database]
+        rows, runs = (one.objects.using(database) for one in (Entry, CompletedRun))
+        if not is_found and rows.count() != runs.count():
+            halves.append((rows.count(), runs.count()))
+        rows.all().delete()
+        runs.all().delete()
+
+    if is_found:
+        signals.lock_acquired.connect(complete)
+    try:
+        places, orphaned = sweep(task, locks, prepare)
+    finally:
+        signals.lock_acquired.disconnect(complete)
+    assert ("Lock.undo begins" in places) == is_found
+    assert halves == []
     assert orphaned <= TOO_EARLY

@@ -15,6 +15,7 @@ from django.db import OperationalError, connections, transaction
 from django_redislock import (
     LockLost,
     LockMisuse,
+    LockTimeout,
     StaleFence,
     distributed_lock,
     effects,
@@ -24,6 +25,7 @@ from django_redislock import (
 )
 from django_redislock.celery import current_lease
 from django_redislock.models import CompletedRun, Fence
+from django_redislock.testing import LockTestKit
 from tests.effects.models import Entry
 from tests.support.backends import one_kind
 from tests.support.celery_app import EAGER, celery_app
@@ -172,6 +174,24 @@ def test_within_a_test_case_it_goes_by_the_database_of_the_test() -> None:
 
 
 # --- what is not completed ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("once", [None, "database"])
+def test_who_waits_for_the_lock_keeps_no_connection_meanwhile(database: str, once: Any) -> None:
+    """Databases close those that are idle for long, and others may need them."""
+
+    def body() -> None: ...
+
+    body.__name__ = f"draw_once_{next(_names)}"
+    how = {"on_conflict": "wait", "wait": 0.1, "once": once}
+    task = single_instance_task(key="lottery", atomic=database, **how)(body)
+    connections[database].close()
+    with LockTestKit().simulate_held_by_other("lottery"):
+        assert task.delay().get()["skipped"] == "busy"
+        assert connections[database].connection is None
+        with pytest.raises(LockTimeout), distributed_lock("lottery", wait=0.1, atomic=database):
+            pytest.fail("somebody else has it")
+    assert connections[database].connection is None
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, Ignore])

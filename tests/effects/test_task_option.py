@@ -10,6 +10,7 @@ from celery.exceptions import Ignore
 from django.db import connections, transaction
 
 from django_redislock import (
+    InvalidLockName,
     LockLost,
     LockMisuse,
     StaleFence,
@@ -82,8 +83,35 @@ def test_what_the_body_raises_rolls_it_back(
 
 def test_a_skip_begins_no_transaction(make: Callable[..., Any], database: str) -> None:
     task = make(key="lottery")
-    with transaction.atomic(using=database), LockTestKit().simulate_held_by_other("lottery"):
+    connections[database].close()
+    with LockTestKit().simulate_held_by_other("lottery"):
         assert task.delay().get()["skipped"] == "busy"
+    assert connections[database].connection is None
+    assert written(database) == []
+
+
+def test_an_open_transaction_is_refused_before_the_lock_is_asked_for(
+    make: Callable[..., Any], database: str
+) -> None:
+    task = make(key="lottery", on_conflict="wait", wait=60)
+    with (
+        LockTestKit().simulate_held_by_other("lottery"),
+        transaction.atomic(using=database),
+        pytest.raises(LockMisuse) as refused,
+    ):
+        task.delay().get()
+    assert "delay_on_commit()" in str(refused.value)
+    assert "distributed_lock(" not in str(refused.value)
+    assert held.record("lottery") is None
+
+
+def test_a_lock_that_is_named_after_its_task_is_judged_before_the_body(database: str) -> None:
+    @single_instance_task(name="a" * 201, atomic=database)
+    def draw() -> None:
+        Entry.objects.using(database).create(fence=0)
+
+    with pytest.raises(InvalidLockName, match="201 bytes"):
+        draw.delay().get()
     assert written(database) == []
 
 

@@ -116,6 +116,15 @@ def test_options_choose_among_the_runs(options: list[str], names: list[str]) -> 
     assert bool(outcome.err) == ("--limit" in options)
 
 
+def test_options_may_stand_before_and_after_the_second_act() -> None:
+    add_run("new")
+    add_run("old", 3 * DAY)
+    for arguments in (["--older-than", "1d"], ["--older-than", "1d", "list"]):
+        (one,) = locks_command("once", "--json", "--database", "default", *arguments).json
+        assert one["name"] == "old"
+    assert locks_command("once", "--database", "archive").status == 2
+
+
 def test_aliases_are_shown_if_there_are_several(settings: Any) -> None:
     settings.REDISLOCK = {**settings.REDISLOCK, "other": settings.REDISLOCK["default"]}
     add_run("lottery")
