@@ -26,9 +26,9 @@ audit = logging.getLogger("django_redislock.audit")
 class CompletedRuns(models.QuerySet["CompletedRun"]):
     """Rows of CompletedRun."""
 
-    def of(self, name: str, alias: str) -> CompletedRuns:
-        """That of a lock: one, or none."""
-        return self.filter(key=Fence.key_of(name, alias))
+    def of(self, name: str) -> CompletedRuns:
+        """That of the lock of this name: one, or none."""
+        return self.filter(key=Fence.key_of(name))
 
     def matching(self, text: str) -> CompletedRuns:
         """Those with this text in the name of the lock, or in the task or its id, in any case."""

@@ -143,23 +143,34 @@ def _claim(lease: Lease, using: str) -> bool:
 
     Raises:
         StaleFence: A later lease has written.
+        LockMisuse: A lease of another alias has.
     """
     from django_redislock.fences import Fence
 
-    row = Fence.objects.using(using).filter(key=Fence.key_of(lease.name, lease.alias))
+    row = Fence.objects.using(using).filter(key=Fence.key_of(lease.name))
     # Two leases can have the same fence, if Redis lost its data while its clock was set back.
     is_not_newer = Q(fence__lt=lease.fence) | Q(fence=lease.fence, lease_id=lease.id)
     # The write comes first. It locks the row, so what it has compared stays so until the commit;
     # and SQLite refuses to write later if another has written since a first read.
-    if row.filter(is_not_newer).update(
+    if row.filter(is_not_newer, alias=lease.alias).update(
         fence=lease.fence, lease_id=lease.id, claimed_at=timezone.now()
     ):
         return True
     # What was read before in this transaction, as in a TestCase, must not answer for what is there.
-    newer = row.exclude(is_not_newer).select_for_update().values_list("fence", flat=True).first()
-    if newer is None:
+    others = row.exclude(is_not_newer, alias=lease.alias).select_for_update()
+    other = others.values_list("alias", "fence").first()
+    if other is None:
         return False
-    raise StaleFence(lease.name, lease.fence, newer)
+    alias, fence = other
+    if alias == lease.alias:
+        raise StaleFence(lease.name, lease.fence, fence)
+    raise LockMisuse(
+        lease.name,
+        f"database {using!r} knows its fences from alias {alias!r} of REDISLOCK, and this lease is"
+        f" of {lease.alias!r}. Two aliases do not keep each other out, and their fences say nothing"
+        f" about each other. Take the lock with using={alias!r}, or give it another name; if it has"
+        " moved for good, delete its row of django_redislock.models.Fence.",
+    )
 
 
 def _make_row(lease: Lease, using: str) -> None:
@@ -171,7 +182,7 @@ def _make_row(lease: Lease, using: str) -> None:
     from django_redislock.fences import Fence
 
     row = Fence(
-        key=Fence.key_of(lease.name, lease.alias),
+        key=Fence.key_of(lease.name),
         name=lease.name,
         alias=lease.alias,
         fence=0,
@@ -195,7 +206,7 @@ def missing_table(model: type[Model], using: str) -> str:
     )
 
 
-def completed_run(name: str, alias: str, using: str) -> CompletedRun | None:
+def completed_run(name: str, using: str) -> CompletedRun | None:
     """The run that has noted in its transaction that it is completed; None if there is none.
 
     Raises:
@@ -206,7 +217,7 @@ def completed_run(name: str, alias: str, using: str) -> CompletedRun | None:
     connection = connections[using]
     was_open = connection.connection is not None
     try:
-        return CompletedRun.objects.using(using).of(name, alias).first()
+        return CompletedRun.objects.using(using).of(name).first()
     except DatabaseError as error:
         if problem := missing_table(CompletedRun, using):
             raise LockMisuse(name, problem) from error
@@ -222,7 +233,7 @@ def note_completed(lease: Lease, using: str) -> None:
     from django_redislock.fences import Fence
 
     row = CompletedRun(
-        key=Fence.key_of(lease.name, lease.alias),
+        key=Fence.key_of(lease.name),
         name=lease.name,
         alias=lease.alias,
         task=lease.owner.task,

@@ -30,9 +30,9 @@ class Fence(models.Model):
         return f"{visible(self.name)}: {self.fence}"
 
     @staticmethod
-    def key_of(name: str, alias: str) -> str:
-        """What stands for a lock, whatever the database takes for the same text."""
-        return hashlib.sha256(f"{alias}\0{name}".encode()).hexdigest()
+    def key_of(name: str) -> str:
+        """What stands for the name of a lock, whatever the database takes for the same text."""
+        return hashlib.sha256(name.encode()).hexdigest()
 
 
 class FencedModel(models.Model):

@@ -251,7 +251,7 @@ class TaskRun:
         if options.once != DATABASE:
             return None
         assert options.atomic is not None  # See options.py.
-        run = effects.completed_run(self.name, options.using, options.atomic)
+        run = effects.completed_run(self.name, options.atomic)
         if run is None:
             return None
         return Finished(run.ago) if self.id and run.task_id == self.id else Done(run.by)

@@ -589,9 +589,10 @@ def test_a_router_has_no_say_in_where_the_fence_is(
     assert not Fence.objects.using(other).exists()
 
 
-def test_locks_of_two_aliases_have_fences_of_their_own(
+def test_a_lease_of_another_alias_is_refused_before_anything_is_written(
     locks: Locks, database: str, settings: Any
 ) -> None:
+    """The two do not keep each other out, so one of them is a mistake."""
     default = settings.REDISLOCK["default"]
     settings.REDISLOCK = {
         "default": default,
@@ -600,10 +601,13 @@ def test_locks_of_two_aliases_have_fences_of_their_own(
     with distributed_lock("lottery", using="second") as second:
         with distributed_lock("lottery") as first, first.atomic(database):
             pass
+        with (
+            pytest.raises(LockMisuse, match="using='default', or give it another name"),
+            second.atomic(database),
+        ):
+            pytest.fail("the block must not begin")
+        assert (fence_of(database).alias, fence_of(database).fence) == ("default", first.fence)
+        fence_of(database).delete()
         with second.atomic(database):
             pass
-    rows = Fence.objects.using(database)
-    assert {row.alias: row.fence for row in rows} == {
-        "default": first.fence,
-        "second": second.fence,
-    }
+    assert (fence_of(database).alias, fence_of(database).fence) == ("second", second.fence)

@@ -299,7 +299,7 @@ class Command(BaseCommand):
         names = list(dict.fromkeys(map(check_name, names)))
         with _asking(database):
             rows = _completed(using, database)
-            runs = [run for name in names for run in rows.of(name, using)]
+            runs = [run for name in names for run in rows.of(name)]
             if runs:
                 out = self.stderr if options["json"] else self.stdout
                 if not (options["json"] and options["yes"]):
