@@ -106,7 +106,7 @@ def test_an_open_transaction_is_refused_before_the_lock_is_asked_for(
 
 
 def test_a_lock_that_is_named_after_its_task_is_judged_before_the_body(database: str) -> None:
-    @single_instance_task(name="a" * 201, atomic=database)
+    @single_instance_task(name=f"{next(_names):0201}", atomic=database)
     def draw() -> None:
         Entry.objects.using(database).create(fence=0)
 
