@@ -71,7 +71,8 @@ def pair(
     quick: dict[str, Any] = {"repl_diskless_sync_delay": 0}
     master = make_server(server_kind, **quick)
     replica = make_server(server_kind, replicaof=f"{master.host} {master.port}", **quick)
-    wait_until(lambda: replica.client().info("replication")["master_link_status"] == "up")
+    link = replica.client(socket_timeout=HUNG)  # It answers nobody while it loads what it is sent.
+    wait_until(lambda: link.info("replication")["master_link_status"] == "up")
     proxy = make_proxy(master)
     locks = Locks(settings, master, key_prefix).on(proxy, TTL=TTL, WAIT=0)
     return Pair(master, replica, proxy, locks)
