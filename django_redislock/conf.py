@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
+from django_redislock.humanize import address
 from django_redislock.rules.arguments import SHORTEST_TTL, flag, seconds, text
 from django_redislock.rules.options import DEFAULT_ALIAS, RELEASES_BEFORE_COMMIT
 
@@ -60,7 +61,7 @@ def _address(url: str) -> str:
         return ""  # An odd sign in a password has ended the host too early: it may be in anything.
     if parts.scheme == "unix":
         return parts.path
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}" if host else ""
+    return address(host, port) if host else ""
 
 
 def parse(alias: str, raw: object) -> Conf:

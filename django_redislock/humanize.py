@@ -56,3 +56,8 @@ def parse_duration(text: str) -> float:
     if seconds > _LONGEST:
         raise ValueError("This duration is longer than a hundred years.")
     return seconds
+
+
+def address(host: str, port: int) -> str:
+    """Where a server is, as it stands in a URL."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

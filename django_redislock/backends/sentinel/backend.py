@@ -12,6 +12,7 @@ from django_redislock.backends.redis.backend import RedisBackend
 from django_redislock.backends.redis.checking import checked_dialer
 from django_redislock.backends.sentinel.dialing import MasterDialer, check_master
 from django_redislock.backends.sentinel.sentinels import Sentinels, check_sentinel
+from django_redislock.humanize import address
 
 if TYPE_CHECKING:
     from django_redislock.backends.redis.dialing import Dialer
@@ -90,10 +91,10 @@ class SentinelBackend(RedisBackend):
         for number, url in enumerate(location):
             of_url = f"{where}['LOCATION'][{number}]"
             dialer = checked_dialer(url, options, of_url, of_options, check_sentinel)
-            address = _address(url, of_url)
-            if address in dialers:
-                raise ImproperlyConfigured(f"{of_url} names {address} twice; name each once.")
-            dialers[address] = dialer
+            place = _address(url, of_url)
+            if place in dialers:
+                raise ImproperlyConfigured(f"{of_url} names {place} twice; name each once.")
+            dialers[place] = dialer
         return Sentinels(service, dialers)
 
 
@@ -115,5 +116,4 @@ def _address(url: str, of_url: str) -> str:
             f"{of_url} names a database, which a sentinel does not have; that of the locks is"
             " OPTIONS['db']."
         )
-    host = parts.hostname or ""
-    return f"[{host}]:{parts.port}" if ":" in host else f"{host}:{parts.port}"
+    return address(parts.hostname or "", parts.port)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis import exceptions as redis_errors
 
+from django_redislock import humanize
 from django_redislock.backends.redis.connection import packed
 from django_redislock.backends.redis.errors import TROUBLE, ReplyError, described, is_transient
 
@@ -43,7 +45,7 @@ class Master(NamedTuple):
     @property
     def address(self) -> str:
         """As it stands in a URL."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return humanize.address(self.host, self.port)
 
 
 def check_sentinel(hello: Any) -> None:
@@ -94,11 +96,8 @@ class Sentinels:
         inquiry, share = _Inquiry(len(self._dialers)), seconds / len(self._dialers)
         for address, dialer in self._in_turn(inquiry):
             try:
-                wire = dialer.dial(share / 2)
-                try:
-                    inquiry.named(self.ask(wire, share / 2))
-                finally:
-                    wire.close()
+                with closing(dialer.dial(share / 2)) as wire:
+                    inquiry.answers.append(self.ask(wire, share / 2))
             except TROUBLE as error:
                 self._note(inquiry, address, error)
         return self._result(inquiry)
@@ -109,12 +108,9 @@ class Sentinels:
         for address, dialer in self._in_turn(inquiry):
             try:
                 async with asyncio.timeout(share):
-                    wire = await dialer.adial(share)
-                    try:
+                    with closing(await dialer.adial(share)) as wire:
                         sending = [wire.send(command, share) for command in self._question]
-                        inquiry.named(self._read(*await asyncio.gather(*sending)))
-                    finally:
-                        wire.close()
+                        inquiry.answers.append(self._read(*await asyncio.gather(*sending)))
             except TROUBLE as error:
                 self._note(inquiry, address, error)
         return self._result(inquiry)
@@ -139,10 +135,8 @@ class Sentinels:
             except TROUBLE:
                 self._unanswered[address] = time.monotonic()
                 continue
-            try:
+            with closing(wire):
                 yield wire
-            finally:
-                wire.close()
 
     def ask_each(
         self, seconds: float, *commands: tuple[str, ...]
@@ -151,12 +145,9 @@ class Sentinels:
         said: dict[str, list[Any] | Exception] = {}
         for address, dialer in sorted(self._dialers.items()):
             try:
-                wire = dialer.dial(seconds / 2)
-                try:
+                with closing(dialer.dial(seconds / 2)) as wire:
                     packed_commands = [packed(*command) for command in commands]
                     said[address] = wire.ask_all(packed_commands, seconds / 2)
-                finally:
-                    wire.close()
             except TROUBLE as error:
                 said[address] = error
         return said
@@ -207,9 +198,6 @@ class _Inquiry:
         self._majority = sentinels // 2 + 1
         self.answers: list[Master] = []
         self.errors: dict[str, Exception] = {}
-
-    def named(self, master: Master) -> None:
-        self.answers.append(master)
 
     @property
     def is_decided(self) -> bool:
