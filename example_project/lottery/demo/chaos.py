@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 
@@ -67,7 +68,7 @@ class Worker:
         )
 
 
-class Fault:
+class Fault(ABC):
     """What goes wrong, again and again."""
 
     deed: ClassVar[str]
@@ -77,9 +78,9 @@ class Fault:
     def __init__(self, workers: list[Worker], stage: Stage) -> None:
         self.workers = workers
 
+    @abstractmethod
     def strike(self) -> str:
         """Do it, if it is time; returns what was done."""
-        raise NotImplementedError
 
     def is_over(self) -> bool:
         """Whether all goes well again."""
