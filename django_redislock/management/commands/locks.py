@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from datetime import datetime
 
     from django.core.management.base import OutputWrapper
@@ -301,9 +302,7 @@ class Command(BaseCommand):
             rows = _completed(using, database)
             runs = [run for name in names for run in rows.of(name)]
             if runs:
-                out = self.stderr if options["json"] else self.stdout
-                if not (options["json"] and options["yes"]):
-                    self._print(terminal.completed(runs, _columns(out)), out)
+                self._show_meant(partial(terminal.completed, runs), **options)
                 self._ask_whether(f"Forget {counted(len(runs), 'completed run')}?", **options)
             forgotten = 0
             if not options["dry_run"]:
@@ -409,12 +408,18 @@ class Command(BaseCommand):
         return released
 
     def _confirm(self, locks: list[held.HeldLock], *, yes: bool, json: bool) -> None:
-        """Show what is meant, and ask. With --json, standard output is for programs alone."""
-        out = self.stderr if json else self.stdout
-        if not (json and yes):
-            self._print(terminal.locks(locks, _columns(out)), out)
+        """Show what is meant, and ask."""
+        self._show_meant(partial(terminal.locks, locks), yes=yes, json=json)
         question = f"Release {counted(len(locks), 'lock')}? The holders are not stopped."
         self._ask_whether(question, yes=yes, json=json, done="released")
+
+    def _show_meant(
+        self, table: Callable[[int | None], Iterable[str]], *, yes: bool, json: bool, **options: Any
+    ) -> None:
+        """Show it as a table. With --json, standard output is for programs alone."""
+        out = self.stderr if json else self.stdout
+        if not (json and yes):
+            self._print(table(_columns(out)), out)
 
     def _ask_whether(
         self,
