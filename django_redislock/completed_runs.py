@@ -14,7 +14,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
-from django_redislock.fences import Fence
+from django_redislock.fences import Fence, where_written
 from django_redislock.humanize import visible
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class CompletedRuns(models.QuerySet["CompletedRun"]):
             How many there were to delete.
         """
         forgotten = 0
-        rows = self._where_written()
+        rows = where_written(self)
         for row in rows:
             # By its id: a run that has completed since then has a row of its own.
             if self.model.objects.using(rows.db).filter(pk=row.pk).delete()[0]:
@@ -72,15 +72,11 @@ class CompletedRuns(models.QuerySet["CompletedRun"]):
         Returns:
             How many there were to delete.
         """
-        rows = self._where_written()
+        rows = where_written(self)
         forgotten: int = rows.filter(completed_at__lt=before).delete()[0]
         text = "All runs completed before %s (%d) in database %r forgotten by %r, reason %r"
         audit.warning(text, before.isoformat(), forgotten, rows.db, by, reason)
         return forgotten
-
-    def _where_written(self) -> CompletedRuns:
-        """The same rows; a router may name a replica for what only reads."""
-        return self.using(self.select_for_update().db)
 
 
 class CompletedRun(models.Model):

@@ -275,9 +275,10 @@ def fenced_update(queryset: QuerySet[Any], lease: Lease, /, **values: Any) -> Fe
         raise TypeError(f"fenced_update was given what is not a lease: {lease!r}.")
     _check_fenced(queryset.model, values)
     lease.ensure_held()
-    # A router may name a replica for what only reads, and the rows are to be counted where they
-    # are written.
-    rows = _by_key(queryset.using(queryset.select_for_update().db))
+    from django_redislock.fences import where_written
+
+    # The rows are to be counted where they are written.
+    rows = _by_key(where_written(queryset))
     # Both in one transaction: nobody writes to an updated row before it is known what was refused.
     with transaction.atomic(using=rows.db):
         updated = rows.filter(fence__lte=lease.fence).update(**values, fence=lease.fence)

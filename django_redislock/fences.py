@@ -6,10 +6,18 @@ Models: what is imported from here needs Django's applications. Programs import 
 from __future__ import annotations
 
 import hashlib
+from typing import TypeVar
 
 from django.db import models
 
 from django_redislock.humanize import visible
+
+AnyModel = TypeVar("AnyModel", bound=models.Model)
+
+
+def where_written(rows: models.QuerySet[AnyModel]) -> models.QuerySet[AnyModel]:
+    """The same rows; a router may name a replica for what only reads."""
+    return rows.using(rows.select_for_update().db)
 
 
 class Fence(models.Model):
