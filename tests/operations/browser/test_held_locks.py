@@ -446,7 +446,8 @@ def test_everything_works_without_javascript(stage: Stage, visit: Callable[..., 
 def luminance(page: Page, selector: str, what: str) -> float:
     """How bright a colour on the page is, from 0 to 1."""
     script = f"one => getComputedStyle(one).{what}"
-    colour = page.locator(selector).first.evaluate(script)
+    # An element that a refresh of the list replaces just now has none.
+    colour = wait_until(lambda: page.locator(selector).first.evaluate(script))
     red, green, blue = (
         value / 12.92 if value <= 0.03928 else ((value + 0.055) / 1.055) ** 2.4
         for value in (int(part) / 255 for part in re.findall(r"\d+", colour)[:3])
