@@ -150,7 +150,7 @@ def backend() -> RedisBackend:
 
 def fork_beside_busy_threads(times: int) -> None:
     """In a child: fork again and again while threads take, give, lose and dial connections."""
-    pool, stop = backend()._pool, threading.Event()
+    pool, stop = backend()._server._pool, threading.Event()
     done = [0] * 6
 
     def work(number: int) -> None:
@@ -182,7 +182,8 @@ def test_a_fork_amid_the_use_of_connections_harms_neither_side(locks: Locks, spa
 
 def fork_while_a_thread_is_within(what: str) -> None:
     """In a child: fork while another thread has one of our internal locks."""
-    mutex = {"the pool": backend()._pool._lock, "the watchdog": backend().watchdog._lock}[what]
+    pool, watchdog = backend()._server._pool, backend().watchdog
+    mutex = {"the pool": pool._lock, "the watchdog": watchdog._lock}[what]
     entered, leave = threading.Event(), threading.Event()
 
     def stay() -> None:

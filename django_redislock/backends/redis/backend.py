@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock.backends.base import Backend
-from django_redislock.backends.redis import sessions
-from django_redislock.backends.redis.calling import Caller, trouble
 from django_redislock.backends.redis.checking import check_timeout, checked_dialer
-from django_redislock.backends.redis.connection import packed
-from django_redislock.backends.redis.errors import (
-    TROUBLE,
-    ReplyError,
-    described,
-    is_transient,
-    is_wrong_server,
-)
-from django_redislock.backends.redis.loops import Loops
 from django_redislock.backends.redis.pool import Pool
-from django_redislock.backends.redis.sessions import AsyncSession, Session
-from django_redislock.exceptions import LockUnavailable
+from django_redislock.backends.redis.server import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Coroutine, Sequence
 
     from django_redislock.backends.drivers import Begun
-    from django_redislock.backends.redis.connection import Wire
     from django_redislock.backends.redis.dialing import Dialing
+    from django_redislock.backends.redis.sessions import AsyncSession, Session
     from django_redislock.conf import Conf
     from django_redislock.rules.steps import Call, Outcome
-
-Result = TypeVar("Result")
 
 DEFAULT_MAX_CONNECTIONS = 128
 LEAST_MAX_CONNECTIONS = Pool.BESIDE + Pool.KEPT_BACK
@@ -88,28 +74,19 @@ class RedisBackend(Backend):
 
     def _start(self) -> None:
         super()._start()
-        self._caller = Caller(self.alias, self.prefix, self.process)
-        self._pool = Pool(self._dialer.dial, self._most_connections - Pool.BESIDE)
-        self._loops = Loops(self._dialer)
-        self._watchdog_wire: Wire | None = None
+        self._server = Server(self, self._dialer, self._most_connections)
 
     def after_fork(self) -> None:
-        # Only this process's copies are closed; the parent goes on using its own.
-        self._dialer.after_fork()
-        self._pool.forsake()
-        self.close_watchdog()
-        self._loops.forsake()
-        self._inherited = self._loops  # A transport must not be collected before its loop.
+        self._server.forsake()
+        self._inherited = self._server  # A transport must not be collected before its loop.
         super().after_fork()
 
     def retire(self) -> None:
         super().retire()
-        self._pool.retire()
+        self._server.retire()
 
     def close_watchdog(self) -> None:
-        wire, self._watchdog_wire = self._watchdog_wire, None
-        if wire is not None:
-            wire.close()
+        self._server.close_watchdog()
 
     def operation_timeout(self, ttl: float) -> float:
         return self._timeout or super().operation_timeout(ttl)
@@ -117,56 +94,26 @@ class RedisBackend(Backend):
     @property
     def scripting(self) -> bool:
         """Whether the server allows scripts, as far as we know."""
-        return self._caller.scripting
+        return self._server.scripting
 
     def session(self) -> Session:
-        return Session(self._caller, self._pool)
+        return self._server.session()
 
     def async_session(self) -> AsyncSession:
-        return AsyncSession(self._caller, self._loops, self._pool)
+        return self._server.async_session()
 
     def ask(self, step: Call) -> Begun:
-        return sessions.ask(step, self._caller, self._pool)
+        return self._server.ask(step)
 
     def aask(self, step: Call) -> Coroutine[Any, Any, Begun]:
-        return sessions.aask(step, self._caller, self._loops, self._pool)
+        return self._server.aask(step)
 
     def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
-        begun = self.clock()
-        try:
-            if self._watchdog_wire is None:
-                self._watchdog_wire = self._dialer.dial(calls[0].within)
-            return self._caller.call(self._watchdog_wire, calls, self.clock())
-        except Exception as error:  # noqa: BLE001 - told apart by trouble()
-            self.close_watchdog()
-            return [trouble(error, begun)] * len(calls)
+        return self._server.renew_many(calls)
 
     def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
-        return self._with_wire(lambda wire: self._caller.call(wire, calls, self.clock()))
+        return self._server.call_many(calls)
 
     def commands(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]:
-        """Run plain commands in one round trip; an error reply is returned, not raised.
-
-        They may be run twice, as they must be safe to repeat.
-
-        Raises:
-            LockUnavailable: The server did not answer, or is the wrong one.
-        """
-
-        def ask(wire: Wire) -> list[Any]:
-            replies = wire.ask_all([packed(*command) for command in commands], self.within)
-            for reply in replies:
-                if isinstance(reply, ReplyError) and is_wrong_server(reply):
-                    raise reply
-            return replies
-
-        return self._with_wire(ask)
-
-    def _with_wire(self, work: Callable[[Wire], Result], *, last: bool = False) -> Result:
-        """Do *work* with a connection, and once more with a new one if that may help."""
-        try:
-            return self._pool.use(work, self.within)
-        except TROUBLE as error:
-            if last or not is_transient(error):
-                raise LockUnavailable(self.prefix, described(error)) from error
-        return self._with_wire(work, last=True)
+        """See Server.commands()."""
+        return self._server.commands(*commands)

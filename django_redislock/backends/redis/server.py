@@ -1,0 +1,139 @@
+"""One Redis or Valkey server, as one process uses it: what is sent there, and by which connection.
+
+A backend has one server, or several that each keep some of its locks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from django_redislock import clock
+from django_redislock.backends.redis import sessions
+from django_redislock.backends.redis.calling import Caller, trouble
+from django_redislock.backends.redis.connection import packed
+from django_redislock.backends.redis.errors import (
+    TROUBLE,
+    ReplyError,
+    described,
+    is_transient,
+    is_wrong_server,
+)
+from django_redislock.backends.redis.loops import Loops
+from django_redislock.backends.redis.pool import Pool
+from django_redislock.backends.redis.sessions import AsyncSession, Session
+from django_redislock.exceptions import LockUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from django_redislock.backends.base import Backend
+    from django_redislock.backends.drivers import Begun
+    from django_redislock.backends.redis.connection import Wire
+    from django_redislock.backends.redis.dialing import Dialing
+    from django_redislock.rules.steps import Call, Outcome
+
+Result = TypeVar("Result")
+
+
+class Server:
+    """The connections of one process to one server, for the locks of one backend."""
+
+    def __init__(self, backend: Backend, dialer: Dialing, most_connections: int) -> None:
+        """Dial nobody yet.
+
+        Args:
+            backend: Whose locks they are.
+            dialer: How to come to a connection.
+            most_connections: How many there may be for sync code, the watchdog's included.
+        """
+        self._prefix = backend.prefix
+        self._within = backend.within
+        self._dialer = dialer
+        self._caller = Caller(backend.alias, backend.prefix, backend.process)
+        self._pool = Pool(dialer.dial, most_connections - Pool.BESIDE)
+        self._loops = Loops(dialer)
+        self._watchdog_wire: Wire | None = None
+
+    def retire(self) -> None:
+        """Keep no connection that is not in use from now on."""
+        self._pool.retire()
+
+    def forsake(self) -> None:
+        """In a forked child: close its copies of connections, which the parent goes on using."""
+        self._dialer.after_fork()
+        self._pool.forsake()
+        self.close_watchdog()
+        self._loops.forsake()
+
+    @property
+    def scripting(self) -> bool:
+        """Whether the server allows scripts, as far as we know."""
+        return self._caller.scripting
+
+    def session(self) -> Session:
+        """What performs the steps of one flow there, blocking its thread."""
+        return Session(self._caller, self._pool)
+
+    def async_session(self) -> AsyncSession:
+        """What performs them without blocking the event loop."""
+        return AsyncSession(self._caller, self._loops, self._pool)
+
+    def ask(self, step: Call) -> Begun:
+        """Do the first step of a flow, blocking this thread."""
+        return sessions.ask(step, self._caller, self._pool)
+
+    def aask(self, step: Call) -> Coroutine[Any, Any, Begun]:
+        """See ask(), without blocking the event loop."""
+        return sessions.aask(step, self._caller, self._loops, self._pool)
+
+    def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
+        """Run many scripts at once for the watchdog, on a connection of its own."""
+        begun = clock.now()
+        try:
+            if self._watchdog_wire is None:
+                self._watchdog_wire = self._dialer.dial(calls[0].within)
+            return self._caller.call(self._watchdog_wire, calls, clock.now())
+        except Exception as error:  # noqa: BLE001 - told apart by trouble()
+            self.close_watchdog()
+            return [trouble(error, begun)] * len(calls)
+
+    def close_watchdog(self) -> None:
+        """Close that connection."""
+        wire, self._watchdog_wire = self._watchdog_wire, None
+        if wire is not None:
+            wire.close()
+
+    def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
+        """Run many scripts at once, which are safe to repeat.
+
+        Raises:
+            LockUnavailable: The server did not answer.
+        """
+        return self._with_wire(lambda wire: self._caller.call(wire, calls, clock.now()))
+
+    def commands(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]:
+        """Run plain commands in one round trip; an error reply is returned, not raised.
+
+        They may be run twice, as they must be safe to repeat.
+
+        Raises:
+            LockUnavailable: The server did not answer, or is the wrong one.
+        """
+
+        def ask(wire: Wire) -> list[Any]:
+            replies = wire.ask_all([packed(*command) for command in commands], self._within)
+            for reply in replies:
+                if isinstance(reply, ReplyError) and is_wrong_server(reply):
+                    raise reply
+            return replies
+
+        return self._with_wire(ask)
+
+    def _with_wire(self, work: Callable[[Wire], Result], *, last: bool = False) -> Result:
+        """Do *work* with a connection, and once more with a new one if that may help."""
+        try:
+            return self._pool.use(work, self._within)
+        except TROUBLE as error:
+            if last or not is_transient(error):
+                raise LockUnavailable(self._prefix, described(error)) from error
+        return self._with_wire(work, last=True)
