@@ -31,7 +31,7 @@ from django_redislock.rules.stored import Owner, read_holding, read_noted_lease
 from django_redislock.task_runs import Record, Records, Run, record, records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from django_redislock.backends.base import Backend, Seen
 
@@ -68,6 +68,7 @@ class HeldLock(Jsonable):
     ttl: float | None = None  # As granted.
     renewals: int
     waiters: int
+    where: str = ""  # Which of several servers keeps it.
     gone: bool = False  # Its owner was a process of this host, and does not exist any more.
     strange: str = ""  # What it is, if its state is "foreign": "a list of 3 elements".
 
@@ -117,10 +118,12 @@ class HeldLocks(builtins.list[HeldLock]):
     Attributes:
         total: How many there are in all, by the server's index.
         partial: Whether there may be more than were asked for or looked at.
+        silent: Which of several servers did not answer. What they keep is not in the list.
     """
 
     total: int = 0
     partial: bool = False
+    silent: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,12 +253,14 @@ def list(  # noqa: A001
     backend = backends[using]
     found = HeldLocks()
     if only is None or only == Selection():
-        names, found.total = backend.held_names(limit, offset, latest_first=latest_first)
+        names, found.total, found.silent = backend.held_names(
+            limit, offset, latest_first=latest_first
+        )
         found.extend(look_at(names, using=using))
         found.partial = found.total > offset + limit
         return found
     only.check()
-    names, found.total = backend.held_names(MOST_NAMES, latest_first=latest_first)
+    names, found.total, found.silent = backend.held_names(MOST_NAMES, latest_first=latest_first)
     names = only.narrow(names)
     admitted = filter(only.admits, look_at(names[:MOST_LOOKS], using=using))
     found.extend(islice(admitted, offset, offset + limit))
@@ -279,7 +284,9 @@ def every(*, using: str = DEFAULT_ALIAS, only: Selection | None = None) -> Itera
     backend = backends[using]
     offset, total = 0, 1
     while offset < total:
-        names, total = backend.held_names(MOST_NAMES, offset)
+        names, total, silent = backend.held_names(MOST_NAMES, offset)
+        if silent:
+            raise LockUnavailable(backend.prefix, f"no answer from {', '.join(silent)}")
         offset += MOST_NAMES
         yield from filter(only.admits, look_at(only.narrow(names), using=using))
 
@@ -426,6 +433,26 @@ def problem(error: Exception, alias: str) -> str:
     return visible(f"The server {server} cannot answer: {error.problem}.")
 
 
+def silence(silent: Iterable[str], alias: str) -> dict[str, str]:
+    """What to say of servers that did not answer while others did, by server."""
+    return {
+        server: visible(
+            f"The server {server} ({alias}) did not answer all that was asked; locks that it keeps"
+            " may be missing."
+        )
+        for server in silent
+    }
+
+
+def tells_where(alias: str) -> bool:
+    """Whether locks are kept on several servers, so that each says on which one.
+
+    Raises:
+        ImproperlyConfigured: Something about the alias is wrong.
+    """
+    return backends[alias].in_parts
+
+
 def _read_seen(backend: Backend, seen: Seen) -> HeldLock | None:
     """What the server showed of a lock; None if nobody holds it."""
     holding = seen.holding
@@ -452,6 +479,7 @@ def _read_seen(backend: Backend, seen: Seen) -> HeldLock | None:
         waiters=seen.waiters,
         renewals=holding.renewals,
         ttl=holding.ttl,
+        where=seen.where,
         strange=holding.strange,
         gone=state != "cooling" and is_gone(holding.owner.host, holding.owner.pid),
     )

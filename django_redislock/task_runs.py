@@ -20,6 +20,8 @@ from django_redislock.rules.steps import Call
 from django_redislock.rules.stored import Owner, read_begun_run, read_noted_run
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from django_redislock.backends.base import Backend
     from django_redislock.lease import Lease
     from django_redislock.rules.scripts import Script
@@ -99,9 +101,15 @@ class Record(Jsonable):
 
 
 class Records(list[Record]):
-    """A list of records; ``partial`` says that there are more than it has."""
+    """A list of records.
 
-    partial = False
+    Attributes:
+        partial: Whether there are more than it has.
+        silent: Which of several servers did not answer. What they keep is not in the list.
+    """
+
+    partial: bool = False
+    silent: Sequence[str] = ()
 
 
 def records(*, using: str = DEFAULT_ALIAS, limit: int = 1000) -> Records:
@@ -111,12 +119,13 @@ def records(*, using: str = DEFAULT_ALIAS, limit: int = 1000) -> Records:
         LockUnavailable: The server did not or could not answer.
     """
     backend = backends[using]
-    names, total = backend.ran_names(limit)
+    names, total, silent = backend.ran_names(limit)
     found = Records()
     for start in range(0, len(names), ASKED_AT_ONCE):
         some = _records(backend, names[start : start + ASKED_AT_ONCE])
         found.extend(record for record in some if record is not None)
     found.partial = total > limit
+    found.silent = silent
     return found
 
 

@@ -11,11 +11,10 @@ from weakref import ReferenceType, ref
 
 from django_redislock import clock, signals
 from django_redislock.backends import drivers
-from django_redislock.backends.watchdog import Watchdog
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.process import tell_after_fork
 from django_redislock.rules import scripts
-from django_redislock.rules.keys import index_key, name_of
+from django_redislock.rules.keys import IN_BUCKETS, index_key, name_of
 from django_redislock.rules.options import MOST_COMBINATIONS, operation_timeout, terms_of
 from django_redislock.rules.steps import Answer, Call
 from django_redislock.rules.stored import Holding, read_holding
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from django_redislock.backends.drivers import Begun
+    from django_redislock.backends.watchdog import Watchdog
     from django_redislock.conf import Conf
     from django_redislock.exceptions import LostReason
     from django_redislock.lease import Lease
@@ -37,6 +37,14 @@ Result = TypeVar("Result")
 LISTED_AT_ONCE = 10_000  # Names in an index.
 
 
+class Names(NamedTuple):
+    """Some of the names in an index."""
+
+    names: list[str]
+    total: int  # How many there are.
+    silent: Sequence[str] = ()  # The servers that did not answer, whose names are missing in both.
+
+
 class Seen(NamedTuple):
     """A lock as the server shows it."""
 
@@ -45,17 +53,20 @@ class Seen(NamedTuple):
     expires_in: float | None  # Seconds; None if it is free or has no expiry.
     waiters: int
     server_time: float  # Seconds since the epoch.
+    where: str = ""  # On which servers, if there are several: "host:6379", or "2 of 3".
 
 
 class Backend(ABC):
     """One alias of REDISLOCK: a place where locks are kept, shared by all threads and loops."""
 
     clock: Callable[[], float] = staticmethod(clock.now)
+    in_buckets = False  # Whether names are spread over buckets, see rules/keys.py.
+    in_parts = False  # Whether there are several servers, and Seen says where a lock is kept.
 
     def __init__(self, conf: Conf) -> None:
         self.conf = conf
         self.alias = conf.alias
-        self.prefix = conf.key_prefix
+        self.prefix = conf.key_prefix + (IN_BUCKETS if self.in_buckets else "")
         self._terms: dict[Options, Terms] = {}
         self._start()
         tell_after_fork(self)
@@ -66,7 +77,6 @@ class Backend(ABC):
     def _start(self) -> None:
         """Make all that belongs to this process alone; once more in a forked child."""
         self.process = secrets.token_hex(8)
-        self.watchdog = Watchdog(self)
         self._leases_lock = threading.Lock()
         # Leases that this process relies on, by name: one, or more after a loss. Weak: a lease
         # that nobody refers to any more must not be renewed.
@@ -76,9 +86,13 @@ class Backend(ABC):
         """In a forked child: nothing of the parent's connections, threads and leases is ours."""
         self._start()
 
+    @abstractmethod
     def retire(self) -> None:
         """No new locks will come. Those that are held go on being renewed and released here."""
-        self.watchdog.retire()
+
+    @abstractmethod
+    def watchdog_of(self, name: str) -> Watchdog:
+        """Who looks after the leases of *name* at this time."""
 
     def terms(self, options: Options) -> Terms:
         """What options come to with the settings of this alias."""
@@ -121,14 +135,6 @@ class Backend(ABC):
         return drivers.arun(flow, (begun and begun.by) or self.async_session(), begun)
 
     @abstractmethod
-    def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
-        """Run many scripts at once for the watchdog, on a connection of its own."""
-
-    @abstractmethod
-    def close_watchdog(self) -> None:
-        """Close that connection; no lease is left to renew."""
-
-    @abstractmethod
     def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
         """Run many scripts at once, which are safe to repeat.
 
@@ -166,7 +172,7 @@ class Backend(ABC):
         with self._leases_lock:
             earlier = self.leases.get(lease.name)
             self.leases[lease.name] = (*earlier, ref(lease)) if earlier else (ref(lease),)
-        self.watchdog.watch(lease)
+        self.watchdog_of(lease.name).watch(lease)
 
     def forget(self, lease: Lease) -> None:
         """The lease is over."""
@@ -174,7 +180,7 @@ class Backend(ABC):
             references = self.leases.pop(lease.name, ())
             if len(references) > 1 or (references and references[0]() is not lease):
                 self._put_living(lease.name, references, but=lease)
-        self.watchdog.forget(lease)
+        self.watchdog_of(lease.name).forget(lease)
 
     def dropped(self, lease: Lease) -> None:
         """A lease was collected that nobody has released."""
@@ -200,7 +206,7 @@ class Backend(ABC):
         """Note that *lease* is lost, and tell everybody who wants to know, in another thread."""
         if not lease.grant.lose(reason, at_release=at_release):
             return
-        self.watchdog.forget(lease)
+        self.watchdog_of(lease.name).forget(lease)
         over = lease.grant.loss(self.clock()).over
         logger.error(
             "Lost the lease %s of lock %r (%s); the code under it may still run",
@@ -225,22 +231,18 @@ class Backend(ABC):
 
     # --- looking ------------------------------------------------------------------------------
 
-    def held_names(
-        self, limit: int, offset: int = 0, *, latest_first: bool = False
-    ) -> tuple[list[str], int]:
-        """Names of held locks by expiry, the next to end first, and how many there are in all.
+    def held_names(self, limit: int, offset: int = 0, *, latest_first: bool = False) -> Names:
+        """Names of held locks by expiry, the next to end first.
 
         It is a look at an index: a name may have become free. Nobody scans the keyspace for it.
         """
         return self._names("held", limit, offset, latest_first=latest_first)
 
-    def ran_names(self, limit: int) -> tuple[list[str], int]:
-        """Names of the locks of tasks, the last to run first, and how many there are."""
+    def ran_names(self, limit: int) -> Names:
+        """Names of the locks of tasks, the last to run first."""
         return self._names("ran", limit, 0, latest_first=True)
 
-    def _names(
-        self, which: str, limit: int, offset: int, *, latest_first: bool
-    ) -> tuple[list[str], int]:
+    def _names(self, which: str, limit: int, offset: int, *, latest_first: bool) -> Names:
         names: list[str] = []
         end, total = offset + limit, offset + limit
         while True:
@@ -248,12 +250,15 @@ class Backend(ABC):
             part = max(0, min(LISTED_AT_ONCE, end - offset))
             args = which, offset, part, int(latest_first)
             call = Call(scripts.NAMES, index_key(self.prefix), args, self.within)
-            ((total, keys),) = self.ask_many([call])
-            texts = [key.decode(errors="replace") for key in keys]
-            names += [name for key in texts if (name := name_of(self.prefix, key))]
+            ((total, found),) = self.ask_many([call])
+            names += [name for key in found[::2] if (name := self.name_in(key))]
             offset += part
             if offset >= min(end, total):
-                return names, total
+                return Names(names, total)
+
+    def name_in(self, lock_key: bytes) -> str | None:
+        """The name of a lock, from its key in an index; None if it is not one of ours."""
+        return name_of(self.prefix, lock_key.decode(errors="replace"))
 
     @property
     def within(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from abc import ABC, abstractmethod
 from inspect import GEN_SUSPENDED, getgeneratorstate
@@ -201,6 +202,23 @@ class Awaiting(ABC):
     """The same of a performer that awaits."""
 
     __slots__ = ()
+
+    @abstractmethod
+    async def call(self, step: Call) -> Answer:
+        """Run a script."""
+
+    async def call_shielded(self, step: Call) -> Answer:
+        """Run a script to its end, which is bounded, however often its task is cancelled."""
+        task = asyncio.ensure_future(self.call(step._replace(shielded=False)))
+        while not task.done():
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError:
+                if task.cancelled():
+                    raise
+            except (Unanswered, Refused):
+                break
+        return task.result()
 
     @abstractmethod
     def close(self) -> None:

@@ -32,27 +32,38 @@ TRIES_PER_CLAIM = 4  # Of what is left of a claim, each try to confirm it gets t
 SHORTEST_TRY = 0.05  # Seconds.
 
 
-class Renewer(Protocol):
-    """What a watchdog renews leases with: its backend."""
+class Watched(Protocol):
+    """Whose leases they are: a backend."""
 
     alias: str
     clock: Callable[[], float]
 
     def operation_timeout(self, ttl: float) -> float: ...
-    def renew_many(self, calls: Sequence[Call]) -> list[Outcome]: ...
-    def close_watchdog(self) -> None: ...
     def lost(self, lease: Lease, reason: LostReason) -> None: ...
+    def watchdog_of(self, name: str) -> Watchdog: ...
+
+
+class Renewer(Protocol):
+    """Where they are renewed."""
+
+    def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
+        """Run many scripts at once, on a connection of its own."""
+
+    def close_watchdog(self) -> None:
+        """Close that connection; no lease is left to renew."""
 
 
 class Watchdog:
-    """One thread for all leases of one backend in this process, sync and async alike.
+    """One thread for all leases of this process in one place, sync and async alike.
 
     It is started by the first lease, holds leases weakly, and sleeps until the next one is due.
-    No exception ends it (R7).
+    No exception ends it (R7). A place is a backend; on a cluster it is one of its nodes, so that a
+    node that hangs delays no other, and leases go over to another watchdog with their slot.
     """
 
-    def __init__(self, backend: Renewer) -> None:
+    def __init__(self, backend: Watched, renewer: Renewer) -> None:
         self._backend = backend
+        self._renewer = renewer
         # Leases by when they are due, in grains. A released lease takes itself out, and its slot
         # if that is empty then, in constant time. The heap tells which slot comes next; it may
         # still have some that are gone.
@@ -90,6 +101,12 @@ class Watchdog:
                 if not leases:
                     del self._slots[slot]
 
+    def put_back(self, lease: Lease, due: float) -> None:
+        """Look after a lease again, from *due* on, which this watchdog or another one has taken."""
+        with self._lock:
+            if lease.grant.is_active:
+                self._put(lease, min(due, lease.grant.ends))
+
     def retire(self) -> None:
         """End the thread when the last lease is over."""
         with self._lock:
@@ -97,7 +114,7 @@ class Watchdog:
             self._changed.notify()
             running = self._thread is not None
         if not running:
-            self._backend.close_watchdog()
+            self._renewer.close_watchdog()
 
     def _put(self, lease: Lease, due: float) -> None:
         token, slot = lease.grant.token, int(due / GRAIN) + 1
@@ -137,7 +154,7 @@ class Watchdog:
             self._thread = threading.current_thread()
         while self._round():
             pass
-        self._backend.close_watchdog()
+        self._renewer.close_watchdog()
 
     def _round(self) -> bool:
         """Renew what is due next; False if nothing will ever be.
@@ -182,6 +199,8 @@ class Watchdog:
             grant = lease.grant
             if not grant.is_active:
                 continue
+            if self._has_handed_over(lease, now):
+                continue
             try:
                 renewal = grant.renewal_due(now)
             except LockLost as lost:
@@ -190,7 +209,7 @@ class Watchdog:
             if renewal is None:
                 # What is left until max_hold is hardly longer than what the lease has already. Or
                 # it was renewed by hand just now, and then the next renewal is ours again.
-                self._put_back(lease, self._next_time(grant, now))
+                self.put_back(lease, self._next_time(grant, now))
                 continue
             if grant.newly_abandoned():
                 logger.warning(
@@ -207,13 +226,15 @@ class Watchdog:
         now = self._backend.clock()
         within = min(self._time_for_one_try(lease.grant, now) for lease, _ in batch)
         calls = [flows.renewal_call(renewal, within) for _, renewal in batch]
-        answers = self._backend.renew_many(calls)
+        answers = self._renewer.renew_many(calls)
         now = self._backend.clock()
         for (lease, renewal), answer in zip(batch, answers, strict=True):
             grant = lease.grant
             if not grant.is_active:
                 continue
             if not isinstance(answer, Answer):
+                if self._has_handed_over(lease, now):
+                    continue
                 self._note_failure(lease, answer, now)
                 continue
             try:
@@ -221,7 +242,14 @@ class Watchdog:
             except LockLost as lost:
                 self._backend.lost(lease, lost.reason)
             else:
-                self._put_back(lease, self._next_time(grant, now, random.uniform(0.9, 1.0)))
+                self.put_back(lease, self._next_time(grant, now, random.uniform(0.9, 1.0)))
+
+    def _has_handed_over(self, lease: Lease, now: float) -> bool:
+        """Whether it is another watchdog's, which then has it."""
+        watchdog = self._backend.watchdog_of(lease.name)
+        if watchdog is not self:
+            watchdog.put_back(lease, now)
+        return watchdog is not self
 
     def _next_time(self, grant: Grant, now: float, jitter: float = 1.0) -> float:
         return now + grant.ttl / 3 * jitter if grant.auto_renew else grant.deadline
@@ -241,15 +269,10 @@ class Watchdog:
         pause = max(SOONEST_RETRY, min(grant.ttl / 10, 1.0))
         if grant.is_claimed and now < grant.deadline:
             pause = SOONEST_RETRY
-        self._put_back(lease, now + pause)
-
-    def _put_back(self, lease: Lease, due: float) -> None:
-        with self._lock:
-            if lease.grant.is_active:
-                self._put(lease, min(due, lease.grant.ends))
+        self.put_back(lease, now + pause)
 
     def _put_off(self, leases: list[Lease]) -> None:
         now = self._backend.clock()
         for lease in leases:
             self.forget(lease)  # It may have been put back already.
-            self._put_back(lease, now + SOONEST_RETRY)
+            self.put_back(lease, now + SOONEST_RETRY)

@@ -1,8 +1,7 @@
 -- lease: how a lock is written down. Every operation begins with its keys, then with this file.
 --
--- KEYS  each operation names those it may touch, see keys.py; the indexes come last, and are
---       missing on a cluster, where they have another slot; FENCE is common to all names as they
---       are, and would there have to be a key of each name, with an expiry
+-- KEYS  each operation names those it may touch, see keys.py; FENCE and the indexes, which come
+--       last, are common to all names, or on a cluster to those of one bucket
 -- ARGV  each operation names its own; `channel`, on which the asking connection is rung, or '', is
 --       added for those that end with it, see scripts.py
 --

@@ -11,6 +11,15 @@ local function state_of(value)
   return string.sub(value, 33, 33)
 end
 
+-- Tells those who listen on *channel*, and returns how many that are. On a cluster it has the hash
+-- tag of the keys: there a PUBLISH would go to all nodes, and count only who is connected to this one.
+local function ring(channel, words)
+  if string.find(channel, '{', 1, true) then
+    return call('SPUBLISH', channel, words)
+  end
+  return call('PUBLISH', channel, words)
+end
+
 -- fence, since, claim, channel of a lease; nothing if the value is not one of ours.
 local function read(value)
   if string.match(value, '^[hck][r-]%d%d%d%d%d%x+()|', 33) == 56 then
@@ -35,12 +44,12 @@ local function hand_over(token, previous, me)
     local record = call('HGET', WAITERS, token) or ''
     local expiry, channel, ttl, renews, id, owner =
       string.match(record, '^(%d+)|([^|]*)|(%d+)|([r-])|(%x+)|(.*)$')
-    -- A PUBLISH that nobody receives tells of a killed waiter at once. The bell brings the server
+    -- A ring that nobody receives tells of a killed waiter at once. The bell brings the server
     -- time of the grant; the waiter learns the fence from it too.
     local fence = next_fence(previous, us)
     local rung = expiry
       and tonumber(expiry) > milliseconds(us)
-      and call('PUBLISH', channel, 'granted ' .. id .. ' ' .. fence .. ' ' .. us) > 0
+      and ring(channel, 'granted ' .. id .. ' ' .. fence .. ' ' .. us) > 0
     dequeue(token)
     if rung then
       raise_mark(fence)

@@ -35,7 +35,7 @@ if cooling then
   if record then
     -- Or the first waiter would sleep until the end that the lease had before.
     local channel, id = string.match(record, '^%d+|([^|]*)|%d+|[r-]|(%x+)|')
-    call('PUBLISH', channel, 'look ' .. id .. ' ' .. digits(left))
+    ring(channel, 'look ' .. id .. ' ' .. digits(left))
   end
 end
 if once ~= '0' then

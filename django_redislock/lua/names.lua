@@ -1,6 +1,6 @@
 -- names: a page of an index of locks: those that are held, or those that tasks have run under.
 -- ARGV  held or ran, where to begin, how many at most, 1 for the last first, else 0
--- returns {how many there are in all, {lock key, ...}}
+-- returns {how many there are in all, {lock key, its place in the index, ...}}
 -- What is too long for a key of ours is passed over.
 local HELD, RAN = unpack(KEYS)
 -- include _lease
@@ -15,14 +15,15 @@ end
 local total = call('ZCOUNT', index, first, '+inf')
 local keys
 if last_first == '1' then
-  keys = call('ZRANGE', index, '+inf', first, 'BYSCORE', 'REV', 'LIMIT', offset, limit)
+  keys = call('ZRANGE', index, '+inf', first, 'BYSCORE', 'REV', 'LIMIT', offset, limit, 'WITHSCORES')
 else
-  keys = call('ZRANGE', index, first, '+inf', 'BYSCORE', 'LIMIT', offset, limit)
+  keys = call('ZRANGE', index, first, '+inf', 'BYSCORE', 'LIMIT', offset, limit, 'WITHSCORES')
 end
 local ours = {}
-for _, key in ipairs(keys) do
-  if #key <= LONGEST then
-    table.insert(ours, key)
+for i = 1, #keys, 2 do
+  if #keys[i] <= LONGEST then
+    table.insert(ours, keys[i])
+    table.insert(ours, keys[i + 1])
   end
 end
 return { total, ours }

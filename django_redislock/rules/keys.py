@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from binascii import crc32
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -10,6 +11,14 @@ from urllib.parse import quote, unquote
 # cannot choose its cluster slot or split a lock's keys, and glob characters, so that a name is
 # harmless in a scan.
 _PLAIN = " !#$&'()+,-./:;<=>@_`|~\""
+
+# On a cluster the names are spread over so many buckets. All keys of a bucket, its indexes and its
+# mark of fences too, begin with its number as the hash tag, and so are in one slot: a script may
+# touch them together, and a name cannot choose its slot. Neither this number nor how a bucket is
+# found can ever be changed: for the time of a deployment, old and new processes would each give the
+# same lock away, in different buckets.
+BUCKETS = 256
+IN_BUCKETS = ":{*}"  # Ends a prefix of which each bucket has its own. To scans it is a pattern.
 
 
 class Keys(NamedTuple):
@@ -23,9 +32,27 @@ class Keys(NamedTuple):
     past: str  # List: the last leases that lasted a while, see lua/_past.lua.
     finished: str  # Sorted set: ids of the task runs that succeeded -> when, in ms.
     runs: str  # Hash: what became of the last task runs, see lua/_runs.lua; who waits to start.
-    fence: str  # Sorted set of one: the greatest fencing token given out under any name.
+    fence: str  # Sorted set of one: the greatest fencing token given out under any such prefix.
     held: str  # Sorted set: the index of all held locks (their lock keys) by expiry in ms.
     ran: str  # Sorted set: the index of all locks of tasks by their last run in ms.
+
+
+def bucket_of(name: str) -> int:
+    """The bucket of the lock *name*."""
+    return crc32(name.encode()) % BUCKETS
+
+
+def hash_tag(bucket: int) -> str:
+    """What a cluster finds the slot of a bucket by."""
+    return str(bucket)
+
+
+@lru_cache(maxsize=4096)
+def prefix_of(prefix: str, name: str) -> str:
+    """What the keys and channels of the lock *name* begin with: the prefix, or its bucket's own."""
+    if not prefix.endswith(IN_BUCKETS):
+        return prefix
+    return f"{prefix.removesuffix(IN_BUCKETS)}:{{{hash_tag(bucket_of(name))}}}"
 
 
 def fence_key(prefix: str) -> str:
@@ -44,13 +71,26 @@ def ran_index_key(prefix: str) -> str:
 
 
 def channel(prefix: str, process: str, number: int) -> str:
-    """The channel on which the connection *number* of a process is rung."""
+    """The channel on which the connection *number* of a process is rung.
+
+    With the prefix of a bucket it is one of the bucket's slot, see lua/_queue.lua.
+    """
     return f"{prefix}:bell:{process}:{number}"
+
+
+def prefix_in(channel: str) -> str:
+    """The prefix of the locks for which a channel is."""
+    return channel.rpartition(":bell:")[0]
 
 
 @lru_cache(maxsize=4096)
 def lock_keys(prefix: str, name: str) -> Keys:
-    """The keys of the lock *name*; all but the fence and the indexes share one hash tag."""
+    """The keys of the lock *name*.
+
+    In buckets, all of them share the hash tag of the bucket; else all but the fence and the
+    indexes share that of the name.
+    """
+    prefix = prefix_of(prefix, name)
     base = f"{prefix}:{{{quote(name, safe=_PLAIN)}}}:"
     return Keys(
         lock=base + "lock",
@@ -69,7 +109,6 @@ def lock_keys(prefix: str, name: str) -> Keys:
 
 def name_of(prefix: str, lock_key: str) -> str | None:
     """The lock name behind a lock key; None if the key is not one of ours."""
-    head, tail = f"{prefix}:{{", "}:lock"
-    if not (lock_key.startswith(head) and lock_key.endswith(tail)):
-        return None
-    return unquote(lock_key[len(head) : -len(tail)])
+    head, _, quoted = lock_key.rpartition(":{")  # A name's own braces are encoded.
+    name = unquote(quoted.removesuffix("}:lock"))
+    return name if quoted.endswith("}:lock") and head == prefix_of(prefix, name) else None

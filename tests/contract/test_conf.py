@@ -261,8 +261,8 @@ UNCLEAR: list[tuple[str, str]] = [
     # Of other backends.
     ("redis+sentinel://a:26379/primary/0", "leads to Sentinel: use SentinelBackend"),
     ("sentinel://a:26379", "leads to Sentinel: use SentinelBackend"),
-    ("redis+cluster://a:7000", "leads to a cluster, but only a server of its own"),
-    ("redis://a:7000,b:7000/0", "names several hosts, but only a server of its own"),
+    ("redis+cluster://a:7000", "for a cluster use ClusterBackend"),
+    ("redis://a:7000,b:7000/0", "names several hosts; name one, the primary; for a cluster"),
 ]
 
 

@@ -61,7 +61,7 @@ async def test_a_renewal_by_hand_just_before_the_watchdogs_does_not_end_its_rene
     way: Way, place: Place
 ) -> None:
     async with way.entered(distributed_lock("lottery", ttl=3)) as lease:
-        watchdog, token = backends["default"].watchdog, lease.grant.token
+        watchdog, token = backends["default"].watchdog_of(lease.name), lease.grant.token
         due = watchdog._slot_of[token]
         # Until the watchdog has looked at it, and put it off.
         while watchdog._slot_of.get(token, due) == due:
@@ -213,8 +213,8 @@ def test_a_bug_does_not_end_it(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with distributed_lock("lottery", ttl=5) as lease:
-        backend = backends["default"]
-        renew_many, calls = backend.renew_many, []
+        renewer = backends["default"].watchdog_of("lottery")._renewer
+        renew_many, calls = renewer.renew_many, []
 
         def fail_twice(steps: object) -> object:
             calls.append(steps)
@@ -222,7 +222,7 @@ def test_a_bug_does_not_end_it(
                 raise ZeroDivisionError("a bug")
             return renew_many(steps)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(backend, "renew_many", fail_twice)
+        monkeypatch.setattr(renewer, "renew_many", fail_twice)
         wait_until(lambda: lease.renewals)
         assert lease.held
     assert "watchdog met an error; it goes on" in caplog.text
@@ -231,17 +231,17 @@ def test_a_bug_does_not_end_it(
 def test_a_bug_within_a_batch_does_not_make_it_renew_twice_from_then_on(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watchdog = backends["default"].watchdog
-    put_back, calls = watchdog._put_back, []
-
-    def fail_once(lease: Lease, due: float) -> None:
-        put_back(lease, due)
-        calls.append(lease)
-        if len(calls) == 1:
-            raise ZeroDivisionError("a bug")
-
-    monkeypatch.setattr(watchdog, "_put_back", fail_once)
     with distributed_lock("lottery", ttl=4) as lease:
+        watchdog = backends["default"].watchdog_of("lottery")
+        put_back, calls = watchdog.put_back, []
+
+        def fail_once(lease: Lease, due: float) -> None:
+            put_back(lease, due)
+            calls.append(lease)
+            if len(calls) == 1:
+                raise ZeroDivisionError("a bug")
+
+        monkeypatch.setattr(watchdog, "put_back", fail_once)
         wait_until(lambda: len(calls) >= 2)
         assert "watchdog met an error; it goes on" in caplog.text
         slots = watchdog._slots
@@ -320,6 +320,6 @@ def test_what_is_over_costs_the_watchdog_nothing(locks: Locks) -> None:
         for number in range(300):  # Due at 300 different times.
             with distributed_lock(f"short-{number}", ttl=3600 + number):
                 pass
-    watchdog = backends["default"].watchdog
+    watchdog = backends["default"].watchdog_of("lottery")
     assert not watchdog._slots
     assert len(watchdog._order) < 100

@@ -15,6 +15,7 @@ from django_redislock import clock
 from django_redislock.backends import drivers
 from django_redislock.backends.base import Backend
 from django_redislock.backends.memory.keyspace import Keyspace, ReplyError
+from django_redislock.backends.watchdog import Watchdog
 from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import channel, lock_keys, name_of
@@ -61,6 +62,7 @@ class InMemoryBackend(Backend):
 
     def _start(self) -> None:
         super()._start()
+        self.watchdog = Watchdog(self, self)
         self._mutex = threading.Lock()
         self._listeners: dict[bytes, Callable[[str], object]] = {}
         self._numbers = count(1)
@@ -73,6 +75,12 @@ class InMemoryBackend(Backend):
         # A thread of the parent may have been in the midst of a script, so it is never closed.
         self._inherited.append(self._interpreter)
         super().after_fork()
+
+    def retire(self) -> None:
+        self.watchdog.retire()
+
+    def watchdog_of(self, name: str) -> Watchdog:
+        return self.watchdog
 
     def session(self) -> _Session:
         return _Session(self)

@@ -236,7 +236,7 @@ class Keyspace:
         else:
             members = self._between(key, start, stop)
         offset, count = map(_integer, options[options.index(b"LIMIT") + 1 :][:2])
-        return members[offset : offset + count]
+        return self._told(key, members[offset : offset + count], options)
 
     def ZREVRANGE(self, key: bytes, start: bytes, stop: bytes, *options: bytes) -> list[bytes]:
         members = self._ordered(key)[::-1]
@@ -266,6 +266,9 @@ class Keyspace:
 
     def PUBLISH(self, channel: bytes, message: bytes) -> int:
         return self._publish(channel, message)
+
+    def SPUBLISH(self, channel: bytes, message: bytes) -> int:
+        return self.PUBLISH(channel, message)
 
     # --- what they are made of --------------------------------------------------------------------
 

@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock.backends.base import Backend
-from django_redislock.backends.redis.checking import check_timeout, checked_dialer
-from django_redislock.backends.redis.pool import Pool
+from django_redislock.backends.redis.checking import (
+    check_timeout,
+    checked_dialer,
+    most_connections,
+)
 from django_redislock.backends.redis.server import Server
+from django_redislock.backends.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -19,9 +23,6 @@ if TYPE_CHECKING:
     from django_redislock.backends.redis.sessions import AsyncSession, Session
     from django_redislock.conf import Conf
     from django_redislock.rules.steps import Call, Outcome
-
-DEFAULT_MAX_CONNECTIONS = 128
-LEAST_MAX_CONNECTIONS = Pool.BESIDE + Pool.KEPT_BACK
 
 
 class RedisBackend(Backend):
@@ -37,13 +38,7 @@ class RedisBackend(Backend):
     def __init__(self, conf: Conf) -> None:
         options = dict(conf.options)
         where = f"REDISLOCK[{conf.alias!r}]"
-        limit = options.pop("max_connections", DEFAULT_MAX_CONNECTIONS)
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < LEAST_MAX_CONNECTIONS:
-            raise ImproperlyConfigured(
-                f"{where}['OPTIONS']['max_connections'] must be an integer of at least"
-                f" {LEAST_MAX_CONNECTIONS}, not {limit!r}."
-            )
-        self._most_connections = limit
+        self._most_connections = most_connections(options, where)
         check_timeout(options.get("socket_timeout"), f"{where}['OPTIONS']['socket_timeout']")
         if not conf.location:
             raise ImproperlyConfigured(
@@ -67,14 +62,15 @@ class RedisBackend(Backend):
         if not isinstance(location, str):
             raise ImproperlyConfigured(
                 f"{where}['LOCATION'] must be one URL: {type(self).__name__} uses one server. A"
-                " list of sentinels is for django_redislock.backends.SentinelBackend. Backends for"
-                " a cluster or a quorum are not there yet."
+                " list of sentinels is for django_redislock.backends.SentinelBackend, one of nodes"
+                " of a cluster for ClusterBackend. A backend for a quorum is not there yet."
             )
         return checked_dialer(location, options, f"{where}['LOCATION']", f"{where}['OPTIONS']")
 
     def _start(self) -> None:
         super()._start()
         self._server = Server(self, self._dialer, self._most_connections)
+        self.watchdog = Watchdog(self, self._server)
 
     def after_fork(self) -> None:
         self._server.forsake()
@@ -82,11 +78,11 @@ class RedisBackend(Backend):
         super().after_fork()
 
     def retire(self) -> None:
-        super().retire()
+        self.watchdog.retire()
         self._server.retire()
 
-    def close_watchdog(self) -> None:
-        self._server.close_watchdog()
+    def watchdog_of(self, name: str) -> Watchdog:
+        return self.watchdog
 
     def operation_timeout(self, ttl: float) -> float:
         return self._timeout or super().operation_timeout(ttl)
@@ -107,9 +103,6 @@ class RedisBackend(Backend):
 
     def aask(self, step: Call) -> Coroutine[Any, Any, Begun]:
         return self._server.aask(step)
-
-    def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
-        return self._server.renew_many(calls)
 
     def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
         return self._server.call_many(calls)

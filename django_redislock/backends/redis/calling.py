@@ -19,7 +19,7 @@ from django_redislock.backends.redis.errors import (
     is_wrong_server,
 )
 from django_redislock.rules import scripts
-from django_redislock.rules.keys import channel, lock_keys
+from django_redislock.rules.keys import channel, lock_keys, prefix_of
 from django_redislock.rules.steps import Answer, Refused, Unanswered
 
 if TYPE_CHECKING:
@@ -52,9 +52,13 @@ class Caller:
         self._numbers = count(1)
         self._told: set[Script] = set()  # Since the server was last seen to know no script.
 
-    def new_channel(self) -> str:
-        """A channel for one more connection of this process."""
-        return channel(self._prefix, self._process, next(self._numbers))
+    def channel_on(self, wire: Wire | AsyncWire, name: str) -> str:
+        """Where a connection is rung for the lock *name*; "" if it is not."""
+        return wire.channels.get(prefix_of(self._prefix, name), "")
+
+    def new_channel(self, name: str) -> str:
+        """A channel for one more connection of this process, to be rung for the lock *name*."""
+        return channel(prefix_of(self._prefix, name), self._process, next(self._numbers))
 
     def call(self, wire: Wire, calls: Sequence[Call], begun: float) -> list[Outcome]:
         """Run scripts on a blocking connection, all in one go. They must be safe to repeat.
@@ -100,11 +104,23 @@ class Caller:
             return self._call_without_scripts(wire, call, begun)
         return _outcome(reply, acknowledged, sent)
 
+    def call_asking(self, wire: Wire, call: Call, begun: float) -> Outcome:
+        """As call_one(), of a node of a cluster that is about to get the slot: for this one time.
+
+        In full, as it may not know the script, and must not be told of a slot that is not its own.
+        """
+        sent, within = clock.now(), rest(call.within, begun)
+        commands = [packed("ASKING"), self.packed(call, "", in_full=True)]
+        if call.replicas:
+            commands.append(packed(*_wait_for_replicas(call, within)))
+        _, reply, *acknowledged = wire.ask_all(commands, within)
+        return _outcome(reply, acknowledged[0] if acknowledged else 0, sent)
+
     async def acall_one(self, wire: AsyncWire, call: Call, begun: float) -> Outcome | None:
         """As call_one(), on a loop's connection; None if scripts are forbidden."""
         for in_full in (False, True):
             sent, within, acknowledged = clock.now(), rest(call.within, begun), 0
-            command = self.packed(call, wire.channel, in_full=in_full)
+            command = self.packed(call, self.channel_on(wire, call.name), in_full=in_full)
             if call.replicas:
                 wait = packed(*_wait_for_replicas(call, within))
                 sending = wire.send(command, within), wire.send(wait, within)

@@ -13,10 +13,14 @@ from django_redislock.backends.redis.location import (
     check_url,
     has_option,
 )
+from django_redislock.backends.redis.pool import Pool
 from django_redislock.rules.arguments import LONGEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+DEFAULT_MAX_CONNECTIONS = 128
+LEAST_MAX_CONNECTIONS = Pool.BESIDE + Pool.KEPT_BACK
 
 
 def checked_dialer(
@@ -59,6 +63,21 @@ def checked_dialer(
         raise ImproperlyConfigured(
             f"{of_url} is not a URL that redis-py understands; it should look like {LOOKS_LIKE}."
         ) from None
+
+
+def most_connections(options: dict[str, Any], where: str) -> int:
+    """Take ``max_connections``, which is ours and not redis-py's, out of the options.
+
+    Raises:
+        ImproperlyConfigured: It is too few for a process.
+    """
+    limit = options.pop("max_connections", DEFAULT_MAX_CONNECTIONS)
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < LEAST_MAX_CONNECTIONS:
+        raise ImproperlyConfigured(
+            f"{where}['OPTIONS']['max_connections'] must be an integer of at least"
+            f" {LEAST_MAX_CONNECTIONS}, not {limit!r}."
+        )
+    return limit
 
 
 def check_timeout(value: object, what: str) -> None:

@@ -23,6 +23,7 @@ import hiredis
 
 from django_redislock import clock
 from django_redislock.backends.redis.errors import ReplyError
+from django_redislock.rules.keys import prefix_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from redis.connection import Connection
 
 _NOTHING = object()
+# What the server says by itself. A channel of a cluster ends when its slot goes to another node.
+_RUNG = {b"message", b"smessage"}
+_SUBSCRIBED = {b"subscribe", b"ssubscribe"}
+_UNSUBSCRIBED = b"sunsubscribe"
 _MSG_MORE: int = getattr(socket, "MSG_MORE", 0)
 _CHUNK = 8192
 _BATCH = 500  # Commands sent before their replies are read; more could fill both buffers.
@@ -49,7 +54,7 @@ class Wire:
         "_socket",
         "_unread",
         "bells",
-        "channel",
+        "channels",
     )
 
     def __init__(self, connection: Connection) -> None:
@@ -61,7 +66,7 @@ class Wire:
         self.bells: deque[bytes] = deque()  # Rings that came while a reply was awaited.
         self._seconds = -1.0
         self._unread = 0  # Replies to tell() that are still to come.
-        self.channel = ""  # Where this connection is rung, once it has subscribed.
+        self.channels: dict[str, str] = {}  # Where it is rung, by the prefix of the locks.
 
     def send(self, command: bytes, seconds: float) -> None:
         """Send packed commands."""
@@ -121,22 +126,21 @@ class Wire:
                 return item
 
     def subscribe(self, channel: str, seconds: float) -> None:
-        """Be rung on *channel* from now on."""
-        self.send(packed("SUBSCRIBE", channel), seconds)
+        """Be rung on *channel* from now on, too."""
+        self.send(_subscription(channel), seconds)
         while True:
             item = self._item()
             if isinstance(item, hiredis.PushNotification):
-                if item[0] == b"subscribe":
-                    self.channel = channel
-                    return
                 self._pushed(item)
+                if item[0] in _SUBSCRIBED:
+                    return
             elif self._unread:
                 self._unread -= 1
             else:
                 raise item if isinstance(item, ReplyError) else ConnectionError("out of step")
 
     def bell(self, seconds: float) -> bytes | None:
-        """The next ring, or None if there is none within *seconds*."""
+        """The next ring, or None if there is none within *seconds*, or there will be none."""
         if self.bells:
             return self.bells.popleft()
         if seconds <= 0:
@@ -148,6 +152,8 @@ class Wire:
             return None
         if isinstance(item, hiredis.PushNotification):
             self._pushed(item)
+            if item[0] == _UNSUBSCRIBED:
+                return None
         elif self._unread:
             self._unread -= 1
         else:
@@ -183,8 +189,10 @@ class Wire:
         return item
 
     def _pushed(self, item: list[Any]) -> None:
-        if item[0] == b"message":
+        if item[0] in _RUNG:
             self.bells.append(item[2])
+        else:
+            _note(item, self.channels)
 
     def _limit(self, seconds: float) -> None:
         # Only when it changes: it is a system call.
@@ -216,11 +224,11 @@ class AsyncWire(asyncio.BufferedProtocol):
         self._awaited: deque[tuple[asyncio.Future[Any] | None, float]] = deque()
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf
-        self._subscribing: asyncio.Future[Any] | None = None
+        self._subscribing: dict[str, asyncio.Future[Any]] = {}  # By the prefix of the locks.
         self._bells: dict[str, deque[bytes]] = {}
         self._listeners: dict[str, asyncio.Future[None]] = {}
         self.closed: Exception | None = None
-        self.channel = ""
+        self.channels: dict[str, str] = {}  # Where it is rung, by the prefix of the locks.
         self._transport.set_protocol(self)
 
     def send(self, command: bytes, seconds: float) -> asyncio.Future[Any]:
@@ -248,20 +256,21 @@ class AsyncWire(asyncio.BufferedProtocol):
         self._transport.write(command)
 
     async def subscribe(self, channel: str, seconds: float) -> None:
-        """Be rung from now on, on *channel* or on the one that another task asked for before."""
-        if self._subscribing is None:
-            self._subscribing = self.send(packed("SUBSCRIBE", channel), seconds)
+        """Be rung on *channel* from now on, too, or on the like that another task asked for."""
+        prefix = prefix_in(channel)
+        subscribing = self._subscribing.get(prefix)
+        if subscribing is None:
+            subscribing = self._subscribing[prefix] = self.send(_subscription(channel), seconds)
             # Whoever awaits it may be cancelled; its exception is theirs, not the loop's.
-            self._subscribing.add_done_callback(retrieve)
-        subscribing = self._subscribing
+            subscribing.add_done_callback(retrieve)
         await asyncio.wait([subscribing], timeout=seconds)
         if not subscribing.done():
             self.close(TimeoutError("the server did not answer in time"))
+        if self._subscribing.get(prefix) is subscribing:
+            del self._subscribing[prefix]
         reply = await subscribing
         if isinstance(reply, ReplyError):
-            self._subscribing = None
             raise reply
-        self.channel = reply
 
     def expect_bell(self, id: str) -> None:  # noqa: A002
         """Keep the rings for *id* until forget_bell()."""
@@ -272,7 +281,7 @@ class AsyncWire(asyncio.BufferedProtocol):
         self._bells.pop(id, None)
 
     async def bell(self, id: str, seconds: float) -> bytes | None:  # noqa: A002
-        """The next ring for *id*, or None if there is none within *seconds*."""
+        """See Wire.bell(), for the rings for *id*."""
         if self.closed:
             raise self.closed
         rings = self._bells[id]
@@ -334,14 +343,18 @@ class AsyncWire(asyncio.BufferedProtocol):
         self._awaited.popleft()
 
     def _pushed(self, item: list[Any]) -> None:
-        if item[0] == b"subscribe":
-            self._answered(item[1].decode())  # It comes in the order of the commands, like a reply.
-        elif item[0] == b"message":
+        _note(item, self.channels)
+        if item[0] in _SUBSCRIBED:
+            self._answered(None)  # It comes in the order of the commands, like a reply.
+        elif item[0] == _UNSUBSCRIBED:
+            for listener in self._listeners.values():
+                _wake(listener)  # Whom it concerns finds out by asking.
+        elif item[0] in _RUNG:
             id = id_of(item[2])  # noqa: A001
             if id in self._bells:
                 self._bells[id].append(item[2])
-                if listener := self._listeners.get(id):
-                    _wake(listener)
+                if waiting := self._listeners.get(id):
+                    _wake(waiting)
 
     def _lose(self, error: Exception) -> None:
         if self.closed:
@@ -381,6 +394,22 @@ def packed(*command: str | bytes | int) -> bytes:
     # The stubs of hiredis speak of a tuple of one.
     data: bytes = hiredis.pack_command(safe)  # type: ignore[arg-type]
     return data
+
+
+def _subscription(channel: str) -> bytes:
+    # One with a hash tag is of a cluster, see lua/_queue.lua.
+    return packed("SSUBSCRIBE" if "{" in channel else "SUBSCRIBE", channel)
+
+
+def _note(item: list[Any], channels: dict[str, str]) -> None:
+    """Note what a push says about where a connection is rung, in Wire.channels."""
+    if item[0] in _SUBSCRIBED:
+        channel = item[1].decode()
+        channels[prefix_in(channel)] = channel
+    elif item[0] == _UNSUBSCRIBED:
+        channel = item[1].decode()
+        if channels.get(prefix_in(channel)) == channel:
+            del channels[prefix_in(channel)]
 
 
 def rest(within: float, begun: float) -> float:

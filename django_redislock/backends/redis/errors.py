@@ -10,13 +10,14 @@ from redis import exceptions as redis_errors
 # What a server says that is not, or not now, the one to ask. After a failover its address may
 # lead to another one, which only a new connection reaches.
 _WRONG_SERVER = frozenset(
-    {"CLUSTERDOWN", "LOADING", "MASTERDOWN", "MOVED", "NOREPLICAS", "READONLY", "UNBLOCKED"}
+    {"CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "UNBLOCKED"}
 )
 _WRONG_SERVER_TEXT = "WAIT cannot be used with replica"
 
 # Error codes after which trying again may help. All others are refusals: rights, types, memory.
-# MOVED is one: it comes from a cluster, which is no place for locks of one server.
-_TRANSIENT = _WRONG_SERVER - {"MOVED"} | {"BUSY", "TRYAGAIN"}
+_TRANSIENT = _WRONG_SERVER | {"BUSY", "TRYAGAIN"}
+# What only a node of a cluster says. It concerns one slot, and the connection is as good as before.
+_OF_CLUSTERS = frozenset({"ASK", "CROSSSLOT", "MOVED"})
 _TRANSIENT_TEXT = ("max number of clients", "ERR max number of clients reached", _WRONG_SERVER_TEXT)
 
 
@@ -80,4 +81,7 @@ def _is_tls_refusal(error: BaseException | None) -> bool:
 
 def described(error: BaseException) -> str:
     """What an error says, for the middle of a sentence."""
-    return (str(error) or type(error).__name__).rstrip(".")
+    text = (str(error) or type(error).__name__).rstrip(".")
+    if isinstance(error, ReplyError) and error.code in _OF_CLUSTERS:
+        return f"{text} (this server is a node of a cluster, which ClusterBackend is for)"
+    return text

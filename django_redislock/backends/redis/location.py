@@ -19,7 +19,7 @@ LOOKS_LIKE = "redis://host:6379/0, rediss://host:6379/0 or unix:///path/to/socke
 _SENTINELS = (
     "use SentinelBackend, with LOCATION a list of redis://host:26379 and OPTIONS['service_name']"
 )
-_ELSEWHERE = "only a server of its own is supported yet; name the primary itself"
+_CLUSTER = "for a cluster use ClusterBackend, with LOCATION ['redis://host-1:6379', ...]"
 _NO_DATABASE = "must be the number of a database, 0 or greater"
 
 
@@ -35,7 +35,7 @@ def check_url(url: str) -> None:
     if "sentinel" in kind:
         raise ValueError(f"leads to Sentinel: {_SENTINELS}")
     if "cluster" in kind:
-        raise ValueError(f"leads to a cluster, but {_ELSEWHERE}")
+        raise ValueError(f"is no URL that redis-py understands; {_CLUSTER}")
     if kind in {"valkey", "valkeys"}:
         raise ValueError("must begin with redis:// or rediss://, also for Valkey")
     if not rest or scheme not in {"redis", "rediss", "unix"}:
@@ -64,7 +64,7 @@ def check_url(url: str) -> None:
 
 def _check_host(parts: SplitResult, place: str) -> None:
     if "," in place:
-        raise ValueError(f"names several hosts, but {_ELSEWHERE}")
+        raise ValueError(f"names several hosts; name one, the primary; {_CLUSTER}")
     if not parts.hostname:
         raise ValueError("names no host; in a password, write / as %2F and ? as %3F")
     try:

@@ -11,6 +11,7 @@ from weakref import ref
 
 from django_redislock.backends.redis.connection import id_of, packed
 from django_redislock.backends.redis.errors import Crowded, Exhausted
+from django_redislock.rules.keys import prefix_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +43,7 @@ class Pool:
         self._dialing = 0
         self._waiting = 0
         self._retired = False
-        self._bell: SharedBell | None = None
+        self._bells: dict[str, SharedBell] = {}  # By the prefix of the locks they are for.
         self._make_locks()
 
     def _make_locks(self) -> None:
@@ -64,14 +65,16 @@ class Pool:
         return result
 
     def shared_bell(self, channel: str, seconds: float) -> SharedBell:
-        """The bell of waiters without a connection of their own.
+        """The bell of waiters without a connection of their own, for locks of the same prefix.
 
         If there is none, a new one opens on *channel* within so many seconds.
         """
+        prefix = prefix_in(channel)
         with self._bell_lock:
-            if self._bell is None or self._bell.closed:
-                self._bell = SharedBell(self._dial, channel, seconds)
-            return self._bell
+            bell = self._bells.get(prefix)
+            if bell is None or bell.closed:
+                bell = self._bells[prefix] = SharedBell(self._dial, channel, seconds)
+            return bell
 
     def take(self, seconds: float, *, to_wait: bool = False) -> Wire:
         """Lend a connection.
@@ -147,8 +150,8 @@ class Pool:
         for reference in list(self._wires):
             if (wire := reference()) is not None:
                 wire.close()
-        if self._bell is not None:
-            self._bell.forsake()
+        for bell in self._bells.values():
+            bell.forsake()
 
     def _take(self, seconds: float) -> Wire:
         until = time.monotonic() + seconds

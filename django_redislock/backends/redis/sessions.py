@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from django_redislock import clock, process
 from django_redislock.backends import drivers
@@ -13,25 +14,30 @@ from django_redislock.backends.redis.calling import trouble
 from django_redislock.backends.redis.connection import id_of, rest
 from django_redislock.backends.redis.errors import TROUBLE, Crowded, ReplyError, is_wrong_server
 from django_redislock.rules.flows import CLAIM
-from django_redislock.rules.steps import Answer, Bell, Refused, Unanswered
+from django_redislock.rules.steps import Answer, Bell, Unanswered
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from django_redislock.backends.redis.calling import Caller
     from django_redislock.backends.redis.connection import AsyncWire, Wire
     from django_redislock.backends.redis.loops import Loops
     from django_redislock.backends.redis.pool import Pool, SharedBell
     from django_redislock.rules.steps import Call, Listen, Pause, Tell
 
+Result = TypeVar("Result")
+
 
 def ask(step: Call, caller: Caller, pool: Pool) -> Begun:
     """Do the first step of a flow on an idle connection: few steps for the usual answer."""
     listens = bool(step.listening)
     wire = pool.take_idle(to_wait=listens) if caller.scripting and not step.replicas else None
-    if wire is None or (listens and not wire.channel):
+    channel = caller.channel_on(wire, step.name) if wire is not None else ""
+    if wire is None or (listens and not channel):
         return drivers.ask(step, Session(caller, pool, wire))
     began_in, sent = process.current, clock.now()
     try:
-        reply = wire.ask(caller.packed(step, wire.channel), step.within)
+        reply = wire.ask(caller.packed(step, channel), step.within)
     except TROUBLE as error:
         pool.drop(wire)
         return Begun(step, drivers.seen_in(began_in, trouble(error, sent)))
@@ -50,14 +56,15 @@ def ask(step: Call, caller: Caller, pool: Pool) -> Begun:
 async def aask(step: Call, caller: Caller, loops: Loops, pool: Pool) -> Begun:
     """See ask()."""
     wire = loops.open_wire() if caller.scripting and not step.replicas else None
-    if wire is None or (step.listening and not wire.channel):
+    channel = caller.channel_on(wire, step.name) if wire is not None else ""
+    if wire is None or (step.listening and not channel):
         return await drivers.aask(step, AsyncSession(caller, loops, pool))
     began_in, sent = process.current, clock.now()
     if step.listening:
         wire.expect_bell(step.listening)
     reply = None
     try:
-        reply = await wire.send(caller.packed(step, wire.channel), step.within)
+        reply = await wire.send(caller.packed(step, channel), step.within)
     except TROUBLE as error:
         return Begun(step, drivers.seen_in(began_in, trouble(error, sent)))
     finally:
@@ -94,7 +101,7 @@ class Session(drivers.Blocking):
             wire = self._wire
             if wire is None:
                 wire = self._wire = self._pool.take(rest(step.within, begun))
-            channel = self._bell.channel if self._bell else wire.channel
+            channel = self._bell.channel if self._bell else self._caller.channel_on(wire, step.name)
             sent = clock.now()
             outcome = self._caller.call_one(wire, step, begun, channel)
         except TROUBLE as error:
@@ -114,7 +121,8 @@ class Session(drivers.Blocking):
         try:
             if self._wire is None:
                 self._wire = self._pool.take(CLAIM / 2)
-            self._wire.tell(self._caller.telling(step, self._wire.channel))
+            channel = self._caller.channel_on(self._wire, step.name)
+            self._wire.tell(self._caller.telling(step, channel))
         except TROUBLE as error:
             self._drop()
             raise trouble(error, begun) from error
@@ -162,11 +170,12 @@ class Session(drivers.Blocking):
         try:
             if self._wire is None:
                 self._wire = self._pool.take(step.within, to_wait=True)
-            if not self._wire.channel:
-                self._wire.subscribe(self._caller.new_channel(), rest(step.within, begun))
+            if not self._caller.channel_on(self._wire, step.name):
+                channel = self._caller.new_channel(step.name)
+                self._wire.subscribe(channel, rest(step.within, begun))
         except Crowded:
             self._id = step.listening
-            self._bell = self._pool.shared_bell(self._caller.new_channel(), step.within)
+            self._bell = self._pool.shared_bell(self._caller.new_channel(step.name), step.within)
             self._bell.expect(self._id, rest(step.within, begun))
 
     def _drop(self) -> None:
@@ -203,13 +212,15 @@ class AsyncSession(drivers.Awaiting):
 
     async def call(self, step: Call) -> Answer:
         if step.shielded:
-            return await self._call_shielded(step)
+            return await self.call_shielded(step)
         begun = sent = clock.now()
         outcome = None
         try:
             if self._caller.scripting:
                 wire = self._wire = self._loops.open_wire()
-                if wire is None or (step.listening and not wire.channel):
+                if wire is None or (
+                    step.listening and not self._caller.channel_on(wire, step.name)
+                ):
                     wire = await self._connected(step, begun)
                 if step.listening:
                     self._id = step.listening
@@ -221,7 +232,9 @@ class AsyncSession(drivers.Awaiting):
                 self._wire.close()
             raise trouble(error, sent) from error
         if outcome is None:
-            return await self._call_in_thread(step, begun)
+            # Without scripts an operation is several commands between WATCH and EXEC, which cannot
+            # share a connection with other tasks.
+            return await in_thread(partial(self._call_blocking, step, begun))
         if isinstance(outcome, Answer):
             return outcome
         raise outcome
@@ -230,7 +243,8 @@ class AsyncSession(drivers.Awaiting):
         begun = clock.now()
         assert self._wire is not None
         try:
-            self._wire.tell(self._caller.telling(step, self._wire.channel))
+            channel = self._caller.channel_on(self._wire, step.name)
+            self._wire.tell(self._caller.telling(step, channel))
         except TROUBLE as error:
             raise trouble(error, begun) from error
 
@@ -253,33 +267,10 @@ class AsyncSession(drivers.Awaiting):
     async def _connected(self, step: Call, begun: float) -> AsyncWire:
         """An open connection, on which the server can ring us if the step listens."""
         wire = self._wire = await self._loops.wire(step.within)
-        if step.listening and not wire.channel:
-            await wire.subscribe(self._caller.new_channel(), rest(step.within, begun))
+        if step.listening and not self._caller.channel_on(wire, step.name):
+            channel = self._caller.new_channel(step.name)
+            await wire.subscribe(channel, rest(step.within, begun))
         return wire
-
-    async def _call_shielded(self, step: Call) -> Answer:
-        # An undo runs to its end, which is bounded, however often its task is cancelled.
-        task = asyncio.ensure_future(self.call(step._replace(shielded=False)))
-        while not task.done():
-            try:
-                await asyncio.shield(task)
-            except asyncio.CancelledError:
-                if task.cancelled():
-                    raise
-            except (Unanswered, Refused):
-                break
-        return task.result()
-
-    async def _call_in_thread(self, step: Call, begun: float) -> Answer:
-        # Without scripts an operation is several commands between WATCH and EXEC, which cannot
-        # share a connection with other tasks. A cancelled one is awaited, which is bounded:
-        # undoing it must not begin before it has ended.
-        call = asyncio.ensure_future(asyncio.to_thread(self._call_blocking, step, begun))
-        try:
-            return await asyncio.shield(call)
-        except asyncio.CancelledError:
-            await asyncio.wait([call])
-            raise
 
     def _call_blocking(self, step: Call, begun: float) -> Answer:
         session = Session(self._caller, self._pool)
@@ -288,6 +279,19 @@ class AsyncSession(drivers.Awaiting):
             return session.call(step._replace(within=rest(step.within, begun), listening=""))
         finally:
             session.close()
+
+
+async def in_thread(work: Callable[[], Result]) -> Result:
+    """What blocks, in a thread. If it is cancelled, its end is awaited, which is bounded.
+
+    Undoing it must not begin before it has ended.
+    """
+    call = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(call)
+    except asyncio.CancelledError:
+        await asyncio.wait([call])
+        raise
 
 
 def _bell(ring: bytes | None) -> Bell:
