@@ -8,7 +8,18 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from benchmarks import contended, cycle, effects, handoff, idle, memory, report, tasks, watchdog
+from benchmarks import (
+    cluster,
+    contended,
+    cycle,
+    effects,
+    handoff,
+    idle,
+    memory,
+    report,
+    tasks,
+    watchdog,
+)
 from benchmarks.bench import FULL, QUICK, Bench
 from benchmarks.contenders import CONTENDERS, TASKS
 from benchmarks.server import Server
@@ -25,6 +36,7 @@ MEASUREMENTS = {
     "watchdog": watchdog.measure,
     "tasks": tasks.measure,
     "effects": effects.measure,
+    "cluster": cluster.measure,
 }
 NAMES = list(dict.fromkeys([*CONTENDERS, *TASKS]))  # Ours is among both.
 

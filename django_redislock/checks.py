@@ -35,6 +35,7 @@ _FOUND = {
     ("server", "fail"): "E020",
     ("version", "warn"): "W021",
     ("version", "fail"): "E021",
+    ("cluster", "warn"): "W022",
     ("cluster", "fail"): "E022",
     ("rights", "fail"): "E023",
     ("scripting", "warn"): "W024",

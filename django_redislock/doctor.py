@@ -9,19 +9,24 @@ import re
 import statistics
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import count
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, InterfaceError
 from redis.connection import parse_url
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 
+from django_redislock.backends.cluster.backend import ClusterBackend
+from django_redislock.backends.cluster.node import NoCluster
+from django_redislock.backends.cluster.slots import DifferentClusters
 from django_redislock.backends.redis.backend import RedisBackend
 from django_redislock.backends.redis.dialing import OLDEST_VERSION
-from django_redislock.backends.redis.errors import ReplyError, TooOld
+from django_redislock.backends.redis.errors import ReplyError, TooOld, described
 from django_redislock.backends.registry import backends
 from django_redislock.backends.sentinel.backend import SentinelBackend
 from django_redislock.exceptions import LockError, LockUnavailable
@@ -29,12 +34,13 @@ from django_redislock.held import look_at
 from django_redislock.humanize import counted
 from django_redislock.lock import distributed_lock
 from django_redislock.rules import scripts
-from django_redislock.rules.keys import index_key, lock_keys, name_of
+from django_redislock.rules.keys import IN_BUCKETS, lock_keys, name_of
 from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from django_redislock.backends.base import Backend
     from django_redislock.conf import Conf
     from django_redislock.held import HeldLock
 
@@ -49,6 +55,9 @@ PROBE = "django_redislock.doctor"  # A lock that is taken and released to see wh
 
 # What a connection needs before and beside the scripts.
 _CONNECTION = "auth eval evalsha hello info ping publish select subscribe"
+# Which of all those are used on a cluster only, and which are not used there.
+_ON_CLUSTERS = {"asking", "cluster|slots", "spublish", "ssubscribe"}
+_NOT_ON_CLUSTERS = {"publish", "select", "subscribe"}
 # For listings: `manage.py locks`, the admin.
 _LISTINGS = "zcount zrange"
 
@@ -75,7 +84,7 @@ def examine(using: str) -> Iterator[Finding]:
             "Until this is put right, every lock of this alias raises it.",
         )
         return
-    if not isinstance(backend, RedisBackend):
+    if not isinstance(backend, RedisBackend | ClusterBackend):
         yield Finding(
             "server",
             "warn",
@@ -83,21 +92,49 @@ def examine(using: str) -> Iterator[Finding]:
             "Use RedisBackend for locks that several processes or machines share.",
         )
         return
-    try:
-        server = _Server(backend)
-        for check in _CHECKS:
-            yield from check(server)
-    except LockUnavailable as error:
-        if isinstance(error.__cause__, TooOld):
-            yield Finding("version", "fail", error.problem, "Use a newer server.")
-            return
-        yield Finding(
-            "server",
-            "fail",
-            f"no answer: {error.problem}",
-            f"Check LOCATION and OPTIONS of REDISLOCK[{using!r}], the network, and whether the"
-            " server runs.",
-        )
+    if isinstance(backend, RedisBackend):
+        yield from _examine([_Server(backend, backend)])
+        return
+    problem = backend.slots.settle(backend.within)
+    if problem is not None:
+        yield _no_answer(using, problem)
+        return
+    yield from _cluster(backend)
+    yield from _examine([_Server(backend, node, node.address) for node in backend.slots.nodes()])
+
+
+def _examine(servers: list[_Server]) -> Iterator[Finding]:
+    """Examine servers that keep the locks of one backend; none that does not answer any more."""
+    answering = list(servers)
+    for check in _CHECKS:
+        found: list[tuple[_Server, Finding]] = []
+        for server in list(answering):
+            try:
+                found += [(server, finding) for finding in check(server)]
+            except LockUnavailable as error:
+                answering.remove(server)
+                cause = error.__cause__ or error
+                found.append((server, _no_answer(server.backend.alias, cause)))
+        # What is found at several servers is said once.
+        for one in dict.fromkeys(finding for _, finding in found):
+            places = [server.place for server, same in found if same == one]
+            who = "all nodes" if len(places) == len(servers) else ", ".join(places)
+            yield one if len(servers) == 1 else replace(one, says=f"{who}: {one.says}")
+
+
+def _no_answer(using: str, error: BaseException) -> Finding:
+    problem, cause = described(error), error.__cause__ or error
+    if isinstance(cause, TooOld):
+        return Finding("version", "fail", problem, "Use a newer server.")
+    if isinstance(cause, NoCluster | DifferentClusters):
+        return Finding("cluster", "fail", problem, f"Put LOCATION of REDISLOCK[{using!r}] right.")
+    return Finding(
+        "server",
+        "fail",
+        f"no answer: {problem}",
+        f"Check LOCATION and OPTIONS of REDISLOCK[{using!r}], the network, and whether the"
+        " server runs.",
+    )
 
 
 def examine_admin() -> Iterator[Finding]:
@@ -135,6 +172,10 @@ def minimal_acl(prefix: str, *, replicas: bool = False) -> str:
     source = b"".join(script.source for script in every)
     called = {name.decode().lower() for name in re.findall(rb"p?call\('([A-Z]+)'", source)}
     words = {*_CONNECTION.split(), *_LISTINGS.split(), *called, *(["wait"] if replicas else [])}
+    if prefix.endswith(IN_BUCKETS):
+        words = words - _NOT_ON_CLUSTERS | _ON_CLUSTERS
+    else:
+        words -= _ON_CLUSTERS
     rights = " ".join(f"+{word}" for word in sorted(words))
     return f"resetkeys ~{prefix}:* resetchannels &{prefix}:bell:* -@all {rights}"
 
@@ -200,11 +241,21 @@ def _places(addresses: Iterable[dict[str, Any]]) -> set[tuple[Any, ...]]:
     return places
 
 
-class _Server:
-    """A server under examination."""
+class Asked(Protocol):
+    """Who asks a server."""
 
-    def __init__(self, backend: RedisBackend) -> None:
+    @property
+    def scripting(self) -> bool: ...
+    def commands(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]: ...
+
+
+class _Server:
+    """A server under examination: one of those that keep the locks of a backend."""
+
+    def __init__(self, backend: Backend, asked: Asked, place: str = "") -> None:
         self.backend = backend
+        self.asked = asked
+        self.place = place  # Which of several it is.
 
     @cached_property
     def info(self) -> dict[str, str]:
@@ -222,7 +273,16 @@ class _Server:
 
     def ask(self, *command: str | int | bytes) -> Any:
         """Run one command; an error reply is returned."""
-        return self.backend.commands(command)[0]
+        return self.asked.commands(command)[0]
+
+    @property
+    def probe(self) -> str:
+        """The name of a lock that is kept there."""
+        if not isinstance(self.backend, ClusterBackend):
+            return PROBE
+        names = (f"{PROBE}-{number}" for number in count())
+        slots = self.backend.slots
+        return next(name for name in names if slots.last_keeper(name) is self.asked)
 
 
 def _reachable(server: _Server) -> Iterator[Finding]:
@@ -307,10 +367,10 @@ def _rights(server: _Server) -> Iterator[Finding]:
     conf = backend.conf
     line = (
         "A user with no more rights than needed: ACL SETUSER redislock on >PASSWORD "
-        f"{minimal_acl(conf.key_prefix, replicas=conf.replicas_ack > 0)}"
+        f"{minimal_acl(backend.prefix, replicas=conf.replicas_ack > 0)}"
     )
     try:
-        lock = distributed_lock(PROBE, ttl=10, wait=0, renew=False, using=backend.alias)
+        lock = distributed_lock(server.probe, ttl=10, wait=0, renew=False, using=backend.alias)
         if lock.acquire():
             lock.release()
     except LockError as error:
@@ -319,7 +379,7 @@ def _rights(server: _Server) -> Iterator[Finding]:
     who = server.ask("ACL", "WHOAMI")
     user = "" if isinstance(who, ReplyError) else f" as user {who.decode(errors='replace')!r}"
     yield Finding("rights", "ok", f"a lock was taken and released{user}", line)
-    if backend.scripting:
+    if server.asked.scripting:
         yield Finding("scripting", "ok", "scripts are allowed")
     else:
         yield Finding(
@@ -393,7 +453,7 @@ def _replication(server: _Server) -> Iterator[Finding]:
             " lock can be taken",
             "Connect more replicas, or lower REPLICAS_ACK.",
         )
-    elif not replicas and isinstance(server.backend, SentinelBackend):
+    elif not replicas and isinstance(server.backend, SentinelBackend | ClusterBackend):
         yield Finding(
             "replication",
             "warn",
@@ -447,7 +507,36 @@ def _clock(server: _Server) -> Iterator[Finding]:
     )
 
 
-def _cluster(server: _Server) -> Iterator[Finding]:
+def _cluster(backend: ClusterBackend) -> Iterator[Finding]:
+    """Whether the nodes in LOCATION answer, and all slots are kept."""
+    said = backend.slots.ask_location(backend.within)
+    answers = [ranges for ranges in said.values() if not isinstance(ranges, Exception)]
+    wrong = {place: one for place, one in said.items() if isinstance(one, Exception)}
+    kept = max((sum(last - first + 1 for first, last in one) for one in answers), default=0)
+    if kept < REDIS_CLUSTER_HASH_SLOTS:
+        yield Finding(
+            "cluster",
+            "fail",
+            f"{REDIS_CLUSTER_HASH_SLOTS - kept} of {REDIS_CLUSTER_HASH_SLOTS} slots are kept by no"
+            " node",
+            "Let redis-cli --cluster check say what is wrong, and --cluster fix put it right.",
+        )
+    elif wrong:
+        problems = ", ".join(f"{place}: {described(error)}" for place, error in wrong.items())
+        yield Finding(
+            "cluster",
+            "warn",
+            f"{len(wrong)} of {len(said)} in LOCATION cannot be asked: {problems}",
+            "Start them, or put LOCATION right.",
+        )
+    else:
+        nodes = counted(len(backend.slots.nodes()), "node")
+        yield Finding("cluster", "ok", f"all slots are kept; {nodes} keep locks")
+
+
+def _of_its_own(server: _Server) -> Iterator[Finding]:
+    if isinstance(server.backend, ClusterBackend):
+        return
     if not server.number("cluster_enabled"):
         yield Finding("cluster", "ok", "a server of its own, not one of a cluster")
         return
@@ -455,7 +544,7 @@ def _cluster(server: _Server) -> Iterator[Finding]:
         "cluster",
         "fail",
         f"the server is one of a cluster, which {type(server.backend).__name__} cannot use",
-        "Use a server that is not in cluster mode.",
+        "Use django_redislock.backends.ClusterBackend.",
     )
 
 
@@ -478,7 +567,7 @@ def _keys(server: _Server) -> Iterator[Finding]:
         odd += odd_here
         # Of a lock that is odd no more is said: what is not ours need not be in the index.
         unlisted += len(_unlisted(server, names) - {lock.name for lock in odd_here})
-        endless += _endless(backend, [key for key in keys if key not in names])
+        endless += _endless(server, [key for key in keys if key not in names])
         if cursor == "0" or scanned >= MOST_KEYS:
             break
     part = "" if cursor == "0" else f" among the first {scanned} keys"
@@ -499,15 +588,14 @@ def _is_odd(lock: HeldLock) -> bool:
 
 def _unlisted(server: _Server, names: Mapping[bytes, str]) -> set[str]:
     """Those of the locks with these keys that are not in the index."""
-    scores = server.ask("ZMSCORE", index_key(server.backend.prefix), *names) if names else []
-    if isinstance(scores, ReplyError):
-        return set()
+    keys = [(lock_keys(server.backend.prefix, name).held, key) for key, name in names.items()]
+    scores = server.asked.commands(*[("ZSCORE", *key) for key in keys]) if keys else []
     return {name for name, score in zip(names.values(), scores, strict=True) if score is None}
 
 
-def _endless(backend: RedisBackend, keys: list[bytes]) -> list[str]:
+def _endless(server: _Server, keys: list[bytes]) -> list[str]:
     """Those of *keys* that have no expiry."""
-    times = backend.commands(*[("PTTL", key) for key in keys]) if keys else []
+    times = server.asked.commands(*[("PTTL", key) for key in keys]) if keys else []
     pairs = zip(keys, times, strict=True)
     return [key.decode(errors="backslashreplace") for key, left in pairs if left == -1]
 
@@ -588,7 +676,7 @@ _CHECKS: tuple[Callable[[_Server], Iterator[Finding]], ...] = (
     _reachable,
     _sentinels,
     _version,
-    _cluster,
+    _of_its_own,
     _rights,
     _memory,
     _persistence,

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = [
     "tests.support.backends",
+    "tests.support.clusters",
     "tests.support.databases",
     "tests.support.proofs",
     "tests.support.topologies",
@@ -277,7 +278,8 @@ def _is_quick(item: pytest.Item) -> bool:
     where = getattr(item, "callspec", None)
     kinds = {where.params.get(name) for name in ("place", "server_kind")} if where else set()
     starts_python = {"spawn", "pytester"} & set(getattr(item, "fixturenames", ()))
-    skipped = kinds & {"redis", "unscripted", "sentinel"}  # Valkey can be had wherever Python is.
+    # Valkey can be had wherever Python is.
+    skipped = kinds & {"redis", "unscripted", "sentinel", "cluster"}
     return not (item.get_closest_marker("slow") or starts_python or skipped)
 
 

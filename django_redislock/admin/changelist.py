@@ -38,6 +38,7 @@ SORTS: dict[str, Callable[[held.HeldLock], Any]] = {
     "waiters": lambda lock: lock.waiters,
     "fence": lambda lock: lock.fence or 0,
     "alias": lambda lock: lock.alias,
+    "where": lambda lock: lock.where,
 }
 
 
@@ -46,7 +47,8 @@ class Rows:
 
     Attributes:
         aliases: All that are known, chosen or not.
-        problems: Why the locks of an alias are not there, by alias.
+        problems: Why locks are not there, by their alias, or by the one of its servers that is
+            silent.
         as_of: When they were read, in seconds since the epoch; None if no server answered.
         partial: Whether the filter or the order was applied to a part of the locks only.
         seconds: How long it took to load them.
@@ -82,6 +84,7 @@ class Rows:
     def _load(self, alias: str, only: Selection, *, pageable: bool) -> None:
         """Load the locks of an alias, all if they are few; of too many those that are wanted."""
         found = held.list(using=alias, limit=LOADED, latest_first=self._latest_first)
+        self.problems |= held.silence(found.silent, alias)
         self._offered += found
         if found.partial and pageable:
             self._paged, self._total = alias, found.total

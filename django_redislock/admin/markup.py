@@ -142,6 +142,7 @@ def facts(lock: HeldLock) -> list[tuple[str, Any]]:
         ("Fence", str(lock.fence or "")),
         ("Lease" if ours else "Id", visible(lock.id)),
         ("Alias", visible(lock.alias)),
+        ("Where", visible(lock.where)),
     ]
     return [(label, value) for label, value in known if value]
 

@@ -102,9 +102,9 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return HeldLockList
 
     def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
-        """With the alias if there are several."""
-        many = _has_many_aliases()
-        return (*self.list_display, "alias") if many else self.list_display
+        """With the alias, or where a lock is kept, if there are several."""
+        many = ("alias",) * _has_many_aliases() + ("where",) * _has_many_servers()
+        return (*self.list_display, *many)
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
@@ -185,6 +185,11 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def alias(self, obj: LockPage) -> str:
         """Where it is kept."""
         return visible(obj.alias)
+
+    @admin.display(ordering="where")
+    def where(self, obj: LockPage) -> str:
+        """Which of several servers keeps it."""
+        return visible(obj.lock.where)
 
     # --- one lock -----------------------------------------------------------------------------
 
@@ -390,6 +395,12 @@ def _who_follows(page: LockPage) -> str:
         if now := held.get(page.name, using=page.alias):
             return f" {_holder(now)} has it now."
     return ""
+
+
+def _has_many_servers() -> bool:
+    with suppress(ImproperlyConfigured):
+        return any(map(held.tells_where, conf.aliases()))
+    return False
 
 
 def _has_many_aliases() -> bool:

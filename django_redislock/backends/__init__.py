@@ -7,6 +7,7 @@ from typing import Any
 from django_redislock.backends.memory.backend import InMemoryBackend
 
 try:
+    from django_redislock.backends.cluster.backend import ClusterBackend
     from django_redislock.backends.redis.backend import RedisBackend
     from django_redislock.backends.sentinel.backend import SentinelBackend
 except ImportError as error:
@@ -16,11 +17,11 @@ except ImportError as error:
     # once more and stumbles over the half that is there.
 
     def __getattr__(name: str) -> Any:
-        if name not in {"RedisBackend", "SentinelBackend"}:
+        if name not in {"ClusterBackend", "RedisBackend", "SentinelBackend"}:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from django_redislock.backends import redis, sentinel
+        from django_redislock.backends import redis
 
-        return getattr(redis, name, None) or getattr(sentinel, name)
+        return getattr(redis, name)  # It says what is missing, before any other module.
 
 
-__all__ = ["InMemoryBackend", "RedisBackend", "SentinelBackend"]
+__all__ = ["ClusterBackend", "InMemoryBackend", "RedisBackend", "SentinelBackend"]

@@ -10,7 +10,7 @@ from django_redislock.exceptions import LockUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Answer = TypeVar("Answer")
+Answer = TypeVar("Answer", held.HeldLocks, held.Records)
 
 
 class Listed(NamedTuple):
@@ -19,7 +19,7 @@ class Listed(NamedTuple):
     locks: list[held.HeldLock]
     total: int  # How many are held, whichever were asked for.
     partial: bool  # Whether there may be more.
-    problems: dict[str, str]  # By alias: why its locks are not there.
+    problems: dict[str, str]  # By alias: why its locks are not there, or not all of them.
 
 
 def named(alias: str | None) -> list[str]:
@@ -37,7 +37,7 @@ def named(alias: str | None) -> list[str]:
 def ask(
     aliases: list[str], question: Callable[[str], Answer]
 ) -> tuple[dict[str, Answer], dict[str, str]]:
-    """What each alias answers to *question*; and of those that do not answer, why."""
+    """What each alias answers to *question*; and of those that do not answer in full, why."""
     answers: dict[str, Answer] = {}
     problems: dict[str, str] = {}
     for alias in aliases:
@@ -45,6 +45,9 @@ def ask(
             answers[alias] = question(alias)
         except LockUnavailable as error:
             problems[alias] = held.problem(error, alias)
+        else:
+            if silent := answers[alias].silent:
+                problems[alias] = " ".join(held.silence(silent, alias).values())
     return answers, problems
 
 

@@ -74,7 +74,7 @@ class LiveView:
         now = {(lock.alias, lock.name): lock for lock in found.locks}
         if before is not None:
             # Of those whose server is silent nothing is known: they are as they were.
-            now |= {key: lock for key, lock in before.items() if key[0] in found.problems}
+            now = {key: lock for key, lock in before.items() if key[0] in found.problems} | now
         self._before = now
         # Which of too many locks are listed differs from look to look.
         partial = found.partial or self._before_partial
@@ -113,8 +113,7 @@ def _table(
         return [], ()
     if rows < len(locks):
         rows = max(1, rows - 1)
-    headers = terminal.headers_of(with_alias=with_alias)
-    cells = [terminal.row_of(lock, with_alias=with_alias) for lock in locks[:rows]]
+    headers, cells = terminal.cells_of(locks[:rows], with_alias=with_alias)
     missing: Sequence[str] = ()
     if columns is None:
         lines = list(table(headers, cells))

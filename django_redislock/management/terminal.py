@@ -42,16 +42,20 @@ def _escaped(char: str) -> str:
     return "".join(f"\\{byte:03o}" for byte in char.encode(errors="replace"))
 
 
-def headers_of(*, with_alias: bool) -> tuple[str, ...]:
-    """The headers of a table of locks; with their aliases if there are several."""
-    return (HEADERS[0], "ALIAS", *HEADERS[1:]) if with_alias else HEADERS
+def cells_of(
+    locks: Sequence[HeldLock], *, with_alias: bool
+) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+    """The headers and rows of a table of locks; where they are kept, if there is a choice."""
+    with_where = any(lock.where for lock in locks)
+    more = ("ALIAS",) * with_alias + ("WHERE",) * with_where
+    rows = [_row(lock, (lock.alias,) * with_alias + (lock.where,) * with_where) for lock in locks]
+    return (HEADERS[0], *more, *HEADERS[1:]), rows
 
 
-def row_of(lock: HeldLock, *, with_alias: bool) -> tuple[object, ...]:
-    """The row of a lock in such a table."""
+def _row(lock: HeldLock, more: tuple[str, ...]) -> tuple[object, ...]:
     return (
         pasteable(lock.name),
-        *((lock.alias,) if with_alias else ()),
+        *more,
         f"{lock.state} {lock.owner.permit}".rstrip(),
         duration(lock.held_for),
         "never" if lock.expires_in is None else duration(lock.expires_in),
@@ -66,8 +70,7 @@ def locks(
     found: Sequence[HeldLock], columns: int | None = None, *, with_alias: bool = False
 ) -> Iterator[str]:
     """The lines of a table of held locks."""
-    rows = (row_of(lock, with_alias=with_alias) for lock in found)
-    return table(headers_of(with_alias=with_alias), rows, columns)
+    return table(*cells_of(found, with_alias=with_alias), columns)
 
 
 def detail(
@@ -164,6 +167,7 @@ def _facts(lock: HeldLock) -> Iterator[str]:
     facts = {
         "name": pasteable(lock.name),
         "alias": lock.alias,
+        "where": lock.where,
         "state": lock.state,
         "note": lock.note,
         "permit": who.permit,

@@ -13,9 +13,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
 from django_redislock import LockUnavailable, conf, distributed_lock, held
-from django_redislock.backends import InMemoryBackend, RedisBackend
+from django_redislock.backends import ClusterBackend, InMemoryBackend, RedisBackend
 from django_redislock.backends.registry import backends
 from django_redislock.backends.sentinel.backend import SentinelBackend
+from django_redislock.checks import check_settings
 from django_redislock.testing import IN_MEMORY
 from tests.support.others import held_by_other
 from tests.support.ways import both_ways
@@ -586,3 +587,90 @@ def test_an_address_of_sentinels_is_the_service_and_where_they_are(settings: Set
     secret = {**SENTINELS, "LOCATION": ["redis://:secret@a:26379", "redis://b:26379"]}
     settings.REDISLOCK = {"default": secret}
     assert conf.conf("default").address == "mymaster, of the sentinels a:26379, b:26379"
+
+
+# --- clusters ------------------------------------------------------------------------------------
+
+CLUSTER: dict[str, Any] = {
+    "BACKEND": "django_redislock.backends.ClusterBackend",
+    "LOCATION": ["redis://a:7000", "redis://b:7000", "redis://[::1]:7000"],
+}
+
+
+@pytest.mark.parametrize("location", [CLUSTER["LOCATION"], "redis://a:7000", "redis://a:7000/0"])
+def test_a_cluster_is_named_by_one_of_its_nodes_or_more(settings: Settings, location: Any) -> None:
+    settings.REDISLOCK = {"default": {**CLUSTER, "LOCATION": location}}
+    assert isinstance(backends["default"], ClusterBackend)
+
+
+def test_options_and_what_stands_in_the_url_are_for_all_nodes(settings: Settings) -> None:
+    location = [f"rediss://scott:tiger@{host}:7000?socket_timeout=2" for host in "ab"]
+    options = {"ssl_ca_certs": "/nodes.crt", "max_connections": 10}
+    settings.REDISLOCK = {"default": {**CLUSTER, "LOCATION": location, "OPTIONS": options}}
+    backend = backends["default"]
+    assert isinstance(backend, ClusterBackend)
+    assert backend.operation_timeout(60) == 2
+    for address, host in (("10.0.0.1:6379", "10.0.0.1"), ("[::2]:6379", "::2")):
+        node: Any = backend._dialer_to(address)
+        connection = node._sync_class(**node._sync)
+        assert (connection.host, connection.port, connection.db) == (host, 6379, 0)
+        assert (connection.username, connection.password) == ("scott", "tiger")
+        assert connection.ca_certs == "/nodes.crt"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"LOCATION": ()}, r"\['LOCATION'\] must be"),
+        ({"LOCATION": "redis://a/3"}, r"\['LOCATION'\] names a database, but a cluster has one"),
+        ({"LOCATION": ["redis://a", "redis://b/3"]}, r"\['LOCATION'\]\[1\] names a database"),
+        ({"LOCATION": "unix:///run/redis.sock"}, r"\['LOCATION'\] is a socket, but nodes of a"),
+        ({"LOCATION": "redis+cluster://a"}, "LOCATION.*is no URL.*for a cluster use ClusterB"),
+        (
+            {"LOCATION": ["redis://a:6379", "redis://a"]},
+            r"\[1\] names a:6379 twice; name each once",
+        ),
+        (
+            {"LOCATION": ["redis://a", "rediss://b"]},
+            r"\[1\] differs from the first one in more than",
+        ),
+        ({"LOCATION": ["redis://:x@a", "redis://:y@b"]}, r"\[1\] differs from the first one"),
+        ({"OPTIONS": {"db": 1}}, r"\['OPTIONS'\]\['db'\] must be left out: a cluster has one"),
+        (
+            {"OPTIONS": {"max_connections": 1}},
+            r"\['max_connections'\] must be an integer of at least",
+        ),
+        ({"OPTIONS": {"socket_timeout": 0}}, r"\['socket_timeout'\] must be a positive number"),
+        ({"OPTIONS": {"colour": 1}}, r"\['OPTIONS'\] has an option that redis-py does not accept"),
+        ({"KEY_PREFIX": "a{b"}, r"\['KEY_PREFIX'\] must have no braces"),
+    ],
+    ids=str,
+)
+def test_what_a_cluster_cannot_be_reached_by_is_refused_at_check_time(
+    settings: Settings, options: dict[str, Any], says: str
+) -> None:
+    settings.REDISLOCK = {"default": {**CLUSTER, **options}}
+    (error,) = [one for one in check_settings() if one.id != "django_redislock.W006"]
+    assert re.search(says, error.msg), error.msg
+    assert "tiger" not in error.msg
+
+
+def test_a_cluster_without_location_is_told_what_to_write(settings: Settings) -> None:
+    settings.REDISLOCK = {"default": {"BACKEND": CLUSTER["BACKEND"]}}
+    with pytest.raises(ImproperlyConfigured, match=r"no node is named. Add 'LOCATION': \['redis"):
+        backends["default"]
+
+
+@pytest.mark.parametrize(
+    ("location", "says"),
+    [
+        (["redis://a:7000", "redis://b:7000"], "one of nodes of a cluster for ClusterBackend"),
+        ("redis+cluster://a:7000", "for a cluster use ClusterBackend"),
+    ],
+)
+def test_redis_backend_says_what_a_cluster_needs(
+    settings: Settings, location: Any, says: str
+) -> None:
+    settings.REDISLOCK = {"default": {"LOCATION": location}}
+    with pytest.raises(ImproperlyConfigured, match=says):
+        backends["default"]

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from tests.support.backends import Place
     from tests.support.ways import Way
 
+pytestmark = pytest.mark.spread
+
+
 # --- how long ------------------------------------------------------------------------------------
 
 

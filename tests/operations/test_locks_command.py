@@ -170,6 +170,7 @@ def test_the_schema_of_json_is_the_documented_one() -> None:
     assert lock == {
         "name": "lottery",
         "alias": "default",
+        "where": None,
         "state": "held",
         "host": "web-3",
         "pid": 4711,

@@ -1,5 +1,6 @@
-"""The places that keep locks: a server of each kind, one that forbids scripts, the memory, and a
-master that sentinels watch, which runs only what is marked ``core``.
+"""The places that keep locks: a server of each kind, one that forbids scripts, the memory, a master
+that sentinels watch, which runs only what is marked ``core``, and a cluster, which also runs what
+is marked ``spread``.
 
     async def test_the_block_holds_the_lock(way: Way, place: Place) -> None: ...
 
@@ -29,14 +30,16 @@ if TYPE_CHECKING:
 
     from django_redislock import Lease
     from django_redislock.backends.memory.keyspace import Keyspace
+    from tests.support.clusters import Cluster
     from tests.support.topologies import Watched
 
 UNSCRIPTED = "unscripted"
 MEMORY = "memory"
 SENTINEL = "sentinel"
+CLUSTER = "cluster"
 SERVERS = (*KINDS, UNSCRIPTED)
-PLACES = (*SERVERS, MEMORY, SENTINEL)
-IN_TURN = (*KINDS, MEMORY)  # Where waiters are served first come, first served.
+PLACES = (*SERVERS, MEMORY, SENTINEL, CLUSTER)
+IN_TURN = (*KINDS, MEMORY, CLUSTER)  # Where waiters are served first come, first served.
 
 #: To run a test only in some of the places, or with some of the servers.
 on_servers = pytest.mark.parametrize("place", SERVERS, indirect=True)
@@ -52,12 +55,15 @@ needs_scripts = pytest.mark.needs_scripts
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what cannot work where scripts are forbidden, and what sentinels do not change."""
+    """Leave out what cannot work without scripts, and what is the same on several servers."""
     for item in list(items):
         chosen: Any = getattr(item, "callspec", None)
         place = chosen and chosen.params.get("place")
-        if (place == UNSCRIPTED and item.get_closest_marker("needs_scripts")) or (
-            place == SENTINEL and not item.get_closest_marker("core")
+        marks = {mark.name for mark in item.iter_markers()}
+        if (
+            (place == UNSCRIPTED and "needs_scripts" in marks)
+            or (place == SENTINEL and "core" not in marks)
+            or (place == CLUSTER and not marks & {"core", "spread"})
         ):
             items.remove(item)
             config.hook.pytest_deselected(items=[item])
@@ -100,7 +106,7 @@ class ServerPlace(Place):
         self.name = name
         self.locks = locks
         self._options = options
-        if name != SENTINEL:
+        if name not in {SENTINEL, CLUSTER}:
             self.on(locks.server)
 
     def on(self, target: Endpoint, **options: Any) -> None:
@@ -175,6 +181,7 @@ def place(
     settings: Settings,
     shared_servers: Callable[[Kind], Server | Container],
     shared_watched: Callable[[], Watched],
+    shared_cluster: Callable[[], Cluster],
     key_prefix: str,
 ) -> Iterator[Place]:
     """Keep the locks of this test in each of the places in turn."""
@@ -186,6 +193,11 @@ def place(
         watched = shared_watched()
         locks = watched.locks(settings, key_prefix, **DEFAULTS)
         yield ServerPlace(name, locks, watched.setting()["OPTIONS"])
+        return
+    if name == CLUSTER:
+        locks = shared_cluster().locks(settings, key_prefix, **DEFAULTS)
+        yield ServerPlace(name, locks, {})
+        locks.redis.close()
         return
     fit = [kind for kind in KINDS if kind == name or (name == UNSCRIPTED and not missing(kind))]
     kind = (fit or KINDS)[0]

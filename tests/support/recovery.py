@@ -1,13 +1,15 @@
-"""How long locks stand still when their master goes: python -m tests.support.recovery.
+"""How long locks stand still when their master goes: python -m tests.support.recovery sentinel.
 
 For each way to go it prints the seconds from then to the first grant of the successor, to somebody
-who asks all the time. The sentinels take a master for dead after a second of silence.
+who asks all the time. The sentinels take a master for dead after a second of silence, and so do the
+nodes of a cluster: python -m tests.support.recovery cluster.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -17,42 +19,46 @@ from tests.support.servers import KINDS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.support.clusters import Cluster
     from tests.support.servers import Kind
     from tests.support.topologies import Watched
+
+    Topology = Watched | Cluster
 
 RUNS = 7
 DOWN_AFTER = 1.0
 
-
-def kill(watched: Watched) -> None:
-    watched.master.kill()
-
-
-def freeze(watched: Watched) -> None:
-    watched.master.pause()
-
-
-def fail_over(watched: Watched) -> None:
-    watched.ask(watched.sentinels[0], "FAILOVER", "mymaster")
-
-
-HOW: dict[str, Callable[[Watched], None]] = {
-    "killed (SIGKILL)": kill,
-    "silent (SIGSTOP)": freeze,
-    "SENTINEL FAILOVER": fail_over,
+HOW: dict[str, Callable[[Topology], None]] = {
+    "killed (SIGKILL)": lambda topology: topology.master.kill(),
+    "silent (SIGSTOP)": lambda topology: topology.master.pause(),
+    "planned": lambda topology: topology.fail_over(),
 }
 
 
-def longest_pause(kind: Kind, go: Callable[[Watched], None]) -> float:
+def of_sentinels(kind: Kind) -> Topology:
+    from tests.support.topologies import Watched
+
+    return Watched(kind, down_after=DOWN_AFTER)
+
+
+def of_cluster(kind: Kind) -> Topology:
+    from tests.support.clusters import Cluster
+
+    return Cluster(kind, replicas=1, node_timeout=DOWN_AFTER)
+
+
+TOPOLOGIES = {"sentinel": of_sentinels, "cluster": of_cluster}
+
+
+def longest_pause(topology: Topology, go: Callable[[Topology], None]) -> float:
     """The longest that an acquire took while the master went."""
     from django.conf import settings
 
     from django_redislock import distributed_lock
     from django_redislock.backends.registry import backends
-    from tests.support.topologies import Watched
 
-    with Watched(kind, down_after=DOWN_AFTER) as watched:
-        settings.REDISLOCK = {"default": {**watched.setting(), "UNAVAILABLE_AFTER": 30}}
+    with topology:
+        settings.REDISLOCK = {"default": {**topology.setting(), "UNAVAILABLE_AFTER": 30}}
         backends.reset()
         over = threading.Event()
         pauses = [0.0]
@@ -68,15 +74,15 @@ def longest_pause(kind: Kind, go: Callable[[Watched], None]) -> float:
 
         asking = threading.Thread(target=ask_on_and_on)
         asking.start()
-        go(watched)
-        watched.await_failover()
+        go(topology)
+        topology.await_failover()
         time.sleep(3)  # So that the first grant comes before the end.
         over.set()
         asking.join()
         return max(pauses)
 
 
-def main() -> None:
+def main(which: str) -> None:
     """Measure, and print a table."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     import django
@@ -84,7 +90,7 @@ def main() -> None:
     django.setup()
     for kind in KINDS:
         for how, go in HOW.items():
-            took = sorted(longest_pause(kind, go) for _ in range(RUNS))
+            took = sorted(longest_pause(TOPOLOGIES[which](kind), go) for _ in range(RUNS))
             print(
                 f"{kind:7} {how:18} median {statistics.median(took):.2f} s,"
                 f" {took[0]:.2f} to {took[-1]:.2f} s",
@@ -93,4 +99,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

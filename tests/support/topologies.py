@@ -135,6 +135,10 @@ class Watched:
         _, port = self.ask(sentinel, "GET-MASTER-ADDR-BY-NAME", SERVICE)
         return next(server for server in self.servers if server.port == int(port))
 
+    def fail_over(self) -> None:
+        """Have a replica take over, though nothing is wrong."""
+        self.ask(self.sentinels[0], "FAILOVER", SERVICE)
+
     def await_failover(self) -> Server:
         """Return the new master once all the running sentinels know it."""
 

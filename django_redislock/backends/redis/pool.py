@@ -270,7 +270,7 @@ class SharedBell:
         while True:
             ring = wire.bell(self.CHECK_EVERY)
             if ring is None:
-                if not self._rings:
+                if not (self._rings and wire.channels):  # Of a cluster, its slot may have moved.
                     return
                 # Nobody asks anything on this connection, so that nobody would notice its end.
                 wire.ask(packed("PING"), self.CHECK_EVERY)

@@ -1,0 +1,292 @@
+"""Locks on the nodes of a Redis or Valkey cluster."""
+
+from __future__ import annotations
+
+import heapq
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from django.core.exceptions import ImproperlyConfigured
+from redis.connection import parse_url
+
+from django_redislock import clock, humanize
+from django_redislock.backends.base import Backend, Names
+from django_redislock.backends.cluster.node import Node, check_node
+from django_redislock.backends.cluster.sessions import AsyncClusterSession, ClusterSession
+from django_redislock.backends.cluster.slots import Slots
+from django_redislock.backends.redis.calling import trouble
+from django_redislock.backends.redis.checking import (
+    check_timeout,
+    checked_dialer,
+    most_connections,
+)
+from django_redislock.backends.redis.errors import TROUBLE
+from django_redislock.exceptions import LockUnavailable
+from django_redislock.rules import scripts
+from django_redislock.rules.keys import BUCKETS, bucket_of
+from django_redislock.rules.steps import Answer, Call, Unanswered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from django_redislock.backends.base import Seen
+    from django_redislock.backends.drivers import Begun
+    from django_redislock.backends.redis.dialing import Dialer
+    from django_redislock.backends.watchdog import Watchdog
+    from django_redislock.conf import Conf
+    from django_redislock.rules.steps import Outcome
+
+FIRST_PAGE = 32  # Names that are asked of each bucket at least.
+
+
+class ClusterBackend(Backend):
+    """Locks on the nodes of a Redis (7.0 or newer) or Valkey cluster; each keeps some of them.
+
+    LOCATION is the address of a node, or a list of several, of which one that is alive names all
+    others. OPTIONS are those of RedisBackend, for all nodes; ``max_connections`` is for each.
+    """
+
+    in_buckets = True
+    in_parts = True
+
+    def __init__(self, conf: Conf) -> None:
+        where = f"REDISLOCK[{conf.alias!r}]"
+        self._options, self._of_options = dict(conf.options), f"{where}['OPTIONS']"
+        self._most_connections = most_connections(self._options, where)
+        check_timeout(self._options.get("socket_timeout"), f"{self._of_options}['socket_timeout']")
+        if not conf.location:
+            raise ImproperlyConfigured(
+                f"{where} has no LOCATION, so no node is named. Add"
+                " 'LOCATION': ['redis://host-1:6379', 'redis://host-2:6379']."
+            )
+        if self._options.get("db"):
+            raise ImproperlyConfigured(
+                f"{self._of_options}['db'] must be left out: a cluster has one database."
+            )
+        of_location = f"{where}['LOCATION']"
+        if isinstance(conf.location, str):
+            urls = {of_location: conf.location}
+        else:
+            urls = {f"{of_location}[{number}]": url for number, url in enumerate(conf.location)}
+        self._url = next(iter(urls.values()))
+        self._location: list[str] = []
+        for of_url, url in urls.items():
+            self._add(url, of_url)
+        # That of the URL, if there is one: redis-py lets the URL win.
+        self._timeout = self._dialer_to(self._location[0]).timeout
+        check_timeout(self._timeout, f"{of_location}: socket_timeout")
+        super().__init__(conf)
+
+    def _add(self, url: str, of_url: str) -> None:
+        """Take one of LOCATION.
+
+        Raises:
+            ImproperlyConfigured: Names the setting and says what to do.
+        """
+        checked_dialer(url, self._options, of_url, self._of_options)
+        parts = urlsplit(url)
+        if parts.scheme == "unix":
+            raise ImproperlyConfigured(
+                f"{of_url} is a socket, but nodes of a cluster are reached by redis://host:6379."
+            )
+        if parse_url(url).get("db"):  # type: ignore[no-untyped-call]
+            raise ImproperlyConfigured(
+                f"{of_url} names a database, but a cluster has one only; leave it out."
+            )
+        place = humanize.address(parts.hostname or "", parts.port or 6379)
+        if _moved(url, place) != _moved(self._url, place):
+            raise ImproperlyConfigured(
+                f"{of_url} differs from the first one in more than host and port. The rest is for"
+                " all nodes; put it into OPTIONS."
+            )
+        if place in self._location:
+            raise ImproperlyConfigured(f"{of_url} names {place} twice; name each once.")
+        self._location.append(place)
+
+    def _dialer_to(self, address: str) -> Dialer:
+        of_url = "The address of a node, as the cluster names it,"
+        url = _moved(self._url, address)
+        return checked_dialer(url, self._options, of_url, self._of_options, check_node)
+
+    def _node_at(self, address: str, dialer: Dialer) -> Node:
+        return Node(self, address, dialer, self._most_connections, self.slots.judge)
+
+    def _start(self) -> None:
+        super()._start()
+        self.slots = Slots(self._location, self._dialer_to, self._node_at, self.within)
+
+    def after_fork(self) -> None:
+        self._inherited = self.slots  # A transport must not be collected before its loop.
+        for node in self.slots.nodes():
+            node.forsake()
+        super().after_fork()
+
+    def retire(self) -> None:
+        self.slots.retire()
+
+    def watchdog_of(self, name: str) -> Watchdog:
+        return self.slots.last_keeper(name).watchdog
+
+    def operation_timeout(self, ttl: float) -> float:
+        return self._timeout or super().operation_timeout(ttl)
+
+    # --- performing -----------------------------------------------------------------------------
+
+    def session(self) -> ClusterSession:
+        return ClusterSession(self.slots)
+
+    def async_session(self) -> AsyncClusterSession:
+        return AsyncClusterSession(self.slots)
+
+    def ask(self, step: Call) -> Begun:
+        node = self.slots.keeper(step.name)
+        if node is None:
+            return super().ask(step)
+        begun = node.ask(step)
+        if begun.by is not None:
+            begun.by = ClusterSession(self.slots, node, begun.by)
+        if self._is_redirected(node, begun):
+            return super().ask(step)
+        return begun
+
+    async def aask(self, step: Call) -> Begun:
+        node = self.slots.keeper(step.name)
+        if node is None:
+            return await super().aask(step)
+        begun = await node.aask(step)
+        if begun.by is not None:
+            begun.by = AsyncClusterSession(self.slots, node, begun.by)
+        if self._is_redirected(node, begun):
+            return await super().aask(step)
+        return begun
+
+    def _is_redirected(self, node: Node, begun: Begun) -> bool:
+        """Whether nothing was done, since another node keeps the lock."""
+        outcome = begun.outcome
+        if outcome is None or isinstance(outcome, Answer):
+            return False
+        redirected = self.slots.judge(node, begun.step, outcome) is not None
+        if redirected and begun.by is not None:
+            begun.by.close()
+        return redirected
+
+    def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
+        """See Backend.call_many(). All nodes are asked at the same time; none fails the others."""
+        outcomes: dict[int, Outcome] = {}
+        left = list(range(len(calls)))
+        for _ in range(2):  # What is redirected is asked once more.
+            moved: list[int] = []
+            for node, numbers, answers in self._call_nodes(calls, left):
+                for number, outcome in zip(numbers, answers, strict=True):
+                    outcomes[number] = outcome
+                    redirection = node and self.slots.judge(node, calls[number], outcome)
+                    if redirection and redirection.asking:
+                        asked = self.slots.node(redirection).call_asking(calls[number])
+                        outcomes[number] = asked
+                    elif redirection:
+                        moved.append(number)
+            left = moved
+        return [outcomes[number] for number in range(len(calls))]
+
+    def _call_nodes(
+        self, calls: Sequence[Call], numbers: Sequence[int]
+    ) -> Iterator[tuple[Node | None, list[int], list[Outcome]]]:
+        """Run those of *calls* on the nodes that keep their locks; which are whose, and what came.
+
+        Of what no node keeps, the node is None.
+        """
+        begun, problem = clock.now(), None
+        if any(self.slots.keeper(calls[number].name) is None for number in numbers):
+            problem = self.slots.settle(self.within)
+        by_node: dict[Node, list[int]] = {}
+        for number in numbers:
+            try:
+                node = self.slots.found(calls[number].name, problem)
+            except TROUBLE as error:
+                yield None, [number], [trouble(error, begun)]
+            else:
+                by_node.setdefault(node, []).append(number)
+        if not by_node:
+            return
+
+        def call(node: Node) -> list[Outcome]:
+            some = [calls[number] for number in by_node[node]]
+            try:
+                return node.call_many(some)
+            except LockUnavailable as error:
+                return [trouble(error.__cause__ or error, begun)] * len(some)
+
+        first, *others = by_node
+        with ThreadPoolExecutor(max(1, len(others))) as threads:
+            answers = threads.map(call, others)
+            yield first, by_node[first], call(first)
+            for node, outcomes in zip(others, answers, strict=True):
+                yield node, by_node[node], outcomes
+
+    # --- looking --------------------------------------------------------------------------------
+
+    def _names(self, which: str, limit: int, offset: int, *, latest_first: bool) -> Names:
+        # A part of one index, put together from those of all buckets.
+        end = offset + limit
+        # More than its share is asked of each, so that hardly one has to be asked again.
+        part = 2 * end // BUCKETS + FIRST_PAGE
+
+        def page(bucket: int, start: int) -> Call:
+            args = which, start, part, int(latest_first)
+            return Call(scripts.NAMES, _IN_BUCKET[bucket], args, self.within)
+
+        def entries(bucket: int, total: int, found: list[bytes]) -> Iterator[tuple[float, bytes]]:
+            for start in count(part, part):
+                yield from zip(map(float, found[1::2]), found[::2], strict=True)
+                if start >= total:
+                    return
+                ((total, found),) = self.ask_many([page(bucket, start)])
+
+        parts: list[Iterator[tuple[float, bytes]]] = []
+        totals, silent, problem = 0, [], None
+        outcomes = self.call_many([page(bucket, 0) for bucket in range(BUCKETS)])
+        for bucket, outcome in enumerate(outcomes):
+            if isinstance(outcome, Answer):
+                total, found = outcome.value
+                totals += total
+                parts.append(entries(bucket, total, found))
+            elif isinstance(outcome, Unanswered):
+                silent.append(self.slots.last_keeper(_IN_BUCKET[bucket]).address)
+                problem = outcome
+            else:
+                raise LockUnavailable(self.prefix, outcome.problem) from outcome.__cause__
+        if problem is not None and not parts:
+            raise LockUnavailable(self.prefix, problem.problem) from problem.__cause__
+        in_order = heapq.merge(*parts, key=_place, reverse=latest_first)
+        keys = [key for _, key in islice(in_order, offset, end)]
+        names = [name for key in keys if (name := self.name_in(key))]
+        return Names(names, totals, tuple(dict.fromkeys(silent)))
+
+    def seen(self, name: str, value: list[Any]) -> Seen:
+        return super().seen(name, value)._replace(where=self.slots.last_keeper(name).address)
+
+
+def _moved(url: str, address: str) -> str:
+    """A URL that leads to another address, and is the same in all else."""
+    parts = urlsplit(url)
+    user, at, _ = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{user}{at}{address}", path="").geturl()
+
+
+def _place(entry: tuple[float, bytes]) -> float:
+    return entry[0]
+
+
+def _names_in_buckets() -> list[str]:
+    """For each bucket a name that is in it: an index has none of its own to be asked for by."""
+    found: dict[int, str] = {}
+    for number in count():
+        found.setdefault(bucket_of(str(number)), str(number))
+        if len(found) == BUCKETS:
+            break
+    return [found[bucket] for bucket in range(BUCKETS)]
+
+
+_IN_BUCKET = _names_in_buckets()

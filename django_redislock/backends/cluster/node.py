@@ -1,0 +1,126 @@
+"""A node of a cluster that keeps locks, as one process uses it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from redis import exceptions as redis_errors
+
+from django_redislock import clock, humanize
+from django_redislock.backends.redis.calling import trouble
+from django_redislock.backends.redis.dialing import check_version
+from django_redislock.backends.redis.errors import TROUBLE, Exhausted, ReplyError
+from django_redislock.backends.redis.server import Server
+from django_redislock.backends.watchdog import Watchdog
+from django_redislock.rules.steps import Refused, Unanswered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from django_redislock.backends.base import Backend
+    from django_redislock.backends.redis.dialing import Dialing
+    from django_redislock.rules.steps import Call, Outcome
+
+# Transient error replies that say nothing about who keeps a slot.
+_HOLDS_ON = frozenset({"BUSY", "LOADING", "NOREPLICAS", "TRYAGAIN"})
+
+
+class NoCluster(redis_errors.RedisError):
+    """What answers is no node of a cluster."""
+
+
+class Redirection(NamedTuple):
+    """Who keeps a slot, by the answer of a node that does not."""
+
+    address: str
+    asking: bool  # It is about to keep it, and wants to be asked so, and for this once.
+
+
+class Node(Server):
+    """A server that is one of a cluster, with a watchdog of its own.
+
+    So one that hangs delays the renewal of no lease on another.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        address: str,
+        dialer: Dialing,
+        most_connections: int,
+        judge: Callable[[Node, Call, Outcome], object],
+    ) -> None:
+        """Dial nobody yet.
+
+        Args:
+            backend: Whose locks they are.
+            address: Where it is, as in a URL.
+            dialer: How to come to a connection.
+            most_connections: See Server.
+            judge: Is told what came of each renewal.
+        """
+        super().__init__(backend, dialer, most_connections)
+        self.address = address
+        self.watchdog = Watchdog(backend, self)
+        self._judge = judge
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.address}>"
+
+    def retire(self) -> None:
+        self.watchdog.retire()
+        super().retire()
+
+    def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
+        outcomes = super().renew_many(calls)
+        for call, outcome in zip(calls, outcomes, strict=True):
+            # Its watchdog then hands a lease over whose slot has moved.
+            self._judge(self, call, outcome)
+        return outcomes
+
+    def call_asking(self, call: Call) -> Outcome:
+        """Run a script though the slot is not yet this node's, which another one has told us."""
+        begun = clock.now()
+        try:
+            return self._pool.use(
+                lambda wire: self._caller.call_asking(wire, call, begun), call.within
+            )
+        except TROUBLE as error:
+            return trouble(error, begun)
+
+    def redirection(self, outcome: Outcome) -> Redirection | None:
+        """Where an answer of this node leads to; None if it leads nowhere else."""
+        error = outcome.__cause__ if isinstance(outcome, Refused) else None
+        if not (isinstance(error, ReplyError) and error.code in {"ASK", "MOVED"}):
+            return None
+        place = str(error).split()[-1]
+        host, _, port = place.rpartition(":")
+        if not host:  # The same as this one's.
+            host = self.address.rpartition(":")[0].strip("[]")
+        return Redirection(humanize.address(host, int(port)), error.code == "ASK")
+
+
+def check_node(hello: Any) -> None:
+    """Judge what answers by its answer to HELLO.
+
+    Raises:
+        NoCluster: It is a server of its own, or a sentinel.
+        TooOld: It lacks what the scripts need.
+    """
+    check_version(hello)
+    if not isinstance(hello, dict) or hello.get(b"mode") != b"cluster":
+        raise NoCluster(
+            "this is no node of a cluster; for a server of its own use RedisBackend, for sentinels"
+            " SentinelBackend"
+        )
+
+
+def is_lost(outcome: Outcome) -> bool:
+    """Whether a node may keep its slots no longer: it did not answer, or says so."""
+    if not isinstance(outcome, Unanswered):
+        return False
+    cause = outcome.__cause__
+    if isinstance(cause, ReplyError):
+        return cause.code not in _HOLDS_ON
+    return not isinstance(cause, Exhausted)

@@ -1,0 +1,160 @@
+"""What one flow asks for, done on the node that keeps its lock: see rules.steps.Performer.
+
+A node that does not keep it says who does, and has done nothing. So that one is asked, within the
+time of the same step. Whatever else a cluster answers while slots are on their way is for the flow,
+which tries again with the same token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from django_redislock import clock
+from django_redislock.backends import drivers
+from django_redislock.backends.redis.calling import trouble
+from django_redislock.backends.redis.connection import rest
+from django_redislock.backends.redis.errors import TROUBLE
+from django_redislock.backends.redis.sessions import in_thread
+from django_redislock.rules.steps import Answer, Refused, Unanswered
+
+if TYPE_CHECKING:
+    from django_redislock.backends.cluster.node import Node
+    from django_redislock.backends.cluster.slots import Slots
+    from django_redislock.rules.steps import Bell, Call, Listen, Outcome, Pause, Performer, Tell
+
+MOST_REDIRECTIONS = 4  # In one step; nodes that do not agree send one to and fro.
+
+
+class ClusterSession(drivers.Blocking):
+    """One flow's use of the cluster, by a session of the node that it asks."""
+
+    __slots__ = ("_node", "_session", "_slots")
+
+    def __init__(
+        self, slots: Slots, node: Node | None = None, session: Performer | None = None
+    ) -> None:
+        self._slots = slots
+        self._node = node
+        self._session = session
+
+    def call(self, step: Call) -> Answer:
+        begun = clock.now()
+        try:
+            node = self._slots.find(step.name, step.within)
+        except TROUBLE as error:
+            raise trouble(error, begun) from error
+        for _ in range(MOST_REDIRECTIONS):
+            left = step._replace(within=rest(step.within, begun))
+            try:
+                answer: Answer = self._to(node).call(left)
+            except (Unanswered, Refused) as error:
+                redirection = self._slots.judge(node, step, error)
+                if redirection is None:
+                    raise
+            else:
+                return answer
+            node = self._slots.node(redirection)
+            if redirection.asking:
+                return _answered(self._slots, node, step, node.call_asking(left))
+        raise _in_a_circle(begun)
+
+    def tell(self, step: Tell) -> None:
+        assert self._session is not None
+        self._session.tell(step)
+
+    def listen(self, step: Listen) -> Bell:
+        assert self._session is not None
+        bell: Bell = self._session.listen(step)
+        return bell
+
+    def pause(self, step: Pause) -> float:
+        self.close()  # Others may need the connection meanwhile.
+        time.sleep(step.seconds)
+        return clock.now()
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+
+    def _to(self, node: Node) -> Performer:
+        if self._session is None or node is not self._node:
+            self.close()
+            self._node, self._session = node, node.session()
+        return self._session
+
+
+class AsyncClusterSession(drivers.Awaiting):
+    """The same without blocking the event loop."""
+
+    __slots__ = ("_node", "_session", "_slots")
+
+    def __init__(
+        self, slots: Slots, node: Node | None = None, session: Performer | None = None
+    ) -> None:
+        self._slots = slots
+        self._node = node
+        self._session = session
+
+    async def call(self, step: Call) -> Answer:
+        if step.shielded:
+            return await self.call_shielded(step)
+        begun = clock.now()
+        try:
+            node = await self._slots.afind(step.name, step.within)
+        except TROUBLE as error:
+            raise trouble(error, begun) from error
+        for _ in range(MOST_REDIRECTIONS):
+            left = step._replace(within=rest(step.within, begun))
+            try:
+                answer: Answer = await self._to(node).call(left)
+            except (Unanswered, Refused) as error:
+                redirection = self._slots.judge(node, step, error)
+                if redirection is None:
+                    raise
+            else:
+                return answer
+            node = self._slots.node(redirection)
+            if redirection.asking:
+                outcome = await in_thread(partial(node.call_asking, left))
+                return _answered(self._slots, node, step, outcome)
+        raise _in_a_circle(begun)
+
+    async def tell(self, step: Tell) -> None:
+        assert self._session is not None
+        await self._session.tell(step)
+
+    async def listen(self, step: Listen) -> Bell:
+        assert self._session is not None
+        bell: Bell = await self._session.listen(step)
+        return bell
+
+    async def pause(self, step: Pause) -> float:
+        await asyncio.sleep(step.seconds)
+        return clock.now()
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+
+    def _to(self, node: Node) -> Performer:
+        if self._session is None or node is not self._node:
+            self.close()
+            self._node, self._session = node, node.async_session()
+        return self._session
+
+
+def _answered(slots: Slots, node: Node, step: Call, outcome: Outcome) -> Answer:
+    """What came of asking the node that a slot is on its way to."""
+    if isinstance(outcome, Answer):
+        return outcome
+    if slots.judge(node, step, outcome) is not None:  # The slot has gone elsewhere meanwhile.
+        now = clock.now()
+        raise Unanswered("its slot is on its way to another node", now, now) from outcome
+    raise outcome
+
+
+def _in_a_circle(begun: float) -> Unanswered:
+    return Unanswered("the nodes of the cluster do not agree who keeps it", begun, clock.now())

@@ -1,0 +1,292 @@
+"""Which node of a cluster keeps which locks.
+
+redis-py's own map of slots asks by clients of its own, which retry behind the caller's back and
+know no common time limit (rule R5). So only its reading of the answer is used here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any
+
+from redis import exceptions as redis_errors
+from redis.cluster import parse_cluster_slots
+from redis.crc import key_slot
+
+from django_redislock import clock, humanize
+from django_redislock.backends.cluster.node import is_lost
+from django_redislock.backends.redis.connection import packed
+from django_redislock.backends.redis.errors import TROUBLE, ReplyError, described, is_transient
+from django_redislock.rules.keys import BUCKETS, bucket_of, hash_tag
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from django_redislock.backends.cluster.node import Node, Redirection
+    from django_redislock.backends.redis.dialing import Dialer
+    from django_redislock.rules.steps import Call, Outcome
+
+SLOT_OF = [key_slot(hash_tag(bucket).encode()) for bucket in range(BUCKETS)]
+
+SOONEST = 0.1  # Seconds from one inquiry to the next.
+
+
+class NoNode(redis_errors.RedisError):
+    """No node says who keeps the slots, and none would if it was asked again."""
+
+
+class DifferentClusters(redis_errors.RedisError):
+    """Nodes in LOCATION know nothing of each other."""
+
+
+class Slots:
+    """Which node keeps which bucket of locks, as the nodes have said last.
+
+    They are asked when it is in doubt: by one thread, for all who want to know meanwhile.
+    """
+
+    def __init__(
+        self,
+        location: Iterable[str],
+        dialer_to: Callable[[str], Dialer],
+        node_at: Callable[[str, Dialer], Node],
+        patience: float,
+    ) -> None:
+        """Ask nobody yet.
+
+        Args:
+            location: Addresses of the nodes to ask first, as in a URL.
+            dialer_to: Makes the dialer of an address.
+            node_at: Makes the node at an address.
+            patience: Seconds that an inquiry may take.
+        """
+        self._location = tuple(location)
+        self._dialers = {address: dialer_to(address) for address in self._location}
+        self._dialer_to = dialer_to
+        self._node_at = node_at
+        self._patience = patience
+        self._nodes: dict[str, Node] = {}  # By address.
+        self._keepers: dict[int, Node] = {}  # By bucket.
+        self._in_doubt = True
+        self._retired = False
+        self._lock = threading.Lock()
+        self._inquiry: Future[None] | None = None
+        self._asked_at = -SOONEST
+        self._compared = False  # Whether all in LOCATION are known to be of one cluster.
+
+    def keeper(self, name: str) -> Node | None:
+        """The node that keeps the lock *name*; None if that is to be asked first."""
+        return None if self._in_doubt else self._keepers.get(bucket_of(name))
+
+    def last_keeper(self, name: str) -> Node:
+        """The node that kept it when that was known last."""
+        return self._keepers.get(bucket_of(name)) or self._node(self._location[0])
+
+    def nodes(self) -> list[Node]:
+        """All of them that are in use."""
+        return list(self._nodes.values())
+
+    def retire(self) -> None:
+        """See Backend.retire()."""
+        self._retired = True
+        for node in self.nodes():
+            node.retire()
+
+    def find(self, name: str, seconds: float) -> Node:
+        """The node that keeps the lock *name*, within so many seconds; or redis-py's exception."""
+        return self.keeper(name) or self.found(name, self.settle(seconds / 2))
+
+    async def afind(self, name: str, seconds: float) -> Node:
+        """See find(), without blocking the event loop."""
+        return self.keeper(name) or self.found(name, await self._asettle(seconds / 2))
+
+    def settle(self, seconds: float) -> Exception | None:
+        """Have the nodes asked who keeps what; returns what went wrong."""
+        inquiry = self._inquire()
+        return _problem(inquiry, seconds) if inquiry else None
+
+    async def _asettle(self, seconds: float) -> Exception | None:
+        inquiry = self._inquire()
+        if inquiry:
+            await _ended(inquiry, seconds)
+        return _problem(inquiry, 0) if inquiry else None
+
+    def found(self, name: str, problem: Exception | None) -> Node:
+        """The node that keeps the lock *name* after an inquiry, or redis-py's exception."""
+        # An inquiry may fail though the node is well: who kept the lock may keep it still.
+        node = self._keepers.get(bucket_of(name))
+        if node is not None and (problem is None or is_transient(problem)):
+            return node
+        slot = SLOT_OF[bucket_of(name)]
+        raise problem or redis_errors.ConnectionError(f"no node of the cluster keeps slot {slot}")
+
+    def ask_location(self, seconds: float) -> dict[str, Any]:
+        """What each node in LOCATION says: the ranges of slots that are kept, or trouble."""
+        said: dict[str, Any] = {}
+        for address in self._location:
+            try:
+                said[address] = parse_cluster_slots(_answer(self._dialers[address], seconds))
+            except TROUBLE as error:
+                said[address] = error
+        return said
+
+    def judge(self, node: Node, call: Call, outcome: Outcome) -> Redirection | None:
+        """Learn from what came of a call who keeps its lock; returns where to ask instead."""
+        redirection = node.redirection(outcome)
+        if redirection is not None and not redirection.asking:
+            keeper = self.node(redirection)
+            with self._lock:
+                self._keepers[bucket_of(call.name)] = keeper
+                # Who has the slot knows most about all slots, and so is asked first.
+                first = {keeper.address: self._dialer(keeper.address)}
+                self._dialers = first | self._dialers
+            self._in_doubt = True
+        elif is_lost(outcome):
+            self._in_doubt = True
+        return redirection
+
+    def node(self, redirection: Redirection) -> Node:
+        """The node that a redirection leads to."""
+        return self._node(redirection.address)
+
+    def _node(self, address: str) -> Node:
+        with self._lock:
+            node = self._nodes.get(address)
+            if node is None:
+                node = self._nodes[address] = self._node_at(address, self._dialer(address))
+                if self._retired:
+                    node.retire()
+            return node
+
+    def _dialer(self, address: str) -> Dialer:
+        dialer = self._dialers.get(address)
+        if dialer is None:
+            dialer = self._dialers[address] = self._dialer_to(address)
+        return dialer
+
+    # --- asking ---------------------------------------------------------------------------------
+
+    def _inquire(self) -> Future[None] | None:
+        """An inquiry that is under way; None if one has just ended."""
+        with self._lock:
+            if self._inquiry is not None:
+                return self._inquiry
+            if clock.now() < self._asked_at + SOONEST and self._keepers:
+                return None
+            inquiry = self._inquiry = Future()
+        thread = threading.Thread(
+            target=self._ask, args=(inquiry,), name="redislock-cluster", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # No more threads, or the interpreter is shutting down.
+            self._ask(inquiry)
+        return inquiry
+
+    def _ask(self, inquiry: Future[None]) -> None:
+        problem: BaseException | None = None
+        try:
+            self._learn(self._answers())
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
+            problem = error
+        with self._lock:
+            self._inquiry, self._asked_at = None, clock.now()
+        if problem is None:
+            inquiry.set_result(None)
+        else:
+            inquiry.set_exception(problem)
+
+    def _answers(self) -> list[tuple[str, Any]]:
+        """What the first node says that answers; once, what all in LOCATION say that do."""
+        with self._lock:
+            asked = list(self._dialers.items())
+        answers: list[tuple[str, Any]] = []
+        errors: dict[str, Exception] = {}
+        share = self._patience / max(2, len(asked))
+        for address, dialer in asked:
+            try:
+                answers.append((address, _answer(dialer, share)))
+            except TROUBLE as error:
+                errors[address] = error
+                with self._lock:  # Who does not answer is asked last next time.
+                    self._dialers[address] = self._dialers.pop(address)
+            if answers and self._compared:
+                break
+        if answers:
+            return answers
+        tried = "; ".join(f"{address}: {described(error)}" for address, error in errors.items())
+        may_come = any(map(is_transient, errors.values()))
+        kind = redis_errors.ConnectionError if may_come else NoNode
+        raise kind(f"no node of the cluster answers: {tried}") from next(iter(errors.values()))
+
+    def _learn(self, answers: list[tuple[str, Any]]) -> None:
+        (address, reply), *others = answers
+        for other, theirs in others:
+            if _ids(theirs).isdisjoint(_ids(reply)):
+                raise DifferentClusters(
+                    f"{address} and {other} are of different clusters; name nodes of one in"
+                    " LOCATION"
+                )
+        self._compared = True
+        host = address.rpartition(":")[0].strip("[]")
+        keepers: dict[int, Node] = {}
+        for (low, high), known in parse_cluster_slots(reply, current_host=host).items():
+            places = [humanize.address(*one) for one in (known["primary"], *known["replicas"])]
+            for bucket, slot in enumerate(SLOT_OF):
+                if low <= slot <= high:
+                    keepers[bucket] = self._node(places[0])
+            with self._lock:
+                for place in places:
+                    self._dialer(place)  # Replicas may be asked, too.
+        with self._lock:
+            self._keepers |= keepers
+            self._in_doubt = False
+            used = {node.address for node in self._keepers.values()}
+            unused = [self._nodes.pop(one) for one in self._nodes.keys() - used]
+        for node in unused:
+            node.retire()
+
+
+def _answer(dialer: Dialer, seconds: float) -> Any:
+    """What a node says about who keeps what."""
+    with closing(dialer.dial(seconds / 2)) as wire:
+        reply = wire.ask(packed("CLUSTER", "SLOTS"), seconds / 2)
+    if isinstance(reply, ReplyError):
+        raise reply
+    return reply
+
+
+def _ids(reply: Any) -> set[bytes]:
+    """The ids of the nodes that an answer names."""
+    return {node[2] for _, _, *nodes in reply for node in nodes}
+
+
+def _problem(inquiry: Future[None], seconds: float) -> Exception | None:
+    """What went wrong with it, within so many seconds."""
+    try:
+        inquiry.result(seconds)
+    except TimeoutError:
+        return redis_errors.ConnectionError("no node of the cluster has answered yet")
+    except TROUBLE as error:
+        return error
+    return None
+
+
+async def _ended(inquiry: Future[None], seconds: float) -> None:
+    """Return when it has ended or the time is over; it goes on if the task is cancelled."""
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+
+    def wake() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    def tell(_: Future[None]) -> None:
+        with suppress(RuntimeError):  # The loop is closed.
+            loop.call_soon_threadsafe(wake)
+
+    inquiry.add_done_callback(tell)
+    await asyncio.wait([ended], timeout=seconds)

@@ -1,0 +1,701 @@
+"""A cluster whose slots move and whose masters die, while locks go on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.urls import reverse
+
+from django_redislock import LockError, LockUnavailable, distributed_lock, doctor, held
+from django_redislock.backends.cluster.backend import ClusterBackend
+from django_redislock.backends.registry import backends
+from django_redislock.doctor import minimal_acl
+from django_redislock.rules import flows, scripts
+from django_redislock.rules.steps import Call
+from tests.support.backends import one_kind
+from tests.support.clusters import HURRIED
+from tests.support.faults import in_fork, lease_of, takes
+from tests.support.others import queued
+from tests.support.processes import say
+from tests.support.stored import is_held_by, is_left_clean, keys_of
+from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import Blocking, Caller, InLoop, in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from concurrent.futures import Future
+
+    from django.test import Client
+    from pytest_django import Settings
+
+    from django_redislock.lock import Lock
+    from tests.conftest import Locks, Spawn
+    from tests.support.clusters import Cluster, MakeCluster
+    from tests.support.servers import Server
+
+pytestmark = pytest.mark.slow
+
+TTL = 3.0
+PATIENT = {"TTL": TTL, "WAIT": HUNG, "UNAVAILABLE_AFTER": HUNG}
+
+
+def another(cluster: Cluster, than: Server) -> Server:
+    """A master that is not this one."""
+    return next(one for one in cluster.servers if one is not than)
+
+
+def backend() -> ClusterBackend:
+    found = backends["default"]
+    assert isinstance(found, ClusterBackend)
+    return found
+
+
+def nodes_in_use() -> set[str]:
+    """The addresses of the nodes that this process knows to keep locks."""
+    return {node.address for node in backend().slots.nodes()}
+
+
+Turn = tuple[int, float, float]  # The fence of a lease, and from when to when it was held.
+
+
+class Lockers:
+    """Threads and tasks that take one lock in turn until they are told to stop."""
+
+    def __init__(self, name: str, callers: list[Caller]) -> None:
+        self.turns: list[Turn] = []
+        self.errors: list[str] = []
+        self._over = threading.Event()
+        self._at_work = [
+            in_thread(lambda caller=caller: self._work(name, caller)) for caller in callers
+        ]  # type: ignore[misc]
+
+    def _work(self, name: str, caller: Caller) -> None:
+        while not self._over.is_set():
+            try:
+                with caller.block(distributed_lock(name)) as lease:
+                    begun = time.monotonic()
+                    time.sleep(0.002)
+                    until = time.monotonic()
+                    if lease.held:
+                        self.turns.append((lease.fence, begun, until))
+            except LockError as error:
+                self.errors.append(repr(error))
+
+    def since(self, when: float) -> int:
+        """How many turns have begun since."""
+        return sum(begun > when for _, begun, _ in self.turns)
+
+    def stop(self) -> None:
+        self._over.set()
+        for one in self._at_work:
+            one.result(HUNG)
+
+    def check(self) -> None:
+        """No two leases at the same time, and each has a greater fence than the one before."""
+        turns = sorted(self.turns, key=lambda turn: turn[1])
+        for (fence, _, until), (next_fence, begun, _) in pairwise(turns):
+            assert until <= begun, "two leases were held at the same time"
+            assert fence < next_fence
+
+
+# --- a slot moves --------------------------------------------------------------------------------
+
+
+@pytest.mark.proves("P1", "R9", "R10")
+def test_locking_goes_on_while_the_slot_of_a_lock_moves_to_and_fro(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str
+) -> None:
+    cluster = make_cluster("valkey")
+    cluster.locks(settings, key_prefix, **PATIENT)
+    name = "lottery"
+    with InLoop() as tasks:
+        lockers = Lockers(name, [Blocking(), Blocking(), Blocking(), tasks, tasks, tasks])
+        for _ in range(6):
+            begun = time.monotonic()
+            wait_until(lambda begun=begun: lockers.since(begun) >= 5)  # type: ignore[misc]
+            cluster.move(name, another(cluster, cluster.keeper(name)))
+        moved = time.monotonic()
+        wait_until(lambda: lockers.since(moved) >= 20)
+        lockers.stop()
+    assert lockers.errors == []
+    lockers.check()
+
+
+@pytest.mark.proves("P6", "R7")
+def test_a_lease_and_its_waiters_move_with_the_slot(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str
+) -> None:
+    cluster = make_cluster("redis")
+    locks = cluster.locks(settings, key_prefix, **PATIENT)
+    name = "lottery"
+    target = another(cluster, cluster.keeper(name))
+    with Blocking() as threads, InLoop() as tasks:
+        with threads.block(distributed_lock(name, ttl=6)) as lease:
+            waiting = line_up(locks, name, (threads, tasks, threads, tasks))
+            cluster.move(name, target)
+            renewals = lease.renewals
+            # Woken by the end of their subscriptions, they come back to their old places.
+            wait_until(lambda: shard_channels(target) >= 2)
+            wait_until(lambda: lease.renewals > renewals)
+            assert is_held_by(locks, lease)
+        for number, (lock, caller, acquired) in enumerate(waiting):
+            assert acquired.result(HUNG)
+            later = [one for _, _, one in waiting[number + 1 :]]
+            assert not any(one.done() for one in later)
+            caller.release(lock)
+    assert is_left_clean(locks, name)
+
+
+@pytest.mark.proves("P6")
+def test_waiters_that_share_a_bell_find_the_slot_that_has_moved(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str
+) -> None:
+    """And find it again when it comes back, where their first bell was."""
+    cluster = make_cluster("valkey")
+    locks = cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS={"max_connections": 4})
+    name = "lottery"
+    home = cluster.keeper(name)
+    away = another(cluster, home)
+    with Blocking() as threads:
+        with threads.block(distributed_lock(name, ttl=30)):
+            waiting = line_up(locks, name, [threads] * 6)
+            for target in (away, home):
+                cluster.move(name, target)
+                wait_until(lambda target=target: shard_channels(target))  # type: ignore[misc]
+        for lock, caller, acquired in waiting:
+            assert acquired.result(HUNG)
+            caller.release(lock)
+
+
+Waiting = tuple["Lock", Caller, "Future[bool]"]
+
+
+def line_up(locks: Locks, name: str, callers: Iterable[Caller]) -> list[Waiting]:
+    """Have them wait for a lock, one after the other."""
+    waiting: list[Waiting] = []
+    for number, caller in enumerate(callers, 1):
+        lock = distributed_lock(name)
+        waiting.append((lock, caller, caller.begin(lock)))
+        wait_until(lambda number=number: queued(locks, name) == number)  # type: ignore[misc]
+    return waiting
+
+
+def shard_channels(server: Server) -> int:
+    """How many channels of its slots somebody listens to on a node."""
+    return len(server.client().execute_command("PUBSUB", "SHARDCHANNELS"))
+
+
+@pytest.mark.proves("R13")
+def test_r13_while_a_slot_is_on_its_way_who_waits_tries_again_and_others_are_told(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str
+) -> None:
+    cluster = make_cluster("valkey")
+    locks = cluster.locks(settings, key_prefix, **PATIENT)
+    name = "lottery"
+    source = cluster.keeper(name)
+    target = another(cluster, source)
+    with distributed_lock(name):
+        pass  # Its bucket has a mark of fences: some keys are there, and others are not.
+    cluster.begin_move(name, target)
+    with Blocking() as threads, InLoop() as tasks:
+        for caller in (threads, tasks):
+            with pytest.raises(LockUnavailable, match=r"TRYAGAIN|on its way"):
+                caller.acquire(distributed_lock(name, wait=0))
+        elsewhere = distributed_lock(cluster.name_on(target), wait=0)
+        assert threads.acquire(elsewhere)
+        threads.release(elsewhere)
+        acquired = [
+            (lock, caller, caller.begin(lock))
+            for caller, lock in [(threads, distributed_lock(name)), (tasks, distributed_lock(name))]
+        ]
+        cluster.move_keys(name, target)  # From here on the source answers ASK.
+        with pytest.raises(LockUnavailable):
+            threads.acquire(distributed_lock(name, wait=0))
+        assert not any(future.done() for _, _, future in acquired)
+        cluster.end_move(name, target)
+        while acquired:
+            wait_until(lambda: any(future.done() for _, _, future in acquired))
+            lock, caller, future = next(one for one in acquired if one[2].done())
+            assert future.result()
+            assert is_held_by(locks, lease_of(lock))
+            caller.release(lock)
+            acquired.remove((lock, caller, future))
+
+
+@pytest.mark.proves("R13")
+def test_r13_what_has_one_key_follows_an_ask(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str
+) -> None:
+    """Its key is not there, so the node that the slot is on its way to is asked, for this once."""
+    cluster = make_cluster("redis")
+    cluster.locks(settings, key_prefix, **PATIENT)
+    name = "lottery"
+    source = cluster.keeper(name)
+    target = another(cluster, source)
+    with distributed_lock(name):
+        pass
+    cluster.begin_move(name, target)
+    before = asked(target)
+    call = Call(scripts.RUNS, name, (), 2.0)
+    assert backend().run(flows.ask(call))[1:4] == [b"", b"", b""]
+    assert asyncio.run(backend().arun(flows.ask(call)))[1:4] == [b"", b"", b""]
+    assert held.record(name) is None
+    assert asked(target) == before + 3
+    assert cluster.keeper(name) is source
+
+
+def asked(server: Server) -> int:
+    """How often a node was asked for what is on its way there."""
+    stats = server.client().info("commandstats")
+    return int(stats.get("cmdstat_asking", {"calls": 0})["calls"])
+
+
+# --- a master dies -------------------------------------------------------------------------------
+
+
+@pytest.mark.proves("P1", "R9", "R13")
+def test_locking_goes_on_when_a_master_is_killed_under_load(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str
+) -> None:
+    cluster = make_cluster("valkey", replicas=2, node_timeout=HURRIED)
+    cluster.locks(settings, key_prefix, REPLICAS_ACK=1, **PATIENT)
+    name = cluster.name_on(cluster.servers[0])
+    with InLoop() as tasks:
+        lockers = Lockers(name, [Blocking(), Blocking(), tasks, tasks])
+        wait_until(lambda: len(lockers.turns) > 10)
+        cluster.servers[0].kill()
+        cluster.await_failover()
+        failed_over = time.monotonic()
+        wait_until(lambda: lockers.since(failed_over) >= 20)
+        lockers.stop()
+    # Nobody gave up. But who had the lock in that moment may have been told that it is lost, and
+    # who asked next that no replica has found its new master yet.
+    told = "LockLost", "REPLICAS_ACK"
+    assert not [one for one in lockers.errors if not any(text in one for text in told)]
+    lockers.check()
+
+
+@pytest.mark.proves("P6", "R7")
+def test_a_lease_that_the_replica_knows_goes_on_there_and_waiters_come_back_in_order(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str
+) -> None:
+    cluster = make_cluster("redis", replicas=1, node_timeout=HURRIED)
+    locks = cluster.locks(settings, key_prefix, **PATIENT)
+    name, master = cluster.name_on(cluster.servers[0]), cluster.servers[0]
+    with Blocking() as threads, InLoop() as tasks:
+        with threads.block(distributed_lock(name, ttl=12)) as lease:
+            waiting = line_up(locks, name, (threads, tasks, threads, tasks))
+            master.client().wait(1, 5000)
+            master.kill()
+            renewals = lease.renewals
+            successor = cluster.await_failover()
+            wait_until(lambda: lease.renewals > renewals)
+            locks.redis.close()
+            locks.redis = cluster.client()
+            assert is_held_by(locks, lease)
+            wait_until(lambda: queued(locks, name) == len(waiting))
+            wait_until(lambda: shard_channels(successor) >= 2)
+        for number, (lock, caller, acquired) in enumerate(waiting):
+            assert acquired.result(HUNG)
+            later = [one for _, _, one in waiting[number + 1 :]]
+            assert not any(one.done() for one in later)
+            caller.release(lock)
+
+
+@pytest.mark.proves("P1", "R13")
+def test_after_a_planned_failover_nothing_is_lost(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str
+) -> None:
+    cluster = make_cluster("valkey", replicas=1)
+    locks = cluster.locks(settings, key_prefix, **PATIENT)
+    name = cluster.name_on(cluster.servers[0])
+    with Blocking() as threads, InLoop() as tasks:
+        kept = distributed_lock(f"{name} kept", ttl=60)
+        assert threads.acquire(kept)
+        lockers = Lockers(name, [threads, threads, tasks, tasks])
+        wait_until(lambda: len(lockers.turns) > 10)
+        cluster.tell(cluster.replicas[0], "FAILOVER")
+        cluster.await_failover()
+        failed_over = time.monotonic()
+        wait_until(lambda: lockers.since(failed_over) >= 20)
+        lockers.stop()
+        assert is_held_by(locks, lease_of(kept))
+        threads.release(kept)
+    assert lockers.errors == []
+    lockers.check()
+
+
+@pytest.mark.proves("R13")
+def test_r13_a_cluster_that_is_down_is_unavailable_until_it_is_whole_again(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str
+) -> None:
+    cluster = make_cluster("valkey", node_timeout=HURRIED)
+    locks = cluster.locks(settings, key_prefix, TTL=6, WAIT=0)
+    first, *_, last = cluster.servers
+    name = cluster.name_on(last)
+    with Blocking() as threads, InLoop() as tasks:
+        for caller in (threads, tasks):
+            lock = distributed_lock(name)
+            assert caller.acquire(lock)
+            caller.release(lock)
+        first.kill()
+        wait_until(lambda: b"cluster_state:fail" in cluster.tell(last, "INFO"))
+        for caller in (threads, tasks):
+            with pytest.raises(LockUnavailable, match="CLUSTERDOWN"):
+                caller.acquire(distributed_lock(name))
+        locks.configure(UNAVAILABLE_AFTER=HUNG)
+        waiting = [
+            (caller, lock, caller.begin(lock))
+            for caller, lock in [
+                (threads, distributed_lock(f"{name} sync", wait=HUNG)),
+                (tasks, distributed_lock(f"{name} async", wait=HUNG)),
+            ]
+        ]
+        first.start()
+        for caller, lock, acquired in waiting:
+            assert acquired.result(HUNG)
+            caller.release(lock)
+
+
+# --- a node is added, or is silent ---------------------------------------------------------------
+
+
+def test_a_node_that_is_added_keeps_locks_and_is_listed(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str
+) -> None:
+    cluster = make_cluster("valkey")
+    locks = cluster.locks(settings, key_prefix, **PATIENT)
+    with Blocking() as threads, InLoop() as tasks:
+        leases = [
+            (caller, lock, lease_of(lock))
+            for caller in (threads, tasks)
+            for lock in [distributed_lock(f"{caller.way.name} lottery", ttl=60)]
+            if caller.acquire(lock)
+        ]
+        new = cluster.add()
+        for caller, lock, lease in leases:
+            assert lease is not None
+            cluster.move(lock.name, new)
+            caller.ensure_held(lease)
+            assert is_held_by(locks, lease)
+        address = f"{new.host}:{new.port}"
+        assert [one.where for one in held.list()] == [address, address]
+        assert address in nodes_in_use()
+        for caller, lock, _ in leases:
+            caller.release(lock)
+            assert is_left_clean(locks, lock.name)
+
+
+def test_a_list_says_which_node_is_silent_and_shows_what_the_others_keep(
+    make_cluster: MakeCluster,
+    settings: Settings,
+    key_prefix: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster = make_cluster("valkey")
+    cluster.locks(settings, key_prefix, TTL=6, WAIT=0)
+    names = [cluster.name_on(server) for server in cluster.servers]
+    handles = [distributed_lock(name, ttl=120, renew=False) for name in names]
+    assert all(lock.acquire() for lock in handles)
+    assert {lock.name for lock in held.list()} == set(names)
+    silent = cluster.servers[0]
+    address = f"{silent.host}:{silent.port}"
+    with silent.paused():
+        with takes(at_most=12):  # The operation timeout is 2 s, and there are two tries of two.
+            found = held.list()
+        assert {lock.name for lock in found} == set(names[1:])
+        assert found.silent == (address,)
+        said = f"The server {address} \\(default\\) did not answer all"
+        with pytest.raises(CommandError, match=said) as ended:
+            call_command("locks", "list")
+        assert ended.value.returncode == 3
+        out, _ = capsys.readouterr()
+        assert names[1] in out
+        assert f"{cluster.servers[1].host}:{cluster.servers[1].port}" in out
+        with pytest.raises(LockUnavailable, match=address):
+            list(held.every())
+    assert {lock.name for lock in held.list()} == set(names)
+    for lock in handles:
+        lock.release()
+
+
+@pytest.mark.django_db
+def test_the_admin_shows_which_node_keeps_a_lock_and_which_is_silent(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str, admin_client: Client
+) -> None:
+    cluster = make_cluster("valkey")
+    cluster.locks(settings, key_prefix, TTL=6, WAIT=0)
+    silent, other, _ = (f"{one.host}:{one.port}" for one in cluster.servers)
+    url = reverse("admin:django_redislock_heldlock_changelist")
+    lock = distributed_lock(cluster.name_on(cluster.servers[1]), ttl=120, renew=False)
+    assert lock.acquire()
+    page = admin_client.get(url).content.decode()
+    assert f'<td class="field-where">{other}</td>' in page
+    assert "did not answer" not in page
+    with cluster.servers[0].paused():
+        page = admin_client.get(url).content.decode()
+    assert f'<td class="field-where">{other}</td>' in page
+    assert f"The server {silent} (default) did not answer all that was asked" in page
+    lock.release()
+
+
+@pytest.mark.proves("R7")
+def test_r7_a_node_that_hangs_delays_no_renewal_on_another(
+    make_cluster: MakeCluster,
+    settings: Settings,
+    key_prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = make_cluster("valkey")
+    # So that one try of a renewal may take half of a third of the ttl.
+    cluster.locks(settings, key_prefix, WAIT=0).configure(OPTIONS={"socket_timeout": 20})
+    one, other, _ = cluster.servers
+    hanging = distributed_lock(cluster.name_on(one), ttl=12)
+    assert hanging.acquire()
+    node = backend().slots.last_keeper(hanging.name)
+    renew_many, under_way = node.renew_many, threading.Event()
+
+    def noted(calls: Any) -> Any:
+        under_way.set()
+        try:
+            return renew_many(calls)
+        finally:
+            under_way.clear()
+
+    monkeypatch.setattr(node, "renew_many", noted)
+
+    def renewed_meanwhile() -> bool:
+        renewals = lease.renewals
+        while under_way.is_set():
+            if lease.renewals > renewals:
+                return True
+            time.sleep(0.005)
+        return False
+
+    with distributed_lock(cluster.name_on(other), ttl=4) as lease, one.paused():
+        wait_until(renewed_meanwhile)
+    hanging.release()
+
+
+def test_a_dead_node_in_location_costs_its_share_only(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str
+) -> None:
+    cluster = make_cluster("valkey", replicas=1, node_timeout=HURRIED)
+    locks = cluster.locks(settings, key_prefix, TTL=6, WAIT=0)
+    dead = cluster.servers[0]
+    dead.pause()
+    cluster.await_failover()
+    locks.configure(
+        LOCATION=[f"redis://{one.host}:{one.port}" for one in (dead, cluster.servers[0])]
+    )
+    with Blocking() as threads, InLoop() as tasks:
+        for caller in (threads, tasks):
+            backends.reset()
+            lock = distributed_lock(f"{caller.way.name}")
+            with takes(at_most=2):
+                assert caller.acquire(lock)
+            caller.release(lock)
+
+
+# --- bells ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.proves("P6", "R14")
+def test_r14_a_bell_is_told_to_no_other_node(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str
+) -> None:
+    cluster = make_cluster("valkey")
+    locks = cluster.locks(settings, key_prefix, **PATIENT)
+    with Blocking() as threads, InLoop() as tasks:
+        for caller in (threads, tasks):
+            for number in range(5):
+                name = f"{caller.way.name} {number}"
+                holder, waiter = distributed_lock(name), distributed_lock(name)
+                assert threads.acquire(holder)
+                acquired = caller.begin(waiter)
+                wait_until(lambda name=name: queued(locks, name) == 1)  # type: ignore[misc]
+                threads.release(holder)
+                assert acquired.result(HUNG)
+                caller.release(waiter)
+    for server in cluster.servers:
+        info = cluster.tell(server, "INFO").decode()
+        assert "cluster_stats_messages_ping_sent" in info
+        assert "publish" not in info
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.proves("P10", "R8")
+def test_a_forked_child_has_nodes_of_its_own(
+    cluster: Cluster, settings: Settings, key_prefix: str, spawn: Spawn
+) -> None:
+    cluster.locks(settings, key_prefix)
+    assert spawn(lock_in_fork).read() == [True, True]
+
+
+def lock_in_fork() -> None:
+    """In a child: lock, and lock again in a child of that, beside the first."""
+    names = [f"lottery {number}" for number in range(12)]
+    with distributed_lock("of the parent", ttl=4) as lease:
+        for name in names:
+            with distributed_lock(name):
+                pass
+
+        def locking() -> bool:
+            for name in names:
+                with distributed_lock(name, wait=HUNG):
+                    pass
+            with distributed_lock("of the child", ttl=4) as own:
+                wait_until(lambda: own.renewals)
+            return not lease.held
+
+        in_child = in_fork(locking)
+        wait_until(lambda: lease.renewals)
+        say([in_child, lease.held])
+
+
+# --- what is no cluster --------------------------------------------------------------------------
+
+
+@one_kind
+def test_a_server_that_is_no_node_of_a_cluster_is_refused_at_once(
+    locks: Locks, caller: Caller
+) -> None:
+    locks.configure(BACKEND="django_redislock.backends.ClusterBackend")
+    locks.configure(LOCATION=locks.server.url.removesuffix("/0"))
+    says = "this is no node of a cluster; for a server of its own use RedisBackend"
+    with takes(at_most=1), pytest.raises(LockUnavailable, match=says):
+        caller.acquire(distributed_lock("lottery", wait=20))
+
+
+def test_redis_backend_says_which_backend_a_cluster_needs(
+    cluster: Cluster, settings: Settings, key_prefix: str, caller: Caller
+) -> None:
+    settings.REDISLOCK = {"default": {"LOCATION": cluster.servers[0].url, "KEY_PREFIX": key_prefix}}
+    says = "CROSSSLOT.*a node of a cluster, which ClusterBackend is for"
+    with takes(at_most=1), pytest.raises(LockUnavailable, match=says):
+        caller.acquire(distributed_lock("lottery", wait=20))
+
+
+def test_nodes_of_different_clusters_are_refused_at_once(
+    cluster: Cluster, make_cluster: MakeCluster, settings: Settings, key_prefix: str
+) -> None:
+    other = make_cluster(masters=1)
+    locks = cluster.locks(settings, key_prefix)
+    both = [f"redis://{one.host}:{one.port}" for one in (cluster.servers[0], other.servers[0])]
+    locks.configure(LOCATION=both)
+    says = "are of different clusters; name nodes of one in LOCATION"
+    with Blocking() as threads, InLoop() as tasks:
+        for caller in (threads, tasks):
+            with takes(at_most=1), pytest.raises(LockUnavailable, match=says):
+                caller.acquire(distributed_lock("lottery", wait=20))
+
+
+def test_one_wrong_address_among_nodes_does_no_harm(
+    cluster: Cluster, settings: Settings, key_prefix: str, caller: Caller, locks: Locks
+) -> None:
+    wrong = locks.server.url.removesuffix("/0")
+    cluster.locks(settings, key_prefix).configure(
+        LOCATION=[wrong, cluster.setting()["LOCATION"][0]]
+    )
+    lock = distributed_lock("lottery")
+    assert caller.acquire(lock)
+    caller.release(lock)
+
+
+def test_a_cluster_may_ask_for_a_password_and_a_user_with_few_rights(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str
+) -> None:
+    cluster = make_cluster("valkey")
+    locks = cluster.locks(settings, key_prefix, **PATIENT)
+    rules = minimal_acl(backend().prefix).split()
+    for server in cluster.servers:
+        server.client().execute_command("ACL", "SETUSER", "locks", "on", ">secret", *rules)
+    locks.configure(OPTIONS={"username": "locks", "password": "secret"})
+    with Blocking() as threads, InLoop() as tasks:
+        for number, caller in enumerate((threads, tasks) * 3):
+            name = f"lottery {number}"
+            holder, waiter = distributed_lock(name), distributed_lock(name)
+            with threads.block(holder):
+                acquired = caller.begin(waiter)
+                wait_until(lambda name=name: queued(locks, name) == 1)  # type: ignore[misc]
+                (listed,) = held.list()
+                assert listed.name == name
+            assert acquired.result(HUNG)
+            caller.release(waiter)
+        locks.configure(OPTIONS={"username": "locks", "password": "wrong"})
+        for caller in (threads, tasks):
+            with pytest.raises(LockUnavailable, match=r"WRONGPASS|invalid username"):
+                caller.acquire(distributed_lock("lottery", wait=0))
+
+
+@pytest.mark.proves("R10")
+def test_r10_names_are_spread_over_the_nodes_and_cannot_choose_one(
+    cluster: Cluster, settings: Settings, key_prefix: str
+) -> None:
+    locks = cluster.locks(settings, key_prefix)
+    handles = [distributed_lock(f"{{same}} {number}", ttl=60) for number in range(60)]
+    for lock in handles:
+        assert lock.acquire()
+    where = [one.where for one in held.list()]
+    assert len(where) == len(handles)
+    assert all(where.count(f"{one.host}:{one.port}") > 5 for one in cluster.servers)
+    for lock in handles:
+        keys = keys_of(locks, lock.name)
+        assert len({locks.redis.keyslot(key) for key in keys}) == 1
+        lock.release()
+
+
+# --- the doctor ----------------------------------------------------------------------------------
+
+
+def found(about: str) -> list[tuple[str, str]]:
+    return [(one.level, one.says) for one in doctor.examine("default") if one.about == about]
+
+
+def test_the_doctor_judges_each_node_of_a_cluster(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str
+) -> None:
+    cluster = make_cluster("valkey", replicas=1, node_timeout=HURRIED)
+    locks = cluster.locks(settings, key_prefix, TTL=6, WAIT=0)
+    first, second, third = (f"{one.host}:{one.port}" for one in cluster.servers)
+    assert found("cluster") == [("ok", "all slots are kept; 3 nodes keep locks")]
+    assert {level for level, _ in found("server")} == {"ok"}
+    assert found("rights") == [("ok", "all nodes: a lock was taken and released as user 'default'")]
+    assert found("replication") == [
+        ("warn", f"{first}: 1 replica; a failover may forget the last grants"),
+        ("warn", f"{second}, {third}: no replicas, so there is nobody to take over"),
+    ]
+    with distributed_lock("lottery", ttl=60):
+        assert found("index") == [("ok", "all nodes: every held lock is in the index")]
+    cluster.servers[1].client().config_set("maxmemory", "50mb")
+    cluster.servers[1].client().config_set("maxmemory-policy", "allkeys-lru")
+    assert ("fail", f"{second}: the policy allkeys-lru may evict a held lock") in found("eviction")
+    locks.configure(LOCATION=[*cluster.setting()["LOCATION"], "redis://127.0.0.1:1"])
+    ((level, says),) = found("cluster")
+    assert level == "warn"
+    assert says.startswith("1 of 4 in LOCATION cannot be asked: 127.0.0.1:1: ")
+    with cluster.servers[2].paused():
+        assert ("fail", f"{third}: no answer") in [
+            (level, says[: len(f"{third}: no answer")]) for level, says in found("server")
+        ]
+    backends.reset()
+    cluster.servers[2].kill()
+    wait_until(lambda: b"cluster_state:fail" in cluster.tell(cluster.servers[1], "INFO"))
+    assert any(level == "fail" for level, _ in found("rights"))
+
+
+@one_kind
+def test_the_doctor_says_that_a_server_is_no_node_of_a_cluster(locks: Locks) -> None:
+    locks.configure(BACKEND="django_redislock.backends.ClusterBackend")
+    locks.configure(LOCATION=locks.server.url.removesuffix("/0"))
+    ((level, says),) = found("cluster")
+    assert level == "fail"
+    assert "this is no node of a cluster" in says

@@ -1,0 +1,307 @@
+"""Several servers that share the locks out among them: a Redis or Valkey cluster.
+
+def test_a_failover(make_cluster: MakeCluster, settings: Settings, key_prefix: str) -> None:
+    cluster = make_cluster(replicas=1)
+    locks = cluster.locks(settings, key_prefix)
+    cluster.servers[0].kill()
+    cluster.await_failover()
+"""
+
+from __future__ import annotations
+
+from itertools import count, pairwise
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import pytest
+import redis
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+
+from django_redislock.rules.keys import IN_BUCKETS, bucket_of, hash_tag
+from tests.conftest import Locks, on_failure, skip_or_fail
+from tests.support.servers import KINDS, Kind, Server, binary, free_port
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pytest_django import Settings
+
+UNHURRIED = 15.0  # Seconds: no node that stands still for a moment is taken for dead.
+HURRIED = 0.5  # For tests that wait for that.
+
+
+class Cluster:
+    """Masters that have the same number of slots each, and replicas of them.
+
+    Args:
+        kind: See Server.
+        masters: How many.
+        replicas: How many the first of them has.
+        node_timeout: Seconds after which the others take a silent node for dead.
+        config: See Server.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        *,
+        masters: int = 3,
+        replicas: int = 0,
+        node_timeout: float = UNHURRIED,
+        **config: Any,
+    ) -> None:
+        self.kind = kind
+        self._config = {
+            "cluster_enabled": "yes",
+            "cluster_node_timeout": round(node_timeout * 1000),
+            "repl_diskless_sync_delay": 0,
+            **config,
+        }
+        self.servers = [self._make() for _ in range(masters)]
+        self.replicas = [self._make() for _ in range(replicas)]
+        self._former: list[Server] = []
+
+    def start(self) -> Self:
+        """Start all, and return once each of them knows who keeps what."""
+        every = [*self.servers, *self.replicas]
+        for server in every:
+            server.start(ready=False)
+        for server in every:
+            server.wait_ready()
+        share = REDIS_CLUSTER_HASH_SLOTS / len(self.servers)
+        bounds = pairwise(round(share * number) for number in range(len(self.servers) + 1))
+        for epoch, (server, (first, end)) in enumerate(zip(self.servers, bounds, strict=True), 1):
+            self.tell(server, "SET-CONFIG-EPOCH", epoch)
+            self.tell(server, "ADDSLOTSRANGE", first, end - 1)
+        for server in every[1:]:
+            self.meet(server)
+        wait_until(lambda: all(self._knows(server, len(every)) for server in every))
+        for replica in self.replicas:
+            self.tell(replica, "REPLICATE", self.id_of(self.servers[0]))
+        wait_until(lambda: all(map(self.is_ready, every)), message="the cluster is ready")
+        return self
+
+    def meet(self, server: Server) -> None:
+        """Have a server become one of the cluster."""
+        port = server._config["cluster-port"]
+        self.tell(self.servers[0], "MEET", server.host, server.port, port)
+
+    def add(self) -> Server:
+        """One more master, without slots."""
+        server = self._make()
+        self.servers.append(server)
+        server.start()
+        self.tell(server, "SET-CONFIG-EPOCH", 100)
+        self.meet(server)
+        known = len(self.servers) + len(self.replicas)
+        wait_until(lambda: all(self._knows(one, known) for one in self.servers))
+        wait_until(lambda: self.is_ready(server))
+        return server
+
+    def locks(self, settings: Settings, prefix: str, **options: Any) -> Locks:
+        """REDISLOCK for a test; *options* are its other settings."""
+        locks = Locks(settings, self.servers[0], prefix)
+        locks.configure(**self.setting(), **options)
+        locks.prefix += IN_BUCKETS  # As a pattern, it matches all of the test's keys.
+        locks.redis = self.client()
+        return locks
+
+    def setting(self, **options: Any) -> dict[str, Any]:
+        """What REDISLOCK says of the default alias; *options* are its OPTIONS."""
+        return {
+            "BACKEND": "django_redislock.backends.ClusterBackend",
+            "LOCATION": [one.url.removesuffix("/0") for one in self.servers],
+            "OPTIONS": options,
+        }
+
+    def client(self) -> Any:
+        """A client of the cluster that is not ours."""
+        alive = next(one for one in self.servers if one.running)
+        return redis.RedisCluster(alive.host, alive.port, socket_timeout=5)
+
+    def tell(self, server: Server, *command: Any) -> Any:
+        """What a node answers."""
+        with server.client() as client:
+            return client.execute_command("CLUSTER", *command)
+
+    def id_of(self, server: Server) -> str:
+        """The name of a node among the others."""
+        return str(self.tell(server, "MYID").decode())
+
+    def keeper(self, name: str) -> Server:
+        """The master that keeps a lock, as the masters say that are there."""
+        slot = slot_of(name)
+        for server in self.servers:
+            if server.running and any(
+                low <= slot <= high and port == server.port
+                for low, high, (_, port, *_), *_ in self._slots(server)
+            ):
+                return server
+        raise AssertionError(f"nobody keeps {name!r}")
+
+    def name_on(self, server: Server) -> str:
+        """A lock that a master keeps."""
+        kept = [
+            (low, high)
+            for low, high, (_, port, *_), *_ in self._slots(server)
+            if port == server.port
+        ]
+        names = (f"lottery {number}" for number in count())
+        return next(
+            name for name in names if any(low <= slot_of(name) <= high for low, high in kept)
+        )
+
+    def begin_move(self, name: str, to: Server) -> None:
+        """Let the slot of a lock be on its way from one master to another."""
+        slot, source = slot_of(name), self.keeper(name)
+        self.tell(to, "SETSLOT", slot, "IMPORTING", self.id_of(source))
+        self.tell(source, "SETSLOT", slot, "MIGRATING", self.id_of(to))
+
+    def move_keys(self, name: str, to: Server) -> None:
+        """Take along what is there."""
+        slot, source = slot_of(name), self.keeper(name)
+        while keys := self.tell(source, "GETKEYSINSLOT", slot, 100):
+            with source.client() as client:
+                client.migrate(to.host, to.port, keys, 0, 5000)
+
+    def end_move(self, name: str, to: Server) -> None:
+        """Let all know that it has arrived."""
+        slot, source = slot_of(name), self.keeper(name)
+        for server in (to, source, *self.servers):
+            if server.running:
+                self.tell(server, "SETSLOT", slot, "NODE", self.id_of(to))
+
+    def move(self, name: str, to: Server) -> None:
+        """The slot of a lock goes from one master to another."""
+        self.begin_move(name, to)
+        self.move_keys(name, to)
+        self.end_move(name, to)
+
+    @property
+    def master(self) -> Server:
+        """The one that has replicas."""
+        return self.servers[0]
+
+    def fail_over(self) -> None:
+        """Have a replica take over, though nothing is wrong."""
+        self.tell(self.replicas[0], "FAILOVER")
+
+    def await_failover(self) -> Server:
+        """Return the replica that has taken the place of the first master, once all know it."""
+        former, *others = self.servers
+
+        def known() -> Server | None:
+            for replica in self.replicas:
+                if all(
+                    self.is_ready(server) and replica.port in self._masters(server)
+                    for server in (*others, replica)
+                ):
+                    return replica
+            return None
+
+        successor = wait_until(known, message="a replica has taken over")
+        assert successor is not None
+        self.servers = [successor, *others]
+        self.replicas = [one for one in self.replicas if one is not successor]
+        self._former.append(former)
+        return successor
+
+    def is_ready(self, server: Server) -> bool:
+        """Whether a node serves clients, and a replica has the data of its master."""
+        if b"cluster_state:ok" not in self.tell(server, "INFO"):
+            return False
+        with server.client() as client:
+            info = client.info("replication")
+        return info["role"] == "master" or info["master_link_status"] == "up"
+
+    def close(self) -> None:
+        """End all of them."""
+        for server in (*self._former, *self.servers, *self.replicas):
+            server.close()
+
+    def report(self) -> str:
+        """What the masters wrote, for people."""
+        return "\n".join(f"{one!r}\n{one.log}" for one in self.servers)
+
+    def _make(self) -> Server:
+        return Server(self.kind, cluster_port=free_port(), **self._config)
+
+    def _slots(self, server: Server) -> list[Any]:
+        with server.client(protocol=3) as client:
+            connection = client.connection_pool.get_connection()
+            connection.send_command("CLUSTER", "SLOTS")
+            slots: list[Any] = connection.read_response()
+            return slots
+
+    def _masters(self, server: Server) -> set[int]:
+        """The ports of those that keep slots, as a node says."""
+        return {port for _, _, (_, port, *_), *_ in self._slots(server)}
+
+    def _knows(self, server: Server, nodes: int) -> bool:
+        info = self.tell(server, "INFO")
+        return f"cluster_known_nodes:{nodes}\r".encode() in info
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def slot_of(name: str) -> int:
+    """The slot of a lock."""
+    return key_slot(hash_tag(bucket_of(name)).encode())
+
+
+class MakeCluster(Protocol):
+    """The type of the fixture `make_cluster`."""
+
+    def __call__(self, kind: Kind | None = None, **options: Any) -> Cluster: ...
+
+
+@pytest.fixture
+def make_cluster(request: pytest.FixtureRequest) -> Iterator[MakeCluster]:
+    """Start clusters of the test's own, to be broken."""
+    made: list[Cluster] = []
+
+    def make(kind: Kind | None = None, **options: Any) -> Cluster:
+        cluster = _started(kind, **options)
+        made.append(cluster)
+        on_failure(request, "what the nodes wrote", cluster.report)
+        return cluster
+
+    yield make
+    for cluster in made:
+        cluster.close()
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[Callable[[], Cluster]]:
+    """A cluster for the whole run (of an xdist worker), to use and not to break."""
+    made: list[Cluster] = []
+
+    def get() -> Cluster:
+        if not made:
+            made.append(_started())
+        return made[0]
+
+    yield get
+    for cluster in made:
+        cluster.close()
+
+
+@pytest.fixture
+def cluster(shared_cluster: Callable[[], Cluster]) -> Cluster:
+    """The shared cluster."""
+    return shared_cluster()
+
+
+def _started(kind: Kind | None = None, **options: Any) -> Cluster:
+    kind = kind or next(filter(binary, KINDS), KINDS[0])
+    if binary(kind) is None:
+        skip_or_fail(f"no {kind} program here, of which a cluster could be made")
+    return Cluster(kind, **options).__enter__()
