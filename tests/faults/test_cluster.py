@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from itertools import pairwise
+from itertools import count, islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +17,7 @@ from django_redislock.backends.cluster.backend import ClusterBackend
 from django_redislock.backends.registry import backends
 from django_redislock.doctor import minimal_acl
 from django_redislock.rules import flows, scripts
+from django_redislock.rules.keys import bucket_of
 from django_redislock.rules.steps import Call
 from tests.support.backends import one_kind
 from tests.support.clusters import HURRIED
@@ -634,6 +635,26 @@ def test_a_cluster_may_ask_for_a_password_and_a_user_with_few_rights(
         for caller in (threads, tasks):
             with pytest.raises(LockUnavailable, match=r"WRONGPASS|invalid username"):
                 caller.acquire(distributed_lock("lottery", wait=0))
+
+
+def test_a_list_is_in_order_though_one_bucket_has_most_of_it(
+    cluster: Cluster, settings: Settings, key_prefix: str
+) -> None:
+    """More than is asked of each bucket at first."""
+    cluster.locks(settings, key_prefix)
+    crowded = (name for number in count() if bucket_of(name := f"crowded {number}") == 17)
+    names = [*islice(crowded, 80), *(f"spread {number}" for number in range(20))]
+    handles = [
+        distributed_lock(name, ttl=60 + number, renew=False) for number, name in enumerate(names)
+    ]
+    assert all(lock.acquire() for lock in handles)
+    assert [lock.name for lock in held.list()] == names
+    part = held.list(limit=15, offset=70, latest_first=True)
+    assert [lock.name for lock in part] == names[::-1][70:85]
+    assert part.total == len(names)
+    assert part.partial
+    for lock in handles:
+        lock.release()
 
 
 @pytest.mark.proves("R10")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_redislock import InvalidLockName, distributed_lock, held
-from django_redislock.rules.keys import lock_keys, name_of
+from django_redislock.rules.keys import BUCKETS, IN_BUCKETS, bucket_of, lock_keys, name_of
 from tests.support.backends import needs_scripts, on_servers
 from tests.support.others import held_by_other
 from tests.support.ways import both_ways
@@ -144,3 +144,28 @@ def test_the_name_cannot_choose_its_slot_or_match_other_keys(name: str) -> None:
 def test_different_names_have_different_keys(one: str, other: str) -> None:
     if one != other:
         assert not own_keys(one) & own_keys(other)
+
+
+@pytest.mark.proves("R10")
+@settings(deadline=None)
+@given(names)
+def test_in_buckets_all_keys_of_a_name_have_the_tag_of_its_bucket(name: str) -> None:
+    prefix = "prefix" + IN_BUCKETS
+    keys = lock_keys(prefix, name)
+    begin = f"prefix:{{{bucket_of(name)}}}:"
+    assert all(key.startswith(begin) for key in keys)
+    assert name_of(prefix, keys.lock) == name
+    elsewhere = f"prefix:{{{(bucket_of(name) + 1) % BUCKETS}}}:"
+    assert name_of(prefix, keys.lock.replace(begin, elsewhere, 1)) is None
+    assert name_of("prefix", keys.lock) is None
+
+
+def test_the_bucket_of_a_name_is_the_same_for_ever() -> None:
+    """Or processes of two versions would each give the same lock away, in different buckets."""
+    assert {name: bucket_of(name) for name in ("lottery", "report:7", "é")} == {
+        "lottery": 131,
+        "report:7": 118,
+        "é": 62,
+    }
+    used = {bucket_of(f"customer:{number}") for number in range(5000)}
+    assert used == set(range(BUCKETS))

@@ -177,13 +177,15 @@ class Slots:
             if clock.now() < self._asked_at + SOONEST and self._keepers:
                 return None
             inquiry = self._inquiry = Future()
-        thread = threading.Thread(
-            target=self._ask, args=(inquiry,), name="redislock-cluster", daemon=True
-        )
         try:
-            thread.start()
+            threading.Thread(
+                target=self._ask, args=(inquiry,), name="redislock-cluster", daemon=True
+            ).start()
         except RuntimeError:  # No more threads, or the interpreter is shutting down.
             self._ask(inquiry)
+        except BaseException:  # Of a signal handler: maybe nobody asks, and others would wait.
+            self._inquiry = None
+            raise
         return inquiry
 
     def _ask(self, inquiry: Future[None]) -> None:
@@ -233,19 +235,22 @@ class Slots:
         self._compared = True
         host = address.rpartition(":")[0].strip("[]")
         keepers: dict[int, Node] = {}
+        named = set(self._location)  # Whom to ask next time; replicas know as much as masters.
         for (low, high), known in parse_cluster_slots(reply, current_host=host).items():
             places = [humanize.address(*one) for one in (known["primary"], *known["replicas"])]
+            named.update(places)
             for bucket, slot in enumerate(SLOT_OF):
                 if low <= slot <= high:
                     keepers[bucket] = self._node(places[0])
-            with self._lock:
-                for place in places:
-                    self._dialer(place)  # Replicas may be asked, too.
         with self._lock:
             self._keepers |= keepers
             self._in_doubt = False
             used = {node.address for node in self._keepers.values()}
             unused = [self._nodes.pop(one) for one in self._nodes.keys() - used]
+            for place in self._dialers.keys() - named - used:
+                del self._dialers[place]
+            for place in named:
+                self._dialer(place)
         for node in unused:
             node.retire()
 
