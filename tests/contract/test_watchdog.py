@@ -43,7 +43,6 @@ async def taken(way: Way, lock: Lock) -> Lease:
 
 
 @pytest.mark.proves("R7")
-@pytest.mark.spread
 @both_ways
 async def test_a_lease_outlives_its_ttl_while_it_is_held(way: Way, place: Place) -> None:
     begin = time.monotonic()
