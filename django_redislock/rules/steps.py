@@ -121,7 +121,8 @@ class NotOurs(Refused):
     """The flow belongs to the parent of this forked child, which goes on with it: hands off."""
 
 
-Outcome = Answer | Unanswered | Refused  # Of a Call.
+Trouble = Unanswered | Refused
+Outcome = Answer | Trouble  # Of a Call.
 Result = TypeVar("Result")
 Step = Call | Tell | Listen | Pause | Notify
 Flow = Generator[Step, Any, Result]

@@ -63,7 +63,7 @@ class RedisBackend(Backend):
             raise ImproperlyConfigured(
                 f"{where}['LOCATION'] must be one URL: {type(self).__name__} uses one server. A"
                 " list of sentinels is for django_redislock.backends.SentinelBackend, one of nodes"
-                " of a cluster for ClusterBackend. A backend for a quorum is not there yet."
+                " of a cluster for ClusterBackend, one of independent servers for QuorumBackend."
             )
         return checked_dialer(location, options, f"{where}['LOCATION']", f"{where}['OPTIONS']")
 

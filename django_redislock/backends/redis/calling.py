@@ -71,9 +71,9 @@ class Caller:
         if self.scripting:
             for in_full in (False, True):
                 sent, within = clock.now(), rest(calls[0].within, begun)
-                replies = wire.ask_all(self._commands(calls, in_full), within)
+                replies = wire.ask_all(self.commands(calls, in_full=in_full), within)
                 errors = [reply for reply in replies if isinstance(reply, ReplyError)]
-                if not any(map(_lacks_script, errors)):
+                if not any(map(lacks_script, errors)):
                     break
             if not self._are_forbidden(errors):
                 return [_outcome(reply, 0, sent) for reply in replies]
@@ -98,7 +98,7 @@ class Caller:
                 reply, acknowledged = wire.ask_all([command, wait], within)
             else:
                 reply = wire.ask(command, within)
-            if reply.__class__ is not ReplyError or not _lacks_script(reply):
+            if reply.__class__ is not ReplyError or not lacks_script(reply):
                 break
         if reply.__class__ is ReplyError and self._are_forbidden([reply]):
             return self._call_without_scripts(wire, call, begun)
@@ -127,7 +127,7 @@ class Caller:
                 reply, acknowledged = await asyncio.gather(*sending)
             else:
                 reply = await wire.send(command, within)
-            if reply.__class__ is not ReplyError or not _lacks_script(reply):
+            if reply.__class__ is not ReplyError or not lacks_script(reply):
                 break
         if reply.__class__ is ReplyError and self._are_forbidden([reply]):
             return None
@@ -156,7 +156,7 @@ class Caller:
         # Of a lock that is taken again, only the token and the id are new.
         return head + _bulk(args[:2]) + _tail(args[2:])
 
-    def _commands(self, calls: Sequence[Call], in_full: bool) -> list[bytes]:
+    def commands(self, calls: Sequence[Call], *, in_full: bool = False) -> list[bytes]:
         """What is sent for some calls; *in_full* with the text of each script, but only once."""
         if not in_full:
             return [self.packed(call, "") for call in calls]
@@ -209,7 +209,7 @@ class Caller:
             ask("EVAL", "return 1", 0)
             ask("EVALSHA", "0" * 40, 0)
         except ReplyError as error:
-            if not _lacks_script(error):
+            if not lacks_script(error):
                 return
         self.scripting = True
         logger.warning(
@@ -264,7 +264,8 @@ def _wait_for_replicas(call: Call, within: float) -> tuple[str | int, ...]:
     return "WAIT", call.replicas, max(1, int(within * 750))
 
 
-def _lacks_script(error: ReplyError) -> bool:
+def lacks_script(error: ReplyError) -> bool:
+    """Whether a script has to be sent in full."""
     return error.code == "NOSCRIPT"
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 
+from django_redislock.backends.redis.connection import AsyncWire, Wire
 from django_redislock.backends.redis.dialing import Dialer, check_version
 from django_redislock.backends.redis.location import (
     LOOKS_LIKE,
@@ -29,6 +30,7 @@ def checked_dialer(
     of_url: str,
     of_options: str,
     check: Callable[[Any], None] = check_version,
+    wires: tuple[type[Wire], type[AsyncWire]] = (Wire, AsyncWire),
 ) -> Dialer:
     """A dialer, whose *check* judges the server that answers.
 
@@ -38,6 +40,7 @@ def checked_dialer(
         of_url: The setting that *url* comes from, for messages.
         of_options: The setting that *options* come from.
         check: See Dialer.
+        wires: See Dialer.
 
     Raises:
         ImproperlyConfigured: Names the setting and says what is wrong.
@@ -51,7 +54,7 @@ def checked_dialer(
     except ValueError as error:
         raise ImproperlyConfigured(f"{of_options}{error}.") from None
     try:
-        return Dialer(url, options, check)
+        return Dialer(url, options, check, wires)
     except TypeError as error:
         # Its text names the option, not its value.
         setting = of_url if has_option(url, error) else of_options

@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     from redis.asyncio.connection import Connection as AsyncConnection
     from redis.connection import Connection
 
-_NOTHING = object()
+NOTHING = object()
+Push = hiredis.PushNotification  # What the server sends unasked.
 # What the server says by itself. A channel of a cluster ends when its slot goes to another node.
 _RUNG = {b"message", b"smessage"}
 _SUBSCRIBED = {b"subscribe", b"ssubscribe"}
 _UNSUBSCRIBED = b"sunsubscribe"
 _MSG_MORE: int = getattr(socket, "MSG_MORE", 0)
-_CHUNK = 8192
+CHUNK = 8192
 _BATCH = 500  # Commands sent before their replies are read; more could fill both buffers.
 _SHORTEST = 0.001  # Seconds that are left of a time limit that is over.
 
@@ -92,12 +93,12 @@ class Wire:
         if self._unread:
             return self.reply(seconds)
         # The usual case without detours: one read brings one whole reply.
-        data = sock.recv(_CHUNK)
+        data = sock.recv(CHUNK)
         reader.feed(data)
         item = reader.gets()
-        if item is _NOTHING or not data:
+        if item is NOTHING or not data:
             return self.reply(seconds)
-        if type(item) is hiredis.PushNotification:
+        if type(item) is Push:
             self._pushed(item)
             return self.reply(seconds)
         return item
@@ -118,7 +119,7 @@ class Wire:
         self._limit(seconds)
         while True:
             item = self._item()
-            if isinstance(item, hiredis.PushNotification):
+            if isinstance(item, Push):
                 self._pushed(item)
             elif self._unread:
                 self._unread -= 1
@@ -130,7 +131,7 @@ class Wire:
         self.send(_subscription(channel), seconds)
         while True:
             item = self._item()
-            if isinstance(item, hiredis.PushNotification):
+            if isinstance(item, Push):
                 self._pushed(item)
                 if item[0] in _SUBSCRIBED:
                     return
@@ -150,7 +151,7 @@ class Wire:
             item = self._item()
         except TimeoutError:
             return None
-        if isinstance(item, hiredis.PushNotification):
+        if isinstance(item, Push):
             self._pushed(item)
             if item[0] == _UNSUBSCRIBED:
                 return None
@@ -181,8 +182,8 @@ class Wire:
 
     def _item(self) -> Any:
         reader = self._reader
-        while (item := reader.gets()) is _NOTHING:
-            data = self._socket.recv(_CHUNK)
+        while (item := reader.gets()) is NOTHING:
+            data = self._socket.recv(CHUNK)
             if not data:
                 raise ConnectionError("the server closed the connection")
             reader.feed(data)
@@ -219,7 +220,7 @@ class AsyncWire(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._reader = _reader()
         # A view: what comes by TLS is written into slices of it, and a slice of bytes is a copy.
-        self._buffer = memoryview(bytearray(_CHUNK))
+        self._buffer = memoryview(bytearray(CHUNK))
         # What replies are still to come, and until when; a reply to tell() is for nobody.
         self._awaited: deque[tuple[asyncio.Future[Any] | None, float]] = deque()
         self._alarm: asyncio.TimerHandle | None = None
@@ -326,8 +327,8 @@ class AsyncWire(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._reader.feed(self._buffer, 0, nbytes)  # type: ignore[arg-type] # any buffer
-        while (item := self._reader.gets()) is not _NOTHING:
-            if isinstance(item, hiredis.PushNotification):
+        while (item := self._reader.gets()) is not NOTHING:
+            if isinstance(item, Push):
                 self._pushed(item)
             else:
                 self._answered(item)
@@ -436,4 +437,4 @@ def _wake(listener: asyncio.Future[None]) -> None:
 
 
 def _reader() -> hiredis.Reader:
-    return hiredis.Reader(replyError=ReplyError, notEnoughData=_NOTHING)
+    return hiredis.Reader(replyError=ReplyError, notEnoughData=NOTHING)

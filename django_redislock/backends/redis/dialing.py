@@ -75,6 +75,7 @@ class Dialer:
         url: str,
         options: Mapping[str, Any],
         check: Callable[[Any], None] = check_version,
+        wires: tuple[type[Wire], type[AsyncWire]] = (Wire, AsyncWire),
     ) -> None:
         """Check them, without dialing.
 
@@ -82,11 +83,13 @@ class Dialer:
             url: Where the server is.
             options: Those of redis-py.
             check: Refuses a server that is the wrong one, by its answer to HELLO.
+            wires: What connections are, blocking and asynchronous ones.
 
         Raises:
             ValueError, TypeError: redis-py does not understand the URL or an option.
         """
         self._check = check
+        self._wire, self._async_wire = wires
         common = {**_quiet(), **options}
         self._sync = {**common, **parse_url(url), **_OURS, "command_packer": _Packer()}  # type: ignore[no-untyped-call]
         self._async = {**common, **async_parse_url(url), **_OURS}
@@ -140,7 +143,7 @@ class Dialer:
             connection.disconnect()
             _check_hello(error)
             raise
-        return Wire(connection)
+        return self._wire(connection)
 
     async def adial(self, seconds: float) -> AsyncWire:
         """A new connection of the running loop, or redis-py's exception; cancel it when late."""
@@ -157,7 +160,7 @@ class Dialer:
         try:
             await connection.connect()
             self._check(replies[0])
-            return AsyncWire(connection)
+            return self._async_wire(connection)
         except BaseException as error:
             await connection.disconnect(nowait=True)
             _check_hello(error)

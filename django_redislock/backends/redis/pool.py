@@ -6,7 +6,7 @@ import threading
 import time
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from weakref import ref
 
 from django_redislock.backends.redis.connection import id_of, packed
@@ -14,6 +14,7 @@ from django_redislock.backends.redis.errors import Crowded, Exhausted
 from django_redislock.rules.keys import prefix_in
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable
 
     from django_redislock.backends.redis.connection import Wire
@@ -21,7 +22,18 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-class Pool:
+class Lendable(Protocol):
+    """What a pool lends."""
+
+    bells: deque[bytes]  # What it was rung that nobody has heard yet.
+
+    def close(self) -> None: ...
+
+
+Lent = TypeVar("Lent", bound=Lendable)
+
+
+class Pool(Generic[Lent]):
     """The blocking connections of one backend: never more than *limit*, each used by one thread.
 
     The last one returned is the first one lent. A waiter keeps its connection while it sleeps,
@@ -33,25 +45,23 @@ class Pool:
     # Connections of a process that are not lent: its watchdog's, and the one of a SharedBell.
     BESIDE = 2
 
-    def __init__(self, dial: Callable[[float], Wire], limit: int) -> None:
+    def __init__(self, dial: Callable[[float], Lent], limit: int) -> None:
         self._dial = dial
         self._limit = limit
-        self._idle: list[Wire] = []
+        self._idle: list[Lent] = []
         # Those that exist, not a count: one that an exception of a signal handler made us lose
         # gives its place back when it is collected.
-        self._wires: set[ref[Wire]] = set()
+        self._wires: set[ref[Lent]] = set()
         self._dialing = 0
         self._waiting = 0
         self._retired = False
-        self._bells: dict[str, SharedBell] = {}  # By the prefix of the locks they are for.
         self._make_locks()
 
     def _make_locks(self) -> None:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._bell_lock = threading.Lock()
 
-    def use(self, work: Callable[[Wire], Result], seconds: float) -> Result:
+    def use(self, work: Callable[[Lent], Result], seconds: float) -> Result:
         """Lend a connection for *work* alone; see take(). It is dropped if anything is raised."""
         wire = None
         try:
@@ -64,19 +74,7 @@ class Pool:
         self.give(wire)
         return result
 
-    def shared_bell(self, channel: str, seconds: float) -> SharedBell:
-        """The bell of waiters without a connection of their own, for locks of the same prefix.
-
-        If there is none, a new one opens on *channel* within so many seconds.
-        """
-        prefix = prefix_in(channel)
-        with self._bell_lock:
-            bell = self._bells.get(prefix)
-            if bell is None or bell.closed:
-                bell = self._bells[prefix] = SharedBell(self._dial, channel, seconds)
-            return bell
-
-    def take(self, seconds: float, *, to_wait: bool = False) -> Wire:
+    def take(self, seconds: float, *, to_wait: bool = False) -> Lent:
         """Lend a connection.
 
         Args:
@@ -94,7 +92,7 @@ class Pool:
             raise Crowded("waiters use all connections that may be kept for long")
         return self._take(seconds)
 
-    def take_idle(self, *, to_wait: bool = False) -> Wire | None:
+    def take_idle(self, *, to_wait: bool = False) -> Lent | None:
         """As take(), if that takes no time; else None."""
         if to_wait and self._is_crowded():
             return None
@@ -103,7 +101,7 @@ class Pool:
         except IndexError:
             return None
 
-    def give(self, wire: Wire) -> None:
+    def give(self, wire: Lent) -> None:
         """Return a connection that is in step: all its replies were read, or are known to come."""
         if wire.bells:
             wire.bells.clear()  # Nobody waits for them any more.
@@ -114,7 +112,7 @@ class Pool:
             with self._lock:
                 self._changed.notify_all()
 
-    def drop(self, wire: Wire) -> None:
+    def drop(self, wire: Lent) -> None:
         """Close a broken or interrupted connection, and the idle ones, which may be as dead."""
         wire.close()
         self._wires.discard(ref(wire))
@@ -150,10 +148,8 @@ class Pool:
         for reference in list(self._wires):
             if (wire := reference()) is not None:
                 wire.close()
-        for bell in self._bells.values():
-            bell.forsake()
 
-    def _take(self, seconds: float) -> Wire:
+    def _take(self, seconds: float) -> Lent:
         until = time.monotonic() + seconds
         with self._lock:
             self._waiting += 1
@@ -190,6 +186,35 @@ class Pool:
 
     def _free(self) -> int:
         return self._limit - len(self._wires) - self._dialing
+
+
+class WirePool(Pool["Wire"]):
+    """The pool of one server's connections, on which waiters are rung."""
+
+    def __init__(self, dial: Callable[[float], Wire], limit: int) -> None:
+        self._bells: dict[str, SharedBell] = {}  # By the prefix of the locks they are for.
+        super().__init__(dial, limit)
+
+    def _make_locks(self) -> None:
+        super()._make_locks()
+        self._bell_lock = threading.Lock()
+
+    def shared_bell(self, channel: str, seconds: float) -> SharedBell:
+        """The bell of waiters without a connection of their own, for locks of the same prefix.
+
+        If there is none, a new one opens on *channel* within so many seconds.
+        """
+        prefix = prefix_in(channel)
+        with self._bell_lock:
+            bell = self._bells.get(prefix)
+            if bell is None or bell.closed:
+                bell = self._bells[prefix] = SharedBell(self._dial, channel, seconds)
+            return bell
+
+    def forsake(self) -> None:
+        super().forsake()
+        for bell in self._bells.values():
+            bell.forsake()
 
 
 class SharedBell:

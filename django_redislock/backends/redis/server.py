@@ -19,7 +19,7 @@ from django_redislock.backends.redis.errors import (
     is_wrong_server,
 )
 from django_redislock.backends.redis.loops import Loops
-from django_redislock.backends.redis.pool import Pool
+from django_redislock.backends.redis.pool import WirePool
 from django_redislock.backends.redis.sessions import AsyncSession, Session
 from django_redislock.exceptions import LockUnavailable
 
@@ -50,7 +50,7 @@ class Server:
         self._within = backend.within
         self._dialer = dialer
         self._caller = Caller(backend.alias, backend.prefix, backend.process)
-        self._pool = Pool(dialer.dial, most_connections - Pool.BESIDE)
+        self._pool = WirePool(dialer.dial, most_connections - WirePool.BESIDE)
         self._loops = Loops(dialer)
         self._watchdog_wire: Wire | None = None
 

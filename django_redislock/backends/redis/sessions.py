@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from django_redislock.backends.redis.calling import Caller
     from django_redislock.backends.redis.connection import AsyncWire, Wire
     from django_redislock.backends.redis.loops import Loops
-    from django_redislock.backends.redis.pool import Pool, SharedBell
+    from django_redislock.backends.redis.pool import SharedBell, WirePool
     from django_redislock.rules.steps import Call, Listen, Pause, Tell
 
 Result = TypeVar("Result")
 
 
-def ask(step: Call, caller: Caller, pool: Pool) -> Begun:
+def ask(step: Call, caller: Caller, pool: WirePool) -> Begun:
     """Do the first step of a flow on an idle connection: few steps for the usual answer."""
     listens = bool(step.listening)
     wire = pool.take_idle(to_wait=listens) if caller.scripting and not step.replicas else None
@@ -53,7 +53,7 @@ def ask(step: Call, caller: Caller, pool: Pool) -> Begun:
     return Begun(step, answer)
 
 
-async def aask(step: Call, caller: Caller, loops: Loops, pool: Pool) -> Begun:
+async def aask(step: Call, caller: Caller, loops: Loops, pool: WirePool) -> Begun:
     """See ask()."""
     wire = loops.open_wire() if caller.scripting and not step.replicas else None
     channel = caller.channel_on(wire, step.name) if wire is not None else ""
@@ -86,7 +86,7 @@ class Session(drivers.Blocking):
 
     __slots__ = ("_bell", "_caller", "_id", "_pool", "_wire")
 
-    def __init__(self, caller: Caller, pool: Pool, wire: Wire | None = None) -> None:
+    def __init__(self, caller: Caller, pool: WirePool, wire: Wire | None = None) -> None:
         self._caller = caller
         self._pool = pool
         self._wire = wire
@@ -200,7 +200,7 @@ class AsyncSession(drivers.Awaiting):
         self,
         caller: Caller,
         loops: Loops,
-        pool: Pool,
+        pool: WirePool,
         wire: AsyncWire | None = None,
         id: str = "",  # noqa: A002
     ) -> None:
