@@ -8,6 +8,7 @@ from django_redislock.backends.memory.backend import InMemoryBackend
 
 try:
     from django_redislock.backends.cluster.backend import ClusterBackend
+    from django_redislock.backends.quorum.backend import QuorumBackend
     from django_redislock.backends.redis.backend import RedisBackend
     from django_redislock.backends.sentinel.backend import SentinelBackend
 except ImportError as error:
@@ -17,11 +18,17 @@ except ImportError as error:
     # once more and stumbles over the half that is there.
 
     def __getattr__(name: str) -> Any:
-        if name not in {"ClusterBackend", "RedisBackend", "SentinelBackend"}:
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from django_redislock.backends import redis
 
         return getattr(redis, name)  # It says what is missing, before any other module.
 
 
-__all__ = ["ClusterBackend", "InMemoryBackend", "RedisBackend", "SentinelBackend"]
+__all__ = [
+    "ClusterBackend",
+    "InMemoryBackend",
+    "QuorumBackend",
+    "RedisBackend",
+    "SentinelBackend",
+]

@@ -24,15 +24,18 @@ end
 
 if not value and not done_before and call('EXISTS', QUEUE) == 0 then
   local us = clock()
+  local fence = us
   -- The server's time is the next fence, if it is greater than all before, which it is unless the
-  -- clock was set back. If this one command does not raise the mark, what follows below does.
-  if call('ZADD', FENCE, 'GT', 'CH', us, 'last') == 1 then
-    grant(token, id, ttl, renews, owner, us, us, '')
-    if started then
-      started('', id, milliseconds(us), owner)
-    end
-    return us
+  -- clock was set back, or a quorum has raised the mark; then one command does not do.
+  if call('ZADD', FENCE, 'GT', 'CH', us, 'last') ~= 1 then
+    fence = next_fence(call('ZSCORE', FENCE, 'last'), us)
+    raise_mark(fence)
   end
+  grant(token, id, ttl, renews, owner, fence, us, '')
+  if started then
+    started('', id, milliseconds(us), owner)
+  end
+  return fence
 end
 
 -- What keeps the lock from becoming free, and no grant has put into the index, is to be listed.

@@ -14,6 +14,7 @@ from django.test import override_settings
 
 from django_redislock import LockUnavailable, conf, distributed_lock, held
 from django_redislock.backends import ClusterBackend, InMemoryBackend, RedisBackend
+from django_redislock.backends.quorum.backend import QuorumBackend
 from django_redislock.backends.registry import backends
 from django_redislock.backends.sentinel.backend import SentinelBackend
 from django_redislock.checks import check_settings
@@ -587,6 +588,64 @@ def test_an_address_of_sentinels_is_the_service_and_where_they_are(settings: Set
     secret = {**SENTINELS, "LOCATION": ["redis://:secret@a:26379", "redis://b:26379"]}
     settings.REDISLOCK = {"default": secret}
     assert conf.conf("default").address == "mymaster, of the sentinels a:26379, b:26379"
+
+
+# --- a quorum ------------------------------------------------------------------------------------
+
+QUORUM: dict[str, Any] = {
+    "BACKEND": "django_redislock.backends.QuorumBackend",
+    "LOCATION": ["redis://a:6379/0", "redis://b", "unix:///c"],
+}
+
+
+def test_the_servers_of_a_quorum_have_the_same_options(settings: Settings) -> None:
+    options = {"password": "secret", "socket_timeout": 2, "max_connections": 10}
+    settings.REDISLOCK = {"default": {**QUORUM, "OPTIONS": options}}
+    backend = backends["default"]
+    assert isinstance(backend, QuorumBackend)
+    assert backend.operation_timeout(60) == 2
+    assert [member.name for member in backend.members] == ["a:6379", "b:6379", "/c"]
+    for member in backend.members:
+        dialer: Any = member.dialer
+        assert dialer._sync_class(**dialer._sync).password == "secret"
+
+
+def test_a_server_of_a_quorum_has_a_time_that_is_small_against_the_ttl(settings: Settings) -> None:
+    settings.REDISLOCK = {"default": QUORUM}
+    assert [backends["default"].operation_timeout(ttl) for ttl in (2, 30)] == [0.2, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"LOCATION": "redis://a"}, "['LOCATION'] must be a list of an odd number of servers"),
+        ({"LOCATION": ["redis://a"]}, "at least 3, such as ['redis://host-1:6379/0',"),
+        ({"LOCATION": ["redis://a", "redis://b"]}, "not of 2. With an even number"),
+        ({"LOCATION": [f"redis://{letter}" for letter in "abcd"]}, "not of 4. With an even number"),
+        (
+            {"LOCATION": ["redis://a", "redis://b", "redis://A:6379/2"]},
+            "['LOCATION'][2] names a:6379 twice, also with another database",
+        ),
+        ({"LOCATION": ["redis://a", "b", "redis://c"]}, "['LOCATION'][1] is not a URL"),
+        ({"REPLICAS_ACK": 1}, "['REPLICAS_ACK'] must be 0"),
+        ({"OPTIONS": {"max_connections": 1}}, "['OPTIONS']['max_connections'] must be an integer"),
+        ({"OPTIONS": {"socket_timeout": 0}}, "['OPTIONS']['socket_timeout'] must be a positive"),
+        ({"OPTIONS": {"soket": 1}}, "['OPTIONS'] has an option that redis-py does not accept"),
+    ],
+)
+def test_what_cannot_be_a_setting_of_a_quorum_is_refused(
+    settings: Settings, wrong: dict[str, Any], says: str
+) -> None:
+    settings.REDISLOCK = {"default": {**QUORUM, **wrong}}
+    with pytest.raises(ImproperlyConfigured, match=re.escape(says)) as raised:
+        distributed_lock("lottery").acquire()
+    assert str(raised.value).startswith("REDISLOCK['default']")
+
+
+def test_a_list_for_one_server_says_which_backends_take_it(settings: Settings) -> None:
+    settings.REDISLOCK = {"default": {"LOCATION": ["redis://a:6379"]}}
+    with pytest.raises(ImproperlyConfigured, match="QuorumBackend"):
+        distributed_lock("lottery").acquire()
 
 
 # --- clusters ------------------------------------------------------------------------------------

@@ -1,0 +1,183 @@
+"""Locks on the majority of several independent servers (Redlock)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_redislock import clock, humanize
+from django_redislock.backends.base import Backend, Names, Seen
+from django_redislock.backends.quorum.ensemble import Ensemble
+from django_redislock.backends.quorum.fences import Fences
+from django_redislock.backends.quorum.lines import AsyncLine, Line
+from django_redislock.backends.quorum.members import Member
+from django_redislock.backends.quorum.sessions import AsyncSession, Session, vote
+from django_redislock.backends.quorum.voting import NoMajority, Voting
+from django_redislock.backends.redis.calling import Caller, trouble
+from django_redislock.backends.redis.checking import check_timeout, checked_dialer, most_connections
+from django_redislock.backends.redis.errors import TROUBLE, described
+from django_redislock.backends.redis.pool import Pool
+from django_redislock.backends.redis.server import Server
+from django_redislock.backends.watchdog import Watchdog
+from django_redislock.exceptions import LockUnavailable
+from django_redislock.rules.steps import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from django_redislock.conf import Conf
+    from django_redislock.rules.steps import Call, Outcome
+
+LOCATION_IS = "['redis://host-1:6379/0', 'redis://host-2:6379/0', 'redis://host-3:6379/0']"
+FEWEST_SERVERS = 3
+# Small against the ttl: what is waited for a server that is down is lost for the lease.
+LONGEST_OPERATION = 0.5  # Seconds.
+OPERATIONS_IN_A_TTL = 10
+
+
+class QuorumBackend(Backend):
+    """Locks on the majority of several servers that know nothing of each other (Redlock).
+
+    LOCATION is a list of URLs, an odd number of at least three. OPTIONS are those of RedisBackend,
+    for all of the servers; ``max_connections`` counts those to each of them.
+    """
+
+    in_parts = True
+
+    def __init__(self, conf: Conf) -> None:
+        where = f"REDISLOCK[{conf.alias!r}]"
+        options = dict(conf.options)
+        self._most_connections = most_connections(options, where)
+        check_timeout(options.get("socket_timeout"), f"{where}['OPTIONS']['socket_timeout']")
+        if conf.replicas_ack:
+            raise ImproperlyConfigured(
+                f"{where}['REPLICAS_ACK'] must be 0: the servers of a quorum have no replicas that"
+                " count. A majority of them is what makes a grant safe."
+            )
+        self.members = _members(conf.location, options, where)
+        timeouts = [member.dialer.timeout for member in self.members]
+        for number, timeout in enumerate(timeouts):
+            check_timeout(timeout, f"{where}['LOCATION'][{number}]: socket_timeout")
+        self._timeout = max(filter(None, timeouts), default=None)
+        super().__init__(conf)
+
+    def _start(self) -> None:
+        super()._start()
+        self._caller = Caller(self.alias, self.prefix, self.process)
+        self._fences = Fences(self.prefix)
+        self._pool = Pool(lambda seconds: Ensemble(self.members), self._most_connections)
+        self._watchdog_ensemble: Ensemble | None = None
+        self.watchdog = Watchdog(self, self)
+
+    def after_fork(self) -> None:
+        # Only this process's copies are closed; the parent goes on using its own.
+        for member in self.members:
+            member.after_fork()
+        self._pool.forsake()
+        self.close_watchdog()
+        super().after_fork()
+
+    def retire(self) -> None:
+        self.watchdog.retire()
+        self._pool.retire()
+
+    def watchdog_of(self, name: str) -> Watchdog:
+        return self.watchdog
+
+    def close_watchdog(self) -> None:
+        """See watchdog.Renewer."""
+        ensemble, self._watchdog_ensemble = self._watchdog_ensemble, None
+        if ensemble is not None:
+            ensemble.close()
+
+    def operation_timeout(self, ttl: float) -> float:
+        return self._timeout or min(LONGEST_OPERATION, ttl / OPERATIONS_IN_A_TTL)
+
+    def session(self) -> Session:
+        return Session(self._voting(), self._pool)
+
+    def async_session(self) -> AsyncSession:
+        return AsyncSession(self._voting(), self.members)
+
+    def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
+        """See watchdog.Renewer."""
+        begun = self.clock()
+        if self._watchdog_ensemble is None:
+            self._watchdog_ensemble = Ensemble(self.members)
+        try:
+            return self._call_many(calls, self._watchdog_ensemble)
+        except Exception as error:  # noqa: BLE001 - told apart by trouble()
+            self.close_watchdog()
+            return [trouble(error, begun)] * len(calls)
+
+    def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
+        try:
+            return self._pool.use(lambda ensemble: self._call_many(calls, ensemble), self.within)
+        except TROUBLE as error:
+            raise LockUnavailable(self.prefix, described(error)) from error
+
+    def _call_many(self, calls: Sequence[Call], ensemble: Ensemble) -> list[Outcome]:
+        sent = clock.now()
+        values = vote(self._voting().answers(calls), ensemble)
+        now = clock.now()
+        return [
+            value.as_trouble(sent) if isinstance(value, NoMajority) else Answer(value, sent, now)
+            for value in values
+        ]
+
+    def _voting(self) -> Voting:
+        return Voting(self._caller, self.members, self._fences)
+
+    def servers(self) -> dict[str, Server]:
+        """Each of the servers by itself, by its name, with connections of its own."""
+        limit = self._most_connections
+        return {member.name: Server(self, member.dialer, limit) for member in self.members}
+
+    def _names(self, which: str, limit: int, offset: int, *, latest_first: bool) -> Names:
+        # From the first on: each server has another order, so that pages of them do not fit.
+        found = super()._names(which, offset + limit, 0, latest_first=latest_first)
+        names = list(dict.fromkeys(found.names))[offset : offset + limit]
+        return found._replace(names=names)
+
+    def seen(self, name: str, value: list[Any]) -> Seen:
+        """See Backend.seen(); where it is, is how many servers know it."""
+        *of_one, where = value
+        return super().seen(name, of_one)._replace(where=where)
+
+
+def _members(location: str | tuple[str, ...], options: dict[str, Any], where: str) -> list[Member]:
+    """The servers.
+
+    Raises:
+        ImproperlyConfigured: They are no quorum; says what to do.
+    """
+    urls = [location] if isinstance(location, str) else location
+    if len(urls) < FEWEST_SERVERS or len(urls) % 2 == 0:
+        raise ImproperlyConfigured(
+            f"{where}['LOCATION'] must be a list of an odd number of servers, at least"
+            f" {FEWEST_SERVERS}, such as {LOCATION_IS}, not of {len(list(filter(None, urls)))}."
+            " With an even number no more of them may fail than with one less."
+        )
+    members: dict[str, Member] = {}
+    for number, url in enumerate(urls):
+        of_url = f"{where}['LOCATION'][{number}]"
+        dialer = checked_dialer(
+            url, options, of_url, f"{where}['OPTIONS']", wires=(Line, AsyncLine)
+        )
+        name = _name(url)
+        if name in members:
+            raise ImproperlyConfigured(
+                f"{of_url} names {name} twice, also with another database: a server has one vote."
+            )
+        members[name] = Member(name, dialer)
+    return list(members.values())
+
+
+def _name(url: str) -> str:
+    """What a server is called: its host and port, or its socket."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return parts.path
+    return humanize.address(parts.hostname or "", parts.port or 6379)  # In small letters.

@@ -1,0 +1,152 @@
+"""Connections to the servers of a quorum, on which an answer need not be awaited."""
+
+from __future__ import annotations
+
+import math
+import ssl
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from django_redislock import clock
+from django_redislock.backends.redis.calling import lacks_script
+from django_redislock.backends.redis.connection import (
+    CHUNK,
+    NOTHING,
+    AsyncWire,
+    Push,
+    Wire,
+    retrieve,
+)
+from django_redislock.backends.redis.errors import ReplyError
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Sequence
+
+    from redis.asyncio.connection import Connection as AsyncConnection
+    from redis.connection import Connection
+
+    from django_redislock.rules.scripts import Script
+
+_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Line(Wire):
+    """A blocking connection that never blocks: who uses it waits for several at once.
+
+    A question may be left before all of its replies have come. They are dropped when they come, as
+    the server answers in order.
+    """
+
+    __slots__ = ("_awaited", "_left_at", "_unsent", "known", "replies")
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._unsent = b""
+        self._awaited = 0  # How many replies the question has that was asked last.
+        self.replies: list[Any] = []  # Those of them that have come.
+        self._left_at = math.inf  # When the oldest question was sent of which a reply is dropped.
+        # Scripts that the server was told on this connection. One that was started anew knows none,
+        # and the reply that says so may be one that nobody awaits.
+        self.known: set[Script] = set()
+
+    def fileno(self) -> int:
+        """What the operating system calls it."""
+        return self._socket.fileno()
+
+    def post(self, commands: bytes, replies: int, seconds: float) -> bool:
+        """Send packed commands that will have so many replies; see flush().
+
+        Raises:
+            TimeoutError: A question before this one is not answered after so many seconds.
+        """
+        self._limit(0.0)
+        if self._unread:
+            self.collect()
+            if self._unread and clock.now() - self._left_at > seconds:
+                raise TimeoutError("the server did not answer in time")
+        self._awaited, self.replies = replies, []
+        self._unsent += commands
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Send what is not sent yet, as far as that takes no time. Returns whether that was all."""
+        with suppress(*_NOT_NOW):
+            self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        return self.is_sent
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether all was sent that is to be."""
+        return not self._unsent
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether all replies to the last question have come."""
+        return len(self.replies) == self._awaited
+
+    def collect(self) -> None:
+        """Read what has come.
+
+        Raises:
+            ConnectionError: The server closed the connection.
+        """
+        more = True
+        while more:
+            try:
+                data = self._socket.recv(CHUNK)
+            except _NOT_NOW:
+                break
+            if not data:
+                raise ConnectionError("the server closed the connection")
+            self._reader.feed(data)
+            # TLS may keep more than the operating system knows of.
+            more = len(data) == CHUNK or isinstance(self._socket, ssl.SSLSocket)
+        while (item := self._reader.gets()) is not NOTHING:
+            if item.__class__ is Push:
+                continue
+            if self._unread:
+                self._unread -= 1
+                if item.__class__ is ReplyError and lacks_script(item):
+                    self.known.clear()
+            elif self.is_answered:
+                raise ConnectionError("out of step")
+            else:
+                self.replies.append(item)
+        if not self._unread:
+            self._left_at = math.inf
+
+    def leave(self, sent: float) -> None:
+        """Wait no more for the replies to the question that was sent at that time."""
+        if missing := self._awaited - len(self.replies):
+            self._unread += missing
+            self._awaited = len(self.replies)
+            self._left_at = min(self._left_at, sent)
+
+
+class AsyncLine(AsyncWire):
+    """A connection of an event loop."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        super().__init__(connection)
+        self.known: set[Script] = set()  # See Line.
+
+    def post(self, commands: Sequence[bytes], seconds: float) -> list[asyncio.Future[Any]]:
+        """Send packed commands; see send(). Their replies need not be awaited."""
+        replies = [self._loop.create_future() for _ in commands[1:]]
+        for reply in replies:
+            if self.closed:
+                reply.set_exception(self.closed)
+            else:
+                self._awaited.append((reply, math.inf))
+        replies.append(self.send(b"".join(commands), seconds))
+        for reply in replies:
+            reply.add_done_callback(self._heard)
+        return replies
+
+    def _heard(self, reply: asyncio.Future[Any]) -> None:
+        retrieve(reply)
+        if not reply.cancelled() and reply.exception() is None:
+            item = reply.result()
+            if item.__class__ is ReplyError and lacks_script(item):
+                self.known.clear()

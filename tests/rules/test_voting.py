@@ -1,0 +1,314 @@
+"""How the answers of three servers become one: what each of them says is fed in, without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from django_redislock.backends.quorum.fences import Fences
+from django_redislock.backends.quorum.members import Unasked
+from django_redislock.backends.quorum.voting import NoMajority, Round, Voting
+from django_redislock.backends.redis.calling import Caller
+from django_redislock.backends.redis.errors import ReplyError
+from django_redislock.rules import scripts
+from django_redislock.rules.steps import Call, Refused, Trouble, Unanswered
+
+if TYPE_CHECKING:
+    from django_redislock.rules.scripts import Script
+
+TOKEN = "t" * 32
+LEASE = b"t" * 32 + b"hr000000123456789abcdef|7|0|1|0||owner"
+BUSY = [b"busy", 900, LEASE]
+SILENT = Unanswered("silent", 0.0, 0.0)
+UNREACHED = Unasked("unreachable", 0.0, 0.0)
+FORBIDDEN = Refused("NOPERM")
+NOSCRIPT = ReplyError("NOSCRIPT No matching script")
+
+
+class Named(NamedTuple):
+    name: str
+
+
+def voting(servers: int = 3) -> Voting:
+    """The votes of one flow, whose fences need no time of the servers."""
+    fences = Fences("prefix")
+    fences.question()
+    members: Any = [Named(letter) for letter in "abcde"[:servers]]
+    return Voting(Caller("default", "prefix", "process"), members, fences)
+
+
+def acquire() -> Call:
+    return Call(
+        scripts.ACQUIRE, "lottery", (TOKEN, "id", 30000, "queue", "0", "", "r", "owner"), 1.0
+    )
+
+
+def call(script: Script, *args: str | int) -> Call:
+    return Call(script, "lottery", args, 1.0)
+
+
+class Poll:
+    """A vote that goes on, and what it has asked."""
+
+    def __init__(self, vote: Generator[Round, Any, Any]) -> None:
+        self._vote = vote
+        self.value: Any = None
+        self.question: Round | None = next(vote)
+
+    def hears(self, *answers: Any) -> Poll:
+        """Let the servers answer what they are asked: each with one reply, or with trouble."""
+        assert self.question is not None
+        said = {
+            server: answer if isinstance(answer, Trouble) else [answer]
+            for server, answer in zip(self.question.among, answers, strict=True)
+        }
+        try:
+            self.question = self._vote.send(said)
+        except StopIteration as end:
+            self.question, self.value = None, end.value
+        return self
+
+    def asks(self, script: Script) -> list[int]:
+        """The servers that are asked to run that script."""
+        assert self.question is not None
+        assert self.question.scripts == {script}
+        return list(self.question.among)
+
+
+def decided(script: Script, said: Mapping[int, Any]) -> bool:
+    """Whether what some servers have said is enough."""
+    question = Poll(
+        voting().answer(acquire() if script is scripts.ACQUIRE else call(script))
+    ).question
+    assert question is not None
+    assert question.is_enough is not None
+    return question.is_enough(
+        {s: found if isinstance(found, Trouble) else [found] for s, found in said.items()}
+    )
+
+
+# --- acquire -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("third", [b"7", BUSY, SILENT, UNREACHED, FORBIDDEN])
+def test_two_of_three_grant_a_lock(third: Any) -> None:
+    assert Poll(voting().answer(acquire())).hears(b"7", b"7", third).value == b"7"
+
+
+def test_the_greatest_fence_is_given_out_when_a_majority_knows_it() -> None:
+    poll = Poll(voting().answer(acquire())).hears(b"7", b"9", b"8")
+    assert poll.question is not None
+    assert list(poll.question.among) == [0, 2]
+    assert all(word in poll.question.commands[0] for word in (b"ZADD", b"GT", b"\r\n9\r\n"))
+    assert poll.hears(SILENT, 0).value == b"9"
+
+
+def test_a_fence_that_too_few_know_grants_nothing() -> None:
+    poll = Poll(voting().answer(acquire())).hears(b"7", b"9", UNREACHED)
+    with pytest.raises(NoMajority, match="1 of 3 servers noted the fence, and 2 are needed"):
+        poll.hears(SILENT)
+
+
+def test_a_fence_that_a_majority_has_given_out_is_not_noted_again() -> None:
+    assert Poll(voting().answer(acquire())).hears(b"9", b"9", b"8").value == b"9"
+
+
+def test_what_a_minority_has_granted_is_given_back_before_the_lock_counts_as_busy() -> None:
+    poll = Poll(voting().answer(acquire())).hears(BUSY, b"7", BUSY)
+    assert poll.asks(scripts.LEAVE) == [1]
+    assert poll.hears(1).value == BUSY
+
+
+def test_a_server_that_may_have_granted_it_is_told_too_and_one_that_was_not_asked_is_not() -> None:
+    poll = Poll(voting().answer(acquire())).hears(BUSY, SILENT, BUSY)
+    assert poll.asks(scripts.LEAVE) == [1]
+    assert Poll(voting().answer(acquire())).hears(BUSY, UNREACHED, BUSY).value == BUSY
+
+
+@pytest.mark.proves("R4")
+def test_a_server_that_did_not_answer_the_undo_does_not_count_for_that_token() -> None:
+    votes = voting()
+    Poll(votes.answer(acquire())).hears(BUSY, SILENT, BUSY).hears(SILENT)
+    poll = Poll(votes.answer(acquire())).hears(BUSY, b"7", b"7")
+    assert poll.asks(scripts.LEAVE) == [1, 2]
+    poll.hears(SILENT, SILENT)
+    with pytest.raises(NoMajority, match="b: may still undo what it grants") as raised:
+        Poll(votes.answer(acquire())).hears(b"7", b"7", b"7")
+    assert isinstance(raised.value.as_trouble(0.0), Unanswered)
+    # It counts for any other token.
+    assert Poll(voting().answer(acquire())).hears(BUSY, b"7", b"7").value == b"7"
+
+
+@pytest.mark.parametrize(
+    ("answers", "is_transient"),
+    [
+        ((SILENT, UNREACHED, b"7"), True),
+        ((SILENT, UNREACHED, BUSY), True),
+        ((SILENT, FORBIDDEN, b"7"), True),
+        ((FORBIDDEN, FORBIDDEN, b"7"), False),
+    ],
+)
+def test_without_a_majority_of_answers_the_flow_decides(
+    answers: tuple[Any, ...], is_transient: bool
+) -> None:
+    with pytest.raises(NoMajority) as raised:
+        Poll(voting().answer(acquire())).hears(*answers)
+    assert isinstance(raised.value.as_trouble(0.0), Unanswered if is_transient else Refused)
+    assert "1 of 3 servers answered, and 2 are needed (a: " in raised.value.as_trouble(0.0).problem
+
+
+def test_what_one_server_knows_to_be_done_is_done() -> None:
+    poll = Poll(voting().answer(acquire())).hears(b"7", [b"done", b"1|x"], b"7")
+    assert poll.asks(scripts.LEAVE) == [0, 2]
+    assert poll.hears(1, 1).value == [b"done", b"1|x"]
+
+
+def test_a_lock_is_free_when_as_many_servers_are_as_a_majority_needs() -> None:
+    mine = [b"busy", 100, b"m" + LEASE[1:]]
+    answers = [b"busy", 900, LEASE], mine, [b"busy", 500, LEASE]
+    assert Poll(voting().answer(acquire())).hears(*answers).value == [b"busy", 500, LEASE]
+
+
+def test_a_key_without_expiry_on_a_minority_hinders_nobody() -> None:
+    assert Poll(voting().answer(acquire())).hears([b"endless"], b"7", b"7").value == b"7"
+    poll = Poll(voting().answer(acquire())).hears([b"endless"], [b"endless"], b"7").hears(1)
+    assert poll.value == [b"endless"]
+
+
+def test_nobody_queues_up() -> None:
+    question = Poll(voting().answer(acquire())).question
+    assert question is not None
+    assert b"queue\r\n" not in question.commands[-1].partition(b"owner")[0][-200:]
+    assert b"$3\r\ntry\r\n" in question.commands[-1]
+
+
+# --- when an answer is enough --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "is_enough"),
+    [
+        ({0: b"7"}, False),
+        ({0: b"7", 2: b"9"}, True),
+        ({0: b"7", 1: BUSY}, False),
+        ({0: BUSY, 1: BUSY}, True),
+        ({0: SILENT, 1: SILENT}, False),  # The last one is told to give back what it grants.
+        ({0: b"7", 1: NOSCRIPT}, False),
+    ],
+)
+def test_an_acquire_is_decided_when_a_majority_agrees(
+    said: dict[int, Any], is_enough: bool
+) -> None:
+    assert decided(scripts.ACQUIRE, said) is is_enough
+
+
+@pytest.mark.parametrize(
+    ("said", "is_enough"),
+    [
+        ({0: b"renewed"}, False),
+        ({0: b"renewed", 1: b"gone"}, False),
+        ({0: b"gone", 1: SILENT, 2: b"gone"}, True),
+        ({0: b"renewed", 1: b"renewed"}, True),
+    ],
+)
+def test_a_renewal_is_decided_when_a_majority_says_the_same(
+    said: dict[int, Any], is_enough: bool
+) -> None:
+    assert decided(scripts.RENEW, said) is is_enough
+
+
+# --- other scripts -------------------------------------------------------------------------------
+
+
+def merged(script: Script, *answers: Any) -> Any:
+    """What the answers of the servers come to."""
+    return Poll(voting(len(answers)).answer(call(script, TOKEN))).hears(*answers).value
+
+
+@pytest.mark.parametrize(
+    ("answers", "word"),
+    [
+        ((b"renewed", b"renewed", b"gone"), b"renewed"),
+        ((b"renewed", b"renewed", SILENT), b"renewed"),
+        ((b"gone", b"taken", b"taken"), b"taken"),
+        ((b"gone", b"forced", b"gone"), b"forced"),
+        ((b"gone", b"gone", SILENT), b"gone"),
+    ],
+)
+def test_a_lease_is_what_a_majority_says_of_it(answers: tuple[Any, ...], word: bytes) -> None:
+    assert merged(scripts.RENEW, *answers) == word
+
+
+def test_a_lease_is_not_lost_while_those_who_are_silent_may_know_it() -> None:
+    with pytest.raises(NoMajority):
+        merged(scripts.RENEW, b"renewed", b"gone", SILENT)
+
+
+def test_a_script_that_a_server_lacks_is_sent_to_it_in_full() -> None:
+    poll = Poll(voting().answer(call(scripts.RENEW, TOKEN, 1000, "r00001")))
+    poll.hears(b"renewed", NOSCRIPT, NOSCRIPT)
+    assert poll.question is not None
+    assert list(poll.question.among) == [1, 2]
+    assert b"EVAL\r\n" in poll.question.commands[0]
+    assert poll.hears(b"renewed", SILENT).value == b"renewed"
+
+
+def test_of_those_who_announce_a_run_at_the_same_time_one_is_let_through() -> None:
+    assert merged(scripts.ANNOUNCE, b"", b"", b"x") == b""
+    # Each has one server: nobody could be sure, so all are published, which the lock guards.
+    assert merged(scripts.ANNOUNCE, b"", b"x", b"y") == b""
+    poll = Poll(voting().answer(call(scripts.ANNOUNCE, "z", 1000))).hears(b"x", b"", b"x")
+    assert poll.asks(scripts.RETRACT) == [1]
+    assert poll.hears(1).value == b"x"
+
+
+def look(id: bytes, left: int, fence: int = 7) -> list[Any]:  # noqa: A002
+    """What a server says of a lock that it keeps; of one that it does not, left is -2."""
+    value = b"" if left == -2 else b"t" * 32 + b"hr00000" + id + b"|%d|0|1|0||owner" % fence
+    return [value, left, 0, b"1000", b"" if left == -2 else id, b""]
+
+
+A, B = b"a" * 16, b"b" * 16
+
+
+def test_a_look_sees_the_lease_of_the_majority_for_as_long_as_that_has_it() -> None:
+    seen = merged(scripts.LOOK, look(A, 300, 7), look(A, 900, 9), look(A, 500, 8))
+    assert (seen[0].split(b"|")[1], seen[1], seen[4], seen[-1]) == (b"9", 500, A, "3 of 3")
+    seen = merged(scripts.LOOK, look(A, 300), look(B, 900), look(A, 500))
+    assert (seen[1], seen[4], seen[-1]) == (300, A, "2 of 3")
+    seen = merged(scripts.LOOK, look(A, -1), look(B, -2), look(A, 500))
+    assert (seen[1], seen[-1]) == (500, "2 of 3")
+
+
+def test_what_only_a_minority_keeps_is_free_unless_the_silent_may_keep_it_too() -> None:
+    seen = merged(scripts.LOOK, look(A, 300), look(A, -2), look(B, 900))
+    assert (seen[0], seen[1], seen[4]) == (b"", -2, b"")
+    seen = merged(scripts.LOOK, look(A, 300), look(A, -2), SILENT)
+    assert (seen[4], seen[-1]) == (A, "1 of 3")
+
+
+def test_a_release_by_force_is_what_any_server_has_released() -> None:
+    released, gone, taken = [b"released", LEASE], [b"gone", b""], [b"taken", LEASE]
+    assert merged(scripts.FORCE_RELEASE, gone, released, gone) == released
+    assert merged(scripts.FORCE_RELEASE, gone, taken, taken) == taken
+
+
+def test_a_page_of_names_has_all_that_any_server_knows() -> None:
+    first, second = [2, [b"x", b"1", b"y", b"2"]], [2, [b"y", b"3", b"z", b"4"]]
+    every = [3, [b"x", b"1", b"y", b"2", b"z", b"4"]]
+    assert merged(scripts.NAMES, first, second, [0, []]) == every
+
+
+def test_of_what_was_noted_the_last_counts() -> None:
+    old = [b"9", b"100|5||owner", b"", b"", b"", [], 3]
+    new = [b"1", b"100|5||owner", b"200|5||owner", b"", b"", [], 1]
+    assert merged(scripts.RUNS, old, new, old) == new
+    past = (
+        [b"1", [], [b"id|7|100|200|done|owner"]],
+        [b"1", [], []],
+        [b"1", [], [b"id|8|150|||owner"]],
+    )
+    assert merged(scripts.INSPECT, *past) == past[2]
+    assert merged(scripts.SKIP, 1, 4, 2) == 4
