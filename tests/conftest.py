@@ -43,6 +43,7 @@ pytest_plugins = [
     "tests.support.clusters",
     "tests.support.databases",
     "tests.support.proofs",
+    "tests.support.quorums",
     "tests.support.topologies",
     "tests.support.ways",
     "tests.support.orders",  # It imports the one before.

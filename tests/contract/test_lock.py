@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tests.support.backends import Place, ServerPlace
     from tests.support.ways import Way
 
-pytestmark = pytest.mark.core
-
 # --- the block -----------------------------------------------------------------------------------
 
 

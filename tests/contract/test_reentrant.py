@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tests.support.backends import Place
     from tests.support.ways import Way
 
-pytestmark = pytest.mark.spread
-
 
 def try_lock(name: str) -> bool:
     """Take the lock if it is free or ours, and free it again."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from django_redislock import Lease
     from tests.conftest import Locks
 
-pytestmark = pytest.mark.spread
-
 
 class Meeting:
     """A point that the test lets others pass, by either way."""

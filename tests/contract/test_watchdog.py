@@ -114,7 +114,6 @@ async def test_a_blocked_body_is_renewed_all_the_same(way: Way, place: Place) ->
 
 
 @pytest.mark.proves("R7")
-@pytest.mark.spread
 def test_one_thread_renews_the_leases_of_threads_and_tasks(place: Place) -> None:
     async def hold(number: int) -> bool:
         async with distributed_lock(f"task:{number}", ttl=5) as lease:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.support.backends import Place, ServerPlace
     from tests.support.ways import Way
 
-pytestmark = [needs_scripts, pytest.mark.spread]
+pytestmark = needs_scripts
 
 
 def seen(name: str) -> held.HeldLock:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.conftest import Locks, Proxy, Spawn
     from tests.support.backends import Place, ServerPlace
 
-pytestmark = [needs_scripts, pytest.mark.spread]
+pytestmark = needs_scripts
 
 
 NAME = "lottery"

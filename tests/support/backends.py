@@ -1,6 +1,5 @@
 """The places that keep locks: a server of each kind, one that forbids scripts, the memory, a master
-that sentinels watch, which runs only what is marked ``core``, and a cluster, which also runs what
-is marked ``spread``.
+that sentinels watch, a cluster, and a quorum of independent servers.
 
     async def test_the_block_holds_the_lock(way: Way, place: Place) -> None: ...
 
@@ -38,7 +37,8 @@ MEMORY = "memory"
 SENTINEL = "sentinel"
 CLUSTER = "cluster"
 SERVERS = (*KINDS, UNSCRIPTED)
-PLACES = (*SERVERS, MEMORY, SENTINEL, CLUSTER)
+QUORUM = "quorum"
+PLACES = (*SERVERS, MEMORY, SENTINEL, CLUSTER, QUORUM)
 IN_TURN = (*KINDS, MEMORY, CLUSTER)  # Where waiters are served first come, first served.
 
 #: To run a test only in some of the places, or with some of the servers.
@@ -55,16 +55,11 @@ needs_scripts = pytest.mark.needs_scripts
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what cannot work without scripts, and what is the same on several servers."""
+    """Leave out what cannot work where scripts are forbidden."""
     for item in list(items):
         chosen: Any = getattr(item, "callspec", None)
         place = chosen and chosen.params.get("place")
-        marks = {mark.name for mark in item.iter_markers()}
-        if (
-            (place == UNSCRIPTED and "needs_scripts" in marks)
-            or (place == SENTINEL and "core" not in marks)
-            or (place == CLUSTER and not marks & {"core", "spread"})
-        ):
+        if place == UNSCRIPTED and item.get_closest_marker("needs_scripts"):
             items.remove(item)
             config.hook.pytest_deselected(items=[item])
 
@@ -171,6 +166,45 @@ class MemoryPlace(Place):
         return dict(self._settings.REDISLOCK["default"])
 
 
+class QuorumPlace(Place):
+    """Three servers that know nothing of each other."""
+
+    name = QUORUM
+
+    def __init__(self, settings: Settings, servers: list[Endpoint], prefix: str) -> None:
+        self.locks = [Locks(settings, server, prefix) for server in servers]
+        self._settings = settings
+        settings.REDISLOCK = {
+            "default": {
+                "BACKEND": "django_redislock.backends.QuorumBackend",
+                "LOCATION": [server.url for server in servers],
+                "KEY_PREFIX": prefix,
+                # A busy machine is no dead server.
+                "OPTIONS": {"socket_timeout": 2.0},
+                **DEFAULTS,
+            }
+        }
+
+    def configure(self, **options: Any) -> None:
+        self._settings.REDISLOCK = {"default": {**self.setting(), **options}}
+
+    def lose_data(self) -> None:
+        for locks in self.locks:
+            if keys := locks.keys():
+                locks.redis.delete(*keys)
+
+    def lapse(self, name: str) -> None:
+        for locks in self.locks:
+            locks.redis.delete(lock_keys(locks.prefix, name).lock)
+
+    def setting(self) -> dict[str, Any]:
+        return dict(self._settings.REDISLOCK["default"])
+
+    def keys(self) -> list[bytes]:
+        found = [locks.keys() for locks in self.locks]
+        return sorted({key for keys in found for key in keys})
+
+
 # Long enough that a busy machine is not taken for a dead server.
 DEFAULTS = {"TTL": 10, "WAIT": 5}
 
@@ -182,6 +216,7 @@ def place(
     shared_servers: Callable[[Kind], Server | Container],
     shared_watched: Callable[[], Watched],
     shared_cluster: Callable[[], Cluster],
+    shared_quorum: Callable[[], list[Endpoint]],
     key_prefix: str,
 ) -> Iterator[Place]:
     """Keep the locks of this test in each of the places in turn."""
@@ -193,11 +228,19 @@ def place(
         watched = shared_watched()
         locks = watched.locks(settings, key_prefix, **DEFAULTS)
         yield ServerPlace(name, locks, watched.setting()["OPTIONS"])
+        locks.redis.close()
         return
     if name == CLUSTER:
         locks = shared_cluster().locks(settings, key_prefix, **DEFAULTS)
         yield ServerPlace(name, locks, {})
         locks.redis.close()
+        return
+    if name == QUORUM:
+        quorum = QuorumPlace(settings, shared_quorum(), key_prefix)
+        yield quorum
+        quorum.lose_data()
+        for locks in quorum.locks:
+            locks.redis.close()
         return
     fit = [kind for kind in KINDS if kind == name or (name == UNSCRIPTED and not missing(kind))]
     kind = (fit or KINDS)[0]

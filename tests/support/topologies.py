@@ -16,7 +16,16 @@ import pytest
 import redis
 
 from tests.conftest import Locks, on_failure, skip_or_fail
-from tests.support.servers import KINDS, Kind, Sentinel, Server, binary
+from tests.support.servers import (
+    KINDS,
+    Container,
+    Endpoint,
+    Kind,
+    Sentinel,
+    Server,
+    binary,
+    missing,
+)
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -238,6 +247,24 @@ def shared_watched() -> Iterator[Callable[[], Watched]]:
     yield get
     for watched in made:
         watched.close()
+
+
+@pytest.fixture(scope="session")
+def shared_quorum(
+    shared_servers: Callable[[Kind], Server | Container],
+) -> Iterator[Callable[[], list[Endpoint]]]:
+    """Three servers that know nothing of each other, to use and not to break; of both kinds."""
+    own: list[Server] = []
+
+    def get() -> list[Endpoint]:
+        shared = [shared_servers(kind) for kind in KINDS if not missing(kind)]
+        while len(shared) + len(own) < 3:
+            own.append(Server(next(filter(binary, KINDS), KINDS[0])).start())
+        return [*shared, *own]
+
+    yield get
+    for server in own:
+        server.close()
 
 
 @pytest.fixture

@@ -1,0 +1,382 @@
+"""Locks on the majority of independent servers: some die, hang, lose their data, or are cut off."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import (
+    LockLost,
+    LockUnavailable,
+    StaleFence,
+    distributed_lock,
+    held,
+)
+from django_redislock.rules import scripts
+from tests.effects.models import Entry, written
+from tests.support.faults import in_fork, lease_of
+from tests.support.stored import NAME
+from tests.support.test_servers import can_shift_clocks
+from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import Caller, in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from django_redislock import Lease
+    from tests.support.quorums import MakeQuorum, Quorum
+
+
+@pytest.fixture
+def quorum(make_quorum: MakeQuorum) -> Quorum:
+    """Three servers."""
+    return make_quorum()
+
+
+def other(**options: Any) -> tuple[bool, Lease | None]:
+    """Acquire the lock as another thread, which tries once unless told otherwise."""
+    lock = distributed_lock(NAME, **{"wait": 0, **options})
+
+    def take() -> tuple[bool, Lease | None]:
+        return lock.acquire(), lease_of(lock)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(take).result(HUNG)
+
+
+# --- what a majority decides ---------------------------------------------------------------------
+
+
+def test_a_lock_is_on_every_server_and_leaves_nothing_but_the_mark(
+    quorum: Quorum, caller: Caller
+) -> None:
+    with caller.block(distributed_lock(NAME)) as lease:
+        wait_until(lambda: quorum.known_by(lease) == [0, 1, 2])
+        (seen,) = held.list()
+        assert seen.id == lease.id
+    wait_until(lambda: not any(quorum.value(server) for server in range(3)))
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_locks_go_on_while_a_minority_is_dead(
+    size: int, make_quorum: MakeQuorum, caller: Caller
+) -> None:
+    quorum = make_quorum(size)
+    alive = list(range(size // 2, size))
+    for dead in range(size // 2):
+        quorum.servers[dead].kill()
+    fences = []
+    for _ in range(3):
+        with caller.block(distributed_lock(NAME)) as lease:
+            wait_until(lambda lease=lease: quorum.known_by(lease) == alive)
+            assert not other()[0]
+            caller.renew(lease)
+            fences.append(lease.fence)
+    assert fences == sorted(set(fences))
+    assert held.list() == []
+
+
+def test_no_lock_is_granted_while_a_majority_is_dead_and_nothing_is_left(
+    quorum: Quorum, caller: Caller
+) -> None:
+    quorum.servers[0].kill()
+    quorum.servers[2].kill()
+    with pytest.raises(
+        LockUnavailable, match="1 of 3 servers answered, and 2 are needed"
+    ) as raised:
+        caller.acquire(distributed_lock(NAME, wait=0))
+    assert all(f"127.0.0.1:{quorum.proxies[dead].port}" in str(raised.value) for dead in (0, 2))
+    wait_until(lambda: quorum.value(1) == b"")
+    # As soon as one of them is back, they are a majority.
+    quorum.servers[0].restart()
+    assert caller.acquire(distributed_lock(NAME))
+
+
+def test_what_a_minority_has_granted_is_given_back_at_once(quorum: Quorum, caller: Caller) -> None:
+    with caller.block(distributed_lock(NAME)) as lease:
+        wait_until(lambda: quorum.known_by(lease) == [0, 1, 2])
+        quorum.lapse(1)
+        assert not other()[0]
+        assert quorum.value(1) == b""
+        assert quorum.known_by(lease) == [0, 2]
+
+
+def test_a_silent_minority_delays_nobody(quorum: Quorum, caller: Caller) -> None:
+    quorum.configure(socket_timeout=HUNG)  # For an answer that is awaited.
+    with caller.block(distributed_lock(NAME)):
+        pass
+    quorum.proxies[1].blackhole()
+    begin = time.monotonic()
+    for _ in range(20):
+        with caller.block(distributed_lock(NAME)) as lease:
+            caller.renew(lease)
+    assert time.monotonic() - begin < HUNG / 2
+
+
+def test_a_server_that_is_back_is_asked_again(quorum: Quorum, caller: Caller) -> None:
+    quorum.configure(socket_timeout=0.5)
+    with caller.block(distributed_lock(NAME)):
+        pass
+    quorum.servers[1].kill()
+    with caller.block(distributed_lock(NAME)):
+        pass
+    quorum.servers[1].restart()
+
+    def is_known_by_all() -> bool:
+        with caller.block(distributed_lock(NAME)) as lease:
+            return quorum.known_by(lease) == [0, 1, 2]
+
+    wait_until(is_known_by_all)
+
+
+def test_several_who_each_have_one_server_come_to_an_end(quorum: Quorum) -> None:
+    # Three at a time of five, so that often nobody has a majority.
+    fences = []
+
+    def work() -> None:
+        for _ in range(10):
+            with distributed_lock(NAME) as lease:
+                fences.append(lease.fence)
+
+    for thread in [in_thread(work) for _ in range(6)]:
+        thread.result(HUNG)
+    assert len(fences) == 60
+    assert fences == sorted(set(fences))
+    assert not any(quorum.value(server) for server in range(3))
+
+
+# --- fences --------------------------------------------------------------------------------------
+
+
+@pytest.mark.proves("R9")
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_the_fence_grows_whichever_majority_grants_it(
+    ahead: int, quorum: Quorum, caller: Caller
+) -> None:
+    far = (
+        int(time.time() * 1_000_000) + 3_600_000_000
+    )  # As of a server whose clock is an hour ahead.
+    quorum.set_mark(ahead, far)
+    quorum.proxies[(ahead + 1) % 3].refuse()  # So that this one is needed.
+    with caller.block(distributed_lock(NAME)) as first:
+        assert first.fence > far
+        # It counted only when the other one knew it, too.
+        assert sum(quorum.mark(server) >= first.fence for server in range(3)) >= 2
+    quorum.proxies[(ahead + 1) % 3].heal()
+    quorum.servers[ahead].kill()
+    with caller.block(distributed_lock(NAME)) as second:
+        assert second.fence > first.fence
+
+
+def test_a_fence_that_a_majority_could_not_note_is_not_given_out(
+    quorum: Quorum, caller: Caller
+) -> None:
+    quorum.set_mark(0, int(time.time() * 1_000_000) + 3_600_000_000)
+    quorum.proxies[1].refuse()
+    rule = quorum.proxies[2].rule("ZADD", "cut_before", times=None)
+    lock = distributed_lock(NAME, wait=0)
+    with pytest.raises(LockUnavailable, match="servers"):
+        caller.acquire(lock)
+    rule.wait()
+    quorum.proxies[2].clear_rules()
+    quorum.proxies[1].heal()
+    assert caller.acquire(distributed_lock(NAME))
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(not can_shift_clocks(), reason="needs Linux and a C compiler")
+def test_a_clock_that_jumps_lets_a_second_holder_in_and_the_database_stops_the_first(
+    make_quorum: MakeQuorum,
+) -> None:
+    # Martin Kleppmann's case: A, B and C grant the lock; the clock of C jumps, and its key ends
+    # early; C, D and E grant it to somebody else.
+    quorum = make_quorum(5, movable_clock=True)
+    a, b, c, d, e = range(5)
+    for unreachable in (d, e):
+        quorum.proxies[unreachable].refuse()
+    granted, first = other(ttl=600, renew=False)
+    assert (granted, quorum.known_by(first)) == (True, [a, b, c])
+    quorum.servers[c].shift_clock(3600)
+    wait_until(lambda: quorum.value(c) == b"")
+    for unreachable, reachable in ((a, d), (b, e)):
+        quorum.proxies[unreachable].refuse()
+        quorum.proxies[reachable].heal()
+    granted, second = other(ttl=600, renew=False, wait=HUNG)
+    assert (granted, quorum.known_by(second)) == (True, [c, d, e])
+    assert first is not None
+    assert second is not None
+    # Two hold it, as Redlock cannot prevent. The fences tell who is late.
+    assert (first.held, second.held) == (True, True)
+    assert second.fence > first.fence
+    with second.atomic():
+        Entry.objects.create(fence=second.fence)
+    with pytest.raises(StaleFence), first.atomic():
+        Entry.objects.create(fence=first.fence)
+    assert written("default") == [second.fence]
+
+
+# --- servers that lose their data ----------------------------------------------------------------
+
+
+def test_a_minority_that_is_restarted_empty_costs_no_lease(quorum: Quorum, caller: Caller) -> None:
+    with caller.block(distributed_lock(NAME, ttl=6)) as lease:
+        wait_until(lambda: quorum.known_by(lease) == [0, 1, 2])
+        quorum.servers[0].restart()
+        renewals = lease.renewals
+        wait_until(lambda: lease.renewals >= renewals + 2)
+        assert lease.held
+        caller.ensure_held(lease)
+        assert not other()[0]
+
+
+@pytest.mark.slow
+def test_a_server_that_comes_back_empty_too_soon_lets_a_second_holder_in(
+    quorum: Quorum, caller: Caller
+) -> None:
+    # Hence the rule of the delayed restart: it is to stay away for the longest ttl.
+    quorum.servers[2].kill()
+    with caller.block(distributed_lock(NAME, renew=False)) as first:
+        assert quorum.known_by(first) == [0, 1]
+        quorum.servers[2].restart()
+        quorum.servers[1].restart()
+        quorum.configure()  # As of another process.
+        granted, second = other(wait=HUNG)
+        assert granted
+        assert second is not None
+        assert (first.held, second.held) == (True, True)
+        assert second.fence > first.fence
+
+
+@pytest.mark.parametrize("lost", ["data", "servers"])
+def test_a_lease_that_no_majority_knows_any_more_is_lost(
+    lost: str, quorum: Quorum, caller: Caller
+) -> None:
+    with pytest.raises(LockLost) as raised, caller.block(distributed_lock(NAME, ttl=4)) as lease:  # noqa: PT012 - by leaving the block
+        wait_until(lambda: quorum.known_by(lease) == [0, 1, 2])
+        for server in (0, 2):
+            quorum.servers[server].restart() if lost == "data" else quorum.servers[server].kill()
+        wait_until(lambda: lease.lost_reason)
+        assert not lease.held
+    assert raised.value.reason == {"data": "expired", "servers": "unreachable"}[lost]
+
+
+# --- answers that are lost -----------------------------------------------------------------------
+
+
+@pytest.mark.proves("R1")
+def test_a_grant_whose_answers_are_lost_is_asked_for_again_with_the_same_token(
+    quorum: Quorum, caller: Caller
+) -> None:
+    with caller.block(distributed_lock("another")):  # The servers know the scripts.
+        pass
+    for proxy in quorum.proxies[:2]:
+        proxy.rule_for_script(scripts.ACQUIRE.sha, "cut_after")
+    with caller.block(distributed_lock(NAME, wait=0)) as lease:
+        wait_until(lambda: quorum.known_by(lease) == [0, 1, 2])
+
+
+@pytest.mark.proves("R6")
+def test_a_release_whose_answers_are_lost_is_a_success(quorum: Quorum, caller: Caller) -> None:
+    with caller.block(distributed_lock("another")):
+        pass
+    lock = distributed_lock(NAME)
+    assert caller.acquire(lock)
+    for proxy in quorum.proxies[:2]:
+        proxy.rule_for_script(scripts.RELEASE.sha, "cut_after")
+    caller.release(lock)
+    wait_until(lambda: not any(quorum.value(server) for server in range(3)))
+
+
+@pytest.mark.proves("R4")
+def test_an_acquire_that_was_not_answered_leaves_nothing_behind(
+    quorum: Quorum, caller: Caller
+) -> None:
+    with caller.block(distributed_lock("another")):
+        pass
+    for proxy in quorum.proxies[:2]:
+        proxy.rule_for_script(scripts.ACQUIRE.sha, "cut_after", times=2)
+    with pytest.raises(LockUnavailable):
+        caller.acquire(distributed_lock(NAME, wait=0))
+    wait_until(lambda: not any(quorum.value(server) for server in range(3)))
+
+
+# --- operators -----------------------------------------------------------------------------------
+
+
+def test_a_lock_is_listed_with_how_many_servers_know_it_and_released_by_force(
+    quorum: Quorum, caller: Caller
+) -> None:
+    quorum.servers[2].kill()
+    with pytest.raises(LockLost, match="by force"), caller.block(distributed_lock(NAME)) as lease:  # noqa: PT012 - by leaving the block
+        (seen,) = held.list()
+        assert (seen.name, seen.where) == (NAME, "2 of 3")
+        assert held.force_release(NAME, lease.id)
+        assert held.list() == []
+        caller.ensure_held(lease)
+
+
+def test_what_only_a_minority_knows_is_not_held(quorum: Quorum) -> None:
+    granted, lease = other(ttl=60)
+    assert granted
+    wait_until(lambda: quorum.known_by(lease) == [0, 1, 2])
+    quorum.lapse(0, 1)
+    assert held.get(NAME) is None
+    assert held.list() == []
+    assert other()[0]
+
+
+def test_a_list_without_a_majority_is_no_list(quorum: Quorum) -> None:
+    quorum.servers[0].kill()
+    quorum.servers[1].kill()
+    with pytest.raises(LockUnavailable, match="1 of 3 servers answered"):
+        held.list()
+
+
+def test_a_listing_knows_what_any_server_knows(quorum: Quorum) -> None:
+    quorum.servers[0].kill()
+    early = [distributed_lock(f"early {number}", ttl=60) for number in range(5)]
+    assert all(lock.acquire() for lock in early)
+    quorum.servers[0].restart()
+    late = [distributed_lock(f"late {number}", ttl=90) for number in range(5)]
+
+    assert all(lock.acquire() for lock in late[:-1])
+    assert len(held.list(limit=20)) == 9
+    first = [lock.name for lock in held.list(limit=4)]
+    then = [lock.name for lock in held.list(limit=4, offset=4)]
+    assert len({*first, *then}) == 8
+    assert all(name.startswith("early") for name in first)
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.proves("R8")
+def test_a_forked_child_has_connections_of_its_own(quorum: Quorum) -> None:
+    with distributed_lock(NAME) as lease:
+
+        def child() -> list[Any]:
+            with distributed_lock("childs") as its:
+                return [its.held, distributed_lock(NAME).locked(), lease.held]
+
+        assert in_fork(child) == [True, True, False]
+        lease.ensure_held(verify=True)
+    with distributed_lock("childs", wait=0):
+        pass
+
+
+def test_threads_share_no_connection(quorum: Quorum) -> None:
+    def work(number: int) -> Callable[[], int]:
+        def take() -> int:
+            for _ in range(20):
+                with distributed_lock(f"lock {number}", wait=0) as lease:
+                    assert lease.held
+            return number
+
+        return take
+
+    results = [in_thread(work(number)) for number in range(8)]
+    assert [one.result(HUNG) for one in results] == list(range(8))

@@ -1,0 +1,101 @@
+"""Servers that know nothing of each other, each behind a network of its own.
+
+def test_a_minority_that_is_dead(make_quorum: MakeQuorum) -> None:
+    quorum = make_quorum()
+    quorum.servers[1].kill()
+    quorum.proxies[2].blackhole()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+from django_redislock.rules.keys import fence_key, lock_keys
+from tests.support.stored import NAME
+from tests.support.waiting import HUNG
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+    from django_redislock import Lease
+    from tests.conftest import MakeProxy, MakeServer
+    from tests.support.proxy import Proxy
+    from tests.support.servers import Kind, Server
+
+TTL = 20.0
+
+
+class Quorum:
+    """Independent servers, each behind a network of its own, and the setting that names them."""
+
+    def __init__(
+        self, settings: Settings, servers: list[Server], proxies: list[Proxy], prefix: str
+    ) -> None:
+        self.servers = servers
+        self.proxies = proxies
+        self._settings = settings
+        self._prefix = prefix
+        self._clients = [server.client() for server in servers]
+        self.configure()
+
+    def configure(self, socket_timeout: float = 1.0, **options: Any) -> None:
+        """Set REDISLOCK, with connections that are new."""
+        self._settings.REDISLOCK = {"default": {**self.setting(socket_timeout), **options}}
+
+    def setting(self, socket_timeout: float = 1.0) -> dict[str, Any]:
+        """What REDISLOCK says of the default alias."""
+        return {
+            "BACKEND": "django_redislock.backends.QuorumBackend",
+            "LOCATION": [proxy.url for proxy in self.proxies],
+            "KEY_PREFIX": self._prefix,
+            "TTL": TTL,
+            "WAIT": HUNG,
+            "OPTIONS": {"socket_timeout": socket_timeout},
+        }
+
+    def value(self, server: int, name: str = NAME) -> bytes:
+        """What a server keeps of a lock."""
+        value: Any = self._clients[server].get(lock_keys(self._prefix, name).lock)
+        return value or b""
+
+    def known_by(self, lease: Lease | None) -> list[int]:
+        """The servers that keep that lease, of those that run."""
+        assert lease is not None
+        running = [number for number, server in enumerate(self.servers) if server.running]
+        return [number for number in running if lease.id.encode() in self.value(number, lease.name)]
+
+    def mark(self, server: int) -> int:
+        """The greatest fence that a server knows of."""
+        score: Any = self._clients[server].zscore(fence_key(self._prefix), "last")
+        return int(score or 0)
+
+    def set_mark(self, server: int, fence: int) -> None:
+        """Let a server have given out that fence."""
+        self._clients[server].zadd(fence_key(self._prefix), {"last": fence})
+
+    def lapse(self, *servers: int, name: str = NAME) -> None:
+        """Let these servers lose a lock before its time."""
+        for server in servers:
+            self._clients[server].delete(lock_keys(self._prefix, name).lock)
+
+
+class MakeQuorum(Protocol):
+    """The type of the fixture `make_quorum`."""
+
+    def __call__(self, size: int = 3, **config: Any) -> Quorum: ...
+
+
+@pytest.fixture
+def make_quorum(
+    settings: Settings, make_server: MakeServer, make_proxy: MakeProxy, key_prefix: str
+) -> MakeQuorum:
+    """Start servers that know nothing of each other."""
+
+    def make(size: int = 3, kind: Kind | None = None, **config: Any) -> Quorum:
+        servers = [make_server(kind, **config) for _ in range(size)]
+        proxies = [make_proxy(server) for server in servers]
+        return Quorum(settings, servers, proxies, key_prefix)
+
+    return make
