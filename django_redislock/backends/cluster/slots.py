@@ -146,6 +146,8 @@ class Slots:
             self._in_doubt = True
         elif is_lost(outcome):
             self._in_doubt = True
+            # Now: of a process that only renews its leases, nobody would ask before the next lock.
+            self._inquire()
         return redirection
 
     def node(self, redirection: Redirection) -> Node:

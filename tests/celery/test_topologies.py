@@ -1,0 +1,95 @@
+"""Real workers whose locks are kept on several servers, of which one is killed under a task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from django_redislock import held
+from tests.celery.project import PATIENCE
+from tests.support.clusters import HURRIED as HURRIED_NODES
+from tests.support.topologies import HURRIED
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pytest_django import Settings
+
+    from tests.celery.project.stage import Stage
+    from tests.support.clusters import MakeCluster
+    from tests.support.quorums import MakeQuorum
+    from tests.support.topologies import MakeWatched
+
+pytest_plugins = ["tests.celery.project.stage"]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+
+
+class Topology(NamedTuple):
+    """Servers that keep the locks of a stage."""
+
+    setting: dict[str, Any]
+    key: str  # A lock that is kept on the server that will be killed.
+    kill: Callable[[], object]  # Returns when locks go on.
+
+
+@pytest.fixture(params=["sentinel", "cluster", "quorum"])
+def topology(
+    request: pytest.FixtureRequest,
+    own_stage: Stage,
+    make_watched: MakeWatched,
+    make_cluster: MakeCluster,
+    make_quorum: MakeQuorum,
+) -> Topology:
+    """Each kind of several servers, ready to lose the one that matters."""
+    if request.param == "sentinel":
+        watched = make_watched(down_after=HURRIED)
+
+        def kill_master() -> None:
+            watched.master.kill()
+            watched.await_failover()
+
+        # Acknowledged by a replica, or the grant might die with the master.
+        return Topology({**watched.setting(), "REPLICAS_ACK": 1}, own_stage.key(), kill_master)
+    if request.param == "cluster":
+        cluster = make_cluster(replicas=1, node_timeout=HURRIED_NODES)
+        name = cluster.name_on(cluster.servers[0])
+
+        def kill_node() -> None:
+            # A node that takes over has no replica that could acknowledge anything.
+            with cluster.servers[0].client() as client:
+                wait_until(lambda: client.execute_command("WAIT", 1, 1000) == 1)
+            cluster.servers[0].kill()
+            cluster.await_failover()
+
+        return Topology(cluster.setting(), name, kill_node)
+    quorum = make_quorum()
+    return Topology(quorum.setting(), own_stage.key(), quorum.servers[0].kill)
+
+
+def test_a_task_keeps_its_lock_when_a_server_is_killed_and_others_run_after_it(
+    topology: Topology, own_stage: Stage, settings: Settings
+) -> None:
+    setting = {**topology.setting, "KEY_PREFIX": own_stage.key(), "UNAVAILABLE_AFTER": PATIENCE}
+    own_stage.redislock = settings.REDISLOCK = {"default": setting}
+    key = topology.key
+    own_stage.start(pool="prefork", concurrency=3)
+    first = own_stage.send("lasting", key, hold=True)
+    own_stage.wait_for(key, "start")
+    waits = own_stage.send("waiting", key)
+    topology.kill()
+    # It is renewed on those that are left.
+    seen = held.get(key)
+    assert seen is not None
+    wait_until(lambda: (now := held.get(key)) is not None and now.renewals > seen.renewals)
+    skipped = own_stage.send("skipping", key).get(timeout=PATIENCE)
+    assert skipped["skipped"] == "busy"
+    own_stage.open_gate(key)
+    assert first.get(timeout=PATIENCE) == f"did {key}"
+    assert waits.get(timeout=PATIENCE) == f"did {key}"
+    assert own_stage.send("skipping", key).get(timeout=PATIENCE) == f"did {key}"
+    events = own_stage.events(key)
+    assert [one["event"] for one in events] == ["start", "end"] * 3
+    fences = [one["fence"] for one in events if one["event"] == "start"]
+    assert fences == sorted(set(fences))
