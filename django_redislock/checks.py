@@ -49,6 +49,8 @@ _FOUND = {
     ("sentinels", "warn"): "W032",
     ("sentinels", "fail"): "E032",
     ("isolation", "warn"): "W033",
+    ("quorum", "warn"): "W034",
+    ("quorum", "fail"): "E034",
     ("keys", "fail"): "E029",
     ("index", "warn"): "W030",
     ("locks", "warn"): "W031",

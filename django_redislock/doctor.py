@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import statistics
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,6 +25,8 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 from django_redislock.backends.cluster.backend import ClusterBackend
 from django_redislock.backends.cluster.node import NoCluster
 from django_redislock.backends.cluster.slots import DifferentClusters
+from django_redislock.backends.quorum.backend import QuorumBackend
+from django_redislock.backends.quorum.members import majority_of
 from django_redislock.backends.redis.backend import RedisBackend
 from django_redislock.backends.redis.dialing import OLDEST_VERSION
 from django_redislock.backends.redis.errors import ReplyError, TooOld, described
@@ -84,7 +87,7 @@ def examine(using: str) -> Iterator[Finding]:
             "Until this is put right, every lock of this alias raises it.",
         )
         return
-    if not isinstance(backend, RedisBackend | ClusterBackend):
+    if not isinstance(backend, RedisBackend | ClusterBackend | QuorumBackend):
         yield Finding(
             "server",
             "warn",
@@ -94,6 +97,11 @@ def examine(using: str) -> Iterator[Finding]:
         return
     if isinstance(backend, RedisBackend):
         yield from _examine([_Server(backend, backend)])
+        return
+    if isinstance(backend, QuorumBackend):
+        servers = [_Server(backend, one, name) for name, one in backend.servers().items()]
+        yield from _quorum(servers)
+        yield from _examine(servers)
         return
     problem = backend.slots.settle(backend.within)
     if problem is not None:
@@ -118,7 +126,7 @@ def _examine(servers: list[_Server]) -> Iterator[Finding]:
         # What is found at several servers is said once.
         for one in dict.fromkeys(finding for _, finding in found):
             places = [server.place for server, same in found if same == one]
-            who = "all nodes" if len(places) == len(servers) else ", ".join(places)
+            who = "all servers" if len(places) == len(servers) else ", ".join(places)
             yield one if len(servers) == 1 else replace(one, says=f"{who}: {one.says}")
 
 
@@ -426,6 +434,14 @@ def _persistence(server: _Server) -> Iterator[Finding]:
         )
     elif info.get("aof_enabled") == "1":
         yield Finding("persistence", "ok", "held locks survive a restart (append-only file)")
+    elif isinstance(server.backend, QuorumBackend):
+        yield Finding(
+            "persistence",
+            "warn",
+            "a server that is restarted has forgotten its locks",
+            "Start it again only after the longest ttl; or set appendonly yes and appendfsync"
+            " always.",
+        )
     else:
         yield Finding(
             "persistence",
@@ -453,6 +469,8 @@ def _replication(server: _Server) -> Iterator[Finding]:
             " lock can be taken",
             "Connect more replicas, or lower REPLICAS_ACK.",
         )
+    elif isinstance(server.backend, QuorumBackend):
+        yield Finding("replication", "ok", "a majority is what counts, and no replica")
     elif not replicas and isinstance(server.backend, SentinelBackend | ClusterBackend):
         yield Finding(
             "replication",
@@ -532,6 +550,51 @@ def _cluster(backend: ClusterBackend) -> Iterator[Finding]:
     else:
         nodes = counted(len(backend.slots.nodes()), "node")
         yield Finding("cluster", "ok", f"all slots are kept; {nodes} keep locks")
+
+
+def _quorum(servers: list[_Server]) -> Iterator[Finding]:
+    """Whether a majority of the servers answers, and none of them fails together with another."""
+    ids: dict[str, list[str]] = {}
+    silent = []
+    for server in servers:
+        try:
+            ids.setdefault(server.info.get("run_id", server.place), []).append(server.place)
+        except LockUnavailable:
+            silent.append(server.place)
+    same = [places for places in ids.values() if len(places) > 1]
+    hosts = Counter(server.place.rpartition(":")[0] for server in servers)
+    if same:
+        yield Finding(
+            "quorum",
+            "fail",
+            f"{' and '.join(same[0])} are the same server, which has one vote",
+            "Name each server once, by the address that all machines reach it by.",
+        )
+    elif len(silent) >= majority_of(len(servers)):
+        yield Finding(
+            "quorum",
+            "fail",
+            f"{len(silent)} of {len(servers)} servers do not answer, so no lock can be taken",
+            "Start them, or look at the network.",
+        )
+    elif silent:
+        yield Finding(
+            "quorum",
+            "warn",
+            f"{', '.join(silent)} of {len(servers)} servers cannot be asked; locks go on, but fewer"
+            " may fail",
+            "Start it. If it has lost its data, only after the longest ttl: see Topologies.",
+        )
+    elif len(hosts) < len(servers):
+        yield Finding(
+            "quorum",
+            "warn",
+            f"{hosts.most_common(1)[0][1]} of {len(servers)} servers are on one machine, and fail"
+            " together",
+            "Put each server on a machine of its own.",
+        )
+    else:
+        yield Finding("quorum", "ok", f"all {len(servers)} servers answer, each on its own machine")
 
 
 def _of_its_own(server: _Server) -> Iterator[Finding]:

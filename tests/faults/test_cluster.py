@@ -676,13 +676,15 @@ def test_the_doctor_judges_each_node_of_a_cluster(
     first, second, third = (f"{one.host}:{one.port}" for one in cluster.servers)
     assert found("cluster") == [("ok", "all slots are kept; 3 nodes keep locks")]
     assert {level for level, _ in found("server")} == {"ok"}
-    assert found("rights") == [("ok", "all nodes: a lock was taken and released as user 'default'")]
+    assert found("rights") == [
+        ("ok", "all servers: a lock was taken and released as user 'default'")
+    ]
     assert found("replication") == [
         ("warn", f"{first}: 1 replica; a failover may forget the last grants"),
         ("warn", f"{second}, {third}: no replicas, so there is nobody to take over"),
     ]
     with distributed_lock("lottery", ttl=60):
-        assert found("index") == [("ok", "all nodes: every held lock is in the index")]
+        assert found("index") == [("ok", "all servers: every held lock is in the index")]
     cluster.servers[1].client().config_set("maxmemory", "50mb")
     cluster.servers[1].client().config_set("maxmemory-policy", "allkeys-lru")
     assert ("fail", f"{second}: the policy allkeys-lru may evict a held lock") in found("eviction")

@@ -23,6 +23,7 @@ from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.conftest import Locks, MakeProxy, MakeServer
+    from tests.support.quorums import MakeQuorum
     from tests.support.servers import Server
     from tests.support.topologies import MakeWatched, Watched
 
@@ -470,3 +471,37 @@ def test_sentinels_that_name_no_master_are_a_finding_and_a_sentence_for_lists(
     assert "knows no 'nobody'" in finding.says
     with pytest.raises(CommandError, match=r"The server nobody, of the sentinels 127\.0\.0\.1:"):
         call_command("locks", "list", stderr=io.StringIO())
+
+
+# --- a quorum ------------------------------------------------------------------------------------
+
+
+def test_a_quorum_is_fit_while_a_majority_answers(make_quorum: MakeQuorum) -> None:
+    quorum = make_quorum()
+    found = findings()
+    # They are on one machine, as no quorum should be.
+    assert (found["quorum"].level, "on one machine" in found["quorum"].says) == ("warn", True)
+    assert (
+        found["persistence"].says
+        == "all servers: a server that is restarted has forgotten its locks"
+    )
+    assert (found["replication"].level, found["rights"].level) == ("ok", "ok")
+    quorum.servers[1].kill()
+    found = findings()
+    assert found["quorum"].level == "warn"
+    assert (
+        f"127.0.0.1:{quorum.proxies[1].port} of 3 servers cannot be asked" in found["quorum"].says
+    )
+    quorum.servers[2].kill()
+    found = findings()
+    assert found["quorum"].level == "fail"
+    assert found["quorum"].says == "2 of 3 servers do not answer, so no lock can be taken"
+
+
+def test_one_server_by_two_names_is_no_quorum(make_quorum: MakeQuorum, settings: Any) -> None:
+    quorum = make_quorum()
+    url = quorum.servers[0].url
+    twice = [url, url.replace("127.0.0.1", "localhost"), quorum.servers[1].url]
+    quorum.configure(LOCATION=twice)
+    finding = findings()["quorum"]
+    assert (finding.level, "are the same server" in finding.says) == ("fail", True)
