@@ -16,6 +16,7 @@ from benchmarks import (
     handoff,
     idle,
     memory,
+    quorum,
     report,
     tasks,
     watchdog,
@@ -36,6 +37,7 @@ MEASUREMENTS = {
     "watchdog": watchdog.measure,
     "tasks": tasks.measure,
     "effects": effects.measure,
+    "quorum": quorum.measure,
     "cluster": cluster.measure,
 }
 NAMES = list(dict.fromkeys([*CONTENDERS, *TASKS]))  # Ours is among both.
