@@ -10,6 +10,8 @@ N ?= 4
 # What goes wrong, and whether the database guards: make demo-chaos FAULT=pause GUARD=off
 FAULT ?= kill
 GUARD ?= on
+# Where the demo keeps its locks: make demo BACKEND=sentinel
+BACKEND ?= redis
 # Of the site: make demo-admin PORT=8080
 PORT ?= 8000
 # Test processes, and further arguments: make test JOBS=2 ARGS='-k fence'. Most of what a test does
@@ -27,8 +29,8 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/demo ## Let four servers race for the lottery: one draws
-	@exec $(BIN)/python example_project/manage.py demo --servers $(N)
+demo: $(VENV)/demo ## Let four servers race for the lottery: one draws (BACKEND=sentinel|cluster|quorum: a server is killed)
+	@exec $(BIN)/python example_project/manage.py demo --servers $(N) --backend '$(BACKEND)'
 
 demo-without-lock: $(VENV)/demo ## The same with the lock off: see what goes wrong
 	@exec $(BIN)/python example_project/manage.py demo --servers $(N) --without-lock
@@ -40,7 +42,7 @@ demo-chaos: $(VENV)/demo ## Kill workers: 200 lotteries are drawn once (FAULT=ki
 	@exec $(BIN)/python example_project/manage.py demo_chaos --fault '$(FAULT)' --guard '$(GUARD)'
 
 demo-admin: $(VENV)/demo ## Look at the page of held locks while much goes on, until Ctrl-C
-	@exec $(BIN)/python example_project/manage.py demo_admin --port $(PORT)
+	@exec $(BIN)/python example_project/manage.py demo_admin --port $(PORT) --backend '$(BACKEND)'
 
 demo-stop: $(VENV)/demo ## Stop the embedded server that the example project has started
 	@exec $(BIN)/python -m example_project.embedded_server stop

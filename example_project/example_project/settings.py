@@ -4,10 +4,12 @@ Environment:
     REDIS_URL: the Redis or Valkey to use, such as redis://127.0.0.1:6379/0. Without it the
         embedded server is used, and started if it does not run yet (see embedded_server.py).
     DATABASE_PATH: the SQLite file, db.sqlite3 beside manage.py by default.
+    DEMO_LOCKS: set by demos that keep the locks elsewhere: more of REDISLOCK["default"], as JSON.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -21,6 +23,7 @@ REDISLOCK = {
     "default": {
         "LOCATION": REDIS_URL,
         "KEY_PREFIX": "lottery",
+        **json.loads(os.environ.get("DEMO_LOCKS", "{}")),
     },
 }
 

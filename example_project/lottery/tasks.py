@@ -19,8 +19,16 @@ if TYPE_CHECKING:
 # is late would find the lock free again. `min_hold` keeps it for as long as clocks may differ.
 # With `acks_late` the broker delivers it again if the worker that draws is killed: the others have
 # skipped by then. With `atomic` the database refuses a draw of a server that was stopped until its
-# lease had ended.
-@single_instance_task(key="lottery", ttl=30, min_hold=30, acks_late=True, atomic=True, bind=True)
+# lease had ended. If nobody keeps locks at noon, as while a replica takes over, it is tried again.
+@single_instance_task(
+    key="lottery",
+    ttl=30,
+    min_hold=30,
+    acks_late=True,
+    atomic=True,
+    on_unavailable="retry",
+    bind=True,
+)
 def run_lottery(self: Task) -> dict[str, Any]:
     """Draw the winners; of all the servers that start this, one does, the others skip."""
     return _report(draw_winners(server=_server(self), fence=current_lease().fence))

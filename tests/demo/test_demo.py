@@ -96,6 +96,21 @@ def test_of_four_servers_exactly_one_draws(surroundings: dict[str, str], tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("backend", ["sentinel", "cluster", "quorum"])
+def test_exactly_one_draws_while_a_server_of_the_locks_is_killed(
+    backend: str, surroundings: dict[str, str], tmp_path: Path
+) -> None:
+    status, lines = run_demo(surroundings, "--backend", backend)
+
+    assert lines[-1] == "RESULT servers=4 draws=1 winners=10 skipped=3"
+    assert status == 0
+    (strike,) = [line for line in lines if " s  strike " in line]
+    assert " is killed, pid " in strike
+    assert lines.index(strike) < next(at for at, line in enumerate(lines) if line.endswith(" drew"))
+    assert processes_of(tmp_path) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_without_the_lock_every_server_draws(surroundings: dict[str, str], tmp_path: Path) -> None:
     status, lines = run_demo(surroundings, "--servers", "3", "--without-lock")
 

@@ -17,12 +17,16 @@ from django.db import connections
 from lottery.demo.patience import Interrupted, Patience
 from lottery.demo.processes import ChildDied, Children
 from lottery.demo.servers import RedisServer
+from lottery.demo.topologies import TOPOLOGIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from django.core.management.base import CommandParser
+
     from lottery.demo.processes import Child
+    from lottery.demo.topologies import Topology
 
 ELIGIBLE, INELIGIBLE = 1000, 50
 
@@ -33,6 +37,7 @@ class Stage:
 
     patience: Patience
     redis: RedisServer
+    topology: Topology | None  # Where locks are kept, if not on that Redis.
     children: Children
     environment: dict[str, str]  # Of the children.
 
@@ -41,6 +46,12 @@ class Stage:
     ) -> Child:
         """Start a child that finds the Redis and the database; see Children.start()."""
         return self.children.start(name, command, {**self.environment, **env}, abrupt=abrupt)
+
+    def check(self) -> None:
+        """Raise ChildDied if a server has died that was not killed."""
+        self.redis.check()
+        if self.topology is not None:
+            self.topology.check()
 
     def machine(self, name: str, command: Sequence[str], *, abrupt: bool = False) -> Child:
         """Start a child on a machine of its own, as far as owners of locks can tell."""
@@ -55,9 +66,22 @@ class DemoCommand(BaseCommand):
 
     requires_system_checks = ()
 
+    def add_backend(self, parser: CommandParser) -> None:
+        """Add the option that says where locks are kept."""
+        parser.add_argument(
+            "--backend",
+            choices=["redis", *TOPOLOGIES],
+            default="redis",
+            help="where locks are kept; default: %(default)s",
+        )
+
     @contextmanager
-    def stage(self, seconds: float) -> Iterator[Stage]:
+    def stage(self, seconds: float, backend: str = "redis") -> Iterator[Stage]:
         """Set the stage for the block, which may take so long; however it ends, clear it away.
+
+        Args:
+            seconds: How long the block may take.
+            backend: Where locks are kept, see add_backend().
 
         Raises:
             SystemExit: A signal has asked the demo to stop.
@@ -76,14 +100,22 @@ class DemoCommand(BaseCommand):
                 while not redis.is_up():
                     patience.pause("starting Redis")
                 self.progress("redis", redis)
+                topology = None
+                if backend in TOPOLOGIES:
+                    topology = TOPOLOGIES[backend](home, redis_children)
+                    while not topology.is_ready():
+                        topology.check()
+                        patience.pause("starting the servers of the locks", 0.1)
+                    self.progress(backend, topology)
                 call_command("migrate", verbosity=0)
                 call_command("populate", eligible=ELIGIBLE, ineligible=INELIGIBLE, verbosity=0)
                 self.progress("database", f"{ELIGIBLE} eligible participants, {INELIGIBLE} others")
                 yield Stage(
                     patience=patience,
                     redis=redis,
+                    topology=topology,
                     children=children,
-                    environment=_environment(redis),
+                    environment=_environment(redis, topology),
                 )
         except Interrupted as interrupted:
             self.stderr.write(str(interrupted))
@@ -114,11 +146,12 @@ def _home() -> Iterator[Path]:
         shutil.rmtree(home)
 
 
-def _environment(redis: RedisServer) -> dict[str, str]:
+def _environment(redis: RedisServer, topology: Topology | None) -> dict[str, str]:
     path = [str(settings.BASE_DIR), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
         "REDIS_URL": redis.url,
         "DJANGO_SETTINGS_MODULE": "example_project.settings",
         "PYTHONPATH": os.pathsep.join(path),
+        **(topology.environment if topology else {}),
     }

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Found = TypeVar("Found")
 
 NOON_IN = 2  # seconds after all are ready
+STRIKE_BEFORE = 0.3  # seconds before noon, so that every server finds it dead
 ENDS_WITHIN = 50  # seconds
 
 
@@ -39,14 +40,15 @@ class Command(DemoCommand):
         parser.add_argument(
             "--without-lock", action="store_true", help="show what goes wrong without the lock"
         )
+        self.add_backend(parser)
 
-    def handle(self, *, servers: int, without_lock: bool, **options: Any) -> None:
+    def handle(self, *, servers: int, without_lock: bool, backend: str, **options: Any) -> None:
         """Run it; the exit status is 0 only if the database agrees with what was reported."""
         if servers < 1:
             raise CommandError("There must be at least one server.")
         how = "without a lock" if without_lock else "with a lock"
         self.say(f"The lottery at noon: {servers} servers {how}, {PRIZES} prizes.", "")
-        with self.stage(ENDS_WITHIN) as stage:
+        with self.stage(ENDS_WITHIN, backend) as stage:
             results = self._race(stage, servers, without_lock)
 
         self.say("", results.table(), "", *results.winners())
@@ -69,6 +71,10 @@ class Command(DemoCommand):
         for server in servers:
             server.set_noon(noon)
         self.progress("noon", f"in {NOON_IN} s; every clock is up to {SKEW * 1000:.0f} ms late")
+        if stage.topology is not None:
+            while time.time() < noon - STRIKE_BEFORE:
+                patience.pause("waiting for noon")
+            self.progress("strike", stage.topology.strike())
         reports = []
         for server, report in _as_they_come(servers, LotteryServer.report, patience, "drawing"):
             reports.append(report)

@@ -77,11 +77,13 @@ class Command(DemoCommand):
             help="of the site; another one if this is taken; default: %(default)s",
         )
 
-    def handle(self, *, port: int, **options: Any) -> None:
+        self.add_backend(parser)
+
+    def handle(self, *, port: int, backend: str, **options: Any) -> None:
         """Run it; the exit status is 0 if nothing but a signal has ended it."""
         if not 0 < port < 2**16:
             raise CommandError("A port is a number from 1 to 65535.")
-        with self.stage(STARTS_WITHIN) as stage:
+        with self.stage(STARTS_WITHIN, backend) as stage:
             add_users()
             site, shop = Site(stage, port), Shop(stage)
             if site.port != port:
@@ -97,7 +99,7 @@ class Command(DemoCommand):
         stage.patience.last(math.inf)
         try:
             while True:
-                stage.redis.check()
+                stage.check()
                 site.check()
                 for who, news in shop.attend():
                     self.progress(who, news)
@@ -108,7 +110,11 @@ class Command(DemoCommand):
 
 def _welcome(stage: Stage, site: Site) -> str:
     python, manage = (_shortest(path) for path in (sys.executable, settings.BASE_DIR / "manage.py"))
-    locks = f"REDIS_URL={shlex.quote(stage.redis.url)} {shlex.join([python, manage, 'locks'])}"
+    where = {"REDIS_URL": stage.redis.url}
+    if stage.topology is not None:
+        where |= stage.topology.environment
+    variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in where.items())
+    locks = f"{variables} {shlex.join([python, manage, 'locks'])}"
     return WELCOME.format(
         page=site.url("admin:django_redislock_heldlock_changelist"),
         export=site.url("export-orders"),
