@@ -206,6 +206,21 @@ class Cluster:
         self._former.append(former)
         return successor
 
+    def take_back(self, former: Server) -> None:
+        """Return once a former master, which runs again, is a replica of its successor for all."""
+
+        def follows() -> bool:
+            with former.client() as client:
+                in_step = client.info("replication").get("master_link_status") == "up"
+            return in_step and all(
+                former.port in {port for _, _, _, *kept in self._slots(one) for _, port, *_ in kept}
+                for one in self.servers
+            )
+
+        wait_until(follows, message="the former master follows its successor", every=0.1)
+        self._former.remove(former)
+        self.replicas.append(former)
+
     def is_ready(self, server: Server) -> bool:
         """Whether a node serves clients, and a replica has the data of its master."""
         if b"cluster_state:ok" not in self.tell(server, "INFO"):

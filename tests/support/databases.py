@@ -71,6 +71,34 @@ def described(*aliases: str) -> dict[str, dict[str, Any]]:
     }
 
 
+def sqlite(folder: Path, alias: str) -> dict[str, Any]:
+    """A database in a file, as DATABASES describes one."""
+    return {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": str(folder / f"{alias}.sqlite3"),
+        "OPTIONS": {"init_command": "PRAGMA journal_mode=WAL", "timeout": 30},
+    }
+
+
+def make_tables(alias: str, *, migrate: bool = True) -> None:
+    """Make those of tests/effects and, by the migrations, those of locks."""
+    from tests.effects import models
+
+    if migrate:
+        call_command("migrate", "django_redislock", database=alias, verbosity=0)
+    with connections[alias].schema_editor() as editor:
+        for model in models.TABLES:
+            editor.create_model(model)
+
+
+def forget(*aliases: str) -> None:
+    """Let Django know these databases no more."""
+    for alias in aliases:
+        connections[alias].close()
+        del connections[alias]
+        del connections.settings[alias]
+
+
 def _programs() -> Path | None:
     """The folder of PostgreSQL's programs; None if this machine has none."""
     if initdb := shutil.which("initdb"):
@@ -260,27 +288,20 @@ def make_database(
 
     def make(alias: str, *, migrate: bool = True, isolation: str = "", **options: Any) -> str:
         if database_kind == SQLITE:
-            options = {"init_command": "PRAGMA journal_mode=WAL", "timeout": 30, **options}
-            path = str(tmp_path / f"{alias}.sqlite3")
-            where = {"ENGINE": "django.db.backends.sqlite3", "NAME": path}
+            where = sqlite(tmp_path, alias)
         else:
             where = database_servers(database_kind).new_database()
         if isolation:
             is_number = database_kind == POSTGRES
             options["isolation_level"] = LEVELS[isolation] if is_number else isolation
-        use(**{alias: {**where, "OPTIONS": options}})
+        use(**{alias: {**where, "OPTIONS": {**where.get("OPTIONS", {}), **options}}})
         made.append(alias)
-        if migrate:
-            call_command("migrate", "django_redislock", database=alias, verbosity=0)
-        _make_tables(alias)
+        make_tables(alias, migrate=migrate)
         return alias
 
     with django_db_blocker.unblock():
         yield make
-        for alias in made:
-            connections[alias].close()
-            del connections[alias]
-            del connections.settings[alias]
+        forget(*made)
 
 
 @pytest.fixture
@@ -325,11 +346,3 @@ def await_blocked(alias: str) -> None:
 
     # MariaDB says the same as before to who asks again within a tenth of a second.
     wait_until(blocked, every=0.2)
-
-
-def _make_tables(alias: str) -> None:
-    from tests.effects import models
-
-    with connections[alias].schema_editor() as editor:
-        for model in models.TABLES:
-            editor.create_model(model)

@@ -100,7 +100,7 @@ class Watched:
             sentinel.tell(*[f"{known} {_place(other)} {other.id}" for other in others])
         for sentinel in self.sentinels:
             sentinel.start()
-        wait_until(lambda: all(self._is_in_step(replica) for replica in self.replicas))
+        wait_until(lambda: all(self.is_in_step(replica) for replica in self.replicas))
         wait_until(lambda: all(self._is_ready(sentinel) for sentinel in self.sentinels))
         return self
 
@@ -150,16 +150,29 @@ class Watched:
 
     def await_failover(self) -> Server:
         """Return the new master once all the running sentinels know it."""
+        return self.find_master(other_than=self.master)
+
+    def find_master(self, other_than: Server | None = None) -> Server:
+        """Return the master once all the running sentinels name the same."""
 
         def known() -> Server | None:
             named = {self.named_by(sentinel) for sentinel in self.sentinels if sentinel.running}
-            return None if self.master in named or len(named) > 1 else named.pop()
+            return None if other_than in named or len(named) > 1 else named.pop()
 
-        new = wait_until(known, message="the sentinels agree on a new master")
-        assert new is not None
-        self.replicas = [server for server in self.servers if server is not new]
-        self.master = new
-        return new
+        master = wait_until(known, message="the sentinels agree on a master")
+        assert master is not None
+        self.replicas = [server for server in self.servers if server is not master]
+        self.master = master
+        return master
+
+    def is_in_step(self, replica: Server) -> bool:
+        """Whether a server is a replica that has what its master has."""
+        return self.client(replica).info("replication").get("master_link_status") == "up"
+
+    def is_settled(self) -> bool:
+        """Whether no sentinel is amid a failover: await_failover() returns before its end."""
+        said = [_fields(self.ask(sentinel, "MASTER", SERVICE)) for sentinel in self.sentinels]
+        return all(_text(one["flags"]) == "master" for one in said)
 
     def close(self) -> None:
         """End all of them."""
@@ -169,9 +182,6 @@ class Watched:
     def report(self) -> str:
         """What the sentinels wrote, for people."""
         return "\n".join(f"{one!r}\n{one.log}" for one in self.sentinels)
-
-    def _is_in_step(self, replica: Server) -> bool:
-        return self.client(replica).info("replication")["master_link_status"] == "up"
 
     def _is_ready(self, sentinel: Sentinel) -> bool:
         """Whether it has heard from all the others."""
