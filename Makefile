@@ -14,6 +14,9 @@ GUARD ?= on
 BACKEND ?= redis
 # Of the site: make demo-admin PORT=8080
 PORT ?= 8000
+# How long servers and clients are broken, and by which order: make jepsen SECONDS=300 SEED=2
+SECONDS ?= 60
+SEED ?= 1
 # Test processes, and further arguments: make test JOBS=2 ARGS='-k fence'. Most of what a test does
 # is to wait, so eight of them leave two cores some air. Whoever has nothing left to do takes over
 # from who has most.
@@ -24,7 +27,7 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-admin demo-stop test test-quick bench lint types imports clean
+.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-admin demo-stop test test-quick jepsen bench lint types imports clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +55,9 @@ test: $(VENV)/test ## Run the test suite, in eight to ten minutes
 
 test-quick: $(VENV)/test ## Run the tests that answer within a minute: rules, API, locks on one server
 	@exec $(PYTEST) --quick tests/rules tests/contract tests/package $(ARGS)
+
+jepsen: $(VENV)/test ## Break servers and clients for a minute per backend: which updates are lost?
+	@exec $(BIN)/python -m tests.jepsen --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 bench: $(VENV)/bench ## Compare the speed with other lock libraries (ARGS=--quick, ARGS=--write)
 	@exec $(BIN)/python -m benchmarks $(ARGS)

@@ -1,0 +1,297 @@
+"""Where locks are kept in a trial, and what can go wrong with these servers.
+
+A backend that is to be tried too is one more Place, and one more line of CONTENDERS.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+import redis
+
+from tests.jepsen.workload import NAME, TTL
+from tests.support.clusters import Cluster
+from tests.support.proxy import Proxy
+from tests.support.servers import KINDS, Server, binary
+from tests.support.topologies import SERVICE, Watched
+from tests.support.waiting import eventually, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from random import Random
+
+LONG = 1.5 * TTL  # Seconds: the longest that a server or a network stands still.
+DOWN_AFTER = 1.0  # Seconds after which sentinels and nodes take a silent master for dead.
+
+
+class Place(ABC):
+    """Servers that keep locks. To be entered before use; the end of the block ends them.
+
+    Args:
+        dice: What decides which server is hit, and for how long.
+    """
+
+    setting: dict[str, Any]  # What REDISLOCK says of it.
+
+    def __init__(self, dice: Random) -> None:
+        self.dice = dice
+        self.kind = next(filter(binary, KINDS), KINDS[0])
+        self.stack = ExitStack()
+
+    @property
+    @abstractmethod
+    def servers(self) -> list[Server]:
+        """Those that can be asked for all keys."""
+
+    @property
+    @abstractmethod
+    def faults(self) -> dict[str, Callable[[], None]]:
+        """What can go wrong, by what is said of it; each returns when all is well again."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start the servers."""
+
+    def a_while(self) -> None:
+        """Return after some time, which may be shorter than a lease or longer."""
+        time.sleep(self.dice.uniform(TTL / 4, LONG))
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:  # It ends what has been started, should the rest not start.
+            self.stack = stack
+            self.start()
+            self.stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stack.close()
+
+
+class Independent(Place):
+    """Servers that know nothing of each other, each behind a network of its own.
+
+    A server that is killed has lost all when it is back.
+    """
+
+    size: int
+    away: float  # Seconds that a server stays away which was killed.
+
+    @property
+    def servers(self) -> list[Server]:
+        return self._servers
+
+    @property
+    def faults(self) -> dict[str, Callable[[], None]]:
+        return {
+            "server killed": self._kill,
+            "server stopped": self._stop,
+            "server cut off": self._cut_off,
+        }
+
+    def start(self) -> None:
+        self._servers = [self.stack.enter_context(Server(self.kind)) for _ in range(self.size)]
+        self._proxies = [self.stack.enter_context(Proxy(server)) for server in self._servers]
+
+    @property
+    def urls(self) -> list[str]:
+        return [proxy.url for proxy in self._proxies]
+
+    def _kill(self) -> None:
+        server = self.dice.choice(self._servers)
+        server.kill()
+        time.sleep(self.away)
+        server.restart()
+
+    def _stop(self) -> None:
+        with self.dice.choice(self._servers).paused():
+            self.a_while()
+
+    def _cut_off(self) -> None:
+        proxy = self.dice.choice(self._proxies)
+        proxy.blackhole()
+        self.a_while()
+        proxy.heal()
+
+
+class Single(Independent):
+    """One server. It is back at once when it was killed, as with a supervisor."""
+
+    size = 1
+    away = 0.0
+
+    def start(self) -> None:
+        super().start()
+        self.setting = {"LOCATION": self.urls[0]}
+
+
+class Quorum(Independent):
+    """Three servers, of which one is hit. When killed it stays away for longer than any lease."""
+
+    size = 3
+    away = 1.5 * TTL
+
+    def start(self) -> None:
+        super().start()
+        backend = "django_redislock.backends.QuorumBackend"
+        self.setting = {"BACKEND": backend, "LOCATION": self.urls}
+
+
+class Replicated(Place):
+    """A master that has replicas. Each fault ends with one of them as the master."""
+
+    @property
+    def faults(self) -> dict[str, Callable[[], None]]:
+        return {
+            "master killed": self._kill,
+            "master stopped": self._stop,
+            "planned failover": self._fail_over,
+        }
+
+    @abstractmethod
+    def failover(self) -> AbstractContextManager[Server]:
+        """Yield the master; then wait for the next one, and until the former follows it."""
+
+    @abstractmethod
+    def plan_failover(self) -> bool:
+        """Have a replica take over although the master is well; False: ask again in a second.
+
+        May raise redis.ResponseError instead, as long as the failover before is not quite over.
+        """
+
+    def _kill(self) -> None:
+        with self.failover() as master:
+            master.kill()
+
+    def _stop(self) -> None:
+        with self.failover() as master:
+            master.pause()
+
+    def _fail_over(self) -> None:
+        with self.failover():
+            wait_until(self._is_planned, message="a failover begins", every=1.0)
+
+    def _is_planned(self) -> bool:
+        try:
+            return self.plan_failover()
+        except redis.ResponseError:
+            return False
+
+
+class Sentinels(Replicated):
+    """A master, two replicas and three sentinels."""
+
+    @property
+    def servers(self) -> list[Server]:
+        return self._watched.servers
+
+    @property
+    def faults(self) -> dict[str, Callable[[], None]]:
+        return {**super().faults, "master cut off and killed": self._kill_alone}
+
+    def start(self) -> None:
+        self._watched = self.stack.enter_context(Watched(self.kind, down_after=DOWN_AFTER))
+        self.setting = self._watched.setting()
+
+    def plan_failover(self) -> bool:
+        self._watched.ask(self._watched.sentinels[0], "FAILOVER", SERVICE)
+        return True
+
+    @contextmanager
+    def failover(self) -> Iterator[Server]:
+        former = self._watched.find_master()  # Sentinels on a busy machine may change it, too.
+        yield former
+        master = self._watched.await_failover()
+        _run(former)
+        # The sentinels would tell it too, after ten seconds.
+        follow = partial(self._watched.client(former).replicaof, master.host, master.port)
+        eventually(follow, redis.ConnectionError)
+        for replica in self._watched.replicas:
+            self._await_in_step(replica)
+        # A master that is killed before that may stay without a successor for minutes.
+        wait_until(self._watched.is_settled, every=0.1)
+
+    def _kill_alone(self) -> None:
+        """What the master grants for a while is lost with it."""
+        with ExitStack() as proxies, self.failover() as master:
+            for replica in self._watched.replicas:
+                proxy = proxies.enter_context(Proxy(master))
+                self._watched.client(replica).replicaof(proxy.host, proxy.port)
+                self._await_in_step(replica)
+                proxy.blackhole()
+            self.a_while()
+            master.kill()
+
+    def _await_in_step(self, replica: Server) -> None:
+        def is_in_step() -> bool:
+            try:
+                return self._watched.is_in_step(replica)
+            except redis.ConnectionError:  # Who becomes a replica closes its connections.
+                return False
+
+        wait_until(is_in_step, message="all replicas have what the master has", every=0.1)
+
+
+class Nodes(Replicated):
+    """A cluster of three masters. The one that keeps the lock has a replica."""
+
+    @property
+    def servers(self) -> list[Server]:
+        return self._cluster.servers  # A replica answers for none of its keys.
+
+    def start(self) -> None:
+        cluster = Cluster(self.kind, replicas=1, node_timeout=DOWN_AFTER)
+        self._cluster = self.stack.enter_context(cluster)
+        assert cluster.keeper(NAME) is cluster.servers[0], "only this one has a replica"
+        self.setting = cluster.setting()
+
+    def plan_failover(self) -> bool:
+        (replica,) = self._cluster.replicas
+        with replica.client() as client:
+            if client.info("replication")["role"] == "master":
+                return True
+        # It says yes also if its master does not know it well enough yet, and then nothing happens.
+        self._cluster.tell(replica, "FAILOVER")
+        return False
+
+    @contextmanager
+    def failover(self) -> Iterator[Server]:
+        former = self._cluster.servers[0]
+        yield former
+        self._cluster.await_failover()
+        _run(former)
+        self._cluster.take_back(former)
+
+
+def _run(server: Server) -> None:
+    """Have a server go on that was stopped or killed."""
+    if server.running:
+        server.resume()
+    else:
+        server.start()
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What is tried: a lock in a place."""
+
+    place: type[Place]
+    lock: str = "ours"  # See workload.LOCKS.
+    options: dict[str, Any] = field(default_factory=dict)  # Of REDISLOCK.
+
+
+CONTENDERS = {
+    "single": Contender(Single),
+    "sentinel": Contender(Sentinels),
+    "sentinel-ack": Contender(Sentinels, options={"REPLICAS_ACK": 1}),
+    "cluster": Contender(Nodes),
+    "quorum": Contender(Quorum),
+    # The controls: a trial that finds nothing wrong with these would prove nothing.
+    "redis-py": Contender(Single, lock="redis-py"),
+    "pottery": Contender(Quorum, lock="pottery"),
+}

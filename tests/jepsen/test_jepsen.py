@@ -1,0 +1,45 @@
+"""Whatever goes wrong, nothing that is written under the fence is lost; longer by `make jepsen`.
+
+That updates are lost without it, here and by the locks of others, shows that the trial can tell.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.jepsen.places import CONTENDERS
+from tests.jepsen.trial import run
+
+if TYPE_CHECKING:
+    from pytest_django import DjangoDbBlocker
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
+
+SECONDS = 3.0
+SEED = 2  # It begins with a client paused and a server killed.
+OURS = [name for name, contender in CONTENDERS.items() if contender.lock == "ours"]
+CONTROLS = [name for name in CONTENDERS if name not in OURS]
+
+
+@pytest.mark.proves("P2", "R9")
+@pytest.mark.parametrize("backend", OURS)
+def test_no_update_is_lost_under_the_fence_while_servers_and_clients_fail(
+    backend: str, django_db_blocker: DjangoDbBlocker
+) -> None:
+    with django_db_blocker.unblock():
+        report = run(backend, seconds=SECONDS, seed=SEED)
+    print(report)
+    assert report.wrong == []
+    assert report.verdict.lost > 0, "nobody was too late, so nothing is proven"
+
+
+@pytest.mark.parametrize("backend", CONTROLS)
+def test_the_locks_of_others_lose_updates_in_the_same_trial(
+    backend: str, django_db_blocker: DjangoDbBlocker
+) -> None:
+    with django_db_blocker.unblock():
+        report = run(backend, seconds=0, seed=SEED)  # No longer than it takes.
+    print(report)
+    assert report.verdict.lost > 0

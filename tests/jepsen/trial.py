@@ -1,0 +1,132 @@
+"""One backend, one seed: clients at work, a nemesis, and what the checker says of it."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+from django.db import connections, transaction
+
+from django_redislock.rules.keys import IN_BUCKETS, fence_key, index_key, prefix_of, ran_index_key
+from tests.effects.models import Counter, Entry, written
+from tests.jepsen.checker import Ledger, Verdict, judge
+from tests.jepsen.crew import Crew
+from tests.jepsen.nemesis import Nemesis
+from tests.jepsen.places import CONTENDERS
+from tests.jepsen.workload import DATABASES, FENCED, NAME, PLAIN, TTL, Desk, clock, work
+from tests.support.databases import described, forget, make_tables, sqlite, use
+from tests.support.processes import Child
+from tests.support.waiting import HUNG
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tests.jepsen.places import Place
+
+CLIENTS = 4
+FIRST = 30  # Writes before anything goes wrong.
+PREFIX = "jepsen"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was done, and what came of it."""
+
+    has_fence: bool  # A lock of another library has none.
+    verdict: Verdict
+    harm: Mapping[str, int]  # What the nemesis did, and how often.
+    immortal: list[bytes]  # Keys on the servers that would stay for ever.
+
+    @property
+    def wrong(self) -> list[str]:
+        """What must not be, for people."""
+        return [*self.verdict.wrong, *(f"{key!r} never expires" for key in self.immortal)]
+
+
+def run(backend: str, *, seconds: float, seed: int) -> Report:
+    """Let clients increment counters while much goes wrong, and judge it.
+
+    It takes longer if nobody was too late by then, since that would prove nothing.
+
+    Args:
+        backend: One of CONTENDERS.
+        seconds: How long the nemesis is at work.
+        seed: What it does, in which order. Not when, which the machine decides.
+    """
+    contender = CONTENDERS[backend]
+    dice = Random(seed)
+    with tempfile.TemporaryDirectory() as folder, _databases(Path(folder)):
+        desk = Desk(folder)
+        with contender.place(dice) as place:
+            setting = {
+                "KEY_PREFIX": PREFIX,
+                "TTL": TTL,
+                "WAIT": HUNG,
+                **place.setting,
+                **contender.options,
+            }
+
+            def start(number: int) -> Child:
+                arguments = (folder, described(*DATABASES), contender.lock, number)
+                return Child(work, *arguments, redislock={"default": setting})
+
+            with Crew(start, CLIENTS, desk, _writes) as crew:
+                crew.await_writes(FIRST)
+                nemesis = Nemesis(place, crew, dice)
+                until = clock() + seconds
+                while clock() < until or not _is_any_missing():
+                    nemesis.strike()
+                desk.close()
+                crew.finish()
+            immortal = _immortal(place)
+        verdict = judge(desk.operations(), _ledger(PLAIN), _ledger(FENCED))
+        has_fence = contender.lock == "ours"
+        return Report(has_fence=has_fence, verdict=verdict, harm=nemesis.done, immortal=immortal)
+
+
+@contextmanager
+def _databases(folder: Path) -> Iterator[None]:
+    """Make both, with a counter each."""
+    use(**{alias: sqlite(folder, alias) for alias in DATABASES})
+    try:
+        for alias in DATABASES:
+            make_tables(alias)
+            Counter.objects.using(alias).create(name=alias)
+        yield
+    finally:
+        forget(*DATABASES)
+
+
+def _ledger(database: str) -> Ledger:
+    with transaction.atomic(using=database):  # Both are of the same moment.
+        value = Counter.objects.using(database).get().value
+        return Ledger(value=value, fences=written(database))
+
+
+def _is_any_missing() -> bool:
+    plain = _ledger(PLAIN)
+    return plain.value < len(plain.fences)
+
+
+def _writes() -> int:
+    try:
+        return Entry.objects.using(PLAIN).count()
+    finally:
+        connections[PLAIN].close()  # Nobody else would, in the thread that asks.
+
+
+def _immortal(place: Place) -> list[bytes]:
+    """The keys that would stay for ever; those of all names may, which do not grow with them."""
+    prefixes = (PREFIX, prefix_of(f"{PREFIX}{IN_BUCKETS}", NAME))  # On a cluster it is the latter.
+    ways = (fence_key, index_key, ran_index_key)
+    common = {key(prefix).encode() for key in ways for prefix in prefixes}
+    return [
+        key
+        for client in (server.client() for server in place.servers)
+        for key in client.scan_iter(count=1000)
+        if client.pttl(key) == -1 and key not in common
+    ]
