@@ -280,7 +280,7 @@ def _is_quick(item: pytest.Item) -> bool:
     kinds = {where.params.get(name) for name in ("place", "server_kind")} if where else set()
     starts_python = {"spawn", "pytester"} & set(getattr(item, "fixturenames", ()))
     # Valkey can be had wherever Python is.
-    skipped = kinds & {"redis", "unscripted", "sentinel", "cluster"}
+    skipped = kinds - {None, "valkey", "memory"}
     return not (item.get_closest_marker("slow") or starts_python or skipped)
 
 

@@ -1,5 +1,6 @@
-"""The places that keep locks: a server of each kind, one that forbids scripts, the memory, a master
-that sentinels watch, a cluster, and a quorum of independent servers.
+"""The places that keep locks: a server of each kind; one that forbids scripts; one by its socket;
+one by TLS, for a user with the fewest rights; the memory; a master that sentinels watch; a cluster;
+a quorum of three.
 
     async def test_the_block_holds_the_lock(way: Way, place: Place) -> None: ...
 
@@ -16,6 +17,7 @@ import pytest
 from django_redislock import held
 from django_redislock.backends.memory.backend import InMemoryBackend
 from django_redislock.backends.registry import backends
+from django_redislock.doctor import minimal_acl
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import lock_keys
 from django_redislock.testing import IN_MEMORY
@@ -38,7 +40,9 @@ SENTINEL = "sentinel"
 CLUSTER = "cluster"
 SERVERS = (*KINDS, UNSCRIPTED)
 QUORUM = "quorum"
-PLACES = (*SERVERS, MEMORY, SENTINEL, CLUSTER, QUORUM)
+SOCKET = "socket"
+SECURED = "secured"
+PLACES = (*SERVERS, SOCKET, SECURED, MEMORY, SENTINEL, CLUSTER, QUORUM)
 IN_TURN = (*KINDS, MEMORY, CLUSTER)  # Where waiters are served first come, first served.
 
 #: To run a test only in some of the places, or with some of the servers.
@@ -209,11 +213,30 @@ class QuorumPlace(Place):
 DEFAULTS = {"TTL": 10, "WAIT": 5}
 
 
+@pytest.fixture(scope="session")
+def shared_reached() -> Iterator[Callable[[str], Server]]:
+    """A server that is reached by a socket, and one by TLS, for the whole run."""
+    servers: dict[str, Server] = {}
+
+    def get(name: str) -> Server:
+        if name not in servers:
+            kind: Kind = "redis"  # The Valkey of the wheel speaks no TLS.
+            if reason := missing(kind):
+                skip_or_fail(reason)
+            servers[name] = Server(kind, unix=name == SOCKET, tls=name == SECURED).start()
+        return servers[name]
+
+    yield get
+    for server in servers.values():
+        server.close()
+
+
 @pytest.fixture(params=PLACES)
 def place(
     request: pytest.FixtureRequest,
     settings: Settings,
     shared_servers: Callable[[Kind], Server | Container],
+    shared_reached: Callable[[str], Server],
     shared_watched: Callable[[], Watched],
     shared_cluster: Callable[[], Cluster],
     shared_quorum: Callable[[], list[Endpoint]],
@@ -242,6 +265,16 @@ def place(
         for locks in quorum.locks:
             locks.redis.close()
         return
+    if name in {SOCKET, SECURED}:
+        server = shared_reached(name)
+        locks = Locks(settings, server, key_prefix)
+        reached = ServerPlace(name, locks, least_rights(locks, server) if name == SECURED else {})
+        if name == SOCKET:
+            reached.configure(LOCATION=server.unix_url)
+        yield reached
+        reached.lose_data()
+        locks.redis.close()
+        return
     fit = [kind for kind in KINDS if kind == name or (name == UNSCRIPTED and not missing(kind))]
     kind = (fit or KINDS)[0]
     if reason := missing(kind):
@@ -251,6 +284,14 @@ def place(
     if keys := locks.keys():
         locks.redis.delete(*keys)
     locks.redis.close()
+
+
+def least_rights(locks: Locks, server: Server) -> dict[str, str]:
+    """Make a user who may do what locks need, and return the OPTIONS to be that user."""
+    # Some tests have a second prefix.
+    rules = *minimal_acl(locks.prefix).split(), "~test-*", "&test-*"
+    locks.redis.execute_command("ACL", "SETUSER", locks.prefix, "on", ">least", *rules)
+    return {"username": locks.prefix, "password": "least", "ssl_ca_certs": server.ca}
 
 
 def forbid_scripting(locks: Locks) -> dict[str, str]:
