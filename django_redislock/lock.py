@@ -312,7 +312,7 @@ class Lock:
         if signals.lock_acquired.receivers or not isinstance(begun.outcome, Answer):
             return None
         granted = flows.granted_by(begun.outcome, request)
-        if granted is None:
+        if granted is None or not begun.is_ours:
             return None
         lease = self._take_over(hold, request, granted)
         hold.backend.watch(lease)

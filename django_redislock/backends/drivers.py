@@ -33,20 +33,31 @@ class Begun:
         outcome: What came of it; None when the flow has been told. From then on the flow
             undoes what is interrupted.
         by: The performer that did it, with its connection; None if that was given back.
+        began_in: The process that did it.
     """
 
-    __slots__ = ("by", "outcome", "step")
+    __slots__ = ("began_in", "by", "outcome", "step")
 
-    def __init__(self, step: Call, outcome: Outcome, by: Performer | None = None) -> None:
+    def __init__(
+        self, began_in: Process, step: Call, outcome: Outcome, by: Performer | None = None
+    ) -> None:
+        self.began_in = began_in
         self.step = step
         self.outcome: Outcome | None = outcome
         self.by = by
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process did it, and not the one that it was forked from meanwhile."""
+        return process.current is self.began_in
 
     def tell(self, flow: Flow[Result], step: Step) -> Step:
         """Tell *flow* what came of the *step* that it asks for; returns the next one."""
         if step != self.step:
             return step  # It was interrupted before it asked for the first one, and undoes that.
         outcome, self.outcome = self.outcome, None
+        if not self.is_ours:
+            outcome = NotOurs(FORKED)
         try:
             return flow.throw(outcome) if isinstance(outcome, Exception) else flow.send(outcome)
         finally:
@@ -57,11 +68,11 @@ def ask(step: Call, by: Performer) -> Begun:
     """Do the first step of a flow."""
     began_in = process.current
     try:
-        return _begun(step, by.call(step), by)
+        return _begun(began_in, step, by.call(step), by)
     except (Unanswered, Refused) as error:
         # Not by a variable of this frame, which the error refers to: that would be a cycle, and
         # keep a connection that came too late.
-        return Begun(step, seen_in(began_in, error), by)
+        return Begun(began_in, step, seen_in(began_in, error), by)
     except BaseException:
         by.close()
         raise
@@ -71,19 +82,19 @@ async def aask(step: Call, by: Performer) -> Begun:
     """See ask()."""
     began_in = process.current
     try:
-        return _begun(step, await by.call(step), by)
+        return _begun(began_in, step, await by.call(step), by)
     except (Unanswered, Refused) as error:
-        return Begun(step, seen_in(began_in, error), by)
+        return Begun(began_in, step, seen_in(began_in, error), by)
     except BaseException:
         by.close()
         raise
 
 
-def _begun(step: Call, answer: Answer, by: Performer) -> Begun:
+def _begun(began_in: Process, step: Call, answer: Answer, by: Performer) -> Begun:
     if answer.value.__class__ is not bytes:
-        return Begun(step, answer, by)
+        return Begun(began_in, step, answer, by)
     by.close()  # Nothing will come on its connection.
-    return Begun(step, answer)
+    return Begun(began_in, step, answer)
 
 
 def seen_in(began_in: Process, trouble: Unanswered | Refused) -> Unanswered | Refused:
@@ -115,7 +126,7 @@ def _perform(
     begun: Begun | None = None,
     interrupt: BaseException | None = None,
 ) -> Result:
-    began_in = process.current
+    began_in = process.current if begun is None else begun.began_in
     try:
         step = next(flow) if interrupt is None else flow.throw(interrupt)
         if begun is not None:
@@ -151,7 +162,7 @@ async def _aperform(
     begun: Begun | None = None,
     interrupt: BaseException | None = None,
 ) -> Result:
-    began_in = process.current
+    began_in = process.current if begun is None else begun.began_in
     try:
         step = next(flow) if interrupt is None else flow.throw(interrupt)
         if begun is not None:

@@ -22,7 +22,7 @@ from tests.support.backends import one_kind
 from tests.support.faults import hands_over, in_fork, runs
 from tests.support.others import add_rival, bells, queued, rival
 from tests.support.processes import hear, say
-from tests.support.stored import NAME, is_left_clean, load_scripts
+from tests.support.stored import NAME, is_left_clean, load_scripts, value_of
 from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import Blocking, in_thread
 
@@ -388,6 +388,43 @@ def wait_and_fork_in_a_signal_handler() -> None:
         outcome = error.problem
     say(["parent" if os.getpid() == parent else "child", outcome])
     os._exit(0)
+
+
+def fork_behind_the_first_try() -> None:
+    """In a child: fork when a try was answered, and nobody has looked at the answer yet."""
+    ask, parent = backend().ask, os.getpid()
+
+    def ask_and_fork(step: Any) -> Any:
+        begun = ask(step)
+        os.fork()
+        return begun
+
+    backend().ask = ask_and_fork  # type: ignore[method-assign]
+    try:
+        outcome: Any = distributed_lock(NAME, wait=HUNG).acquire()
+    except LockUnavailable as error:
+        outcome = error.problem
+    say(["parent" if os.getpid() == parent else "child", outcome])
+    os._exit(0)
+
+
+@pytest.mark.proves("R8")
+@pytest.mark.parametrize("is_free", [True, False], ids=["free", "busy"])
+def test_a_child_does_not_take_what_its_parent_was_answered(
+    is_free: bool, locks: Locks, spawn: Spawn
+) -> None:
+    holder = rival()
+    if not is_free:
+        assert holder.acquire()
+    child = spawn(fork_behind_the_first_try)
+    said = [child.read()]
+    if not is_free:
+        assert queued(locks) == 1
+        holder.release()
+    said.append(child.read())
+    assert dict(said)["parent"] is True
+    assert "forked" in dict(said)["child"]
+    assert value_of(locks), "the child has undone what its parent was granted"
 
 
 def test_a_child_does_not_go_on_with_a_wait_of_its_parent(locks: Locks, spawn: Spawn) -> None:

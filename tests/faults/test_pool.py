@@ -11,7 +11,7 @@ import pytest
 from django_redislock.backends.redis.connection import Wire, packed
 from django_redislock.backends.redis.dialing import Dialer
 from django_redislock.backends.redis.errors import Crowded, Exhausted
-from django_redislock.backends.redis.pool import Pool, SharedBell
+from django_redislock.backends.redis.pool import SharedBell, WirePool
 from tests.support.backends import one_kind
 from tests.support.waiting import wait_until
 from tests.support.ways import in_thread
@@ -28,8 +28,8 @@ SOON = 5.0  # Seconds within which whoever may go on must have gone on.
 
 
 @pytest.fixture
-def pool(server: Server) -> Iterator[Pool]:
-    pool = Pool(Dialer(server.url, {}).dial, LIMIT)
+def pool(server: Server) -> Iterator[WirePool]:
+    pool = WirePool(Dialer(server.url, {}).dial, LIMIT)
     yield pool
     pool.retire()
 
@@ -39,7 +39,7 @@ def works(wire: Wire) -> bool:
     return bytes(wire.ask(packed("PING"), 1.0)) == b"PONG"
 
 
-def test_what_was_returned_last_is_lent_first(pool: Pool) -> None:
+def test_what_was_returned_last_is_lent_first(pool: WirePool) -> None:
     first, second = pool.take(1.0), pool.take(1.0)
     pool.give(first)
     pool.give(second)
@@ -49,7 +49,7 @@ def test_what_was_returned_last_is_lent_first(pool: Pool) -> None:
     pool.give(second)
 
 
-def test_a_pool_that_is_used_up_says_which_option_to_raise(pool: Pool) -> None:
+def test_a_pool_that_is_used_up_says_which_option_to_raise(pool: WirePool) -> None:
     lent = [pool.take(1.0) for _ in range(LIMIT)]
     begin = time.monotonic()
     with pytest.raises(Exhausted, match=r"all of its 5 connections.*\['max_connections'\]"):
@@ -60,7 +60,7 @@ def test_a_pool_that_is_used_up_says_which_option_to_raise(pool: Pool) -> None:
     assert works(pool.take(0.1))
 
 
-def test_waiters_may_not_have_the_last_two(pool: Pool) -> None:
+def test_waiters_may_not_have_the_last_two(pool: WirePool) -> None:
     waiter = pool.take(1.0, to_wait=True)
     with pytest.raises(Crowded):
         pool.take(1.0, to_wait=True)
@@ -68,9 +68,9 @@ def test_waiters_may_not_have_the_last_two(pool: Pool) -> None:
     assert all(works(wire) for wire in [waiter, *others])
 
 
-@pytest.mark.parametrize("end", [Pool.give, Pool.drop])
+@pytest.mark.parametrize("end", [WirePool.give, WirePool.drop])
 def test_a_connection_that_comes_free_wakes_who_waits_for_one(
-    pool: Pool, end: Callable[[Pool, Wire], None]
+    pool: WirePool, end: Callable[[WirePool, Wire], None]
 ) -> None:
     lent = [pool.take(1.0) for _ in range(LIMIT)]
     others = [in_thread(partial(pool.take, 60.0)) for _ in range(LIMIT)]
@@ -80,7 +80,7 @@ def test_a_connection_that_comes_free_wakes_who_waits_for_one(
     assert all(works(other.result(SOON)) for other in others)
 
 
-def test_a_drop_closes_the_idle_ones_too_and_wakes_who_waits(pool: Pool) -> None:
+def test_a_drop_closes_the_idle_ones_too_and_wakes_who_waits(pool: WirePool) -> None:
     broken, idle = pool.take(1.0), pool.take(1.0)
     pool.give(idle)
     pool.drop(broken)
@@ -98,21 +98,21 @@ def test_a_dial_that_fails_gives_its_place_back(server: Server) -> None:
             raise failures.pop()
         return dial(seconds)
 
-    pool = Pool(faulty, LIMIT)
+    pool = WirePool(faulty, LIMIT)
     while failures:
         with pytest.raises(ConnectionRefusedError):
             pool.take(1.0)
     assert all(works(wire) for wire in [pool.take(1.0) for _ in range(LIMIT)])
 
 
-def test_a_connection_that_was_lost_gives_its_place_back(pool: Pool) -> None:
+def test_a_connection_that_was_lost_gives_its_place_back(pool: WirePool) -> None:
     # As a signal handler's exception does between the pool's return and the caller's assignment.
     for _ in range(LIMIT * 2):
         pool.take(1.0)
     assert works(pool.take(0.1))
 
 
-def test_a_retired_pool_keeps_no_connection(pool: Pool, server: Server) -> None:
+def test_a_retired_pool_keeps_no_connection(pool: WirePool, server: Server) -> None:
     lent = pool.take(1.0)
     pool.retire()
     pool.give(lent)
@@ -121,7 +121,7 @@ def test_a_retired_pool_keeps_no_connection(pool: Pool, server: Server) -> None:
 
 
 def test_a_shared_bell_has_closed_its_connection_before_another_is_opened(
-    pool: Pool, server: Server, monkeypatch: pytest.MonkeyPatch
+    pool: WirePool, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SharedBell, "CHECK_EVERY", 0.1)
     close, seen = Wire.close, []

@@ -258,6 +258,8 @@ def sweep(
         prepare()
         use()
     for step in range(2000):
+        if step % 10 == 0:
+            gc.collect()  # What an interrupt has made us lose gives its place among a few back.
         prepare()
         with InterruptAt(step) as interruption:
             copy_context().run(use)

@@ -184,7 +184,7 @@ class QuorumPlace(Place):
                 "LOCATION": [server.url for server in servers],
                 "KEY_PREFIX": prefix,
                 # A busy machine is no dead server.
-                "OPTIONS": {"socket_timeout": 2.0},
+                "OPTIONS": {"socket_timeout": 5.0},
                 **DEFAULTS,
             }
         }

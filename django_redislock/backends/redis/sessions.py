@@ -40,7 +40,7 @@ def ask(step: Call, caller: Caller, pool: WirePool) -> Begun:
         reply = wire.ask(caller.packed(step, channel), step.within)
     except TROUBLE as error:
         pool.drop(wire)
-        return Begun(step, drivers.seen_in(began_in, trouble(error, sent)))
+        return Begun(began_in, step, drivers.seen_in(began_in, trouble(error, sent)))
     except BaseException:
         pool.drop(wire)
         raise
@@ -48,9 +48,9 @@ def ask(step: Call, caller: Caller, pool: WirePool) -> Begun:
         return drivers.ask(step, Session(caller, pool, wire))
     answer = Answer(reply, sent, clock.now())
     if reply.__class__ is not bytes:
-        return Begun(step, answer, Session(caller, pool, wire))
+        return Begun(began_in, step, answer, Session(caller, pool, wire))
     pool.give(wire)
-    return Begun(step, answer)
+    return Begun(began_in, step, answer)
 
 
 async def aask(step: Call, caller: Caller, loops: Loops, pool: WirePool) -> Begun:
@@ -66,16 +66,16 @@ async def aask(step: Call, caller: Caller, loops: Loops, pool: WirePool) -> Begu
     try:
         reply = await wire.send(caller.packed(step, channel), step.within)
     except TROUBLE as error:
-        return Begun(step, drivers.seen_in(began_in, trouble(error, sent)))
+        return Begun(began_in, step, drivers.seen_in(began_in, trouble(error, sent)))
     finally:
         if step.listening and (reply is None or reply.__class__ is bytes):
             wire.forget_bell(step.listening)
     if reply.__class__ is bytes:
-        return Begun(step, Answer(reply, sent, clock.now()))
+        return Begun(began_in, step, Answer(reply, sent, clock.now()))
     session = AsyncSession(caller, loops, pool, wire, step.listening)
     if reply.__class__ is ReplyError:
         return await drivers.aask(step, session)
-    return Begun(step, Answer(reply, sent, clock.now()), session)
+    return Begun(began_in, step, Answer(reply, sent, clock.now()), session)
 
 
 class Session(drivers.Blocking):
