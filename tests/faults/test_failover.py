@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_redislock import distributed_lock, held
+from django_redislock import LockUnavailable, distributed_lock, held
 from tests.conftest import Locks
 from tests.support.backends import forbid_scripting
 from tests.support.faults import lease_of, loses, takes
@@ -180,3 +180,31 @@ def test_an_operator_sees_and_frees_the_locks_of_the_new_master(pair: Pair) -> N
         assert [lock.id for lock in held.list()] == [lease.id]
         assert held.force_release(NAME, lease.id)
         assert is_left_clean(pair.locks)
+
+
+@pytest.mark.proves("P1", "R11")
+@pytest.mark.parametrize("acknowledged", [0, 1])
+def test_r11_behind_one_address_a_grant_that_the_replica_never_had_counts_only_unacknowledged(
+    acknowledged: int, pair: Pair, make_proxy: MakeProxy
+) -> None:
+    link = make_proxy(pair.master)
+    replica = pair.replica.client()
+    replica.replicaof(link.host, link.port)
+    wait_until(lambda: replica.info("replication")["master_link_status"] == "up")
+    pair.locks.redis.set("written", 1, ex=60)
+    wait_until(lambda: pair.locks.redis.wait(1, 100) == 1)
+    link.blackhole()  # The replica hears nothing more, and does not know it.
+    pair.locks.configure(TTL=60, REPLICAS_ACK=acknowledged, OPTIONS={"socket_timeout": 1})
+    first, second = distributed_lock(NAME), distributed_lock(NAME, wait=HUNG)
+    if acknowledged:
+        with pytest.raises(LockUnavailable, match="REPLICAS_ACK"):
+            Blocking().acquire(first)
+    else:
+        assert Blocking().acquire(first)
+    pair.master.kill()
+    replica.replicaof("NO", "ONE")
+    pair.proxy.server = pair.replica
+    pair.locks.configure(REPLICAS_ACK=0, UNAVAILABLE_AFTER=HUNG)  # It has no replica of its own.
+    assert Blocking().begin(second).result(HUNG)
+    holders = [lease for lock in (first, second) if (lease := lease_of(lock)) and lease.held]
+    assert len(holders) == (1 if acknowledged else 2)
