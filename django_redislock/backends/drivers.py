@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from abc import ABC, abstractmethod
 from inspect import GEN_SUSPENDED, getgeneratorstate
 from typing import TYPE_CHECKING, TypeVar
 
-from django_redislock import process
+from django_redislock import clock, process
 from django_redislock.rules.steps import Call, NotOurs, Refused, Unanswered
 
 if TYPE_CHECKING:
     from django_redislock.process import Process
-    from django_redislock.rules.steps import Answer, Flow, Notify, Outcome, Performer, Step
+    from django_redislock.rules.steps import Answer, Flow, Notify, Outcome, Pause, Performer, Step
 
 logger = logging.getLogger("django_redislock")
 
@@ -198,6 +199,12 @@ class Blocking(ABC):
     def close(self) -> None:
         """Give back what the flow has used; it may go on and use more."""
 
+    def pause(self, step: Pause) -> float:
+        """Sleep."""
+        self.close()  # Others may need the connection meanwhile.
+        time.sleep(step.seconds)
+        return clock.now()
+
     def notify(self, step: Notify) -> None:
         """Send a signal."""
         self.close()  # A receiver may want a connection, or take its time.
@@ -234,6 +241,11 @@ class Awaiting(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give back what the flow has used; it may go on and use more."""
+
+    async def pause(self, step: Pause) -> float:
+        """Sleep."""
+        await asyncio.sleep(step.seconds)
+        return clock.now()
 
     async def notify(self, step: Notify) -> None:
         """Send a signal."""

@@ -7,8 +7,6 @@ which tries again with the same token.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,7 +21,7 @@ from django_redislock.rules.steps import Answer, Refused, Unanswered
 if TYPE_CHECKING:
     from django_redislock.backends.cluster.node import Node
     from django_redislock.backends.cluster.slots import Slots
-    from django_redislock.rules.steps import Bell, Call, Listen, Outcome, Pause, Performer, Tell
+    from django_redislock.rules.steps import Bell, Call, Listen, Outcome, Performer, Tell
 
 MOST_REDIRECTIONS = 4  # In one step; nodes that do not agree send one to and fro.
 
@@ -69,11 +67,6 @@ class ClusterSession(drivers.Blocking):
         assert self._session is not None
         bell: Bell = self._session.listen(step)
         return bell
-
-    def pause(self, step: Pause) -> float:
-        self.close()  # Others may need the connection meanwhile.
-        time.sleep(step.seconds)
-        return clock.now()
 
     def close(self) -> None:
         if self._session is not None:
@@ -130,10 +123,6 @@ class AsyncClusterSession(drivers.Awaiting):
         assert self._session is not None
         bell: Bell = await self._session.listen(step)
         return bell
-
-    async def pause(self, step: Pause) -> float:
-        await asyncio.sleep(step.seconds)
-        return clock.now()
 
     def close(self) -> None:
         if self._session is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django_redislock import clock
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from django_redislock.backends.quorum.voting import Replies, Round, Voting
     from django_redislock.backends.redis.connection import AsyncWire
     from django_redislock.backends.redis.pool import Pool
-    from django_redislock.rules.steps import Call, Pause, Trouble
+    from django_redislock.rules.steps import Call, Trouble
 
 Result = TypeVar("Result")
 
@@ -74,11 +73,6 @@ class Session(_NobodyQueues, drivers.Blocking):
             raise
         return Answer(value, sent, clock.now())
 
-    def pause(self, step: Pause) -> float:
-        self.close()  # Others may need the connections meanwhile.
-        time.sleep(step.seconds)
-        return clock.now()
-
     def close(self) -> None:
         if self._ensemble is not None:
             self._pool.give(self._ensemble)
@@ -105,10 +99,6 @@ class AsyncSession(_NobodyQueues, drivers.Awaiting):
             return Answer(end.value, sent, clock.now())
         except NoMajority as error:
             raise error.as_trouble(sent) from error.__cause__
-
-    async def pause(self, step: Pause) -> float:
-        await asyncio.sleep(step.seconds)
-        return clock.now()
 
     def close(self) -> None:
         """There is nothing to give back: an event loop's connections are shared by its tasks."""

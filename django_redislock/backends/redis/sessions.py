@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from django_redislock.backends.redis.connection import AsyncWire, Wire
     from django_redislock.backends.redis.loops import Loops
     from django_redislock.backends.redis.pool import SharedBell, WirePool
-    from django_redislock.rules.steps import Call, Listen, Pause, Tell
+    from django_redislock.rules.steps import Call, Listen, Tell
 
 Result = TypeVar("Result")
 
@@ -153,11 +152,6 @@ class Session(drivers.Blocking):
             self._drop()
             raise
 
-    def pause(self, step: Pause) -> float:
-        self.close()  # Others may need the connection meanwhile.
-        time.sleep(step.seconds)
-        return clock.now()
-
     def close(self) -> None:
         if self._wire is not None:
             self._pool.give(self._wire)
@@ -255,10 +249,6 @@ class AsyncSession(drivers.Awaiting):
             return _bell(await self._wire.bell(step.id, step.seconds))
         except TROUBLE as error:
             raise trouble(error, begun) from error
-
-    async def pause(self, step: Pause) -> float:
-        await asyncio.sleep(step.seconds)
-        return clock.now()
 
     def close(self) -> None:
         if self._wire is not None and self._id:
