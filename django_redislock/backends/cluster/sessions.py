@@ -7,6 +7,7 @@ which tries again with the same token.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 MOST_REDIRECTIONS = 4  # In one step; nodes that do not agree send one to and fro.
 
 
-class ClusterSession(drivers.Blocking):
+class _OfNode(ABC):
     """One flow's use of the cluster, by a session of the node that it asks."""
 
     __slots__ = ("_node", "_session", "_slots")
@@ -37,6 +38,27 @@ class ClusterSession(drivers.Blocking):
         self._slots = slots
         self._node = node
         self._session = session
+
+    def close(self) -> None:
+        """Give back what the flow has used of that node."""
+        if self._session is not None:
+            self._session.close()
+
+    def _to(self, node: Node) -> Performer:
+        if self._session is None or node is not self._node:
+            self.close()
+            self._node, self._session = node, self._begun(node)
+        return self._session
+
+    @abstractmethod
+    def _begun(self, node: Node) -> Performer:
+        """A new session of a node."""
+
+
+class ClusterSession(_OfNode, drivers.Blocking):
+    """That use, blocking its thread."""
+
+    __slots__ = ()
 
     def call(self, step: Call) -> Answer:
         begun = clock.now()
@@ -68,28 +90,14 @@ class ClusterSession(drivers.Blocking):
         bell: Bell = self._session.listen(step)
         return bell
 
-    def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-
-    def _to(self, node: Node) -> Performer:
-        if self._session is None or node is not self._node:
-            self.close()
-            self._node, self._session = node, node.session()
-        return self._session
+    def _begun(self, node: Node) -> Performer:
+        return node.session()
 
 
-class AsyncClusterSession(drivers.Awaiting):
-    """The same without blocking the event loop."""
+class AsyncClusterSession(_OfNode, drivers.Awaiting):
+    """That use, without blocking the event loop."""
 
-    __slots__ = ("_node", "_session", "_slots")
-
-    def __init__(
-        self, slots: Slots, node: Node | None = None, session: Performer | None = None
-    ) -> None:
-        self._slots = slots
-        self._node = node
-        self._session = session
+    __slots__ = ()
 
     async def call(self, step: Call) -> Answer:
         if step.shielded:
@@ -124,15 +132,8 @@ class AsyncClusterSession(drivers.Awaiting):
         bell: Bell = await self._session.listen(step)
         return bell
 
-    def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-
-    def _to(self, node: Node) -> Performer:
-        if self._session is None or node is not self._node:
-            self.close()
-            self._node, self._session = node, node.async_session()
-        return self._session
+    def _begun(self, node: Node) -> Performer:
+        return node.async_session()
 
 
 def _answered(slots: Slots, node: Node, step: Call, outcome: Outcome) -> Answer:
