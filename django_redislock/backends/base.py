@@ -62,6 +62,7 @@ class Backend(ABC):
     clock: Callable[[], float] = staticmethod(clock.now)
     in_buckets = False  # Whether names are spread over buckets, see rules/keys.py.
     in_parts = False  # Whether there are several servers, and Seen says where a lock is kept.
+    watchdog: Watchdog  # Of all leases, where there is one.
 
     def __init__(self, conf: Conf) -> None:
         self.conf = conf
@@ -86,13 +87,13 @@ class Backend(ABC):
         """In a forked child: nothing of the parent's connections, threads and leases is ours."""
         self._start()
 
-    @abstractmethod
     def retire(self) -> None:
         """No new locks will come. Those that are held go on being renewed and released here."""
+        self.watchdog.retire()
 
-    @abstractmethod
     def watchdog_of(self, name: str) -> Watchdog:
-        """Who looks after the leases of *name* at this time."""
+        """Who looks after the leases of *name* at this time: one for all, unless overridden."""
+        return self.watchdog
 
     def terms(self, options: Options) -> Terms:
         """What options come to with the settings of this alias."""

@@ -76,12 +76,6 @@ class InMemoryBackend(Backend):
         self._inherited.append(self._interpreter)
         super().after_fork()
 
-    def retire(self) -> None:
-        self.watchdog.retire()
-
-    def watchdog_of(self, name: str) -> Watchdog:
-        return self.watchdog
-
     def session(self) -> _Session:
         return _Session(self)
 

@@ -80,11 +80,8 @@ class QuorumBackend(Backend):
         super().after_fork()
 
     def retire(self) -> None:
-        self.watchdog.retire()
+        super().retire()
         self._pool.retire()
-
-    def watchdog_of(self, name: str) -> Watchdog:
-        return self.watchdog
 
     def close_watchdog(self) -> None:
         """See watchdog.Renewer."""

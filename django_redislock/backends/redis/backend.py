@@ -78,11 +78,8 @@ class RedisBackend(Backend):
         super().after_fork()
 
     def retire(self) -> None:
-        self.watchdog.retire()
+        super().retire()
         self._server.retire()
-
-    def watchdog_of(self, name: str) -> Watchdog:
-        return self.watchdog
 
     def operation_timeout(self, ttl: float) -> float:
         return self._timeout or super().operation_timeout(ttl)
