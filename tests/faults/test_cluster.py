@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from itertools import count, islice, pairwise
@@ -23,8 +24,8 @@ from tests.support.backends import one_kind
 from tests.support.clusters import HURRIED
 from tests.support.faults import in_fork, lease_of, takes
 from tests.support.others import queued
-from tests.support.processes import say
-from tests.support.stored import is_held_by, is_left_clean, keys_of
+from tests.support.processes import hear, say
+from tests.support.stored import is_held_by, is_left_clean, keys_of, value_of
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import Blocking, Caller, InLoop, in_thread
 
@@ -547,6 +548,46 @@ def lock_in_fork() -> None:
         in_child = in_fork(locking)
         wait_until(lambda: lease.renewals)
         say([in_child, lease.held])
+
+
+@pytest.mark.proves("R8")
+def test_a_child_does_not_ask_another_node_for_what_its_parent_asked(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str, spawn: Spawn
+) -> None:
+    cluster = make_cluster()
+    locks = cluster.locks(settings, key_prefix, **PATIENT)
+    name = "lottery"
+    child = spawn(fork_behind_a_redirection, name)
+    assert child.read() == "knows the nodes"
+    cluster.move(name, another(cluster, cluster.keeper(name)))
+    child.send("moved")
+    said = dict([child.read(), child.read()])
+    assert said["parent"] is True
+    assert "forked" in str(said["child"])
+    assert value_of(locks, name), "the child has undone what its parent was granted"
+
+
+def fork_behind_a_redirection(name: str) -> None:
+    """In a child: fork when a node has named another one, and nobody has asked that yet."""
+    with distributed_lock(name):
+        pass
+    say("knows the nodes")
+    hear()
+    node, parent = backend().slots.last_keeper(name), os.getpid()
+    ask = node.ask
+
+    def ask_and_fork(step: Call) -> Any:
+        begun = ask(step)
+        os.fork()
+        return begun
+
+    node.ask = ask_and_fork  # type: ignore[method-assign]
+    try:
+        outcome: Any = distributed_lock(name, ttl=60).acquire()
+    except LockUnavailable as error:
+        outcome = error.problem
+    say(["parent" if os.getpid() == parent else "child", outcome])
+    os._exit(0)
 
 
 # --- what is no cluster --------------------------------------------------------------------------

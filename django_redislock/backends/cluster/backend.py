@@ -163,10 +163,12 @@ class ClusterBackend(Backend):
         return begun
 
     def _is_redirected(self, node: Node, begun: Begun) -> bool:
-        """Whether nothing was done, since another node keeps the lock."""
+        """Whether nothing was done, since another node keeps the lock, and this process asks it."""
         outcome = begun.outcome
         if outcome is None or isinstance(outcome, Answer):
             return False
+        if not begun.is_ours:
+            return False  # In a forked child: to ask the other node is the parent's business.
         redirected = self.slots.judge(node, begun.step, outcome) is not None
         if redirected and begun.by is not None:
             begun.by.close()
