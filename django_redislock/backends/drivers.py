@@ -73,7 +73,7 @@ def ask(step: Call, by: Performer) -> Begun:
     except (Unanswered, Refused) as error:
         # Not by a variable of this frame, which the error refers to: that would be a cycle, and
         # keep a connection that came too late.
-        return Begun(began_in, step, seen_in(began_in, error), by)
+        return Begun(began_in, step, error, by)
     except BaseException:
         by.close()
         raise
@@ -85,7 +85,7 @@ async def aask(step: Call, by: Performer) -> Begun:
     try:
         return _begun(began_in, step, await by.call(step), by)
     except (Unanswered, Refused) as error:
-        return Begun(began_in, step, seen_in(began_in, error), by)
+        return Begun(began_in, step, error, by)
     except BaseException:
         by.close()
         raise
