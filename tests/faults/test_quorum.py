@@ -15,6 +15,8 @@ from django_redislock import (
     distributed_lock,
     held,
 )
+from django_redislock.backends.quorum.backend import QuorumBackend
+from django_redislock.backends.registry import backends
 from django_redislock.rules import scripts
 from tests.effects.models import Entry, written
 from tests.support.faults import in_fork, lease_of
@@ -380,3 +382,22 @@ def test_threads_share_no_connection(quorum: Quorum) -> None:
 
     results = [in_thread(work(number)) for number in range(8)]
     assert [one.result(HUNG) for one in results] == list(range(8))
+
+
+def test_a_process_opens_no_more_connections_than_it_may_and_says_how_many(quorum: Quorum) -> None:
+    limit = 5
+    options = {**quorum.setting()["OPTIONS"], "max_connections": limit, "client_name": "ours"}
+    quorum.configure(OPTIONS=options)
+    backend = backends["default"]
+    assert isinstance(backend, QuorumBackend)
+    pool, lent = backend._pool, []
+    with distributed_lock(NAME, ttl=4) as lease:
+        wait_until(lambda: lease.renewals)  # By the watchdog's connections.
+        for _ in range(limit - 1):
+            lent.append(pool.take(HUNG))
+            backend._call_many([backend.look(NAME)], lent[-1])
+        with pytest.raises(LockUnavailable, match=f"uses all of its {limit} connections"):
+            distributed_lock("another", wait=0).acquire()
+        assert [len(quorum.clients(server, "ours")) for server in range(3)] == [limit] * 3
+        for ensemble in lent:
+            pool.give(ensemble)

@@ -66,6 +66,11 @@ class Quorum:
         running = [number for number, server in enumerate(self.servers) if server.running]
         return [number for number in running if lease.id.encode() in self.value(number, lease.name)]
 
+    def clients(self, server: int, name: str) -> set[str]:
+        """The connections of that client_name, as a server tells them apart."""
+        every = self._clients[server].client_list()
+        return {one["id"] for one in every if one["name"] == name}
+
     def mark(self, server: int) -> int:
         """The greatest fence that a server knows of."""
         score: Any = self._clients[server].zscore(fence_key(self._prefix), "last")

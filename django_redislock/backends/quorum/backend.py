@@ -67,7 +67,8 @@ class QuorumBackend(Backend):
         super()._start()
         self._caller = Caller(self.alias, self.prefix, self.process)
         self._fences = Fences(self.prefix)
-        self._pool = Pool(lambda seconds: Ensemble(self.members), self._most_connections)
+        limit = self._most_connections - Pool.BESIDE
+        self._pool = Pool(lambda seconds: Ensemble(self.members), limit)
         self._watchdog_ensemble: Ensemble | None = None
         self.watchdog = Watchdog(self, self)
 

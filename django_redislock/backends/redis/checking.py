@@ -14,14 +14,14 @@ from django_redislock.backends.redis.location import (
     check_url,
     has_option,
 )
-from django_redislock.backends.redis.pool import Pool
+from django_redislock.backends.redis.pool import WirePool
 from django_redislock.rules.arguments import LONGEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 DEFAULT_MAX_CONNECTIONS = 128
-LEAST_MAX_CONNECTIONS = Pool.BESIDE + Pool.KEPT_BACK
+LEAST_MAX_CONNECTIONS = WirePool.BESIDE + WirePool.KEPT_BACK
 
 
 def checked_dialer(

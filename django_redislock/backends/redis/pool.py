@@ -42,8 +42,7 @@ class Pool(Generic[Lent]):
     """
 
     KEPT_BACK = 2
-    # Connections of a process that are not lent: its watchdog's, and the one of a SharedBell.
-    BESIDE = 2
+    BESIDE = 1  # Connections of a process that are not lent: its watchdog's.
 
     def __init__(self, dial: Callable[[float], Lent], limit: int) -> None:
         self._dial = dial
@@ -190,6 +189,8 @@ class Pool(Generic[Lent]):
 
 class WirePool(Pool["Wire"]):
     """The pool of one server's connections, on which waiters are rung."""
+
+    BESIDE = 2  # That of a SharedBell, too.
 
     def __init__(self, dial: Callable[[float], Wire], limit: int) -> None:
         self._bells: dict[str, SharedBell] = {}  # By the prefix of the locks they are for.
