@@ -20,6 +20,7 @@ from django_redislock.backends.registry import backends
 from django_redislock.rules import scripts
 from tests.effects.models import Entry, written
 from tests.support.faults import in_fork, lease_of
+from tests.support.servers import free_port
 from tests.support.stored import NAME
 from tests.support.test_servers import can_shift_clocks
 from tests.support.waiting import HUNG, wait_until
@@ -264,6 +265,26 @@ def test_a_lease_that_no_majority_knows_any_more_is_lost(
         wait_until(lambda: lease.lost_reason)
         assert not lease.held
     assert raised.value.reason == {"data": "expired", "servers": "unreachable"}[lost]
+
+
+@pytest.mark.proves("R13")
+def test_servers_that_are_no_masters_any_more_are_dialed_anew(
+    quorum: Quorum, caller: Caller
+) -> None:
+    quorum.configure(OPTIONS={**quorum.setting()["OPTIONS"], "client_name": "ours"})
+    with caller.block(distributed_lock(NAME)):
+        pass
+    former = [quorum.clients(server, "ours") for server in range(3)]
+    for server in (0, 2):
+        quorum.servers[server].client().replicaof("127.0.0.1", free_port())
+    with pytest.raises(LockUnavailable, match="READONLY"):
+        caller.acquire(distributed_lock(NAME, wait=0))
+    for server in (0, 2):
+        wait_until(lambda server=server: former[server].isdisjoint(quorum.clients(server, "ours")))
+        quorum.servers[server].client().replicaof("NO", "ONE")
+    assert quorum.clients(1, "ours") == former[1]
+    with caller.block(distributed_lock(NAME)) as lease:
+        wait_until(lambda: quorum.known_by(lease) == [0, 1, 2])
 
 
 # --- answers that are lost -----------------------------------------------------------------------

@@ -11,7 +11,7 @@ from django_redislock import clock
 from django_redislock.backends.quorum.lines import Line
 from django_redislock.backends.quorum.members import is_worth_waiting
 from django_redislock.backends.redis.calling import trouble
-from django_redislock.backends.redis.errors import TROUBLE, ReplyError, is_wrong_server
+from django_redislock.backends.redis.errors import TROUBLE, is_wrong_server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,10 +111,8 @@ class Ensemble:
         if server in awaited and line.is_answered:
             awaited.remove(server)
             said[server] = line.replies
-            for reply in line.replies:
-                if reply.__class__ is ReplyError and is_wrong_server(reply):
-                    self._close(server)  # Only a new connection may lead to the right one.
-                    break
+            if any(map(is_wrong_server, line.replies)):
+                self._close(server)  # Only a new connection may lead to the right one.
 
     def _line(self, server: int) -> Line:
         line = self._seats[server].line

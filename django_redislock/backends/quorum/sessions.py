@@ -12,7 +12,7 @@ from django_redislock.backends.quorum.lines import AsyncLine
 from django_redislock.backends.quorum.members import is_worth_waiting
 from django_redislock.backends.quorum.voting import NoMajority
 from django_redislock.backends.redis.calling import trouble
-from django_redislock.backends.redis.errors import TROUBLE, Exhausted, ReplyError, is_wrong_server
+from django_redislock.backends.redis.errors import TROUBLE, Exhausted, is_wrong_server
 from django_redislock.rules.steps import Answer
 
 if TYPE_CHECKING:
@@ -148,9 +148,8 @@ class AsyncSession(_NobodyQueues, drivers.Awaiting):
             found = [reply.result() for reply in replies]
         except TROUBLE as error:
             return trouble(error, begun)
-        for reply in found:
-            if reply.__class__ is ReplyError and is_wrong_server(reply):
-                wire.close()
+        if any(map(is_wrong_server, found)):
+            wire.close()
         return found
 
     async def _connected(self, until: float) -> dict[int, AsyncWire]:

@@ -64,10 +64,10 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, OSError | EOFError | TimeoutError) and not _is_tls_refusal(error)
 
 
-def is_wrong_server(error: BaseException) -> bool:
-    """Whether only a new connection may lead to a server that can do it."""
-    return isinstance(error, ReplyError) and (
-        error.code in _WRONG_SERVER or _WRONG_SERVER_TEXT in str(error)
+def is_wrong_server(said: object) -> bool:
+    """Whether it is an error after which only a new connection may lead to a server that can."""
+    return isinstance(said, ReplyError) and (
+        said.code in _WRONG_SERVER or _WRONG_SERVER_TEXT in str(said)
     )
 
 
