@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from django_redislock import clock
 from django_redislock.backends.quorum.lines import Line
-from django_redislock.backends.quorum.members import is_worth_waiting
+from django_redislock.backends.quorum.members import is_worth_waiting, note_late
 from django_redislock.backends.redis.calling import trouble
 from django_redislock.backends.redis.errors import TROUBLE, is_wrong_server
 
@@ -131,7 +131,10 @@ class Ensemble:
         while dials and waits:
             left = until - clock.now()
             awaited = [self._seats[server].member for server in dials.values()]
-            waits = is_worth_waiting(awaited, left, len(self._by_number), len(self._seats))
+            if left <= 0:
+                note_late(awaited)
+            connected, of = len(self._by_number), len(self._seats)
+            waits = left > 0 and is_worth_waiting(awaited, connected, of)
             done, _ = futures.wait(dials, left if waits else 0.0, futures.FIRST_COMPLETED)
             for dial in done:
                 self._adopt(dials.pop(dial), dial)

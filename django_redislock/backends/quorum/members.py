@@ -106,21 +106,22 @@ class Member:
         return unasked
 
 
-def is_worth_waiting(awaited: Sequence[Member], left: float, connected: int, of: int) -> bool:
+def is_worth_waiting(awaited: Sequence[Member], connected: int, of: int) -> bool:
     """Whether connections that are on their way are waited for: as long as one is that of a server
     which has not failed before, or there is no majority without them.
 
     Args:
         awaited: The servers of those connections.
-        left: Seconds of the time for it.
         connected: How many servers there is a connection to.
         of: How many servers there are.
     """
-    if left <= 0:
-        for member in awaited:
-            member.failed(TimeoutError("Timeout connecting to server"))
-        return False
     return connected < majority_of(of) or any(member.is_trusted for member in awaited)
+
+
+def note_late(awaited: Sequence[Member]) -> None:
+    """Note that the time for connections to these servers is over."""
+    for member in awaited:
+        member.failed(TimeoutError("Timeout connecting to server"))
 
 
 def majority_of(servers: int) -> int:

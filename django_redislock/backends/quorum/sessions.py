@@ -9,7 +9,7 @@ from django_redislock import clock
 from django_redislock.backends import drivers
 from django_redislock.backends.quorum.ensemble import CONNECT
 from django_redislock.backends.quorum.lines import AsyncLine
-from django_redislock.backends.quorum.members import is_worth_waiting
+from django_redislock.backends.quorum.members import is_worth_waiting, note_late
 from django_redislock.backends.quorum.voting import NoMajority
 from django_redislock.backends.redis.calling import trouble
 from django_redislock.backends.redis.errors import TROUBLE, Exhausted, is_wrong_server
@@ -164,7 +164,9 @@ class AsyncSession(_NobodyQueues, drivers.Awaiting):
         while dials and waits:
             left = until - clock.now()
             awaited = [self._members[server] for server in dials.values()]
-            waits = is_worth_waiting(awaited, left, len(wires), len(self._members))
+            if left <= 0:
+                note_late(awaited)
+            waits = left > 0 and is_worth_waiting(awaited, len(wires), len(self._members))
             done, _ = await asyncio.wait(
                 dials, timeout=left if waits else 0, return_when=asyncio.FIRST_COMPLETED
             )
