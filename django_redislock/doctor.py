@@ -99,9 +99,10 @@ def examine(using: str) -> Iterator[Finding]:
         yield from _examine([_Server(backend, backend)])
         return
     if isinstance(backend, QuorumBackend):
-        servers = [_Server(backend, one, name) for name, one in backend.servers().items()]
-        yield from _quorum(servers)
-        yield from _examine(servers)
+        with backend.servers() as by_name:
+            servers = [_Server(backend, one, name) for name, one in by_name.items()]
+            yield from _quorum(servers)
+            yield from _examine(servers)
         return
     problem = backend.slots.settle(backend.within)
     if problem is not None:

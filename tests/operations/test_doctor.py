@@ -498,6 +498,32 @@ def test_a_quorum_is_fit_while_a_majority_answers(make_quorum: MakeQuorum) -> No
     assert found["quorum"].says == "2 of 3 servers do not answer, so no lock can be taken"
 
 
+@pytest.mark.parametrize("ends_early", [False, True])
+def test_no_connection_to_a_server_of_a_quorum_stays(
+    ends_early: bool, make_quorum: MakeQuorum, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quorum = make_quorum()
+    quorum.configure(OPTIONS={**quorum.setting()["OPTIONS"], "client_name": "ours"})
+    with distributed_lock("lottery"):
+        pass
+    before = [quorum.clients(server, "ours") for server in range(3)]
+    make, made = doctor._Server, []
+
+    def make_and_keep(*args: Any) -> doctor._Server:
+        made.append(make(*args))  # Or their connections would go when they are collected.
+        return made[-1]
+
+    monkeypatch.setattr(doctor, "_Server", make_and_keep)
+    examination = doctor.examine("default")
+    next(examination)
+    assert [len(quorum.clients(server, "ours")) for server in range(3)] == [2, 2, 2]
+    if ends_early:
+        examination.close()
+    else:
+        assert list(examination)
+    wait_until(lambda: [quorum.clients(server, "ours") for server in range(3)] == before)
+
+
 def test_one_server_by_two_names_is_no_quorum(make_quorum: MakeQuorum, settings: Any) -> None:
     quorum = make_quorum()
     url = quorum.servers[0].url

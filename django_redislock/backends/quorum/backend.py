@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -25,7 +26,7 @@ from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules.steps import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from django_redislock.conf import Conf
     from django_redislock.rules.steps import Call, Outcome
@@ -128,10 +129,16 @@ class QuorumBackend(Backend):
     def _voting(self) -> Voting:
         return Voting(self._caller, self.members, self._fences)
 
-    def servers(self) -> dict[str, Server]:
-        """Each of the servers by itself, by its name, with connections of its own."""
+    @contextmanager
+    def servers(self) -> Iterator[dict[str, Server]]:
+        """Each of the servers by itself, by its name, with connections of its own for the block."""
         limit = self._most_connections
-        return {member.name: Server(self, member.dialer, limit) for member in self.members}
+        servers = {member.name: Server(self, member.dialer, limit) for member in self.members}
+        try:
+            yield servers
+        finally:
+            for server in servers.values():
+                server.retire()
 
     def _names(self, which: str, limit: int, offset: int, *, latest_first: bool) -> Names:
         # From the first on: each server has another order, so that pages of them do not fit.
