@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock.humanize import address
+from django_redislock.humanize import address_of
 from django_redislock.rules.arguments import SHORTEST_TTL, flag, seconds, text
 from django_redislock.rules.options import DEFAULT_ALIAS, RELEASES_BEFORE_COMMIT
 
@@ -51,17 +51,13 @@ class Conf:
 
 
 def _address(url: str) -> str:
-    """The host and port in *url*, or the path of a socket."""
+    """Where *url* leads; "" if it is malformed, or that might show a part of its password."""
     try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port or 6379
+        address, parts = address_of(url), urlsplit(url)
     except ValueError:
         return ""
-    if "@" in parts.path + parts.query + parts.fragment:
-        return ""  # An odd sign in a password has ended the host too early: it may be in anything.
-    if parts.scheme == "unix":
-        return parts.path
-    return address(host, port) if host else ""
+    # An odd sign in a password may have ended the host too early: then it may be in anything.
+    return "" if "@" in parts.path + parts.query + parts.fragment else address
 
 
 def parse(alias: str, raw: object) -> Conf:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LONGEST = 100 * 365 * 86400  # Nobody means more than a hundred years.
@@ -61,3 +62,16 @@ def parse_duration(text: str) -> float:
 def address(host: str, port: int) -> str:
     """Where a server is, as it stands in a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def address_of(url: str) -> str:
+    """Where a URL leads: host and port, in small letters, or the path of a socket; "" if nowhere.
+
+    Raises:
+        ValueError: It is malformed.
+    """
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or 6379
+    if parts.scheme == "unix":
+        return parts.path
+    return address(host, port) if host else ""

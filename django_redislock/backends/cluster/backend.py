@@ -86,8 +86,7 @@ class ClusterBackend(Backend):
             ImproperlyConfigured: Names the setting and says what to do.
         """
         checked_dialer(url, self._options, of_url, self._of_options)
-        parts = urlsplit(url)
-        if parts.scheme == "unix":
+        if urlsplit(url).scheme == "unix":
             raise ImproperlyConfigured(
                 f"{of_url} is a socket, but nodes of a cluster are reached by redis://host:6379."
             )
@@ -95,7 +94,7 @@ class ClusterBackend(Backend):
             raise ImproperlyConfigured(
                 f"{of_url} names a database, but a cluster has one only; leave it out."
             )
-        place = humanize.address(parts.hostname or "", parts.port or 6379)
+        place = humanize.address_of(url)
         if _moved(url, place) != _moved(self._url, place):
             raise ImproperlyConfigured(
                 f"{of_url} differs from the first one in more than host and port. The rest is for"

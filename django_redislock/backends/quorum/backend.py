@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -171,18 +170,10 @@ def _members(location: str | tuple[str, ...], options: dict[str, Any], where: st
         dialer = checked_dialer(
             url, options, of_url, f"{where}['OPTIONS']", wires=(Line, AsyncLine)
         )
-        name = _name(url)
+        name = humanize.address_of(url)
         if name in members:
             raise ImproperlyConfigured(
                 f"{of_url} names {name} twice, also with another database: a server has one vote."
             )
         members[name] = Member(name, dialer)
     return list(members.values())
-
-
-def _name(url: str) -> str:
-    """What a server is called: its host and port, or its socket."""
-    parts = urlsplit(url)
-    if parts.scheme == "unix":
-        return parts.path
-    return humanize.address(parts.hostname or "", parts.port or 6379)  # In small letters.

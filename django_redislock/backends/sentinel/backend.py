@@ -12,7 +12,7 @@ from django_redislock.backends.redis.backend import RedisBackend
 from django_redislock.backends.redis.checking import checked_dialer
 from django_redislock.backends.sentinel.dialing import MasterDialer, check_master
 from django_redislock.backends.sentinel.sentinels import Sentinels, check_sentinel
-from django_redislock.humanize import address
+from django_redislock.humanize import address_of
 
 if TYPE_CHECKING:
     from django_redislock.backends.redis.dialing import Dialer
@@ -116,4 +116,4 @@ def _address(url: str, of_url: str) -> str:
             f"{of_url} names a database, which a sentinel does not have; that of the locks is"
             " OPTIONS['db']."
         )
-    return address(parts.hostname or "", parts.port)
+    return address_of(url)
