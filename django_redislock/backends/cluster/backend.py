@@ -20,7 +20,7 @@ from django_redislock.backends.redis.calling import trouble
 from django_redislock.backends.redis.checking import (
     check_timeout,
     checked_dialer,
-    most_connections,
+    checked_options,
 )
 from django_redislock.backends.redis.errors import TROUBLE
 from django_redislock.exceptions import LockUnavailable
@@ -53,9 +53,8 @@ class ClusterBackend(Backend):
 
     def __init__(self, conf: Conf) -> None:
         where = f"REDISLOCK[{conf.alias!r}]"
-        self._options, self._of_options = dict(conf.options), f"{where}['OPTIONS']"
-        self._most_connections = most_connections(self._options, where)
-        check_timeout(self._options.get("socket_timeout"), f"{self._of_options}['socket_timeout']")
+        self._of_options = f"{where}['OPTIONS']"
+        self._options, self._most_connections = checked_options(conf.options, self._of_options)
         if not conf.location:
             raise ImproperlyConfigured(
                 f"{where} has no LOCATION, so no node is named. Add"

@@ -16,7 +16,7 @@ from django_redislock.backends.quorum.members import Member
 from django_redislock.backends.quorum.sessions import AsyncSession, Session, vote
 from django_redislock.backends.quorum.voting import NoMajority, Voting
 from django_redislock.backends.redis.calling import Caller, trouble
-from django_redislock.backends.redis.checking import check_timeout, checked_dialer, most_connections
+from django_redislock.backends.redis.checking import check_timeout, checked_dialer, checked_options
 from django_redislock.backends.redis.errors import TROUBLE, described
 from django_redislock.backends.redis.pool import Pool
 from django_redislock.backends.redis.server import Server
@@ -48,9 +48,7 @@ class QuorumBackend(Backend):
 
     def __init__(self, conf: Conf) -> None:
         where = f"REDISLOCK[{conf.alias!r}]"
-        options = dict(conf.options)
-        self._most_connections = most_connections(options, where)
-        check_timeout(options.get("socket_timeout"), f"{where}['OPTIONS']['socket_timeout']")
+        options, self._most_connections = checked_options(conf.options, f"{where}['OPTIONS']")
         if conf.replicas_ack:
             raise ImproperlyConfigured(
                 f"{where}['REPLICAS_ACK'] must be 0: the servers of a quorum have no replicas that"

@@ -10,7 +10,7 @@ from django_redislock.backends.base import Backend
 from django_redislock.backends.redis.checking import (
     check_timeout,
     checked_dialer,
-    most_connections,
+    checked_options,
 )
 from django_redislock.backends.redis.server import Server
 from django_redislock.backends.watchdog import Watchdog
@@ -36,10 +36,8 @@ class RedisBackend(Backend):
     location_is = "'redis://host:6379/0'"  # What LOCATION looks like, for messages.
 
     def __init__(self, conf: Conf) -> None:
-        options = dict(conf.options)
         where = f"REDISLOCK[{conf.alias!r}]"
-        self._most_connections = most_connections(options, where)
-        check_timeout(options.get("socket_timeout"), f"{where}['OPTIONS']['socket_timeout']")
+        options, self._most_connections = checked_options(conf.options, f"{where}['OPTIONS']")
         if not conf.location:
             raise ImproperlyConfigured(
                 f"{where} has no LOCATION, so no server is named. Add"

@@ -68,19 +68,25 @@ def checked_dialer(
         ) from None
 
 
-def most_connections(options: dict[str, Any], where: str) -> int:
-    """Take ``max_connections``, which is ours and not redis-py's, out of the options.
+def checked_options(options: Mapping[str, Any], of_options: str) -> tuple[dict[str, Any], int]:
+    """The options for redis-py, and ``max_connections``, which is ours.
+
+    Args:
+        options: All that are given.
+        of_options: The setting that they come from, for messages.
 
     Raises:
-        ImproperlyConfigured: It is too few for a process.
+        ImproperlyConfigured: Names the setting and says what is wrong.
     """
-    limit = options.pop("max_connections", DEFAULT_MAX_CONNECTIONS)
+    theirs = dict(options)
+    limit = theirs.pop("max_connections", DEFAULT_MAX_CONNECTIONS)
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < LEAST_MAX_CONNECTIONS:
         raise ImproperlyConfigured(
-            f"{where}['OPTIONS']['max_connections'] must be an integer of at least"
+            f"{of_options}['max_connections'] must be an integer of at least"
             f" {LEAST_MAX_CONNECTIONS}, not {limit!r}."
         )
-    return limit
+    check_timeout(theirs.get("socket_timeout"), f"{of_options}['socket_timeout']")
+    return theirs, limit
 
 
 def check_timeout(value: object, what: str) -> None:
