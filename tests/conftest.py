@@ -30,6 +30,7 @@ from tests.support.servers import (
     Server,
     binary,
     docker_answers,
+    made_once,
     missing,
     shared,
 )
@@ -115,16 +116,7 @@ def shared_servers() -> Iterator[Callable[[Kind], Server | Container]]:
 
     Apart from `server`, which pytest ends and begins anew with each change of its parameter.
     """
-    servers: dict[Kind, Server | Container] = {}
-
-    def get(kind: Kind) -> Server | Container:
-        if kind not in servers:
-            servers[kind] = shared(kind)
-        return servers[kind]
-
-    yield get
-    for server in servers.values():
-        server.close()
+    yield from made_once(shared)
 
 
 @pytest.fixture(scope="session", params=KINDS)

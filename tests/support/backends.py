@@ -22,7 +22,16 @@ from django_redislock.rules import scripts
 from django_redislock.rules.keys import lock_keys
 from django_redislock.testing import IN_MEMORY
 from tests.conftest import Locks, skip_or_fail
-from tests.support.servers import KINDS, Container, Endpoint, Kind, Server, binary, missing
+from tests.support.servers import (
+    KINDS,
+    Container,
+    Endpoint,
+    Kind,
+    Server,
+    binary,
+    made_once,
+    missing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -216,19 +225,14 @@ DEFAULTS = {"TTL": 10, "WAIT": 5}
 @pytest.fixture(scope="session")
 def shared_reached() -> Iterator[Callable[[str], Server]]:
     """A server that is reached by a socket, and one by TLS, for the whole run."""
-    servers: dict[str, Server] = {}
 
-    def get(name: str) -> Server:
-        if name not in servers:
-            kind: Kind = "redis"  # The Valkey of the wheel speaks no TLS.
-            if reason := missing(kind):
-                skip_or_fail(reason)
-            servers[name] = Server(kind, unix=name == SOCKET, tls=name == SECURED).start()
-        return servers[name]
+    def start(name: str) -> Server:
+        kind: Kind = "redis"  # The Valkey of the wheel speaks no TLS.
+        if reason := missing(kind):
+            skip_or_fail(reason)
+        return Server(kind, unix=name == SOCKET, tls=name == SECURED).start()
 
-    yield get
-    for server in servers.values():
-        server.close()
+    yield from made_once(start)
 
 
 @pytest.fixture(params=PLACES)

@@ -18,7 +18,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from django_redislock.rules.keys import IN_BUCKETS, bucket_of, hash_tag
 from tests.conftest import Locks, on_failure, skip_or_fail
-from tests.support.servers import KINDS, Kind, Server, binary, free_port
+from tests.support.servers import KINDS, Group, Kind, Server, binary, free_port, made_once
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ UNHURRIED = 15.0  # Seconds: no node that stands still for a moment is taken for
 HURRIED = 0.5  # For tests that wait for that.
 
 
-class Cluster:
+class Cluster(Group):
     """Masters that have the same number of slots each, and replicas of them.
 
     Args:
@@ -256,16 +256,6 @@ class Cluster:
         info = self.tell(server, "INFO")
         return f"cluster_known_nodes:{nodes}\r".encode() in info
 
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
 
 def slot_of(name: str) -> int:
     """The slot of a lock."""
@@ -297,16 +287,7 @@ def make_cluster(request: pytest.FixtureRequest) -> Iterator[MakeCluster]:
 @pytest.fixture(scope="session")
 def shared_cluster() -> Iterator[Callable[[], Cluster]]:
     """A cluster for the whole run (of an xdist worker), to use and not to break."""
-    made: list[Cluster] = []
-
-    def get() -> Cluster:
-        if not made:
-            made.append(_started())
-        return made[0]
-
-    yield get
-    for cluster in made:
-        cluster.close()
+    yield from made_once(_started)
 
 
 @pytest.fixture

@@ -26,9 +26,10 @@ import tempfile
 import threading
 import time
 import weakref
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
 import redis
 from redis.backoff import NoBackoff
@@ -37,7 +38,7 @@ from redis.retry import Retry
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 Kind = Literal["redis", "valkey"]
 KINDS: tuple[Kind, ...] = ("redis", "valkey")
@@ -461,6 +462,40 @@ class Container(Endpoint):
         """Remove the container."""
         super().close()
         self._container.stop()
+
+
+class Group(ABC):
+    """Several servers that are started and ended together."""
+
+    @abstractmethod
+    def start(self) -> Self:
+        """Start all, and return once they work together."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all of them."""
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+Made = TypeVar("Made", bound=Endpoint | Group)
+
+
+def made_once(make: Callable[..., Made]) -> Iterator[Callable[..., Made]]:
+    """For fixtures that yield from it: as *make*, but what it has made once it gives again.
+
+    All of that is closed at the end.
+    """
+    with ExitStack() as made:
+        yield functools.cache(lambda *args: made.enter_context(closing(make(*args))))
 
 
 def shared(kind: Kind) -> Server | Container:

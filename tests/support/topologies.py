@@ -20,10 +20,12 @@ from tests.support.servers import (
     KINDS,
     Container,
     Endpoint,
+    Group,
     Kind,
     Sentinel,
     Server,
     binary,
+    made_once,
     missing,
 )
 from tests.support.waiting import wait_until
@@ -38,7 +40,7 @@ UNHURRIED = 60.0  # Seconds: no machine that stands still for a moment makes a f
 HURRIED = 0.5  # For tests that wait for one.
 
 
-class Watched:
+class Watched(Group):
     """A master with replicas, watched by sentinels: two replicas and three sentinels.
 
     Args:
@@ -196,16 +198,6 @@ class Watched:
         found: list[Any] = self.ask(sentinel, "REPLICAS", SERVICE)
         return found
 
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
 
 def _place(server: Server) -> str:
     return f"{server.host} {server.port}"
@@ -247,16 +239,7 @@ def make_watched(request: pytest.FixtureRequest) -> Iterator[MakeWatched]:
 @pytest.fixture(scope="session")
 def shared_watched() -> Iterator[Callable[[], Watched]]:
     """A topology for the whole run (of an xdist worker), to use and not to break."""
-    made: list[Watched] = []
-
-    def get() -> Watched:
-        if not made:
-            made.append(_started(next(filter(binary, KINDS), KINDS[0])))
-        return made[0]
-
-    yield get
-    for watched in made:
-        watched.close()
+    yield from made_once(lambda: _started(next(filter(binary, KINDS), KINDS[0])))
 
 
 @pytest.fixture(scope="session")
