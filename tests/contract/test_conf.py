@@ -157,6 +157,11 @@ def test_a_wrong_value_is_named_with_its_key_and_the_rule(
         ({"LOCATION": "redis://a?socket_timeout=2s"}, "['LOCATION']", "'socket_timeout'"),
         ({"LOCATION": "redis://a?sokket=2"}, "['LOCATION']", "'sokket'"),
         ({"OPTIONS": {"sokket": 1}}, "['OPTIONS']", "sokket"),
+        ({"OPTIONS": {"protocol": 4}}, "['OPTIONS']['protocol']", "3, or 2 for a proxy .*, not 4"),
+        ({"OPTIONS": {"protocol": "2"}}, "['OPTIONS']['protocol']", "must be 3, or 2 .* not '2'"),
+        ({"OPTIONS": {"protocol": True}}, "['OPTIONS']['protocol']", "must be 3, or 2 .* not True"),
+        ({"LOCATION": "redis://a?protocol=1"}, "['LOCATION']['protocol']", "must be 3, or 2 "),
+        ({"LOCATION": "redis://a?protocol=x"}, "['LOCATION']", "'protocol'"),
         ({"LOCATION": "localhost:6379"}, "['LOCATION']", "redis://host:6379/0"),
         ({"LOCATION": ["redis://a", "redis://b"]}, "['LOCATION']", "one server"),
         ({"BACKEND": "not.there.Backend"}, "['BACKEND']", "cannot be imported"),
@@ -323,16 +328,12 @@ def test_options_do_not_lead_elsewhere(
 
 
 def test_what_the_library_decides_cannot_be_changed_by_the_address(locks: Locks) -> None:
-    """RESP2, for one, has no bells: a waiter would be out of step with its connection."""
-    locks.configure(
-        LOCATION=f"{locks.server.url}?protocol=2&retry_on_timeout=yes&health_check_interval=1"
-    )
+    locks.configure(LOCATION=f"{locks.server.url}?retry_on_timeout=yes&health_check_interval=1")
     with held_by_other("lottery"):
         assert distributed_lock("lottery", wait=0.1).acquire() is False
     backend = backends["default"]
     assert isinstance(backend, RedisBackend)
     for options in (backend._dialer._sync, backend._dialer._async):
-        assert options["protocol"] == 3
         assert options["retry_on_timeout"] is False
         assert options["health_check_interval"] == 0
 
@@ -700,6 +701,7 @@ def test_options_and_what_stands_in_the_url_are_for_all_nodes(settings: Settings
             r"\['max_connections'\] must be an integer of at least",
         ),
         ({"OPTIONS": {"socket_timeout": 0}}, r"\['socket_timeout'\] must be a positive number"),
+        ({"OPTIONS": {"protocol": 2}}, r"\['OPTIONS'\]\['protocol'\] must be 3, not 2: RESP2 is"),
         ({"OPTIONS": {"colour": 1}}, r"\['OPTIONS'\] has an option that redis-py does not accept"),
         ({"KEY_PREFIX": "a{b"}, r"\['KEY_PREFIX'\] must have no braces"),
     ],

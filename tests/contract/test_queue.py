@@ -541,9 +541,9 @@ def test_waiters_whose_shared_connection_is_half_open_notice_it(
         lock = distributed_lock(NAME)
         thread = in_thread(lock.acquire)
         wait_until(lambda: queued(locks))
-        proxy.rule("PING", "hang_before")
-        wait_until(lambda: len(proxy.commands("SUBSCRIBE")) > 1)
-        asked = proxy.commands("SUBSCRIBE")[1].time
+        proxy.rule("SUBSCRIBE", "hang_before")  # By which it is tested.
+        wait_until(lambda: len(proxy.commands("SUBSCRIBE")) > 2)
+        asked = proxy.commands("SUBSCRIBE")[2].time
         wait_until(lambda: runs(proxy, scripts.ACQUIRE)[-1].time > asked)
         begin = time.monotonic()
     assert thread.result(HUNG)

@@ -556,17 +556,19 @@ def without_hello(reply: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("answer", "version"), [(aged, "Redis 6.2.14"), (without_hello, "older than Redis 6")]
+    ("answer", "version", "protocol"),
+    [(aged, "Redis 6.2.14", 3), (without_hello, "older than Redis 6", 3), (aged, "6.2.14", 2)],
 )
 def test_an_old_server_is_refused_at_once_by_its_own_greeting(
     answer: Callable[[bytes], bytes],
     version: str,
+    protocol: int,
     locks: Locks,
     make_proxy: MakeProxy,
     caller: Caller,
 ) -> None:
     proxy = make_proxy(locks.server)
-    locks.on(proxy, TTL=30, WAIT=30)
+    locks.on(proxy, TTL=30, WAIT=30, OPTIONS={"protocol": protocol})
     proxy.rewrite("HELLO", answer)
     begin = time.monotonic()
     with pytest.raises(LockUnavailable, match=rf"{version}.*Redis 7.0 or newer, or Valkey"):

@@ -1,6 +1,6 @@
 """The places that keep locks: a server of each kind; one that forbids scripts; one by its socket;
-one by TLS, for a user with the fewest rights; the memory; a master that sentinels watch; a cluster;
-a quorum of three.
+one by TLS, for a user with the fewest rights; one that speaks RESP2 only; the memory; a master
+that sentinels watch; a cluster; a quorum of three.
 
     async def test_the_block_holds_the_lock(way: Way, place: Place) -> None: ...
 
@@ -51,8 +51,9 @@ SERVERS = (*KINDS, UNSCRIPTED)
 QUORUM = "quorum"
 SOCKET = "socket"
 SECURED = "secured"
-PLACES = (*SERVERS, SOCKET, SECURED, MEMORY, SENTINEL, CLUSTER, QUORUM)
-IN_TURN = (*KINDS, MEMORY, CLUSTER)  # Where waiters are served first come, first served.
+RESP2 = "resp2"
+PLACES = (*SERVERS, SOCKET, SECURED, RESP2, MEMORY, SENTINEL, CLUSTER, QUORUM)
+IN_TURN = (*KINDS, RESP2, MEMORY, CLUSTER)  # Where waiters are served first come, first served.
 
 #: To run a test only in some of the places, or with some of the servers.
 on_servers = pytest.mark.parametrize("place", SERVERS, indirect=True)
@@ -110,7 +111,7 @@ class Place(ABC):
 class ServerPlace(Place):
     """A backend on a real server."""
 
-    def __init__(self, name: str, locks: Locks, options: dict[str, str]) -> None:
+    def __init__(self, name: str, locks: Locks, options: dict[str, Any]) -> None:
         self.name = name
         self.locks = locks
         self._options = options
@@ -224,13 +225,14 @@ DEFAULTS = {"TTL": 10, "WAIT": 5}
 
 @pytest.fixture(scope="session")
 def shared_reached() -> Iterator[Callable[[str], Server]]:
-    """A server that is reached by a socket, and one by TLS, for the whole run."""
+    """A server that is reached by a socket, one by TLS and one by RESP2, for the whole run."""
 
     def start(name: str) -> Server:
         kind: Kind = "redis"  # The Valkey of the wheel speaks no TLS.
         if reason := missing(kind):
             skip_or_fail(reason)
-        return Server(kind, unix=name == SOCKET, tls=name == SECURED).start()
+        how = {SOCKET: "unix", SECURED: "tls", RESP2: "resp2"}[name]
+        return Server(kind, **{how: True}).start()
 
     yield from made_once(start)
 
@@ -269,10 +271,13 @@ def place(
         for locks in quorum.locks:
             locks.redis.close()
         return
-    if name in {SOCKET, SECURED}:
+    if name in {SOCKET, SECURED, RESP2}:
         server = shared_reached(name)
         locks = Locks(settings, server, key_prefix)
-        reached = ServerPlace(name, locks, least_rights(locks, server) if name == SECURED else {})
+        options: dict[str, Any] = {"protocol": 2} if name == RESP2 else {}
+        if name == SECURED:
+            options = least_rights(locks, server)
+        reached = ServerPlace(name, locks, options)
         if name == SOCKET:
             reached.configure(LOCATION=server.unix_url)
         yield reached

@@ -152,6 +152,7 @@ class Server(Endpoint):
         arguments: Command line arguments, as they are.
         tls: Listen with TLS only, by a certificate made for the occasion (*ca*). Redis only.
         unix: Listen on a unix socket too (*unix_url*).
+        resp2: Know no HELLO, as a proxy that speaks no RESP3.
         movable_clock: Allow shift_clock(). Linux with a C compiler only.
         config: Directives of redis.conf with underscores for dashes: ``appendonly="yes"``.
     """
@@ -164,6 +165,7 @@ class Server(Endpoint):
         *arguments: str,
         tls: bool = False,
         unix: bool = False,
+        resp2: bool = False,
         movable_clock: bool = False,
         **config: str | int,
     ) -> None:
@@ -171,7 +173,8 @@ class Server(Endpoint):
         self.kind = kind
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
-        self._arguments = arguments
+        self._arguments = (*arguments, *(("--rename-command", "HELLO", "") if resp2 else ()))
+        self._protocol = {"protocol": 2} if resp2 else {}
         self._has_run = False
         self._log_start = 0  # Where this life of the server begins in the log.
         # Short, because the path of a unix socket may have no more than 107 bytes.
@@ -228,10 +231,10 @@ class Server(Endpoint):
         self._config["tls-ca-cert-file"] = str(bundle)
 
     def client(self, **options: Any) -> redis.Redis:
-        """See Endpoint.client(); trusts the server's certificate."""
+        """See Endpoint.client(); trusts the server's certificate, and speaks what it speaks."""
         if self.scheme == "rediss":
             options = {"ssl": True, "ssl_ca_certs": self.ca, **options}
-        return super().client(**options)
+        return super().client(**{**self._protocol, **options})
 
     def start(self, *, ready: bool = True) -> Self:
         """Start, and return when commands are answered, or at once with ``ready=False``.

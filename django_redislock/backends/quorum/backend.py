@@ -17,6 +17,7 @@ from django_redislock.backends.quorum.sessions import AsyncSession, Session, vot
 from django_redislock.backends.quorum.voting import NoMajority, Voting
 from django_redislock.backends.redis.calling import Caller, trouble
 from django_redislock.backends.redis.checking import check_timeout, checked_dialer, checked_options
+from django_redislock.backends.redis.dialing import PROTOCOLS
 from django_redislock.backends.redis.errors import TROUBLE, described
 from django_redislock.backends.redis.pool import Pool
 from django_redislock.backends.redis.server import Server
@@ -166,7 +167,12 @@ def _members(location: str | tuple[str, ...], options: dict[str, Any], where: st
     for number, url in enumerate(urls):
         of_url = f"{where}['LOCATION'][{number}]"
         dialer = checked_dialer(
-            url, options, of_url, f"{where}['OPTIONS']", wires=(Line, AsyncLine)
+            url,
+            options,
+            of_url,
+            f"{where}['OPTIONS']",
+            wires=(Line, AsyncLine),
+            protocols=PROTOCOLS,
         )
         name = humanize.address_of(url)
         if name in members:

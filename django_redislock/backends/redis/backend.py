@@ -12,6 +12,7 @@ from django_redislock.backends.redis.checking import (
     checked_dialer,
     checked_options,
 )
+from django_redislock.backends.redis.dialing import PROTOCOLS
 from django_redislock.backends.redis.server import Server
 from django_redislock.backends.watchdog import Watchdog
 
@@ -63,7 +64,8 @@ class RedisBackend(Backend):
                 " list of sentinels is for django_redislock.backends.SentinelBackend, one of nodes"
                 " of a cluster for ClusterBackend, one of independent servers for QuorumBackend."
             )
-        return checked_dialer(location, options, f"{where}['LOCATION']", f"{where}['OPTIONS']")
+        of_url, of_options = f"{where}['LOCATION']", f"{where}['OPTIONS']"
+        return checked_dialer(location, options, of_url, of_options, protocols=PROTOCOLS)
 
     def _start(self) -> None:
         super()._start()

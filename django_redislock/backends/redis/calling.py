@@ -116,11 +116,13 @@ class Caller:
         _, reply, *acknowledged = wire.ask_all(commands, within)
         return _outcome(reply, acknowledged[0] if acknowledged else 0, sent)
 
-    async def acall_one(self, wire: AsyncWire, call: Call, begun: float) -> Outcome | None:
+    async def acall_one(
+        self, wire: AsyncWire, call: Call, begun: float, channel: str
+    ) -> Outcome | None:
         """As call_one(), on a loop's connection; None if scripts are forbidden."""
         for in_full in (False, True):
             sent, within, acknowledged = clock.now(), rest(call.within, begun), 0
-            command = self.packed(call, self.channel_on(wire, call.name), in_full=in_full)
+            command = self.packed(call, channel, in_full=in_full)
             if call.replicas:
                 wait = packed(*_wait_for_replicas(call, within))
                 sending = wire.send(command, within), wire.send(wait, within)

@@ -11,8 +11,10 @@ from django_redislock.backends.redis.dialing import Dialer, check_version
 from django_redislock.backends.redis.location import (
     LOOKS_LIKE,
     check_options,
+    check_protocol,
     check_url,
     has_option,
+    names_option,
 )
 from django_redislock.backends.redis.pool import WirePool
 from django_redislock.rules.arguments import LONGEST
@@ -31,6 +33,7 @@ def checked_dialer(
     of_options: str,
     check: Callable[[Any], None] = check_version,
     wires: tuple[type[Wire], type[AsyncWire]] = (Wire, AsyncWire),
+    protocols: tuple[int, ...] = (3,),
 ) -> Dialer:
     """A dialer, whose *check* judges the server that answers.
 
@@ -41,6 +44,7 @@ def checked_dialer(
         of_options: The setting that *options* come from.
         check: See Dialer.
         wires: See Dialer.
+        protocols: Which versions of RESP may be chosen.
 
     Raises:
         ImproperlyConfigured: Names the setting and says what is wrong.
@@ -53,6 +57,11 @@ def checked_dialer(
         check_options(url, options)
     except ValueError as error:
         raise ImproperlyConfigured(f"{of_options}{error}.") from None
+    try:
+        check_protocol(url, options, protocols)
+    except ValueError as error:
+        setting = of_url if names_option(url, "protocol") else of_options
+        raise ImproperlyConfigured(f"{setting}['protocol'] {error}.") from None
     try:
         return Dialer(url, options, check, wires)
     except TypeError as error:

@@ -4,8 +4,9 @@ TLS, passwords, sockets and the handshake stay redis-py's business. After it, co
 once and replies are read by hiredis directly: the client's own call path costs several times the
 server's work, and it retries behind the caller's back (rules R5, R15).
 
-All connections speak RESP3, in which the server may ring a waiter on the same connection that
-carries its commands.
+They speak RESP3, in which the server may ring a waiter on the same connection that carries its
+commands. Or RESP2, for proxies that know no other: there a connection that is subscribed carries
+nothing but rings, so that waiters need a second one.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Wire:
         "_reader",
         "_seconds",
         "_socket",
+        "_unasked",
         "_unread",
         "bells",
         "channels",
@@ -66,6 +68,7 @@ class Wire:
         self._reader = _reader()
         self.bells: deque[bytes] = deque()  # Rings that came while a reply was awaited.
         self._seconds = -1.0
+        self._unasked: type[list[Any]] = Push  # What the server sends by itself.
         self._unread = 0  # Replies to tell() that are still to come.
         self.channels: dict[str, str] = {}  # Where it is rung, by the prefix of the locks.
 
@@ -119,7 +122,7 @@ class Wire:
         self._limit(seconds)
         while True:
             item = self._item()
-            if isinstance(item, Push):
+            if isinstance(item, self._unasked):
                 self._pushed(item)
             elif self._unread:
                 self._unread -= 1
@@ -127,11 +130,12 @@ class Wire:
                 return item
 
     def subscribe(self, channel: str, seconds: float) -> None:
-        """Be rung on *channel* from now on, too."""
+        """Be rung on *channel* from now on, too. In RESP2 it then does nothing else."""
         self.send(_subscription(channel), seconds)
+        self._unasked = _rings_of(self._connection)
         while True:
             item = self._item()
-            if isinstance(item, Push):
+            if isinstance(item, self._unasked):
                 self._pushed(item)
                 if item[0] in _SUBSCRIBED:
                     return
@@ -151,7 +155,7 @@ class Wire:
             item = self._item()
         except TimeoutError:
             return None
-        if isinstance(item, Push):
+        if isinstance(item, self._unasked):
             self._pushed(item)
             if item[0] == _UNSUBSCRIBED:
                 return None
@@ -219,6 +223,8 @@ class AsyncWire(asyncio.BufferedProtocol):
         self._transport: Any = writer.transport
         self._loop = asyncio.get_running_loop()
         self._reader = _reader()
+        self._rings = _rings_of(connection)
+        self._unasked: type[list[Any]] = Push  # What the server sends by itself.
         # A view: what comes by TLS is written into slices of it, and a slice of bytes is a copy.
         self._buffer = memoryview(bytearray(CHUNK))
         # What replies are still to come, and until when; a reply to tell() is for nobody.
@@ -257,7 +263,11 @@ class AsyncWire(asyncio.BufferedProtocol):
         self._transport.write(command)
 
     async def subscribe(self, channel: str, seconds: float) -> None:
-        """Be rung on *channel* from now on, too, or on the like that another task asked for."""
+        """Be rung on *channel* from now on, too, or on the like that another task asked for.
+
+        In RESP2 it then does nothing else.
+        """
+        self._unasked = self._rings
         prefix = prefix_in(channel)
         subscribing = self._subscribing.get(prefix)
         if subscribing is None:
@@ -272,6 +282,10 @@ class AsyncWire(asyncio.BufferedProtocol):
         reply = await subscribing
         if isinstance(reply, ReplyError):
             raise reply
+
+    def subscribe_again(self, channel: str, seconds: float) -> None:
+        """Find out whether a connection is alive that is rung on *channel*: else it closes."""
+        self.send(_subscription(channel), seconds).add_done_callback(retrieve)
 
     def expect_bell(self, id: str) -> None:  # noqa: A002
         """Keep the rings for *id* until forget_bell()."""
@@ -328,7 +342,7 @@ class AsyncWire(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._reader.feed(self._buffer, 0, nbytes)  # type: ignore[arg-type] # any buffer
         while (item := self._reader.gets()) is not NOTHING:
-            if isinstance(item, Push):
+            if isinstance(item, self._unasked):
                 self._pushed(item)
             else:
                 self._answered(item)
@@ -400,6 +414,11 @@ def packed(*command: str | bytes | int) -> bytes:
 def _subscription(channel: str) -> bytes:
     # One with a hash tag is of a cluster, see lua/_queue.lua.
     return packed("SSUBSCRIBE" if "{" in channel else "SUBSCRIBE", channel)
+
+
+def _rings_of(connection: Connection | AsyncConnection) -> type[list[Any]]:
+    """What rings come as on a connection that is subscribed."""
+    return Push if connection.get_protocol() == 3 else list
 
 
 def _note(item: list[Any], channels: dict[str, str]) -> None:

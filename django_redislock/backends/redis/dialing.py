@@ -8,6 +8,7 @@ import encodings.idna  # noqa: F401
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import suppress
 from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,7 +19,7 @@ from redis.asyncio.connection import parse_url as async_parse_url
 from redis.connection import Connection, parse_url
 
 from django_redislock.backends.redis.connection import AsyncWire, Wire, packed
-from django_redislock.backends.redis.errors import TooOld
+from django_redislock.backends.redis.errors import NoResp3, TooOld
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,9 +28,10 @@ DIALS_BY_NAME = 16  # That may be under way at once, each in a thread of its own
 
 OLDEST_VERSION = (7, 0)  # Of Redis; every Valkey is newer.
 
+PROTOCOLS = (2, 3)  # Versions of RESP.
+
 # What we decide ourselves, whatever OPTIONS says.
 _OURS: dict[str, Any] = {
-    "protocol": 3,
     "decode_responses": False,
     "health_check_interval": 0,
     "retry": None,
@@ -42,6 +44,7 @@ class Dialing(Protocol):
     """How a backend comes to a connection: it knows no more about where its server is."""
 
     timeout: float | None  # Seconds that a server may take for one operation, if that is set.
+    protocol: int  # Of its connections, 2 or 3; see connection.py.
 
     def dial(self, seconds: float) -> Wire:
         """A new blocking connection, or redis-py's exception."""
@@ -81,7 +84,7 @@ class Dialer:
 
         Args:
             url: Where the server is.
-            options: Those of redis-py.
+            options: Those of redis-py. With "protocol" 2, RESP2 is spoken instead of RESP3.
             check: Refuses a server that is the wrong one, by its answer to HELLO.
             wires: What connections are, blocking and asynchronous ones.
 
@@ -90,13 +93,14 @@ class Dialer:
         """
         self._check = check
         self._wire, self._async_wire = wires
-        common = {**_quiet(), **options}
+        common = {**_quiet(), "protocol": 3, **options}
         self._sync = {**common, **parse_url(url), **_OURS, "command_packer": _Packer()}  # type: ignore[no-untyped-call]
         self._async = {**common, **async_parse_url(url), **_OURS}
         self._sync_class = self._sync.pop("connection_class", Connection)
         self._async_class = self._async.pop("connection_class", AsyncConnection)
         self._sync_class(**self._sync)
         self.timeout: float | None = self._sync.get("socket_timeout")
+        self.protocol: int = self._sync["protocol"]
         self._by_name = "path" not in self._sync and not _is_address(self._sync.get("host"))
         self.after_fork()
 
@@ -138,7 +142,12 @@ class Dialer:
         connection = self._sync_class(**{**self._sync, **_limits(seconds, self._sync)})
         try:
             connection.connect()
-            self._check(connection.handshake_metadata)
+            hello = connection.handshake_metadata
+            if self.protocol == 2:
+                with _asking_for_hello():
+                    connection.send_command(*_HELLO)
+                    hello = _named(connection.read_response())
+            self._check(hello)
         except redis_errors.RedisError as error:
             connection.disconnect()
             _check_hello(error)
@@ -159,7 +168,12 @@ class Dialer:
         connection.read_response = noting
         try:
             await connection.connect()
-            self._check(replies[0])
+            hello = replies[0] if self.protocol == 3 else None
+            if self.protocol == 2:
+                with _asking_for_hello():
+                    await connection.send_command(*_HELLO)
+                    hello = _named(await read())
+            self._check(hello)
             return self._async_wire(connection)
         except BaseException as error:
             await connection.disconnect(nowait=True)
@@ -169,15 +183,32 @@ class Dialer:
             del connection.read_response
 
 
+# The handshake of RESP2 has no HELLO, and so does not tell what the server is.
+_HELLO = ("HELLO", 2)
+
+
+def _asking_for_hello() -> suppress:
+    # A proxy that does not know it leaves the server's version unknown.
+    return suppress(redis_errors.ResponseError)
+
+
+def _named(reply: list[Any]) -> dict[Any, Any]:
+    """What RESP2 says as names and values in turn."""
+    return dict(zip(reply[::2], reply[1::2], strict=False))
+
+
 def _check_hello(error: BaseException) -> None:
-    """Say what it means that a server does not know HELLO, which came with Redis 6."""
-    if (
-        isinstance(error, redis_errors.ResponseError)
-        and "unknown command" in str(error)
-        and "HELLO" in str(error)
+    """Say what it means that RESP3 is refused, which came with Redis 6."""
+    text = str(error).casefold()
+    if isinstance(error, redis_errors.ResponseError) and (
+        "noproto" in text
+        or "unsupported protocol" in text
+        or ("hello" in text and ("unknown" in text or "unsupported" in text))
     ):
-        raise TooOld(
-            "the server is older than Redis 6; locks need Redis 7.0 or newer, or Valkey"
+        raise NoResp3(
+            "the server does not speak RESP3, so it is older than Redis 6, or there is a proxy"
+            " before it. Locks need Redis 7.0 or newer, or Valkey; for such a proxy set"
+            " OPTIONS['protocol'] to 2"
         ) from error
 
 
@@ -189,9 +220,9 @@ class _Packer:
 
 
 def _limits(seconds: float, kwargs: Mapping[str, Any]) -> dict[str, float]:
-    # Half for the connection, half for the one or two round trips of the handshake, each of
+    # Half for the connection, half for the few round trips of the handshake, each of
     # which redis-py times by itself.
-    round_trips = 2 if kwargs.get("db") else 1
+    round_trips = 1 + bool(kwargs.get("db")) + (kwargs["protocol"] == 2)
     return {
         "socket_connect_timeout": seconds / 2,
         "socket_timeout": seconds / 2 / round_trips,

@@ -33,6 +33,10 @@ class TooOld(redis_errors.RedisError):
     """The server lacks what the scripts need."""
 
 
+class NoResp3(TooOld):
+    """What answers does not speak RESP3."""
+
+
 class ReplyError(redis_errors.ResponseError):
     """An error reply of the server; its first word is the code."""
 

@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 from redis.connection import parse_url
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 LOOKS_LIKE = "redis://host:6379/0, rediss://host:6379/0 or unix:///path/to/socket?db=0"
 
@@ -110,6 +110,29 @@ def check_options(url: str, options: Mapping[str, Any]) -> None:
             raise ValueError(f"[{name!r}] must be an integer of {least} to {most}, not {value!r}")
 
 
+def check_protocol(url: str, options: Mapping[str, Any], protocols: Collection[int]) -> None:
+    """Refuse a version of RESP that there is not, or that the backend has no use for.
+
+    Raises:
+        ValueError: Says as a clause what is wrong.
+    """
+    address: dict[str, Any] = dict(parse_url(url))  # type: ignore[no-untyped-call]
+    protocol = address.get("protocol", options.get("protocol", 3))
+    if type(protocol) is int and protocol in protocols:
+        return
+    if 2 in protocols:
+        raise ValueError(f"must be 3, or 2 for a proxy that does not speak RESP3, not {protocol!r}")
+    raise ValueError(
+        f"must be 3, not {protocol!r}: RESP2 is for a proxy before a server of RedisBackend or"
+        " QuorumBackend"
+    )
+
+
 def has_option(url: str, error: TypeError) -> bool:
     """Whether the option that redis-py does not take, as *error* says, stands in the URL."""
     return any(repr(name) in str(error) for name, _ in parse_qsl(urlsplit(url).query))
+
+
+def names_option(url: str, name: str) -> bool:
+    """Whether the URL has the option *name* after its ?."""
+    return name in dict(parse_qsl(urlsplit(url).query))

@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from weakref import ref
 
-from django_redislock.backends.redis.connection import id_of, packed
+from django_redislock.backends.redis.connection import id_of
 from django_redislock.backends.redis.errors import Crowded, Exhausted
 from django_redislock.rules.keys import prefix_in
 
@@ -192,7 +192,17 @@ class WirePool(Pool["Wire"]):
 
     BESIDE = 2  # That of a SharedBell, too.
 
-    def __init__(self, dial: Callable[[float], Wire], limit: int) -> None:
+    def __init__(
+        self, dial: Callable[[float], Wire], limit: int, *, shares_bells: bool = False
+    ) -> None:
+        """Dial nobody yet.
+
+        Args:
+            dial: Makes a connection within so many seconds.
+            limit: How many may be lent.
+            shares_bells: No connection is kept by a waiter, as in RESP2 it could do nothing else.
+        """
+        self.shares_bells = shares_bells
         self._bells: dict[str, SharedBell] = {}  # By the prefix of the locks they are for.
         super().__init__(dial, limit)
 
@@ -299,6 +309,6 @@ class SharedBell:
                 if not (self._rings and wire.channels):  # Of a cluster, its slot may have moved.
                     return
                 # Nobody asks anything on this connection, so that nobody would notice its end.
-                wire.ask(packed("PING"), self.CHECK_EVERY)
+                wire.subscribe(self.channel, self.CHECK_EVERY)
             elif ring and (rings := self._rings.get(id_of(ring))) is not None:
                 rings.put(ring)

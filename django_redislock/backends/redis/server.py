@@ -50,8 +50,11 @@ class Server:
         self._within = backend.within
         self._dialer = dialer
         self._caller = Caller(backend.alias, backend.prefix, backend.process)
-        self._pool = WirePool(dialer.dial, most_connections - WirePool.BESIDE)
+        most = most_connections - WirePool.BESIDE
+        resp3 = dialer.protocol == 3
+        self._pool = WirePool(dialer.dial, most, shares_bells=not resp3)
         self._loops = Loops(dialer)
+        self._bells = self._loops if resp3 else Loops(dialer)  # On which waiters are rung.
         self._watchdog_wire: Wire | None = None
 
     def retire(self) -> None:
@@ -63,7 +66,8 @@ class Server:
         self._dialer.after_fork()
         self._pool.forsake()
         self.close_watchdog()
-        self._loops.forsake()
+        for loops in {self._loops, self._bells}:
+            loops.forsake()
 
     @property
     def scripting(self) -> bool:
@@ -76,7 +80,7 @@ class Server:
 
     def async_session(self) -> AsyncSession:
         """What performs them without blocking the event loop."""
-        return AsyncSession(self._caller, self._loops, self._pool)
+        return AsyncSession(self._caller, self._loops, self._bells, self._pool)
 
     def ask(self, step: Call) -> Begun:
         """Do the first step of a flow, blocking this thread."""
@@ -84,7 +88,7 @@ class Server:
 
     def aask(self, step: Call) -> Coroutine[Any, Any, Begun]:
         """See ask(), without blocking the event loop."""
-        return sessions.aask(step, self._caller, self._loops, self._pool)
+        return sessions.aask(step, self._caller, self._loops, self._bells, self._pool)
 
     def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
         """Run many scripts at once for the watchdog, on a connection of its own."""

@@ -52,12 +52,12 @@ def ask(step: Call, caller: Caller, pool: WirePool) -> Begun:
     return Begun(began_in, step, answer)
 
 
-async def aask(step: Call, caller: Caller, loops: Loops, pool: WirePool) -> Begun:
+async def aask(step: Call, caller: Caller, loops: Loops, bells: Loops, pool: WirePool) -> Begun:
     """See ask()."""
     wire = loops.open_wire() if caller.scripting and not step.replicas else None
     channel = caller.channel_on(wire, step.name) if wire is not None else ""
     if wire is None or (step.listening and not channel):
-        return await drivers.aask(step, AsyncSession(caller, loops, pool))
+        return await drivers.aask(step, AsyncSession(caller, loops, bells, pool))
     began_in, sent = process.current, clock.now()
     if step.listening:
         wire.expect_bell(step.listening)
@@ -71,7 +71,7 @@ async def aask(step: Call, caller: Caller, loops: Loops, pool: WirePool) -> Begu
             wire.forget_bell(step.listening)
     if reply.__class__ is bytes:
         return Begun(began_in, step, Answer(reply, sent, clock.now()))
-    session = AsyncSession(caller, loops, pool, wire, step.listening)
+    session = AsyncSession(caller, loops, bells, pool, wire, step.listening)
     if reply.__class__ is ReplyError:
         return await drivers.aask(step, session)
     return Begun(began_in, step, Answer(reply, sent, clock.now()), session)
@@ -162,6 +162,8 @@ class Session(drivers.Blocking):
     def _become_rung(self, step: Call, begun: float) -> None:
         """Have a connection on which the server rings us, our own or that of a shared bell."""
         try:
+            if self._pool.shares_bells:
+                raise Crowded("waiters have no connection of their own")
             if self._wire is None:
                 self._wire = self._pool.take(step.within, to_wait=True)
             if not self._caller.channel_on(self._wire, step.name):
@@ -186,22 +188,28 @@ class Session(drivers.Blocking):
 
 
 class AsyncSession(drivers.Awaiting):
-    """One flow's use of its event loop's connection."""
+    """One flow's use of its event loop's connection, and of the one on which it is rung.
 
-    __slots__ = ("_caller", "_id", "_loops", "_pool", "_wire")
+    That is the same one, but for RESP2.
+    """
+
+    __slots__ = ("_bells", "_caller", "_id", "_loops", "_pool", "_rung", "_wire")
 
     def __init__(
         self,
         caller: Caller,
         loops: Loops,
+        bells: Loops,
         pool: WirePool,
         wire: AsyncWire | None = None,
         id: str = "",  # noqa: A002
     ) -> None:
         self._caller = caller
         self._loops = loops
+        self._bells = bells
         self._pool = pool
         self._wire = wire
+        self._rung = wire if id else None
         self._id = id
 
     async def call(self, step: Call) -> Answer:
@@ -212,15 +220,12 @@ class AsyncSession(drivers.Awaiting):
         try:
             if self._caller.scripting:
                 wire = self._wire = self._loops.open_wire()
-                if wire is None or (
-                    step.listening and not self._caller.channel_on(wire, step.name)
-                ):
-                    wire = await self._connected(step, begun)
+                if wire is None:
+                    wire = self._wire = await self._loops.wire(step.within)
                 if step.listening:
-                    self._id = step.listening
-                    wire.expect_bell(step.listening)
+                    await self._become_rung(step, wire, begun)
                 sent = clock.now()
-                outcome = await self._caller.acall_one(wire, step, begun)
+                outcome = await self._caller.acall_one(wire, step, begun, self._channel(step))
         except TROUBLE as error:
             if is_wrong_server(error) and self._wire is not None:
                 self._wire.close()
@@ -237,30 +242,43 @@ class AsyncSession(drivers.Awaiting):
         begun = clock.now()
         assert self._wire is not None
         try:
-            channel = self._caller.channel_on(self._wire, step.name)
-            self._wire.tell(self._caller.telling(step, channel))
+            self._wire.tell(self._caller.telling(step, self._channel(step)))
         except TROUBLE as error:
             raise trouble(error, begun) from error
 
     async def listen(self, step: Listen) -> Bell:
         begun = clock.now()
-        assert self._wire is not None
+        assert self._rung is not None
         try:
-            return _bell(await self._wire.bell(step.id, step.seconds))
+            return _bell(await self._rung.bell(step.id, step.seconds))
         except TROUBLE as error:
             raise trouble(error, begun) from error
 
     def close(self) -> None:
-        if self._wire is not None and self._id:
-            self._wire.forget_bell(self._id)
+        if self._rung is not None:
+            self._rung.forget_bell(self._id)
 
-    async def _connected(self, step: Call, begun: float) -> AsyncWire:
-        """An open connection, on which the server can ring us if the step listens."""
-        wire = self._wire = await self._loops.wire(step.within)
-        if step.listening and not self._caller.channel_on(wire, step.name):
+    async def _become_rung(self, step: Call, wire: AsyncWire, begun: float) -> None:
+        """Have a connection on which the server rings us: *wire*, or one for rings alone."""
+        rung = wire
+        if self._bells is not self._loops:
+            rung = await self._bells.wire(rest(step.within, begun))
+        channel = self._caller.channel_on(rung, step.name)
+        if not channel:
             channel = self._caller.new_channel(step.name)
-            await wire.subscribe(channel, rest(step.within, begun))
-        return wire
+            await rung.subscribe(channel, rest(step.within, begun))
+        elif rung is self._rung and rung is not wire:
+            # Nobody asks anything on it, so that nobody would notice its end.
+            rung.subscribe_again(channel, step.within)
+        self._rung, self._id = rung, step.listening
+        rung.expect_bell(step.listening)
+
+    def _channel(self, step: Call | Tell) -> str:
+        """Where we are rung."""
+        wire = self._wire if self._bells is self._loops else self._rung
+        if wire is None or wire.closed:
+            return ""
+        return self._caller.channel_on(wire, step.name)
 
     def _call_blocking(self, step: Call, begun: float) -> Answer:
         session = Session(self._caller, self._pool)

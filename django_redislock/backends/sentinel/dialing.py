@@ -50,7 +50,8 @@ class MasterDialer:
         """
         self.sentinels = sentinels
         self._dialer_to = dialer_to
-        self.timeout = dialer_to("127.0.0.1").timeout
+        any_server = dialer_to("127.0.0.1")
+        self.timeout, self.protocol = any_server.timeout, any_server.protocol
         self._start()
 
     def _start(self) -> None:

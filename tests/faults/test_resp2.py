@@ -1,0 +1,135 @@
+"""Where only RESP2 is spoken, a connection that is rung can do nothing else.
+
+The contract suite runs there too, see tests/support/backends.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_redislock import LockUnavailable, distributed_lock, doctor
+from django_redislock.backends.redis.pool import SharedBell
+from django_redislock.rules import scripts
+from tests.conftest import Locks
+from tests.support.backends import RESP2, one_kind
+from tests.support.faults import runs
+from tests.support.others import against_rival, rival
+from tests.support.stored import NAME, is_left_clean
+from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import Blocking
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pytest_django import Settings
+
+    from tests.support.proxy import Proxy
+    from tests.support.servers import Server
+    from tests.support.ways import Caller
+
+OLD = {"protocol": 2}
+
+
+@pytest.fixture
+def bare(
+    settings: Settings, shared_reached: Callable[[str], Server], key_prefix: str
+) -> Iterator[Locks]:
+    """A server that knows no HELLO; nothing says yet that RESP2 is to be spoken."""
+    locks = Locks(settings, shared_reached(RESP2), key_prefix)
+    yield locks
+    assert is_left_clean(locks)
+    locks.redis.close()
+
+
+def test_a_server_that_speaks_no_resp3_is_refused_with_the_option_that_helps(
+    caller: Caller, bare: Locks
+) -> None:
+    with pytest.raises(LockUnavailable, match=r"not speak RESP3.*OPTIONS\['protocol'\] to 2"):
+        caller.acquire(distributed_lock(NAME))
+    bare.configure(OPTIONS=OLD)
+    with caller.block(distributed_lock(NAME)) as lease:
+        assert lease.held
+
+
+def test_so_says_the_doctor(bare: Locks) -> None:
+    (finding,) = [one for one in doctor.examine("default") if one.level == "fail"]
+    assert "OPTIONS['protocol'] to 2" in finding.says
+
+
+def test_the_doctor_has_nothing_to_say_against_resp2(bare: Locks) -> None:
+    bare.configure(OPTIONS=OLD)
+    assert [one for one in doctor.examine("default") if one.level == "fail"] == []
+
+
+def test_the_protocol_may_stand_in_the_url(caller: Caller, bare: Locks) -> None:
+    bare.configure(LOCATION=f"{bare.server.url}?protocol=2")
+    with caller.block(distributed_lock(NAME)) as lease:
+        assert lease.held
+
+
+@pytest.fixture
+def proxied(locks: Locks, proxy: Proxy, settings: Settings) -> Iterator[Proxy]:
+    """The default alias speaks RESP2 through the proxy, the rival RESP3 straight to the server."""
+    locks.on(proxy, TTL=30, WAIT=HUNG)
+    with against_rival(locks, settings):
+        settings.REDISLOCK["default"]["OPTIONS"] = OLD
+        yield proxy
+
+
+@one_kind
+def test_who_waits_is_rung_on_a_connection_that_does_nothing_else(
+    caller: Caller, locks: Locks, proxied: Proxy, if_rung: float
+) -> None:
+    with rival(ttl=60):
+        waiter = caller.begin_waiting(distributed_lock(NAME), locks)
+    assert waiter.result(if_rung)
+    (rung,) = {command.link for command in proxied.commands("SUBSCRIBE")}
+    others = [one.name for one in proxied.log if one.link == rung and one.name != "SUBSCRIBE"]
+    assert others == ["HELLO"]
+
+
+@one_kind
+def test_all_who_wait_are_rung_on_the_same_one(
+    caller: Caller, locks: Locks, proxied: Proxy, if_rung: float
+) -> None:
+    mine = [distributed_lock(NAME) for _ in range(3)]
+    with rival(ttl=60):
+        waiters = [caller.begin_waiting(lock, locks) for lock in mine]
+    for lock, waiter in zip(mine, waiters, strict=True):
+        assert waiter.result(if_rung)
+        caller.release(lock)
+    assert len({command.link for command in proxied.commands("SUBSCRIBE")}) == 1
+
+
+@one_kind
+def test_who_waits_keeps_its_place_when_that_connection_is_killed(
+    caller: Caller, locks: Locks, proxied: Proxy
+) -> None:
+    first, second = distributed_lock(NAME), rival(wait=HUNG)
+    with rival(ttl=60):
+        front = caller.begin_waiting(first, locks)
+        behind = Blocking().begin_waiting(second, locks)
+        looks = len(runs(proxied, scripts.ACQUIRE))
+        locks.redis.client_kill_filter(_type="pubsub")
+        wait_until(lambda: len(runs(proxied, scripts.ACQUIRE)) > looks)
+    assert front.result(HUNG)
+    assert not behind.done()
+    caller.release(first)
+    assert behind.result(HUNG)
+    second.release()
+
+
+@one_kind
+def test_that_it_is_half_open_is_noticed(
+    caller: Caller, locks: Locks, proxied: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SharedBell, "CHECK_EVERY", 1.0)
+    with rival(ttl=60):
+        waiter = caller.begin_waiting(distributed_lock(NAME, ttl=3), locks)
+        proxied.rule("SUBSCRIBE", "hang_before")  # By which it is tested.
+        wait_until(lambda: len(proxied.commands("SUBSCRIBE")) > 2)
+        asked = proxied.commands("SUBSCRIBE")[2].time
+        wait_until(lambda: runs(proxied, scripts.ACQUIRE)[-1].time > asked)
+    assert waiter.result(HUNG)
