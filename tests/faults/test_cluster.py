@@ -665,6 +665,32 @@ def test_a_cluster_may_ask_for_a_password_and_a_user_with_few_rights(
                 caller.acquire(distributed_lock("lottery", wait=0))
 
 
+def test_a_cluster_may_speak_tls_only(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str, caller: Caller
+) -> None:
+    cluster = make_cluster("redis", tls=True)  # The Valkey of the wheel speaks no TLS.
+    locks = cluster.locks(settings, key_prefix, **PATIENT)
+    names = [cluster.name_on(server) for server in cluster.servers]
+    mine = [distributed_lock(name) for name in names]
+    for lock in mine:
+        assert caller.acquire(lock)
+    seen = {(one.name, one.where) for one in held.list()}
+    assert seen == {
+        (name, f"{server.host}:{server.port}")
+        for name, server in zip(names, cluster.servers, strict=True)
+    }
+    waiting = distributed_lock(names[0])
+    waiter = caller.begin_waiting(waiting, locks)
+    caller.release(mine[0])
+    assert waiter.result(HUNG)
+    # Who is named by MOVED is reached by TLS, too.
+    free = cluster.name_on(cluster.servers[0])
+    caller.release(waiting)
+    cluster.move(free, cluster.servers[1])
+    with caller.block(distributed_lock(free)) as lease:
+        assert is_held_by(locks, lease)
+
+
 def test_a_list_is_in_order_though_one_bucket_has_most_of_it(
     cluster: Cluster, settings: Settings, key_prefix: str
 ) -> None:

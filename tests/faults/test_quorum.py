@@ -119,6 +119,19 @@ def test_a_silent_minority_delays_nobody(quorum: Quorum, caller: Caller) -> None
     assert time.monotonic() - begin < HUNG / 2
 
 
+def test_a_slow_minority_delays_nobody_and_keeps_nothing(quorum: Quorum, caller: Caller) -> None:
+    quorum.configure(socket_timeout=HUNG)  # For an answer that is awaited.
+    with caller.block(distributed_lock(NAME)):
+        pass
+    quorum.proxies[1].rule("*", "delayreply:0.5", times=None)
+    begin = time.monotonic()
+    for _ in range(20):  # Of which each awaits four answers: when all, when a majority.
+        with caller.block(distributed_lock(NAME)) as lease:
+            caller.renew(lease)
+    assert time.monotonic() - begin < 20 * 0.5
+    wait_until(lambda: not any(quorum.value(server) for server in range(3)))
+
+
 def test_a_server_that_is_back_is_asked_again(quorum: Quorum, caller: Caller) -> None:
     quorum.configure(socket_timeout=0.5)
     with caller.block(distributed_lock(NAME)):

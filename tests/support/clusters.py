@@ -18,7 +18,16 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from django_redislock.rules.keys import IN_BUCKETS, bucket_of, hash_tag
 from tests.conftest import Locks, on_failure, skip_or_fail
-from tests.support.servers import KINDS, Group, Kind, Server, binary, free_port, made_once
+from tests.support.servers import (
+    KINDS,
+    Group,
+    Kind,
+    Server,
+    binary,
+    free_port,
+    made_once,
+    trust_each_other,
+)
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -38,6 +47,7 @@ class Cluster(Group):
         masters: How many.
         replicas: How many the first of them has.
         node_timeout: Seconds after which the others take a silent node for dead.
+        tls: All of them speak TLS only. Redis only.
         config: See Server.
     """
 
@@ -48,6 +58,7 @@ class Cluster(Group):
         masters: int = 3,
         replicas: int = 0,
         node_timeout: float = UNHURRIED,
+        tls: bool = False,
         **config: Any,
     ) -> None:
         self.kind = kind
@@ -55,10 +66,13 @@ class Cluster(Group):
             "cluster_enabled": "yes",
             "cluster_node_timeout": round(node_timeout * 1000),
             "repl_diskless_sync_delay": 0,
+            **({"tls": True, "tls_cluster": "yes", "tls_replication": "yes"} if tls else {}),
             **config,
         }
         self.servers = [self._make() for _ in range(masters)]
         self.replicas = [self._make() for _ in range(replicas)]
+        if tls:
+            trust_each_other([*self.servers, *self.replicas])
         self._former: list[Server] = []
 
     def start(self) -> Self:
@@ -108,6 +122,8 @@ class Cluster(Group):
 
     def setting(self, **options: Any) -> dict[str, Any]:
         """What REDISLOCK says of the default alias; *options* are its OPTIONS."""
+        if self.servers[0].scheme == "rediss":
+            options = {"ssl_ca_certs": self.servers[0].ca, **options}
         return {
             "BACKEND": "django_redislock.backends.ClusterBackend",
             "LOCATION": [one.url.removesuffix("/0") for one in self.servers],
@@ -117,7 +133,8 @@ class Cluster(Group):
     def client(self) -> Any:
         """A client of the cluster that is not ours."""
         alive = next(one for one in self.servers if one.running)
-        return redis.RedisCluster(alive.host, alive.port, socket_timeout=5)
+        tls = {"ssl": True, "ssl_ca_certs": alive.ca} if alive.scheme == "rediss" else {}
+        return redis.RedisCluster(alive.host, alive.port, socket_timeout=5, **tls)
 
     def tell(self, server: Server, *command: Any) -> Any:
         """What a node answers."""

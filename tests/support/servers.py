@@ -38,7 +38,7 @@ from redis.retry import Retry
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 Kind = Literal["redis", "valkey"]
 KINDS: tuple[Kind, ...] = ("redis", "valkey")
@@ -400,6 +400,13 @@ class Server(Endpoint):
             "tls-ca-cert-file": certificate,
             "tls-auth-clients": "no",
         }
+
+
+def trust_each_other(servers: Sequence[Server]) -> None:
+    """Let each trust the certificates of all, as do clients by the *ca* of each; before a start."""
+    certificates = "".join(Path(one.ca).read_text() for one in servers)
+    for one in servers:
+        one.trust(certificates)
 
 
 class Sentinel(Server):

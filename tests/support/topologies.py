@@ -9,7 +9,6 @@ def test_a_failover(make_watched: MakeWatched, settings: Settings, key_prefix: s
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import pytest
@@ -27,6 +26,7 @@ from tests.support.servers import (
     binary,
     made_once,
     missing,
+    trust_each_other,
 )
 from tests.support.waiting import wait_until
 
@@ -71,10 +71,7 @@ class Watched(Group):
         self.replicas = [Server(kind, **config, **encrypted) for _ in range(2)]
         self.sentinels = [Sentinel(kind, **encrypted) for _ in range(3)]
         if tls:
-            every = [*self.servers, *self.sentinels]
-            certificates = "".join(Path(one.ca).read_text() for one in every)
-            for one in every:
-                one.trust(certificates)
+            trust_each_other([*self.servers, *self.sentinels])
         self._lines = [
             f"sentinel down-after-milliseconds {SERVICE} {down_after * 1000:.0f}",
             f"sentinel failover-timeout {SERVICE} {failover_timeout * 1000:.0f}",
