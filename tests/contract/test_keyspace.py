@@ -85,8 +85,7 @@ class Twins:
     def both(self, script: Script, *args: str | int, keys: tuple[str, ...] = ()) -> tuple[Any, Any]:
         """What a client reads from the two; an error is told by the beginning of its message."""
         begun = time.monotonic()
-        seconds, us = self._client.time()
-        self._keyspace.us = seconds * 1_000_000 + us
+        moment = self._client.time()
         names = [self.key(key) for key in keys]
         there: Any
         try:
@@ -94,6 +93,9 @@ class Twins:
         except redis.ResponseError as error:
             there = _error(error)
         self._apart = max(self._apart, 1000 * (time.monotonic() - begun))
+        if script is TOLD:  # Which tells when it was run: no key expires in between.
+            moment = int(there[0]), int(there[1])
+        self._keyspace.us = moment[0] * 1_000_000 + moment[1]
         try:
             return there, self._interpreter.run(script, names, args)
         except ReplyError as error:
