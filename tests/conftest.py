@@ -11,6 +11,7 @@ A test that asks for `server` (or `own_server`, `locks`, `proxy`) runs on Redis 
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import uuid
@@ -71,6 +72,12 @@ class Spawn(Protocol):
     def __call__(
         self, code: str | Callable[..., Any], *args: Any, prelude: str = "", **kwargs: Any
     ) -> Child: ...
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what stays until the end: modules, and the tests."""
+    gc.collect()
+    gc.freeze()
 
 
 class Locks:
