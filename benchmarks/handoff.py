@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from benchmarks.contenders import PYTHON_REDIS_LOCK, WAITING, Contender, contender
@@ -55,6 +56,17 @@ class Relay:
         self.home = PROCESSES.Semaphore(0)  # That runner may release, and all go home.
 
 
+@dataclass(slots=True)
+class Seen:
+    """What runners have seen: one in one relay, or all in all of them."""
+
+    latencies: list[float] = field(default_factory=list)  # Seconds that each hand-off took.
+    client_cpu: list[float] = field(
+        default_factory=list
+    )  # Of a runner, from one lease to its next.
+    server_cpu: float = 0.0
+
+
 def measure(bench: Bench) -> list[Table]:
     """Latency with crowds of threads and of processes, then the commands a hand-off costs."""
     latencies = [row for kind, waiters in CROWDS for row in _latencies(bench, kind, waiters)]
@@ -71,25 +83,31 @@ def measure(bench: Bench) -> list[Table]:
 
 
 def _latencies(bench: Bench, kind: type[Threads | Processes], waiters: int) -> list[Row]:
-    samples: dict[tuple[str, str], list[float]] = defaultdict(list)
+    tallies: dict[tuple[str, str], Seen] = {}
     relay = Relay()
     with kind(waiters + 1, relay) as crew:  # One holds, the others wait.
         for turn in bench.turns(WAITING):
+            tally = tallies.setdefault((turn.placement, turn.name), Seen())
             with _lined_up(relay, crew, turn.name, bench.server.port, turn.cores):
+                server_cpu = bench.server.cpu_seconds()
                 _race(relay, crew, bench.effort.hand_offs, bench.effort.relay_seconds)
+                tally.server_cpu += bench.server.cpu_seconds() - server_cpu
             for seen in crew.results():
-                samples[turn.placement, turn.name] += seen
+                tally.latencies += seen.latencies
+                tally.client_cpu += seen.client_cpu
     rows: list[Row] = [
         {
             "waiters": _crowd(kind, waiters),
             "lock": name,
             "cores": cores,
-            "p50 µs": percentile(seen, 0.50) * 1e6,
-            "p99 µs": percentile(seen, 0.99) * 1e6,
-            "max µs": max(seen) * 1e6,
-            "hand-offs": len(seen),
+            "p50 µs": percentile(seen.latencies, 0.50) * 1e6,
+            "p99 µs": percentile(seen.latencies, 0.99) * 1e6,
+            "max µs": max(seen.latencies) * 1e6,
+            "client CPU µs": fmean(seen.client_cpu) * 1e6 if seen.client_cpu else "",
+            "server CPU µs": seen.server_cpu / len(seen.latencies) * 1e6,
+            "hand-offs": len(seen.latencies),
         }
-        for (cores, name), seen in samples.items()
+        for (cores, name), seen in tallies.items()
     ]
     return sorted(rows, key=lambda row: row["cores"], reverse=True)
 
@@ -118,7 +136,7 @@ def _commands(bench: Bench, waiters: int) -> list[Row]:
                 bench.server.counting() as traffic,
             ):
                 _race(relay, crew, COUNTED_HAND_OFFS, COUNTED_SECONDS)
-            hand_offs = sum(map(len, crew.results()))
+            hand_offs = sum(len(seen.latencies) for seen in crew.results())
             rows.append(
                 {
                     "waiters": waiters,
@@ -176,28 +194,33 @@ def _expect(signal: Semaphore, crew: Crew) -> None:
             raise RuntimeError("The relay hangs.")
 
 
-def _take_turns(relay: Relay, name: str, port: int, cores: set[int]) -> list[float]:
-    """Run one relay; returns the seconds that each hand-off to this runner took."""
+def _take_turns(relay: Relay, name: str, port: int, cores: set[int]) -> Seen:
+    """Run one relay."""
     confine(os.getpid(), cores)
     runner: Contender = contender(name, port)
-    latencies: list[float] = []
+    seen = Seen()
+    cpu_before = 0.0
     relay.arrived.release()
     while True:
         with runner.lock(NAME):
             taken_at = time.perf_counter()
+            cpu = time.thread_time()
             if relay.over.value:
-                return latencies
+                return seen
             if relay.released_at.value:
-                latencies.append(taken_at - relay.released_at.value)
+                seen.latencies.append(taken_at - relay.released_at.value)
+                if cpu_before:
+                    seen.client_cpu.append(cpu - cpu_before)
                 relay.taken.release()
             else:  # The first holder.
                 relay.start.acquire()
+            cpu_before = cpu
             time.sleep(HOLD)
             if relay.left.value == 0 or taken_at > relay.until.value:
                 relay.over.value = True
                 relay.finish.release()
                 relay.home.acquire()
-                return latencies
+                return seen
             relay.left.value -= 1
             relay.released_at.value = time.perf_counter()
         relay.taken.acquire()
