@@ -24,6 +24,10 @@ JOBS ?= 8
 ARGS ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
+# Whatever the environment says: the tests and the demo start many Pythons, each of which would
+# compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
