@@ -13,7 +13,6 @@ from django_redislock.backends.redis.calling import Caller, trouble
 from django_redislock.backends.redis.connection import packed
 from django_redislock.backends.redis.errors import (
     TROUBLE,
-    ReplyError,
     described,
     is_transient,
     is_wrong_server,
@@ -127,7 +126,7 @@ class Server:
         def ask(wire: Wire) -> list[Any]:
             replies = wire.ask_all([packed(*command) for command in commands], self._within)
             for reply in replies:
-                if isinstance(reply, ReplyError) and is_wrong_server(reply):
+                if is_wrong_server(reply):
                     raise reply
             return replies
 
