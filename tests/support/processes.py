@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 def say(value: Any) -> None:
     """In a child: tell the test."""
-    print(json.dumps(value), flush=True)
+    # In one piece, also where PYTHONUNBUFFERED is set: a forked child of it may speak meanwhile.
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
 
 
 def hear() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,15 @@ async def asynchronous() -> None:
     say("from a coroutine")
 
 
+def echo_with_a_fork(*, times: int) -> None:
+    """In a child: speak at the same time as a forked child of it."""
+    pid = os.fork()
+    for number in range(times):
+        say([pid > 0, number])
+    if pid:
+        os.waitpid(pid, 0)
+
+
 def settings_of_a_child() -> None:
     """In a child: tell the setting."""
     from django.conf import settings
@@ -47,6 +57,15 @@ def test_a_function_runs_in_a_child_and_talks(spawn: Spawn) -> None:
     assert [child.read(), child.read()] == ["hello", "hello"]
     child.send({"key": [1, None]})
     assert child.read() == {"key": [1, None]}
+
+
+def test_what_a_child_and_its_fork_say_is_not_mixed_up(
+    spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    child = spawn(echo_with_a_fork, times=1000)
+    said = sorted(child.read() for _ in range(2000))
+    assert said == [[is_parent, number] for is_parent in (False, True) for number in range(1000)]
 
 
 def test_source_text_runs_in_a_child(spawn: Spawn) -> None:
