@@ -16,6 +16,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from django.conf import settings
+
 from django_redislock.exceptions import LockMisuse
 
 if TYPE_CHECKING:
@@ -33,7 +35,10 @@ logger = logging.getLogger("django_redislock")
 def _used() -> list[BaseDatabaseWrapper]:
     """The connections that this thread has used."""
     db = sys.modules.get("django.db")
-    return [] if db is None else db.connections.all(initialized_only=True)
+    if db is None or not settings.configured:  # Nobody has asked for the names of databases yet.
+        return []
+    used: list[BaseDatabaseWrapper] = db.connections.all(initialized_only=True)
+    return used
 
 
 class _Life:

@@ -164,7 +164,8 @@ sys.meta_path.insert(0, NoCelery())
 
 @pytest.mark.slow
 @pytest.mark.proves("P10")
-def test_importing_needs_no_settings() -> None:
+@pytest.mark.parametrize("before", ["", "import django.db"])
+def test_importing_needs_no_settings(before: str) -> None:
     code = """
     from django_redislock import *
     from django_redislock.signals import lock_acquired
@@ -173,7 +174,7 @@ def test_importing_needs_no_settings() -> None:
     from django.conf import settings
     print(settings.configured)
     """
-    assert run(code) == "False"
+    assert run(before + textwrap.dedent(code)) == "False"
 
 
 @pytest.mark.slow
