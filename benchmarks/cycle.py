@@ -52,7 +52,7 @@ def measure(bench: Bench) -> list[Table]:
 
 def _table(bench: Bench, kind: str, bound: float, names: Sequence[str], spin: Spin) -> Table:
     tallies: dict[tuple[str, str], Tally] = {}
-    for turn in bench.turns(names):
+    for turn in bench.turns(names, bench.effort.cycle_rounds):
         tally = tallies.setdefault((turn.placement, turn.name), Tally())
         spin(turn.name, WARM_UP)
         client_cpu, server_cpu = time.process_time(), bench.server.cpu_seconds()

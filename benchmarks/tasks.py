@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from benchmarks.bench import Bench
+    from benchmarks.server import Traffic
 
+COUNTED = 100  # Tasks of which the commands are counted, those of broker and results included.
 WARM_UP = 10  # Tasks before anything counts: connections, scripts, caches.
 
 # No two tasks have the same, or some locks would refuse the second.
@@ -31,6 +33,7 @@ def measure(bench: Bench) -> list[Table]:
     from benchmarks import celery_app
 
     rates: dict[tuple[str, str], list[float]] = defaultdict(list)
+    traffic: dict[str, Traffic] = {}
     celery_app.connect(bench.server.port)
     with _worker(bench.server.port):
         processes = celery_app.processes.delay().get(PATIENCE)
@@ -41,12 +44,17 @@ def measure(bench: Bench) -> list[Table]:
             _run(task, WARM_UP)
             seconds = _run(task, bench.effort.tasks)
             rates[turn.placement, turn.name].append(bench.effort.tasks / seconds)
+            if turn.name not in traffic:
+                with bench.server.counting() as traffic[turn.name]:
+                    _run(task, COUNTED)
     rows: list[Row] = [
         {
             "lock": name,
             "cores": cores,
             "tasks/s": median(seen),
             "µs": 1e6 / median(seen),
+            "requests": traffic[name].requests / COUNTED,
+            "in scripts": traffic[name].scripted / COUNTED,
         }
         for (cores, name), seen in rates.items()
     ]
