@@ -9,14 +9,14 @@
 
 local NOTED = 1500 -- ms: the owner of a lease that lasts so long tells its end, see lock.py
 
-local function note_past(value, ended)
+local function note_past(value, ended, ms)
   local fence, since, owner = string.match(value, '^|(%d+)|(%d+)|%d+|%d+|[^|]*|(.*)$', 56)
   local id = string.sub(value, 40, 55) .. '|'
   local last = redis.pcall('LINDEX', PAST, -1)
   local noted = type(last) == 'string' and string.sub(last, 1, 17) == id
   local stop = ''
   if ended ~= '' then
-    stop = digits(milliseconds(clock()))
+    stop = digits(ms)
   elseif noted then
     return
   end

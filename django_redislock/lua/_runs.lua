@@ -21,8 +21,7 @@ local function note(what, ms, lasted, why, owner)
     redis.pcall('HINCRBY', RUNS, 'skips', 1)
   end
   redis.pcall('PEXPIRE', RUNS, 30 * DAY)
-  if RAN then
-    redis.pcall('ZADD', RAN, ms, LOCK)
+  if RAN and redis.pcall('ZADD', RAN, ms, LOCK) == 1 then
     redis.pcall('ZREMRANGEBYRANK', RAN, 0, -10001)
   end
 end

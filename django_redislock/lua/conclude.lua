@@ -47,7 +47,7 @@ if not cooling then
   pass_on(value, head)
 end
 if ended ~= '' then
-  note_past(value, ended)
+  note_past(value, ended, ms)
 end
 if recognised_for ~= '0' then
   -- include _runs

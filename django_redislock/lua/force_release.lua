@@ -24,6 +24,6 @@ pass_on(value, first_waiter())
 -- So that the holder's next renewal says "forced", however late within its lease it comes.
 call('SET', FORCED, request .. value, 'PX', digits(math.max(left, 0) + 60000))
 if strange == '' then
-  note_past(value, 'forced')
+  note_past(value, 'forced', milliseconds(clock()))
 end
 return { 'released', value }
