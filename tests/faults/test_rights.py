@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 from django_redislock import LockError, LockLost, LockUnavailable, distributed_lock, held, task_runs
-from django_redislock.backends.redis import calling
+from django_redislock.backends.redis import calling, dialing
 from django_redislock.doctor import minimal_acl
 from django_redislock.lock import Lock
 from django_redislock.rules import scripts
@@ -356,6 +357,33 @@ def test_tls_with_the_right_authority_works(
         wait_until(lambda: lease.renewals)
         assert is_held_by(locks, lease)
     assert value_of(locks) is None
+
+
+@only_redis
+def test_event_loops_that_come_and_go_share_what_certificates_were_read(
+    locks: Locks, tls_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, read = [], ssl.create_default_context
+
+    def noting() -> ssl.SSLContext:
+        reads.append(read())
+        return reads[-1]
+
+    monkeypatch.setattr(ssl, "create_default_context", noting)
+    locks.on(tls_server, TTL=6)
+
+    async def use() -> None:
+        async with distributed_lock(NAME, wait=0):
+            pass
+
+    for _ in range(3):
+        asyncio.run(use())
+    assert len(reads) == 1
+    monkeypatch.setattr(dialing, "TLS_SHARED_FOR", 0.0)  # Certificates may be replaced.
+    locks.configure(TTL=7)
+    for _ in range(3):
+        asyncio.run(use())
+    assert len(reads) == 4
 
 
 @only_redis

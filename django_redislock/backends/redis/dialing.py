@@ -5,6 +5,7 @@ from __future__ import annotations
 # Or socket.getaddrinfo() does so at the first connection: a process that is forked meanwhile by
 # another thread would wait for the end of that import for ever.
 import encodings.idna  # noqa: F401
+import math
 import threading
 import time
 from concurrent.futures import Future
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 DIALS_BY_NAME = 16  # That may be under way at once, each in a thread of its own.
+
+# Seconds for which new connections of event loops share what certificates were read: to read all of
+# the system's takes a loop 40 ms. Not for good, as those of a client may be replaced any day.
+TLS_SHARED_FOR = 60.0
 
 OLDEST_VERSION = (7, 0)  # Of Redis; every Valkey is newer.
 
@@ -101,6 +106,8 @@ class Dialer:
         self._sync_class(**self._sync)
         self.timeout: float | None = self._sync.get("socket_timeout")
         self.protocol: int = self._sync["protocol"]
+        self._tls: Any = None  # Of asynchronous connections; nothing without TLS.
+        self._tls_until = -math.inf
         self._by_name = "path" not in self._sync and not _is_address(self._sync.get("host"))
         self.after_fork()
 
@@ -157,6 +164,8 @@ class Dialer:
     async def adial(self, seconds: float) -> AsyncWire:
         """A new connection of the running loop, or redis-py's exception; cancel it when late."""
         connection = self._async_class(**{**self._async, **_NO_LIMITS})
+        if hasattr(connection, "ssl_context"):
+            connection.ssl_context = self._shared_tls(connection.ssl_context)
         # The first reply of the handshake is the server's HELLO, which this client does not keep.
         replies: list[Any] = []
         read = connection.read_response
@@ -181,6 +190,13 @@ class Dialer:
             raise
         finally:
             del connection.read_response
+
+    def _shared_tls(self, new: Any) -> Any:
+        """What a connection knows of certificates: as long as it may, the same as one before."""
+        now = time.monotonic()
+        if now >= self._tls_until:
+            self._tls, self._tls_until = new, now + TLS_SHARED_FOR
+        return self._tls
 
 
 # The handshake of RESP2 has no HELLO, and so does not tell what the server is.
