@@ -232,6 +232,12 @@ def first_try(request: Request) -> Call:
     return _acquire_call(request, request.mode, b"0")
 
 
+def as_try(call: Call) -> Call:
+    """The same question, from somebody who does not queue up if the lock is not free."""
+    token, id, ttl, _, *rest = call.args  # noqa: A001
+    return call._replace(args=(token, id, ttl, "try", *rest), listening="")
+
+
 def granted_by(answer: Answer, request: Request) -> Granted | None:
     """What an answer to a try grants; None if it says anything else, or came too late."""
     if answer.value.__class__ is not bytes or answer.replicas < request.replicas:

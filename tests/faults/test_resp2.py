@@ -79,6 +79,17 @@ def proxied(locks: Locks, proxy: Proxy, settings: Settings) -> Iterator[Proxy]:
 
 
 @one_kind
+def test_to_take_a_free_lock_opens_no_connection_to_be_rung_on(
+    caller: Caller, proxied: Proxy
+) -> None:
+    lock = distributed_lock(NAME)
+    assert caller.acquire(lock)
+    caller.release(lock)
+    assert proxied.commands("SUBSCRIBE") == []
+    assert len({command.link for command in proxied.commands("EVALSHA")}) == 1
+
+
+@one_kind
 def test_who_waits_is_rung_on_a_connection_that_does_nothing_else(
     caller: Caller, locks: Locks, proxied: Proxy, if_rung: float
 ) -> None:

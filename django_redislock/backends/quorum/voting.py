@@ -22,6 +22,7 @@ from django_redislock.backends.quorum.members import majority_of
 from django_redislock.backends.redis.calling import lacks_script, trouble
 from django_redislock.backends.redis.errors import ReplyError
 from django_redislock.rules import scripts
+from django_redislock.rules.flows import as_try
 from django_redislock.rules.steps import Call, Refused, Trouble, Unanswered
 
 if TYPE_CHECKING:
@@ -125,9 +126,7 @@ class Voting:
     # --- what takes more than one round -------------------------------------------------------
 
     def _acquire(self, call: Call) -> Vote:
-        token, id, ttl, _, *rest = call.args  # noqa: A001
-        # Nobody queues up: each server would have another order.
-        attempt = call._replace(args=(token, id, ttl, "try", *rest))
+        attempt = as_try(call)  # Nobody queues up: each server would have another order.
         if self._fences.are_unknown:
             question = Round([self._fences.question()], call.within, self._every, self._is_heard)
             self._fences.learn((yield question))

@@ -210,6 +210,11 @@ class WirePool(Pool["Wire"]):
         super()._make_locks()
         self._bell_lock = threading.Lock()
 
+    @property
+    def lacks_bell(self) -> bool:
+        """Whether one has to be opened for whoever begins to wait now."""
+        return self.shares_bells and all(bell.closed for bell in list(self._bells.values()))
+
     def shared_bell(self, channel: str, seconds: float) -> SharedBell:
         """The bell of waiters without a connection of their own, for locks of the same prefix.
 

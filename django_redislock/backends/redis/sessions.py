@@ -12,7 +12,7 @@ from django_redislock.backends.drivers import Begun
 from django_redislock.backends.redis.calling import trouble
 from django_redislock.backends.redis.connection import id_of, rest
 from django_redislock.backends.redis.errors import TROUBLE, Crowded, ReplyError, is_wrong_server
-from django_redislock.rules.flows import CLAIM
+from django_redislock.rules.flows import CLAIM, as_try
 from django_redislock.rules.steps import Answer, Bell, Unanswered
 
 if TYPE_CHECKING:
@@ -94,8 +94,15 @@ class Session(drivers.Blocking):
 
     def call(self, step: Call) -> Answer:
         begun = sent = clock.now()
+        listens = bool(step.listening) and self._bell is None and self._caller.scripting
+        if listens and not self._id and self._pool.lacks_bell:
+            # To open it takes several round trips, and most locks are free. Who waits already,
+            # and has lost a bell, has no time to lose: he is passed over until he has another.
+            answer = self.call(as_try(step))
+            if not (_is_busy(answer) and self._caller.scripting):
+                return answer
         try:
-            if step.listening and self._bell is None and self._caller.scripting:
+            if listens:
                 self._become_rung(step, begun)
             wire = self._wire
             if wire is None:
@@ -216,6 +223,10 @@ class AsyncSession(drivers.Awaiting):
         if step.shielded:
             return await self.call_shielded(step)
         begun = sent = clock.now()
+        if step.listening and self._caller.scripting and not self._id and self._lacks_bell(step):
+            answer = await self.call(as_try(step))  # See Session.call().
+            if not (_is_busy(answer) and self._caller.scripting):
+                return answer
         outcome = None
         try:
             if self._caller.scripting:
@@ -257,6 +268,13 @@ class AsyncSession(drivers.Awaiting):
     def close(self) -> None:
         if self._rung is not None:
             self._rung.forget_bell(self._id)
+
+    def _lacks_bell(self, step: Call) -> bool:
+        """Whether a connection for rings alone is needed, and not there yet."""
+        if self._bells is self._loops:
+            return False
+        rung = self._bells.open_wire()
+        return rung is None or not self._caller.channel_on(rung, step.name)
 
     async def _become_rung(self, step: Call, wire: AsyncWire, begun: float) -> None:
         """Have a connection on which the server rings us: *wire*, or one for rings alone."""
@@ -300,6 +318,11 @@ async def in_thread(work: Callable[[], Result]) -> Result:
     except asyncio.CancelledError:
         await asyncio.wait([call])
         raise
+
+
+def _is_busy(answer: Answer) -> bool:
+    """Whether a try has found that the lock is not free."""
+    return answer.value.__class__ is list and answer.value[0] == b"busy"
 
 
 def _bell(ring: bytes | None) -> Bell:
