@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from pytest_django import Settings
 
+    from tests.conftest import MakeProxy
     from tests.support.proxy import Proxy
     from tests.support.servers import Server
     from tests.support.ways import Caller
@@ -46,6 +47,20 @@ def bare(
 def test_a_server_that_speaks_no_resp3_is_refused_with_the_option_that_helps(
     caller: Caller, bare: Locks
 ) -> None:
+    with pytest.raises(LockUnavailable, match=r"not speak RESP3.*OPTIONS\['protocol'\] to 2"):
+        caller.acquire(distributed_lock(NAME))
+    bare.configure(OPTIONS=OLD)
+    with caller.block(distributed_lock(NAME)) as lease:
+        assert lease.held
+
+
+@pytest.mark.parametrize("answer", [b"*2\r\n+proto\r\n:2\r\n", b"$-1\r\n", b":1\r\n", b"+OK\r\n"])
+def test_so_is_a_proxy_that_answers_hello_in_a_way_of_its_own(
+    answer: bytes, caller: Caller, bare: Locks, make_proxy: MakeProxy, locks: Locks
+) -> None:
+    proxy = make_proxy(locks.server)
+    proxy.rewrite("HELLO", lambda reply: answer)
+    bare.configure(LOCATION=proxy.url)
     with pytest.raises(LockUnavailable, match=r"not speak RESP3.*OPTIONS\['protocol'\] to 2"):
         caller.acquire(distributed_lock(NAME))
     bare.configure(OPTIONS=OLD)

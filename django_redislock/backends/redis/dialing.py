@@ -154,10 +154,16 @@ class Dialer:
                 with _asking_for_hello():
                     connection.send_command(*_HELLO)
                     hello = _named(connection.read_response())
-            self._check(hello)
+            self._judge(hello)
         except redis_errors.RedisError as error:
             connection.disconnect()
             _check_hello(error)
+            raise
+        except AttributeError as error:
+            connection.disconnect()
+            # redis-py takes it for granted that HELLO is answered by a map.
+            if error.name == "get" and error.obj is connection.handshake_metadata:
+                raise NoResp3(_NO_RESP3) from error
             raise
         return self._wire(connection)
 
@@ -182,7 +188,7 @@ class Dialer:
                 with _asking_for_hello():
                     await connection.send_command(*_HELLO)
                     hello = _named(await read())
-            self._check(hello)
+            self._judge(hello)
             return self._async_wire(connection)
         except BaseException as error:
             await connection.disconnect(nowait=True)
@@ -198,6 +204,16 @@ class Dialer:
             self._tls, self._tls_until = new, now + TLS_SHARED_FOR
         return self._tls
 
+    def _judge(self, hello: Any) -> None:
+        if self.protocol == 3 and not isinstance(hello, dict):
+            raise NoResp3(_NO_RESP3)
+        self._check(hello)
+
+
+_NO_RESP3 = (
+    "the server does not speak RESP3, so it is older than Redis 6, or there is a proxy before it."
+    " Locks need Redis 7.0 or newer, or Valkey; for such a proxy set OPTIONS['protocol'] to 2"
+)
 
 # The handshake of RESP2 has no HELLO, and so does not tell what the server is.
 _HELLO = ("HELLO", 2)
@@ -208,9 +224,9 @@ def _asking_for_hello() -> suppress:
     return suppress(redis_errors.ResponseError)
 
 
-def _named(reply: list[Any]) -> dict[Any, Any]:
-    """What RESP2 says as names and values in turn."""
-    return dict(zip(reply[::2], reply[1::2], strict=False))
+def _named(reply: Any) -> dict[Any, Any]:
+    """What RESP2 says as names and values in turn; nothing if a proxy says anything else."""
+    return dict(zip(reply[::2], reply[1::2], strict=False)) if isinstance(reply, list) else {}
 
 
 def _check_hello(error: BaseException) -> None:
@@ -221,11 +237,7 @@ def _check_hello(error: BaseException) -> None:
         or "unsupported protocol" in text
         or ("hello" in text and ("unknown" in text or "unsupported" in text))
     ):
-        raise NoResp3(
-            "the server does not speak RESP3, so it is older than Redis 6, or there is a proxy"
-            " before it. Locks need Redis 7.0 or newer, or Valkey; for such a proxy set"
-            " OPTIONS['protocol'] to 2"
-        ) from error
+        raise NoResp3(_NO_RESP3) from error
 
 
 class _Packer:
