@@ -53,7 +53,8 @@ SOCKET = "socket"
 SECURED = "secured"
 RESP2 = "resp2"
 PLACES = (*SERVERS, SOCKET, SECURED, RESP2, MEMORY, SENTINEL, CLUSTER, QUORUM)
-IN_TURN = (*KINDS, RESP2, MEMORY, CLUSTER)  # Where waiters are served first come, first served.
+# Where waiters are served first come, first served.
+IN_TURN = tuple(name for name in PLACES if name not in {UNSCRIPTED, QUORUM})
 
 #: To run a test only in some of the places, or with some of the servers.
 on_servers = pytest.mark.parametrize("place", SERVERS, indirect=True)
