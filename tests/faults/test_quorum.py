@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.management import call_command
+from django.urls import reverse
 
 from django_redislock import (
     LockLost,
@@ -28,6 +31,8 @@ from tests.support.ways import Caller, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from django.test import Client
 
     from django_redislock import Lease
     from tests.support.quorums import MakeQuorum, Quorum
@@ -340,6 +345,25 @@ def test_an_acquire_that_was_not_answered_leaves_nothing_behind(
     wait_until(lambda: not any(quorum.value(server) for server in range(3)))
 
 
+# --- proxies -------------------------------------------------------------------------------------
+
+
+def test_its_servers_may_speak_resp2_only(make_quorum: MakeQuorum, caller: Caller) -> None:
+    quorum = make_quorum(kind="redis", resp2=True)
+    with pytest.raises(LockUnavailable, match=r"not speak RESP3.*OPTIONS\['protocol'\] to 2"):
+        caller.acquire(distributed_lock(NAME, wait=0))
+    quorum.configure(OPTIONS={"socket_timeout": HUNG, "protocol": 2})
+    with caller.block(distributed_lock(NAME)) as first:
+        wait_until(lambda: quorum.known_by(first) == [0, 1, 2])
+        caller.renew(first)
+        wait_until(lambda: [one.where for one in held.list()] == ["3 of 3"])
+        assert not other()[0]
+    quorum.set_mark(0, first.fence + 3_600_000_000)  # A majority is to know the greatest.
+    quorum.servers[2].kill()
+    with caller.block(distributed_lock(NAME)) as second:
+        assert second.fence > first.fence + 3_600_000_000
+
+
 # --- operators -----------------------------------------------------------------------------------
 
 
@@ -353,6 +377,19 @@ def test_a_lock_is_listed_with_how_many_servers_know_it_and_released_by_force(
         assert held.force_release(NAME, lease.id)
         assert held.list() == []
         caller.ensure_held(lease)
+
+
+@pytest.mark.django_db
+def test_the_command_and_the_admin_show_how_many_servers_know_a_lock(
+    quorum: Quorum, admin_client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quorum.servers[0].kill()
+    with distributed_lock(NAME):
+        call_command("locks", "list", "--json")
+        (listed,) = json.loads(capsys.readouterr().out)
+        assert (listed["name"], listed["where"]) == (NAME, "2 of 3")
+        page = admin_client.get(reverse("admin:django_redislock_heldlock_changelist"))
+        assert '<td class="field-where">2 of 3</td>' in page.content.decode()
 
 
 def test_what_only_a_minority_knows_is_not_held(quorum: Quorum) -> None:

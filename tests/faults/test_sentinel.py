@@ -96,9 +96,9 @@ class Lockers:
 
 
 def take_turns(name: str) -> None:
-    """In a child: be four lockers, until told otherwise; then tell of their turns."""
+    """In a child: be eight lockers, until told otherwise; then tell of their turns."""
     lockers = Lockers(name)
-    threads = [in_thread(lockers.in_loop), *[in_thread(lockers.in_thread) for _ in range(2)]]
+    threads = [in_thread(lockers.in_loop), *[in_thread(lockers.in_thread) for _ in range(4)]]
     wait_until(lambda: lockers.turns)
     say("at work")
     hear()
