@@ -434,7 +434,10 @@ def _persistence(server: _Server) -> Iterator[Finding]:
             "Look into the server's log, and at its disk.",
         )
     elif info.get("aof_enabled") == "1":
-        yield Finding("persistence", "ok", "held locks survive a restart (append-only file)")
+        if isinstance(server.backend, QuorumBackend):
+            yield _last_second(server)
+        else:
+            yield Finding("persistence", "ok", "held locks survive a restart (append-only file)")
     elif isinstance(server.backend, QuorumBackend):
         yield Finding(
             "persistence",
@@ -450,6 +453,26 @@ def _persistence(server: _Server) -> Iterator[Finding]:
             "a restart of the server frees locks that are still relied on",
             "Set appendonly yes; or guard what locks protect with the fence.",
         )
+
+
+def _last_second(server: _Server) -> Finding:
+    """Whether a server of a quorum that is restarted knows what it has granted last."""
+    reply = server.ask("CONFIG", "GET", "appendfsync")  # A map, or in RESP2 a list of two.
+    if isinstance(reply, ReplyError):
+        return Finding(
+            "persistence",
+            "ok",
+            "held locks survive a restart (append-only file); with appendfsync always also those of"
+            " the last second",
+        )
+    if b"always" in (reply.values() if isinstance(reply, dict) else reply):
+        return Finding("persistence", "ok", "held locks survive a restart (appendfsync always)")
+    return Finding(
+        "persistence",
+        "warn",
+        "a server that is restarted has forgotten the locks of its last second",
+        "Start it again only after the longest ttl; or set appendfsync always.",
+    )
 
 
 def _replication(server: _Server) -> Iterator[Finding]:

@@ -498,6 +498,27 @@ def test_a_quorum_is_fit_while_a_majority_answers(make_quorum: MakeQuorum) -> No
     assert found["quorum"].says == "2 of 3 servers do not answer, so no lock can be taken"
 
 
+@pytest.mark.parametrize("protocol", [3, 2])
+def test_of_a_quorum_an_append_only_file_may_not_lack_the_last_second(
+    protocol: int, make_quorum: MakeQuorum
+) -> None:
+    quorum = make_quorum(appendonly="yes")
+    quorum.configure(OPTIONS={**quorum.setting()["OPTIONS"], "protocol": protocol})
+    clients = [server.client() for server in quorum.servers]
+    for client in clients:
+        client.config_set("appendfsync", "always")
+    finding = findings()["persistence"]
+    assert (finding.level, "appendfsync always" in finding.says) == ("ok", True)
+    clients[1].config_set("appendfsync", "everysec")
+    found = [one for one in doctor.examine("default") if one.about == "persistence"]
+    assert {one.level for one in found} == {"ok", "warn"}
+    (warning,) = [one for one in found if one.level == "warn"]
+    assert f"127.0.0.1:{quorum.proxies[1].port}: a server that is restarted" in warning.says
+    clients[2].execute_command("ACL", "SETUSER", "default", "-config")
+    found = [one for one in doctor.examine("default") if one.about == "persistence"]
+    assert [one.level for one in found].count("ok") == 2
+
+
 @pytest.mark.parametrize("ends_early", [False, True])
 def test_no_connection_to_a_server_of_a_quorum_stays(
     ends_early: bool, make_quorum: MakeQuorum, monkeypatch: pytest.MonkeyPatch
