@@ -769,6 +769,18 @@ def test_the_doctor_judges_each_node_of_a_cluster(
     assert any(level == "fail" for level, _ in found("rights"))
 
 
+def test_the_doctor_says_how_many_slots_are_kept_by_no_node(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str
+) -> None:
+    cluster = make_cluster("valkey")
+    cluster.locks(settings, key_prefix, TTL=6, WAIT=0)
+    free = range(3)
+    for server in cluster.servers:  # Each has a map of its own.
+        cluster.tell(server, "DELSLOTS", *free)
+    wait_until(lambda: found("cluster")[0][0] == "fail")
+    assert found("cluster") == [("fail", "3 of 16384 slots are kept by no node")]
+
+
 @one_kind
 def test_the_doctor_says_that_a_server_is_no_node_of_a_cluster(locks: Locks) -> None:
     locks.configure(BACKEND="django_redislock.backends.ClusterBackend")
