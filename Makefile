@@ -48,7 +48,7 @@ demo-stale-holder: $(VENV)/demo ## Stop a holder beyond its lease: see its updat
 demo-chaos: $(VENV)/demo ## Kill workers: 200 lotteries are drawn once (FAULT=kill|pause|flush, GUARD=off)
 	@exec $(BIN)/python example_project/manage.py demo_chaos --fault '$(FAULT)' --guard '$(GUARD)'
 
-demo-admin: $(VENV)/demo ## Look at the page of held locks while much goes on, until Ctrl-C
+demo-admin: $(VENV)/demo ## Look at the page of held locks while much goes on, until Ctrl-C (BACKEND=...)
 	@exec $(BIN)/python example_project/manage.py demo_admin --port $(PORT) --backend '$(BACKEND)'
 
 demo-stop: $(VENV)/demo ## Stop the embedded server that the example project has started

@@ -274,7 +274,7 @@ def _renounce(request: Request, answer: Answer) -> Flow[NoReturn]:
     if answer.replicas < request.replicas:
         problem = (
             f"{answer.replicas} of the {request.replicas} replicas that REPLICAS_ACK asks for"
-            " acknowledged the grant"
+            " acknowledged the grant; connect so many, or lower it"
         )
     if not (yield from undo(request.name, request.token, request.operation_timeout)):
         # An undo may still be on its way, and would end whatever this token is granted next.
