@@ -19,7 +19,8 @@ PATIENCE = 60  # Seconds that a body waits for its gate; a test that needs longe
 @cache
 def server() -> redis.Redis:
     """The journal's server; in a worker, and once per process."""
-    return redis.Redis.from_url(os.environ["TESTS_JOURNAL"])
+    # Newer clients wait for five seconds by default, and a gate may be shut for longer.
+    return redis.Redis.from_url(os.environ["TESTS_JOURNAL"], socket_timeout=2 * PATIENCE)
 
 
 def note(key: str, event: str, **details: Any) -> None:
