@@ -15,7 +15,6 @@ from django_redislock.celery import single_instance_task
 from django_redislock.celery.checks import check_tasks
 from tests import ROOT
 from tests.support.celery_app import celery_app
-from tests.support.servers import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -140,12 +139,12 @@ PROJECT = {
 
 
 def test_tasks_are_found_wherever_celery_finds_them_and_a_broken_module_is_named(
-    tmp_path: Path,
+    tmp_path: Path, closed_port: int
 ) -> None:
     for name, text in PROJECT.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text(inspect.cleandoc(text).replace("{port}", str(free_port())))  # No broker.
+        path.write_text(inspect.cleandoc(text).replace("{port}", str(closed_port)))  # No broker.
     root = str(ROOT)
     checked = subprocess.run(
         [sys.executable, "-m", "django", "check", "--tag", "django_redislock"],

@@ -32,7 +32,6 @@ from django_redislock.celery import (
 from django_redislock.celery.options import OPTIONS
 from tests.support.celery_app import EAGER, celery_app
 from tests.support.processes import python
-from tests.support.servers import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -532,11 +531,11 @@ class TestComposition:
 
     @pytest.mark.parametrize("autoretry_for", [(), (Exception,)])
     def test_a_run_that_the_broker_does_not_take_back_stays_where_it_is(
-        self, redislock: LockTestKit, app: Celery, autoretry_for: Any
+        self, redislock: LockTestKit, app: Celery, closed_port: int, autoretry_for: Any
     ) -> None:
         app.conf.update(
             task_always_eager=False,
-            broker_url=f"redis://127.0.0.1:{free_port()}/0",
+            broker_url=f"redis://127.0.0.1:{closed_port}/0",
             task_publish_retry=False,
         )
         task = make(key="lottery", on_conflict="retry", acks_late=True, autoretry_for=autoretry_for)

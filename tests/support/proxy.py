@@ -240,7 +240,8 @@ class Proxy(Endpoint):
 
     def cut(self) -> None:
         """Reset all connections, and return when it is done."""
-        links = list(self._links)
+        with self._lock:  # A new one is there when it has begun.
+            links = list(self._links)
         for link in links:
             link.cut()
         for link in links:
