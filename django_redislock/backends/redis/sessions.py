@@ -39,7 +39,7 @@ def ask(step: Call, caller: Caller, pool: WirePool) -> Begun:
         reply = wire.ask(caller.packed(step, channel), step.within)
     except TROUBLE as error:
         pool.drop(wire)
-        return Begun(began_in, step, drivers.seen_in(began_in, trouble(error, sent)))
+        return Begun(began_in, step, trouble(error, sent))
     except BaseException:
         pool.drop(wire)
         raise
@@ -65,7 +65,7 @@ async def aask(step: Call, caller: Caller, loops: Loops, bells: Loops, pool: Wir
     try:
         reply = await wire.send(caller.packed(step, channel), step.within)
     except TROUBLE as error:
-        return Begun(began_in, step, drivers.seen_in(began_in, trouble(error, sent)))
+        return Begun(began_in, step, trouble(error, sent))
     finally:
         if step.listening and (reply is None or reply.__class__ is bytes):
             wire.forget_bell(step.listening)
@@ -168,18 +168,22 @@ class Session(drivers.Blocking):
 
     def _become_rung(self, step: Call, begun: float) -> None:
         """Have a connection on which the server rings us, our own or that of a shared bell."""
+        if self._pool.shares_bells:
+            self._share_bell(step, begun)
+            return
         try:
-            if self._pool.shares_bells:
-                raise Crowded("waiters have no connection of their own")
             if self._wire is None:
                 self._wire = self._pool.take(step.within, to_wait=True)
             if not self._caller.channel_on(self._wire, step.name):
                 channel = self._caller.new_channel(step.name)
                 self._wire.subscribe(channel, rest(step.within, begun))
         except Crowded:
-            self._id = step.listening
-            self._bell = self._pool.shared_bell(self._caller.new_channel(step.name), step.within)
-            self._bell.expect(self._id, rest(step.within, begun))
+            self._share_bell(step, begun)
+
+    def _share_bell(self, step: Call, begun: float) -> None:
+        self._id = step.listening
+        self._bell = self._pool.shared_bell(self._caller.new_channel(step.name), step.within)
+        self._bell.expect(self._id, rest(step.within, begun))
 
     def _drop(self) -> None:
         """Use the connection no more: what was under way on it may still be answered."""
