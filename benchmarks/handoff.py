@@ -61,9 +61,7 @@ class Seen:
     """What runners have seen: one in one relay, or all in all of them."""
 
     latencies: list[float] = field(default_factory=list)  # Seconds that each hand-off took.
-    client_cpu: list[float] = field(
-        default_factory=list
-    )  # Of a runner, from one lease to its next.
+    client_cpu: list[float] = field(default_factory=list)  # Seconds, from one lease to the next.
     server_cpu: float = 0.0
 
 
