@@ -98,7 +98,7 @@ def _begun(began_in: Process, step: Call, answer: Answer, by: Performer) -> Begu
     return Begun(began_in, step, answer)
 
 
-def seen_in(began_in: Process, trouble: Unanswered | Refused) -> Unanswered | Refused:
+def _seen_in(began_in: Process, trouble: Unanswered | Refused) -> Unanswered | Refused:
     """What trouble means to the process that it is seen in.
 
     A step may begin in one process and fail in two: in the one that began it, and in a child that
@@ -183,7 +183,7 @@ async def _aperform(
 def _step_after(flow: Flow[Result], error: BaseException, began_in: Process) -> Step:
     """What the flow wants done after a step has failed: most often to undo what it has begun."""
     if isinstance(error, Unanswered | Refused):
-        return flow.throw(seen_in(began_in, error))
+        return flow.throw(_seen_in(began_in, error))
     if process.current is began_in:
         return flow.throw(error)
     flow.close()
