@@ -14,7 +14,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import socket
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
@@ -246,14 +245,6 @@ def spawn(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Spawn]
     yield start
     for child in children:
         child.close()
-
-
-@pytest.fixture
-def closed_port() -> Iterator[int]:
-    """A loopback port on which nobody listens, and no server of another test will either."""
-    with socket.socket() as holding:
-        holding.bind(("127.0.0.1", 0))
-        yield holding.getsockname()[1]
 
 
 # Order and selection

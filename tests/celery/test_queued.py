@@ -86,9 +86,9 @@ class TestWithoutWorker:
         assert waiting(own_stage) == 1
 
     @pytest.mark.slow
-    def test_nor_does_one_that_no_broker_takes(self, own_stage: Stage, closed_port: int) -> None:
+    def test_nor_does_one_that_no_broker_takes(self, own_stage: Stage) -> None:
         key = own_stage.key()
-        nowhere = f"redis://127.0.0.1:{closed_port}/0"
+        nowhere = "redis://127.0.0.1:1/0"
         with make_app({**own_stage.conf, "broker_url": nowhere}) as app:
             with pytest.raises(OperationalError):
                 app.tasks[own_stage.task("queued").name].apply_async((key,), retry=False)
@@ -115,10 +115,8 @@ class TestWithoutWorker:
         own_stage.send("queued", key)
         assert waiting(own_stage) == 2
 
-    def test_without_redis_it_is_published(
-        self, own_stage: Stage, settings: Any, closed_port: int
-    ) -> None:
-        settings.REDISLOCK = {"default": {"LOCATION": f"redis://127.0.0.1:{closed_port}/0"}}
+    def test_without_redis_it_is_published(self, own_stage: Stage, settings: Any) -> None:
+        settings.REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:1/0"}}
         key = own_stage.key()
         own_stage.send("queued", key)
         own_stage.send("queued", key)

@@ -531,11 +531,11 @@ class TestComposition:
 
     @pytest.mark.parametrize("autoretry_for", [(), (Exception,)])
     def test_a_run_that_the_broker_does_not_take_back_stays_where_it_is(
-        self, redislock: LockTestKit, app: Celery, closed_port: int, autoretry_for: Any
+        self, redislock: LockTestKit, app: Celery, autoretry_for: Any
     ) -> None:
         app.conf.update(
             task_always_eager=False,
-            broker_url=f"redis://127.0.0.1:{closed_port}/0",
+            broker_url="redis://127.0.0.1:1/0",
             task_publish_retry=False,
         )
         task = make(key="lottery", on_conflict="retry", acks_late=True, autoretry_for=autoretry_for)
