@@ -117,7 +117,7 @@ class ServerPlace(Place):
         self.locks = locks
         self._options = options
         if name not in {SENTINEL, CLUSTER}:
-            self.on(locks.server)
+            self.configure(OPTIONS={}, **DEFAULTS)
 
     def on(self, target: Endpoint, **options: Any) -> None:
         """Reach the server by another address, such as a proxy's."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import ssl
 import sys
 import time
 from pathlib import Path
@@ -266,7 +265,7 @@ class TestTls:
             assert client.ping()
 
     def test_a_client_that_does_not_is_stopped(self, tls_server: Server) -> None:
-        ignorant = tls_server.client(ssl_ca_certs=ssl.get_default_verify_paths().cafile)
+        ignorant = tls_server.client(ssl_ca_certs=None)
         with pytest.raises(redis.ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
             ignorant.ping()
 
