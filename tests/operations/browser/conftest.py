@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, BrowserContext, Page, StorageState
 
 ARGUMENTS = [
     "--no-sandbox",
@@ -49,6 +49,7 @@ class Stage:
         self._folder = str(folder)
         self._site = Child(site.serve, self._folder, redislock=self.redislock)
         self.url: str = self._site.read(timeout=HUNG)
+        self.sessions: dict[str, StorageState] = {}  # Of each user who has signed in.
         self._actors: list[Child] = []
 
     def hold(self, name: str, **how: Any) -> Child:
@@ -111,21 +112,20 @@ def chromium() -> Iterator[Browser]:
 
 
 class Visit:
-    """A window on the admin, signed in."""
+    """A window on the admin, signed in; the page is still empty."""
 
     def __init__(self, chromium: Browser, stage: Stage, user: str, **options: Any) -> None:
         self._stage = stage
-        self._context = chromium.new_context(base_url=stage.url, **options)
+        if user not in stage.sessions:
+            stage.sessions[user] = self._sign_in(chromium.new_context(base_url=stage.url), user)
+        session = stage.sessions[user]
+        self._context = chromium.new_context(base_url=stage.url, storage_state=session, **options)
         self.page: Page = self._context.new_page()
         self.page.set_default_timeout(15_000)
         self.trouble: list[str] = []  # What a developer would see in red.
         self.page.on("pageerror", lambda error: self.trouble.append(str(error)))
         self.page.on("console", self._heard)
         self.page.on("dialog", self._asked)
-        self.page.goto("/admin/login/?next=/admin/")
-        self.page.fill("#id_username", user)
-        self.page.fill("#id_password", site.PASSWORD)
-        self.page.click("input[type=submit]")
 
     def list(self, query: str = "") -> Page:
         """Go to the list of held locks."""
@@ -165,6 +165,17 @@ class Visit:
 
     def close(self) -> None:
         self._context.close()
+
+    def _sign_in(self, context: BrowserContext, user: str) -> StorageState:
+        page = context.new_page()
+        page.goto("/admin/login/?next=/admin/")
+        page.fill("#id_username", user)
+        page.fill("#id_password", site.PASSWORD)
+        page.click("input[type=submit]")
+        page.wait_for_url("**/admin/")
+        state = context.storage_state()
+        context.close()
+        return state
 
     def _heard(self, message: Any) -> None:
         # The network's own complaints are part of the play: a server that is down, no favicon.

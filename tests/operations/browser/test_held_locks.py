@@ -288,6 +288,7 @@ def test_those_who_may_only_look_see_no_way_to_release(
 
 def test_staff_without_the_right_sees_nothing(stage: Stage, visit: Callable[..., Visit]) -> None:
     here = visit("clerk")
+    here.page.goto("/admin/")
     assert here.page.locator("text=Held locks").count() == 0
     here.list()
     assert "403" in here.page.inner_text("body")
