@@ -119,8 +119,16 @@ def test_without_the_lock_every_server_draws(surroundings: dict[str, str], tmp_p
     assert processes_of(tmp_path) == {}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize(("moment", "processes"), [("redis", 2), ("database", 2), ("noon", 10)])
+@pytest.mark.parametrize(
+    ("number", "moment", "processes"),
+    [
+        (signal.SIGHUP, "redis", 2),
+        (signal.SIGTERM, "database", 2),
+        (signal.SIGINT, "noon", 10),
+        (signal.SIGTERM, "noon", 10),
+        (signal.SIGHUP, "noon", 10),
+    ],
+)
 def test_a_signal_ends_the_demo_and_all_its_processes(
     surroundings: dict[str, str],
     tmp_path: Path,
