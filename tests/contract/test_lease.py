@@ -57,9 +57,9 @@ async def test_a_lease_ends_here_before_it_ends_on_the_server(way: Way, place: P
 async def test_expires_in_goes_down_and_a_renewal_brings_it_up(way: Way, place: Place) -> None:
     async with way.entered(distributed_lock("lottery", ttl=30, renew=False)) as lease:
         await way.until(lambda: lease.expires_in < 29.5)
-        before = lease.expires_in
+        before = time.monotonic() + lease.expires_in
         await way.renew(lease)
-        assert lease.expires_in > before
+        assert time.monotonic() + lease.expires_in > before
         seen = held.get("lottery")
         assert seen is not None
         assert seen.expires_in == pytest.approx(30, abs=10)
@@ -166,7 +166,7 @@ async def test_a_renewal_learns_of_the_loss_and_its_reason(
 async def test_the_watchdog_learns_of_the_loss_and_tells(
     way: Way, place: Place, losing: Losing, reason: str
 ) -> None:
-    lock = distributed_lock("lottery", ttl=4)
+    lock = distributed_lock("lottery", ttl=6)
     told: list[Lease] = []
     assert await way.acquire(lock)
     lease = lock.lease
@@ -185,7 +185,7 @@ async def test_a_server_out_of_reach_until_the_deadline_means_unreachable(
     way: Way, place: Place, losing: Losing
 ) -> None:
     losing.prepare("unreachable")
-    lock = distributed_lock("lottery", ttl=2)
+    lock = distributed_lock("lottery", ttl=4)
     told: list[Lease] = []
     assert await way.acquire(lock)
     lease = lock.lease
@@ -361,7 +361,7 @@ async def test_what_on_lost_raises_is_logged_and_stops_nobody(
 
 @both_ways
 async def test_on_lost_is_not_called_after_a_release(way: Way, place: Place) -> None:
-    lock = distributed_lock("lottery", ttl=2)
+    lock = distributed_lock("lottery", ttl=4)
     told: list[Lease] = []
     assert await way.acquire(lock)
     assert lock.lease is not None
@@ -369,7 +369,7 @@ async def test_on_lost_is_not_called_after_a_release(way: Way, place: Place) -> 
     await way.release(lock)
     place.lose_data()
     with pytest.raises(AssertionError):
-        await way.until(lambda: told, 0.8)  # More than a third.
+        await way.until(lambda: told, 1.5)  # More than a third.
 
 
 # --- a server that does not answer ---------------------------------------------------------------
@@ -399,7 +399,7 @@ async def test_release_on_a_silent_server_raises_unavailable_and_ends_the_lease(
 ) -> None:
     proxy = make_proxy(place.locks.server)
     place.on(proxy)
-    lock = distributed_lock("lottery", ttl=2)
+    lock = distributed_lock("lottery", ttl=4)
     assert await way.acquire(lock)
     lease = lock.lease
     assert lease is not None
@@ -420,10 +420,10 @@ async def test_leaving_a_block_on_a_silent_server_logs_and_raises_nothing(
 ) -> None:
     proxy = make_proxy(place.locks.server)
     place.on(proxy)
-    async with way.entered(distributed_lock("lottery", ttl=3)) as lease:
+    async with way.entered(distributed_lock("lottery", ttl=4)) as lease:
         proxy.refuse()
         start = time.monotonic()
-    assert time.monotonic() - start < 3 + slack()
+    assert time.monotonic() - start < 4 + slack()
     assert not lease.held
     left = [record for record in caplog.records if "Left the block" in record.getMessage()]
     assert [record.levelno for record in left] == [logging.ERROR]
@@ -465,7 +465,7 @@ async def test_a_dropped_lease_is_warned_about_by_name(
 async def test_a_lease_that_is_over_is_dropped_in_silence(
     way: Way, place: Place, caplog: pytest.LogCaptureFixture, end: str
 ) -> None:
-    lock = distributed_lock("lottery", ttl=2, renew=False)
+    lock = distributed_lock("lottery", ttl=2 if end == "expired" else 30, renew=False)
     assert await way.acquire(lock)
     assert lock.lease is not None
     if end == "released":
@@ -541,7 +541,7 @@ def test_many_callbacks_that_block_do_not_delay_the_next(place: Place) -> None:
 @both_ways
 async def test_the_reason_of_a_loss_does_not_change(way: Way, place: Place, losing: Losing) -> None:
     losing.prepare("unreachable")
-    lock, told = distributed_lock("lottery", ttl=2), []
+    lock, told = distributed_lock("lottery", ttl=4), []
     assert await way.acquire(lock)
     lease = lock.lease
     assert lease is not None
@@ -579,7 +579,7 @@ async def test_a_renewal_that_is_late_does_not_shorten_a_lease_again(
     async with way.entered(distributed_lock("lottery", ttl=10)) as lease:
         await way.renew(lease, ttl=300)
         late = Renewal("lottery", lease.grant.token, 10, 1, renews=True)
-        backends["default"].run(flows.answer_to_renewal(late, 1))
+        backends["default"].run(flows.answer_to_renewal(late, HUNG))
         seen = held.get("lottery")
         assert seen is not None
         assert seen.expires_in is not None
@@ -608,7 +608,7 @@ async def test_several_renewals_that_are_late_do_not_shorten_a_lease_either(
         await way.renew(lease, ttl=300)
         for count in (0, 1):  # The confirmation of a hand-over is the first.
             late = Renewal("lottery", lease.grant.token, 10, count, renews=True)
-            backends["default"].run(flows.answer_to_renewal(late, 1))
+            backends["default"].run(flows.answer_to_renewal(late, HUNG))
         seen = held.get("lottery")
         assert seen is not None
         assert seen.expires_in is not None
@@ -619,7 +619,7 @@ async def test_several_renewals_that_are_late_do_not_shorten_a_lease_either(
 async def test_an_acquire_that_is_late_does_not_shorten_a_lease(way: Way, place: Place) -> None:
     async with way.entered(distributed_lock("lottery", ttl=10, renew=False)) as lease:
         await way.renew(lease, ttl=300)
-        late = flows.Request("lottery", lease.grant.token, lease.id, lease.owner, 10, 0, 1)
+        late = flows.Request("lottery", lease.grant.token, lease.id, lease.owner, 10, 0, HUNG)
         granted = backends["default"].run(flows.acquire(late, 0))
         assert isinstance(granted, flows.Granted)
         seen = held.get("lottery")
@@ -642,9 +642,7 @@ async def test_a_renewal_that_is_answered_after_the_loss_says_so(
     lease = lock.lease
     assert lease is not None
     command = "EXEC" if place.name == UNSCRIPTED else "EVAL*"
-    while lease.expires_in > 1.5:
-        await way.sleep(0.01)
-    proxy.rule(command, "delayreply:1.7")
+    proxy.rule(command, "delayreply:3.2")
     with pytest.raises(LockLost) as caught:
         await (way.renew(lease) if how == "renew" else way.ensure_held(lease, verify=True))
     assert caught.value.reason == "expired"

@@ -17,7 +17,7 @@ import pytest
 
 from django_redislock import LockMisuse, distributed_lock, held
 from tests import ROOT
-from tests.support.backends import one_kind
+from tests.support.backends import PATIENT, one_kind
 from tests.support.faults import takes
 from tests.support.processes import hear, say
 from tests.support.servers import Server
@@ -93,6 +93,7 @@ def test_the_fence_grows_over_processes(locks: Locks, spawn: Spawn) -> None:
 
 @pytest.mark.proves("P2")
 def test_a_killed_holder_costs_at_most_its_ttl(locks: Locks, spawn: Spawn) -> None:
+    locks.configure(OPTIONS=PATIENT)
     child = spawn(hold, "lottery", 3)
     child.read()
     child.kill()

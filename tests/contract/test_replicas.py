@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -50,14 +51,26 @@ async def test_a_grant_is_on_the_replica_when_it_counts(way: Way, replicated: Re
         assert len(keys) == 1
 
 
+async def refusal(way: Way) -> str:
+    """Acquire until it is refused for want of replicas, and return what that says.
+
+    The server asks them for nearly as long as it may take itself: a busy machine may exceed that.
+    """
+    while True:
+        with pytest.raises(LockUnavailable) as raised:
+            await way.acquire(distributed_lock("lottery", wait=0))
+        if "replicas" in str(raised.value):
+            return str(raised.value)
+
+
 @pytest.mark.proves("R11")
 @both_ways
 async def test_too_few_acknowledgements_release_and_fail_the_grant(
     way: Way, replicated: Replicated
 ) -> None:
     with replicated.replica.paused():
-        with pytest.raises(LockUnavailable, match=r"'lottery'.*0 of the 1 replicas.*REPLICAS_ACK"):
-            await way.acquire(distributed_lock("lottery", wait=0))
+        says = await refusal(way)
+        assert re.search(r"'lottery'.*0 of the 1 replicas.*REPLICAS_ACK", says)
         assert held.get("lottery") is None
     async with way.entered(distributed_lock("lottery", wait=HUNG)) as lease:
         assert lease.held
@@ -82,6 +95,6 @@ async def test_acknowledgement_needs_no_scripting(way: Way, replicated: Replicat
     replicated.locks.configure(OPTIONS=forbid_scripting(replicated.locks))
     async with way.entered(distributed_lock("lottery", wait=0)) as lease:
         assert lease.held
-    with replicated.replica.paused(), pytest.raises(LockUnavailable, match="REPLICAS_ACK"):
-        await way.acquire(distributed_lock("lottery", wait=0))
+    with replicated.replica.paused():
+        assert "REPLICAS_ACK" in await refusal(way)
     assert held.get("lottery") is None

@@ -11,7 +11,7 @@ import pytest
 
 from django_redislock import LockLost, LockMisuse, distributed_lock
 from django_redislock.backends.registry import backends
-from tests.support.backends import Place, in_turn
+from tests.support.backends import PATIENT, Place, in_turn
 from tests.support.others import waiters
 from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import Way, both_ways, in_thread
@@ -266,6 +266,7 @@ def test_a_release_that_is_interrupted_within_a_block_leaves_the_next_owner_alon
         with lock as lease:
             meeting.set()
             wait_until(leave._open.is_set)
+            lease.ensure_held()  # If it was handed over, its confirmation may not be read yet.
             return lease.held
 
     others = []
@@ -288,6 +289,7 @@ def test_leases_that_were_left_to_run_out_do_not_fill_the_memory(
     locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_redislock.lock.MOST_HOLDS", 3)
+    locks.configure(OPTIONS=PATIENT)
     lock = distributed_lock("lottery", ttl=1, renew=False, wait=HUNG)
     for _ in range(6):
         assert lock.acquire()
@@ -300,6 +302,7 @@ def test_leases_that_were_left_to_run_out_do_not_fill_the_memory(
 def test_leases_that_nobody_released_leave_nothing_in_this_process(
     over: bool, locks: Locks
 ) -> None:
+    locks.configure(OPTIONS=PATIENT)
     names = [f"once-{number}" for number in range(5)]
     for name in names:
         lock = distributed_lock(name, ttl=1 if over else 30, renew=False)
@@ -310,7 +313,8 @@ def test_leases_that_nobody_released_leave_nothing_in_this_process(
             wait_until(lambda lease=lease: lease.lost_reason)
         del lock, lease
     gc.collect()
-    assert not set(names) & set(backends["default"].leases)
+    # The watchdog has one while it looks at it.
+    wait_until(lambda: not set(names) & set(backends["default"].leases))
 
 
 def test_a_lease_outlives_its_thread_as_long_as_its_handle_is_kept_and_says_so(
@@ -330,14 +334,12 @@ def test_a_lease_outlives_its_thread_as_long_as_its_handle_is_kept_and_says_so(
     before = leases[0].renewals
 
     def warnings() -> list[str]:
-        # Of the watchdog: the collection may also find a lease that another test has dropped.
-        name = "django_redislock.watchdog"
-        return [one.getMessage() for one in caplog.records if one.name == name]
+        told = [one.getMessage() for one in caplog.records]
+        return [one for one in told if "has ended without releasing it" in one]
 
     wait_until(lambda: warnings() and leases[0].renewals > before)
     (warning,) = warnings()
     assert "'lottery'" in warning
-    assert "has ended without releasing it" in warning
     assert "max_hold" in warning
     lock.release()
     assert not lock.locked()

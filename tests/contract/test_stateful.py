@@ -216,6 +216,7 @@ class LockMachine(RuleBasedStateMachine):
             lease = lease_of(actor.lock)
             if me == self.holder:
                 assert lease is not None
+                lease.ensure_held()  # If it was handed over, its confirmation may not be read yet.
                 assert lease.held
                 assert lease.id.encode() in value
             elif me not in self.lost:

@@ -58,10 +58,10 @@ def test_01_set_nx_px_excludes_all_but_the_owner_of_a_token(place: ServerPlace) 
     key = lock_keys(place.locks.prefix, "lottery").lock
     tokens = set()
     for _ in range(2):
-        with distributed_lock("lottery", ttl=5) as lease:
+        with distributed_lock("lottery", ttl=30) as lease:
             # A plain client that follows the same recipe is kept out...
             assert place.locks.redis.set(key, "somebody else", nx=True, px=60_000) is None
-            assert 4000 < place.locks.redis.pttl(key) <= 5000
+            assert 25_000 < place.locks.redis.pttl(key) <= 30_000
             value = place.locks.redis.get(key)
             assert isinstance(value, bytes)
             assert value.startswith(lease.grant.token.encode())
@@ -76,7 +76,11 @@ def test_01_set_nx_px_excludes_all_but_the_owner_of_a_token(place: ServerPlace) 
 
 
 @pytest.mark.proves("P3", "R12")
-def test_02_release_is_one_atomic_compare_and_delete_in_lua(locks: Locks, proxy: Proxy) -> None:
+def test_02_release_is_one_atomic_compare_and_delete_in_lua(
+    locks: Locks, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A lease that was held for some time is noted at its end, by another script.
+    monkeypatch.setattr("django_redislock.lock.NOTED_FROM", HUNG)
     locks.on(proxy)
     lock = distributed_lock("lottery")
     for _ in range(2):  # The first cycle brings the scripts to the server.
@@ -145,11 +149,11 @@ def test_03_waiters_come_back_by_bounded_backoff(place: ServerPlace, make_proxy:
     place.on(proxy)
     with held_by_other("lottery"):
         before = len(proxy.log)
-        assert not distributed_lock("lottery", wait=3).acquire()
+        assert not distributed_lock("lottery", wait=5).acquire()
     looks = [command.time for command in proxy.log[before:] if command.name == "WATCH"]
     pauses = [later - earlier for earlier, later in pairwise(looks)]
     # 1 ms, doubled up to 128 ms, each jittered: no stampede, and no second lost.
-    assert 12 <= len(looks) <= 60
+    assert 12 <= len(looks) <= 90
     assert min(pauses) < 0.02
     assert median(pauses) < 0.128 + 0.1
 
@@ -294,7 +298,7 @@ async def test_05_a_release_by_the_wrong_owner_is_refused(way: Way, place: Serve
             ends=0.0,
             min_hold=0.0,
             once=0.0,
-            operation_timeout=1.0,
+            operation_timeout=HUNG,
             insist=False,
         )
         assert backend.run(flows.release(ending)) == "taken"
@@ -356,10 +360,10 @@ async def test_07_a_reentrant_lock_counts_its_holds(way: Way, place: Place) -> N
 async def test_08_try_lock_with_a_wait_time_and_a_lease_time(way: Way, place: Place) -> None:
     impatient = distributed_lock("lottery", wait=0.1, ttl=2, renew=False)
     patient = distributed_lock("lottery", wait=HUNG, ttl=2, renew=False)
-    with held_by_other("lottery", ttl=3):
+    with held_by_other("lottery", ttl=5):
         start = time.monotonic()
         assert not await way.acquire(impatient)
-        assert 0.1 <= time.monotonic() - start < 3
+        assert 0.1 <= time.monotonic() - start < 5
         assert await way.acquire(patient)
     # The lease ends by itself.
     await way.until(lambda: held.get("lottery") is None)
@@ -377,8 +381,8 @@ def block_for_ever(ttl: float, max_hold: float | None) -> None:
 
 
 def test_09_a_lease_is_renewed_automatically(locks: Locks, spawn: Spawn) -> None:
-    spawn(block_for_ever, 4, None).read()
-    lock = distributed_lock("lottery", wait=5)
+    spawn(block_for_ever, 6, None).read()
+    lock = distributed_lock("lottery", wait=7)
     with pytest.raises(LockTimeout):
         lock.__enter__()
     seen = held.get("lottery")
@@ -388,10 +392,10 @@ def test_09_a_lease_is_renewed_automatically(locks: Locks, spawn: Spawn) -> None
 
 def test_09_a_task_that_blocks_for_ever_does_not_hold_for_ever(locks: Locks, spawn: Spawn) -> None:
     start = time.monotonic()
-    child = spawn(block_for_ever, 2, 3)
+    child = spawn(block_for_ever, 4, 5)
     child.read()
     with distributed_lock("lottery", wait=HUNG):
-        assert time.monotonic() - start > 2.9
+        assert time.monotonic() - start > 4.9
     assert child.process.poll() is None
 
 

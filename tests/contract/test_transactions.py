@@ -285,7 +285,7 @@ def test_other_threads_transactions_do_not_count(locks: Locks) -> None:
 
 
 def test_it_is_renewed_until_then(locks: Locks) -> None:
-    locks.configure(TTL=3)
+    locks.configure(TTL=6)
     with atomic(using=SHOP):
         with kept() as lease:
             pass
@@ -317,7 +317,7 @@ def test_a_callback_that_fails_before_it_does_not_keep_it_for_ever(locks: Locks)
 
 
 def test_the_end_of_a_thread_lets_it_lapse(locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
-    locks.configure(TTL=4)
+    locks.configure(TTL=6)
     open_for_ever = []
 
     def begin_and_leave() -> None:
@@ -337,7 +337,7 @@ def test_what_the_garbage_collector_finds_lapses(
     locks: Locks, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It may run while this thread has a mutex of ours, and a release would wait for that."""
-    locks.configure(TTL=4)
+    locks.configure(TTL=6)
 
     def fail() -> None:
         error = OnPurpose()

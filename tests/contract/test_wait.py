@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_redislock import LockTimeout, distributed_lock, held
+from django_redislock.rules.flows import CLAIM
 from tests.support.backends import in_turn
 from tests.support.others import held_by_other, waiters
 from tests.support.waiting import HUNG, await_until, wait_until
@@ -130,14 +131,17 @@ async def test_nobody_barges_in_before_those_who_wait(way: Way, place: Place) ->
     before = lock.lease.fence
     waiting = way.start(wait)
     await way.until(lambda: waiters("lottery") == 1)
+    released = time.monotonic()
     await way.release(lock)
-    # The lock was handed over in the same instant, so this comes too late, or after the waiter.
+    # The lock was handed over in the same instant, so this comes too late, or after the waiter;
+    # unless that had no time to say that it is there.
     after = None
     if await way.acquire(lock):
+        slow = time.monotonic() - released > CLAIM
         after = lock.lease.fence
         await way.release(lock)
     assert before < await waiting.result()
-    assert after is None or await waiting.result() < after
+    assert after is None or slow or await waiting.result() < after
 
 
 @in_turn
@@ -194,10 +198,10 @@ async def test_who_gives_up_leaves_the_queue(way: Way, place: Place, if_rung: fl
         return await way.acquire(distributed_lock("lottery", wait=HUNG))
 
     with held_by_other("lottery"):
-        impatient = way.start(lambda: way.acquire(distributed_lock("lottery", wait=2)))
-        await way.until(lambda: waiters("lottery") == 1)
         patient = way.start(wait)
-        await way.until(lambda: waiters("lottery") == 2)
+        await way.until(lambda: waiters("lottery") == 1)
+        impatient = way.start(lambda: way.acquire(distributed_lock("lottery", wait=1)))
+        await way.until(lambda: waiters("lottery") == 2 or impatient.done())
         assert await impatient.result() is False
         assert waiters("lottery") == 1
     start = time.monotonic()
@@ -250,8 +254,8 @@ def test_an_exception_raised_in_a_waiting_thread_leaves_nothing_behind(place: Pl
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         with held_by_other("lottery"):
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
-            with pytest.raises(Interrupted):
+            with pytest.raises(Interrupted):  # noqa: PT012 - it may come at once
+                signal.setitimer(signal.ITIMER_REAL, 0.1)
                 distributed_lock("lottery").acquire()
             assert waiters("lottery") == 0
     finally:

@@ -46,10 +46,10 @@ async def taken(way: Way, lock: Lock) -> Lease:
 @both_ways
 async def test_a_lease_outlives_its_ttl_while_it_is_held(way: Way, place: Place) -> None:
     begin = time.monotonic()
-    async with way.entered(distributed_lock("lottery", ttl=3)) as lease:
+    async with way.entered(distributed_lock("lottery", ttl=4.5)) as lease:
         await way.until(lambda: lease.renewals >= 4)
         # Every third of the ttl, or a little sooner.
-        assert time.monotonic() - begin > 3.2
+        assert time.monotonic() - begin > 4.8
         assert lease.held
         seen = held.get("lottery")
         assert seen is not None
@@ -60,7 +60,7 @@ async def test_a_lease_outlives_its_ttl_while_it_is_held(way: Way, place: Place)
 async def test_a_renewal_by_hand_just_before_the_watchdogs_does_not_end_its_renewals(
     way: Way, place: Place
 ) -> None:
-    async with way.entered(distributed_lock("lottery", ttl=3)) as lease:
+    async with way.entered(distributed_lock("lottery", ttl=4.5)) as lease:
         watchdog, token = backends["default"].watchdog_of(lease.name), lease.grant.token
         due = watchdog._slot_of[token]
         # Until the watchdog has looked at it, and put it off.
@@ -93,10 +93,10 @@ async def test_the_setting_renew_is_what_none_means(way: Way, place: Place) -> N
 
 @both_ways
 async def test_a_released_lease_is_not_renewed(way: Way, place: Place) -> None:
-    async with way.entered(distributed_lock("lottery", ttl=2)) as lease:
+    async with way.entered(distributed_lock("lottery", ttl=4)) as lease:
         pass
     renewals = lease.renewals
-    await way.sleep(0.8)  # More than a third.
+    await way.sleep(1.5)  # More than a third.
     assert lease.renewals == renewals
     assert held.get("lottery") is None
 
@@ -105,8 +105,8 @@ async def test_a_released_lease_is_not_renewed(way: Way, place: Place) -> None:
 @both_ways
 async def test_a_blocked_body_is_renewed_all_the_same(way: Way, place: Place) -> None:
     # As by a query: it blocks the event loop too, but the watchdog has a thread of its own.
-    async with way.entered(distributed_lock("lottery", ttl=3)) as lease:
-        time.sleep(3.2)
+    async with way.entered(distributed_lock("lottery", ttl=4.5)) as lease:
+        time.sleep(4.7)
         assert lease.held
 
 
@@ -169,7 +169,7 @@ def renewals(proxy: Proxy) -> int:
 @pytest.mark.proves("R7")
 def test_many_leases_are_renewed_by_one_connection_in_batches(locks: Locks, proxy: Proxy) -> None:
     locks.on(proxy)
-    handles = [distributed_lock(f"lottery:{number}", ttl=6) for number in range(50)]
+    handles = [distributed_lock(f"lottery:{number}", ttl=18) for number in range(50)]
     assert all(handle.acquire() for handle in handles)
     leases = [handle.lease for handle in handles if handle.lease is not None]
     wait_until(lambda: all(lease.renewals for lease in leases))
@@ -231,7 +231,7 @@ def test_a_bug_does_not_end_it(
 def test_a_bug_within_a_batch_does_not_make_it_renew_twice_from_then_on(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with distributed_lock("lottery", ttl=4) as lease:
+    with distributed_lock("lottery", ttl=6) as lease:
         watchdog = backends["default"].watchdog_of("lottery")
         put_back, calls = watchdog.put_back, []
 
@@ -276,9 +276,10 @@ async def test_a_lease_survives_an_outage_that_ends_before_its_deadline(
 async def test_a_lease_dropped_after_its_renewals_is_not_renewed_any_more(
     way: Way, place: Place
 ) -> None:
-    lock = distributed_lock("lottery", ttl=2)
+    lock = distributed_lock("lottery", ttl=4.5)
     lease = await taken(way, lock)
     while not lease.renewals:
+        assert lease.lost_reason is None
         await way.sleep(0.01)
     del lock, lease
     gc.collect()
@@ -308,7 +309,7 @@ def test_a_thread_that_cannot_start_is_started_later(
 @pytest.mark.proves("R7")
 def test_a_long_socket_timeout_leaves_time_for_a_second_try(locks: Locks, proxy: Proxy) -> None:
     locks.on(proxy, OPTIONS={"socket_timeout": 20})
-    with distributed_lock("lottery", ttl=5) as lease:
+    with distributed_lock("lottery", ttl=12) as lease:
         proxy.rule_for_script(scripts.RENEW.sha, "hang_before")
         wait_until(lambda: lease.renewals)
         assert lease.held

@@ -115,9 +115,8 @@ class ServerPlace(Place):
     def __init__(self, name: str, locks: Locks, options: dict[str, Any]) -> None:
         self.name = name
         self.locks = locks
-        self._options = options
-        if name not in {SENTINEL, CLUSTER}:
-            self.configure(OPTIONS={}, **DEFAULTS)
+        self._options = {**PATIENT, **options}
+        self.configure(OPTIONS={}, **DEFAULTS)
 
     def on(self, target: Endpoint, **options: Any) -> None:
         """Reach the server by another address, such as a proxy's."""
@@ -194,8 +193,7 @@ class QuorumPlace(Place):
                 "BACKEND": "django_redislock.backends.QuorumBackend",
                 "LOCATION": [server.url for server in servers],
                 "KEY_PREFIX": prefix,
-                # A busy machine is no dead server.
-                "OPTIONS": {"socket_timeout": 5.0},
+                "OPTIONS": PATIENT,
                 **DEFAULTS,
             }
         }
@@ -220,7 +218,9 @@ class QuorumPlace(Place):
         return sorted({key for keys in found for key in keys})
 
 
-# Long enough that a busy machine is not taken for a dead server.
+# A busy machine is no dead server: without a limit of its own, it would be one after a part of the
+# ttl, and many tests have a short one.
+PATIENT = {"socket_timeout": 5.0}
 DEFAULTS = {"TTL": 10, "WAIT": 5}
 
 
@@ -277,8 +277,7 @@ def place(
         locks = Locks(settings, server, key_prefix)
         options: dict[str, Any] = {"protocol": 2} if name == RESP2 else {}
         if name == SECURED:
-            # To connect by TLS takes 40 ms of processor time: a busy machine is no dead server.
-            options = {**least_rights(locks, server), "socket_timeout": 5.0}
+            options = least_rights(locks, server)
         reached = ServerPlace(name, locks, options)
         if name == SOCKET:
             reached.configure(LOCATION=server.unix_url)

@@ -300,22 +300,24 @@ class TestHang:
 
 class TestDelay:
     def test_a_command_can_arrive_late(
-        self, proxy: Proxy, client: redis.Redis, direct: redis.Redis
+        self, proxy: Proxy, connect: Connect, direct: redis.Redis
     ) -> None:
-        proxy.rule("SET", "delay:2")
+        client = connect(socket_timeout=HUNG)
+        proxy.rule("SET", "delay:5")
         begin = time.monotonic()
         thread = threading.Thread(target=client.set, args=("key", "value"))
         thread.start()
         wait_until(lambda: proxy.commands("SET"))
         assert direct.get("key") is None
         thread.join()
-        assert time.monotonic() - begin >= 2
+        assert time.monotonic() - begin >= 5
         assert direct.get("key") == b"value"
 
     def test_a_reply_can_arrive_late(
-        self, proxy: Proxy, client: redis.Redis, direct: redis.Redis
+        self, proxy: Proxy, connect: Connect, direct: redis.Redis
     ) -> None:
-        rule = proxy.rule("SET", "delayreply:2")
+        client = connect(socket_timeout=HUNG)
+        rule = proxy.rule("SET", "delayreply:5")
         begin = time.monotonic()
         thread = threading.Thread(target=client.set, args=("key", "value"))
         thread.start()
@@ -323,13 +325,13 @@ class TestDelay:
         assert direct.get("key") == b"value"
         assert thread.is_alive()
         thread.join()
-        assert time.monotonic() - begin >= 2
+        assert time.monotonic() - begin >= 5
 
     def test_a_late_command_lets_other_connections_pass(
-        self, proxy: Proxy, connect: Connect, client: redis.Redis
+        self, proxy: Proxy, connect: Connect
     ) -> None:
-        proxy.rule("GET", "delay:2")
-        other = connect()
+        proxy.rule("GET", "delay:5")
+        client, other = connect(socket_timeout=HUNG), connect()
         thread = threading.Thread(target=client.get, args=("key",))
         thread.start()
         wait_until(lambda: proxy.commands("GET"))
@@ -505,10 +507,12 @@ class TestPushes:
     def test_a_message_passes_while_a_command_is_late(
         self, proxy: Proxy, subscriber: Any, direct: redis.Redis
     ) -> None:
-        proxy.rule("PING", "delay:2")
+        late = proxy.rule("PING", "hold")
         subscriber.ping()
+        late.wait()
         direct.publish("bell", "now")
         assert self.next(subscriber)["data"] == b"now"
+        proxy.forward_held()
         assert self.next(subscriber)["type"] == "pong"
 
     def test_messages_can_be_lost(self, proxy: Proxy, subscriber: Any, direct: redis.Redis) -> None:
