@@ -275,17 +275,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _dealt(items: list[pytest.Item], hands: int) -> list[pytest.Item]:
     """Put tests in the order in which the processes of xdist, one stretch each, are soonest done.
 
-    Slow tests keep the processor busy and most others wait for a server, so each stretch has both.
-    It begins with the slow ones, lest at the end everybody waits for one of these. Those of a
-    module stay together, lest every process starts the browser or the site that they share.
+    Slow tests keep the processor busy, and most others wait for a server. So a quarter of the
+    processes begin with the slow ones, the longest first, lest at the end everybody waits for one
+    of these. Those of a module stay together: they share a browser, or a site.
     """
     modules: dict[Path, list[pytest.Item]] = {}
     for item in items:
         if _may_take(item):
             modules.setdefault(item.path, []).append(item)
     stretches: list[list[pytest.Item]] = [[] for _ in range(hands)]
+    slow = stretches[: max(1, hands // 4)]
     for module in sorted(modules.values(), key=lambda tests: -sum(map(_may_take, tests))):
-        min(stretches, key=lambda stretch: sum(map(_may_take, stretch))).extend(module)
+        min(slow, key=lambda stretch: sum(map(_may_take, stretch))).extend(module)
     others = iter([item for item in items if not _may_take(item)])
     length = -(-len(items) // hands)
     for stretch in stretches:
