@@ -190,7 +190,7 @@
                     // Signed out, or no longer allowed: let the browser show what there is.
                     location.reload();
                     return;
-                } else if (!paused) {
+                } else if (!paused && !busy()) {
                     replace(fresh);
                 }
             }

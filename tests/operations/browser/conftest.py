@@ -121,7 +121,7 @@ class Visit:
         session = stage.sessions[user]
         self._context = chromium.new_context(base_url=stage.url, storage_state=session, **options)
         self.page: Page = self._context.new_page()
-        self.page.set_default_timeout(15_000)
+        self.page.set_default_timeout(HUNG * 1000)
         self.trouble: list[str] = []  # What a developer would see in red.
         self.page.on("pageerror", lambda error: self.trouble.append(str(error)))
         self.page.on("console", self._heard)

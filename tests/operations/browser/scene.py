@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
-from django_redislock import distributed_lock
+from django_redislock import distributed_lock, held
 from django_redislock import lock as lock_module
 from django_redislock.activity import Activity, busy_with, current_owner
 from django_redislock.lock import Lock
@@ -44,18 +45,26 @@ def machine(host: str, pid: int, locks: list[dict[str, Any]]) -> None:
     """Be a machine called *host* that takes many locks, each in a thread of its own.
 
     A lock is ``{"name": ...}`` and, if wished, the *task*, *task_id* or *path* that wants it, for
-    how many *seconds* it is held, how many *turns* it is taken, how many runs were *skipped*, and
-    what distributed_lock takes.
+    how many *seconds* it is held (else for good), how many *turns* it is taken (None: for good),
+    how many runs were *skipped*, and what distributed_lock takes.
+
+    It is ready when each lock is held for good, or waited for, or done with.
     """
 
     def pretended() -> Owner:
         return replace(current_owner(), host=host, pid=pid, command="celery worker")
 
     lock_module.current_owner = pretended  # type: ignore[attr-defined]
-    threads = [threading.Thread(target=_take, kwargs=lock, daemon=True) for lock in locks]
-    for thread in threads:
-        thread.start()
-        thread.join(0.05)  # In this order.
+
+    def is_queued(name: str) -> bool:
+        owners = [waiter.owner for waiter in held.detail(name).waiters]
+        return (host, pid) in [(owner.host, owner.pid) for owner in owners]
+
+    for lock in locks:
+        settled = threading.Event()
+        threading.Thread(target=_take, args=[settled], kwargs=lock, daemon=True).start()
+        # In this order.
+        wait_until(lambda: settled.is_set() or is_queued(lock["name"]))  # noqa: B023 - called at once
     say("ready")
     hear()
 
@@ -70,20 +79,24 @@ def complete(folder: str, runs: list[dict[str, Any]]) -> None:
 
 
 def _take(
+    settled: threading.Event,
     name: str,
     task: str = "",
     task_id: str = "",
     path: str = "",
-    seconds: float = 3600,
-    turns: int = 1,
+    seconds: float | None = None,
+    turns: int | None = 1,
     skipped: int = 0,
     **how: Any,
 ) -> None:
-    for turn in range(turns):
+    for turn in count() if turns is None else range(turns):
         with busy_with(Activity(path=path, task=task, task_id=task_id)):
             run = RunMarker(f"{task_id}-{turn}", 0) if task else None
             with Lock(name, Options(**{"wait": 3600, **how}), run):
-                time.sleep(seconds)
+                if seconds is None or turns is None:
+                    settled.set()
+                time.sleep(3600 if seconds is None else seconds)
     for _ in range(skipped):
         with busy_with(Activity(task=task, task_id=task_id)):
             note_skip(name, "busy", using="default")
+    settled.set()
