@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 
 MANAGE = ROOT / "example_project" / "manage.py"
 
+# Until then, a test that stands still for a moment comes before the draw.
+LATE_NOON = "--noon-in=30"
+
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(300),
     pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc"),
 ]
 
@@ -82,12 +85,10 @@ def run_demo(surroundings: dict[str, str], *arguments: str) -> tuple[int, list[s
 
 
 def test_of_four_servers_exactly_one_draws(surroundings: dict[str, str], tmp_path: Path) -> None:
-    began = time.monotonic()
     status, lines = run_demo(surroundings)
 
     assert lines[-1] == "RESULT servers=4 draws=1 winners=10 skipped=3"
     assert status == 0
-    assert time.monotonic() - began < 60
     rows = [line.split() for line in lines if line.startswith("server-")]
     assert sorted(row[4] for row in rows) == ["drew", *["skipped,"] * 3]
     drawer = next(row[0] for row in rows if row[4] == "drew")
@@ -136,7 +137,7 @@ def test_a_signal_ends_the_demo_and_all_its_processes(
     moment: str,
     processes: int,
 ) -> None:
-    with running_demo(surroundings) as demo:
+    with running_demo(surroundings, LATE_NOON) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
             if f" s  {moment} " in line:
@@ -155,7 +156,7 @@ def test_a_signal_ends_the_demo_and_all_its_processes(
 
 
 def test_the_demo_reports_a_server_that_dies(surroundings: dict[str, str], tmp_path: Path) -> None:
-    with running_demo(surroundings) as demo:
+    with running_demo(surroundings, LATE_NOON) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
             if "server-1" in line and "ready, pid" in line:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 Found = TypeVar("Found")
 
-NOON_IN = 2  # seconds after all are ready
+NOON_IN = 2.0  # seconds after all are ready, unless told otherwise
 STRIKE_BEFORE = 0.3  # seconds before noon, so that every server finds it dead
-ENDS_WITHIN = 50  # seconds
+ENDS_WITHIN = 90  # seconds, and those until noon
 
 
 class Command(DemoCommand):
@@ -35,21 +35,30 @@ class Command(DemoCommand):
     help = "Let several servers race for the lottery at noon; exactly one draws."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """How many servers, and whether they lock."""
+        """How many servers, when noon is, and whether they lock."""
         parser.add_argument("--servers", type=int, default=4, help="default: %(default)s")
+        parser.add_argument(
+            "--noon-in",
+            type=float,
+            default=NOON_IN,
+            metavar="SECONDS",
+            help="from when all are ready; default: %(default)g",
+        )
         parser.add_argument(
             "--without-lock", action="store_true", help="show what goes wrong without the lock"
         )
         self.add_backend(parser)
 
-    def handle(self, *, servers: int, without_lock: bool, backend: str, **options: Any) -> None:
+    def handle(
+        self, *, servers: int, noon_in: float, without_lock: bool, backend: str, **options: Any
+    ) -> None:
         """Run it; the exit status is 0 only if the database agrees with what was reported."""
         if servers < 1:
             raise CommandError("There must be at least one server.")
         how = "without a lock" if without_lock else "with a lock"
         self.say(f"The lottery at noon: {servers} servers {how}, {PRIZES} prizes.", "")
-        with self.stage(ENDS_WITHIN, backend) as stage:
-            results = self._race(stage, servers, without_lock)
+        with self.stage(ENDS_WITHIN + noon_in, backend) as stage:
+            results = self._race(stage, servers, noon_in, without_lock)
 
         self.say("", results.table(), "", *results.winners())
         if without_lock:
@@ -61,16 +70,16 @@ class Command(DemoCommand):
         if contradictions:
             raise SystemExit(1)
 
-    def _race(self, stage: Stage, count: int, without_lock: bool) -> Results:
+    def _race(self, stage: Stage, count: int, noon_in: float, without_lock: bool) -> Results:
         servers = [LotteryServer(name, stage, without_lock=without_lock) for name in _names(count)]
         patience = stage.patience
         for server, _ in _as_they_come(servers, LotteryServer.is_ready, patience, "starting"):
             self.progress(server.name, f"ready, pid {server.pid}")
 
-        noon = time.time() + NOON_IN
+        noon = time.time() + noon_in
         for server in servers:
             server.set_noon(noon)
-        self.progress("noon", f"in {NOON_IN} s; every clock is up to {SKEW * 1000:.0f} ms late")
+        self.progress("noon", f"in {noon_in:g} s; every clock is up to {SKEW * 1000:.0f} ms late")
         if stage.topology is not None:
             while time.time() < noon - STRIKE_BEFORE:
                 patience.pause("waiting for noon")

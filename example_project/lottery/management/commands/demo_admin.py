@@ -23,7 +23,7 @@ from lottery.demo.stage import DemoCommand
 if TYPE_CHECKING:
     from lottery.demo.stage import Stage
 
-STARTS_WITHIN = 60  # seconds
+STARTS_WITHIN = 120  # seconds
 LOOK_EVERY = 0.2  # seconds
 
 WELCOME = """
