@@ -37,7 +37,7 @@ from django_redislock.testing import LockTestKit
 from tests.support import site
 from tests.support.others import held_by, waiters
 from tests.support.processes import hear, say
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -345,7 +345,8 @@ def test_a_hundred_thousand_locks_among_a_million_keys_are_listed_in_few_round_t
 ) -> None:
     server = make_server(enable_debug_command="yes")
     locks.on(server)
-    locks.redis.execute_command("DEBUG", "POPULATE", 1_000_000, "unrelated", 10)
+    patient = server.client(socket_timeout=HUNG)
+    patient.execute_command("DEBUG", "POPULATE", 1_000_000, "unrelated", 10)
     fill(locks, 100_000)
     trips = count_round_trips(monkeypatch)
     locks.redis.config_resetstat()
@@ -660,12 +661,12 @@ def test_a_silent_server_is_not_asked_for_each_lock(
 ) -> None:
     monkeypatch.setattr(held_locks, "MOST_SECONDS_UNANSWERED", 0.01)
     proxy = make_proxy(locks.server)
-    locks.on(proxy, OPTIONS={"socket_timeout": 0.1})
     with held_by("a"), held_by("b"), held_by("c"):
         leases = [reference(name) for name in "abc"]
+        locks.on(proxy, OPTIONS={"socket_timeout": 0.1})
         proxy.blackhole()
         page = operator.post(RELEASE, {"lease": leases, "confirmed": "Yes"})
-        proxy.heal()
+        locks.on(locks.server)
         assert "“a” was not released" in told(page)
         assert "2 locks more: not tried" in told(page)
         assert [lock.name for lock in held.list()] == ["a", "b", "c"]

@@ -363,7 +363,7 @@ def ran(name: str, id: str = "ran") -> None:  # noqa: A002
 
 def run_until_killed(name: str) -> None:
     """In a child."""
-    with running(name, "killed", ttl=3):
+    with running(name, "killed", ttl=6):
         say("running")
         hear()
 

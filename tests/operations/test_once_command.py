@@ -58,14 +58,14 @@ def known(using: str = "default") -> list[str]:
 
 def test_the_list_shows_the_latest_first() -> None:
     add_run("old", 3 * DAY)
-    new = add_run("new", 60.5)
+    new = add_run("new", 3630)
     outcome = locks_command("once")
     assert outcome == locks_command("once", "list")
     header, first, second = outcome.out.splitlines()
     assert header.split() == ["NAME", "COMPLETED", "BY", "TASK", "FENCE"]
     assert re.split("  +", first) == [
         "new",
-        "1 min 00 s ago",
+        "1 h 00 min ago",
         f"web-1:7 {new.task_id}",
         "lottery.tasks.draw",
         str(new.fence),

@@ -15,7 +15,7 @@ from django.views import View
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_redislock import InvalidLockName, LockLost, distributed_lock, held
+from django_redislock import InvalidLockName, LockLost, clock, distributed_lock, held
 from django_redislock.middleware import LockErrorsMiddleware
 from tests.support.backends import needs_scripts
 from tests.support.others import held_by, held_by_other
@@ -227,6 +227,14 @@ def test_a_method_that_takes_something_else_is_refused_at_the_call(redislock: Lo
 # --- busy -----------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def no_time_passes(redislock: LockTestKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of a lease is its ttl."""
+    now = clock.now()
+    monkeypatch.setattr(clock, "now", lambda: now)
+
+
+@pytest.mark.usefixtures("no_time_passes")
 @each_view
 async def test_busy_is_409_with_the_time_to_try_again(redislock: LockTestKit, view: str) -> None:
     with redislock.simulate_held_by_other("v:7", ttl=12):
@@ -237,12 +245,14 @@ async def test_busy_is_409_with_the_time_to_try_again(redislock: LockTestKit, vi
     assert response.content == b"Somebody else is at this. Try again in 12 s."
 
 
+@pytest.mark.usefixtures("no_time_passes")
 def test_the_time_is_at_least_a_second_and_rounded_up(redislock: LockTestKit) -> None:
     for ttl, seconds in ((0.9, "1"), (3.1, "4")):
         with redislock.simulate_held_by_other("v:7", ttl=ttl):
             assert Client().get("/of-function/7")["Retry-After"] == seconds
 
 
+@pytest.mark.usefixtures("no_time_passes")
 @pytest.mark.parametrize("status", [423, 503])
 def test_another_status_is_a_subclass_of_the_middleware(
     redislock: LockTestKit, settings: Settings, status: int, monkeypatch: pytest.MonkeyPatch
@@ -261,6 +271,7 @@ def test_a_single_view_may_have_its_own(redislock: LockTestKit, settings: Settin
         assert Client().get("/one/7").status_code == 423
 
 
+@pytest.mark.usefixtures("no_time_passes")
 def test_who_asks_for_json_gets_it(redislock: LockTestKit) -> None:
     with redislock.simulate_held_by_other("v:7", ttl=12):
         response = Client().get("/of-function/7", headers={"Accept": "application/json"})
@@ -307,6 +318,7 @@ def test_an_api_view_runs_under_its_lock(place: Place) -> None:
     assert Client().post("/rest/7").json() == "v:7"
 
 
+@pytest.mark.usefixtures("no_time_passes")
 def test_busy_and_unavailable_are_the_same_in_an_api_view(redislock: LockTestKit) -> None:
     headers = {"Accept": "application/json"}
     with redislock.simulate_held_by_other("v:7", ttl=12):
