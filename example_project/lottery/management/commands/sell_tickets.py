@@ -53,7 +53,7 @@ class Command(BaseCommand):
         self.stdout.flush()
 
     def _sell(self, count: int, *, fenced: bool) -> None:
-        with distributed_lock("pot", ttl=2, wait=60) as lease:
+        with distributed_lock("pot", ttl=6, wait=60) as lease:
             self.tell(f"has the lock, fence {lease.fence}")
             with lease.atomic() if fenced else nullcontext():
                 pot = Pot.objects.get()
