@@ -213,7 +213,7 @@ class TestUnavailable:
     ) -> None:
         lock_server.start()
         key = own_stage.key()
-        sent = own_stage.send("late", key, hold=True)
+        sent = own_stage.send("lasting", key, hold=True)  # It is to end while its lease lasts.
         own_stage.wait_for(key, "start")
         lock_server.stop()
         own_stage.open_gate(key)

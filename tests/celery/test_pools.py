@@ -50,7 +50,7 @@ def test_each_run_has_a_lease_of_its_own_and_a_conflict_is_seen(
 def test_a_lease_is_renewed_while_the_body_runs(own_stage: Stage, pool: str) -> None:
     own_stage.start(pool=pool, concurrency=2)
     key = own_stage.key()
-    sent = own_stage.send("brisk", key, seconds=6)  # Twice its ttl.
+    sent = own_stage.send("brisk", key, seconds=12)  # Twice its ttl.
     own_stage.wait_for(key, "start")
     results = []
     while not own_stage.count(key, "end"):
@@ -82,7 +82,7 @@ def test_a_lock_that_the_worker_took_before_it_forked_stays_the_workers(own_stag
         now = held.get(key)
         assert now is not None
         assert now.id == lease.id
-        return now.held_for > 2 * 4  # Twice its ttl.
+        return now.held_for > 2 * 6  # Twice its ttl.
 
     wait_until(renewed, PATIENCE, "the worker renews its lease", every=0.05)
     assert {event["pid"] for event in own_stage.events(other, "start")}.isdisjoint({worker.pid})

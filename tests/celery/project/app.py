@@ -47,7 +47,7 @@ def lock_in_parent(key: str) -> None:
     def hold(**kwargs: Any) -> None:
         from django_redislock import distributed_lock
 
-        lock = distributed_lock(key, ttl=4)
+        lock = distributed_lock(key, ttl=6)
         assert lock.acquire()
         holding.append(lock)
 

@@ -14,7 +14,7 @@ from tests.celery.project.tasks import work
 from tests.effects.models import Entry
 
 
-@single_instance_task(key="{key}", atomic=True, acks_late=True, ttl=3)
+@single_instance_task(key="{key}", atomic=True, acks_late=True, ttl=6)
 def draw(key: str, **how: Any) -> str:
     """Write one line, and then do as asked."""
     lease = current_lease()

@@ -22,6 +22,7 @@ from django_redislock import held
 from tests import ROOT
 from tests.celery.project import PATIENCE, tasks
 from tests.celery.project.app import make_app
+from tests.support.backends import PATIENT
 from tests.support.servers import KINDS, Server, binary, missing, tied_to_us
 from tests.support.waiting import HUNG, wait_until
 
@@ -127,7 +128,7 @@ class Stage:
         self.url = f"redis://{server.host}:{server.port}/{database}"
         self.redis: redis.Redis = server.client(db=database)
         self.conf = {"broker_url": self.url, "result_backend": self.url, **conf}
-        self.redislock: dict[str, Any] = {"default": {"LOCATION": self.url}}
+        self.redislock: dict[str, Any] = {"default": {"LOCATION": self.url, "OPTIONS": PATIENT}}
         self.workers: list[Worker] = []
         self.current_key = ""
 

@@ -45,31 +45,37 @@ def skipping(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", acks_late=True, ttl=4)
+@single_instance_task(key="{key}", acks_late=True, ttl=6)
 def late(key: str, **how: Any) -> str:
     """Skip when busy; acknowledged when it ends, so that it survives its worker."""
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", ttl=3)
+@single_instance_task(key="{key}", acks_late=True, ttl=30)
+def lengthy(key: str, **how: Any) -> str:
+    """As late, with a lease for whose end nobody waits: what frees the lock is a release."""
+    return work(key, **how)
+
+
+@single_instance_task(key="{key}", ttl=6)
 def brisk(key: str, **how: Any) -> str:
     """Skip when busy; its lease is short."""
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", ttl=4)
+@single_instance_task(key="{key}", ttl=6)
 def brief(key: str, **how: Any) -> str:
     """As late, but acknowledged when it starts, as is Celery's default."""
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", acks_late=True, ttl=5)
+@single_instance_task(key="{key}", acks_late=True, ttl=9)
 def lasting(key: str, **how: Any) -> str:
     """As late, with a lease that outlasts a short visibility timeout by far."""
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", acks_late=True, ttl=4, reject_on_worker_lost=True)
+@single_instance_task(key="{key}", acks_late=True, ttl=6, reject_on_worker_lost=True)
 def rejecting(key: str, **how: Any) -> str:
     """As late, and back in the queue at once when its process dies."""
     return work(key, **how)
@@ -180,7 +186,7 @@ def cooling(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", limit=3, ttl=4, acks_late=True)
+@single_instance_task(key="{key}", limit=3, ttl=6, acks_late=True)
 def limited(key: str, **how: Any) -> str:
     """Run three times at a time."""
     return work(key, **how)
@@ -204,9 +210,9 @@ def queued(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", unique_queued=True, queued_ttl=3)
+@single_instance_task(key="{key}", unique_queued=True, queued_ttl=6)
 def queued_briefly(key: str, **how: Any) -> str:
-    """Wait in the queue once, for three seconds."""
+    """Wait in the queue once, for six seconds."""
     return work(key, **how)
 
 
@@ -228,9 +234,9 @@ def queued_retrying_briefly(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", unique_queued=True, on_conflict="retry", conflict_deadline=3)
+@single_instance_task(key="{key}", unique_queued=True, on_conflict="retry", conflict_deadline=6)
 def queued_hurried(key: str, **how: Any) -> str:
-    """As queued_retrying, for three seconds."""
+    """As queued_retrying, for six seconds."""
     return work(key, **how)
 
 
@@ -264,7 +270,7 @@ def careless(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", ttl=4, abort_on_lost=True)
+@single_instance_task(key="{key}", ttl=9, abort_on_lost=True)
 def aborting(key: str) -> str:
     """Look at the lease between steps."""
     lease = current_lease()
@@ -322,7 +328,7 @@ def replacing(self: Task, key: str) -> Any:
     raise self.replace(skipping.si(key))
 
 
-@single_instance_task(key="{key}", min_hold=2.5)
+@single_instance_task(key="{key}", min_hold=4)
 def lottery(key: str, noon: int, seconds: float = 0.02) -> int:
     """Draw."""
     note(key, "draw", noon=noon)
@@ -330,15 +336,15 @@ def lottery(key: str, noon: int, seconds: float = 0.02) -> int:
     return noon
 
 
-@single_instance_task(key="{key}", ttl=4, min_hold=30, acks_late=True)
+@single_instance_task(key="{key}", ttl=6, min_hold=30, acks_late=True)
 def draw_late(key: str, **how: Any) -> str:
     """Draw; acknowledged when it is done."""
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", min_hold=3)
+@single_instance_task(key="{key}", min_hold=5)
 def at_noon(key: str) -> None:
-    """Draw, at most every three seconds."""
+    """Draw, at most every five seconds."""
     note(key, "draw")
 
 
