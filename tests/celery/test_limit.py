@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from django_redislock import LockUnavailable, held, signals
 from django_redislock.rules.keys import lock_keys
 from tests.celery.project import PATIENCE, journal
+from tests.support.others import waiters
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -155,14 +158,21 @@ def test_a_wait_that_ends_with_a_permit_is_told_with_its_whole_length(
     for _ in range(2):
         stage.send("sharing_impatiently", key, hold=True)
     stage.wait_for(key, "start", 2)
-    opener = threading.Timer(1.3, stage.open_gate, [key])
+
+    def open_when_it_has_waited() -> None:
+        permits = f"{key}#1", f"{key}#2"
+        wait_until(lambda: any(map(waiters, permits)), PATIENCE, "somebody waits")
+        time.sleep(1.3)
+        stage.open_gate(key)
+
+    opener = threading.Thread(target=open_when_it_has_waited)
     opener.start()
     assert stage.task("sharing")(key) == f"did {key}"
     opener.join()
     stage.open_gate(key)
     [(name, news)] = told
     assert (name, news["lease"].name.rpartition("#")[0]) == ("lock_acquired", key)
-    assert news["waited"] > 1.1  # The clock of the gate started before; one look waits for 1 s.
+    assert news["waited"] > 1.1  # One look waits for 1 s.
     stage.wait_for(key, "end", 3)
 
 
