@@ -8,8 +8,7 @@ import pytest
 
 from django_redislock import held
 from tests.celery.project import PATIENCE
-from tests.support.clusters import HURRIED as HURRIED_NODES
-from tests.support.topologies import HURRIED
+from tests.support import clusters, topologies
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -44,28 +43,42 @@ def topology(
 ) -> Topology:
     """Each kind of several servers, ready to lose the one that matters."""
     if request.param == "sentinel":
-        watched = make_watched(down_after=HURRIED)
+        watched = make_watched()
+
+        def set_down_after(seconds: float) -> None:
+            for sentinel in watched.sentinels:
+                option = "down-after-milliseconds", f"{seconds * 1000:.0f}"
+                watched.ask(sentinel, "SET", topologies.SERVICE, *option)
 
         def kill_master() -> None:
+            set_down_after(topologies.HURRIED)
             watched.master.kill()
             watched.await_failover()
+            set_down_after(topologies.UNHURRIED)
 
         # Acknowledged by a replica, or the grant might die with the master.
         return Topology({**watched.setting(), "REPLICAS_ACK": 1}, own_stage.key(), kill_master)
     if request.param == "cluster":
-        cluster = make_cluster(replicas=1, node_timeout=HURRIED_NODES)
+        cluster = make_cluster(replicas=1)
         name = cluster.name_on(cluster.servers[0])
+
+        def set_node_timeout(seconds: float) -> None:
+            for server in (*cluster.servers, *cluster.replicas):
+                with server.client() as client:
+                    client.config_set("cluster-node-timeout", round(seconds * 1000))
 
         def kill_node() -> None:
             # A node that takes over has no replica that could acknowledge anything.
             with cluster.servers[0].client() as client:
                 wait_until(lambda: client.execute_command("WAIT", 1, 1000) == 1)
+            set_node_timeout(clusters.HURRIED)
             cluster.servers[0].kill()
             cluster.await_failover()
+            set_node_timeout(clusters.UNHURRIED)
 
         return Topology(cluster.setting(), name, kill_node)
     quorum = make_quorum()
-    return Topology(quorum.setting(), own_stage.key(), quorum.servers[0].kill)
+    return Topology(quorum.setting(socket_timeout=5.0), own_stage.key(), quorum.servers[0].kill)
 
 
 def test_a_task_keeps_its_lock_when_a_server_is_killed_and_others_run_after_it(
@@ -75,7 +88,7 @@ def test_a_task_keeps_its_lock_when_a_server_is_killed_and_others_run_after_it(
     own_stage.redislock = settings.REDISLOCK = {"default": setting}
     key = topology.key
     own_stage.start(pool="prefork", concurrency=3)
-    first = own_stage.send("lasting", key, hold=True)
+    first = own_stage.send("skipping", key, hold=True)
     own_stage.wait_for(key, "start")
     waits = own_stage.send("waiting", key)
     topology.kill()
