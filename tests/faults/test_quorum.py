@@ -19,6 +19,7 @@ from django_redislock import (
     held,
 )
 from django_redislock.backends.quorum.backend import QuorumBackend
+from django_redislock.backends.quorum.fences import MOST_LEAD
 from django_redislock.backends.registry import backends
 from django_redislock.rules import scripts
 from tests.effects.models import Entry, written
@@ -269,6 +270,25 @@ def test_a_server_that_comes_back_empty_too_soon_lets_a_second_holder_in(
         assert granted
         assert second is not None
         assert (first.held, second.held) == (True, True)
+        assert second.fence > first.fence
+
+
+@pytest.mark.proves("R9")
+def test_the_fence_grows_after_data_was_lost_also_if_servers_were_slow_to_tell_their_time(
+    quorum: Quorum, caller: Caller
+) -> None:
+    quorum.configure(socket_timeout=HUNG)
+    for proxy in quorum.proxies:
+        proxy.rule("TIME", "delay:2")
+    with caller.block(distributed_lock(NAME)) as first:
+        granted = time.monotonic()
+    # A fence may be ahead of the clocks by so much.
+    wait_until(lambda: time.monotonic() - granted > MOST_LEAD)
+    for server in quorum.servers:
+        with server.client() as client:
+            client.flushall()
+    quorum.configure()  # As of another process.
+    with caller.block(distributed_lock(NAME)) as second:
         assert second.fence > first.fence
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,6 +19,7 @@ from django_redislock.rules.options import Options
 from tests.support.backends import in_turn, needs_scripts, on_servers, one_kind
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from django_redislock import Lease
     from tests.conftest import Locks, Proxy, Spawn
     from tests.support.backends import Place, ServerPlace
+    from tests.support.quorums import MakeQuorum
 
 pytestmark = needs_scripts
 
@@ -157,6 +159,40 @@ def test_looking_while_runs_begin_and_end_sees_none_that_never_ended(place: Plac
     finally:
         over.set()
         worker.join()
+
+
+def test_a_run_that_is_about_to_begin_on_a_quorum_is_none_that_never_ended(
+    make_quorum: MakeQuorum, key_prefix: str
+) -> None:
+    quorum = make_quorum()
+    quorum.configure(socket_timeout=HUNG)
+    with running("first"):
+        pass
+    runs = lock_keys(key_prefix, NAME).runs
+
+    def noted(server: int) -> int:
+        success: Any = quorum.servers[server].client().hget(runs, "success")
+        return int((success or b"0").split(b"|")[0])
+
+    wait_until(lambda: all(map(noted, range(3))))
+    early = max(range(3), key=noted)  # It noted the last run, so it is believed.
+    late = [proxy for number, proxy in enumerate(quorum.proxies) if number != early]
+    acquires = [proxy.rule_for_script(scripts.ACQUIRE.sha, "hold") for proxy in late]
+
+    def draw() -> None:
+        with running("second"):
+            pass
+
+    drawing = in_thread(draw)
+    for acquire in acquires:
+        acquire.wait()
+    wait_until(lambda: quorum.value(early))
+    assert (record().under_way, record().last_unended) == ((), None)
+    assert ids(record().last_success) == ["first"]
+    for proxy in late:
+        proxy.forward_held()
+    drawing.result(HUNG)
+    wait_until(lambda: ids(record().last_success) == ["second"])
 
 
 @one_kind

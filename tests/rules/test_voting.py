@@ -301,6 +301,27 @@ def test_a_page_of_names_has_all_that_any_server_knows() -> None:
     assert merged(scripts.NAMES, first, second, [0, []]) == every
 
 
+def test_a_run_has_begun_or_never_ended_only_if_a_majority_may_say_so() -> None:
+    def noted(last: bytes, unended: bytes, *started: bytes) -> list[Any]:
+        return [b"9", last, b"", b"", unended, list(started), 0]
+
+    ended, begun = b"100|5||owner", b"|90|0|%s|owner" % A
+    first, second = noted(b"", b"", begun), noted(ended, b"")
+    assert merged(scripts.RUNS, first, second, second) == second
+    # It is about to begin, or was given back.
+    assert merged(scripts.RUNS, first, noted(b"", b""), noted(b"", b""))[5] == []
+    # The server that noted the last run does not know it, but the others do.
+    assert merged(scripts.RUNS, second, first, first)[5] == [begun]
+    assert merged(scripts.RUNS, first, second, SILENT)[5] == [begun]
+    # The first server has missed its end, and another run has begun since.
+    newer, never = b"|200|0|%s|owner" % B, b"90|0|%s|owner" % A
+    last = noted(b"300|5||owner", never, newer)
+    assert merged(scripts.RUNS, last, noted(ended, b"", newer), noted(ended, b"", newer))[4] == b""
+    # Two servers know that it never ended; one has not yet heard of the newer one.
+    seen = merged(scripts.RUNS, last, first, second)
+    assert (seen[4], seen[5]) == (never, [])
+
+
 def test_of_what_was_noted_the_last_counts() -> None:
     old = [b"9", b"100|5||owner", b"", b"", b"", [], 3]
     new = [b"1", b"100|5||owner", b"200|5||owner", b"", b"", [], 1]

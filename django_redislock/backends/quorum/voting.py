@@ -13,7 +13,7 @@ clocks, and what only a minority has granted is given back at once.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -374,8 +374,21 @@ def _inspected(values: list[list[Any]], of: int) -> list[Any]:
 
 
 def _last_runs(values: list[list[Any]], of: int) -> list[Any]:
-    """What the server knows that has noted the last run; each notes it by its own clock."""
-    return max(values, key=lambda value: max(_number([note]) for note in value[1:5]))
+    """What the server knows that has noted the last run; each notes it by its own clock.
+
+    Of a run that has not ended, only if a majority may say so: one that is about to begin is known
+    to some servers already, and a server that has missed the end of a run takes it for one that
+    never ended.
+    """
+    last = [*max(values, key=lambda value: max(_number([note]) for note in value[1:5]))]
+    notes = [{_field(note, 3): note for note in value[5]} for value in values]  # By their leases.
+    begun = Counter(lease for here in notes for lease in here)
+    unended = begun + Counter(_field(value[4], 2) for value in values)
+    enough = majority_of(of) - (of - len(values))
+    if unended[_field(last[4], 2)] < enough:
+        last[4] = b""
+    last[5] = sorted({ChainMap(*notes)[lease] for lease in begun if begun[lease] >= enough})
+    return last
 
 
 def _greatest(values: list[int], of: int) -> int:
@@ -389,10 +402,14 @@ def _most_common(values: list[list[bytes]], of: int) -> list[bytes]:
 def _number(notes: Sequence[bytes], place: int = 0) -> int:
     """The number in that place of the one note, if there is one; 0 if somebody else wrote it."""
     for note in notes:
-        field = note.split(b"|", place + 1)[place : place + 1]
-        if field and field[0].isdigit():
-            return int(field[0])
+        if (field := _field(note, place)).isdigit():
+            return int(field)
     return 0
+
+
+def _field(note: bytes, place: int) -> bytes:
+    """What is in that place of a note; b"" if there is nothing."""
+    return b"".join(note.split(b"|", place + 1)[place : place + 1])
 
 
 _MERGED: dict[Script, Callable[[list[Any], int], Any]] = {
