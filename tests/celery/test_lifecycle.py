@@ -260,7 +260,7 @@ def _ended(stage: Stage, worker: Worker, pid: int) -> bool:
 def _runs(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # It may go while it is looked at.
         return False
 
 
