@@ -40,11 +40,15 @@ class Quorum:
         self._clients = [server.client() for server in servers]
         self.configure()
 
-    def configure(self, socket_timeout: float = 1.0, **options: Any) -> None:
-        """Set REDISLOCK, with connections that are new."""
+    def configure(self, socket_timeout: float = HUNG, **options: Any) -> None:
+        """Set REDISLOCK, with connections that are new.
+
+        A server that is only slow counts as silent after most of *socket_timeout*, and is then not
+        dialed for a second. One that is killed or refuses is known to be away at once.
+        """
         self._settings.REDISLOCK = {"default": {**self.setting(socket_timeout), **options}}
 
-    def setting(self, socket_timeout: float = 1.0) -> dict[str, Any]:
+    def setting(self, socket_timeout: float = HUNG) -> dict[str, Any]:
         """What REDISLOCK says of the default alias."""
         return {
             "BACKEND": "django_redislock.backends.QuorumBackend",
