@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from tests.conftest import Locks
     from tests.support.proxy import Args, Proxy
 
-TTL = 15.0  # Much longer than a claim, so that one is told from the other.
+TTL = 30.0  # Much longer than a claim, so that one is told from the other.
 PAUSE = 0.005  # Seconds between two looks at a lease.
+AT_ONCE = 0.005  # Seconds within which a server answers a ping that does not stand still.
 
 pytestmark = one_kind
 
@@ -50,13 +51,21 @@ def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Iterator[Locks]:
 
 @contextmanager
 def handed_over(caller: Caller, locks: Locks, **options: Any) -> Iterator[Lease]:
-    """A block under a lock that another process has handed over to it."""
-    holder, lock = rival(ttl=60), distributed_lock(NAME, **options)
-    assert holder.acquire()
-    freed = in_thread(lambda: release_when_somebody_waits(holder, locks))
-    with caller.block(lock) as lease:
-        freed.result(HUNG)
-        yield lease
+    """A block under a lock that another process has handed over to it.
+
+    Whoever hears of it late asks the server instead, and has no claim. Then it is handed over anew.
+    """
+    is_handed_over = False
+    while not is_handed_over:
+        holder, lock = rival(ttl=60), distributed_lock(NAME, **options)
+        assert holder.acquire()
+        freed = in_thread(lambda holder=holder: release_when_somebody_waits(holder, locks))  # type: ignore[misc]
+        with caller.block(lock) as lease:
+            freed.result(HUNG)
+            # A claim that is confirmed already counts as a renewal.
+            is_handed_over = lease.grant.is_claimed or bool(lease.renewals)
+            if is_handed_over:
+                yield lease
 
 
 def release_when_somebody_waits(holder: Any, locks: Locks) -> None:
@@ -72,15 +81,15 @@ def renews(args: Args) -> bool:
 
 def with_an_idle_watchdog(locks: Locks) -> None:
     """Let the watchdog have a connection, as after any lease that lasted a while."""
-    with distributed_lock("before", ttl=3) as lease:
+    with distributed_lock("before", ttl=6) as lease:
         wait_until(lambda: lease.renewals)
 
 
-def stays_held(lease: Lease, seconds: float) -> None:
+def stays_held(lease: Lease, locks: Locks, seconds: float) -> None:
     """Check that the lease says at every moment that it is held.
 
     A process that had to wait for a processor may have missed its claim's second, by one long wait
-    or by many short ones, but nothing is lost.
+    or by many short ones, and so may a server; but nothing is lost.
     """
     late, last = 0.0, time.monotonic()
     until = last + seconds
@@ -88,7 +97,10 @@ def stays_held(lease: Lease, seconds: float) -> None:
         time.sleep(PAUSE)
         now = time.monotonic()
         late += now - last - PAUSE
-        last = now
+        locks.redis.ping()
+        last = time.monotonic()
+        if last - now > AT_ONCE:
+            late += last - now
         if late > CLAIM / 8:
             wait_until(lambda: lease.held)
         assert lease.held, f"not held {until - last:.2f} s before the end, {late:.2f} s late"
@@ -103,7 +115,7 @@ def test_a_watchdog_whose_connection_was_closed_for_idleness_confirms_in_time(
     with_an_idle_watchdog(locks)
     proxy.cut()
     with handed_over(caller, locks) as lease:
-        stays_held(lease, CLAIM + 0.3)
+        stays_held(lease, locks, CLAIM + 0.3)
         assert lease.renewals
         assert is_held_by(locks, lease)
     assert is_left_clean(locks)
@@ -116,7 +128,7 @@ def test_a_first_confirmation_that_fails_is_tried_again_within_the_claim(
 ) -> None:
     rule = proxy.rule("EVALSHA", action, match=renews)
     with handed_over(caller, locks) as lease:
-        stays_held(lease, CLAIM + 0.3)
+        stays_held(lease, locks, CLAIM + 0.3)
         assert rule.hits
         assert lease.renewals
     assert is_left_clean(locks)
@@ -172,7 +184,7 @@ def test_a_lease_in_doubt_is_not_held_and_not_lost_either(
     with in_doubt(caller, locks, proxy) as lease:
         assert lease.lost_reason is None
         assert lease.expires_in == 0.0
-        with pytest.raises(LockUnavailable), takes(at_most=2 * TTL / 3):
+        with pytest.raises(LockUnavailable), takes(at_most=10):
             caller.ensure_held(lease)
         proxy.clear_rules()
         wait_until(lambda: lease.held)
@@ -201,7 +213,9 @@ def test_a_block_whose_lease_is_in_doubt_ends_without_a_loss(
     assert is_left_clean(locks)
 
 
-async def test_the_event_loop_never_waits_for_a_lease_in_doubt(locks: Locks, proxy: Proxy) -> None:
+async def test_the_event_loop_never_waits_for_a_lease_in_doubt(
+    locks: Locks, proxy: Proxy, settings: Settings
+) -> None:
     async def tick() -> None:
         nonlocal longest
         while True:
@@ -209,6 +223,7 @@ async def test_the_event_loop_never_waits_for_a_lease_in_doubt(locks: Locks, pro
             await asyncio.sleep(0.005)
             longest = max(longest, time.monotonic() - last)
 
+    settings.REDISLOCK["default"]["OPTIONS"] = {"socket_timeout": HUNG}
     holder, longest = rival(ttl=60), 0.0
     assert await holder.aacquire()
     proxy.rule("EVALSHA", "hang_before", match=renews, times=None)
@@ -230,7 +245,7 @@ async def test_the_event_loop_never_waits_for_a_lease_in_doubt(locks: Locks, pro
     proxy.heal()
     await leaving
     ticking.cancel()
-    assert longest < 2.5  # An answer would be awaited for almost four seconds.
+    assert longest < HUNG / 4  # An answer would be awaited three times as long.
     assert is_left_clean(locks)
 
 
@@ -252,7 +267,7 @@ def test_what_is_left_of_an_unreachable_lease_is_freed_when_its_block_ends(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
     """Its renewals were carried out, so the key would outlast the lease."""
-    ttl = 3
+    ttl = 6
     with loses("unreachable"), caller.block(distributed_lock(NAME, ttl=ttl)) as lease:
         proxy.rule("EVALSHA", "cut_after", match=renews, times=None)
         wait_until(lambda: lease.lost_reason)
@@ -270,4 +285,4 @@ def test_a_handed_over_lease_that_is_not_renewed_is_confirmed_all_the_same(
 ) -> None:
     with handed_over(caller, locks, renew=False) as lease:
         wait_until(lambda: not lease.grant.is_claimed)
-        stays_held(lease, CLAIM)
+        stays_held(lease, locks, CLAIM)

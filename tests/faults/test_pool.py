@@ -13,7 +13,7 @@ from django_redislock.backends.redis.dialing import Dialer
 from django_redislock.backends.redis.errors import Crowded, Exhausted
 from django_redislock.backends.redis.pool import SharedBell, WirePool
 from tests.support.backends import one_kind
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
 
 if TYPE_CHECKING:
@@ -36,35 +36,35 @@ def pool(server: Server) -> Iterator[WirePool]:
 
 def works(wire: Wire) -> bool:
     """Whether the server answers on that connection."""
-    return bytes(wire.ask(packed("PING"), 1.0)) == b"PONG"
+    return bytes(wire.ask(packed("PING"), HUNG)) == b"PONG"
 
 
 def test_what_was_returned_last_is_lent_first(pool: WirePool) -> None:
-    first, second = pool.take(1.0), pool.take(1.0)
+    first, second = pool.take(HUNG), pool.take(HUNG)
     pool.give(first)
     pool.give(second)
-    assert pool.take(1.0) is second
-    assert pool.take(1.0) is first
+    assert pool.take(HUNG) is second
+    assert pool.take(HUNG) is first
     pool.give(first)
     pool.give(second)
 
 
 def test_a_pool_that_is_used_up_says_which_option_to_raise(pool: WirePool) -> None:
-    lent = [pool.take(1.0) for _ in range(LIMIT)]
+    lent = [pool.take(HUNG) for _ in range(LIMIT)]
     begin = time.monotonic()
     with pytest.raises(Exhausted, match=r"all of its 5 connections.*\['max_connections'\]"):
         pool.take(0.1)
     assert time.monotonic() - begin >= 0.1
     for wire in lent:
         pool.give(wire)
-    assert works(pool.take(0.1))
+    assert works(pool.take(HUNG))
 
 
 def test_waiters_may_not_have_the_last_two(pool: WirePool) -> None:
-    waiter = pool.take(1.0, to_wait=True)
+    waiter = pool.take(HUNG, to_wait=True)
     with pytest.raises(Crowded):
-        pool.take(1.0, to_wait=True)
-    others = [pool.take(1.0) for _ in range(LIMIT - 1)]
+        pool.take(HUNG, to_wait=True)
+    others = [pool.take(HUNG) for _ in range(LIMIT - 1)]
     assert all(works(wire) for wire in [waiter, *others])
 
 
@@ -72,8 +72,8 @@ def test_waiters_may_not_have_the_last_two(pool: WirePool) -> None:
 def test_a_connection_that_comes_free_wakes_who_waits_for_one(
     pool: WirePool, end: Callable[[WirePool, Wire], None]
 ) -> None:
-    lent = [pool.take(1.0) for _ in range(LIMIT)]
-    others = [in_thread(partial(pool.take, 60.0)) for _ in range(LIMIT)]
+    lent = [pool.take(HUNG) for _ in range(LIMIT)]
+    others = [in_thread(partial(pool.take, HUNG)) for _ in range(LIMIT)]
     wait_until(lambda: pool._waiting == LIMIT)
     for wire in lent:
         end(pool, wire)
@@ -81,10 +81,10 @@ def test_a_connection_that_comes_free_wakes_who_waits_for_one(
 
 
 def test_a_drop_closes_the_idle_ones_too_and_wakes_who_waits(pool: WirePool) -> None:
-    broken, idle = pool.take(1.0), pool.take(1.0)
+    broken, idle = pool.take(HUNG), pool.take(HUNG)
     pool.give(idle)
     pool.drop(broken)
-    assert all(works(wire) for wire in [pool.take(1.0) for _ in range(LIMIT)])
+    assert all(works(wire) for wire in [pool.take(HUNG) for _ in range(LIMIT)])
     with pytest.raises(OSError, match=r"closed|descriptor"):
         works(idle)
 
@@ -101,19 +101,19 @@ def test_a_dial_that_fails_gives_its_place_back(server: Server) -> None:
     pool = WirePool(faulty, LIMIT)
     while failures:
         with pytest.raises(ConnectionRefusedError):
-            pool.take(1.0)
-    assert all(works(wire) for wire in [pool.take(1.0) for _ in range(LIMIT)])
+            pool.take(HUNG)
+    assert all(works(wire) for wire in [pool.take(HUNG) for _ in range(LIMIT)])
 
 
 def test_a_connection_that_was_lost_gives_its_place_back(pool: WirePool) -> None:
     # As a signal handler's exception does between the pool's return and the caller's assignment.
     for _ in range(LIMIT * 2):
-        pool.take(1.0)
-    assert works(pool.take(0.1))
+        pool.take(HUNG)
+    assert works(pool.take(HUNG))
 
 
 def test_a_retired_pool_keeps_no_connection(pool: WirePool, server: Server) -> None:
-    lent = pool.take(1.0)
+    lent = pool.take(HUNG)
     pool.retire()
     pool.give(lent)
     with pytest.raises(OSError, match=r"closed|descriptor"):
@@ -127,10 +127,10 @@ def test_a_shared_bell_has_closed_its_connection_before_another_is_opened(
     close, seen = Wire.close, []
 
     def close_and_look(wire: Wire) -> None:
-        seen.append(pool.shared_bell("another", 1.0))
+        seen.append(pool.shared_bell("another", HUNG))
         close(wire)
 
-    bell = pool.shared_bell("nobody", 1.0)
     monkeypatch.setattr(Wire, "close", close_and_look)
+    bell = pool.shared_bell("nobody", HUNG)
     wait_until(lambda: bell.closed)  # Nobody listens to it.
     assert seen == [bell]

@@ -85,9 +85,13 @@ def test_the_protocol_may_stand_in_the_url(caller: Caller, bare: Locks) -> None:
 
 
 @pytest.fixture
-def proxied(locks: Locks, proxy: Proxy, settings: Settings) -> Iterator[Proxy]:
+def proxied(
+    locks: Locks, proxy: Proxy, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Proxy]:
     """The default alias speaks RESP2 through the proxy, the rival RESP3 straight to the server."""
-    locks.on(proxy, TTL=30, WAIT=HUNG)
+    # A bell that nobody rings is tested, and given up if the server stands still.
+    monkeypatch.setattr(SharedBell, "CHECK_EVERY", 10.0)
+    locks.on(proxy, TTL=30, WAIT=HUNG, UNAVAILABLE_AFTER=HUNG)
     with against_rival(locks, settings):
         settings.REDISLOCK["default"]["OPTIONS"] = OLD
         yield proxy
