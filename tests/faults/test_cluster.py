@@ -21,11 +21,11 @@ from django_redislock.rules import flows, scripts
 from django_redislock.rules.keys import bucket_of
 from django_redislock.rules.steps import Call
 from tests.support.backends import one_kind
-from tests.support.clusters import HURRIED
 from tests.support.faults import in_fork, lease_of, takes
 from tests.support.others import queued
 from tests.support.processes import hear, say
 from tests.support.stored import is_held_by, is_left_clean, keys_of, value_of
+from tests.support.topologies import await_copies, can_be_rung
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import Blocking, Caller, InLoop, in_thread
 
@@ -45,6 +45,10 @@ pytestmark = pytest.mark.slow
 
 TTL = 3.0
 PATIENT = {"TTL": TTL, "WAIT": HUNG, "UNAVAILABLE_AFTER": HUNG}
+# Where a lease is to outlast whatever happens.
+LASTING = {**PATIENT, "TTL": 15}
+# Where nothing hangs, and who is slow is not to be taken for silent.
+ANSWERED = {"socket_timeout": HUNG}
 
 
 def another(cluster: Cluster, than: Server) -> Server:
@@ -114,7 +118,7 @@ def test_locking_goes_on_while_the_slot_of_a_lock_moves_to_and_fro(
     make_cluster: MakeCluster, settings: Settings, key_prefix: str
 ) -> None:
     cluster = make_cluster("valkey")
-    cluster.locks(settings, key_prefix, **PATIENT)
+    cluster.locks(settings, key_prefix, **LASTING)
     name = "lottery"
     with InLoop() as tasks:
         lockers = Lockers(name, [Blocking(), Blocking(), Blocking(), tasks, tasks, tasks])
@@ -143,7 +147,7 @@ def test_a_lease_and_its_waiters_move_with_the_slot(
             cluster.move(name, target)
             renewals = lease.renewals
             # Woken by the end of their subscriptions, they come back to their old places.
-            wait_until(lambda: shard_channels(target) >= 2)
+            wait_until(lambda: can_be_rung(locks, target, name) == len(waiting))
             wait_until(lambda: lease.renewals > renewals)
             assert is_held_by(locks, lease)
         for number, (lock, caller, acquired) in enumerate(waiting):
@@ -169,7 +173,7 @@ def test_waiters_that_share_a_bell_find_the_slot_that_has_moved(
             waiting = line_up(locks, name, [threads] * 6)
             for target in (away, home):
                 cluster.move(name, target)
-                wait_until(lambda target=target: shard_channels(target))  # type: ignore[misc]
+                wait_until(lambda at=target: can_be_rung(locks, at, name) == len(waiting))  # type: ignore[misc]
         for lock, caller, acquired in waiting:
             assert acquired.result(HUNG)
             caller.release(lock)
@@ -188,17 +192,12 @@ def line_up(locks: Locks, name: str, callers: Iterable[Caller]) -> list[Waiting]
     return waiting
 
 
-def shard_channels(server: Server) -> int:
-    """How many channels of its slots somebody listens to on a node."""
-    return len(server.client().execute_command("PUBSUB", "SHARDCHANNELS"))
-
-
 @pytest.mark.proves("R13")
 def test_r13_while_a_slot_is_on_its_way_who_waits_tries_again_and_others_are_told(
     make_cluster: MakeCluster, settings: Settings, key_prefix: str
 ) -> None:
     cluster = make_cluster("valkey")
-    locks = cluster.locks(settings, key_prefix, **PATIENT)
+    locks = cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=ANSWERED)
     name = "lottery"
     source = cluster.keeper(name)
     target = another(cluster, source)
@@ -236,7 +235,7 @@ def test_r13_what_has_one_key_follows_an_ask(
 ) -> None:
     """Its key is not there, so the node that the slot is on its way to is asked, for this once."""
     cluster = make_cluster("redis")
-    cluster.locks(settings, key_prefix, **PATIENT)
+    cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=ANSWERED)
     name = "lottery"
     source = cluster.keeper(name)
     target = another(cluster, source)
@@ -244,7 +243,7 @@ def test_r13_what_has_one_key_follows_an_ask(
         pass
     cluster.begin_move(name, target)
     before = asked(target)
-    call = Call(scripts.RUNS, name, (), 2.0)
+    call = Call(scripts.RUNS, name, (), HUNG)
     assert backend().run(flows.ask(call))[1:4] == [b"", b"", b""]
     assert asyncio.run(backend().arun(flows.ask(call)))[1:4] == [b"", b"", b""]
     assert held.record(name) is None
@@ -265,14 +264,15 @@ def asked(server: Server) -> int:
 def test_locking_goes_on_when_a_master_is_killed_under_load(
     make_cluster: MakeCluster, settings: Settings, key_prefix: str
 ) -> None:
-    cluster = make_cluster("valkey", replicas=2, node_timeout=HURRIED)
+    cluster = make_cluster("valkey", replicas=2)
     cluster.locks(settings, key_prefix, REPLICAS_ACK=1, **PATIENT)
     name = cluster.name_on(cluster.servers[0])
     with InLoop() as tasks:
         lockers = Lockers(name, [Blocking(), Blocking(), tasks, tasks])
         wait_until(lambda: len(lockers.turns) > 10)
-        cluster.servers[0].kill()
-        cluster.await_failover()
+        with cluster.in_a_hurry():
+            cluster.servers[0].kill()
+            cluster.await_failover()
         failed_over = time.monotonic()
         wait_until(lambda: lockers.since(failed_over) >= 20)
         lockers.stop()
@@ -287,22 +287,22 @@ def test_locking_goes_on_when_a_master_is_killed_under_load(
 def test_a_lease_that_the_replica_knows_goes_on_there_and_waiters_come_back_in_order(
     make_cluster: MakeCluster, settings: Settings, key_prefix: str
 ) -> None:
-    cluster = make_cluster("redis", replicas=1, node_timeout=HURRIED)
+    cluster = make_cluster("redis", replicas=1)
     locks = cluster.locks(settings, key_prefix, **PATIENT)
     name, master = cluster.name_on(cluster.servers[0]), cluster.servers[0]
     with Blocking() as threads, InLoop() as tasks:
         with threads.block(distributed_lock(name, ttl=12)) as lease:
             waiting = line_up(locks, name, (threads, tasks, threads, tasks))
-            master.client().wait(1, 5000)
-            master.kill()
-            renewals = lease.renewals
-            successor = cluster.await_failover()
+            await_copies(master, cluster.replicas)
+            with cluster.in_a_hurry():
+                master.kill()
+                renewals = lease.renewals
+                successor = cluster.await_failover()
             wait_until(lambda: lease.renewals > renewals)
             locks.redis.close()
             locks.redis = cluster.client()
             assert is_held_by(locks, lease)
-            wait_until(lambda: queued(locks, name) == len(waiting))
-            wait_until(lambda: shard_channels(successor) >= 2)
+            wait_until(lambda: can_be_rung(locks, successor, name) == len(waiting))
         for number, (lock, caller, acquired) in enumerate(waiting):
             assert acquired.result(HUNG)
             later = [one for _, _, one in waiting[number + 1 :]]
@@ -315,7 +315,7 @@ def test_after_a_planned_failover_nothing_is_lost(
     make_cluster: MakeCluster, settings: Settings, key_prefix: str
 ) -> None:
     cluster = make_cluster("valkey", replicas=1)
-    locks = cluster.locks(settings, key_prefix, **PATIENT)
+    locks = cluster.locks(settings, key_prefix, **LASTING)
     name = cluster.name_on(cluster.servers[0])
     with Blocking() as threads, InLoop() as tasks:
         kept = distributed_lock(f"{name} kept", ttl=60)
@@ -337,7 +337,7 @@ def test_after_a_planned_failover_nothing_is_lost(
 def test_r13_a_cluster_that_is_down_is_unavailable_until_it_is_whole_again(
     make_cluster: MakeCluster, settings: Settings, key_prefix: str
 ) -> None:
-    cluster = make_cluster("valkey", node_timeout=HURRIED)
+    cluster = make_cluster("valkey")
     locks = cluster.locks(settings, key_prefix, TTL=6, WAIT=0)
     first, *_, last = cluster.servers
     name = cluster.name_on(last)
@@ -346,23 +346,24 @@ def test_r13_a_cluster_that_is_down_is_unavailable_until_it_is_whole_again(
             lock = distributed_lock(name)
             assert caller.acquire(lock)
             caller.release(lock)
-        first.kill()
-        wait_until(lambda: b"cluster_state:fail" in cluster.tell(last, "INFO"))
-        for caller in (threads, tasks):
-            with pytest.raises(LockUnavailable, match="CLUSTERDOWN"):
-                caller.acquire(distributed_lock(name))
-        locks.configure(UNAVAILABLE_AFTER=HUNG)
-        waiting = [
-            (caller, lock, caller.begin(lock))
-            for caller, lock in [
-                (threads, distributed_lock(f"{name} sync", wait=HUNG)),
-                (tasks, distributed_lock(f"{name} async", wait=HUNG)),
+        with cluster.in_a_hurry():  # Until its end: so they soon believe that it is back, too.
+            first.kill()
+            wait_until(lambda: b"cluster_state:fail" in cluster.tell(last, "INFO"))
+            for caller in (threads, tasks):
+                with pytest.raises(LockUnavailable, match="CLUSTERDOWN"):
+                    caller.acquire(distributed_lock(name))
+            locks.configure(UNAVAILABLE_AFTER=HUNG)
+            waiting = [
+                (caller, lock, caller.begin(lock))
+                for caller, lock in [
+                    (threads, distributed_lock(f"{name} sync", wait=HUNG)),
+                    (tasks, distributed_lock(f"{name} async", wait=HUNG)),
+                ]
             ]
-        ]
-        first.start()
-        for caller, lock, acquired in waiting:
-            assert acquired.result(HUNG)
-            caller.release(lock)
+            first.start()
+            for caller, lock, acquired in waiting:
+                assert acquired.result(HUNG)
+                caller.release(lock)
 
 
 # --- a node is added, or is silent ---------------------------------------------------------------
@@ -372,7 +373,7 @@ def test_a_node_that_is_added_keeps_locks_and_is_listed(
     make_cluster: MakeCluster, settings: Settings, key_prefix: str
 ) -> None:
     cluster = make_cluster("valkey")
-    locks = cluster.locks(settings, key_prefix, **PATIENT)
+    locks = cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=ANSWERED)
     with Blocking() as threads, InLoop() as tasks:
         leases = [
             (caller, lock, lease_of(lock))
@@ -403,7 +404,8 @@ def test_a_list_says_which_node_is_silent_and_shows_what_the_others_keep(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     cluster = make_cluster("valkey")
-    cluster.locks(settings, key_prefix, TTL=6, WAIT=0)
+    locks = cluster.locks(settings, key_prefix, TTL=60, WAIT=0)
+    locks.configure(OPTIONS={"socket_timeout": 3})
     names = [cluster.name_on(server) for server in cluster.servers]
     handles = [distributed_lock(name, ttl=120, renew=False) for name in names]
     assert all(lock.acquire() for lock in handles)
@@ -411,7 +413,7 @@ def test_a_list_says_which_node_is_silent_and_shows_what_the_others_keep(
     silent = cluster.servers[0]
     address = f"{silent.host}:{silent.port}"
     with silent.paused():
-        with takes(at_most=12):  # The operation timeout is 2 s, and there are two tries of two.
+        with takes(at_most=12):  # That is the operation timeout; there are two tries of two.
             found = held.list()
         assert {lock.name for lock in found} == set(names[1:])
         assert found.silent == (address,)
@@ -475,11 +477,12 @@ def test_r7_a_node_that_hangs_delays_no_renewal_on_another(
 def test_a_dead_node_in_location_costs_its_share_only(
     make_cluster: MakeCluster, settings: Settings, key_prefix: str
 ) -> None:
-    cluster = make_cluster("valkey", replicas=1, node_timeout=HURRIED)
-    locks = cluster.locks(settings, key_prefix, TTL=6, WAIT=0)
+    cluster = make_cluster("valkey", replicas=1)
+    locks = cluster.locks(settings, key_prefix, **{**PATIENT, "TTL": 6})
     dead = cluster.servers[0]
-    dead.pause()
-    cluster.await_failover()
+    with cluster.in_a_hurry():
+        dead.pause()
+        cluster.await_failover()
     locks.configure(
         LOCATION=[f"redis://{one.host}:{one.port}" for one in (dead, cluster.servers[0])]
     )
@@ -532,7 +535,7 @@ def test_a_forked_child_has_nodes_of_its_own(
 def lock_in_fork() -> None:
     """In a child: lock, and lock again in a child of that, beside the first."""
     names = [f"lottery {number}" for number in range(12)]
-    with distributed_lock("of the parent", ttl=4) as lease:
+    with distributed_lock("of the parent", ttl=9) as lease:
         for name in names:
             with distributed_lock(name):
                 pass
@@ -541,7 +544,7 @@ def lock_in_fork() -> None:
             for name in names:
                 with distributed_lock(name, wait=HUNG):
                     pass
-            with distributed_lock("of the child", ttl=4) as own:
+            with distributed_lock("of the child", ttl=9) as own:
                 wait_until(lambda: own.renewals)
             return not lease.held
 
@@ -619,7 +622,7 @@ def test_nodes_of_different_clusters_are_refused_at_once(
     other = make_cluster(masters=1)
     locks = cluster.locks(settings, key_prefix)
     both = [f"redis://{one.host}:{one.port}" for one in (cluster.servers[0], other.servers[0])]
-    locks.configure(LOCATION=both)
+    locks.configure(LOCATION=both, OPTIONS=ANSWERED)
     says = "are of different clusters; name nodes of one in LOCATION"
     with Blocking() as threads, InLoop() as tasks:
         for caller in (threads, tasks):
@@ -647,7 +650,7 @@ def test_a_cluster_may_ask_for_a_password_and_a_user_with_few_rights(
     rules = minimal_acl(backend().prefix).split()
     for server in cluster.servers:
         server.client().execute_command("ACL", "SETUSER", "locks", "on", ">secret", *rules)
-    locks.configure(OPTIONS={"username": "locks", "password": "secret"})
+    locks.configure(OPTIONS={"username": "locks", "password": "secret", **ANSWERED})
     with Blocking() as threads, InLoop() as tasks:
         for number, caller in enumerate((threads, tasks) * 3):
             name = f"lottery {number}"
@@ -659,7 +662,7 @@ def test_a_cluster_may_ask_for_a_password_and_a_user_with_few_rights(
                 assert listed.name == name
             assert acquired.result(HUNG)
             caller.release(waiter)
-        locks.configure(OPTIONS={"username": "locks", "password": "wrong"})
+        locks.configure(OPTIONS={"username": "locks", "password": "wrong", **ANSWERED})
         for caller in (threads, tasks):
             with pytest.raises(LockUnavailable, match=r"WRONGPASS|invalid username"):
                 caller.acquire(distributed_lock("lottery", wait=0))
@@ -670,6 +673,7 @@ def test_a_cluster_may_speak_tls_only(
 ) -> None:
     cluster = make_cluster("redis", tls=True)  # The Valkey of the wheel speaks no TLS.
     locks = cluster.locks(settings, key_prefix, **PATIENT)
+    locks.configure(**cluster.setting(**ANSWERED))
     names = [cluster.name_on(server) for server in cluster.servers]
     mine = [distributed_lock(name) for name in names]
     for lock in mine:
@@ -738,7 +742,7 @@ def found(about: str) -> list[tuple[str, str]]:
 def test_the_doctor_judges_each_node_of_a_cluster(
     make_cluster: MakeCluster, settings: Settings, key_prefix: str
 ) -> None:
-    cluster = make_cluster("valkey", replicas=1, node_timeout=HURRIED)
+    cluster = make_cluster("valkey", replicas=1)
     locks = cluster.locks(settings, key_prefix, TTL=6, WAIT=0)
     first, second, third = (f"{one.host}:{one.port}" for one in cluster.servers)
     assert found("cluster") == [("ok", "all slots are kept; 3 nodes keep locks")]
@@ -764,8 +768,9 @@ def test_the_doctor_judges_each_node_of_a_cluster(
             (level, says[: len(f"{third}: no answer")]) for level, says in found("server")
         ]
     backends.reset()
-    cluster.servers[2].kill()
-    wait_until(lambda: b"cluster_state:fail" in cluster.tell(cluster.servers[1], "INFO"))
+    with cluster.in_a_hurry():
+        cluster.servers[2].kill()
+        wait_until(lambda: b"cluster_state:fail" in cluster.tell(cluster.servers[1], "INFO"))
     assert any(level == "fail" for level, _ in found("rights"))
 
 

@@ -15,11 +15,10 @@ from django_redislock.backends.registry import backends
 from django_redislock.backends.sentinel.backend import SentinelBackend
 from tests.conftest import Locks
 from tests.support.faults import lease_of, takes
-from tests.support.others import queued
 from tests.support.processes import hear, say
 from tests.support.servers import Sentinel
 from tests.support.stored import NAME, is_held_by, is_left_clean, keys_of
-from tests.support.topologies import HURRIED, SERVICE
+from tests.support.topologies import SERVICE, await_copies, can_be_rung
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import Blocking, Caller, InLoop, in_thread
 
@@ -36,6 +35,8 @@ pytestmark = pytest.mark.slow
 # A lease may be lost with the master, or its release; then its lock is free when its ttl is over.
 TTL = 3.0
 PATIENT = {"TTL": TTL, "WAIT": HUNG, "UNAVAILABLE_AFTER": HUNG}
+# Of which a sentinel has a small part only to say hello.
+UNHASTY = {"socket_timeout": 20}
 
 
 def commands_run(server: Server) -> int:
@@ -114,15 +115,16 @@ def test_locking_goes_on_when_the_master_is_killed_under_load(
     make_watched: MakeWatched, settings: Settings, key_prefix: str, spawn: Spawn
 ) -> None:
     """Threads, tasks and processes; each grant is on a replica when it counts."""
-    watched = make_watched("valkey", down_after=HURRIED)
+    watched = make_watched("valkey")
     watched.locks(settings, key_prefix, REPLICAS_ACK=1, **PATIENT)
     here = Lockers(NAME)
     child = spawn(take_turns, NAME)
     at_work = [in_thread(here.in_loop), *[in_thread(here.in_thread) for _ in range(4)]]
     assert child.read() == "at work"
     wait_until(lambda: here.turns)
-    watched.master.kill()
-    watched.await_failover()
+    with watched.in_a_hurry():
+        watched.master.kill()
+        watched.await_failover()
     failed_over = time.monotonic()
     wait_until(lambda: sum(begun > failed_over for _, begun, _ in here.turns) >= 20)
     here.over = True
@@ -146,7 +148,7 @@ def test_locking_goes_on_when_the_master_is_killed_under_load(
 def test_a_lease_that_the_replica_knows_goes_on_there_and_waiters_come_back_in_order(
     make_watched: MakeWatched, settings: Settings, key_prefix: str
 ) -> None:
-    watched = make_watched("redis", down_after=HURRIED)
+    watched = make_watched("redis")
     locks = watched.locks(settings, key_prefix, **PATIENT)
     holder, order = distributed_lock(NAME, ttl=12), []
     with Blocking() as threads, InLoop() as tasks:
@@ -155,13 +157,14 @@ def test_a_lease_that_the_replica_knows_goes_on_there_and_waiters_come_back_in_o
             for caller in (threads, tasks, threads, tasks):
                 lock = distributed_lock(NAME)
                 waiting.append((lock, caller, caller.begin_waiting(lock, locks)))
-            locks.redis.wait(2, 5000)
-            watched.master.kill()
-            renewals = lease.renewals
-            locks.redis = watched.client(watched.await_failover())
+            await_copies(watched.master, watched.replicas)
+            with watched.in_a_hurry():
+                watched.master.kill()
+                renewals = lease.renewals
+                locks.redis = watched.client(watched.await_failover())
             wait_until(lambda: lease.renewals > renewals)
             assert is_held_by(locks, lease)
-            wait_until(lambda: queued(locks) == len(waiting))
+            wait_until(lambda: can_be_rung(locks, watched.master) == len(waiting))
             before = locks.redis.zrange(keys_of(locks).queue, 0, -1)
         for number, (lock, caller, acquired) in enumerate(waiting):
             assert acquired.result(HUNG)
@@ -187,7 +190,7 @@ def test_after_a_planned_failover_nothing_is_lost_and_the_old_master_is_never_as
         held = [(caller, distributed_lock(caller.way.name, ttl=60)) for caller in (threads, tasks)]
         for caller, lock in held:
             assert caller.acquire(lock)
-        locks.redis.wait(2, 5000)
+        await_copies(watched.master, watched.replicas)
         old = watched.master
         watched.ask(watched.sentinels[0], "FAILOVER", SERVICE)
         locks.redis = watched.client(watched.await_failover())
@@ -219,7 +222,7 @@ def test_a_coordinated_failover_of_valkey_loses_nothing_without_acknowledgement(
     make_watched: MakeWatched, settings: Settings, key_prefix: str
 ) -> None:
     watched = make_watched("valkey")
-    locks = watched.locks(settings, key_prefix, **PATIENT)
+    locks = watched.locks(settings, key_prefix, **{**PATIENT, "TTL": 15})  # Nothing is to end.
     lockers = Lockers(NAME)
     at_work = [in_thread(lockers.in_loop), *[in_thread(lockers.in_thread) for _ in range(4)]]
     wait_until(lambda: len(lockers.turns) > 10)
@@ -242,18 +245,22 @@ def test_an_old_master_that_comes_back_to_life_is_never_asked(
     make_watched: MakeWatched, settings: Settings, key_prefix: str
 ) -> None:
     """It was only frozen: connections to it are open, and a command on one of them unanswered."""
-    watched = make_watched("valkey", down_after=HURRIED)
+    watched = make_watched("valkey")
     locks = watched.locks(settings, key_prefix, **PATIENT)
     with Blocking() as threads, InLoop() as tasks:
         for caller in (threads, tasks):
             assert not caller.run(caller.way.locked(distributed_lock(NAME)))
         old = watched.master
-        old.pause()
-        acquired = [
-            (lock, caller.begin(lock))
-            for caller, lock in [(threads, distributed_lock("a")), (tasks, distributed_lock("b"))]
-        ]
-        locks.redis = watched.client(watched.await_failover())
+        with watched.in_a_hurry():
+            old.pause()
+            acquired = [
+                (lock, caller.begin(lock))
+                for caller, lock in [
+                    (threads, distributed_lock("a")),
+                    (tasks, distributed_lock("b")),
+                ]
+            ]
+            locks.redis = watched.client(watched.await_failover())
         for lock, future in acquired:
             assert future.result(HUNG)
             assert is_held_by(locks, lease_of(lock))
@@ -274,10 +281,12 @@ def test_a_sentinel_that_slept_through_the_failover_is_outvoted(
     make_watched: MakeWatched, make_server: MakeServer, settings: Settings, key_prefix: str
 ) -> None:
     """As when a machine with a master and a sentinel is started anew: both think as before."""
-    watched = make_watched("valkey", down_after=HURRIED)
+    watched = make_watched("valkey")
     locks = watched.locks(settings, key_prefix, **PATIENT)
-    watched.master.kill()
-    locks.redis = watched.client(watched.await_failover())
+    locks.configure(**watched.setting(**UNHASTY))
+    with watched.in_a_hurry():
+        watched.master.kill()
+        locks.redis = watched.client(watched.await_failover())
     # One that never learns better, whatever the others say.
     former = make_server("valkey")
     sleeper = Sentinel("valkey", f"sentinel monitor {SERVICE} {former.host} {former.port} 2")
@@ -324,7 +333,7 @@ def test_r11_a_grant_that_no_replica_has_counts_only_without_acknowledgement(
     key_prefix: str,
 ) -> None:
     # Sentinels would connect the replicas anew after their failover timeout.
-    watched = make_watched("valkey", down_after=HURRIED, failover_timeout=30)
+    watched = make_watched("valkey", failover_timeout=30)
     options = {**PATIENT, "TTL": 60, "UNAVAILABLE_AFTER": 0}
     locks = watched.locks(settings, key_prefix, REPLICAS_ACK=acknowledged, **options)
     if acknowledged:  # Each try waits as long.
@@ -336,8 +345,9 @@ def test_r11_a_grant_that_no_replica_has_counts_only_without_acknowledgement(
             Blocking().acquire(first)
     else:
         assert Blocking().acquire(first)
-    watched.master.kill()
-    watched.await_failover()
+    with watched.in_a_hurry():
+        watched.master.kill()
+        watched.await_failover()
     backends.reset()
     locks.configure(REPLICAS_ACK=0)  # The other replica may not have found its way yet.
     assert Blocking().begin(second).result(HUNG)
@@ -352,7 +362,8 @@ def test_dead_and_silent_sentinels_cost_no_more_than_their_share(
     make_watched: MakeWatched, settings: Settings, key_prefix: str
 ) -> None:
     watched = make_watched("valkey")
-    watched.locks(settings, key_prefix, TTL=6, WAIT=0)  # The operation timeout is 2 s.
+    # The operation timeout is 2 s; of that the only one that is alive has little.
+    watched.locks(settings, key_prefix, TTL=6, WAIT=0, UNAVAILABLE_AFTER=HUNG)
     dead, silent, alive = watched.sentinels
     dead.kill()
     silent.pause()
@@ -360,8 +371,9 @@ def test_dead_and_silent_sentinels_cost_no_more_than_their_share(
         for number in range(3):  # Each backend asks them in another order.
             backends.reset()
             for caller in (threads, tasks):
+                lock = distributed_lock(f"{caller.way.name} {number}", wait=HUNG)
                 with takes(at_most=2):
-                    assert caller.acquire(distributed_lock(f"{caller.way.name} {number}"))
+                    assert caller.acquire(lock)
         alive.pause()
         backends.reset()
         at_once = [caller.begin(distributed_lock(NAME)) for caller in (threads, tasks)]
@@ -460,7 +472,7 @@ def test_sentinels_and_servers_may_speak_tls(
         held = [(caller, distributed_lock(caller.way.name, ttl=60)) for caller in (threads, tasks)]
         for caller, lock in held:
             assert caller.acquire(lock)
-        locks.redis.wait(2, 5000)
+        await_copies(watched.master, watched.replicas)
         watched.ask(watched.sentinels[0], "FAILOVER", SERVICE)
         locks.redis = watched.client(watched.await_failover())
         for caller, lock in held:
@@ -508,7 +520,7 @@ def test_a_server_that_says_it_is_no_master_is_not_asked(
     replica = watched.replicas[0]
     locks = watched.locks(settings, key_prefix, UNAVAILABLE_AFTER=0)
     with Sentinel(replica.kind, f"sentinel monitor other {replica.host} {replica.port} 1") as one:
-        locks.configure(**watched.setting(service_name="other"))
+        locks.configure(**watched.setting(service_name="other", **UNHASTY))
         locks.configure(LOCATION=[f"redis://{one.host}:{one.port}"])
         with pytest.raises(LockUnavailable, match="call the master: it says that it is no master"):
             caller.acquire(distributed_lock(NAME, wait=0))
