@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_redislock import distributed_lock
+from tests.support.backends import PATIENT
 from tests.support.processes import say
 from tests.support.waiting import HUNG
 
@@ -75,6 +76,12 @@ def _waiters() -> int:
 
     seen = held.get("lottery")
     return seen.waiters if seen else 0
+
+
+@pytest.fixture
+def locks(locks: Locks) -> Locks:
+    """A server that stands still for a moment is not given up, however short the ttl."""
+    return locks.configure(OPTIONS=PATIENT)
 
 
 @pytest.mark.proves("P6")
