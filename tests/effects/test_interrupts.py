@@ -9,16 +9,25 @@ from django.db import connections
 
 from django_redislock import distributed_lock, effects, signals
 from django_redislock.models import CompletedRun
+from django_redislock.rules import flows
 from tests.effects.models import Entry
 from tests.effects.test_once import lottery
-from tests.faults.test_process import NAME, TOO_EARLY, sweep
+from tests.faults.test_process import NAME, TOO_EARLY, UNHURRIED, sweep
 from tests.support.backends import one_kind
 from tests.support.databases import on_sqlite
+from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
     from typing import Any
 
     from tests.conftest import Locks
+
+
+@pytest.fixture
+def locks(locks: Locks, monkeypatch: pytest.MonkeyPatch) -> Locks:
+    """No call ends because the server or the machine stands still."""
+    monkeypatch.setattr(flows, "UNDO_WITHIN", HUNG)
+    return locks.on(locks.server, TTL=30, OPTIONS=UNHURRIED)
 
 
 @pytest.mark.slow
@@ -28,7 +37,6 @@ if TYPE_CHECKING:
 def test_r4_an_interrupt_anywhere_around_a_transaction_leaves_neither(
     locks: Locks, database: str
 ) -> None:
-    locks.on(locks.server, TTL=30)
     left_open = 0
 
     def enter() -> None:
@@ -61,7 +69,6 @@ def test_r4_an_interrupt_anywhere_in_a_run_that_is_done_once_leaves_no_lock_and_
     locks: Locks, database: str, is_found: bool
 ) -> None:
     """Also if the run is found done only after its lock was granted, and so is given back."""
-    locks.on(locks.server, TTL=30)
     task = lottery(database, key=NAME)
     halves = []
 

@@ -13,9 +13,10 @@ import pytest
 
 from django_redislock import distributed_lock, held
 from django_redislock.management import release_on_sigterm
+from django_redislock.rules import flows
 from tests.support.backends import one_kind
 from tests.support.processes import say
-from tests.support.waiting import wait_until
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from tests.conftest import Locks, Spawn
@@ -72,7 +73,8 @@ def hold_with_care() -> None:
 
 
 def wait() -> None:
-    """In a child."""
+    """In a child, which has time to leave the queue."""
+    flows.UNDO_WITHIN = HUNG
     with release_on_sigterm():
         say("waiting")
         with distributed_lock("lottery", wait=TTL):
@@ -94,6 +96,7 @@ def test_sigterm_frees_the_lock_at_once_and_ends_the_process_with_143(
 
 @one_kind
 def test_sigterm_while_it_waits_leaves_the_queue(locks: Locks, spawn: Spawn) -> None:
+    locks.configure(OPTIONS={"socket_timeout": HUNG})
     with distributed_lock("lottery"):
         child = spawn(wait)
         wait_until(lambda: (lock := held.get("lottery")) and lock.waiters)
