@@ -14,10 +14,10 @@ from django_redislock import LockError, LockLost, LockUnavailable, distributed_l
 from django_redislock.backends.redis import calling, dialing
 from django_redislock.doctor import minimal_acl
 from django_redislock.lock import Lock
-from django_redislock.rules import scripts
+from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.options import Options
-from tests.support.backends import one_kind, only_redis
+from tests.support.backends import PATIENT, one_kind, only_redis
 from tests.support.faults import hands_over, lease_of, takes
 from tests.support.others import add_rival, hold, queued, rival
 from tests.support.stored import (
@@ -69,9 +69,10 @@ class Account:
 
 
 @pytest.fixture
-def locks(locks: Locks, own_server: Server) -> Iterator[Locks]:
-    """Locks on a server of the test's own."""
-    yield locks.on(own_server, TTL=6, WAIT=0)
+def locks(locks: Locks, own_server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Locks]:
+    """Locks on a server of the test's own, which is not given up if it stands still for a while."""
+    monkeypatch.setattr(flows, "UNDO_WITHIN", HUNG)
+    yield locks.on(own_server, TTL=6, WAIT=0, OPTIONS={"socket_timeout": HUNG})
     assert immortal(locks) == []
 
 
@@ -226,9 +227,11 @@ def test_r13_a_right_that_is_missing_for_the_hand_over_only_is_named_by_the_rele
     account.allow(*account.minimal, "-publish")
     lock = distributed_lock(NAME)
     caller.acquire(lock)
-    Blocking().begin_waiting(rival(wait=1), locks)
+    waiter = Blocking().begin_waiting(rival(wait=HUNG), locks)
     with pytest.raises(LockUnavailable, match=r"publish|can't run this command"):
         caller.release(lock)
+    locks.redis.delete(keys_of(locks).lock)  # It need not wait for the end of the ttl.
+    assert waiter.result(HUNG)
 
 
 @pytest.mark.proves("R4")
@@ -253,7 +256,8 @@ def test_r4_a_refusal_after_a_try_that_was_carried_out_leaves_nothing(
     proxy = make_proxy(locks.server)
     default = {**settings.REDISLOCK["default"]}
     default["LOCATION"] = default["LOCATION"].replace(str(locks.server.port), str(proxy.port))
-    locks.configure(**default)
+    # Of this, three quarters pass until it is sent again.
+    locks.configure(**{**default, "OPTIONS": PATIENT})
     lost = proxy.rule_for_script(scripts.ACQUIRE.sha, "hang_after")
     future = caller.begin(distributed_lock(NAME))
     lost.wait()
@@ -352,7 +356,7 @@ def tls_server(make_server: MakeServer) -> Server:
 def test_tls_with_the_right_authority_works(
     caller: Caller, locks: Locks, tls_server: Server
 ) -> None:
-    locks.on(tls_server, TTL=6)
+    locks.on(tls_server, TTL=6, OPTIONS=PATIENT)
     with caller.block(distributed_lock(NAME)) as lease:
         wait_until(lambda: lease.renewals)
         assert is_held_by(locks, lease)
@@ -370,7 +374,7 @@ def test_event_loops_that_come_and_go_share_what_certificates_were_read(
         return reads[-1]
 
     monkeypatch.setattr(ssl, "create_default_context", noting)
-    locks.on(tls_server, TTL=6)
+    locks.on(tls_server, TTL=6, OPTIONS=PATIENT)
 
     async def use() -> None:
         async with distributed_lock(NAME, wait=0):
@@ -415,7 +419,7 @@ def test_r13_tls_with_an_unknown_authority_is_refused_at_once(
 def test_tls_to_a_server_without_tls_is_unavailable_in_time(
     caller: Caller, locks: Locks, own_server: Server
 ) -> None:
-    locks.configure(LOCATION=own_server.url.replace("redis://", "rediss://"))
+    locks.configure(LOCATION=own_server.url.replace("redis://", "rediss://"), OPTIONS={})
     with takes(at_most=2), pytest.raises(LockUnavailable, match=NAME):
         caller.acquire(distributed_lock(NAME, ttl=3, wait=0))
 
@@ -424,6 +428,6 @@ def test_tls_to_a_server_without_tls_is_unavailable_in_time(
 def test_plain_text_to_a_server_with_tls_is_unavailable_in_time(
     caller: Caller, locks: Locks, tls_server: Server
 ) -> None:
-    locks.configure(LOCATION=tls_server.url.replace("rediss://", "redis://"))
+    locks.configure(LOCATION=tls_server.url.replace("rediss://", "redis://"), OPTIONS={})
     with takes(at_most=2), pytest.raises(LockUnavailable, match=NAME):
         caller.acquire(distributed_lock(NAME, ttl=3, wait=0))
