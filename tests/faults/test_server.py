@@ -13,7 +13,8 @@ import pytest
 import redis
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, doctor, held
-from tests.support.backends import one_kind
+from django_redislock.rules import flows
+from tests.support.backends import PATIENT, one_kind
 from tests.support.faults import calls, hands_over, lease_of, loses, takes
 from tests.support.others import add_rival, rival
 from tests.support.servers import Server, free_port
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from tests.conftest import Locks, MakeProxy, MakeServer
 
 TTL = 6.0  # Long enough that a machine which stands still for a second loses no lease.
-PATIENCE = TTL / 3  # The operation timeout that follows from it.
+PATIENCE = TTL / 3  # The operation timeout that follows from it, without one of its own.
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def own_server(make_server: MakeServer) -> Server:
 @pytest.fixture
 def locks(locks: Locks, own_server: Server, settings: Settings) -> Iterator[Locks]:
     """Both aliases on a server of the test's own."""
-    locks.on(own_server, TTL=TTL, WAIT=0)
+    locks.on(own_server, TTL=TTL, WAIT=0, OPTIONS=PATIENT)
     add_rival(settings, locks)
     yield locks
     with suppress(redis.RedisError):  # It may have been left broken.
@@ -65,18 +66,8 @@ def freeze(server: Server, seconds: float) -> None:
 
 
 def debug_sleep(server: Server, seconds: float) -> None:
-    client = server.client(socket_timeout=HUNG)
-    client.ping()
-    in_thread(lambda: client.execute_command("DEBUG", "SLEEP", str(seconds)))
-    probe = server.client(socket_timeout=0.02)
-
-    def sleeps() -> bool:
-        with suppress(redis.TimeoutError):
-            probe.ping()
-            return False
-        return True
-
-    wait_until(sleeps)
+    # The server answers nothing that is sent after this before it has slept.
+    server.client().connection_pool.get_connection().send_command("DEBUG", "SLEEP", str(seconds))
 
 
 def pause_writes(server: Server, seconds: float) -> None:
@@ -90,9 +81,9 @@ stalls = pytest.mark.parametrize("stall", [freeze, debug_sleep, pause_writes])
 def test_a_stall_shorter_than_the_ttl_costs_the_holder_nothing(
     stall: Callable[[Server, float], None], locks: Locks, own_server: Server
 ) -> None:
-    with distributed_lock(NAME) as lease:
-        stall(own_server, TTL / 2)  # Its first renewal falls in here.
-        end, renewals = time.monotonic() + TTL / 2, lease.renewals
+    with distributed_lock(NAME, ttl=9) as lease:
+        stall(own_server, 4)  # Its first renewal falls in here.
+        end, renewals = time.monotonic() + 4, lease.renewals
         wait_until(lambda: time.monotonic() > end and lease.renewals > renewals)
         assert lease.held
         assert is_held_by(locks, lease)
@@ -103,7 +94,7 @@ def test_a_stall_shorter_than_the_ttl_costs_the_holder_nothing(
 def test_a_stall_shorter_than_unavailable_after_only_delays_an_acquire(
     stall: Callable[[Server, float], None], caller: Caller, locks: Locks, own_server: Server
 ) -> None:
-    locks.configure(UNAVAILABLE_AFTER=20)
+    locks.configure(OPTIONS={}, UNAVAILABLE_AFTER=20)
     stall(own_server, 2)
     assert caller.acquire(distributed_lock(NAME, ttl=TTL / 2, wait=HUNG))
 
@@ -114,10 +105,9 @@ def test_a_stall_shorter_than_unavailable_after_only_delays_an_acquire(
 def test_r7_in_a_longer_stall_the_holder_knows_at_the_deadline(
     stall: Callable[[Server, float], None], caller: Caller, locks: Locks, own_server: Server
 ) -> None:
-    ttl = TTL / 2
-    with loses("unreachable"), caller.block(distributed_lock(NAME, ttl=ttl)) as lease:
-        stall(own_server, 4 * ttl)
-        with takes(at_most=ttl):
+    with loses("unreachable"), caller.block(distributed_lock(NAME)) as lease:
+        stall(own_server, 2 * TTL)
+        with takes(at_most=TTL):
             wait_until(lambda: not lease.held)
         wait_until(lambda: lease.lost_reason == "unreachable")
 
@@ -130,7 +120,10 @@ def test_r4_an_acquire_that_gave_up_during_a_stall_leaves_one_ttl_at_most(
     caller: Caller,
     locks: Locks,
     own_server: Server,
+    settings: Settings,
 ) -> None:
+    locks.configure(OPTIONS={})
+    add_rival(settings, locks)
     assert caller.acquire(distributed_lock("another"))  # So that there is a connection.
     ttl, patience = TTL / 2, PATIENCE / 2
     stall(own_server, 4 * patience)
@@ -395,10 +388,10 @@ def test_r7_renewal_outlives_a_transient_error(
     text: str, trouble: Callable[[Server], Commands], locks: Locks, own_server: Server
 ) -> None:
     locks.redis.config_set("busy-reply-threshold", 50)
-    with distributed_lock(NAME) as lease:
+    with distributed_lock(NAME, ttl=9) as lease:
         wait_until(lambda: lease.renewals)
         healing = trouble(own_server)
-        time.sleep(TTL / 2)  # Its next renewal falls in here.
+        time.sleep(4)  # Its next renewal falls in here.
         heal(own_server, locks, healing)
         renewals = lease.renewals
         wait_until(lambda: lease.renewals > renewals)
@@ -411,7 +404,7 @@ def test_r7_a_lease_on_a_server_that_became_read_only_is_lost_at_its_deadline(
     locks: Locks, own_server: Server
 ) -> None:
     healing = []
-    with loses("unreachable"), distributed_lock(NAME, ttl=TTL / 3) as lease:
+    with loses("unreachable"), distributed_lock(NAME) as lease:
         healing = TRANSIENT["READONLY"](own_server)
         wait_until(lambda: lease.lost_reason)
     heal(own_server, locks, healing)
@@ -450,7 +443,7 @@ def test_r13_a_node_of_a_cluster_is_named_as_the_problem(
 def test_r13_loading_is_transient_and_a_lease_outlives_the_restart(
     caller: Caller, locks: Locks, make_server: MakeServer
 ) -> None:
-    slowly = {"key_load_delay": 1000, "loading_process_events_interval_bytes": 1024}
+    slowly = {"key_load_delay": 5000, "loading_process_events_interval_bytes": 1024}
     server = make_server(rdbcompression="no", **slowly)
     locks.on(server, TTL=15, WAIT=0, UNAVAILABLE_AFTER=HUNG)
     locks.redis.mset({f"filler:{number}": "x" * 200 for number in range(3000)})
@@ -458,7 +451,8 @@ def test_r13_loading_is_transient_and_a_lease_outlives_the_restart(
         server.restart(keep_data=True, ready=False)
         wait_until(lambda: _is_loading(server))
         with pytest.raises(LockUnavailable, match="LOADING"):
-            caller.acquire(distributed_lock("another", ttl=3))
+            caller.acquire(distributed_lock("another"))
+        locks.redis.config_set("key-load-delay", 0)
         assert caller.acquire(distributed_lock("another", wait=HUNG))
         renewals = lease.renewals
         wait_until(lambda: lease.renewals > renewals)
@@ -478,7 +472,7 @@ def _is_loading(server: Server) -> bool:
 def test_a_held_lease_is_renewed_while_no_new_client_may_connect(
     locks: Locks, own_server: Server
 ) -> None:
-    with distributed_lock(NAME) as lease:
+    with distributed_lock(NAME, ttl=2 * TTL) as lease:
         wait_until(lambda: lease.renewals)
         locks.redis.config_set("maxclients", 1)
         renewals = lease.renewals
@@ -533,9 +527,11 @@ def test_out_of_memory_an_operator_can_release_by_force(locks: Locks) -> None:
 
 @pytest.mark.proves("R11")
 def test_r11_a_grant_that_no_replica_acknowledged_fails_and_leaves_nothing(
-    caller: Caller, locks: Locks
+    caller: Caller, locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    locks.configure(REPLICAS_ACK=1, TTL=12)  # A quarter of a third of it is for the way there.
+    # Of what a try has, three quarters, a quarter is for the way there and back.
+    locks.configure(REPLICAS_ACK=1, TTL=30, OPTIONS={"socket_timeout": 6})
+    monkeypatch.setattr(flows, "UNDO_WITHIN", HUNG)
     with pytest.raises(LockUnavailable, match=r"0 of the 1 replicas .* lower it"):
         caller.acquire(distributed_lock(NAME))
     assert is_left_clean(locks)
