@@ -8,7 +8,7 @@ import pytest
 
 from django_redislock import held
 from tests.celery.project import PATIENCE
-from tests.support import clusters, topologies
+from tests.support.topologies import await_copies
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -45,16 +45,10 @@ def topology(
     if request.param == "sentinel":
         watched = make_watched()
 
-        def set_down_after(seconds: float) -> None:
-            for sentinel in watched.sentinels:
-                option = "down-after-milliseconds", f"{seconds * 1000:.0f}"
-                watched.ask(sentinel, "SET", topologies.SERVICE, *option)
-
         def kill_master() -> None:
-            set_down_after(topologies.HURRIED)
-            watched.master.kill()
-            watched.await_failover()
-            set_down_after(topologies.UNHURRIED)
+            with watched.in_a_hurry():
+                watched.master.kill()
+                watched.await_failover()
 
         # Acknowledged by a replica, or the grant might die with the master.
         return Topology({**watched.setting(), "REPLICAS_ACK": 1}, own_stage.key(), kill_master)
@@ -62,23 +56,16 @@ def topology(
         cluster = make_cluster(replicas=1)
         name = cluster.name_on(cluster.servers[0])
 
-        def set_node_timeout(seconds: float) -> None:
-            for server in (*cluster.servers, *cluster.replicas):
-                with server.client() as client:
-                    client.config_set("cluster-node-timeout", round(seconds * 1000))
-
         def kill_node() -> None:
             # A node that takes over has no replica that could acknowledge anything.
-            with cluster.servers[0].client() as client:
-                wait_until(lambda: client.execute_command("WAIT", 1, 1000) == 1)
-            set_node_timeout(clusters.HURRIED)
-            cluster.servers[0].kill()
-            cluster.await_failover()
-            set_node_timeout(clusters.UNHURRIED)
+            await_copies(cluster.servers[0], cluster.replicas)
+            with cluster.in_a_hurry():
+                cluster.servers[0].kill()
+                cluster.await_failover()
 
         return Topology(cluster.setting(), name, kill_node)
     quorum = make_quorum()
-    return Topology(quorum.setting(socket_timeout=5.0), own_stage.key(), quorum.servers[0].kill)
+    return Topology(quorum.setting(), own_stage.key(), quorum.servers[0].kill)
 
 
 def test_a_task_keeps_its_lock_when_a_server_is_killed_and_others_run_after_it(
