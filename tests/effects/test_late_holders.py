@@ -13,6 +13,7 @@ import pytest
 from django.db import connections, transaction
 
 from django_redislock import LockLost, StaleFence, distributed_lock
+from django_redislock.rules import flows
 from tests.effects.models import Counter, Entry, written
 from tests.support.backends import one_kind
 from tests.support.databases import await_blocked, described, on_servers, use
@@ -26,7 +27,13 @@ if TYPE_CHECKING:
 
 pytestmark = [one_kind, pytest.mark.slow]
 
-TTL = 2.0
+TTL = 5.0  # Long enough to come to the place where the holder stands still.
+
+
+@pytest.fixture
+def locks(locks: Locks) -> Locks:
+    """A server that stands still with the machine is not given up."""
+    return locks.configure(OPTIONS={"socket_timeout": HUNG}, UNAVAILABLE_AFTER=HUNG)
 
 
 def draw(database: str) -> int:
@@ -171,6 +178,7 @@ def increment_often(databases: dict[str, Any], database: str, seed: int) -> None
     Who is refused tries again, until all have been written.
     """
     use(**databases)
+    flows.UNDO_WITHIN = HUNG  # A grant that comes too late is given back, be it slowly.
     # Each has its own, so that as many of "plain" are paused whatever becomes of the others.
     chances = {name: Random(seed) for name in ("fenced", "plain")}
     late = 0
