@@ -381,13 +381,14 @@ def _last_runs(values: list[list[Any]], of: int) -> list[Any]:
     never ended.
     """
     last = [*max(values, key=lambda value: max(_number([note]) for note in value[1:5]))]
-    notes = [{_field(note, 3): note for note in value[5]} for value in values]  # By their leases.
-    begun = Counter(lease for here in notes for lease in here)
+    started = [{_field(note, 3): note for note in value[5]} for value in values]  # By their leases.
+    note_of = ChainMap(*started)
+    begun = Counter(lease for here in started for lease in here)
     unended = begun + Counter(_field(value[4], 2) for value in values)
     enough = majority_of(of) - (of - len(values))
     if unended[_field(last[4], 2)] < enough:
         last[4] = b""
-    last[5] = sorted({ChainMap(*notes)[lease] for lease in begun if begun[lease] >= enough})
+    last[5] = sorted(note_of[lease] for lease in begun if begun[lease] >= enough)
     return last
 
 
