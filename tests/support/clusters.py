@@ -10,7 +10,6 @@ def test_a_failover(make_cluster: MakeCluster, settings: Settings, key_prefix: s
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -38,9 +37,6 @@ if TYPE_CHECKING:
 
     from pytest_django import Settings
 
-UNHURRIED = 15.0  # Seconds: no node that stands still for a moment is taken for dead.
-HURRIED = 0.5  # For tests that wait for that.
-
 
 class Cluster(Group):
     """Masters that have the same number of slots each, and replicas of them.
@@ -54,13 +50,15 @@ class Cluster(Group):
         config: See Server.
     """
 
+    unhurried = 15.0
+
     def __init__(
         self,
         kind: Kind,
         *,
         masters: int = 3,
         replicas: int = 0,
-        node_timeout: float = UNHURRIED,
+        node_timeout: float = unhurried,
         tls: bool = False,
         **config: Any,
     ) -> None:
@@ -226,17 +224,7 @@ class Cluster(Group):
         self._former.append(former)
         return successor
 
-    @contextmanager
-    def in_a_hurry(self) -> Iterator[None]:
-        """A block in which a node that is silent for a moment is taken for dead.
-
-        For the time of a failover only: on a busy machine a healthy node may be silent as long.
-        """
-        self._wait_for_the_silent(HURRIED)
-        yield
-        self._wait_for_the_silent(UNHURRIED)
-
-    def _wait_for_the_silent(self, seconds: float) -> None:
+    def wait_for_the_silent(self, seconds: float) -> None:
         for server in (*self.servers, *self.replicas):
             if server.running:
                 with server.client() as client:

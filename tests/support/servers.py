@@ -475,7 +475,10 @@ class Container(Endpoint):
 
 
 class Group(ABC):
-    """Several servers that are started and ended together."""
+    """Several servers that are started and ended together, and watch each other."""
+
+    #: Seconds: no server that stands still for a moment is taken for dead.
+    unhurried: float
 
     @abstractmethod
     def start(self) -> Self:
@@ -484,6 +487,20 @@ class Group(ABC):
     @abstractmethod
     def close(self) -> None:
         """End all of them."""
+
+    @abstractmethod
+    def wait_for_the_silent(self, seconds: float) -> None:
+        """Let them take a server for dead that has been silent for so long."""
+
+    @contextmanager
+    def in_a_hurry(self) -> Iterator[None]:
+        """A block in which a server that is silent for a moment is taken for dead.
+
+        For the time of a failover only: on a busy machine a healthy one may be silent as long.
+        """
+        self.wait_for_the_silent(0.5)
+        yield
+        self.wait_for_the_silent(self.unhurried)
 
     def __enter__(self) -> Self:
         try:

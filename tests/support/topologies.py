@@ -10,7 +10,6 @@ def test_a_failover(make_watched: MakeWatched, settings: Settings, key_prefix: s
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import pytest
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
 SERVICE = "mymaster"
-UNHURRIED = 60.0  # Seconds: no machine that stands still for a moment makes a failover of it.
-HURRIED = 0.5  # For tests that wait for one.
 
 
 class Watched(Group):
@@ -54,11 +51,13 @@ class Watched(Group):
         tls: All of them speak TLS only. Redis only.
     """
 
+    unhurried = 60.0
+
     def __init__(
         self,
         kind: Kind,
         *,
-        down_after: float = UNHURRIED,
+        down_after: float = unhurried,
         failover_timeout: float = 3.0,
         password: str = "",
         sentinel_password: str = "",
@@ -150,17 +149,7 @@ class Watched(Group):
         """Have a replica take over, though nothing is wrong."""
         self.ask(self.sentinels[0], "FAILOVER", SERVICE)
 
-    @contextmanager
-    def in_a_hurry(self) -> Iterator[None]:
-        """A block in which a master that is silent for a moment is taken for dead.
-
-        For the time of a failover only: on a busy machine a healthy one may be silent as long.
-        """
-        self._wait_for_the_silent(HURRIED)
-        yield
-        self._wait_for_the_silent(UNHURRIED)
-
-    def _wait_for_the_silent(self, seconds: float) -> None:
+    def wait_for_the_silent(self, seconds: float) -> None:
         for sentinel in self.sentinels:
             name, ms = "down-after-milliseconds", str(round(seconds * 1000))
             self.ask(sentinel, "SET", SERVICE, name, ms)
