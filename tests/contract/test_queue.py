@@ -508,9 +508,10 @@ def test_more_waiting_threads_than_connections_do_not_keep_others_from_a_free_lo
     with rival(ttl=60):
         threads = [in_thread(pass_through) for _ in range(12)]
         wait_until(lambda: queued(locks) == len(threads))
-        for number in range(20):
-            with takes(at_most=0.1), distributed_lock(f"{NAME}-{number}"):
-                pass
+        with takes(at_most=2):  # All together: a wait for the next look would take as long each.
+            for number in range(20):
+                with distributed_lock(f"{NAME}-{number}"):
+                    pass
     for thread in threads:
         thread.result(HUNG)
 

@@ -86,8 +86,8 @@ def loses(reason: LostReason) -> Iterator[None]:
 
 
 def slack() -> float:
-    """Seconds that the machine may add: four, or more if more processes want to run than can."""
-    return max(4.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    """Seconds that the machine may add: two, or more if more processes want to run than can."""
+    return max(2.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 @contextmanager
