@@ -12,8 +12,8 @@ from django_redislock.models import CompletedRun
 from django_redislock.rules import flows
 from tests.effects.models import Entry
 from tests.effects.test_once import lottery
-from tests.faults.test_process import NAME, TOO_EARLY, UNHURRIED, sweep
-from tests.support.backends import one_kind
+from tests.faults.test_process import NAME, TOO_EARLY, sweep
+from tests.support.backends import UNHURRIED, one_kind
 from tests.support.databases import on_sqlite
 from tests.support.waiting import HUNG
 

@@ -15,7 +15,7 @@ from django.db import connections, transaction
 from django_redislock import LockLost, StaleFence, distributed_lock
 from django_redislock.rules import flows
 from tests.effects.models import Counter, Entry, written
-from tests.support.backends import one_kind
+from tests.support.backends import UNHURRIED, one_kind
 from tests.support.databases import await_blocked, described, on_servers, use
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG
@@ -33,7 +33,7 @@ TTL = 5.0  # Long enough to come to the place where the holder stands still.
 @pytest.fixture
 def locks(locks: Locks) -> Locks:
     """A server that stands still with the machine is not given up."""
-    return locks.configure(OPTIONS={"socket_timeout": HUNG}, UNAVAILABLE_AFTER=HUNG)
+    return locks.configure(OPTIONS=UNHURRIED, UNAVAILABLE_AFTER=HUNG)
 
 
 def draw(database: str) -> int:

@@ -20,7 +20,7 @@ from django_redislock.doctor import minimal_acl
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.keys import bucket_of
 from django_redislock.rules.steps import Call
-from tests.support.backends import one_kind
+from tests.support.backends import UNHURRIED, one_kind
 from tests.support.faults import in_fork, lease_of, takes
 from tests.support.others import queued
 from tests.support.processes import hear, say
@@ -47,8 +47,6 @@ TTL = 3.0
 PATIENT = {"TTL": TTL, "WAIT": HUNG, "UNAVAILABLE_AFTER": HUNG}
 # Where a lease is to outlast whatever happens.
 LASTING = {**PATIENT, "TTL": 15}
-# Where nothing hangs, and who is slow is not to be taken for silent.
-ANSWERED = {"socket_timeout": HUNG}
 
 
 def another(cluster: Cluster, than: Server) -> Server:
@@ -197,7 +195,7 @@ def test_r13_while_a_slot_is_on_its_way_who_waits_tries_again_and_others_are_tol
     make_cluster: MakeCluster, settings: Settings, key_prefix: str
 ) -> None:
     cluster = make_cluster("valkey")
-    locks = cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=ANSWERED)
+    locks = cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
     name = "lottery"
     source = cluster.keeper(name)
     target = another(cluster, source)
@@ -235,7 +233,7 @@ def test_r13_what_has_one_key_follows_an_ask(
 ) -> None:
     """Its key is not there, so the node that the slot is on its way to is asked, for this once."""
     cluster = make_cluster("redis")
-    cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=ANSWERED)
+    cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
     name = "lottery"
     source = cluster.keeper(name)
     target = another(cluster, source)
@@ -373,7 +371,7 @@ def test_a_node_that_is_added_keeps_locks_and_is_listed(
     make_cluster: MakeCluster, settings: Settings, key_prefix: str
 ) -> None:
     cluster = make_cluster("valkey")
-    locks = cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=ANSWERED)
+    locks = cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
     with Blocking() as threads, InLoop() as tasks:
         leases = [
             (caller, lock, lease_of(lock))
@@ -622,7 +620,7 @@ def test_nodes_of_different_clusters_are_refused_at_once(
     other = make_cluster(masters=1)
     locks = cluster.locks(settings, key_prefix)
     both = [f"redis://{one.host}:{one.port}" for one in (cluster.servers[0], other.servers[0])]
-    locks.configure(LOCATION=both, OPTIONS=ANSWERED)
+    locks.configure(LOCATION=both, OPTIONS=UNHURRIED)
     says = "are of different clusters; name nodes of one in LOCATION"
     with Blocking() as threads, InLoop() as tasks:
         for caller in (threads, tasks):
@@ -650,7 +648,7 @@ def test_a_cluster_may_ask_for_a_password_and_a_user_with_few_rights(
     rules = minimal_acl(backend().prefix).split()
     for server in cluster.servers:
         server.client().execute_command("ACL", "SETUSER", "locks", "on", ">secret", *rules)
-    locks.configure(OPTIONS={"username": "locks", "password": "secret", **ANSWERED})
+    locks.configure(OPTIONS={"username": "locks", "password": "secret", **UNHURRIED})
     with Blocking() as threads, InLoop() as tasks:
         for number, caller in enumerate((threads, tasks) * 3):
             name = f"lottery {number}"
@@ -662,7 +660,7 @@ def test_a_cluster_may_ask_for_a_password_and_a_user_with_few_rights(
                 assert listed.name == name
             assert acquired.result(HUNG)
             caller.release(waiter)
-        locks.configure(OPTIONS={"username": "locks", "password": "wrong", **ANSWERED})
+        locks.configure(OPTIONS={"username": "locks", "password": "wrong", **UNHURRIED})
         for caller in (threads, tasks):
             with pytest.raises(LockUnavailable, match=r"WRONGPASS|invalid username"):
                 caller.acquire(distributed_lock("lottery", wait=0))
@@ -673,7 +671,7 @@ def test_a_cluster_may_speak_tls_only(
 ) -> None:
     cluster = make_cluster("redis", tls=True)  # The Valkey of the wheel speaks no TLS.
     locks = cluster.locks(settings, key_prefix, **PATIENT)
-    locks.configure(**cluster.setting(**ANSWERED))
+    locks.configure(**cluster.setting(**UNHURRIED))
     names = [cluster.name_on(server) for server in cluster.servers]
     mine = [distributed_lock(name) for name in names]
     for lock in mine:

@@ -18,7 +18,7 @@ from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.backends import RedisBackend
 from django_redislock.backends.registry import backends
 from django_redislock.rules import flows, scripts
-from tests.support.backends import one_kind
+from tests.support.backends import UNHURRIED, one_kind
 from tests.support.faults import hands_over, in_fork, runs
 from tests.support.others import add_rival, bells, queued, rival
 from tests.support.processes import hear, say
@@ -41,7 +41,7 @@ pytestmark = one_kind
 @pytest.fixture
 def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Locks:
     """The default alias goes through a proxy, the rival straight to the server."""
-    locks.on(proxy, TTL=30, WAIT=HUNG, OPTIONS={"socket_timeout": HUNG})
+    locks.on(proxy, TTL=30, WAIT=HUNG, OPTIONS=UNHURRIED)
     add_rival(settings, locks)
     load_scripts(locks)
     return locks
@@ -182,7 +182,7 @@ def fork_beside_busy_threads(times: int) -> None:
 @pytest.mark.proves("P10", "R8")
 def test_a_fork_amid_the_use_of_connections_harms_neither_side(locks: Locks, spawn: Spawn) -> None:
     # Fewer than threads: some wait for one.
-    locks.configure(OPTIONS={"socket_timeout": HUNG, "max_connections": 5})
+    locks.configure(OPTIONS={**UNHURRIED, "max_connections": 5})
     child = spawn(fork_beside_busy_threads, 20)
     assert child.read() == [True] * 20
     assert child.stderr == ""

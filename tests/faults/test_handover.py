@@ -18,7 +18,7 @@ from django_redislock import LockTimeout, LockUnavailable, distributed_lock
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import CLAIM
 from django_redislock.rules.grant import drift
-from tests.support.backends import one_kind
+from tests.support.backends import UNHURRIED, one_kind
 from tests.support.faults import loses, takes
 from tests.support.others import against_rival, queued, rival
 from tests.support.stored import NAME, is_held_by, is_left_clean, value_of
@@ -223,7 +223,7 @@ async def test_the_event_loop_never_waits_for_a_lease_in_doubt(
             await asyncio.sleep(0.005)
             longest = max(longest, time.monotonic() - last)
 
-    settings.REDISLOCK["default"]["OPTIONS"] = {"socket_timeout": HUNG}
+    settings.REDISLOCK["default"]["OPTIONS"] = UNHURRIED
     holder, longest = rival(ttl=60), 0.0
     assert await holder.aacquire()
     proxy.rule("EVALSHA", "hang_before", match=renews, times=None)

@@ -18,7 +18,7 @@ from django_redislock.rules import flows, scripts
 from tests.support.backends import PATIENT, forbid_scripting, one_kind
 from tests.support.faults import hands_over, lease_of, loses, runs, takes
 from tests.support.others import RIVAL, add_rival, against_rival, queued, rival
-from tests.support.stored import NAME, is_held_by, is_left_clean, keys_of, value_of
+from tests.support.stored import NAME, channels, is_held_by, is_left_clean, keys_of, value_of
 from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import Blocking, Caller, in_thread
 
@@ -248,12 +248,6 @@ def test_killed_connections_cost_nothing_between_commands(caller: Caller, locks:
     assert is_left_clean(locks)
 
 
-def rung_by(locks: Locks) -> set[bytes]:
-    """The channels by which those are rung who wait for the lock."""
-    waiters: list[bytes] = locks.redis.hvals(keys_of(locks).waiters)  # type: ignore[assignment]
-    return {waiter.split(b"|")[1] for waiter in waiters}
-
-
 def test_a_waiter_whose_connection_is_cut_keeps_its_place(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
@@ -261,9 +255,9 @@ def test_a_waiter_whose_connection_is_cut_keeps_its_place(
     with rival():
         front = caller.begin_waiting(first, locks)
         behind = Blocking().begin_waiting(second, locks)
-        rung = rung_by(locks)
+        rung = channels(locks)
         proxy.cut()
-        wait_until(lambda: rung_by(locks) - rung)  # It is known where it listens now.
+        wait_until(lambda: {*channels(locks)}.difference(rung))  # It is known where it listens now.
     assert front.result(HUNG)
     assert is_held_by(locks, lease_of(first))
     caller.release(first)

@@ -26,7 +26,7 @@ import django_redislock
 from django_redislock import LockLost, LockMisuse, distributed_lock, held, single_instance_task
 from django_redislock.rules import flows, scripts
 from django_redislock.signals import lock_acquired, lock_released
-from tests.support.backends import one_kind
+from tests.support.backends import UNHURRIED, one_kind
 from tests.support.faults import block_interpreter, hands_over, lease_of, loses, takes
 from tests.support.orders import SHOP, OnPurpose
 from tests.support.others import against_rival, hold, queued, rival
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from tests.support.proxy import Proxy
 
 TTL = 6.0  # Long enough that a machine which stands still for a second loses no lease.
-# What ends a call here is an interrupt, and never a server or a machine that stands still.
-UNHURRIED = {"socket_timeout": HUNG}
 # A task may wait for an answer that its loop has lost as it was interrupted.
 UNHURRIED_TASK = {"socket_timeout": 8.0}
 OURS = (str(Path(django_redislock.__file__).parent), str(Path(redis.__file__).parent))
@@ -56,7 +54,10 @@ OURS = (str(Path(django_redislock.__file__).parent), str(Path(redis.__file__).pa
 def locks(
     locks: Locks, proxy: Proxy, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Locks]:
-    """The default alias goes through a proxy, the rival straight to the server."""
+    """The default alias goes through a proxy, the rival straight to the server.
+
+    What ends a call here is an interrupt, and never a server or a machine that stands still.
+    """
     locks.on(proxy, TTL=TTL, WAIT=0, OPTIONS=UNHURRIED)
     monkeypatch.setattr(flows, "UNDO_WITHIN", HUNG)
     with against_rival(locks, settings):

@@ -17,7 +17,7 @@ from django_redislock.lock import Lock
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.options import Options
-from tests.support.backends import PATIENT, one_kind, only_redis
+from tests.support.backends import PATIENT, UNHURRIED, one_kind, only_redis
 from tests.support.faults import hands_over, lease_of, takes
 from tests.support.others import add_rival, hold, queued, rival
 from tests.support.stored import (
@@ -72,7 +72,7 @@ class Account:
 def locks(locks: Locks, own_server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Locks]:
     """Locks on a server of the test's own, which is not given up if it stands still for a while."""
     monkeypatch.setattr(flows, "UNDO_WITHIN", HUNG)
-    yield locks.on(own_server, TTL=6, WAIT=0, OPTIONS={"socket_timeout": HUNG})
+    yield locks.on(own_server, TTL=6, WAIT=0, OPTIONS=UNHURRIED)
     assert immortal(locks) == []
 
 

@@ -14,7 +14,7 @@ import pytest
 from django_redislock import distributed_lock, held
 from django_redislock.management import release_on_sigterm
 from django_redislock.rules import flows
-from tests.support.backends import one_kind
+from tests.support.backends import UNHURRIED, one_kind
 from tests.support.processes import say
 from tests.support.waiting import HUNG, wait_until
 
@@ -96,7 +96,7 @@ def test_sigterm_frees_the_lock_at_once_and_ends_the_process_with_143(
 
 @one_kind
 def test_sigterm_while_it_waits_leaves_the_queue(locks: Locks, spawn: Spawn) -> None:
-    locks.configure(OPTIONS={"socket_timeout": HUNG})
+    locks.configure(OPTIONS=UNHURRIED)
     with distributed_lock("lottery"):
         child = spawn(wait)
         wait_until(lambda: (lock := held.get("lottery")) and lock.waiters)

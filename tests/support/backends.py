@@ -32,6 +32,7 @@ from tests.support.servers import (
     made_once,
     missing,
 )
+from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -221,6 +222,8 @@ class QuorumPlace(Place):
 # A busy machine is no dead server: without a limit of its own, it would be one after a part of the
 # ttl, and many tests have a short one.
 PATIENT = {"socket_timeout": 5.0}
+# For tests in which nothing hangs, or not until a server has answered.
+UNHURRIED = {"socket_timeout": HUNG}
 DEFAULTS = {"TTL": 10, "WAIT": 5}
 
 
@@ -256,12 +259,12 @@ def place(
         return
     if name == SENTINEL:
         watched = shared_watched()
-        locks = watched.locks(settings, key_prefix, **DEFAULTS)
+        locks = watched.locks(settings, key_prefix)
         yield ServerPlace(name, locks, watched.setting()["OPTIONS"])
         locks.redis.close()
         return
     if name == CLUSTER:
-        locks = shared_cluster().locks(settings, key_prefix, **DEFAULTS)
+        locks = shared_cluster().locks(settings, key_prefix)
         yield ServerPlace(name, locks, {})
         locks.redis.close()
         return

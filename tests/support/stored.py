@@ -45,6 +45,12 @@ def immortal(locks: Locks) -> list[bytes]:
     return [key for key in locks.without_ttl() if key.decode() not in common]
 
 
+def channels(locks: Locks, name: str = NAME) -> list[bytes]:
+    """Where those are rung who wait for the lock."""
+    waiters: list[bytes] = locks.redis.hvals(keys_of(locks, name).waiters)  # type: ignore[assignment]
+    return [waiter.split(b"|")[1] for waiter in waiters]
+
+
 _SCRIPTS = [script for script in vars(scripts).values() if isinstance(script, Script)]
 
 

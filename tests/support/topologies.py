@@ -29,7 +29,7 @@ from tests.support.servers import (
     missing,
     trust_each_other,
 )
-from tests.support.stored import NAME, keys_of
+from tests.support.stored import NAME, channels
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -228,8 +228,7 @@ def can_be_rung(locks: Locks, master: Server, name: str = NAME) -> int:
             *client.execute_command("PUBSUB", "CHANNELS"),
             *client.execute_command("PUBSUB", "SHARDCHANNELS"),
         }
-    records: Any = locks.redis.hvals(keys_of(locks, name).waiters)
-    return sum(record.split(b"|")[1] in heard for record in records)
+    return sum(channel in heard for channel in channels(locks, name))
 
 
 def _place(server: Server) -> str:
