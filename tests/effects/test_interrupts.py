@@ -9,13 +9,11 @@ from django.db import connections
 
 from django_redislock import distributed_lock, effects, signals
 from django_redislock.models import CompletedRun
-from django_redislock.rules import flows
 from tests.effects.models import Entry
 from tests.effects.test_once import lottery
 from tests.faults.test_process import NAME, TOO_EARLY, sweep
 from tests.support.backends import UNHURRIED, one_kind
 from tests.support.databases import on_sqlite
-from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
     from typing import Any
@@ -24,9 +22,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def locks(locks: Locks, monkeypatch: pytest.MonkeyPatch) -> Locks:
+def locks(locks: Locks, undo_in_time: None) -> Locks:
     """No call ends because the server or the machine stands still."""
-    monkeypatch.setattr(flows, "UNDO_WITHIN", HUNG)
     return locks.on(locks.server, TTL=30, OPTIONS=UNHURRIED)
 
 

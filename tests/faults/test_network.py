@@ -14,7 +14,7 @@ import pytest
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.backends.redis.dialing import DIALS_BY_NAME
-from django_redislock.rules import flows, scripts
+from django_redislock.rules import scripts
 from tests.support.backends import PATIENT, forbid_scripting, one_kind
 from tests.support.faults import hands_over, lease_of, loses, runs, takes
 from tests.support.others import RIVAL, add_rival, against_rival, queued, rival
@@ -43,12 +43,6 @@ def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Iterator[Locks]:
     locks.on(proxy, TTL=TTL, WAIT=0, OPTIONS=PATIENT)
     with against_rival(locks, settings):
         yield locks
-
-
-@pytest.fixture
-def undo_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nobody give up the undoing of an acquire while the machine stands still."""
-    monkeypatch.setattr(flows, "UNDO_WITHIN", HUNG)
 
 
 # One command

@@ -51,15 +51,12 @@ OURS = (str(Path(django_redislock.__file__).parent), str(Path(redis.__file__).pa
 
 
 @pytest.fixture
-def locks(
-    locks: Locks, proxy: Proxy, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Locks]:
+def locks(locks: Locks, proxy: Proxy, settings: Settings, undo_in_time: None) -> Iterator[Locks]:
     """The default alias goes through a proxy, the rival straight to the server.
 
     What ends a call here is an interrupt, and never a server or a machine that stands still.
     """
     locks.on(proxy, TTL=TTL, WAIT=0, OPTIONS=UNHURRIED)
-    monkeypatch.setattr(flows, "UNDO_WITHIN", HUNG)
     with against_rival(locks, settings):
         yield locks
 

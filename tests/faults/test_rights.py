@@ -14,7 +14,7 @@ from django_redislock import LockError, LockLost, LockUnavailable, distributed_l
 from django_redislock.backends.redis import calling, dialing
 from django_redislock.doctor import minimal_acl
 from django_redislock.lock import Lock
-from django_redislock.rules import flows, scripts
+from django_redislock.rules import scripts
 from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.options import Options
 from tests.support.backends import PATIENT, UNHURRIED, one_kind, only_redis
@@ -69,9 +69,8 @@ class Account:
 
 
 @pytest.fixture
-def locks(locks: Locks, own_server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Locks]:
+def locks(locks: Locks, own_server: Server, undo_in_time: None) -> Iterator[Locks]:
     """Locks on a server of the test's own, which is not given up if it stands still for a while."""
-    monkeypatch.setattr(flows, "UNDO_WITHIN", HUNG)
     yield locks.on(own_server, TTL=6, WAIT=0, OPTIONS=UNHURRIED)
     assert immortal(locks) == []
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import pytest
 
+from django_redislock.backends.quorum import voting
 from django_redislock.rules import flows
 from tests.support.others import queued
 from tests.support.waiting import HUNG, await_until, wait_until
@@ -389,6 +390,13 @@ def if_rung(monkeypatch: pytest.MonkeyPatch) -> float:
     """
     monkeypatch.setattr(flows, "LOOK_EVERY", 40.0)
     return 20.0
+
+
+@pytest.fixture
+def undo_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nobody give up the undoing of an acquire while the machine stands still."""
+    monkeypatch.setattr(flows, "UNDO_WITHIN", HUNG)
+    monkeypatch.setattr(voting, "UNDO_WITHIN", HUNG)
 
 
 async def _awaited(call: Awaitable[T]) -> T:
