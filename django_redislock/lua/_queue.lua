@@ -13,11 +13,18 @@ end
 
 -- Tells those who listen on *channel*, and returns how many that are. On a cluster it has the hash
 -- tag of the keys: there a PUBLISH would go to all nodes, and count only who is connected to this one.
+-- Replicas are not told: who listens to one that was the master before is not counted here, and would
+-- take up what is granted to somebody else.
 local function ring(channel, words)
+  redis.set_repl(redis.REPL_NONE)
+  local heard
   if string.find(channel, '{', 1, true) then
-    return call('SPUBLISH', channel, words)
+    heard = call('SPUBLISH', channel, words)
+  else
+    heard = call('PUBLISH', channel, words)
   end
-  return call('PUBLISH', channel, words)
+  redis.set_repl(redis.REPL_ALL)
+  return heard
 end
 
 -- fence, since, claim, channel of a lease; nothing if the value is not one of ours.
@@ -47,10 +54,12 @@ local function hand_over(token, previous, me)
     -- A ring that nobody receives tells of a killed waiter at once. The bell brings the server
     -- time of the grant; the waiter learns the fence from it too.
     local fence = next_fence(previous, us)
+    -- Before the ring, which nobody can take back: a server that accepts no writes refuses this,
+    -- but would let PUBLISH pass.
+    dequeue(token)
     local rung = expiry
       and tonumber(expiry) > milliseconds(us)
       and ring(channel, 'granted ' .. id .. ' ' .. fence .. ' ' .. us) > 0
-    dequeue(token)
     if rung then
       raise_mark(fence)
       grant(token, id, ttl, renews, owner, fence, us, channel)

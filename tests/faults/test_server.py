@@ -13,7 +13,6 @@ import pytest
 import redis
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, doctor, held
-from django_redislock.rules import flows
 from tests.support.backends import PATIENT, one_kind
 from tests.support.faults import calls, hands_over, lease_of, loses, takes
 from tests.support.others import add_rival, rival
@@ -522,16 +521,40 @@ def test_out_of_memory_an_operator_can_release_by_force(locks: Locks) -> None:
         wait_until(lambda: lease.lost_reason)
 
 
+# The server accepts no writes
+
+
+@pytest.mark.proves("P1")
+def test_a_server_that_refuses_to_write_hands_nothing_over(
+    caller: Caller, locks: Locks, if_rung: float
+) -> None:
+    holder, lock = rival(ttl=60), distributed_lock(NAME, ttl=60, wait=HUNG)
+    assert holder.acquire()
+    waiter = caller.begin_waiting(lock, locks)
+    with locks.redis.pubsub() as heard:
+        heard.psubscribe("*")
+        assert heard.get_message(timeout=HUNG)["type"] == "psubscribe"
+        locks.redis.config_set("min-replicas-to-write", 1)
+        with pytest.raises(LockUnavailable, match="NOREPLICAS"):
+            holder.release()
+        locks.redis.publish("the", "end")
+        assert heard.get_message(timeout=HUNG)["channel"] == b"the"
+    locks.redis.config_set("min-replicas-to-write", 0)
+    assert not waiter.done()
+    assert held.force_release(NAME, held.list()[0].id)
+    assert waiter.result(if_rung)
+
+
 # R11: replicas
 
 
 @pytest.mark.proves("R11")
+@pytest.mark.usefixtures("undo_in_time")
 def test_r11_a_grant_that_no_replica_acknowledged_fails_and_leaves_nothing(
-    caller: Caller, locks: Locks, monkeypatch: pytest.MonkeyPatch
+    caller: Caller, locks: Locks
 ) -> None:
     # Of what a try has, three quarters, a quarter is for the way there and back.
     locks.configure(REPLICAS_ACK=1, TTL=30, OPTIONS={"socket_timeout": 6})
-    monkeypatch.setattr(flows, "UNDO_WITHIN", HUNG)
     with pytest.raises(LockUnavailable, match=r"0 of the 1 replicas .* lower it"):
         caller.acquire(distributed_lock(NAME))
     assert is_left_clean(locks)

@@ -43,7 +43,15 @@ class Interpreter:
             return this._pcall(*command)
 
         self._lua.globals()[b"redis"] = self._lua.table_from(
-            {b"call": call, b"pcall": pcall, b"sha1hex": _sha1hex}
+            {
+                b"call": call,
+                b"pcall": pcall,
+                b"sha1hex": _sha1hex,
+                # There are no replicas.
+                b"set_repl": lambda which: None,
+                b"REPL_NONE": 0,
+                b"REPL_ALL": 3,
+            }
         )
         self._run = self._lua.execute(_RUN)
         self._compiled: dict[str, Any] = {}  # By SHA.
