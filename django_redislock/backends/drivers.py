@@ -65,11 +65,11 @@ class Begun:
             del outcome  # See ask().
 
 
-def ask(step: Call, by: Performer) -> Begun:
-    """Do the first step of a flow."""
+def ask(step: Call, by: Performer, left: float | None = None) -> Begun:
+    """Do the first step of a flow, within so many seconds if some are gone of those it has."""
     began_in = process.current
     try:
-        return _begun(began_in, step, by.call(step), by)
+        return _begun(began_in, step, by.call(_within(step, left)), by)
     except (Unanswered, Refused) as error:
         # Not by a variable of this frame, which the error refers to: that would be a cycle, and
         # keep a connection that came too late.
@@ -79,16 +79,20 @@ def ask(step: Call, by: Performer) -> Begun:
         raise
 
 
-async def aask(step: Call, by: Performer) -> Begun:
+async def aask(step: Call, by: Performer, left: float | None = None) -> Begun:
     """See ask()."""
     began_in = process.current
     try:
-        return _begun(began_in, step, await by.call(step), by)
+        return _begun(began_in, step, await by.call(_within(step, left)), by)
     except (Unanswered, Refused) as error:
         return Begun(began_in, step, error, by)
     except BaseException:
         by.close()
         raise
+
+
+def _within(step: Call, left: float | None) -> Call:
+    return step if left is None else step._replace(within=left)
 
 
 def _begun(began_in: Process, step: Call, answer: Answer, by: Performer) -> Begun:

@@ -26,6 +26,7 @@ from django_redislock.rules.steps import (
     Call,
     Flow,
     Listen,
+    NotDone,
     NotOurs,
     Pause,
     Refused,
@@ -475,7 +476,8 @@ def _answer_to(call: Call, until: float = -math.inf) -> Flow[Answer]:
             raise LockUnavailable(call.name, refused.problem) from refused.__cause__
         except Unanswered as unanswered:
             failures += 1
-            first_sent = min(first_sent, unanswered.sent)
+            if not isinstance(unanswered, NotDone):
+                first_sent = min(first_sent, unanswered.sent)
             if failures >= 2 and unanswered.now >= until:
                 raise LockUnavailable(call.name, unanswered.problem) from unanswered.__cause__
 

@@ -89,7 +89,7 @@ class Answer(NamedTuple):
     sent: float
     now: float
     replicas: int = 0  # How many acknowledged.
-    unanswered_since: float = math.inf  # When a first try was sent that was not answered.
+    unanswered_since: float = math.inf  # When a first try was sent that may have been carried out.
 
 
 class Bell(NamedTuple):
@@ -107,6 +107,10 @@ class Unanswered(Exception):
         self.problem = problem
         self.sent = sent
         self.now = now
+
+
+class NotDone(Unanswered):
+    """The command was certainly not carried out; trying again may help."""
 
 
 class Refused(Exception):

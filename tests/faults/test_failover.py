@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_redislock import LockUnavailable, distributed_lock, held
+from django_redislock.rules import flows
 from tests.conftest import Locks
 from tests.support.backends import PATIENT, forbid_scripting
 from tests.support.faults import lease_of, loses, takes
-from tests.support.others import queued
-from tests.support.stored import NAME, is_held_by, is_left_clean
+from tests.support.stored import NAME, is_held_by, is_left_clean, keys_of
+from tests.support.topologies import can_be_rung
 from tests.support.waiting import HUNG, wait_until
-from tests.support.ways import Blocking, Caller
+from tests.support.ways import Blocking, Caller, in_thread
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -154,6 +155,16 @@ def test_r7_a_lease_that_the_new_master_does_not_have_is_lost(caller: Caller, pa
         wait_until(lambda: lease.lost_reason)
 
 
+@pytest.mark.proves("P5", "R6")
+@pytest.mark.parametrize("master_becomes", ["MASTERDOWN", "NOREPLICAS"])
+def test_r6_a_loss_is_told_although_the_old_master_was_asked_first(
+    master_becomes: str, caller: Caller, pair: Pair
+) -> None:
+    # It knows the lease, and has not released it; so whoever has not got it has lost it.
+    with loses("expired"), caller.block(distributed_lock(NAME, ttl=60)):
+        pair.fail_over(master_becomes=master_becomes, loses_data=True)
+
+
 @pytest.mark.proves("R13")
 def test_a_block_that_ends_after_a_failover_frees_the_lock(caller: Caller, pair: Pair) -> None:
     with caller.block(distributed_lock(NAME, ttl=60)):
@@ -161,16 +172,49 @@ def test_a_block_that_ends_after_a_failover_frees_the_lock(caller: Caller, pair:
     assert is_left_clean(pair.locks)
 
 
-def test_a_waiter_waits_on_at_the_new_master(caller: Caller, pair: Pair) -> None:
+@pytest.mark.proves("P6", "R13")
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_waiter_is_rung_by_the_new_master(protocol: int, caller: Caller, pair: Pair) -> None:
+    pair.locks.configure(OPTIONS={**PATIENT, "protocol": protocol})
     holder = distributed_lock(NAME, ttl=60)
     assert Blocking().acquire(holder)
     waiter = caller.begin_waiting(distributed_lock(NAME, ttl=60, wait=HUNG), pair.locks)
     wait_until(lambda: pair.replica.client().keys("*:queue"))
     pair.fail_over()
-    with takes(at_most=4):  # It looks by itself every 2 s.
-        wait_until(lambda: queued(pair.locks) and len(pair.proxy.commands("SUBSCRIBE")) > 1)
+    wait_until(lambda: can_be_rung(pair.locks, pair.replica))  # It looks by itself every 2 s.
     holder.release()
     assert waiter.result(HUNG)
+
+
+@pytest.mark.proves("P1")
+def test_a_release_at_the_new_master_rings_nobody_who_listens_to_the_old_one(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flows, "LOOK_EVERY", 5.0)  # They are to listen to it for a while.
+    inside, most = 0, 0
+
+    def work() -> None:
+        nonlocal inside, most
+        with distributed_lock(NAME, ttl=60, wait=HUNG) as lease:
+            inside += 1
+            most = max(most, inside)
+            lease.ensure_held(verify=True)
+            inside -= 1
+
+    holder = distributed_lock(NAME, ttl=60)
+    assert holder.acquire()
+    working = [in_thread(work) for _ in range(3)]
+    wait_until(lambda: pair.replica.client().zcard(keys_of(pair.locks).queue) == 3)
+    pair.fail_over()
+    with pair.master.client().pubsub() as heard:
+        heard.psubscribe("*")
+        assert heard.get_message(timeout=HUNG)["type"] == "psubscribe"
+        holder.release()
+        pair.locks.redis.publish("the", "end")
+        assert heard.get_message(timeout=HUNG)["channel"] == b"the"
+    for one in working:
+        one.result(HUNG)
+    assert most == 1
 
 
 def test_an_operator_sees_and_frees_the_locks_of_the_new_master(pair: Pair) -> None:

@@ -60,6 +60,27 @@ def test_a_pool_that_is_used_up_says_which_option_to_raise(pool: WirePool) -> No
     assert works(pool.take(HUNG))
 
 
+@pytest.mark.proves("R5")
+def test_r5_a_dial_has_the_time_that_the_wait_for_its_place_has_left(
+    pool: WirePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, dial = [], pool._dial
+
+    def noted(seconds: float) -> Wire:
+        given.append(seconds)
+        return dial(seconds)
+
+    lent = [pool.take(HUNG) for _ in range(LIMIT)]
+    monkeypatch.setattr(pool, "_dial", noted)
+    waiting = in_thread(lambda: pool.take(9.0))
+    wait_until(lambda: pool._waiting)
+    begin = time.monotonic()
+    wait_until(lambda: time.monotonic() - begin > 1.0)  # Less than a tenth counts as none.
+    pool.drop(lent.pop())
+    assert works(waiting.result(HUNG))
+    assert given[0] <= 8.0
+
+
 def test_waiters_may_not_have_the_last_two(pool: WirePool) -> None:
     waiter = pool.take(HUNG, to_wait=True)
     with pytest.raises(Crowded):

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from tests.support.quorums import MakeQuorum, Quorum
 
 
+# A server that takes long for an undo is left alone for a second.
+pytestmark = pytest.mark.usefixtures("undo_in_time")
+
+
 @pytest.fixture
 def quorum(make_quorum: MakeQuorum) -> Quorum:
     """Three servers."""
@@ -111,6 +115,17 @@ def test_what_a_minority_has_granted_is_given_back_at_once(quorum: Quorum, calle
         assert not other()[0]
         assert quorum.value(1) == b""
         assert quorum.known_by(lease) == [0, 2]
+
+
+@pytest.mark.proves("R4")
+def test_what_a_minority_has_granted_is_given_back_if_the_others_refuse(
+    quorum: Quorum, caller: Caller
+) -> None:
+    for server in (0, 1):
+        quorum.servers[server].client().config_set("maxmemory", 1)
+    with pytest.raises(LockUnavailable, match="OOM"):
+        caller.acquire(distributed_lock(NAME, wait=0))
+    assert quorum.value(2) == b""
 
 
 def test_a_silent_minority_delays_nobody(quorum: Quorum, caller: Caller) -> None:

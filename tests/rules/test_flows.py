@@ -38,6 +38,7 @@ from django_redislock.rules.steps import (
     Bell,
     Call,
     Listen,
+    NotDone,
     Pause,
     Refused,
     Tell,
@@ -86,6 +87,10 @@ class Stage:
         sent = self.now
         self.now += self.step.within if after is None else after
         return self.raises(Unanswered("Timeout reading from socket", sent, self.now))
+
+    def turns_away(self) -> Stage:
+        """The server says that it is not the one to ask, such as a replica."""
+        return self.raises(NotDone("READONLY", self.now, self.now))
 
     def refuses(self) -> Stage:
         """The server says no."""
@@ -671,6 +676,14 @@ def test_r6_after_our_own_resend_a_missing_lease_was_released_by_the_first_try(
     word: bytes, reason: str | None
 ) -> None:
     assert releasing().is_silent().answers(word).result == reason
+
+
+@pytest.mark.proves("P5", "R6")
+@pytest.mark.parametrize(("word", "reason"), [(b"gone", "expired"), (b"taken", "taken")])
+def test_r6_a_first_try_that_was_not_carried_out_proves_nothing(word: bytes, reason: str) -> None:
+    assert releasing().turns_away().answers(word).result == reason
+    # One that may have been is enough.
+    assert releasing(insist=True).turns_away().is_silent().sleeps().answers(word).result is None
 
 
 @pytest.mark.proves("R6")

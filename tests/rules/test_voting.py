@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from django_redislock.backends.quorum.fences import Fences
-from django_redislock.backends.quorum.members import Unasked
 from django_redislock.backends.quorum.voting import NoMajority, Round, Voting
 from django_redislock.backends.redis.calling import Caller
 from django_redislock.backends.redis.errors import ReplyError
 from django_redislock.rules import scripts
-from django_redislock.rules.steps import Call, Refused, Trouble, Unanswered
+from django_redislock.rules.steps import Call, NotDone, Refused, Trouble, Unanswered
 
 if TYPE_CHECKING:
     from django_redislock.rules.scripts import Script
@@ -22,7 +21,7 @@ TOKEN = "t" * 32
 LEASE = b"t" * 32 + b"hr000000123456789abcdef|7|0|1|0||owner"
 BUSY = [b"busy", 900, LEASE]
 SILENT = Unanswered("silent", 0.0, 0.0)
-UNREACHED = Unasked("unreachable", 0.0, 0.0)
+UNREACHED = NotDone("unreachable", 0.0, 0.0)
 FORBIDDEN = Refused("NOPERM")
 NOSCRIPT = ReplyError("NOSCRIPT No matching script")
 
@@ -147,7 +146,7 @@ def test_a_server_that_did_not_answer_the_undo_does_not_count_for_that_token() -
         ((SILENT, UNREACHED, b"7"), True),
         ((SILENT, UNREACHED, BUSY), True),
         ((SILENT, FORBIDDEN, b"7"), True),
-        ((FORBIDDEN, FORBIDDEN, b"7"), False),
+        ((FORBIDDEN, FORBIDDEN, BUSY), False),
     ],
 )
 def test_without_a_majority_of_answers_the_flow_decides(
@@ -157,6 +156,32 @@ def test_without_a_majority_of_answers_the_flow_decides(
         Poll(voting().answer(acquire())).hears(*answers)
     assert isinstance(raised.value.as_trouble(0.0), Unanswered if is_transient else Refused)
     assert "1 of 3 servers answered, and 2 are needed (a: " in raised.value.as_trouble(0.0).problem
+
+
+@pytest.mark.proves("R4")
+@pytest.mark.parametrize("third", [b"7", SILENT])
+def test_what_a_minority_may_have_granted_is_given_back_if_a_majority_refuses(third: Any) -> None:
+    # A flow that is refused tries no more, and has nothing to undo if it was its first try.
+    poll = Poll(voting().answer(acquire())).hears(FORBIDDEN, FORBIDDEN, third)
+    assert poll.question is not None
+    assert list(poll.question.among) == [2]
+    with pytest.raises(NoMajority) as raised:
+        poll.hears(1)
+    assert isinstance(raised.value.as_trouble(0.0), Refused)
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind"),
+    [
+        ((UNREACHED, UNREACHED, UNREACHED), NotDone),
+        ((UNREACHED, UNREACHED, SILENT), Unanswered),
+        ((UNREACHED, UNREACHED, b"released"), Unanswered),
+    ],
+)
+def test_what_any_server_may_have_done_may_be_done(answers: tuple[Any, ...], kind: type) -> None:
+    with pytest.raises(NoMajority) as raised:
+        Poll(voting().answer(call(scripts.RELEASE, TOKEN))).hears(*answers)
+    assert type(raised.value.as_trouble(0.0)) is kind
 
 
 def test_what_one_server_knows_to_be_done_is_done() -> None:

@@ -17,7 +17,7 @@ from django_redislock.backends.redis.calling import trouble
 from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.errors import TROUBLE
 from django_redislock.backends.redis.sessions import in_thread
-from django_redislock.rules.steps import Answer, Refused, Unanswered
+from django_redislock.rules.steps import Answer, NotDone, Refused, Unanswered
 
 if TYPE_CHECKING:
     from django_redislock.backends.cluster.node import Node
@@ -65,7 +65,7 @@ class ClusterSession(_OfNode, drivers.Blocking):
         try:
             node = self._slots.find(step.name, step.within)
         except TROUBLE as error:
-            raise trouble(error, begun) from error
+            raise trouble(error, begun, was_sent=False) from error
         for _ in range(MOST_REDIRECTIONS):
             left = step._replace(within=rest(step.within, begun))
             try:
@@ -106,7 +106,7 @@ class AsyncClusterSession(_OfNode, drivers.Awaiting):
         try:
             node = await self._slots.afind(step.name, step.within)
         except TROUBLE as error:
-            raise trouble(error, begun) from error
+            raise trouble(error, begun, was_sent=False) from error
         for _ in range(MOST_REDIRECTIONS):
             left = step._replace(within=rest(step.within, begun))
             try:
@@ -142,9 +142,9 @@ def _answered(slots: Slots, node: Node, step: Call, outcome: Outcome) -> Answer:
         return outcome
     if slots.judge(node, step, outcome) is not None:  # The slot has gone elsewhere meanwhile.
         now = clock.now()
-        raise Unanswered("its slot is on its way to another node", now, now) from outcome
+        raise NotDone("its slot is on its way to another node", now, now) from outcome
     raise outcome
 
 
-def _in_a_circle(begun: float) -> Unanswered:
-    return Unanswered("the nodes of the cluster do not agree who keeps it", begun, clock.now())
+def _in_a_circle(begun: float) -> NotDone:
+    return NotDone("the nodes of the cluster do not agree who keeps it", begun, clock.now())

@@ -11,7 +11,6 @@ from django_redislock import clock
 from django_redislock.backends.redis.calling import trouble
 from django_redislock.backends.redis.connection import retrieve
 from django_redislock.backends.redis.loops import Loops
-from django_redislock.rules.steps import Unanswered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,10 +21,6 @@ if TYPE_CHECKING:
 
 DIAL_AGAIN_AFTER = 1.0  # Seconds since a server did not answer.
 DIAL_WITHIN = 2.0  # Seconds; nobody need wait for so long.
-
-
-class Unasked(Unanswered):
-    """Nothing was sent, so nothing can have been carried out."""
 
 
 class Member:
@@ -98,12 +93,7 @@ class Member:
 
     def trouble(self, sent: float) -> Trouble:
         """What it means to a flow that it could not be asked."""
-        found = trouble(self._error, sent)
-        if not isinstance(found, Unanswered):
-            return found
-        unasked = Unasked(found.problem, found.sent, found.now)
-        unasked.__cause__ = self._error
-        return unasked
+        return trouble(self._error, sent, was_sent=False)
 
 
 def is_worth_waiting(awaited: Sequence[Member], connected: int, of: int) -> bool:

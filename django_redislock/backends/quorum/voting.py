@@ -23,7 +23,7 @@ from django_redislock.backends.redis.calling import lacks_script, trouble
 from django_redislock.backends.redis.errors import ReplyError
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import as_try
-from django_redislock.rules.steps import Call, Refused, Trouble, Unanswered
+from django_redislock.rules.steps import Call, NotDone, Refused, Trouble, Unanswered
 
 if TYPE_CHECKING:
     from django_redislock.backends.quorum.fences import Fences
@@ -55,22 +55,25 @@ Vote = Generator[Round, Replies, Any]
 class NoMajority(Exception):
     """Too few servers answered, or too many refused."""
 
-    def __init__(self, problem: str, *, is_transient: bool) -> None:
+    def __init__(self, problem: str, *, is_transient: bool, is_done_nowhere: bool = False) -> None:
         """Say so.
 
         Args:
             problem: As a clause.
             is_transient: Whether asking again may help.
+            is_done_nowhere: Whether it is certain that no server has carried it out.
         """
         super().__init__(problem)
         self._problem = problem
-        self._is_transient = is_transient
+        self.is_transient = is_transient
+        self._is_done_nowhere = is_done_nowhere
 
     def as_trouble(self, sent: float) -> Trouble:
         """What it means to a flow that asked at that time."""
         trouble: Trouble
-        if self._is_transient:
-            trouble = Unanswered(self._problem, sent, clock.now())
+        if self.is_transient:
+            unanswered = NotDone if self._is_done_nowhere else Unanswered
+            trouble = unanswered(self._problem, sent, clock.now())
         else:
             trouble = Refused(self._problem)
         trouble.__cause__ = self.__cause__
@@ -142,10 +145,13 @@ class Voting:
         done = [value for value in refusals if value[0] in {b"done", b"finished"}]
         if len(granted) >= self._majority and not done:
             return (yield from self._raise_fences(call, granted))
+        lack = None
         if not refusals or (not done and len(granted) + len(refusals) < self._majority):
-            # Of those who did not answer, some may have granted it. The flow asks again with the
-            # same token, or undoes it everywhere.
-            raise self._no_majority(outcomes)
+            lack = self._no_majority(outcomes)
+            if lack.is_transient:
+                # Of those who did not answer, some may have granted it. The flow asks again with
+                # the same token, or undoes it everywhere.
+                raise lack
         in_question = [
             server
             for server, value in outcomes.items()
@@ -154,6 +160,8 @@ class Voting:
         if in_question:
             token, within = call.args[0], min(UNDO_WITHIN, call.within)
             yield from self._leave(Call(scripts.LEAVE, call.name, (token,), within), in_question)
+        if lack is not None:
+            raise lack
         # What one server knows to be done was done, also if the others have lost it.
         return done[0] if done else self._busy(refusals, len(granted))
 
@@ -300,6 +308,7 @@ class Voting:
             f" {self._majority} are needed ({'; '.join(says)})",
             # Those who do not refuse may come to be a majority.
             is_transient=len(self._members) - refused >= self._majority,
+            is_done_nowhere=all(isinstance(found, NotDone) for found in outcomes.values()),
         )
         error.__cause__ = next((found.__cause__ for found in troubles.values()), None)
         return error

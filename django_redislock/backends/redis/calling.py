@@ -13,6 +13,7 @@ from django_redislock import clock
 from django_redislock.backends.redis import without_scripts
 from django_redislock.backends.redis.connection import packed, rest
 from django_redislock.backends.redis.errors import (
+    NotAcknowledged,
     ReplyError,
     described,
     is_transient,
@@ -20,14 +21,14 @@ from django_redislock.backends.redis.errors import (
 )
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import channel, lock_keys, prefix_of
-from django_redislock.rules.steps import Answer, Refused, Unanswered
+from django_redislock.rules.steps import Answer, NotDone, Refused, Unanswered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from django_redislock.backends.redis.connection import AsyncWire, Wire
     from django_redislock.rules.scripts import Script
-    from django_redislock.rules.steps import Call, Outcome, Tell
+    from django_redislock.rules.steps import Call, Outcome, Tell, Trouble
 
 logger = logging.getLogger("django_redislock")
 
@@ -220,11 +221,20 @@ class Caller:
         )
 
 
-def trouble(error: BaseException, sent: float) -> Unanswered | Refused:
-    """What an error means to a flow that sent something at *sent*."""
-    outcome: Unanswered | Refused
+def trouble(error: BaseException, sent: float, *, was_sent: bool = True) -> Trouble:
+    """What an error means to a flow.
+
+    Args:
+        error: It.
+        sent: When something was sent, or was to be.
+        was_sent: Whether it was. An error reply says that it was not carried out; of every other
+            error that is known only if nothing was sent.
+    """
+    outcome: Trouble
     if is_transient(error):
-        outcome = Unanswered(described(error), sent, clock.now())
+        is_reply = isinstance(error, ReplyError) and not isinstance(error, NotAcknowledged)
+        unanswered = NotDone if is_reply or not was_sent else Unanswered
+        outcome = unanswered(described(error), sent, clock.now())
     else:
         outcome = Refused(described(error))
     outcome.__cause__ = error
@@ -236,7 +246,7 @@ def _outcome(reply: Any, acknowledged: Any, sent: float) -> Outcome:
     if reply.__class__ is not ReplyError:
         if acknowledged.__class__ is not ReplyError:
             return Answer(reply, sent, clock.now(), acknowledged)
-        reply = ReplyError(f"{acknowledged} (which REPLICAS_ACK needs)")
+        reply = NotAcknowledged(f"{acknowledged} (which REPLICAS_ACK needs)")
     if is_wrong_server(reply):
         raise reply
     return trouble(reply, sent)

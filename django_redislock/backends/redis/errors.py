@@ -46,6 +46,10 @@ class ReplyError(redis_errors.ResponseError):
         return text.partition(" ")[0]
 
 
+class NotAcknowledged(ReplyError):
+    """What the WAIT behind a command was answered; the command itself may have been carried out."""
+
+
 # What trouble with a server looks like. Whatever else is raised in between comes from outside: a
 # signal handler, Celery's soft time limit, a cancellation.
 TROUBLE = (OSError, EOFError, redis_errors.RedisError, hiredis.HiredisError, Exhausted)

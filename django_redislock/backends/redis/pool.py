@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from weakref import ref
 
-from django_redislock.backends.redis.connection import id_of
+from django_redislock import clock
+from django_redislock.backends.redis.connection import id_of, rest
 from django_redislock.backends.redis.errors import Crowded, Exhausted
 from django_redislock.rules.keys import prefix_in
 
@@ -149,12 +149,12 @@ class Pool(Generic[Lent]):
                 wire.close()
 
     def _take(self, seconds: float) -> Lent:
-        until = time.monotonic() + seconds
+        begun = clock.now()
         with self._lock:
             self._waiting += 1
             try:
                 while True:
-                    if not self._changed.wait_for(self._has_room, until - time.monotonic()):
+                    if not self._changed.wait_for(self._has_room, rest(seconds, begun)):
                         raise Exhausted(
                             f"this process uses all of its {self._limit + self.BESIDE} connections;"
                             " raise OPTIONS['max_connections']"
@@ -169,7 +169,7 @@ class Pool(Generic[Lent]):
             finally:
                 self._waiting -= 1
         try:
-            wire = self._dial(seconds)
+            wire = self._dial(rest(seconds, begun))
             self._wires.add(ref(wire, self._wires.discard))
             return wire
         finally:
@@ -227,6 +227,11 @@ class WirePool(Pool["Wire"]):
                 bell = self._bells[prefix] = SharedBell(self._dial, channel, seconds)
             return bell
 
+    def close_bells(self) -> None:
+        """Have the waiters who share a bell come back, and open another one."""
+        for bell in list(self._bells.values()):
+            bell.cut()
+
     def forsake(self) -> None:
         super().forsake()
         for bell in self._bells.values():
@@ -279,6 +284,12 @@ class SharedBell:
             return None
         self._check_open()
         return ring
+
+    def cut(self) -> None:
+        """From any thread: those who wait for a ring are told that the connection was lost."""
+        self.closed = True
+        if self._wire is not None:
+            self._wire.cut()
 
     def forsake(self) -> None:
         """In a forked child: close its copy of the connection."""

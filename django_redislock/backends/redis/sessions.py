@@ -44,7 +44,8 @@ def ask(step: Call, caller: Caller, pool: WirePool) -> Begun:
         pool.drop(wire)
         raise
     if reply.__class__ is ReplyError:  # Nothing was done.
-        return drivers.ask(step, Session(caller, pool, wire))
+        left = rest(step.within, sent)
+        return drivers.ask(step, Session(caller, pool, wire), left)
     answer = Answer(reply, sent, clock.now())
     if reply.__class__ is not bytes:
         return Begun(began_in, step, answer, Session(caller, pool, wire))
@@ -73,7 +74,7 @@ async def aask(step: Call, caller: Caller, loops: Loops, bells: Loops, pool: Wir
         return Begun(began_in, step, Answer(reply, sent, clock.now()))
     session = AsyncSession(caller, loops, bells, pool, wire, step.listening)
     if reply.__class__ is ReplyError:
-        return await drivers.aask(step, session)
+        return await drivers.aask(step, session, rest(step.within, sent))
     return Begun(began_in, step, Answer(reply, sent, clock.now()), session)
 
 
@@ -94,6 +95,7 @@ class Session(drivers.Blocking):
 
     def call(self, step: Call) -> Answer:
         begun = sent = clock.now()
+        was_sent = False
         listens = bool(step.listening) and self._bell is None and self._caller.scripting
         if listens and not self._id and self._pool.lacks_bell:
             # To open it takes several round trips, and most locks are free. Who waits already,
@@ -108,13 +110,15 @@ class Session(drivers.Blocking):
             if wire is None:
                 wire = self._wire = self._pool.take(rest(step.within, begun))
             channel = self._bell.channel if self._bell else self._caller.channel_on(wire, step.name)
-            sent = clock.now()
+            sent, was_sent = clock.now(), True
             outcome = self._caller.call_one(wire, step, begun, channel)
         except TROUBLE as error:
+            if is_wrong_server(error):
+                self._pool.close_bells()  # They may lead to the same one, and would go on to.
             # After a mere refusal, as of SUBSCRIBE, the connection is in step.
             if not isinstance(error, ReplyError) or is_wrong_server(error):
                 self._drop()
-            raise trouble(error, sent) from error
+            raise trouble(error, sent, was_sent=was_sent) from error
         except BaseException:
             self._drop()
             raise
@@ -227,6 +231,7 @@ class AsyncSession(drivers.Awaiting):
         if step.shielded:
             return await self.call_shielded(step)
         begun = sent = clock.now()
+        was_sent = False
         if step.listening and self._caller.scripting and not self._id and self._lacks_bell(step):
             answer = await self.call(as_try(step))  # See Session.call().
             if not (_is_busy(answer) and self._caller.scripting):
@@ -239,12 +244,14 @@ class AsyncSession(drivers.Awaiting):
                     wire = self._wire = await self._loops.wire(step.within)
                 if step.listening:
                     await self._become_rung(step, wire, begun)
-                sent = clock.now()
+                sent, was_sent = clock.now(), True
                 outcome = await self._caller.acall_one(wire, step, begun, self._channel(step))
         except TROUBLE as error:
-            if is_wrong_server(error) and self._wire is not None:
-                self._wire.close()
-            raise trouble(error, sent) from error
+            if is_wrong_server(error):
+                for wrong in (self._wire, self._rung or self._bells.open_wire()):
+                    if wrong is not None:
+                        wrong.close()
+            raise trouble(error, sent, was_sent=was_sent) from error
         if outcome is None:
             # Without scripts an operation is several commands between WATCH and EXEC, which cannot
             # share a connection with other tasks.
