@@ -31,7 +31,7 @@ from django_redislock.celery.message import (
 )
 from django_redislock.celery.options import DATABASE, Conflict
 from django_redislock.celery.permits import Permits
-from django_redislock.exceptions import LockTimeout, LockUnavailable
+from django_redislock.exceptions import LockError, LockTimeout, LockUnavailable
 from django_redislock.lease import Lease
 from django_redislock.lock import Lock
 from django_redislock.rules.flows import Done, Finished, RunMarker
@@ -106,6 +106,15 @@ def _with_self(function: Callable[..., Any]) -> inspect.Signature:
 def note_published_retry(request: Any) -> None:
     """The run of *request* has published its own retry; one that was called directly cannot."""
     request.redislock_retried = not request.called_directly
+
+
+def _is_held(lease: Lease) -> bool:
+    """Whether a run still has its lock at its end; the server is asked if nobody else knows."""
+    try:
+        lease.ensure_held()
+    except LockError:
+        return False
+    return True
 
 
 class _EndedByRetry(Exception):
@@ -218,7 +227,7 @@ class TaskRun:
             with self._transaction():
                 self._report_start()
                 result = body(*self.args, **self.kwargs)
-            if self._has_retried and (lease is None or lease.held):
+            if self._has_retried and (lease is None or _is_held(lease)):
                 with self._noting("end"):
                     task_runs.note_retried(self.name, self.marker, using=self.options.using)
                 raise _EndedByRetry(result)
@@ -384,7 +393,7 @@ class TaskRun:
             self.task.backend.store_result(self.id, meta, states.STARTED, request=self.request)
 
     def _note_end(self, lease: Lease, began: float, exc_type: object, *exc_info: object) -> None:
-        if not lease.held:
+        if not _is_held(lease):
             return
         with self._noting("end"):
             task_runs.note_end(
