@@ -193,7 +193,7 @@ class Lock:
 
     def _own_hold(self) -> _Hold | None:
         me = current_holder()
-        for hold in reversed(self._holds):
+        for hold in reversed(tuple(self._holds)):  # Other threads take out theirs meanwhile.
             if not hold.over and hold.is_of(me):
                 return hold
         return None
@@ -433,7 +433,7 @@ class Lock:
             self._holds.append(hold)
             return
         me = current_holder()
-        over = [other for other in self._holds if other.over and other.is_of(me)]
+        over = [other for other in tuple(self._holds) if other.over and other.is_of(me)]
         if over and not hold.block:
             # Acquired again within a block that it was released in: the block's end ends it.
             hold.block = True
@@ -443,7 +443,7 @@ class Lock:
         self._holds.append(hold)
         if len(self._holds) > MOST_HOLDS:
             # Whoever lets leases run out instead of releasing them must not fill the memory.
-            forgotten = (one for one in self._holds if not (one.block or one.may_be_held))
+            forgotten = (one for one in tuple(self._holds) if not (one.block or one.may_be_held))
             if oldest := next(forgotten, None):
                 self._remove(oldest)
 
@@ -565,14 +565,16 @@ class Lock:
 
     def _hold_to_end(self, *, block: bool) -> _Hold | None:
         """What a release or the end of a *block* ends: the caller's last, or else the only one."""
-        holds = [hold for hold in self._holds if (hold.block if block else not hold.over)]
+        # Of a copy: other threads take out theirs meanwhile, and one of ours would be passed over.
+        every = tuple(self._holds)
+        holds = [hold for hold in every if (hold.block if block else not hold.over)]
         if len(holds) > 1:
             me = current_holder()
             holds = [hold for hold in holds if hold.is_of(me)]
         return holds[-1] if holds else None
 
     def _refuse_release(self) -> NoReturn:
-        if any(not hold.over for hold in self._holds):
+        if any(not hold.over for hold in tuple(self._holds)):
             raise LockMisuse(
                 self.name,
                 "this handle holds several leases, and none of them is of this thread or asyncio"

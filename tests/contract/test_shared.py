@@ -11,7 +11,7 @@ import pytest
 
 from django_redislock import LockLost, LockMisuse, distributed_lock
 from django_redislock.backends.registry import backends
-from tests.support.backends import PATIENT, Place, in_turn
+from tests.support.backends import PATIENT, Place, in_turn, one_kind
 from tests.support.others import waiters
 from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import Way, both_ways, in_thread
@@ -54,6 +54,27 @@ async def test_each_thread_or_task_waits_its_turn_on_one_handle(way: Way, place:
         await other.result()
     assert most == 1
     assert not await way.locked(lock)
+
+
+@one_kind
+def test_who_leaves_hides_no_lease_of_another_thread(locks: Locks) -> None:
+    lock = distributed_lock("lottery")
+
+    class Leaving:
+        """As that of another thread, which leaves its block while this one looks for its own."""
+
+        block = False
+
+        @property
+        def over(self) -> bool:
+            if self in lock._holds:
+                lock._holds.remove(self)
+            return True
+
+    assert lock.acquire()
+    lock._holds.insert(0, Leaving())
+    lock.release()
+    assert not lock.locked()
 
 
 @both_ways
