@@ -288,7 +288,7 @@ def test_r5_an_acquire_ends_within_its_wait_and_two_operation_timeouts(
 
 
 @pytest.mark.proves("R5")
-@pytest.mark.parametrize("fault", ["hang_before:GET", "hang_after:EXEC", "slow"])
+@pytest.mark.parametrize("fault", ["hang_before:GETRANGE", "hang_after:EXEC", "slow"])
 def test_r5_so_does_one_without_scripts_though_it_takes_many_commands(
     fault: str, caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:

@@ -351,6 +351,16 @@ def sent(place: ServerPlace) -> Iterator[Any]:
     return since
 
 
+@pytest.mark.parametrize("place", ["unscripted"], indirect=True)
+def test_without_scripts_an_acquire_reads_of_a_huge_value_only_the_beginning(
+    place: ServerPlace, sent: Any
+) -> None:
+    place.locks.redis.set(keys_of(place.locks).lock, b"\xff" * HUGE, px=60_000)
+    sent()
+    assert not distributed_lock(NAME, wait=0).acquire()
+    assert sent() < MUCH
+
+
 @with_scripts
 def test_listings_and_acquires_read_of_huge_values_only_the_beginning(
     place: ServerPlace, sent: Any

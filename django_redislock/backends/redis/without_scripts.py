@@ -22,7 +22,7 @@ UNAVAILABLE = "tasks under a lock and lists, details and force release of locks"
 
 ATTEMPTS = 32  # Transactions lost to others before the server counts as not answering.
 EXACT = 2.0**53  # The same as in lua/_grant.lua.
-SIGHT = 8192  # Bytes that are answered of what others may have written.
+SIGHT = 8192  # The same as in lua/_lease.lua.
 
 _CLAIM = re.compile(rb".{32}c[r-]\d{5}[0-9a-fA-F]{16}\|\d+\|\d+\|\d+\|(\d+)\|", re.DOTALL)
 
@@ -71,7 +71,7 @@ def _acquire(keys: Keys, ask: Ask, *args: Any) -> Decision:
     if left == -1:
         return [], [b"endless"]
     if not _is_over(value, left, us):
-        return [], [b"busy", left, value[:SIGHT]]
+        return [], [b"busy", left, value]
     last = float(ask("ZSCORE", keys.fence, "last") or 0)
     fence = b"%d" % (int(last) + 1 if us <= last < EXACT else us)
     head = token + b"h" + renews + b"00000" + id
@@ -135,7 +135,7 @@ def _look(keys: Keys, ask: Ask) -> Decision:
     value, left, us = _read(keys, ask)
     if _is_over(value, left, us):
         value, left = b"", -2
-    return [], [value[:SIGHT], left, 0, us // 1000, b"", b""]
+    return [], [value, left, 0, us // 1000, b"", b""]
 
 
 def _refuse(*args: Any) -> Decision:
@@ -154,8 +154,9 @@ _OPERATIONS: dict[str, Callable[..., Decision]] = {
 
 def _read(keys: Keys, ask: Ask) -> tuple[bytes, int, int]:
     """The lock, the milliseconds until it ends (-1 never, -2 it is free), server time in us."""
-    value, left, (seconds, us) = ask("GET", keys.lock), ask("PTTL", keys.lock), ask("TIME")
-    return value or b"", left, int(seconds) * 1_000_000 + int(us)
+    value = ask("GETRANGE", keys.lock, 0, SIGHT - 1)
+    left, (seconds, us) = ask("PTTL", keys.lock), ask("TIME")
+    return value, left, int(seconds) * 1_000_000 + int(us)
 
 
 def _is_over(value: bytes, left: int, us: int) -> bool:
@@ -169,6 +170,6 @@ def _is_held_by(value: bytes, token: bytes) -> bool:
 
 
 def _absence(keys: Keys, ask: Ask, value: bytes, token: bytes) -> bytes:
-    if (ask("GET", keys.forced) or b"")[16:48] == token:
+    if ask("GETRANGE", keys.forced, 16, 47) == token:
         return b"forced"
     return b"taken" if value and value[:32] != token else b"gone"
