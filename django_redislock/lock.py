@@ -181,7 +181,7 @@ class Lock:
     def __repr__(self) -> str:
         if lease := self.lease:
             return f"<Lock {self.name!r}: {lease}>"
-        if any(hold.may_be_held for hold in self._holds):
+        if any(hold.may_be_held for hold in tuple(self._holds)):
             return f"<Lock {self.name!r}: held by another thread or asyncio task>"
         return f"<Lock {self.name!r}: not held by this handle>"
 

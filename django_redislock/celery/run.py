@@ -11,7 +11,7 @@ import inspect
 import logging
 import os
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ from django_redislock.celery.message import (
 )
 from django_redislock.celery.options import DATABASE, Conflict
 from django_redislock.celery.permits import Permits
-from django_redislock.exceptions import LockError, LockTimeout, LockUnavailable
+from django_redislock.exceptions import LockLost, LockTimeout, LockUnavailable
 from django_redislock.lease import Lease
 from django_redislock.lock import Lock
 from django_redislock.rules.flows import Done, Finished, RunMarker
@@ -106,15 +106,6 @@ def _with_self(function: Callable[..., Any]) -> inspect.Signature:
 def note_published_retry(request: Any) -> None:
     """The run of *request* has published its own retry; one that was called directly cannot."""
     request.redislock_retried = not request.called_directly
-
-
-def _is_held(lease: Lease) -> bool:
-    """Whether a run still has its lock at its end; the server is asked if nobody else knows."""
-    try:
-        lease.ensure_held()
-    except LockError:
-        return False
-    return True
 
 
 class _EndedByRetry(Exception):
@@ -227,7 +218,7 @@ class TaskRun:
             with self._transaction():
                 self._report_start()
                 result = body(*self.args, **self.kwargs)
-            if self._has_retried and (lease is None or _is_held(lease)):
+            if self._has_retried and (lease is None or self._still_has(lease)):
                 with self._noting("end"):
                     task_runs.note_retried(self.name, self.marker, using=self.options.using)
                 raise _EndedByRetry(result)
@@ -393,7 +384,7 @@ class TaskRun:
             self.task.backend.store_result(self.id, meta, states.STARTED, request=self.request)
 
     def _note_end(self, lease: Lease, began: float, exc_type: object, *exc_info: object) -> None:
-        if not _is_held(lease):
+        if not self._still_has(lease):
             return
         with self._noting("end"):
             task_runs.note_end(
@@ -404,6 +395,13 @@ class TaskRun:
                 lasted=time.monotonic() - began,
                 using=self.options.using,
             )
+
+    def _still_has(self, lease: Lease) -> bool:
+        """Whether the run still has its lock at its end; asks the server if nobody else knows."""
+        with self._noting("end"), suppress(LockLost):
+            lease.ensure_held()
+            return True
+        return False
 
     @contextmanager
     def _noting(self, what: str) -> Iterator[None]:

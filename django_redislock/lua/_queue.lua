@@ -14,7 +14,8 @@ end
 -- Tells those who listen on *channel*, and returns how many that are. On a cluster it has the hash
 -- tag of the keys: there a PUBLISH would go to all nodes, and count only who is connected to this one.
 -- Replicas are not told: who listens to one that was the master before is not counted here, and would
--- take up what is granted to somebody else.
+-- take up what is granted to somebody else. (The bus of a cluster tells them all the same; but there a
+-- master that is none any more has unsubscribed everybody.)
 local function ring(channel, words)
   redis.set_repl(redis.REPL_NONE)
   local heard
@@ -54,12 +55,12 @@ local function hand_over(token, previous, me)
     -- A ring that nobody receives tells of a killed waiter at once. The bell brings the server
     -- time of the grant; the waiter learns the fence from it too.
     local fence = next_fence(previous, us)
-    -- Before the ring, which nobody can take back: a server that accepts no writes refuses this,
-    -- but would let PUBLISH pass.
-    dequeue(token)
+    -- A server that accepts no writes would let PUBLISH pass, and refuses this.
+    call('PEXPIRE', QUEUE, WAITER_TTL)
     local rung = expiry
       and tonumber(expiry) > milliseconds(us)
       and ring(channel, 'granted ' .. id .. ' ' .. fence .. ' ' .. us) > 0
+    dequeue(token)
     if rung then
       raise_mark(fence)
       grant(token, id, ttl, renews, owner, fence, us, channel)

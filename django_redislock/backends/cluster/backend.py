@@ -12,6 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.connection import parse_url
 
 from django_redislock import clock, humanize
+from django_redislock.backends import drivers
 from django_redislock.backends.base import Backend, Names
 from django_redislock.backends.cluster.node import Node, check_node
 from django_redislock.backends.cluster.sessions import AsyncClusterSession, ClusterSession
@@ -22,6 +23,7 @@ from django_redislock.backends.redis.checking import (
     checked_dialer,
     checked_options,
 )
+from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.errors import TROUBLE
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import scripts
@@ -142,22 +144,24 @@ class ClusterBackend(Backend):
         node = self.slots.keeper(step.name)
         if node is None:
             return super().ask(step)
+        sent = self.clock()
         begun = node.ask(step)
         if begun.by is not None:
             begun.by = ClusterSession(self.slots, node, begun.by)
         if self._is_redirected(node, begun):
-            return super().ask(step)
+            return drivers.ask(step, self.session(), rest(step.within, sent))
         return begun
 
     async def aask(self, step: Call) -> Begun:
         node = self.slots.keeper(step.name)
         if node is None:
             return await super().aask(step)
+        sent = self.clock()
         begun = await node.aask(step)
         if begun.by is not None:
             begun.by = AsyncClusterSession(self.slots, node, begun.by)
         if self._is_redirected(node, begun):
-            return await super().aask(step)
+            return await drivers.aask(step, self.async_session(), rest(step.within, sent))
         return begun
 
     def _is_redirected(self, node: Node, begun: Begun) -> bool:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from django_redislock.backends.base import Backend
+    from django_redislock.backends.redis.connection import Wire
     from django_redislock.backends.redis.dialing import Dialing
     from django_redislock.rules.steps import Call, Outcome
 
@@ -81,13 +82,17 @@ class Node(Server):
 
     def call_asking(self, call: Call) -> Outcome:
         """Run a script though the slot is not yet this node's, which another one has told us."""
-        begun = clock.now()
+        begun, was_sent = clock.now(), False
+
+        def ask(wire: Wire) -> Outcome:
+            nonlocal was_sent
+            was_sent = True
+            return self._caller.call_asking(wire, call, begun)
+
         try:
-            return self._pool.use(
-                lambda wire: self._caller.call_asking(wire, call, begun), call.within
-            )
+            return self._pool.use(ask, call.within)
         except TROUBLE as error:
-            return trouble(error, begun)
+            return trouble(error, begun, was_sent=was_sent)
 
     def redirection(self, outcome: Outcome) -> Redirection | None:
         """Where an answer of this node leads to; None if it leads nowhere else."""

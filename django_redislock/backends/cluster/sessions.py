@@ -78,6 +78,7 @@ class ClusterSession(_OfNode, drivers.Blocking):
                 return answer
             node = self._slots.node(redirection)
             if redirection.asking:
+                left = step._replace(within=rest(step.within, begun))
                 return _answered(self._slots, node, step, node.call_asking(left))
         raise _in_a_circle(begun)
 
@@ -119,6 +120,7 @@ class AsyncClusterSession(_OfNode, drivers.Awaiting):
                 return answer
             node = self._slots.node(redirection)
             if redirection.asking:
+                left = step._replace(within=rest(step.within, begun))
                 outcome = await in_thread(partial(node.call_asking, left))
                 return _answered(self._slots, node, step, outcome)
         raise _in_a_circle(begun)

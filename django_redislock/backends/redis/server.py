@@ -95,7 +95,7 @@ class Server:
         try:
             if self._watchdog_wire is None:
                 self._watchdog_wire = self._dialer.dial(calls[0].within)
-            return self._caller.call(self._watchdog_wire, calls, clock.now())
+            return self._caller.call(self._watchdog_wire, calls, begun)
         except Exception as error:  # noqa: BLE001 - told apart by trouble()
             self.close_watchdog()
             return [trouble(error, begun)] * len(calls)
