@@ -126,6 +126,8 @@ end
 if mode ~= 'queue' then
   if mode == 'last' then
     dequeue(token)
+  else
+    call('PEXPIRE', QUEUE, 1, 'GT') -- as in _absence.lua: one that is no master must not say so
   end
   if state_of(value) == 'c' then
     left = math.max(call('PTTL', LOCK) - CLAIM, 1) -- of the lease, as look shows it

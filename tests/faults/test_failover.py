@@ -13,7 +13,7 @@ import pytest
 from django_redislock import LockUnavailable, distributed_lock, held
 from django_redislock.rules import flows
 from tests.conftest import Locks
-from tests.support.backends import PATIENT, forbid_scripting
+from tests.support.backends import PATIENT, UNHURRIED, forbid_scripting
 from tests.support.faults import lease_of, loses, takes
 from tests.support.stored import NAME, is_held_by, is_left_clean, keys_of
 from tests.support.topologies import can_be_rung
@@ -155,12 +155,42 @@ def test_r7_a_lease_that_the_new_master_does_not_have_is_lost(caller: Caller, pa
         wait_until(lambda: lease.lost_reason)
 
 
+@pytest.mark.proves("R7", "R13")
+def test_r7_a_lease_of_the_new_master_is_not_looked_for_at_the_old_one(
+    caller: Caller, pair: Pair
+) -> None:
+    with caller.block(distributed_lock("earlier", ttl=3)) as earlier:
+        wait_until(lambda: earlier.renewals)  # The watchdog has its connection.
+    pair.fail_over(master_becomes="NOREPLICAS")
+    with caller.block(distributed_lock(NAME, ttl=9)) as lease:
+        wait_until(lambda: lease.renewals or lease.lost_reason)
+        assert lease.lost_reason is None
+
+
+@pytest.mark.proves("R13")
+@pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "plain"])
+def test_r13_the_old_master_cannot_say_that_a_lock_is_busy(
+    scripts: bool, caller: Caller, pair: Pair
+) -> None:
+    if not scripts:
+        options = {**PATIENT, **forbid_scripting(pair.locks)}
+        pair.locks.redis = pair.replica.client()
+        forbid_scripting(pair.locks)
+        pair.locks.configure(OPTIONS=options)
+    holder, lock = distributed_lock(NAME, ttl=60), distributed_lock(NAME, wait=0)
+    assert caller.acquire(holder)
+    pair.fail_over(master_becomes="NOREPLICAS")
+    pair.locks.redis.delete(keys_of(pair.locks).lock)
+    assert caller.begin(lock).result(HUNG)
+
+
 @pytest.mark.proves("P5", "R6")
 @pytest.mark.parametrize("master_becomes", ["MASTERDOWN", "NOREPLICAS"])
 def test_r6_a_loss_is_told_although_the_old_master_was_asked_first(
     master_becomes: str, caller: Caller, pair: Pair
 ) -> None:
     # It knows the lease, and has not released it; so whoever has not got it has lost it.
+    pair.locks.configure(OPTIONS=UNHURRIED)
     with loses("expired"), caller.block(distributed_lock(NAME, ttl=60)):
         pair.fail_over(master_becomes=master_becomes, loses_data=True)
 
@@ -188,22 +218,12 @@ def test_a_waiter_is_rung_by_the_new_master(protocol: int, caller: Caller, pair:
 
 @pytest.mark.proves("P1")
 def test_a_release_at_the_new_master_rings_nobody_who_listens_to_the_old_one(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, if_rung: float
 ) -> None:
-    monkeypatch.setattr(flows, "LOOK_EVERY", 5.0)  # They are to listen to it for a while.
-    inside, most = 0, 0
-
-    def work() -> None:
-        nonlocal inside, most
-        with distributed_lock(NAME, ttl=60, wait=HUNG) as lease:
-            inside += 1
-            most = max(most, inside)
-            lease.ensure_held(verify=True)
-            inside -= 1
-
     holder = distributed_lock(NAME, ttl=60)
-    assert holder.acquire()
-    working = [in_thread(work) for _ in range(3)]
+    assert Blocking().acquire(holder)
+    mine = [distributed_lock(NAME, ttl=60, wait=HUNG) for _ in range(3)]
+    waiting = [in_thread(lock.acquire) for lock in mine]  # Each hardly ever looks by itself.
     wait_until(lambda: pair.replica.client().zcard(keys_of(pair.locks).queue) == 3)
     pair.fail_over()
     with pair.master.client().pubsub() as heard:
@@ -212,9 +232,31 @@ def test_a_release_at_the_new_master_rings_nobody_who_listens_to_the_old_one(
         holder.release()
         pair.locks.redis.publish("the", "end")
         assert heard.get_message(timeout=HUNG)["channel"] == b"the"
-    for one in working:
-        one.result(HUNG)
-    assert most == 1
+    assert not any(one.done() for one in waiting)
+    pair.proxy.cut()  # They come back.
+    while waiting:
+        wait_until(lambda: any(one.done() for one in waiting))
+        first = next(number for number, one in enumerate(waiting) if one.done())
+        assert waiting.pop(first).result()
+        mine.pop(first).release()
+
+
+@pytest.mark.proves("P6", "R13")
+def test_a_waiter_whose_connections_for_commands_were_lost_is_rung_by_the_new_master_too(
+    caller: Caller, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So nobody tells it that its bell leads to what is no master any more.
+    monkeypatch.setattr(flows, "LOOK_EVERY", 5.0)
+    pair.locks.configure(OPTIONS={**PATIENT, "protocol": 2})
+    holder = distributed_lock(NAME, ttl=60)
+    assert Blocking().acquire(holder)
+    waiter = caller.begin_waiting(distributed_lock(NAME, ttl=60, wait=HUNG), pair.locks)
+    wait_until(lambda: pair.replica.client().keys("*:queue"))
+    pair.fail_over()
+    pair.master.client().client_kill_filter(_type="normal", skipme=True)
+    wait_until(lambda: can_be_rung(pair.locks, pair.replica))
+    holder.release()
+    assert waiter.result(HUNG)
 
 
 def test_an_operator_sees_and_frees_the_locks_of_the_new_master(pair: Pair) -> None:

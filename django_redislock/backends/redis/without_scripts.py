@@ -71,6 +71,7 @@ def _acquire(keys: Keys, ask: Ask, *args: Any) -> Decision:
     if left == -1:
         return [], [b"endless"]
     if not _is_over(value, left, us):
+        ask("PEXPIRE", keys.queue, 1, "GT")  # See lua/_absence.lua.
         return [], [b"busy", left, value]
     last = float(ask("ZSCORE", keys.fence, "last") or 0)
     fence = b"%d" % (int(last) + 1 if us <= last < EXACT else us)
@@ -170,6 +171,7 @@ def _is_held_by(value: bytes, token: bytes) -> bool:
 
 
 def _absence(keys: Keys, ask: Ask, value: bytes, token: bytes) -> bytes:
+    ask("PEXPIRE", keys.forced, 1, "GT")  # See lua/_absence.lua.
     if ask("GETRANGE", keys.forced, 16, 47) == token:
         return b"forced"
     return b"taken" if value and value[:32] != token else b"gone"
