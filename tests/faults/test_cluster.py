@@ -227,6 +227,28 @@ def test_r13_while_a_slot_is_on_its_way_who_waits_tries_again_and_others_are_tol
             acquired.remove((lock, caller, future))
 
 
+@pytest.mark.proves("P6", "R14")
+def test_a_waiter_does_not_rely_on_a_bell_that_ended_while_nobody_read_it(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str, if_rung: float
+) -> None:
+    cluster = make_cluster("valkey")
+    locks = cluster.locks(settings, key_prefix).configure(OPTIONS=UNHURRIED)
+    name, holder = "lottery", distributed_lock("lottery", wait=0, ttl=60)
+    home = cluster.keeper(name)
+    with Blocking() as threads, InLoop() as tasks:
+        for _ in range(2):
+            assert tasks.acquire(holder)
+            waiter = distributed_lock(name, wait=HUNG, ttl=60)
+            acquired = threads.begin(waiter)
+            wait_until(lambda: can_be_rung(locks, home, name), if_rung)
+            tasks.release(holder)
+            assert acquired.result(if_rung)
+            threads.release(waiter)
+            # Its connection is idle, and reads nothing of this.
+            cluster.move(name, another(cluster, home))
+            cluster.move(name, home)
+
+
 @pytest.mark.proves("R13")
 def test_r13_what_has_one_key_follows_an_ask(
     make_cluster: MakeCluster, settings: Settings, key_prefix: str

@@ -71,6 +71,12 @@ class Ensemble:
             if dial is not None:
                 dial.add_done_callback(_discard)
 
+    def cut(self) -> None:
+        """From any thread: what is under way fails, and so does whatever comes next."""
+        for seat in self._seats:
+            if seat.line is not None:
+                seat.line.cut()
+
     def _post(self, question: Round, said: Replies, begun: float) -> set[int]:
         """Send a question. Returns whose answers are to come."""
         scripts, replies = question.scripts, len(question.commands)

@@ -12,6 +12,7 @@ from django_redislock.backends.quorum.lines import AsyncLine
 from django_redislock.backends.quorum.members import is_worth_waiting, note_late
 from django_redislock.backends.quorum.voting import NoMajority
 from django_redislock.backends.redis.calling import trouble
+from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.errors import TROUBLE, Exhausted, is_wrong_server
 from django_redislock.rules.steps import Answer
 
@@ -61,11 +62,12 @@ class Session(_NobodyQueues, drivers.Blocking):
         try:
             if self._ensemble is None:
                 self._ensemble = self._pool.take(step.within)
+                step = step._replace(within=rest(step.within, sent))
             value = vote(self._voting.answer(step), self._ensemble)
         except NoMajority as error:
             raise error.as_trouble(sent) from error.__cause__
         except Exhausted as error:
-            raise trouble(error, sent) from error
+            raise trouble(error, sent, was_sent=False) from error
         except BaseException:
             if self._ensemble is not None:
                 self._pool.drop(self._ensemble)
@@ -75,8 +77,14 @@ class Session(_NobodyQueues, drivers.Blocking):
 
     def close(self) -> None:
         if self._ensemble is not None:
-            self._pool.give(self._ensemble)
-            self._ensemble = None
+            ensemble = self._ensemble
+            try:
+                self._pool.give(ensemble)
+                self._ensemble = None
+            except BaseException:
+                self._ensemble = None
+                self._pool.disown(ensemble)
+                raise
 
 
 class AsyncSession(_NobodyQueues, drivers.Awaiting):

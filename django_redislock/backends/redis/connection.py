@@ -56,8 +56,10 @@ class Wire:
         "_socket",
         "_unasked",
         "_unread",
+        "_unsubscribed",
         "bells",
         "channels",
+        "opened_at",
     )
 
     def __init__(self, connection: Connection) -> None:
@@ -69,7 +71,9 @@ class Wire:
         self.bells: deque[bytes] = deque()  # Rings that came while a reply was awaited.
         self._seconds = -1.0
         self._unasked: type[list[Any]] = Push  # What the server sends by itself.
+        self.opened_at = clock.now()
         self._unread = 0  # Replies to tell() that are still to come.
+        self._unsubscribed = False  # Whether a channel has ended, see _is_deaf().
         self.channels: dict[str, str] = {}  # Where it is rung, by the prefix of the locks.
 
     def send(self, command: bytes, seconds: float) -> None:
@@ -148,7 +152,7 @@ class Wire:
         """The next ring, or None if there is none within *seconds*, or there will be none."""
         if self.bells:
             return self.bells.popleft()
-        if seconds <= 0:
+        if seconds <= 0 or self._is_deaf():
             return None
         self._limit(seconds)
         try:
@@ -157,7 +161,7 @@ class Wire:
             return None
         if isinstance(item, self._unasked):
             self._pushed(item)
-            if item[0] == _UNSUBSCRIBED:
+            if self._is_deaf():
                 return None
         elif self._unread:
             self._unread -= 1
@@ -198,6 +202,15 @@ class Wire:
             self.bells.append(item[2])
         else:
             _note(item, self.channels)
+            self._unsubscribed |= item[0] == _UNSUBSCRIBED
+
+    def _is_deaf(self) -> bool:
+        """Whether a channel has ended since this was asked last, so that it is better to look.
+
+        It may have ended before the question that told the server to ring us there.
+        """
+        was, self._unsubscribed = self._unsubscribed, False
+        return was
 
     def _limit(self, seconds: float) -> None:
         # Only when it changes: it is a system call.
@@ -234,6 +247,7 @@ class AsyncWire(asyncio.BufferedProtocol):
         self._subscribing: dict[str, asyncio.Future[Any]] = {}  # By the prefix of the locks.
         self._bells: dict[str, deque[bytes]] = {}
         self._listeners: dict[str, asyncio.Future[None]] = {}
+        self.opened_at = clock.now()
         self.closed: Exception | None = None
         self.channels: dict[str, str] = {}  # Where it is rung, by the prefix of the locks.
         self._transport.set_protocol(self)
@@ -362,8 +376,10 @@ class AsyncWire(asyncio.BufferedProtocol):
         if item[0] in _SUBSCRIBED:
             self._answered(None)  # It comes in the order of the commands, like a reply.
         elif item[0] == _UNSUBSCRIBED:
+            for rings in self._bells.values():
+                rings.append(b"")  # Whom it concerns finds out by asking.
             for listener in self._listeners.values():
-                _wake(listener)  # Whom it concerns finds out by asking.
+                _wake(listener)
         elif item[0] in _RUNG:
             id = id_of(item[2])  # noqa: A001
             if id in self._bells:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
@@ -28,6 +29,7 @@ class Lendable(Protocol):
     bells: deque[bytes]  # What it was rung that nobody has heard yet.
 
     def close(self) -> None: ...
+    def cut(self) -> None: ...
 
 
 Lent = TypeVar("Lent", bound=Lendable)
@@ -119,6 +121,15 @@ class Pool(Generic[Lent]):
             self._changed.notify_all()
         self.close()
 
+    def disown(self, wire: Lent) -> None:
+        """End a connection whose return was interrupted, as by an exception of a signal handler.
+
+        Nobody knows whether it is idle, or lent to another thread by now; so it is not given back
+        again, or it might be lent to two.
+        """
+        wire.cut()
+        self._wires.discard(ref(wire))
+
     def close(self) -> None:
         """Close the idle connections."""
         # One by one: take() pops from the same list without the lock.
@@ -204,6 +215,7 @@ class WirePool(Pool["Wire"]):
         """
         self.shares_bells = shares_bells
         self._bells: dict[str, SharedBell] = {}  # By the prefix of the locks they are for.
+        self._lost_at = -math.inf  # Of the connections that are older, more may be lost by now.
         super().__init__(dial, limit)
 
     def _make_locks(self) -> None:
@@ -224,13 +236,19 @@ class WirePool(Pool["Wire"]):
         with self._bell_lock:
             bell = self._bells.get(prefix)
             if bell is None or bell.closed:
+                if bell is not None and bell.lost:
+                    self._lost_at = clock.now()
                 bell = self._bells[prefix] = SharedBell(self._dial, channel, seconds)
             return bell
 
-    def close_bells(self) -> None:
-        """Have the waiters who share a bell come back, and open another one."""
-        for bell in list(self._bells.values()):
-            bell.cut()
+    def drop(self, wire: Wire) -> None:
+        super().drop(wire)
+        # The next connection may lead to another server, after a failover behind one address. So
+        # who shares a bell comes back, and opens another one; but once for all that are lost.
+        if wire.opened_at > self._lost_at:
+            self._lost_at = clock.now()
+            for bell in list(self._bells.values()):
+                bell.cut()
 
     def forsake(self) -> None:
         super().forsake()
@@ -254,6 +272,7 @@ class SharedBell:
         """
         self.channel = channel
         self.closed = False
+        self.lost = False  # Whether it is closed because it could not be opened, or was lost.
         self._rings: dict[str, SimpleQueue[bytes | None]] = {}  # By lease id; None: it is closed.
         self._wire: Wire | None = None
         self._opened: Future[None] = Future()
@@ -304,10 +323,12 @@ class SharedBell:
     def _run(self, dial: Callable[[float], Wire], seconds: float) -> None:
         try:
             self._wire = dial(seconds)
+            self._check_open()  # It may have been cut meanwhile.
             self._wire.subscribe(self.channel, seconds)
             self._opened.set_result(None)
             self._read(self._wire)
         except Exception as error:  # noqa: BLE001 - it is raised where it is awaited
+            self.lost = True
             if not self._opened.done():
                 self._opened.set_exception(error)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -10,7 +11,7 @@ from django_redislock import clock, process
 from django_redislock.backends import drivers
 from django_redislock.backends.drivers import Begun
 from django_redislock.backends.redis.calling import trouble
-from django_redislock.backends.redis.connection import id_of, rest
+from django_redislock.backends.redis.connection import id_of, rest, retrieve
 from django_redislock.backends.redis.errors import TROUBLE, Crowded, ReplyError, is_wrong_server
 from django_redislock.rules.flows import CLAIM, as_try
 from django_redislock.rules.steps import Answer, Bell, Unanswered
@@ -113,8 +114,6 @@ class Session(drivers.Blocking):
             sent, was_sent = clock.now(), True
             outcome = self._caller.call_one(wire, step, begun, channel)
         except TROUBLE as error:
-            if is_wrong_server(error):
-                self._pool.close_bells()  # They may lead to the same one, and would go on to.
             # After a mere refusal, as of SUBSCRIBE, the connection is in step.
             if not isinstance(error, ReplyError) or is_wrong_server(error):
                 self._drop()
@@ -145,9 +144,7 @@ class Session(drivers.Blocking):
         until = now + step.seconds
         try:
             if self._bell is not None:
-                if self._wire is not None:
-                    self._pool.give(self._wire)  # Others need it meanwhile.
-                    self._wire = None
+                self._give()  # Others need it meanwhile.
                 return _bell(self._bell.bell(step.id, step.seconds))
             if self._wire is None:
                 raise Unanswered("the connection was lost", now, now)
@@ -164,9 +161,7 @@ class Session(drivers.Blocking):
             raise
 
     def close(self) -> None:
-        if self._wire is not None:
-            self._pool.give(self._wire)
-            self._wire = None
+        self._give()
         if self._bell is not None:
             self._leave_bell()
 
@@ -188,6 +183,18 @@ class Session(drivers.Blocking):
         self._id = step.listening
         self._bell = self._pool.shared_bell(self._caller.new_channel(step.name), step.within)
         self._bell.expect(self._id, rest(step.within, begun))
+
+    def _give(self) -> None:
+        """Use the connection no more; others may."""
+        if self._wire is not None:
+            wire = self._wire
+            try:
+                self._pool.give(wire)
+                self._wire = None
+            except BaseException:
+                self._wire = None
+                self._pool.disown(wire)
+                raise
 
     def _drop(self) -> None:
         """Use the connection no more: what was under way on it may still be answered."""
@@ -247,10 +254,8 @@ class AsyncSession(drivers.Awaiting):
                 sent, was_sent = clock.now(), True
                 outcome = await self._caller.acall_one(wire, step, begun, self._channel(step))
         except TROUBLE as error:
-            if is_wrong_server(error):
-                for wrong in (self._wire, self._rung or self._bells.open_wire()):
-                    if wrong is not None:
-                        wrong.close()
+            if is_wrong_server(error) and self._wire is not None:
+                self._wire.close()
             raise trouble(error, sent, was_sent=was_sent) from error
         if outcome is None:
             # Without scripts an operation is several commands between WATCH and EXEC, which cannot
@@ -292,6 +297,11 @@ class AsyncSession(drivers.Awaiting):
         rung = wire
         if self._bells is not self._loops:
             rung = await self._bells.wire(rest(step.within, begun))
+            if rung.opened_at < wire.opened_at:
+                # That for commands was lost meanwhile. After a failover behind one address the new
+                # one may lead to another server.
+                rung.close()
+                rung = await self._bells.wire(rest(step.within, begun))
         channel = self._caller.channel_on(rung, step.name)
         if not channel:
             channel = self._caller.new_channel(step.name)
@@ -327,7 +337,10 @@ async def in_thread(work: Callable[[], Result]) -> Result:
     try:
         return await asyncio.shield(call)
     except asyncio.CancelledError:
-        await asyncio.wait([call])
+        while not call.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([call])
+        retrieve(call)
         raise
 
 
