@@ -230,16 +230,24 @@ class Awaiting(ABC):
         """Run a script."""
 
     async def call_shielded(self, step: Call) -> Answer:
-        """Run a script to its end, which is bounded, however often its task is cancelled."""
+        """Run a script to its end, which is bounded, however often its task is cancelled.
+
+        The cancellation is put off: the next thing that is awaited raises it.
+        """
         task = asyncio.ensure_future(self.call(step._replace(shielded=False)))
+        was_cancelled = False
         while not task.done():
             try:
                 await asyncio.shield(task)
             except asyncio.CancelledError:
                 if task.cancelled():
                     raise
+                was_cancelled = True
             except (Unanswered, Refused):
                 break
+        if was_cancelled and (current := asyncio.current_task()) is not None:
+            current.uncancel()  # It has been counted already.
+            current.cancel()
         return task.result()
 
     @abstractmethod

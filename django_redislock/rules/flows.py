@@ -224,7 +224,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
             if traces:
                 yield from undo(request.name, request.token, request.operation_timeout)
             raise
-        if now >= give_up and mode == "queue" and not failures:
+        if now >= give_up and mode == "queue":
             mode = "last"
 
 

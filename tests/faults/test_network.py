@@ -487,13 +487,13 @@ def test_a_zombie_acquire_or_release_does_no_harm_to_a_later_lease(
 def test_a_zombie_place_in_the_queue_does_not_stop_the_others(
     caller: Caller, locks: Locks, proxy: Proxy, settings: Settings
 ) -> None:
-    locks.configure(OPTIONS={})
+    locks.configure(OPTIONS={}, UNAVAILABLE_AFTER=0.1)
     add_rival(settings, locks)
     holder, next_lock = rival(ttl=60), rival(wait=HUNG)
     assert holder.acquire()
     proxy.rule_for_script(scripts.ACQUIRE.sha, "hold", times=2)
     with pytest.raises(LockUnavailable):
-        caller.acquire(distributed_lock(NAME, wait=0.1))
+        caller.acquire(distributed_lock(NAME, wait=HUNG))
     proxy.forward_held()
     assert queued(locks) == 1
     waiter = Blocking().begin_waiting(next_lock, locks)

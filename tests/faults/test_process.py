@@ -26,7 +26,7 @@ import django_redislock
 from django_redislock import LockLost, LockMisuse, distributed_lock, held, single_instance_task
 from django_redislock.rules import flows, scripts
 from django_redislock.signals import lock_acquired, lock_released
-from tests.support.backends import UNHURRIED, one_kind
+from tests.support.backends import UNHURRIED, forbid_scripting, one_kind
 from tests.support.faults import block_interpreter, hands_over, lease_of, loses, takes
 from tests.support.orders import SHOP, OnPurpose
 from tests.support.others import against_rival, hold, queued, rival
@@ -660,6 +660,37 @@ async def test_r4_a_task_cancelled_twice_still_leaves_no_orphan(locks: Locks, pr
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    assert is_left_clean(locks)
+
+
+@pytest.mark.proves("R4")
+async def test_r4_so_does_one_without_scripts(locks: Locks, proxy: Proxy) -> None:
+    locks.configure(OPTIONS={**UNHURRIED, **forbid_scripting(locks)})
+    rule = proxy.rule("EXEC", "hold")
+    task = asyncio.create_task(distributed_lock(NAME, ttl=60).aacquire())
+    await await_until(lambda: rule.hits)
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0)
+    # An undo that did not wait for the transaction would be over by then.
+    assert await asyncio.wait([task], timeout=0.5) == (set(), {task})
+    await asyncio.to_thread(proxy.forward_held)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert is_left_clean(locks)
+
+
+async def test_a_task_that_is_cancelled_while_a_grant_is_given_back_is_cancelled(
+    locks: Locks, proxy: Proxy
+) -> None:
+    locks.configure(REPLICAS_ACK=1, UNAVAILABLE_AFTER=HUNG, OPTIONS={"socket_timeout": 3})
+    rule = proxy.rule_for_script(scripts.LEAVE.sha, "delayreply:0.5")
+    task = asyncio.create_task(distributed_lock(NAME, ttl=60, wait=HUNG).aacquire())
+    await await_until(lambda: rule.hits)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, HUNG / 2)
+    assert task.cancelling() == 1
     assert is_left_clean(locks)
 
 

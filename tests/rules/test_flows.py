@@ -497,6 +497,13 @@ def test_a_wait_that_runs_out_ends_with_a_last_look_that_leaves_the_queue() -> N
     assert stage.answers([b"busy", 700, VALUE]).result == Busy(read_holding(VALUE), 0.7)
 
 
+@pytest.mark.proves("R5")
+def test_r5_a_look_that_is_repeated_after_the_wait_is_the_last_one() -> None:
+    stage = queued(acquiring(wait=1.0)).rings("look", ID, 1, after=0.9).rings()
+    assert mode_and_ticket(stage.step) == ("queue", b"100")
+    assert mode_and_ticket(stage.is_silent().step) == ("last", b"100")
+
+
 def test_the_last_look_may_still_find_the_lock_free() -> None:
     stage = queued(acquiring(wait=1.0)).rings()
     assert stage.answers(b"7").result.fence == 7
