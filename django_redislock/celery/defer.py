@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import Ignore, Reject
 from kombu.exceptions import OperationalError
@@ -14,7 +15,9 @@ from django_redislock.celery.message import (
     carried,
     carry,
     ignores_result,
+    queue_of,
     visibility_timeout,
+    waits_in_broker,
 )
 
 if TYPE_CHECKING:
@@ -62,8 +65,15 @@ def defer(task: Task, seconds: float, *, until: float | None = None) -> Deferred
     countdown = min(pause, seconds + MARGIN, visibility_timeout(task.app) / 2)
     if until is not None:
         countdown = min(countdown, max(until - now, 0.0))
+    chosen: dict[str, Any] = {}
+    if waits_in_broker(task.app):
+        countdown = max(math.ceil(countdown), 1)  # It takes whole seconds only, and at least one.
+        # The message came through the exchanges where it waited; without the name of its queue,
+        # Celery would send it to the default one.
+        chosen["queue"] = queue_of(task.request, task.app)
+    if before.get("serializer"):
+        chosen["serializer"] = before["serializer"]
     carry(task.request, tries=tries + 1, since=before.get("since", now))
-    chosen = {"serializer": before["serializer"]} if before.get("serializer") else {}
     # As Task.retry() does; but it is no retry, and counts as none.
     signature = task.signature_from_request(
         task.request,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from celery.backends.base import DisabledBackend
+from celery.utils.quorum_queues import detect_quorum_queues
+from kombu.transport.native_delayed_delivery import MAX_NUMBER_OF_BITS_TO_USE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +26,9 @@ HEADER = "redislock"
 # Seconds after which a broker delivers an unacknowledged message again, if it is not configured.
 # It is 3600 for Redis and 1800 for SQS; RabbitMQ closes the connection after 1800.
 DEFAULT_VISIBILITY_TIMEOUT = 1800.0
+
+# What stands before the routing key of a message that has waited at the broker.
+_WAITED = re.compile(rf"^(?:[01]\.){{{MAX_NUMBER_OF_BITS_TO_USE}}}")
 
 
 def carried(headers: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -73,3 +79,19 @@ def visibility_timeout(app: Celery) -> float:
     """Seconds after which the broker delivers an unacknowledged message again."""
     configured = (app.conf.broker_transport_options or {}).get("visibility_timeout")
     return float(configured or DEFAULT_VISIBILITY_TIMEOUT)
+
+
+def waits_in_broker(app: Celery) -> bool:
+    """Whether a delayed message waits at the broker, and not in a worker.
+
+    Celery asks the same: RabbitMQ keeps it there if one of the queues is a quorum queue.
+    """
+    driver = app.producer_pool.connections.connection.transport.driver_type
+    return bool(detect_quorum_queues(app, driver)[0])
+
+
+def queue_of(request: Any, app: Celery) -> str | None:
+    """The queue that this run came from, if the application knows it."""
+    routing_key = _WAITED.sub("", (request.delivery_info or {}).get("routing_key") or "")
+    found = (name for name, queue in app.amqp.queues.items() if queue.routing_key == routing_key)
+    return next(found, None)

@@ -87,6 +87,28 @@ class TestRabbitMQ:
         assert own_stage.result(sent) == f"did {key}"
         assert own_stage.count(key, "end") == 1
 
+    @pytest.mark.proves("P8")
+    @pytest.mark.parametrize("queue", [None, "another"])
+    def test_on_quorum_queues_a_run_that_is_put_off_comes_back_to_its_queue(
+        self, own_stage: Stage, queue: str | None
+    ) -> None:
+        # There a delayed message waits at the broker, for whole seconds.
+        quorum = {
+            "task_default_queue_type": "quorum",
+            "task_default_exchange_type": "topic",
+            "task_create_missing_queue_type": "quorum",
+            "task_create_missing_queue_exchange_type": "topic",
+        }
+        own_stage.conf |= quorum
+        own_stage.app.conf.update(quorum)
+        queues = ["--queues", queue] if queue else []
+        own_stage.start(*queues, pool="threads", concurrency=2)
+        key = own_stage.key()
+        with distributed_lock(key):
+            sent = own_stage.send("queued_retrying", key, queue=queue)
+            own_stage.wait_for_log(f"[{sent.id}]: lock {key!r} is busy", 3)
+        assert own_stage.result(sent) == f"did {key}"
+
 
 class TestDjangoResults:
     """Results in the database: what is stored is left alone there too."""
