@@ -44,7 +44,9 @@ class _Rejected(Reject, Deferred):  # type: ignore[misc] # Celery has no types
     """
 
 
-def defer(task: Task, seconds: float, *, until: float | None = None) -> Deferred:
+def defer(
+    task: Task, seconds: float, *, until: float | None = None, begun: bool = False
+) -> Deferred:
     """Publish this run again, under its id, and return what to raise: it ends without a result.
 
     Args:
@@ -53,6 +55,8 @@ def defer(task: Task, seconds: float, *, until: float | None = None) -> Deferred
             time at first, and no later than after half of the visibility timeout: until then the
             worker keeps a delayed message, and a message that is kept longer is delivered twice.
         until: When to be back at the latest, in seconds since the epoch.
+        begun: Whether an earlier delivery has started the work, so that it was in time, and this
+            one must not expire: it is there in case that one dies.
 
     Raises:
         Deferred: The broker does not take the message, but has the old one still.
@@ -73,6 +77,8 @@ def defer(task: Task, seconds: float, *, until: float | None = None) -> Deferred
         chosen["queue"] = queue_of(task.request, task.app)
     if before.get("serializer"):
         chosen["serializer"] = before["serializer"]
+    if begun:
+        chosen["expires"] = None
     carry(task.request, tries=tries + 1, since=before.get("since", now))
     # As Task.retry() does; but it is no retry, and counts as none.
     signature = task.signature_from_request(

@@ -285,7 +285,7 @@ class TaskRun:
             # Delivered twice, or again after a crash; or a retry that was published before its
             # first try let go. A skip would acknowledge the only copy of the work.
             self._retract_call()  # Its body has started, so it cannot stand for calls made now.
-            raise self._defer("its own earlier delivery holds it", found)
+            raise self._defer("its own earlier delivery holds it", found, begun=True)
         # Work that has begun is not dropped because somebody else got in between. But what is
         # retried because of LockTimeout has not begun, and is to fail with the next one.
         raised = policy == "raise" and carried(self.request.headers).get("raised")
@@ -324,7 +324,7 @@ class TaskRun:
         # Between its release and its report are milliseconds; a crash there is rare.
         if ago < REPORTS_WITHIN:
             self._retract_call()  # Its body has ended, so it cannot stand for calls made now.
-            raise defer(self.task, REPORTS_WITHIN - ago)
+            raise defer(self.task, REPORTS_WITHIN - ago, begun=True)
 
     def _defer_until(self, last_call_ago: float | None = None) -> float | None:
         """When this run must be back, in seconds since the epoch; None if it cannot be deferred.
@@ -342,10 +342,12 @@ class TaskRun:
         until = since + self.options.conflict_deadline
         return until if now < until else None
 
-    def _defer(self, why: str, busy: Busy, until: float | None = None) -> Deferred:
+    def _defer(
+        self, why: str, busy: Busy, *, until: float | None = None, begun: bool = False
+    ) -> Deferred:
         message = "Deferred %s: lock %r is busy, held by %s, and %s"
         logger.info(message, self, self.name, busy.holder, why)
-        return defer(self.task, busy.expires_in, until=until)
+        return defer(self.task, busy.expires_in, until=until, begun=begun)
 
     def _skip(self, why: str, holder: str) -> dict[str, str]:
         """End this run without its body, visibly: a canvas goes on with the marked value."""

@@ -56,6 +56,23 @@ class TestDuplicate:
         assert stage.count(key, "start") == 1
         assert stage.app.AsyncResult(first.id).result == f"did {key}"
 
+    @pytest.mark.proves("P8")
+    @pytest.mark.row("duplicate-running")
+    def test_it_does_not_expire_while_the_first_runs(self, stage: Stage) -> None:
+        key, late = stage.key(), stage.task("late")
+        sent = late.apply_async((key,), {"hold": True}, expires=8)
+        expires_at = time.time() + 8
+        stage.wait_for(key, "start")
+        stage.redeliver(sent.id)
+        stage.wait_for_log(f"[{sent.id}]: lock {key!r} is busy")
+        wait_until(lambda: time.time() > expires_at, message="it would have expired", every=0.1)
+        stage.open_gate(key)
+        assert stage.result(sent) == f"did {key}"
+        stage.wait_until_idle()
+        assert stage.count(key, "start") == 1
+        log = "".join(worker.log for worker in stage.workers)
+        assert f"Discarding revoked task: {late.name}[{sent.id}]" not in log
+
     @pytest.mark.row("duplicate-finished")
     def test_after_the_first_it_leaves_the_result_alone(self, stage: Stage) -> None:
         key = stage.key()
