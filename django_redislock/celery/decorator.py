@@ -113,7 +113,8 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         depends = {**options, "task_id": task_id, "link": link, "link_error": link_error}
         if not self.single_instance_options.unique_queued or is_exempt(self, depends):
             return publish(task_id)
-        return publish_once(self, self.lock_name(tuple(args or ()), kwargs or {}), publish)
+        name = self.lock_name(tuple(args or ()), kwargs or {})
+        return publish_once(self, name, publish, expires=options.get("expires", self.expires))
 
 
 @overload

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
+from datetime import UTC, datetime
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from celery.backends.base import DisabledBackend
 from celery.utils.quorum_queues import detect_quorum_queues
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.transport.native_delayed_delivery import MAX_NUMBER_OF_BITS_TO_USE
 
 if TYPE_CHECKING:
@@ -73,6 +77,16 @@ def ignores_result(task: Task) -> bool:
 def acks_late(task: Task) -> bool:
     """Whether the message of a run is acknowledged only after it."""
     return bool(task.app.conf.task_acks_late if task.acks_late is None else task.acks_late)
+
+
+def seconds_left(expires: Any) -> float:
+    """How long a message lives with this option *expires*: as Celery takes it, or has sent it."""
+    if expires is None:
+        return math.inf
+    if isinstance(expires, Real):
+        return float(expires)
+    when: datetime = maybe_make_aware(maybe_iso8601(expires))  # To Celery, a naive one is in UTC.
+    return (when - datetime.now(UTC)).total_seconds()
 
 
 def visibility_timeout(app: Celery) -> float:

@@ -16,7 +16,7 @@ from celery.utils import uuid
 
 from django_redislock import task_runs
 from django_redislock.celery.defer import LONGEST_PAUSE
-from django_redislock.celery.message import carried
+from django_redislock.celery.message import carried, seconds_left
 from django_redislock.exceptions import LockUnavailable
 
 if TYPE_CHECKING:
@@ -44,12 +44,23 @@ def is_exempt(task: Task, options: Mapping[str, Any]) -> bool:
     )
 
 
-def publish_once(task: Task, name: str, publish: Callable[..., AsyncResult]) -> AsyncResult:
-    """Publish a call, unless one with the same key waits in the queue; return its result."""
+def publish_once(
+    task: Task, name: str, publish: Callable[..., AsyncResult], *, expires: Any
+) -> AsyncResult:
+    """Publish a call, unless one with the same key waits in the queue; return its result.
+
+    Args:
+        task: The task.
+        name: The lock of the run.
+        publish: Publishes the call, given its task id and what its message is to carry.
+        expires: When its message expires, as Celery takes it.
+    """
     options: SingleInstance = task.single_instance_options
     task_id = uuid()
+    # RabbitMQ drops a message that has expired without telling a worker.
+    ttl = min(options.queued_ttl, seconds_left(expires))
     try:
-        waiting = task_runs.announce(name, task_id, options.queued_ttl, using=options.using)
+        waiting = task_runs.announce(name, task_id, ttl, using=options.using)
     except LockUnavailable as error:
         # It may be announced nevertheless: only the answer may have been lost.
         logger.warning("Publishing %s[%s] without asking: %s", task.name, task_id, error)
@@ -82,8 +93,14 @@ def retract(task: Task, name: str, task_id: str) -> None:
         )
 
 
-def requeue(task: Task, name: str, task_id: str) -> float | None:
+def requeue(task: Task, name: str, task_id: str, *, expires: Any) -> float | None:
     """The call *task_id* goes back into the queue, and stands for others there as before.
+
+    Args:
+        task: The task.
+        name: The lock of the run.
+        task_id: The id of the call.
+        expires: When its message expires, as that says.
 
     Returns:
         How many seconds ago it last stood for another call; None if it has not.
@@ -91,7 +108,7 @@ def requeue(task: Task, name: str, task_id: str) -> float | None:
     options: SingleInstance = task.single_instance_options
     # Nothing is heard of it until it comes back, which may be after the longest pause; queued_ttl
     # counts from then on.
-    ttl = LONGEST_PAUSE + options.queued_ttl
+    ttl = min(LONGEST_PAUSE + options.queued_ttl, seconds_left(expires))
     try:
         return task_runs.requeue(name, task_id, ttl, using=options.using)
     except LockUnavailable as error:

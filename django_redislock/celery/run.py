@@ -374,8 +374,9 @@ class TaskRun:
 
     def _requeue_call(self) -> float | None:
         """Returns how many seconds ago it last stood for another call."""
-        name = self._announced_as
-        return queued.requeue(self.task, name, self.id) if name else None
+        if not (name := self._announced_as):
+            return None
+        return queued.requeue(self.task, name, self.id, expires=self.request.expires)
 
     # --- reports and records ------------------------------------------------------------------
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from celery import chain
@@ -77,6 +79,26 @@ class TestWithoutWorker:
             return own_stage.send("queued_briefly", key).id != first.id
 
         wait_until(published, PATIENCE, "another call is published")
+
+    @pytest.mark.parametrize("said", ["by the task", "seconds", "when", "when in UTC"])
+    def test_it_ends_when_its_message_expires(self, own_stage: Stage, said: str) -> None:
+        # RabbitMQ drops it then, and tells no worker.
+        key, when = own_stage.key(), datetime.now(tz=ZoneInfo("Asia/Kolkata"))
+        when += timedelta(seconds=6)
+        options: dict[str, dict[str, Any]] = {
+            "by the task": {},
+            "seconds": {"expires": 6},
+            "when": {"expires": when},
+            "when in UTC": {"expires": when.astimezone(UTC).replace(tzinfo=None)},
+        }
+        task = own_stage.task("queued_perishable" if said == "by the task" else "queued")
+        first = task.apply_async((key,), **options[said])
+        assert task.delay(key).id == first.id
+
+        def published() -> bool:
+            return bool(task.delay(key).id != first.id)
+
+        wait_until(published, PATIENCE, "another call is published", every=0.1)
 
     def test_a_call_that_cannot_be_serialized_leaves_nothing(self, own_stage: Stage) -> None:
         key = own_stage.key()

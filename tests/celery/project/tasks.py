@@ -216,6 +216,12 @@ def queued_briefly(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
+@single_instance_task(key="{key}", unique_queued=True, expires=6)
+def queued_perishable(key: str, **how: Any) -> str:
+    """Wait in the queue once, in a message that expires after six seconds."""
+    return work(key, **how)
+
+
 @single_instance_task(key="{key}:{parts}", unique_queued=True)
 def queued_parts(key: str, parts: tuple[int, ...]) -> str:
     """Wait in the queue once, under a key that looks different after the way through it."""
