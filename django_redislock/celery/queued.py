@@ -55,29 +55,35 @@ def publish_once(
         publish: Publishes the call, given its task id and what its message is to carry.
         expires: When its message expires, as Celery takes it.
     """
-    options: SingleInstance = task.single_instance_options
     task_id = uuid()
-    # RabbitMQ drops a message that has expired without telling a worker.
-    ttl = min(options.queued_ttl, seconds_left(expires))
     try:
-        waiting = task_runs.announce(name, task_id, ttl, using=options.using)
+        waiting = _announce(task, name, task_id, seconds_left(expires))
+        if not waiting:
+            return publish(task_id, queued=name)
+    except BaseException:
+        # Also of an interrupt, which may come after the announcement and before its answer.
+        retract(task, name, task_id)
+        raise
+    message = "Did not publish %s: %s waits in the queue, with the same key %r"
+    logger.info(message, task.name, waiting, name)
+    return task.AsyncResult(waiting)
+
+
+def _announce(task: Task, name: str, task_id: str, lives: float) -> str:
+    """Announce a call whose message *lives* so many seconds.
+
+    Returns:
+        "" if it is to be published, else the id of the one that waits.
+    """
+    options: SingleInstance = task.single_instance_options
+    # RabbitMQ drops a message that has expired without telling a worker.
+    ttl = min(options.queued_ttl, lives)
+    try:
+        return task_runs.announce(name, task_id, ttl, using=options.using)
     except LockUnavailable as error:
         # It may be announced nevertheless: only the answer may have been lost.
         logger.warning("Publishing %s[%s] without asking: %s", task.name, task_id, error)
-        waiting = ""
-    if waiting:
-        logger.info(
-            "Did not publish %s: %s waits in the queue, with the same key %r",
-            task.name,
-            waiting,
-            name,
-        )
-        return task.AsyncResult(waiting)
-    try:
-        return publish(task_id, queued=name)
-    except BaseException:
-        retract(task, name, task_id)
-        raise
+        return ""
 
 
 def retract(task: Task, name: str, task_id: str) -> None:

@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from celery import chain
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db.transaction import atomic, set_rollback
 from kombu.exceptions import EncodeError, OperationalError
 
@@ -104,6 +105,28 @@ class TestWithoutWorker:
         key = own_stage.key()
         with pytest.raises(EncodeError):
             own_stage.send("queued", key, what=object())
+        own_stage.send("queued", key)
+        assert waiting(own_stage) == 1
+
+    @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SoftTimeLimitExceeded])
+    def test_nor_does_one_that_is_interrupted_before_it_is_published(
+        self,
+        own_stage: Stage,
+        monkeypatch: pytest.MonkeyPatch,
+        interrupt: type[BaseException],
+    ) -> None:
+        announce = task_runs.announce
+
+        def announce_and_be_interrupted(*args: Any, **how: Any) -> None:
+            announce(*args, **how)
+            raise interrupt
+
+        key = own_stage.key()
+        with monkeypatch.context() as patch:
+            patch.setattr(task_runs, "announce", announce_and_be_interrupted)
+            with pytest.raises(interrupt):
+                own_stage.send("queued", key)
+        assert waiting(own_stage) == 0
         own_stage.send("queued", key)
         assert waiting(own_stage) == 1
 
