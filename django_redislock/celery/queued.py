@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from celery.signals import task_revoked
+from celery.signals import task_failure, task_revoked
 from celery.utils import uuid
 
 from django_redislock import task_runs
@@ -129,9 +129,21 @@ def requeue(task: Task, name: str, task_id: str, *, expires: Any) -> float | Non
 
 def _retract_revoked(sender: Any = None, request: Any = None, **kwargs: Any) -> None:
     """In a worker: a message has expired, or was revoked, before it started."""
-    ours = hasattr(sender, "single_instance_options")
+    _retract_unstarted(sender, request)
+
+
+def _retract_failed(sender: Any = None, task_id: str = "", **kwargs: Any) -> None:
+    """In a worker: a task has failed, perhaps in its before_start(), and so before its run."""
+    # A failure that Celery's main process reports is none of the request that is under way here.
+    if sender is not None and sender.request.id == task_id:
+        _retract_unstarted(sender, sender.request)
+
+
+def _retract_unstarted(task: Any, request: Any) -> None:
+    ours = hasattr(task, "single_instance_options")
     if ours and (name := carried(request.headers).get("queued")):
-        retract(sender, name, request.id)
+        retract(task, name, request.id)
 
 
 task_revoked.connect(_retract_revoked, dispatch_uid="django_redislock.unique_queued")
+task_failure.connect(_retract_failed, dispatch_uid="django_redislock.unique_queued")

@@ -134,7 +134,6 @@ class TaskRun:
         request = task.request
         self.task, self.request, self.args, self.kwargs = task, request, args, kwargs
         self.options: SingleInstance = task.single_instance_options
-        self.name: str = task.lock_name(args, kwargs)
         self.id: str = request.id or ""  # "" if it is called directly.
         self._lock: Lock | None = None  # Each permit has one of its own.
         self.lease: Lease | None = None  # While the body runs.
@@ -148,6 +147,16 @@ class TaskRun:
 
     def __str__(self) -> str:
         return f"{self.task.name}[{self.id}]" if self.id else str(self.task.name)
+
+    @functools.cached_property
+    def name(self) -> str:
+        """That of the lock.
+
+        Not made before execute(), which retracts the call of a run that fails: the arguments may
+        look different after their way through the broker, and to a key function be wrong.
+        """
+        name: str = self.task.lock_name(self.args, self.kwargs)
+        return name
 
     # --- the way of a run ---------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from django_redislock import distributed_lock, task_runs
 from django_redislock.rules import scripts
 from tests.celery.project import PATIENCE
 from tests.celery.project.app import make_app
+from tests.celery.project.tasks import Order
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -330,6 +331,17 @@ class TestPutOff:
         second = stage.send(task, key)
         assert second.id != first.id
         assert stage.result(second) == f"did {key}"
+
+    @pytest.mark.parametrize(("task", "of"), [("queued_order", Order), ("queued_refusing", str)])
+    def test_or_until_it_fails_before_its_run(self, stage: Stage, task: str, of: Any) -> None:
+        key = stage.key()
+        first = stage.task(task).delay(of(key))
+        first.get(timeout=PATIENCE, propagate=False)
+
+        def another_is_published() -> bool:
+            return bool(stage.task(task).delay(of(key)).id != first.id)
+
+        wait_until(another_is_published, PATIENCE, "another call is published", every=0.02)
 
     @pytest.mark.parametrize("how", ["expired", "revoked"])
     def test_or_until_it_is_given_up_in_the_queue(self, stage: Stage, how: str) -> None:

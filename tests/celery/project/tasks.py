@@ -222,6 +222,34 @@ def queued_perishable(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
+class Order:
+    """An order that becomes a dictionary on its way through the broker."""
+
+    def __init__(self, pk: str) -> None:
+        self.pk = pk
+
+    def __json__(self) -> dict[str, str]:
+        return vars(self)
+
+
+@single_instance_task(key=lambda order: order.pk, unique_queued=True)
+def queued_order(order: Any) -> None:
+    """Wait in the queue once, under a key that cannot be made of what comes out of it."""
+
+
+class Refusing(Task):  # type: ignore[misc] # Celery has no types
+    """Fails before its run."""
+
+    def before_start(self, *args: Any) -> None:
+        """Called by Celery."""
+        raise ValueError("as asked")
+
+
+@single_instance_task(base=Refusing, key="{key}", unique_queued=True)
+def queued_refusing(key: str) -> None:
+    """Wait in the queue once, and fail before the run."""
+
+
 @single_instance_task(key="{key}:{parts}", unique_queued=True)
 def queued_parts(key: str, parts: tuple[int, ...]) -> str:
     """Wait in the queue once, under a key that looks different after the way through it."""
