@@ -147,6 +147,6 @@ class Permits:
             if one.holding is not None
         }
         for busy in taken.values():
-            if self.marker.id and busy.holding.owner.task_id == self.activity.task_id:
+            if self.marker.id and busy.holding.owner.is_task(self.activity.task_id):
                 return busy
         return taken

@@ -286,7 +286,7 @@ class TaskRun:
                 self._end_if_reported(found.ago)
                 return self._skip("duplicate", self.id)
         holder, holding = found.holder, found.holding
-        if self.delivered and holding.owner.task_id == self.id:
+        if self.delivered and holding.owner.is_task(self.id):
             if holding.state == "cooling":
                 # When it succeeded is not known here, so that its report is not waited for.
                 self._end_if_reported(REPORTS_WITHIN)

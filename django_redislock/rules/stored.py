@@ -6,6 +6,7 @@ may have been written by anybody, so reading never raises.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import dataclass, fields
@@ -15,6 +16,9 @@ from typing import NamedTuple
 from django_redislock.humanize import counted
 
 LONGEST_OWNER = 4096  # Bytes: with the rest of a lease fewer than may be seen, see lua/_lease.lua.
+
+LONGEST_FIELD = 200  # Characters of each field of an owner.
+LONGEST_ID = 960  # Bytes of its task id, which is cut in one way however long the others are.
 
 _STATES = {"h": "held", "c": "claimed", "k": "cooling"}
 _RENEWS = ("-", "r")
@@ -86,8 +90,10 @@ class Owner:
     def packed(self) -> bytes:
         """As the server keeps it: JSON without the empty fields, LONGEST_OWNER bytes at most."""
         known = {field: value for field, value in vars(self).items() if value}
-        for most in (200, 40):  # Characters, of which each may need twelve bytes.
+        for most in (LONGEST_FIELD, 40):  # Characters, of which each may need twelve bytes.
             shown = {k: v[:most] if isinstance(v, str) else v for k, v in known.items()}
+            if self.task_id:
+                shown["task_id"] = _short_id(self.task_id)
             packed = json.dumps(shown, separators=(",", ":")).encode()
             if len(packed) <= LONGEST_OWNER:
                 break
@@ -104,12 +110,16 @@ class Owner:
             return cls()
         known = {
             # What cannot be encoded could not be shown either.
-            field.name: str(found[field.name])[:200].encode(errors="replace").decode()
+            field.name: str(found[field.name])[:LONGEST_FIELD].encode(errors="replace").decode()
             for field in fields(cls)
             if field.name != "pid" and field.name in found
         }
         pid = found.get("pid")
         return cls(pid=pid if type(pid) is int else None, **known)
+
+    def is_task(self, task_id: str) -> bool:
+        """Whether it is a run of this task, also if the server has only a part of a long id."""
+        return _short_id(self.task_id) == _short_id(task_id)
 
     @property
     def place(self) -> str:
@@ -119,6 +129,14 @@ class Owner:
     def __str__(self) -> str:
         doing = self.task_id or self.task or self.path or self.command
         return f"{self.place} {doing}".strip() or "unknown"
+
+
+def _short_id(task_id: str) -> str:
+    """A task id as the server keeps it: runs know their duplicates by it, so no two look alike."""
+    if len(task_id) <= LONGEST_FIELD and len(json.dumps(task_id)) <= LONGEST_ID:
+        return task_id
+    digest = hashlib.sha256(task_id.encode(errors="replace")).hexdigest()
+    return f"{task_id[:60]}...{digest[:16]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,20 @@ class TestDuplicate:
         log = "".join(worker.log for worker in stage.workers)
         assert f"Discarding revoked task: {late.name}[{sent.id}]" not in log
 
+    @pytest.mark.proves("P8")
+    @pytest.mark.row("duplicate-running")
+    @pytest.mark.parametrize("task", ["late", "limited"])
+    def test_so_is_one_with_an_id_of_any_length(self, stage: Stage, task: str) -> None:
+        key, task_id = stage.key(), stage.key() + "-and-so-on" * 100
+        deliver_again(stage, task, key, task_id, kwargs={"hold": True})
+        stage.wait_for(key, "start")
+        deliver_again(stage, task, key, task_id)
+        stage.wait_for_log(f"[{task_id}]: lock {key!r} is busy")
+        stage.open_gate(key, 2)
+        assert stage.result(stage.app.AsyncResult(task_id)) == f"did {key}"
+        stage.wait_until_idle()
+        assert stage.count(key, "start") == 1
+
     @pytest.mark.row("duplicate-finished")
     def test_after_the_first_it_leaves_the_result_alone(self, stage: Stage) -> None:
         key = stage.key()

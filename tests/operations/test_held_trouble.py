@@ -409,6 +409,23 @@ def test_an_owner_with_endless_names_is_cut_and_stays_readable(place: Place) -> 
         assert long.startswith(lock.owner.task)
 
 
+@pytest.mark.parametrize("length", [36, 200, 201, 5000])
+@pytest.mark.parametrize("letter", ["x", "\U0001f512"])
+@pytest.mark.parametrize("others", ["", "\U0001f512" * 1000])
+def test_a_run_is_known_by_its_id_however_long_that_and_its_owner_are(
+    length: int, letter: str, others: str
+) -> None:
+    from django_redislock.rules.stored import LONGEST_OWNER, Owner
+
+    task_id = letter * length
+    names = dict.fromkeys(("host", "thread", "command", "path", "task", "permit"), others)
+    packed = Owner(pid=4_194_304, task_id=task_id, **names).packed
+    assert len(packed) <= LONGEST_OWNER
+    found = Owner.unpack(packed.decode())
+    assert found.is_task(task_id)
+    assert not found.is_task(task_id + letter)
+
+
 # --- a force release whose answer is lost ---------------------------------------------------------
 
 
