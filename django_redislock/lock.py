@@ -614,6 +614,7 @@ class Lock:
         return flows.Ending(
             lease.name,
             grant.token,
+            lease.id,
             lease.owner,
             grant.deadline,
             grant.ends,

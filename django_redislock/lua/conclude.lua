@@ -1,5 +1,6 @@
 -- conclude: a release that leaves something behind: a time to cool, a `once`, or a note of the lease.
--- ARGV  token, min_hold (ms since the grant, 0 for none), once (ms from now, 0 for none), owner, ended, run, recognised_for
+-- ARGV  token, id, min_hold (ms since the grant, 0 for none), once (ms from now, 0 for none), owner, ended, run, recognised_for
+--       id: that of the lease
 --       ended: done or failed if the lease is to be noted (see _past.lua), else ''
 --       run: id of the task run that ends with it, '' if it has none
 --       recognised_for: ms in which a duplicate of the run is (see _runs.lua), 0 if it is no run of a task
@@ -10,10 +11,17 @@ local LOCK, QUEUE, WAITERS, FENCE, DONE, FORCED, PAST, FINISHED, RUNS, HELD, RAN
 -- include _queue
 -- include _past
 -- include _absence
-local token, min_hold, once, owner, ended, run, recognised_for = unpack(ARGV)
+local token, id, min_hold, once, owner, ended, run, recognised_for = unpack(ARGV)
 local value = call('GET', LOCK)
 local head = call('ZRANGE', QUEUE, 0, 0)[1]
 if not value or not is_of(value, token) then
+  -- A resend may come late. Its owner must know whether the first try was carried out, and so what
+  -- is to stay behind does, or the lease has ended by itself.
+  for _, entry in ipairs(redis.pcall('LRANGE', PAST, -40, -1)) do
+    if string.match(entry, '^(%x+)|%d+|%d+|%d+|' .. ended .. '|') == id and ended ~= '' then
+      return 'released'
+    end
+  end
   return absence(value, token)
 end
 if state_of(value) == 'k' then

@@ -376,6 +376,7 @@ class Ending(NamedTuple):
 
     name: str
     token: str
+    id: str
     owner: Owner
     deadline: float  # Until when the lease is certainly ours.
     ends: float  # When it ends at the latest; see Granted.
@@ -385,6 +386,11 @@ class Ending(NamedTuple):
     insist: bool  # Try until the lease ends, as leaving a block does.
     ended: str = ""  # "done" or "failed", if the lease is to be in the timeline.
     run: RunMarker | None = None
+
+    @property
+    def leaves_something(self) -> bool:
+        """Whether something is to stay behind, besides what is only for listings."""
+        return bool(self.min_hold or self.once or self.run)
 
 
 def release(ending: Ending) -> Flow[LostReason | None]:
@@ -402,11 +408,20 @@ def release(ending: Ending) -> Flow[LostReason | None]:
         with suppress(Unanswered, Refused):
             yield call._replace(within=min(UNDO_WITHIN, call.within), shielded=True)
         raise
+    if answer.value == RELEASED:
+        return None
     # The first try may have worked, if it was sent while the lease was ours (R6).
     in_time = answer.unanswered_since < ending.deadline
-    if answer.value == RELEASED or (in_time and answer.value != b"forced"):
-        return None
-    return lost_because(answer.value.decode())
+    if not in_time or answer.value == b"forced":
+        return lost_because(answer.value.decode())
+    if ending.leaves_something and answer.now >= ending.deadline:
+        # Or the lease has ended by itself, before any try was carried out.
+        raise LockUnavailable(
+            ending.name,
+            "the server did not answer its release before the lease must have ended, and may not"
+            " have noted what was to stay behind",
+        )
+    return None
 
 
 def release_call(ending: Ending) -> Call:
@@ -419,6 +434,7 @@ def release_call(ending: Ending) -> Call:
         ending.name,
         (
             ending.token,
+            ending.id,
             milliseconds(ending.min_hold) if ending.min_hold else 0,
             milliseconds(ending.once) if ending.once else 0,
             ending.owner.packed,

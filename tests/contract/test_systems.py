@@ -293,6 +293,7 @@ async def test_05_a_release_by_the_wrong_owner_is_refused(way: Way, place: Serve
         ending = flows.Ending(
             name="lottery",
             token="0" * 32,
+            id=lease.id,
             owner=lease.owner,
             deadline=0.0,
             ends=0.0,

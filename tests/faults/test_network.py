@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_redislock import LockLost, LockUnavailable, distributed_lock, held
+from django_redislock import (
+    LockLost,
+    LockUnavailable,
+    distributed_lock,
+    held,
+    single_instance_task,
+    task_runs,
+)
 from django_redislock.backends.redis.dialing import DIALS_BY_NAME
 from django_redislock.rules import scripts
-from tests.support.backends import PATIENT, forbid_scripting, one_kind
+from tests.support.backends import PATIENT, UNHURRIED, forbid_scripting, one_kind
 from tests.support.faults import hands_over, lease_of, loses, runs, takes
 from tests.support.others import RIVAL, add_rival, against_rival, queued, rival
 from tests.support.stored import NAME, channels, is_held_by, is_left_clean, keys_of, value_of
@@ -177,6 +184,51 @@ def test_r6_a_lost_answer_does_not_hide_that_the_lease_was_released_by_force(
     proxy.rule_for_script(scripts.RELEASE.sha, "cut_after")
     with pytest.raises(LockLost, match="by force"):
         caller.release(lock)
+
+
+@pytest.mark.proves("R6")
+def test_r6_a_run_whose_end_was_not_noted_before_its_lease_was_over_says_so(
+    locks: Locks, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    locks.configure(OPTIONS=UNHURRIED)
+
+    @single_instance_task(key=NAME, name="tests.not-noted", ttl=4, renew=False, once=60)
+    def draw() -> str:
+        proxy.rule_for_script(scripts.CONCLUDE.sha, "cut_before")
+        proxy.rule_for_script(scripts.CONCLUDE.sha, "delay:4.5")
+        return "drawn"
+
+    assert draw() == "drawn"
+    assert len(runs(proxy, scripts.CONCLUDE)) == 2
+    assert caplog.text.count(f"Left the block of lock {NAME!r}: Lock {NAME!r} is unavailable") == 1
+    noted = task_runs.record(NAME)
+    assert noted is not None
+    assert noted.last_success is None
+
+
+@pytest.mark.proves("R6")
+def test_r6_a_run_whose_noted_end_is_told_after_its_lease_was_over_is_a_success(
+    locks: Locks, proxy: Proxy, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    locks.configure(OPTIONS=UNHURRIED)
+    add_rival(settings, locks)
+    next_lock = rival(wait=HUNG)
+    waiting = []
+
+    @single_instance_task(key=NAME, name="tests.noted", ttl=4, renew=False, once=60)
+    def draw() -> str:
+        waiting.append(Blocking().begin_waiting(next_lock, locks))
+        proxy.rule_for_script(scripts.CONCLUDE.sha, "cut_after")
+        proxy.rule_for_script(scripts.CONCLUDE.sha, "delay:4.5")
+        return "drawn"
+
+    assert draw() == "drawn"
+    assert len(runs(proxy, scripts.CONCLUDE)) == 2
+    assert waiting[0].result(HUNG)
+    assert "Left the block" not in caplog.text
+    noted = task_runs.record(NAME)
+    assert noted is not None
+    assert noted.last_success is not None
 
 
 def test_release_says_so_if_the_server_never_answers(

@@ -638,6 +638,7 @@ def releasing(**fields: Any) -> Stage:
     defaults = {
         "name": NAME,
         "token": TOKEN,
+        "id": ID,
         "owner": OWNER,
         "deadline": 5.0,
         "ends": fields.get("deadline", 5.0),
@@ -652,9 +653,9 @@ def releasing(**fields: Any) -> Stage:
 def test_a_release_says_whose_lease_it_is_and_what_shall_stay_behind() -> None:
     run = RunMarker(id="a-task", recognised_for=60.0)
     call = releasing(min_hold=0.5, once=86_400.0, ended="done", run=run).step
-    args = (TOKEN, 500, 86_400_000, OWNER.packed, "done", "a-task", 60_000)
+    args = (TOKEN, ID, 500, 86_400_000, OWNER.packed, "done", "a-task", 60_000)
     assert call == Call(scripts.CONCLUDE, NAME, args, within=0.75 * OPERATION_TIMEOUT)
-    assert releasing(ended="failed").step.args == (TOKEN, 0, 0, OWNER.packed, "failed", "", 0)
+    assert releasing(ended="failed").step.args == (TOKEN, ID, 0, 0, OWNER.packed, "failed", "", 0)
 
 
 def test_a_release_that_leaves_nothing_behind_says_no_more_than_whose_lease_it_is() -> None:
@@ -705,6 +706,32 @@ def test_r6_it_is_enough_that_one_of_the_tries_was_in_time() -> None:
     assert isinstance(stage.step, Pause)
     stage.now = 0.2
     assert stage.sleeps().answers(b"gone").result is None
+
+
+@pytest.mark.proves("R6")
+@pytest.mark.parametrize("word", [b"gone", b"taken"])
+@pytest.mark.parametrize(
+    "left",
+    [{"min_hold": 60.0}, {"once": 60.0}, {"ended": "done", "run": RunMarker("a-task", 60.0)}],
+)
+def test_r6_what_was_to_be_left_behind_is_not_taken_for_noted_once_the_lease_may_have_ended(
+    left: dict[str, Any], word: bytes
+) -> None:
+    # A lease that is missing while it must still last was ended by one of the tries.
+    assert releasing(**left).is_silent().answers(word).result is None
+    # Later, it may have ended by itself before any try was carried out.
+    with pytest.raises(LockUnavailable, match="before the lease must have ended"):
+        releasing(**left).is_silent().answers(word, after=4.0)
+    # That the server has noted it is certain, however late it says so.
+    assert releasing(**left).is_silent().answers(b"released", after=4.0).result is None
+
+
+@pytest.mark.proves("R6")
+@pytest.mark.parametrize("left", [{}, {"ended": "failed"}])
+def test_r6_a_late_answer_to_a_resend_is_a_success_if_nothing_but_a_listing_lacks_it(
+    left: dict[str, Any],
+) -> None:
+    assert releasing(**left).is_silent().answers(b"gone", after=4.0).result is None
 
 
 def test_a_release_resends_the_same_command_once_then_says_unavailable() -> None:

@@ -301,6 +301,7 @@ class World:
         ending = Ending(
             NAME,
             token,
+            _id(token),
             OWNER,
             client.deadline,
             client.ends,
