@@ -78,11 +78,16 @@ class Permits:
 
     def _take(self, locks: ExitStack, began: float) -> Lease | Busy | Finished:
         give_up = began + self.backend.terms(self.options.lock_options()).wait
+        # Permits that were not granted although a look found them free. They count as taken until
+        # some time has passed: on a quorum, what only minorities keep looks free as long as they
+        # keep it, and so would be asked for without an end.
+        refused: dict[str, Busy] = {}
         while True:
             left = max(give_up - self.backend.clock(), 0.0)
-            taken = self._look(self.names)
-            if not isinstance(taken, dict):
-                return taken
+            seen = self._look(self.names)
+            if not isinstance(seen, dict):
+                return seen
+            taken = seen | refused
             if asked_for := [name for name in self.names if name not in taken]:
                 # In a random order: if all runs began with the first, most would find it taken.
                 random.shuffle(asked_for)
@@ -94,12 +99,18 @@ class Permits:
                 if not left and taken[first].expires_in < math.inf:
                     return taken[first]
                 asked_for, wait = [first], min(left, LONGEST_IN_ONE_QUEUE)
+                refused.clear()
             for name in asked_for:
                 lock = Lock(name, self.options.lock_options(wait))
-                if lease := self._acquire(lock, locks, began):
-                    return self._unless_in_the_way(lock, lease)
+                outcome = self._acquire(lock, locks, began)
+                if isinstance(outcome, Lease):
+                    return self._unless_in_the_way(lock, outcome)
+                if self._is_own(outcome):
+                    return outcome
+                if not wait:
+                    refused[name] = outcome
 
-    def _acquire(self, lock: Lock, locks: ExitStack, began: float) -> Lease | None:
+    def _acquire(self, lock: Lock, locks: ExitStack, began: float) -> Lease | Busy:
         """Ask for one permit, and tell operators which one of how many it is."""
         locks.pop_all()  # The permit that was asked for before was not granted.
         locks.push(lock)  # Before the grant, see TaskRun._ask_for_lock().
@@ -107,7 +118,8 @@ class Permits:
         task, task_id = self.activity.task, self.activity.task_id
         with busy_with(Activity(task=task, task_id=task_id, permit=permit)):
             outcome = lock.attempt(since=began)
-        return outcome if isinstance(outcome, Lease) else None
+        assert isinstance(outcome, Lease | Busy)  # A permit has no done markers.
+        return outcome
 
     def _unless_in_the_way(self, lock: Lock, lease: Lease) -> Lease | Busy | Finished:
         """Give the permit back if the task has got another one, or has finished, meanwhile.
@@ -147,6 +159,10 @@ class Permits:
             if one.holding is not None
         }
         for busy in taken.values():
-            if self.marker.id and busy.holding.owner.is_task(self.activity.task_id):
+            if self._is_own(busy):
                 return busy
         return taken
+
+    def _is_own(self, busy: Busy) -> bool:
+        """Whether another delivery of the same task has this permit."""
+        return bool(self.marker.id) and busy.holding.owner.is_task(self.activity.task_id)

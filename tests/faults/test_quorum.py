@@ -17,6 +17,7 @@ from django_redislock import (
     StaleFence,
     distributed_lock,
     held,
+    single_instance_task,
 )
 from django_redislock.backends.quorum.backend import QuorumBackend
 from django_redislock.backends.quorum.fences import MOST_LEAD
@@ -58,6 +59,22 @@ def other(**options: Any) -> tuple[bool, Lease | None]:
 
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(take).result(HUNG)
+
+
+def leave_residues(quorum: Quorum, name: str) -> None:
+    """Have two servers each keep a lease of its own, as of two holders that were killed.
+
+    To a look the lock is free, since no majority keeps it, and nobody is granted it by a majority.
+    """
+    residues = []
+    for _ in range(2):
+        lock = distributed_lock(name, renew=False)
+        with lock as lease:
+            wait_until(lambda lease=lease: quorum.known_by(lease) == [0, 1, 2])
+            residues.append(quorum.value(0, name))
+        wait_until(lambda: not any(quorum.value(server, name) for server in range(3)))
+    for server, residue in enumerate(residues):
+        quorum.keep(server, residue, name)
 
 
 # --- what a majority decides ---------------------------------------------------------------------
@@ -457,6 +474,29 @@ def test_a_listing_knows_what_any_server_knows(quorum: Quorum) -> None:
     then = [lock.name for lock in held.list(limit=4, offset=4)]
     assert len({*first, *then}) == 8
     assert all(name.startswith("early") for name in first)
+
+
+# --- permits -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_conflict", [{}, {"on_conflict": "wait", "wait": 0.5}])
+def test_permits_that_a_look_finds_free_and_nobody_is_granted_count_as_taken(
+    quorum: Quorum, on_conflict: dict[str, Any]
+) -> None:
+    permits = [f"{NAME}#1", f"{NAME}#2"]
+    for permit in permits:
+        leave_residues(quorum, permit)
+
+    name = f"tests.permits-{len(on_conflict)}"
+
+    @single_instance_task(key=NAME, limit=2, name=name, **on_conflict)
+    def draw() -> str:
+        return "drawn"
+
+    assert held.list() == []
+    assert in_thread(draw).result(HUNG / 2)["skipped"] == "busy"
+    quorum.lapse(0, name=permits[0])
+    assert in_thread(draw).result(HUNG / 2) == "drawn"
 
 
 # --- processes -----------------------------------------------------------------------------------

@@ -64,6 +64,10 @@ class Quorum:
         value: Any = self._clients[server].get(lock_keys(self._prefix, name).lock)
         return value or b""
 
+    def keep(self, server: int, value: bytes, name: str = NAME, ttl: float = HUNG) -> None:
+        """Have a server keep that of a lock."""
+        self._clients[server].set(lock_keys(self._prefix, name).lock, value, ex=int(ttl))
+
     def known_by(self, lease: Lease | None) -> list[int]:
         """The servers that keep that lease, of those that run."""
         assert lease is not None
