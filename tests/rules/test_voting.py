@@ -358,3 +358,10 @@ def test_of_what_was_noted_the_last_counts() -> None:
     )
     assert merged(scripts.INSPECT, *past) == past[2]
     assert merged(scripts.SKIP, 1, 4, 2) == 4
+
+
+def test_a_call_last_stood_for_another_when_any_server_says_that_it_did() -> None:
+    # The first server was away when the last call was made, so it knows an older one only.
+    assert merged(scripts.REQUEUE, 61_000, 7_000, 7_001) == 7_000
+    assert merged(scripts.REQUEUE, -1, 7_000, 0) == 0
+    assert merged(scripts.REQUEUE, -1, -1, SILENT) == -1

@@ -405,6 +405,11 @@ def _greatest(values: list[int], of: int) -> int:
     return max(values)
 
 
+def _last_call(values: list[int], of: int) -> int:
+    """Milliseconds since the last call that any server knows of; -1 if none does."""
+    return min((ago for ago in values if ago >= 0), default=-1)
+
+
 def _most_common(values: list[list[bytes]], of: int) -> list[bytes]:
     return list(Counter(map(tuple, values)).most_common(1)[0][0])
 
@@ -428,4 +433,5 @@ _MERGED: dict[Script, Callable[[list[Any], int], Any]] = {
     scripts.NAMES: _names,
     scripts.INSPECT: _inspected,
     scripts.RUNS: _last_runs,
+    scripts.REQUEUE: _last_call,
 }
