@@ -350,7 +350,8 @@ def test_a_run_has_begun_or_never_ended_only_if_a_majority_may_say_so() -> None:
 def test_of_what_was_noted_the_last_counts() -> None:
     old = [b"9", b"100|5||owner", b"", b"", b"", [], 3]
     new = [b"1", b"100|5||owner", b"200|5||owner", b"", b"", [], 1]
-    assert merged(scripts.RUNS, old, new, old) == new
+    # What was skipped since that success, the second server has not seen in full.
+    assert merged(scripts.RUNS, old, new, old) == [*new[:6], 3]
     past = (
         [b"1", [], [b"id|7|100|200|done|owner"]],
         [b"1", [], []],
@@ -358,6 +359,18 @@ def test_of_what_was_noted_the_last_counts() -> None:
     )
     assert merged(scripts.INSPECT, *past) == past[2]
     assert merged(scripts.SKIP, 1, 4, 2) == 4
+
+
+def test_the_last_run_of_each_kind_counts_whichever_server_has_noted_it() -> None:
+    # The first server has missed a success, and has noted a skip later than the others.
+    stale = [b"9", b"100|5||o", b"50|5||o", b"301|0|busy|o", b"", [], 9]
+    fresh = [b"9", b"200|5||o", b"", b"300|0|busy|o", b"", [], 1]
+    last = [b"9", b"200|5||o", b"50|5||o", b"301|0|busy|o", b"", [], 1]
+    assert merged(scripts.RUNS, stale, fresh, fresh) == last
+    # One that no server knows to have ended is shown, though another one has begun since.
+    never, newer = b"90|0|%s|owner" % A, b"210|0|%s|owner" % B
+    one, another = [*fresh[:4], never, [], 1], [*fresh[:4], newer, [], 1]
+    assert merged(scripts.RUNS, one, one, another)[4] == never
 
 
 def test_a_call_last_stood_for_another_when_any_server_says_that_it_did() -> None:

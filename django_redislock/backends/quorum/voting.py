@@ -383,22 +383,25 @@ def _inspected(values: list[list[Any]], of: int) -> list[Any]:
 
 
 def _last_runs(values: list[list[Any]], of: int) -> list[Any]:
-    """What the server knows that has noted the last run; each notes it by its own clock.
+    """The last run of each kind that any server has noted; each notes it by its own clock.
 
     Of a run that has not ended, only if a majority may say so: one that is about to begin is known
     to some servers already, and a server that has missed the end of a run takes it for one that
     never ended.
     """
-    last = [*max(values, key=lambda value: max(_number([note]) for note in value[1:5]))]
+    now_ms = max(values, key=lambda value: max(map(_when, value[1:5])))[0]
+    success, failure, skip = (max((v[place] for v in values), key=_when) for place in (1, 2, 3))
+    # They are counted from the last success on.
+    skips = max(value[6] for value in values if value[1] == success)
     started = [{_field(note, 3): note for note in value[5]} for value in values]  # By their leases.
     note_of = ChainMap(*started)
     begun = Counter(lease for here in started for lease in here)
     unended = begun + Counter(_field(value[4], 2) for value in values)
     enough = majority_of(of) - (of - len(values))
-    if unended[_field(last[4], 2)] < enough:
-        last[4] = b""
-    last[5] = sorted(note_of[lease] for lease in begun if begun[lease] >= enough)
-    return last
+    never = [value[4] for value in values if unended[_field(value[4], 2)] >= enough]
+    under_way = sorted(note_of[lease] for lease in begun if begun[lease] >= enough)
+    last_unended = max(never, key=_when, default=b"")
+    return [now_ms, success, failure, skip, last_unended, under_way, skips]
 
 
 def _greatest(values: list[int], of: int) -> int:
@@ -412,6 +415,11 @@ def _last_call(values: list[int], of: int) -> int:
 
 def _most_common(values: list[list[bytes]], of: int) -> list[bytes]:
     return list(Counter(map(tuple, values)).most_common(1)[0][0])
+
+
+def _when(note: bytes) -> int:
+    """When a run was noted; 0 if none was."""
+    return _number([note])
 
 
 def _number(notes: Sequence[bytes], place: int = 0) -> int:
