@@ -77,6 +77,16 @@ def leave_residues(quorum: Quorum, name: str) -> None:
         quorum.keep(server, residue, name)
 
 
+def await_all(quorum: Quorum) -> None:
+    """Return once each of the servers is asked again."""
+
+    def is_known_by_all() -> bool:
+        with distributed_lock("any") as lease:
+            return quorum.known_by(lease) == [0, 1, 2]
+
+    wait_until(is_known_by_all)
+
+
 # --- what a majority decides ---------------------------------------------------------------------
 
 
@@ -338,6 +348,38 @@ def test_a_lease_that_no_majority_knows_any_more_is_lost(
 
 
 @pytest.mark.proves("R13")
+def test_what_one_server_knows_to_be_done_is_done_though_it_answers_last(quorum: Quorum) -> None:
+    @single_instance_task(key=NAME, name="tests.done", once=600)
+    def draw() -> str:
+        return "drawn"
+
+    quorum.servers[0].kill()  # It is away when the others note that it is done,
+    assert draw() == "drawn"
+    quorum.servers[1].kill()  # and this one loses what it has noted.
+    quorum.servers[1].restart()
+    quorum.servers[0].restart()
+    await_all(quorum)
+
+    quorum.proxies[2].rule_for_script(scripts.ACQUIRE.sha, "delayreply:1")
+    assert draw()["skipped"] == "done"
+    assert not any(quorum.value(server) for server in range(3))
+
+
+def test_a_silent_minority_delays_no_more_than_one_run_that_asks_whether_it_is_done(
+    quorum: Quorum,
+) -> None:
+    @single_instance_task(key=NAME, name="tests.silent")
+    def draw() -> str:
+        return "drawn"
+
+    quorum.configure(socket_timeout=4)
+    assert draw() == "drawn"
+    quorum.proxies[1].blackhole()
+    begin = time.monotonic()
+    assert [draw() for _ in range(20)] == ["drawn"] * 20
+    assert time.monotonic() - begin < 20.0  # If each one waited for it, 60.
+
+
 def test_servers_that_are_no_masters_any_more_are_dialed_anew(
     quorum: Quorum, caller: Caller
 ) -> None:

@@ -38,9 +38,9 @@ def voting(servers: int = 3) -> Voting:
     return Voting(Caller("default", "prefix", "process"), members, fences)
 
 
-def acquire() -> Call:
+def acquire(markers: str = "") -> Call:
     return Call(
-        scripts.ACQUIRE, "lottery", (TOKEN, "id", 30000, "queue", "0", "", "r", "owner"), 1.0
+        scripts.ACQUIRE, "lottery", (TOKEN, "id", 30000, "queue", "0", markers, "r", "owner"), 1.0
     )
 
 
@@ -76,11 +76,9 @@ class Poll:
         return list(self.question.among)
 
 
-def decided(script: Script, said: Mapping[int, Any]) -> bool:
+def decided(asked: Call, said: Mapping[int, Any]) -> bool:
     """Whether what some servers have said is enough."""
-    question = Poll(
-        voting().answer(acquire() if script is scripts.ACQUIRE else call(script))
-    ).question
+    question = Poll(voting().answer(asked)).question
     assert question is not None
     assert question.is_enough is not None
     return question.is_enough(
@@ -226,7 +224,23 @@ def test_nobody_queues_up() -> None:
 def test_an_acquire_is_decided_when_a_majority_agrees(
     said: dict[int, Any], is_enough: bool
 ) -> None:
-    assert decided(scripts.ACQUIRE, said) is is_enough
+    assert decided(acquire(), said) is is_enough
+
+
+@pytest.mark.parametrize(
+    ("said", "is_enough"),
+    [
+        ({0: b"7", 2: b"9"}, False),  # The last one may know that it is done.
+        ({0: b"7", 2: [b"done", b"1|x"]}, True),
+        ({1: [b"finished", 500]}, True),
+        ({0: BUSY, 1: BUSY}, True),
+        ({0: b"7", 1: BUSY}, False),
+    ],
+)
+def test_an_acquire_that_may_be_pointless_is_granted_only_when_all_have_answered(
+    said: dict[int, Any], is_enough: bool
+) -> None:
+    assert decided(acquire(markers="1a-run"), said) is is_enough
 
 
 @pytest.mark.parametrize(
@@ -241,7 +255,7 @@ def test_an_acquire_is_decided_when_a_majority_agrees(
 def test_a_renewal_is_decided_when_a_majority_says_the_same(
     said: dict[int, Any], is_enough: bool
 ) -> None:
-    assert decided(scripts.RENEW, said) is is_enough
+    assert decided(call(scripts.RENEW), said) is is_enough
 
 
 # --- other scripts -------------------------------------------------------------------------------

@@ -133,16 +133,16 @@ class Voting:
         if self._fences.are_unknown:
             question = Round([self._fences.question()], call.within, self._every, self._is_heard)
             self._fences.learn((yield question))
-        (outcomes,) = yield from self._ask(
-            [attempt], self._every, self._is_decided, self._fences.before()
-        )
+        has_markers = call.args[5] != ""
+        is_enough = self._is_decided_by_all if has_markers else self._is_decided
+        (outcomes,) = yield from self._ask([attempt], self._every, is_enough, self._fences.before())
         granted, refusals = {}, []
         for server, value in outcomes.items():
             if value.__class__ is list:
                 refusals.append(value)
             elif value.__class__ is bytes and server not in self._suspect:
                 granted[server] = int(value)
-        done = [value for value in refusals if value[0] in {b"done", b"finished"}]
+        done = [value for value in refusals if value[0] in _POINTLESS]
         if len(granted) >= self._majority and not done:
             return (yield from self._raise_fences(call, granted))
         lack = None
@@ -271,6 +271,17 @@ class Voting:
                     return False  # All that lack the script are to be told it.
         return granted >= self._majority or refused > len(self._members) - self._majority
 
+    def _is_decided_by_all(self, replies: Replies) -> bool:
+        """As _is_decided(), of an acquire that a done marker would make pointless.
+
+        A round ends by itself when all have answered, and a grant is decided no sooner: the last
+        server may be the only one that knows the marker.
+        """
+        last = [found[-1] for found in replies.values() if found.__class__ is list]
+        refusals = [value for value in last if value.__class__ is list]
+        is_pointless = any(value[0] in _POINTLESS for value in refusals)
+        return is_pointless or len(refusals) > len(self._members) - self._majority
+
     def _is_agreed(self, replies: Replies) -> bool:
         """Whether a majority says the same word."""
         words = [_word(found) for found in replies.values()]
@@ -316,6 +327,9 @@ class Voting:
 
 # Of a server whose answer was not needed any more.
 _LEFT = Unanswered("its answer was not awaited", 0.0, 0.0)
+
+# What an acquire is answered if what it is wanted for is done.
+_POINTLESS = {b"done", b"finished"}
 
 
 def _word(found: Any) -> bytes | None:
