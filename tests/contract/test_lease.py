@@ -18,7 +18,7 @@ from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.backends.registry import backends
 from django_redislock.rules import flows
 from django_redislock.rules.grant import Renewal
-from tests.support.backends import UNSCRIPTED, on_servers
+from tests.support.backends import UNSCRIPTED, needs_scripts, on_servers
 from tests.support.faults import slack
 from tests.support.others import held_by_other
 from tests.support.waiting import HUNG, wait_until
@@ -668,3 +668,42 @@ async def test_max_hold_bounds_a_lease_that_is_made_longer(way: Way, place: Plac
         assert seen is not None
         assert seen.expires_in is not None
         assert seen.expires_in <= 20
+
+
+# --- released ------------------------------------------------------------------------------------
+
+
+@pytest.mark.proves("R6")
+@needs_scripts
+def test_r6_a_release_that_is_sent_again_tells_whether_it_was_carried_out(place: Place) -> None:
+    lock = distributed_lock("lottery", ttl=60, renew=False)
+    assert lock.acquire()
+    lease = lock.lease
+    assert lease is not None
+    ending = flows.Ending(
+        name="lottery",
+        token=lease.grant.token,
+        id=lease.id,
+        owner=lease.owner,
+        deadline=0.0,
+        ends=0.0,
+        min_hold=0.0,
+        once=0.0,
+        operation_timeout=HUNG,
+        insist=False,
+        ended="done",
+    )
+
+    def answer(ending: flows.Ending) -> bytes:
+        word: bytes = backends["default"].run(flows.ask(flows.release_call(ending)))
+        return word
+
+    assert answer(ending) == b"released"
+    assert answer(ending) == b"released"
+    with held_by_other("lottery"):
+        assert answer(ending) == b"released"
+        # Of another lease, and of one that was not noted so, it is not known.
+        assert answer(ending._replace(id="0" * 16)) == b"taken"
+        assert answer(ending._replace(ended="failed")) == b"taken"
+    with pytest.raises(LockLost):
+        lock.release()
