@@ -515,6 +515,35 @@ def test_a_dead_node_in_location_costs_its_share_only(
             caller.release(lock)
 
 
+@pytest.mark.proves("R13")
+def test_r13_a_node_that_was_taken_out_and_runs_on_is_not_asked_who_keeps_a_lock(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str
+) -> None:
+    cluster = make_cluster("valkey", replicas=1)
+    cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
+    former = cluster.servers[0]
+    name = cluster.name_on(former)
+    with Blocking() as threads, InLoop() as tasks:
+        for caller in (threads, tasks):
+            lock = distributed_lock(name)
+            assert caller.acquire(lock)
+            caller.release(lock)
+        cluster.fail_over()
+        cluster.await_failover()
+        cluster.take_out(former)
+        for caller in (threads, tasks):  # LOCATION still names it first.
+            for begins_anew in (False, True):
+                if begins_anew:
+                    backends.reset()
+                lock = distributed_lock(name, wait=0)
+                assert caller.acquire(lock)
+                caller.release(lock)
+    ((level, says),) = found("cluster")
+    assert level == "warn"
+    address = f"{former.host}:{former.port}"
+    assert says.startswith(f"1 of 3 in LOCATION cannot be asked: {address}: ")
+
+
 # --- bells ---------------------------------------------------------------------------------------
 
 

@@ -245,6 +245,13 @@ class Cluster(Group):
         self._former.remove(former)
         self.replicas.append(former)
 
+    def take_out(self, former: Server) -> None:
+        """Have a former master, which runs on, be no node of the cluster any more."""
+        id_of_it = self.id_of(former)
+        for server in (*self.servers, *self.replicas):
+            self.tell(server, "FORGET", id_of_it)
+        self.tell(former, "RESET", "HARD")
+
     def is_ready(self, server: Server) -> bool:
         """Whether a node serves clients, and a replica has the data of its master."""
         if b"cluster_state:ok" not in self.tell(server, "INFO"):

@@ -12,7 +12,7 @@ from django_redislock.backends.redis.dialing import check_version
 from django_redislock.backends.redis.errors import TROUBLE, Exhausted, ReplyError
 from django_redislock.backends.redis.server import Server
 from django_redislock.backends.watchdog import Watchdog
-from django_redislock.rules.steps import Refused, Unanswered
+from django_redislock.rules.steps import Answer, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -123,9 +123,12 @@ def check_node(hello: Any) -> None:
 
 def is_lost(outcome: Outcome) -> bool:
     """Whether a node may keep its slots no longer: it did not answer, or says so."""
-    if not isinstance(outcome, Unanswered):
+    if isinstance(outcome, Answer):
         return False
     cause = outcome.__cause__
+    if isinstance(outcome, Refused):
+        # What refuses already when it is dialed may be another server, which has its address now.
+        return cause is not None and not isinstance(cause, ReplyError)
     if isinstance(cause, ReplyError):
         return cause.code not in _HOLDS_ON
     return not isinstance(cause, Exhausted)

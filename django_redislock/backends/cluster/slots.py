@@ -10,7 +10,7 @@ import asyncio
 import threading
 from concurrent.futures import Future
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis import exceptions as redis_errors
 from redis.cluster import parse_cluster_slots
@@ -33,6 +33,12 @@ SLOT_OF = [key_slot(hash_tag(bucket).encode()) for bucket in range(BUCKETS)]
 
 SOONEST = 0.1  # Seconds from one inquiry to the next.
 
+# Seconds for which a node that was lost, or did not answer, is believed and asked after all others.
+LOST_FOR = 10.0
+# Seconds until one whose answer ended no doubt is asked again though another answers: a master may
+# be away for long, and a cluster may have many nodes.
+NO_NEWS_FOR = 1.0
+
 
 class NoNode(redis_errors.RedisError):
     """No node says who keeps the slots, and none would if it was asked again."""
@@ -42,10 +48,21 @@ class DifferentClusters(redis_errors.RedisError):
     """Nodes in LOCATION know nothing of each other."""
 
 
+class _Map(NamedTuple):
+    """Who keeps what, as one node says."""
+
+    said_by: str
+    keepers: dict[int, str]  # Addresses, by bucket.
+    nodes: set[str]  # Addresses of all that it names; replicas know as much as masters.
+    ids: set[bytes]  # Of the same.
+
+
 class Slots:
     """Which node keeps which bucket of locks, as the nodes have said last.
 
-    They are asked when it is in doubt: by one thread, for all who want to know meanwhile.
+    They are asked when it is in doubt: by one thread, for all who want to know meanwhile. A node
+    that is cut off from the others may not know that it has lost its slots. So after a node was
+    lost, whoever says that it keeps them is not believed if another node names a different one.
     """
 
     def __init__(
@@ -71,6 +88,10 @@ class Slots:
         self._nodes: dict[str, Node] = {}  # By address.
         self._keepers: dict[int, Node] = {}  # By bucket.
         self._in_doubt = True
+        # When a node was lost that kept a bucket, by the bucket and its address; since the last
+        # answer that named another node for each of them.
+        self._doubts: dict[tuple[int, str], float] = {}
+        self._asked_last: dict[str, float] = {}  # Nodes that were of no help: until when.
         self._retired = False
         self._lock = threading.Lock()
         self._inquiry: Future[None] | None = None
@@ -140,11 +161,17 @@ class Slots:
             keeper = self.node(redirection)
             with self._lock:
                 self._keepers[bucket_of(call.name)] = keeper
+                self._doubts.pop((bucket_of(call.name), keeper.address), None)
                 # Who has the slot knows most about all slots, and so is asked first.
                 first = {keeper.address: self._dialer(keeper.address)}
                 self._dialers = first | self._dialers
             self._in_doubt = True
         elif is_lost(outcome):
+            with self._lock:
+                if all(lost != node.address for _, lost in self._doubts):
+                    self._asked_at = -SOONEST  # The last inquiry did not know of it.
+                self._doubts[bucket_of(call.name), node.address] = clock.now()
+                self._ask_last(node.address, LOST_FOR)
             self._in_doubt = True
             # Now: of a process that only renews its leases, nobody would ask before the next lock.
             self._inquire()
@@ -203,21 +230,30 @@ class Slots:
         else:
             inquiry.set_exception(problem)
 
-    def _answers(self) -> list[tuple[str, Any]]:
-        """What the first node says that answers; once, what all in LOCATION say that do."""
+    def _answers(self) -> list[_Map]:
+        """What nodes say, until one ends all doubt; once, what all in LOCATION say that answer."""
+        begun = clock.now()
         with self._lock:
-            asked = list(self._dialers.items())
-        answers: list[tuple[str, Any]] = []
+            last = dict(self._asked_last)
+            asked = sorted(self._dialers.items(), key=lambda one: max(last.get(one[0], 0), begun))
+        answers: list[_Map] = []
         errors: dict[str, Exception] = {}
         share = self._patience / max(2, len(asked))
         for address, dialer in asked:
+            if answers and last.get(address, 0) > begun:
+                break  # It, and those after it, are asked only if nobody else answers.
             try:
-                answers.append((address, _answer(dialer, share)))
+                answer = _map(address, _answer(dialer, share))
             except TROUBLE as error:
                 errors[address] = error
-                with self._lock:  # Who does not answer is asked last next time.
-                    self._dialers[address] = self._dialers.pop(address)
-            if answers and self._compared:
+                with self._lock:
+                    self._ask_last(address, LOST_FOR)
+                continue
+            answers.append(answer)
+            if self._doubtful(answer):
+                with self._lock:
+                    self._ask_last(address, NO_NEWS_FOR)
+            elif self._compared:
                 break
         if answers:
             return answers
@@ -226,31 +262,42 @@ class Slots:
         kind = redis_errors.ConnectionError if may_come else NoNode
         raise kind(f"no node of the cluster answers: {tried}") from next(iter(errors.values()))
 
-    def _learn(self, answers: list[tuple[str, Any]]) -> None:
-        (address, reply), *others = answers
-        for other, theirs in others:
-            if _ids(theirs).isdisjoint(_ids(reply)):
-                raise DifferentClusters(
-                    f"{address} and {other} are of different clusters; name nodes of one in"
-                    " LOCATION"
-                )
-        self._compared = True
-        host = address.rpartition(":")[0].strip("[]")
-        keepers: dict[int, Node] = {}
-        named = set(self._location)  # Whom to ask next time; replicas know as much as masters.
-        for (low, high), known in parse_cluster_slots(reply, current_host=host).items():
-            places = [humanize.address(*one) for one in (known["primary"], *known["replicas"])]
-            named.update(places)
-            for bucket, slot in enumerate(SLOT_OF):
-                if low <= slot <= high:
-                    keepers[bucket] = self._node(places[0])
+    def _ask_last(self, address: str, seconds: float) -> None:
+        """Ask a node after all others for so long; called with the lock."""
+        until = clock.now() + seconds
+        self._asked_last[address] = max(until, self._asked_last.get(address, 0))
+
+    def _doubtful(self, answer: _Map) -> int:
+        """For how many buckets of nodes that were lost an answer names no other node."""
+        return sum(
+            answer.keepers.get(bucket, address) == address
+            for (bucket, address), lost_at in list(self._doubts.items())
+            if clock.now() < lost_at + LOST_FOR
+        )
+
+    def _learn(self, answers: list[_Map]) -> None:
+        if not self._compared:
+            first, *others = answers
+            for other in others:
+                if other.ids.isdisjoint(first.ids):
+                    raise DifferentClusters(
+                        f"{first.said_by} and {other.said_by} are of different clusters; name nodes"
+                        " of one in LOCATION"
+                    )
+            self._compared = True
+        best = min(answers, key=self._doubtful)
+        keepers = {bucket: self._node(address) for bucket, address in best.keepers.items()}
+        named = best.nodes.union(self._location)  # Whom to ask next time.
         with self._lock:
             self._keepers |= keepers
+            if not self._doubtful(best):
+                self._doubts.clear()
             self._in_doubt = False
             used = {node.address for node in self._keepers.values()}
             unused = [self._nodes.pop(one) for one in self._nodes.keys() - used]
             for place in self._dialers.keys() - named - used:
                 del self._dialers[place]
+                self._asked_last.pop(place, None)
             for place in named:
                 self._dialer(place)
         for node in unused:
@@ -258,17 +305,29 @@ class Slots:
 
 
 def _answer(dialer: Dialer, seconds: float) -> Any:
-    """What a node says about who keeps what."""
+    """What a node says about who keeps what; it names one at least."""
     with closing(dialer.dial(seconds / 2)) as wire:
         reply = wire.ask(packed("CLUSTER", "SLOTS"), seconds / 2)
     if isinstance(reply, ReplyError):
         raise reply
+    if not reply:  # It is of no cluster yet, or no longer.
+        raise redis_errors.ConnectionError("it knows of no node that keeps slots")
     return reply
 
 
-def _ids(reply: Any) -> set[bytes]:
-    """The ids of the nodes that an answer names."""
-    return {node[2] for _, _, *nodes in reply for node in nodes}
+def _map(address: str, reply: Any) -> _Map:
+    """What the answer of the node at *address* says."""
+    host = address.rpartition(":")[0].strip("[]")
+    keepers: dict[int, str] = {}
+    nodes: set[str] = set()
+    for (low, high), known in parse_cluster_slots(reply, current_host=host).items():
+        keeper, *replicas = (
+            humanize.address(*one) for one in (known["primary"], *known["replicas"])
+        )
+        nodes.update((keeper, *replicas))
+        keepers |= {bucket: keeper for bucket, slot in enumerate(SLOT_OF) if low <= slot <= high}
+    ids = {node[2] for _, _, *named in reply for node in named}
+    return _Map(address, keepers, nodes, ids)
 
 
 def _problem(inquiry: Future[None], seconds: float) -> Exception | None:

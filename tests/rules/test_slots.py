@@ -1,0 +1,195 @@
+"""Which node of a cluster is believed about who keeps a lock, when nodes say different things."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from redis import exceptions as redis_errors
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS
+
+from django_redislock.backends.cluster import slots
+from django_redislock.backends.cluster.node import NoCluster
+from django_redislock.backends.redis.calling import trouble
+from django_redislock.backends.redis.errors import ReplyError
+from django_redislock.rules import scripts
+from django_redislock.rules.steps import Call
+from tests.support.waiting import HUNG, wait_until
+
+A, B, C = (f"10.0.0.{number}:6379" for number in (1, 2, 3))
+NAME = "lottery"
+CALL = Call(scripts.LOOK, NAME, (), HUNG)
+CUT_OFF = ReplyError("CLUSTERDOWN The cluster is down")
+
+
+class StubNode:
+    """One that no connection leads to; what is said of it is all there is."""
+
+    def __init__(self, address: str, _: object) -> None:
+        self.address = address
+
+    def redirection(self, outcome: object) -> None:
+        return None
+
+    def retire(self) -> None:
+        pass
+
+
+class Talk:
+    """What each node says about who keeps the slots, and who has been asked."""
+
+    def __init__(self, **said: Any) -> None:
+        self.said = {{"A": A, "B": B, "C": C}[node]: keeper for node, keeper in said.items()}
+        self.asked: list[str] = []
+        self.slots = slots.Slots(self.said, self._dialer_to, StubNode, HUNG)  # type: ignore[arg-type]
+
+    def keeper(self) -> str:
+        return self.slots.find(NAME, HUNG).address
+
+    def lose(self, address: str, error: Exception = CUT_OFF) -> None:
+        """Let a call that a node was sent have failed, and what follows from that be over."""
+        node = self.slots.found(NAME, None)
+        assert node.address == address
+        self.slots.judge(node, CALL, trouble(error, 0))
+        self.slots.settle(HUNG)
+
+    def _dialer_to(self, address: str) -> Any:
+        return StubDialer(self, address)
+
+
+class StubDialer:
+    """Leads to what a node says: an address, which keeps all slots; or what goes wrong."""
+
+    def __init__(self, talk: Talk, address: str) -> None:
+        self._talk = talk
+        self._address = address
+
+    def dial(self, seconds: float) -> StubDialer:
+        self._talk.asked.append(self._address)
+        return self
+
+    def ask(self, command: bytes, seconds: float) -> Any:
+        said = self._talk.said.get(self._address, TimeoutError())
+        if isinstance(said, Exception):
+            raise said
+        if not said:
+            return []
+        host, _, port = said.partition(":")
+        return [[0, REDIS_CLUSTER_HASH_SLOTS - 1, [host.encode(), int(port), b"of one cluster"]]]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.proves("R13")
+@pytest.mark.parametrize(
+    "error",
+    [
+        CUT_OFF,
+        redis_errors.ConnectionError("the server closed the connection"),
+        NoCluster("this is no node of a cluster"),
+        redis_errors.AuthenticationError("WRONGPASS invalid username-password pair"),
+    ],
+    ids=["cut off", "dead", "no node any more", "refuses the password"],
+)
+def test_r13_a_node_that_was_lost_is_not_believed_that_it_keeps_a_lock(error: Exception) -> None:
+    talk = Talk(A=A, B=C)
+    assert talk.keeper() == A
+    talk.lose(A, error)
+    wait_until(lambda: talk.keeper() == C)
+    assert talk.keeper() == C
+
+
+@pytest.mark.proves("R13")
+def test_r13_nor_is_another_that_has_not_heard_of_it_if_a_third_has() -> None:
+    talk = Talk(A=A, B=A, C=C)
+    assert talk.keeper() == A
+    talk.lose(A)
+    wait_until(lambda: talk.keeper() == C)
+
+
+@pytest.mark.proves("R13")
+def test_r13_while_all_say_that_a_lost_node_keeps_a_lock_it_is_asked_again() -> None:
+    talk = Talk(A=A, B=A, C=A)
+    for _ in range(3):
+        assert talk.keeper() == A
+        talk.lose(A)
+    talk.said[B] = C
+    wait_until(lambda: lost_or_at(talk, C))
+
+
+def lost_or_at(talk: Talk, address: str) -> bool:
+    """Whether a lock is looked for there; if not, it was in vain."""
+    if talk.keeper() == address:
+        return True
+    talk.lose(A)
+    return False
+
+
+def test_while_nothing_new_is_said_one_node_is_asked_at_a_time(now: list[float]) -> None:
+    """A master may be away for long, and a cluster may have many nodes."""
+    talk = Talk(A=A, B=A, C=A)
+    assert talk.keeper() == A
+    asked = []
+    for seconds in (1.0, 0.2, 0.2, 1.0):
+        now[0] += seconds
+        talk.asked.clear()
+        talk.lose(A)
+        asked.append([*talk.asked])
+    assert asked == [[B, C], [B], [C], [B, C]]
+
+
+def test_a_node_that_is_silent_is_not_waited_for_each_time(now: list[float]) -> None:
+    talk = Talk(A=A, B=A, C=TimeoutError())
+    assert talk.keeper() == A
+    asked = []
+    for seconds in (9.0, 2.0, 9.0):
+        now[0] += seconds
+        talk.asked.clear()
+        talk.lose(A)
+        asked.append([*talk.asked])
+    assert asked == [[B], [B, C], [B]]
+    talk.said[B] = talk.said[A] = TimeoutError()
+    talk.said[C] = C
+    now[0] += 1.0
+    talk.asked.clear()
+    talk.lose(A)
+    assert talk.asked == [B, C]
+    assert talk.keeper() == C
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A time that stands still until a test lets it pass."""
+    time = [1000.0]
+    monkeypatch.setattr(slots, "clock", SimpleNamespace(now=lambda: time[0]))
+    return time
+
+
+def test_a_refusal_that_concerns_a_call_has_nobody_asked_who_keeps_the_lock() -> None:
+    talk = Talk(A=A, B=C)
+    assert talk.keeper() == A
+    before = len(talk.asked)
+    talk.slots.judge(
+        talk.slots.found(NAME, None), CALL, trouble(ReplyError("NOPERM no permissions"), 0)
+    )
+    assert talk.keeper() == A
+    assert len(talk.asked) == before
+
+
+@pytest.mark.parametrize(
+    "first", ["", ReplyError("NOPERM no permissions")], ids=["no one", "error"]
+)
+def test_an_answer_that_names_no_node_is_none(first: Any) -> None:
+    talk = Talk(A=first, B=C)
+    assert talk.keeper() == C
+
+
+def test_if_no_node_knows_who_keeps_a_lock_they_are_asked_again() -> None:
+    """As while a cluster is being made."""
+    talk = Talk(A="", B="")
+    with pytest.raises(redis_errors.ConnectionError, match=f"{A}: .*; {B}: "):
+        talk.keeper()
+    talk.said[B] = C
+    assert talk.keeper() == C
