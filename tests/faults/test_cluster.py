@@ -19,8 +19,9 @@ from django_redislock.backends.registry import backends
 from django_redislock.doctor import minimal_acl
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.keys import bucket_of
-from django_redislock.rules.steps import Call
+from django_redislock.rules.steps import Answer, Call
 from tests.support.backends import UNHURRIED, one_kind
+from tests.support.clusters import slot_of
 from tests.support.faults import in_fork, lease_of, takes
 from tests.support.others import queued
 from tests.support.processes import hear, say
@@ -542,6 +543,38 @@ def test_r13_a_node_that_was_taken_out_and_runs_on_is_not_asked_who_keeps_a_lock
     assert level == "warn"
     address = f"{former.host}:{former.port}"
     assert says.startswith(f"1 of 3 in LOCATION cannot be asked: {address}: ")
+
+
+@pytest.mark.proves("R7")
+def test_a_slot_that_no_node_keeps_harms_no_lock_on_the_node_that_kept_it(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str
+) -> None:
+    cluster = make_cluster("valkey", cluster_require_full_coverage="no")
+    cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
+    former = cluster.servers[0]
+    names = islice(cluster.names_on(former), 2)
+    kept, unkept = (Call(scripts.RUNS, name, (), HUNG) for name in names)
+    with distributed_lock(kept.name, ttl=6) as lease:
+        node = backend().slots.last_keeper(kept.name)
+        for server in cluster.servers:
+            cluster.tell(server, "DELSLOTS", slot_of(unkept.name))
+        wait_until(lambda: found("cluster") == [("fail", "1 of 16384 slots are kept by no node")])
+        for outcomes in (
+            node.renew_many([kept, unkept]),
+            backend().call_many([unkept, kept])[::-1],
+        ):
+            assert [isinstance(one, Answer) for one in outcomes] == [True, False]
+        listed = held.list()
+        assert [one.name for one in listed] == [kept.name]
+        assert listed.silent == (f"{former.host}:{former.port}",)
+        with pytest.raises(LockUnavailable, match="Hash slot not served"):
+            distributed_lock(unkept.name, wait=0).acquire()
+        renewals = lease.renewals
+        wait_until(lambda: lease.renewals > renewals)
+    cluster.tell(cluster.servers[1], "ADDSLOTS", slot_of(unkept.name))
+    wait_until(lambda: found("cluster")[0][0] == "ok")
+    with distributed_lock(unkept.name):
+        pass
 
 
 # --- bells ---------------------------------------------------------------------------------------

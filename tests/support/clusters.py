@@ -159,15 +159,17 @@ class Cluster(Group):
 
     def name_on(self, server: Server) -> str:
         """A lock that a master keeps."""
+        return next(self.names_on(server))
+
+    def names_on(self, server: Server) -> Iterator[str]:
+        """Locks that a master keeps."""
         kept = [
             (low, high)
             for low, high, (_, port, *_), *_ in self._slots(server)
             if port == server.port
         ]
         names = (f"lottery {number}" for number in count())
-        return next(
-            name for name in names if any(low <= slot_of(name) <= high for low, high in kept)
-        )
+        return (name for name in names if any(low <= slot_of(name) <= high for low, high in kept))
 
     def begin_move(self, name: str, to: Server) -> None:
         """Let the slot of a lock be on its way from one master to another."""

@@ -41,7 +41,8 @@ class Caller:
     """Has scripts run on one server, or plain commands in their place where it forbids scripts.
 
     Trouble with a connection goes through to whoever lent it, also an error reply that says that
-    the server is the wrong one: only a new connection may help.
+    the server is the wrong one: only a new connection may help. Of a batch, see call(), it is one
+    of the outcomes, which turned_away() finds.
     """
 
     def __init__(self, alias: str, prefix: str, process: str) -> None:
@@ -64,6 +65,8 @@ class Caller:
     def call(self, wire: Wire, calls: Sequence[Call], begun: float) -> list[Outcome]:
         """Run scripts on a blocking connection, all in one go. They must be safe to repeat.
 
+        Close the connection if one of them was turned_away().
+
         Args:
             wire: Where.
             calls: The scripts, which all have the same time, and of which none asks for replicas.
@@ -77,10 +80,13 @@ class Caller:
                 if not any(map(lacks_script, errors)):
                     break
             if not self._are_forbidden(errors):
-                return [_outcome(reply, 0, sent) for reply in replies]
-        outcomes = []
+                return [_outcome_in_batch(reply, sent) for reply in replies]
+        outcomes: list[Outcome] = []
         for call in calls:
-            outcomes.append(self._call_without_scripts(wire, call, begun))
+            try:
+                outcomes.append(self._call_without_scripts(wire, call, begun))
+            except ReplyError as error:
+                outcomes.append(trouble(error, begun))
             begun = clock.now()  # Each takes several round trips, and so has a time of its own.
         return outcomes
 
@@ -250,6 +256,17 @@ def _outcome(reply: Any, acknowledged: Any, sent: float) -> Outcome:
     if is_wrong_server(reply):
         raise reply
     return trouble(reply, sent)
+
+
+def _outcome_in_batch(reply: Any, sent: float) -> Outcome:
+    # It may concern one call alone, as if no node of a cluster keeps its slot.
+    return trouble(reply, sent) if is_wrong_server(reply) else _outcome(reply, 0, sent)
+
+
+def turned_away(outcomes: Sequence[Outcome]) -> BaseException | None:
+    """The first reply that said that the server is the wrong one: a new connection may help."""
+    causes = (outcome.__cause__ for outcome in outcomes if not isinstance(outcome, Answer))
+    return next(filter(is_wrong_server, causes), None)
 
 
 def _bulk(args: Args) -> bytes:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django_redislock import clock
 from django_redislock.backends.redis import sessions
-from django_redislock.backends.redis.calling import Caller, trouble
+from django_redislock.backends.redis.calling import Caller, trouble, turned_away
 from django_redislock.backends.redis.connection import packed
 from django_redislock.backends.redis.errors import (
     TROUBLE,
@@ -21,6 +21,7 @@ from django_redislock.backends.redis.loops import Loops
 from django_redislock.backends.redis.pool import WirePool
 from django_redislock.backends.redis.sessions import AsyncSession, Session
 from django_redislock.exceptions import LockUnavailable
+from django_redislock.rules.steps import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -95,10 +96,13 @@ class Server:
         try:
             if self._watchdog_wire is None:
                 self._watchdog_wire = self._dialer.dial(calls[0].within)
-            return self._caller.call(self._watchdog_wire, calls, begun)
+            outcomes = self._caller.call(self._watchdog_wire, calls, begun)
         except Exception as error:  # noqa: BLE001 - told apart by trouble()
             self.close_watchdog()
             return [trouble(error, begun)] * len(calls)
+        if turned_away(outcomes):
+            self.close_watchdog()
+        return outcomes
 
     def close_watchdog(self) -> None:
         """Close that connection."""
@@ -110,9 +114,23 @@ class Server:
         """Run many scripts at once, which are safe to repeat.
 
         Raises:
-            LockUnavailable: The server did not answer.
+            LockUnavailable: The server did not answer, or turned all of them away.
         """
-        return self._with_wire(lambda wire: self._caller.call(wire, calls, clock.now()))
+        outcomes: list[Outcome] = []
+
+        def call(wire: Wire) -> None:
+            outcomes.clear()
+            outcomes.extend(self._caller.call(wire, calls, clock.now()))
+            if error := turned_away(outcomes):
+                raise error  # So that a new connection is tried.
+
+        try:
+            self._with_wire(call)
+        except LockUnavailable:
+            # Of a cluster, a slot that is kept by no node harms no call for another one.
+            if not any(isinstance(outcome, Answer) for outcome in outcomes):
+                raise
+        return outcomes
 
     def commands(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]:
         """Run plain commands in one round trip; an error reply is returned, not raised.
