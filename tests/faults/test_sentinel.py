@@ -403,6 +403,31 @@ def listeners(sentinel: Server) -> int:
     return sum(int(one["sub"]) for one in sentinel.client().client_list())
 
 
+def test_a_listener_that_could_not_start_is_tried_again_with_the_next_connection(
+    watched: Watched, settings: Settings, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched.locks(settings, key_prefix, **PATIENT)
+    wait_until(lambda: not listening_threads())  # Those of other tests may be about to end.
+    start, tries = threading.Thread.start, []
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "redislock-sentinel":
+            tries.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with distributed_lock(NAME):
+            assert tries
+            assert not listening_threads()
+    found = backends["default"]
+    assert isinstance(found, SentinelBackend)
+    found._server._pool.close()  # As when the server has closed them.
+    with distributed_lock(NAME):
+        assert listening_threads()
+
+
 def test_no_listener_is_left_when_no_connection_is(
     watched: Watched, settings: Settings, key_prefix: str
 ) -> None:

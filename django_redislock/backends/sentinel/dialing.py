@@ -121,8 +121,9 @@ class MasterDialer:
             if is_master:
                 self._wires.add(wire)
                 if self._listener is None:
-                    self._listener = Listener(self.sentinels, self.learn, self._is_needed)
-                    self._listener.start()
+                    listener = Listener(self.sentinels, self.learn, self._is_needed)
+                    if listener.start():  # It asks _is_needed() first, and so waits for our lock.
+                        self._listener = listener
         if not is_master:
             wire.close()
             raise redis_errors.ConnectionError("the master has changed meanwhile")

@@ -50,11 +50,18 @@ class Listener:
         self._is_needed = is_needed
         self._wire: Wire | None = None
 
-    def start(self) -> None:
-        """Listen, in a thread of its own, which ends when it is not needed any more."""
+    def start(self) -> bool:
+        """Listen, in a thread of its own, which ends when it is not needed any more.
+
+        Returns:
+            Whether it runs: there may be no more threads, or the interpreter is shutting down.
+        """
         thread = threading.Thread(target=self._run, name="redislock-sentinel", daemon=True)
-        with suppress(RuntimeError):  # No more threads, or the interpreter is shutting down.
+        try:
             thread.start()
+        except RuntimeError:
+            return False
+        return True
 
     def forsake(self) -> None:
         """In a forked child: close its copy of the connection."""
