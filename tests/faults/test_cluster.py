@@ -272,6 +272,31 @@ def test_r13_what_has_one_key_follows_an_ask(
     assert cluster.keeper(name) is source
 
 
+def test_what_is_said_while_a_slot_is_on_its_way_recommends_no_other_backend(
+    make_cluster: MakeCluster,
+    settings: Settings,
+    key_prefix: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """RedisBackend says of the same replies that ClusterBackend is needed."""
+    cluster = make_cluster("valkey")
+    cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
+    name = "lottery"
+    target = another(cluster, cluster.keeper(name))
+    with distributed_lock(name, ttl=12) as lease:
+        cluster.begin_move(name, target)
+        cluster.move_keys(name, target)
+        wait_until(lambda: "Could not renew lock 'lottery' yet: ASK " in caplog.text)
+        (outcome,) = (
+            backend().slots.last_keeper(name).call_many([Call(scripts.RUNS, name, (), HUNG)])
+        )
+        assert str(outcome.__cause__) == outcome.problem  # type: ignore[union-attr]
+        assert "ClusterBackend" not in caplog.text
+        cluster.end_move(name, target)
+        renewals = lease.renewals
+        wait_until(lambda: lease.renewals > renewals)
+
+
 def asked(server: Server) -> int:
     """How often a node was asked for what is on its way there."""
     stats = server.client().info("commandstats")

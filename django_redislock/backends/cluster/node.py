@@ -74,10 +74,20 @@ class Node(Server):
         super().retire()
 
     def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
-        outcomes = super().renew_many(calls)
+        outcomes = self._in_its_words(super().renew_many(calls))
         for call, outcome in zip(calls, outcomes, strict=True):
             # Its watchdog then hands a lease over whose slot has moved.
             self._judge(self, call, outcome)
+        return outcomes
+
+    def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
+        return self._in_its_words(super().call_many(calls))
+
+    def _in_its_words(self, outcomes: list[Outcome]) -> list[Outcome]:
+        """Say of a redirection what the node has said; elsewhere it means the wrong backend."""
+        for outcome in outcomes:
+            if isinstance(outcome, Refused) and self.redirection(outcome):
+                outcome.problem = str(outcome.__cause__)
         return outcomes
 
     def call_asking(self, call: Call) -> Outcome:
