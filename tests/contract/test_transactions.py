@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from asgiref.sync import sync_to_async
-from celery import Celery
 from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connection, connections
 from django.db.backends.signals import connection_created
@@ -533,10 +532,8 @@ def test_a_task_that_is_called_in_a_transaction_is_told_of_delay_on_commit(
     locks: Locks, caplog: pytest.LogCaptureFixture
 ) -> None:
     @single_instance_task(key=NAME, name="tests.transactions.draw")
-    def body() -> None: ...
+    def draw() -> None: ...
 
-    # Not that of the current app, which other tests may have closed: it would hear of no new task.
-    draw = Celery("tests.transactions", set_as_current=False).tasks["tests.transactions.draw"]
     with atomic(using=SHOP):
         draw()
     (warning,) = told(caplog)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 import redis
-from celery import Celery
+from celery import current_app
 from django.db.transaction import atomic
 
 import django_redislock
@@ -451,8 +451,7 @@ def test_r4_an_interrupt_anywhere_in_a_run_of_a_task_leaves_no_orphan(
     @single_instance_task(key=NAME, limit=limit, name=f"tests.draw-{limit}")
     def body() -> None: ...
 
-    # Not that of the current app, which other tests may have closed: it would hear of no new task.
-    draw = Celery("tests.sweep", set_as_current=False).tasks[f"tests.draw-{limit}"]
+    draw = current_app.tasks[f"tests.draw-{limit}"]
     names = [NAME] if limit == 1 else [f"{NAME}#1", f"{NAME}#2"]
     places, orphaned = sweep(draw, locks, prepare=draw, names=names)
     assert {"TaskRun._execute", "TaskRun._run_body", "Lock._take_over"} <= places

@@ -23,8 +23,23 @@ def celery_app(**conf: Any) -> Iterator[Celery]:
     with mock.patch.object(celery._state, "_on_app_finalizers", finalizers):
         app = Celery("tests", set_as_current=False)
         app.conf.update(conf)
-        app.set_current()
-        try:
-            yield app
-        finally:
-            app.close()
+        with current(app):
+            try:
+                yield app
+            finally:
+                app.close()
+
+
+@contextmanager
+def current(app: Celery) -> Iterator[None]:
+    """Make it the current application, until the block ends.
+
+    If it stayed the current one when it is closed, the tests that come after in the same process
+    would look there for their shared tasks, of which a closed application hears nothing.
+    """
+    before = celery._state._tls.current_app
+    app.set_current()
+    try:
+        yield
+    finally:
+        celery._state._set_current_app(before)

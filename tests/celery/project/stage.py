@@ -23,6 +23,7 @@ from tests import ROOT
 from tests.celery.project import PATIENCE, tasks
 from tests.celery.project.app import make_app
 from tests.support.backends import PATIENT
+from tests.support.celery_app import current
 from tests.support.servers import KINDS, Server, binary, missing, tied_to_us
 from tests.support.waiting import HUNG, wait_until
 
@@ -267,11 +268,11 @@ def shared_worker(shared_stage: Stage) -> Worker:
 
 
 @pytest.fixture
-def stage(shared_stage: Stage, settings: Settings) -> Stage:
+def stage(shared_stage: Stage, settings: Settings) -> Iterator[Stage]:
     """The stage that tests share which break nothing; REDISLOCK points at its locks."""
     settings.REDISLOCK = shared_stage.redislock
-    shared_stage.app.set_current()
-    return shared_stage
+    with current(shared_stage.app):
+        yield shared_stage
 
 
 @pytest.fixture
@@ -286,6 +287,6 @@ def own_stage(celery_server: Server, settings: Settings) -> Iterator[Stage]:
     """A stage for a test that starts workers of its own, or breaks something."""
     stage = Stage(celery_server, next(_databases))
     settings.REDISLOCK = stage.redislock
-    stage.app.set_current()
-    yield stage
+    with current(stage.app):
+        yield stage
     stage.close()
