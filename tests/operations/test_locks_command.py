@@ -990,6 +990,20 @@ def test_ctrl_c_at_the_question_frees_nothing_and_is_no_traceback(
 
 
 @one_kind
+def test_also_if_it_comes_between_the_question_and_the_wait_for_its_answer(locks: Locks) -> None:
+    class Terminal(io.StringIO):
+        def flush(self) -> None:
+            if "[y/N]" in self.getvalue():
+                raise KeyboardInterrupt
+
+    with held_by("lottery"):
+        with pytest.raises(CommandError, match=r"^Nothing was released\.$") as raised:
+            call_command("locks", "release", "lottery", stdout=Terminal())
+        assert raised.value.returncode == 130
+        assert held.get("lottery") is not None
+
+
+@one_kind
 def test_ctrl_d_at_the_question_is_no_yes(
     terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
 ) -> None:

@@ -435,9 +435,9 @@ class Command(BaseCommand):
         if yes or dry_run:
             return
         out = self.stderr if json else self.stdout
-        out.write(f"{question} [y/N] ", str, ending="")
-        out.flush()
         try:
+            out.write(f"{question} [y/N] ", str, ending="")
+            out.flush()
             answer = input()
         except EOFError:
             out.write("")
