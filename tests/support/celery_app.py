@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 EAGER = {"task_always_eager": True, "task_store_eager_result": False}
 
+# In a Django project the first application becomes the default one, unless there is one; and one of
+# a test is closed at its end. This one lives as long as the process.
+celery._state.get_current_app()
+
 
 @contextmanager
 def celery_app(**conf: Any) -> Iterator[Celery]:
