@@ -155,9 +155,9 @@ def work(
             lease = lock.lease
             log.note("granted", *lease)
             _hold(lock, lease[0], log, counter, dice.uniform(0, 0.03))
+            log.note("end", lease[0])
             with suppress(*expected):
                 lock.release()
-            log.note("end", lease[0])
 
     workers = [
         threading.Thread(target=use, args=(WAITS[number % 2],), name=f"t{number}")
@@ -198,6 +198,7 @@ class Belief:
     fence: int
     start: float
     last: float  # When it was held for the last time.
+    end: float | None = None  # When its holder relied on it no more, lost or not.
 
 
 @dataclass
@@ -211,6 +212,7 @@ class Findings:
     lost_updates: int = 0
     fences_out_of_order: int = 0
     longest_orphan: float = 0.0  # Seconds that a lease outlived the belief in it.
+    orphan: str = "none"  # What happened to that one.
     longest_gap: float = 0.0  # Seconds that somebody waited and nobody held.
     faults: Counter[str] = field(default_factory=Counter)
     stops: int = 0
@@ -222,22 +224,24 @@ class Findings:
             f" lost updates {self.lost_updates}, fences out of order {self.fences_out_of_order};"
             f" longest orphan {self.longest_orphan:.2f} s, longest gap {self.longest_gap:.2f} s;"
             f" injected {dict(self.faults)}, {self.stops} stops, {self.kills} kills;"
-            f" outcomes {dict(self.outcomes)}"
+            f" outcomes {dict(self.outcomes)}; longest orphan: {self.orphan}"
         )
 
 
 Seen = dict[str, tuple[float, float, str]]
+Stops = list[tuple[str, float, float]]
 
 
-def find(folder: Path, seen: Seen, ended: dict[str, float]) -> Findings:
+def find(folder: Path, seen: Seen, ended: dict[str, float], stops: Stops) -> Findings:
     """Read the logs.
 
     Args:
         folder: Where they are.
         seen: When each lease was on the server, first and last, and whose it was.
         ended: When each process that was killed was, by pid.
+        stops: Which process was stopped, from when, and until when.
     """
-    findings = Findings()
+    findings = Findings(stops=len(stops), kills=len(ended))
     beliefs: dict[str, Belief] = {}
     asking: dict[str, float] = {}
     asks: dict[str, list[tuple[float, float]]] = {}
@@ -259,6 +263,8 @@ def find(folder: Path, seen: Seen, ended: dict[str, float]) -> Findings:
                     beliefs[more[0]] = Belief(more[0], int(more[1]), now, now)
             elif what == "lost":
                 findings.outcomes[what] += 1
+            elif what == "end":
+                beliefs[more[0]].end = now
     for who, begin in asking.items():  # It was killed while it asked.
         asks.setdefault(who, []).append((begin, ended.get(who.partition(":")[0], math.inf)))
     findings.grants = len(beliefs)
@@ -276,12 +282,22 @@ def find(folder: Path, seen: Seen, ended: dict[str, float]) -> Findings:
             held_until = one.last
         fence = max(fence, one.fence)
     for id_, (first, last, who) in seen.items():
-        if id_ in beliefs:
-            relied_on = beliefs[id_].last
-        else:  # Nobody was told of it. It is nobody's from when the one who asked gave up.
+        pid = who.partition(":")[0]
+        told = beliefs.get(id_)
+        if told is None:  # Nobody was told. It is nobody's from when the one who asked gave up.
             ends = [end for begin, end in asks.get(who, []) if begin <= first <= end]
             relied_on = ends[0] if ends else first
-        findings.longest_orphan = max(findings.longest_orphan, last - relied_on)
+        else:
+            # Not until its last look: the thread may stand still after that while the watchdog of
+            # its process goes on. Without an end, the process was killed.
+            relied_on = ended.get(pid, told.last) if told.end is None else told.end
+        if last - relied_on > findings.longest_orphan:
+            findings.longest_orphan = last - relied_on
+            findings.orphan = (
+                f"{id_} of {who}, seen from {first:.2f} to {last:.2f}, relied on until"
+                f" {relied_on:.2f}, {told}; killed at {ended.get(pid)}, stopped"
+                f" {[(begin, end) for stopped, begin, end in stops if stopped == pid]}"
+            )
     return findings
 
 
@@ -314,7 +330,7 @@ def soak(
             arguments = (which, ttl, proxy.url, server.url, name, threads, until)
             return Child("tests.support.soak:work", *arguments, redislock=setting)
 
-        stops = 0
+        stops: Stops = []
         ended: dict[str, float] = {}
         try:
             children += [start() for _ in range(processes)]
@@ -332,17 +348,17 @@ def soak(
                         ended[str(victim.pid)] = clock()
                         children.append(start())
                     else:
-                        stops += 1
+                        begin = clock()
                         victim.stop()
                         time.sleep(dice.uniform(0.2, 1.6) * ttl)
                         victim.cont()
+                        stops.append((str(victim.pid), begin, clock()))
                 for child in children:
                     assert child.wait(HUNG) == 0, child.stderr
         finally:
             for child in children:
                 child.close()
-        findings = find(folder, seen, ended)
-        findings.stops, findings.kills = stops, len(ended)
+        findings = find(folder, seen, ended, stops)
         findings.faults.update(
             {f"{rule.action}": rule.hits for rule in proxy._rules}  # The proxy has no such list.
         )
