@@ -328,10 +328,14 @@ def test_what_only_a_minority_keeps_is_free_unless_the_silent_may_keep_it_too() 
     assert (seen[4], seen[-1]) == (A, "1 of 3")
 
 
-def test_a_release_by_force_is_what_any_server_has_released() -> None:
+def test_a_release_by_force_is_one_of_a_lease_that_a_look_would_have_shown() -> None:
     released, gone, taken = [b"released", LEASE], [b"gone", b""], [b"taken", LEASE]
-    assert merged(scripts.FORCE_RELEASE, gone, released, gone) == released
+    assert merged(scripts.FORCE_RELEASE, gone, released, released) == released
+    assert merged(scripts.FORCE_RELEASE, gone, released, SILENT) == released
     assert merged(scripts.FORCE_RELEASE, gone, taken, taken) == taken
+    # A server that is slow to hear of the holder's own release has the rest of its lease.
+    assert merged(scripts.FORCE_RELEASE, released, gone, gone) == gone
+    assert merged(scripts.FORCE_RELEASE, released, gone, taken) == gone
 
 
 def test_a_page_of_names_has_all_that_any_server_knows() -> None:

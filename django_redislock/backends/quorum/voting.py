@@ -358,8 +358,11 @@ ENDLESS = -1
 
 
 def _forced(values: list[list[bytes]], of: int) -> list[bytes]:
+    """Released, if a look would have shown the lease: a minority may keep the rest of one."""
     released = [value for value in values if value[0] == b"released"]
-    return released[0] if released else _most_common(values, of)
+    others = [value for value in values if value[0] != b"released"]
+    is_rest = len(others) > of - majority_of(of)
+    return released[0] if released and not is_rest else _most_common(others, of)
 
 
 def _look(values: list[list[Any]], of: int) -> list[Any]:
