@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
+from django_redislock.backends.quorum import members
 from django_redislock.rules.keys import fence_key, lock_keys
 from tests.support.stored import NAME
 from tests.support.waiting import HUNG
@@ -102,9 +103,15 @@ class MakeQuorum(Protocol):
 
 @pytest.fixture
 def make_quorum(
-    settings: Settings, make_server: MakeServer, make_proxy: MakeProxy, key_prefix: str
+    settings: Settings,
+    make_server: MakeServer,
+    make_proxy: MakeProxy,
+    key_prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> MakeQuorum:
     """Start servers that know nothing of each other."""
+    # A machine that stands still makes no server unreachable: the others would go on without it.
+    monkeypatch.setattr(members, "DIAL_WITHIN", HUNG)
 
     def make(size: int = 3, kind: Kind | None = None, **config: Any) -> Quorum:
         servers = [make_server(kind, **config) for _ in range(size)]
