@@ -19,11 +19,14 @@ from django_redislock.celery.options import OPTIONS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# Seconds. Nothing renews it, so people take more than any run of theirs may need. A short one would
+# be over when, on a slow machine, the broker delivers the task of a killed worker again.
+EXPIRY = 60
+
 
 def single_instance_task(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """``SET NX EX`` around the body, skip if it is there, delete it in the end."""
     ours = {name: options.pop(name) for name in list(options) if name in OPTIONS}
-    ttl = int(ours.get("ttl", 30)) or 1
 
     def decorate(function: Callable[..., Any]) -> Any:
         signature = inspect.signature(function)
@@ -33,7 +36,7 @@ def single_instance_task(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         def locked(*args: Any, **kwargs: Any) -> Any:
             name = ours["key"].format_map(signature.bind(*args, **kwargs).arguments)
             server = redis.Redis.from_url(settings.REDISLOCK["default"]["LOCATION"])
-            if not server.set(f"naive:{name}", "locked", nx=True, ex=ttl):
+            if not server.set(f"naive:{name}", "locked", nx=True, ex=EXPIRY):
                 return {"skipped": "busy"}
             try:
                 return function(*args, **kwargs)
