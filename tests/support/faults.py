@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from contextlib import contextmanager, suppress
@@ -92,15 +93,45 @@ def slack() -> float:
 
 @contextmanager
 def takes(*, at_least: float = 0, at_most: float) -> Iterator[None]:
-    """Check how many seconds a block takes, however it ends; slack() is not counted."""
-    begin = time.monotonic()
+    """Check how many seconds a block takes, however it ends.
+
+    Neither slack() is counted nor what this process stood still, as if the machine had been off.
+    """
+    begin, standstill = time.monotonic(), Standstill()
+    standstill.start()
     try:
         yield
     finally:
         took = time.monotonic() - begin
-        assert at_least <= took <= at_most + slack(), (
-            f"took {took:.3f} s, not {at_least} to {at_most}"
+        late = standstill.end()
+        assert at_least <= took <= at_most + slack() + late, (
+            f"took {took:.3f} s, not {at_least} to {at_most}; stood still for {late:.3f} s"
         )
+
+
+class Standstill(threading.Thread):
+    """Measures for how long nothing of this process runs: how late a thread is that only sleeps."""
+
+    EVERY = 0.05  # Seconds.
+
+    def __init__(self) -> None:
+        super().__init__(name="standstill", daemon=True)
+        self._seconds = 0.0
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        last, is_over = time.monotonic(), False
+        while not is_over:
+            is_over = self._over.wait(self.EVERY)
+            now = time.monotonic()
+            self._seconds += max(0.0, now - last - self.EVERY)
+            last = now
+
+    def end(self) -> float:
+        """Stop measuring, and return the seconds."""
+        self._over.set()
+        self.join()
+        return self._seconds
 
 
 def block_interpreter(seconds: float) -> None:

@@ -1,0 +1,19 @@
+"""What the fault tests measure with measures it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.support.faults import block_interpreter, slack, takes
+
+
+def test_what_a_process_stood_still_is_not_counted() -> None:
+    with takes(at_most=0):
+        block_interpreter(slack() + 1)
+
+
+def test_what_a_process_waited_is_counted() -> None:
+    with pytest.raises(AssertionError, match="took"), takes(at_most=-2 * slack()):
+        time.sleep(0.5)
