@@ -159,7 +159,7 @@ def test_r7_a_lease_that_the_new_master_does_not_have_is_lost(caller: Caller, pa
 def test_r7_a_lease_of_the_new_master_is_not_looked_for_at_the_old_one(
     caller: Caller, pair: Pair
 ) -> None:
-    with caller.block(distributed_lock("earlier", ttl=3)) as earlier:
+    with caller.block(distributed_lock("earlier", ttl=9)) as earlier:
         wait_until(lambda: earlier.renewals)  # The watchdog has its connection.
     pair.fail_over(master_becomes="NOREPLICAS")
     with caller.block(distributed_lock(NAME, ttl=9)) as lease:

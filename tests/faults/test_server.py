@@ -125,10 +125,12 @@ def test_r4_an_acquire_that_gave_up_during_a_stall_leaves_one_ttl_at_most(
     add_rival(settings, locks)
     assert caller.acquire(distributed_lock("another"))  # So that there is a connection.
     ttl, patience = TTL / 2, PATIENCE / 2
-    stall(own_server, 4 * patience)
+    stalled = 8 * patience
+    ends_at = time.monotonic() + stalled
+    stall(own_server, stalled)
     with takes(at_most=2 * patience), pytest.raises(LockUnavailable):
         caller.acquire(distributed_lock(NAME, ttl=ttl))
-    with takes(at_most=2 * patience + ttl):
+    with takes(at_most=ends_at + ttl - time.monotonic()):
         assert rival(wait=HUNG).acquire()
 
 

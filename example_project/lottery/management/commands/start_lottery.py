@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand, CommandParser
 
 from lottery.tasks import run_lottery, run_lottery_without_lock
 
-PATIENCE = 30  # seconds for the outcome to come back
+PATIENCE = 60  # seconds for the outcome to come back
 
 
 class Command(BaseCommand):
