@@ -122,10 +122,7 @@ class Locks:
 
 @pytest.fixture(scope="session")
 def shared_servers() -> Iterator[Callable[[Kind], Server | Container]]:
-    """One server of each kind for the whole run (of an xdist worker), started when first asked for.
-
-    Apart from `server`, which pytest ends and begins anew with each change of its parameter.
-    """
+    """One server of each kind for the whole run (of an xdist worker), from when it is asked for."""
     yield from made_once(shared)
 
 
@@ -138,11 +135,15 @@ def server_kind(request: pytest.FixtureRequest) -> Kind:
     return kind
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def server(
     server_kind: Kind, shared_servers: Callable[[Kind], Server | Container]
 ) -> Server | Container:
-    """A running server shared by many tests: to use, not to break. See own_server."""
+    """A running server shared by many tests: to use, not to break. See own_server.
+
+    It is looked up for each test. For the session, pytest would keep the one of another kind when
+    tests of a module with a `server_kind` of its own come in between.
+    """
     return shared_servers(server_kind)
 
 
