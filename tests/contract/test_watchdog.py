@@ -60,7 +60,7 @@ async def test_a_lease_outlives_its_ttl_while_it_is_held(way: Way, place: Place)
 async def test_a_renewal_by_hand_just_before_the_watchdogs_does_not_end_its_renewals(
     way: Way, place: Place
 ) -> None:
-    async with way.entered(distributed_lock("lottery", ttl=4.5)) as lease:
+    async with way.entered(distributed_lock("lottery", ttl=6)) as lease:
         watchdog, token = backends["default"].watchdog_of(lease.name), lease.grant.token
         due = watchdog._slot_of[token]
         # Until the watchdog has looked at it, and put it off.
@@ -105,8 +105,8 @@ async def test_a_released_lease_is_not_renewed(way: Way, place: Place) -> None:
 @both_ways
 async def test_a_blocked_body_is_renewed_all_the_same(way: Way, place: Place) -> None:
     # As by a query: it blocks the event loop too, but the watchdog has a thread of its own.
-    async with way.entered(distributed_lock("lottery", ttl=4.5)) as lease:
-        time.sleep(4.7)
+    async with way.entered(distributed_lock("lottery", ttl=6)) as lease:
+        time.sleep(6.2)
         assert lease.held
 
 
@@ -276,7 +276,7 @@ async def test_a_lease_survives_an_outage_that_ends_before_its_deadline(
 async def test_a_lease_dropped_after_its_renewals_is_not_renewed_any_more(
     way: Way, place: Place
 ) -> None:
-    lock = distributed_lock("lottery", ttl=4.5)
+    lock = distributed_lock("lottery", ttl=6)
     lease = await taken(way, lock)
     while not lease.renewals:
         assert lease.lost_reason is None

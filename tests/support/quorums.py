@@ -102,16 +102,23 @@ class MakeQuorum(Protocol):
 
 
 @pytest.fixture
+def dial_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a dial to a server of a quorum come to an end, however busy the machine is.
+
+    Else the others would go on without that server.
+    """
+    monkeypatch.setattr(members, "DIAL_WITHIN", HUNG)
+
+
+@pytest.fixture
 def make_quorum(
     settings: Settings,
     make_server: MakeServer,
     make_proxy: MakeProxy,
     key_prefix: str,
-    monkeypatch: pytest.MonkeyPatch,
+    dial_in_time: None,
 ) -> MakeQuorum:
     """Start servers that know nothing of each other."""
-    # A machine that stands still makes no server unreachable: the others would go on without it.
-    monkeypatch.setattr(members, "DIAL_WITHIN", HUNG)
 
     def make(size: int = 3, kind: Kind | None = None, **config: Any) -> Quorum:
         servers = [make_server(kind, **config) for _ in range(size)]
