@@ -29,6 +29,7 @@ DRIFT_RATE = 0.01
 DRIFT_FIXED = 0.002
 # Seconds: a renewal that would lengthen a lease by less than this is not sent.
 WORTH_RENEWING = 1 / 64
+CONFIRMS = 0  # The count of renewals that only confirm a hand-over, see lua/renew.lua.
 
 
 def drift(seconds: float) -> float:
@@ -89,6 +90,7 @@ class Grant:
     __slots__ = (
         "_for_block",
         "_known_abandoned",
+        "_longest_asked",
         "_lost_reason",
         "_mutex",
         "_process",
@@ -138,6 +140,7 @@ class Grant:
         self.kept = 0
         self._for_block = for_block  # Whether the end of a block releases it.
         self._known_abandoned = False
+        self._longest_asked = ttl  # Seconds, by any renewal.
         self._lost_reason: LostReason | None = None
         self._process = process.current
         self._mutex = threading.Lock()
@@ -246,13 +249,19 @@ class Grant:
         Raises:
             LockLost: It is not ours any more, or max_hold is over.
         """
-        # The count is read first: a server shortens a lease for the newest renewal, so that must
-        # not be ignorant of another one that has made the lease longer meanwhile.
-        count = self.renewals + 1
-        lease_ttl = self.ttl if ttl is None else ttl
         left = self.hold_until - now
         if not self.may_be_held(now) or left <= 0:
             raise self.loss(now)
+        if ttl is not None:
+            with self._mutex:
+                # Not max(): a signal handler that runs in a call could wait for this mutex.
+                if ttl > self._longest_asked:  # noqa: PLR1730
+                    self._longest_asked = ttl
+        # A server shortens a lease for the renewal with the greatest count. So each renewal asks
+        # for the longest ttl that one with a smaller count has asked for, answered or not: the ttl
+        # is noted before the count is read, and read after it.
+        count = self.renewals + 1
+        lease_ttl = self._longest_asked
         ttl = min(lease_ttl, left)
         renews = will_renew(self.auto_renew, ttl, left)
         return Renewal(self.name, self.token, ttl, count, renews, lease_ttl)
@@ -267,8 +276,11 @@ class Grant:
             return None
         renewal = self.renewal(now)
         if not self.auto_renew:
-            # It only confirms, see lua/renew.lua.
-            return renewal._replace(renewals=renewal.renewals - 1) if self.is_claimed else None
+            if not self.is_claimed:
+                return None
+            # In time it only confirms, see lua/renew.lua. Later it makes the lease last longer than
+            # lists know, so it is a renewal.
+            return renewal if now >= self.deadline else renewal._replace(renewals=CONFIRMS)
         gain = now + renewal.ttl - drift(renewal.ttl) - self.deadline
         return renewal if self.is_claimed or gain >= WORTH_RENEWING else None
 
@@ -286,12 +298,12 @@ class Grant:
             raise self.loss(now)
         self.is_unanswered = False
         self.ttl = max(self.ttl, renewal.lease_ttl)  # Another one may have made it longer.
-        # From when it was sent, not from when the answer came (R2). An answer may be overtaken by
-        # that of a later renewal.
-        deadline = answer.sent + renewal.ttl - drift(renewal.ttl)
-        self.deadline = self.ends = max(self.deadline, deadline)
-        # Last: whoever counts on from here must know what this one asked for, see renewal().
-        self.renewals += 1
+        # From when it was sent, not from when the answer came (R2); but sending may have come late,
+        # and a renewal that was asked for after this one ends the lease at max_hold. An answer may
+        # be overtaken by that of a later renewal.
+        end = min(answer.sent + renewal.ttl, self.hold_until)
+        self.deadline = self.ends = max(self.deadline, end - drift(renewal.ttl))
+        self.renewals += renewal.renewals > CONFIRMS
 
     def unanswered(self) -> bool:
         """A renewal was not answered. Returns whether it is the first one."""

@@ -199,14 +199,45 @@ def test_without_renewal_only_a_hand_over_is_confirmed() -> None:
     confirmation = claimed(auto_renew=False).renewal_due(0.5)
     assert confirmation is not None
     assert (confirmation.renewals, confirmation.renews) == (0, False)
+    late = claimed(auto_renew=False).renewal_due(1.5)  # The server notes until when it lasts now.
+    assert late is not None
+    assert (late.renewals, late.renews) == (1, False)
 
 
-def test_a_longer_ttl_holds_from_its_answer_on_for_every_later_renewal() -> None:
+def test_a_confirmation_is_not_counted_as_a_renewal() -> None:
+    one = claimed(auto_renew=False)
+    confirmation = one.renewal_due(0.5)
+    assert confirmation is not None
+    one.answered(confirmation, Answer(b"renewed", 0.5, 0.6), 0.6)
+    assert (one.is_claimed, one.renewals) == (False, 0)
+
+
+def test_a_longer_ttl_is_that_of_the_lease_from_its_answer_on() -> None:
     one = grant()
     longer = one.renewal(1.0, 60.0)
     assert one.ttl == TTL
     one.answered(longer, Answer(b"renewed", 1.0, 1.1), 1.1)
     assert one.ttl == one.renewal(2.0).ttl == 60.0
+
+
+@pytest.mark.proves("P1")
+def test_a_renewal_asks_for_the_longest_ttl_that_one_before_it_asked_for_answered_or_not() -> None:
+    one = grant()
+    longer = one.renewal(1.0, 60.0)
+    is_renewed(one, sent=2.0)  # It has the same count: the server keeps the longer ttl.
+    assert one.renewal(3.0).renewals == 2
+    assert one.renewal(3.0).ttl == 60.0  # The server goes by this, even if it is the shorter one.
+    one.answered(longer, Answer(b"renewed", 1.0, 4.0), 4.0)
+    assert one.renewal(5.0, 20.0).ttl == 60.0
+
+
+@pytest.mark.proves("P1")
+def test_a_renewal_that_is_sent_late_outlasts_no_max_hold() -> None:
+    one = grant(hold_until=12.0)
+    early = one.renewal(4.0)
+    one.answered(early, Answer(b"renewed", 6.0, 6.1), 6.1)  # A second try.
+    # A later one ends it on the server at 12.
+    assert one.deadline == one.ends == 12.0 - drift(8.0)
 
 
 def test_an_error_names_the_setting_that_was_over() -> None:
