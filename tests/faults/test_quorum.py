@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import select
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -15,15 +17,20 @@ from django_redislock import (
     LockLost,
     LockUnavailable,
     StaleFence,
+    clock,
     distributed_lock,
     held,
     single_instance_task,
 )
 from django_redislock.backends.quorum.backend import QuorumBackend
 from django_redislock.backends.quorum.fences import MOST_LEAD
+from django_redislock.backends.quorum.lines import AsyncLine, Line
+from django_redislock.backends.redis.connection import packed
+from django_redislock.backends.redis.dialing import Dialer
 from django_redislock.backends.registry import backends
 from django_redislock.rules import scripts
 from tests.effects.models import Entry, written
+from tests.support.backends import one_kind
 from tests.support.faults import in_fork, lease_of
 from tests.support.quorums import TTL
 from tests.support.stored import NAME
@@ -38,6 +45,7 @@ if TYPE_CHECKING:
 
     from django_redislock import Lease
     from tests.support.quorums import MakeQuorum, Quorum
+    from tests.support.servers import Server
 
 
 # A server that takes long for an undo is left alone for a second.
@@ -473,6 +481,30 @@ def test_a_lock_is_listed_with_how_many_servers_know_it_and_released_by_force(
         caller.ensure_held(lease)
 
 
+def test_the_rest_of_a_lease_that_is_over_goes_away_and_was_not_released_by_force(
+    quorum: Quorum, caller: Caller
+) -> None:
+    with caller.block(distributed_lock(NAME)) as lease:
+        wait_until(lambda: quorum.known_by(lease) == [0, 1, 2])
+        value = quorum.value(0)
+    wait_until(lambda: not any(quorum.value(server) for server in range(3)))
+    quorum.keep(0, value)  # As if the first had not heard of the release yet.
+    assert held.force_release(NAME, lease.id) is False
+    assert not quorum.value(0)
+
+
+def test_what_one_server_knows_is_released_by_force_if_one_that_is_away_may_know_it(
+    quorum: Quorum, caller: Caller
+) -> None:
+    with pytest.raises(LockLost, match="by force"), caller.block(distributed_lock(NAME)) as lease:  # noqa: PT012 - by leaving the block
+        wait_until(lambda: quorum.known_by(lease) == [0, 1, 2])
+        quorum.lapse(1)
+        quorum.servers[2].kill()
+        (seen,) = held.list()
+        assert (seen.id, seen.where) == (lease.id, "1 of 3")
+        assert held.force_release(NAME, lease.id) is True
+
+
 @pytest.mark.django_db
 def test_the_command_and_the_admin_show_how_many_servers_know_a_lock(
     quorum: Quorum, admin_client: Client, capsys: pytest.CaptureFixture[str]
@@ -556,6 +588,25 @@ def test_a_forked_child_has_connections_of_its_own(quorum: Quorum) -> None:
         lease.ensure_held(verify=True)
     with distributed_lock("childs", wait=0):
         pass
+
+
+@one_kind
+def test_a_server_whose_answers_come_late_keeps_its_connection(
+    server: Server, key_prefix: str
+) -> None:
+    line = Dialer(server.url, {}, wires=(Line, AsyncLine)).dial(HUNG)
+    assert isinstance(line, Line)
+    now = clock.now()
+    for sent in (now - 2 * HUNG, now):
+        line.post(packed("BLPOP", key_prefix, 0), 1, math.inf)
+        line.leave(sent)
+    server.client().rpush(key_prefix, "the answer to the first question")
+    wait_until(lambda: select.select([line], [], [], 0)[0])
+    line.post(packed("PING"), 1, HUNG)  # The oldest that is not answered was sent just now.
+    line.leave(now)
+    with pytest.raises(TimeoutError):
+        line.post(packed("PING"), 1, 0.0)
+    line.close()
 
 
 def test_threads_share_no_connection(quorum: Quorum) -> None:

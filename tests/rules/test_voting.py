@@ -138,6 +138,16 @@ def test_a_server_that_did_not_answer_the_undo_does_not_count_for_that_token() -
     assert Poll(voting().answer(acquire())).hears(BUSY, b"7", b"7").value == b"7"
 
 
+def test_a_grant_that_does_not_count_does_not_end_the_round_before_one_that_does() -> None:
+    votes = voting()
+    Poll(votes.answer(acquire())).hears(BUSY, BUSY, SILENT).hears(SILENT)
+    question = Poll(votes.answer(acquire())).question
+    assert question is not None
+    assert question.is_enough is not None
+    assert not question.is_enough({0: [b"7"], 2: [b"7"]})
+    assert question.is_enough({0: [b"7"], 1: [b"7"]})
+
+
 @pytest.mark.parametrize(
     ("answers", "is_transient"),
     [

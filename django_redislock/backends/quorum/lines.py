@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import ssl
+from collections import deque
 from contextlib import suppress
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from django_redislock import clock
@@ -38,14 +40,15 @@ class Line(Wire):
     the server answers in order.
     """
 
-    __slots__ = ("_awaited", "_left_at", "_unsent", "known", "replies")
+    __slots__ = ("_awaited", "_dropped", "_unsent", "known", "replies")
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         self._unsent = b""
         self._awaited = 0  # How many replies the question has that was asked last.
         self.replies: list[Any] = []  # Those of them that have come.
-        self._left_at = math.inf  # When the oldest question was sent of which a reply is dropped.
+        # For each reply that will be dropped when it comes: when its question was sent.
+        self._dropped: deque[float] = deque()
         # Scripts that the server was told on this connection. One that was started anew knows none,
         # and the reply that says so may be one that nobody awaits.
         self.known: set[Script] = set()
@@ -61,9 +64,9 @@ class Line(Wire):
             TimeoutError: A question before this one is not answered after so many seconds.
         """
         self._limit(0.0)
-        if self._unread:
+        if self._dropped:
             self.collect()
-            if self._unread and clock.now() - self._left_at > seconds:
+            if self._dropped and clock.now() - self._dropped[0] > seconds:
                 raise TimeoutError("the server did not answer in time")
         self._awaited, self.replies = replies, []
         self._unsent += commands
@@ -105,23 +108,20 @@ class Line(Wire):
         while (item := self._reader.gets()) is not NOTHING:
             if item.__class__ is Push:
                 continue
-            if self._unread:
-                self._unread -= 1
+            if self._dropped:
+                self._dropped.popleft()
                 if item.__class__ is ReplyError and lacks_script(item):
                     self.known.clear()
             elif self.is_answered:
                 raise ConnectionError("out of step")
             else:
                 self.replies.append(item)
-        if not self._unread:
-            self._left_at = math.inf
 
     def leave(self, sent: float) -> None:
         """Wait no more for the replies to the question that was sent at that time."""
         if missing := self._awaited - len(self.replies):
-            self._unread += missing
+            self._dropped.extend(repeat(sent, missing))
             self._awaited = len(self.replies)
-            self._left_at = min(self._left_at, sent)
 
 
 class AsyncLine(AsyncWire):

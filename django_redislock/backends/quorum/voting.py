@@ -168,8 +168,8 @@ class Voting:
     def _raise_fences(self, call: Call, granted: dict[int, int]) -> Vote:
         """Have a majority of the servers know the greatest fence, so that the next one is greater.
 
-        Any two majorities have a server in common. It gives out no fence twice, but without this
-        another one might have given out a greater one before.
+        Any two majorities have a server in common. That server gives out no fence twice; but the
+        greatest fence of this majority may come from another server, and would be unknown to it.
         """
         fence = max(granted.values())
         behind = [server for server, value in granted.items() if value < fence]
@@ -260,11 +260,11 @@ class Voting:
     def _is_decided(self, replies: Replies) -> bool:
         """Whether it is clear that a majority has granted a lock, or that none has."""
         granted = refused = 0
-        for found in replies.values():
+        for server, found in replies.items():
             if found.__class__ is list:
                 last = found[-1]
                 if last.__class__ is bytes:
-                    granted += 1
+                    granted += server not in self._suspect
                 elif last.__class__ is list:
                     refused += 1
                 else:
@@ -358,11 +358,15 @@ ENDLESS = -1
 
 
 def _forced(values: list[list[bytes]], of: int) -> list[bytes]:
-    """Released, if a look would have shown the lease: a minority may keep the rest of one."""
+    """Released, if a look would have shown the lease.
+
+    A minority may still keep a lease that its holder has released.
+    """
     released = [value for value in values if value[0] == b"released"]
     others = [value for value in values if value[0] != b"released"]
-    is_rest = len(others) > of - majority_of(of)
-    return released[0] if released and not is_rest else _most_common(others, of)
+    if len(others) <= of - majority_of(of):
+        return released[0]
+    return list(Counter(map(tuple, others)).most_common(1)[0][0])
 
 
 def _look(values: list[list[Any]], of: int) -> list[Any]:
@@ -428,10 +432,6 @@ def _greatest(values: list[int], of: int) -> int:
 def _last_call(values: list[int], of: int) -> int:
     """Milliseconds since the last call that any server knows of; -1 if none does."""
     return min((ago for ago in values if ago >= 0), default=-1)
-
-
-def _most_common(values: list[list[bytes]], of: int) -> list[bytes]:
-    return list(Counter(map(tuple, values)).most_common(1)[0][0])
 
 
 def _when(note: bytes) -> int:
