@@ -16,6 +16,8 @@ from django_redislock.backends.redis.errors import Crowded, Exhausted
 from django_redislock.backends.redis.pool import SharedBell, WirePool
 from django_redislock.backends.registry import backends
 from tests.support.backends import one_kind
+from tests.support.faults import loses
+from tests.support.stored import NAME, keys_of
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
 
@@ -122,6 +124,18 @@ def test_a_connection_is_lent_once_also_if_its_return_is_interrupted(
         lock.acquire()  # Its first connection: it is dialed, and so the longer way is taken.
     idle = backends["default"]._server._pool._idle  # type: ignore[attr-defined]
     assert len(idle) == len(set(idle))
+
+
+@pytest.mark.proves("P5", "R6")
+@pytest.mark.parametrize("min_hold", [0, 30])
+def test_r6_a_release_that_a_cut_connection_could_not_send_was_not_carried_out(
+    min_hold: float, locks: Locks
+) -> None:
+    # So whoever has not got the lease has lost it. Connections are cut after a failover.
+    with loses("expired"), distributed_lock(NAME, ttl=60, renew=False, min_hold=min_hold):
+        locks.redis.delete(keys_of(locks).lock)
+        for wire in backends["default"]._server._pool._idle:  # type: ignore[attr-defined]
+            wire.cut()
 
 
 def test_waiters_may_not_have_the_last_two(pool: WirePool) -> None:

@@ -233,8 +233,8 @@ def trouble(error: BaseException, sent: float, *, was_sent: bool = True) -> Trou
     Args:
         error: It.
         sent: When something was sent, or was to be.
-        was_sent: Whether it was. An error reply says that it was not carried out; of every other
-            error that is known only if nothing was sent.
+        was_sent: Whether all of it was, as far as is known. An error reply says that it was not
+            carried out; of every other error that is known only if not all was sent.
     """
     outcome: Trouble
     if is_transient(error):

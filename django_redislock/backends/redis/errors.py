@@ -18,7 +18,7 @@ _WRONG_SERVER_TEXT = "WAIT cannot be used with replica"
 _TRANSIENT = _WRONG_SERVER | {"BUSY", "TRYAGAIN"}
 # What only a node of a cluster says. It concerns one slot, and the connection is as good as before.
 _OF_CLUSTERS = frozenset({"ASK", "CROSSSLOT", "MOVED"})
-_TRANSIENT_TEXT = ("max number of clients", "ERR max number of clients reached", _WRONG_SERVER_TEXT)
+_TRANSIENT_TEXT = ("max number of clients", _WRONG_SERVER_TEXT)
 
 
 class Exhausted(Exception):
@@ -69,7 +69,7 @@ def is_transient(error: BaseException) -> bool:
         return True
     if isinstance(error, redis_errors.ConnectionError | redis_errors.TimeoutError):
         return not _is_tls_refusal(error)
-    return isinstance(error, OSError | EOFError | TimeoutError) and not _is_tls_refusal(error)
+    return isinstance(error, OSError | EOFError) and not _is_tls_refusal(error)
 
 
 def is_wrong_server(said: object) -> bool:
@@ -77,6 +77,15 @@ def is_wrong_server(said: object) -> bool:
     return isinstance(said, ReplyError) and (
         said.code in _WRONG_SERVER or _WRONG_SERVER_TEXT in str(said)
     )
+
+
+def is_cut_short(error: BaseException) -> bool:
+    """Whether a blocking connection was cut before all of a command was sent.
+
+    Reading never fails like this. A server does not carry out a command whose end it has not
+    received.
+    """
+    return isinstance(error, BrokenPipeError)
 
 
 def _is_tls_refusal(error: BaseException | None) -> bool:

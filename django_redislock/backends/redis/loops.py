@@ -33,8 +33,10 @@ class Loops:
         loop_wire = self._loop_wires.get(loop)
         if loop_wire is None:
             # A connection refers to its loop, so those of loops that did not end well stay here.
-            for other in [other for other in self._loop_wires if other.is_closed()]:
-                self._loop_wires.pop(other, None)
+            # Loops of other threads come and go meanwhile.
+            for other in list(self._loop_wires):
+                if other.is_closed():
+                    self._loop_wires.pop(other, None)
             loop_wire = _LoopWire(self._dialer, partial(self._loop_wires.pop, loop, None))
             self._loop_wires[loop] = loop_wire
             await loop_wire.close_with_loop()
