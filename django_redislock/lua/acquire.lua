@@ -73,6 +73,9 @@ if value then
     else
       call('PEXPIRE', LOCK, ttl, 'GT') -- it may be late, and the lease have been made longer since
     end
+    if HELD then
+      redis.pcall('ZADD', HELD, 'GT', ms + ttl, LOCK)
+    end
     if started then
       started('', id, tonumber(since), owner)
     end

@@ -6,11 +6,9 @@ local HELD, RAN = unpack(KEYS)
 -- include _lease
 local which, offset, limit, last_first = unpack(ARGV)
 local LONGEST = 2048 -- bytes
--- An acquire that was resent extends its lease a little without a note in the index.
-local RESENT = 10000 -- ms; longer than any acquire is resent for
 local index, first = RAN, '-inf'
 if which == 'held' then
-  index, first = HELD, digits(milliseconds(clock()) - RESENT)
+  index, first = HELD, digits(milliseconds(clock()))
 end
 local total = call('ZCOUNT', index, first, '+inf')
 local keys

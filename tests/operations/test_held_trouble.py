@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_redislock import LockTimeout, LockUnavailable, distributed_lock, held
-from django_redislock.rules import scripts
+from django_redislock.backends.registry import backends
+from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import CLAIM
 from django_redislock.rules.keys import index_key
+from django_redislock.rules.steps import Call
+from django_redislock.rules.stored import new_identity
 from tests.support.backends import DEFAULTS, in_turn, needs_scripts, on_servers
 from tests.support.others import held_by_other, hold, queued
 from tests.support.servers import KINDS
@@ -53,6 +56,18 @@ def states_until_free(name: str = NAME) -> set[str]:
         states.add(lock.state)
         time.sleep(0.01)
     return states
+
+
+@with_scripts
+def test_a_lock_that_was_asked_for_again_is_listed_until_it_ends(place: ServerPlace) -> None:
+    identity = new_identity()
+    args = (identity.token, identity.id, 60_000, "try", "0", "", "-", "owner")
+    for _ in range(2):
+        assert backends["default"].run(flows.ask(Call(scripts.ACQUIRE, NAME, args, HUNG)))
+        assert listed() == {NAME: "held"}
+        # Here it should have ended.
+        place.locks.redis.zadd(index_key(place.locks.prefix), {keys_of(place.locks).lock: 1})
+    assert listed() == {}
 
 
 # --- overdue: a renewal was due and was missed ----------------------------------------------------

@@ -67,7 +67,8 @@ def _acquire(keys: Keys, ask: Ask, *args: Any) -> Decision:
         # It may be late, and the lease have been made longer since. Not so a claim.
         only_longer = () if value[32:33] == b"c" else ("GT",)
         confirm = ("SETRANGE", keys.lock, 32, "h")
-        return [("PEXPIRE", keys.lock, ttl, *only_longer), confirm], value.split(b"|")[1]
+        listed = ("ZADD", keys.held, "GT", us // 1000 + ttl, keys.lock)
+        return [("PEXPIRE", keys.lock, ttl, *only_longer), confirm, listed], value.split(b"|")[1]
     if left == -1:
         return [], [b"endless"]
     if not _is_over(value, left, us):
