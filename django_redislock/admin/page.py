@@ -322,8 +322,11 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 self._release(request, page, id)
             except held.TROUBLE as error:
                 unanswered += time.monotonic() - started
+                outcome = (
+                    "may have been released" if isinstance(error, _InDoubt) else "was not released"
+                )
                 problem = held.problem(error, page.alias)
-                messages.error(request, f"The lock “{page}” was not released. {problem}")
+                messages.error(request, f"The lock “{page}” {outcome}. {problem}")
 
     def _release(self, request: HttpRequest, page: LockPage, id: str) -> None:  # noqa: A002
         """Release one lease, and say what came of it."""
@@ -331,7 +334,15 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         reason = request.POST.get("reason", "")[:200]
         by = f"{request.user.get_username()} in the admin"
         before = held.get(page.name, using=page.alias)
-        if held.force_release(page.name, id, using=page.alias, by=by, reason=reason):
+        try:
+            is_released = held.force_release(page.name, id, using=page.alias, by=by, reason=reason)
+        except LockUnavailable as error:
+            if _is_there(page, id):
+                raise
+            note = f"Whether lease {visible(id)} was released by force is not known."
+            self.log_change(request, page, f"{note} {visible(reason)}".strip())
+            raise _InDoubt(error.name, error.problem) from error
+        if is_released:
             seen = before if before is not None and before.id == id else None
             done, effect = _outcome(seen, id)
             self.log_change(request, page, f"Released by force: {done} {visible(reason)}".strip())
@@ -339,6 +350,19 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         else:
             why = held.why_kept(page.name, using=page.alias)
             messages.warning(request, f"{lock} was not released. {why}")
+
+
+class _InDoubt(LockUnavailable):
+    """Nobody knows whether the server has released the lock before it fell silent."""
+
+
+def _is_there(page: LockPage, id: str) -> bool:  # noqa: A002
+    """Whether the server says that the lock is still held by the lease *id*."""
+    try:
+        lock = held.get(page.name, using=page.alias)
+    except held.TROUBLE:
+        return False
+    return lock is not None and lock.id == id
 
 
 def _sections(detail: held.Detail) -> dict[str, Any]:
@@ -369,8 +393,8 @@ def _outcome(seen: held.HeldLock | None, id: str) -> tuple[str, str]:  # noqa: A
     if seen and seen.state == "cooling":
         return done, f"{holder} was done with it."
     return done, (
-        f"The code of {holder} is not stopped; it learns of the loss when it next renews or checks"
-        " its lease."
+        f"The code of {holder} is not stopped; it learns of the loss at the next renewal of its"
+        " lease, or at its end."
     )
 
 

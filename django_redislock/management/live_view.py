@@ -134,4 +134,5 @@ def _queue(lock: HeldLock) -> Iterator[str]:
         who = f"{terminal.place(waiter.owner)} {terminal.doing(waiter.owner)}"
         yield visible(f"{name}  waiting {number}.  {who}")
     if len(waiters) > WAITERS_SHOWN:
-        yield f"{name}  and {lock.waiters - WAITERS_SHOWN} more"
+        # The list has counted them all, but more may have come since.
+        yield f"{name}  and {max(lock.waiters, len(waiters)) - WAITERS_SHOWN} more"

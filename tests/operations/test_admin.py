@@ -28,6 +28,7 @@ from django_redislock.admin import panels
 from django_redislock.backends.redis import connection as wires
 from django_redislock.lock import Lock
 from django_redislock.models import HeldLock
+from django_redislock.rules import scripts
 from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.keys import index_key, lock_keys
 from django_redislock.rules.options import Options
@@ -670,6 +671,21 @@ def test_a_silent_server_is_not_asked_for_each_lock(
         assert "“a” was not released" in told(page)
         assert "2 locks more: not tried" in told(page)
         assert [lock.name for lock in held.list()] == ["a", "b", "c"]
+
+
+def test_a_release_whose_answer_is_lost_is_told_and_logged_as_not_known(
+    operator: Client, locks: Locks, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(locks.server)
+    with held_by("lottery"):
+        lease = {"lease": reference("lottery"), "confirmed": "Yes", "reason": "it hangs"}
+        locks.on(proxy, OPTIONS={"socket_timeout": 1})
+        proxy.rule_for_script(scripts.FORCE_RELEASE.sha, "hang_after", times=None)
+        page = operator.post(RELEASE, lease)
+        assert "“lottery” may have been released. The server 127.0.0.1" in told(page)
+        assert held.get("lottery") is None
+    change = LogEntry.objects.get().get_change_message()
+    assert "was released by force is not known. it hangs" in change
 
 
 STRANGE = {

@@ -362,6 +362,15 @@ def test_without_the_right_to_ask_much_is_unknown_and_nothing_breaks(locks: Lock
     assert found["rights"].level == "ok"
 
 
+def test_rights_that_another_doctor_keeps_from_being_tried_are_not_said_to_be_fine(
+    locks: Locks,
+) -> None:
+    with held_by_other(doctor.PROBE):
+        finding = findings()["rights"]
+    assert finding.level == "warn"
+    assert finding.says.startswith("not tried: lock 'django_redislock.doctor' is held")
+
+
 def test_a_wrong_password_fails(locks: Locks, make_server: MakeServer) -> None:
     locks.on(make_server(requirepass="right"), OPTIONS={"password": "wr0ng"})
     (finding,) = findings().values()

@@ -25,6 +25,7 @@ from django_redislock.management import live_view, table
 from django_redislock.management import terminal as text
 from django_redislock.management.commands.locks import Command
 from django_redislock.process import is_gone
+from django_redislock.rules import scripts
 from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.options import Options
@@ -1029,6 +1030,23 @@ def test_ctrl_c_while_it_looks_is_no_traceback(
     assert process.wait(HUNG) == 130
     assert "Interrupted." in read()
     assert "Traceback" not in read()
+
+
+@one_kind
+def test_a_server_that_falls_silent_while_it_releases_leaves_it_known_how_far_it_came(
+    locks: Locks, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(locks.server)
+    with held_by("a"), held_by("b"):
+        locks.on(proxy, OPTIONS={"socket_timeout": 1})
+        last = lock_keys(locks.prefix, "b").lock.encode()
+        sha = scripts.FORCE_RELEASE.sha.encode()
+        match = lambda args: args[0] == sha and last in args  # noqa: E731
+        proxy.rule("EVALSHA", "hang_after", match=match, times=None)
+        outcome = locks_command("release", "a", "b", "--yes")
+    assert outcome.status == 3
+    assert "cannot answer" in outcome.err
+    assert outcome.err.endswith(" Released 1 lock, and perhaps one more.")
 
 
 def test_ctrl_c_while_it_releases_says_how_far_it_has_come(

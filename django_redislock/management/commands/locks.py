@@ -296,10 +296,9 @@ class Command(BaseCommand):
             with _asking(database):
                 self._prune(_completed(alias, database), older_than, **options)
             return
-        using = alias or DEFAULT_ALIAS
         names = list(dict.fromkeys(map(check_name, names)))
         with _asking(database):
-            rows = _completed(using, database)
+            rows = _completed(alias, database)
             runs = [run for name in names for run in rows.of(name)]
             if runs:
                 self._show_meant(partial(terminal.completed, runs), **options)
@@ -400,11 +399,12 @@ class Command(BaseCommand):
                 released.append(
                     bool(id) and held.force_release(name, id, using=using, by=by, reason=reason)
                 )
-        except KeyboardInterrupt:
-            raise CommandError(
-                f"Interrupted. Released {counted(sum(released), 'lock')}, and perhaps one more.",
-                returncode=INTERRUPTED,
-            ) from None
+        except (KeyboardInterrupt, LockUnavailable) as error:
+            so_far = f"Released {counted(sum(released), 'lock')}, and perhaps one more."
+            if isinstance(error, KeyboardInterrupt):
+                raise CommandError(f"Interrupted. {so_far}", returncode=INTERRUPTED) from None
+            problem = f"{held.problem(error, using)} {so_far}"
+            raise CommandError(problem, returncode=UNAVAILABLE) from error
         return released
 
     def _confirm(self, locks: list[held.HeldLock], *, yes: bool, json: bool) -> None:
