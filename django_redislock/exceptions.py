@@ -82,7 +82,7 @@ class LockLost(LockError):
 class StaleFence(LockError):
     """A later lease of the lock has written to the database, so this one must not any more.
 
-    It is raised before anything is written under this lease.
+    It is raised before anything is written in this transaction.
 
     Attributes:
         name: The lock.

@@ -65,7 +65,7 @@ class HeldLock(Jsonable):
     owner: Owner
     held_for: float | None
     expires_in: float | None
-    ttl: float | None = None  # As granted.
+    ttl: float | None = None  # As granted, or as made longer since.
     renewals: int
     waiters: int
     where: str = ""  # Which of several servers keeps it.
@@ -137,7 +137,10 @@ class Waiter(Jsonable):
 
 @dataclass(frozen=True, kw_only=True)
 class PastLease(Jsonable):
-    """A lease that has ended. Only those that lasted a second or were a task's are noted."""
+    """A lease that has ended.
+
+    Noted are those that lasted a second, were renewed, released by force, or a task's.
+    """
 
     id: str
     fence: int
@@ -366,7 +369,8 @@ def force_release(
 ) -> bool:
     """End exactly the lease *id* of the lock *name*; the next waiter gets the lock.
 
-    The holder is not stopped: its lease is lost, with the reason "forced", at its next renewal.
+    The holder is not stopped: its lease is lost, with the reason "forced", at its next renewal; if
+    there is none, at its end.
 
     Args:
         name: The lock.

@@ -164,7 +164,8 @@ class Lease:
 
         Raises:
             LockLost: The lease has ended, or max_hold is over.
-            LockUnavailable: The server did not answer; the lease may still be held.
+            LockUnavailable: The server did not answer; the lease may still be held, and its next
+                renewal asks for the longer ttl again.
             ValueError: The ttl is no duration, or is shorter than that of the lease.
         """
         self._keeper.run(self._renew(self._checked(ttl)))
@@ -176,8 +177,8 @@ class Lease:
     def on_lost(self, callback: Callable[[Lease], object]) -> None:
         """Call *callback* with this lease once if it is lost; at once if it already is.
 
-        It runs in a thread of its own, so it cannot delay the renewal of other leases; what it
-        raises is logged.
+        It runs in a thread of its own, so it cannot delay the renewal of other leases; if the lease
+        is lost already, in this thread. What it raises is logged.
         """
         self._callbacks.append(callback)
         if self.grant.is_lost:
@@ -194,7 +195,7 @@ class Lease:
             using: Alias in DATABASES.
 
         Raises:
-            StaleFence: A later lease has claimed its fence. Nothing was written.
+            StaleFence: A later lease has claimed its fence. Nothing was written in this block.
             LockLost: The lease has ended; at the end of the block all is rolled back.
             LockMisuse: A transaction is open already, which would be committed after the release;
                 or it is called in a thread whose event loop runs; or the table is missing.

@@ -360,7 +360,8 @@ class Lock:
             if holder is me and (self._options.reentrant or grant.is_only_kept):
                 if not may_be_held:
                     raise grant.loss(now)
-                grant.nest()  # First: an interrupt where it begins must find nothing to undo.
+                # First: after an interrupt where this begins, the hold has no lease to give back.
+                grant.nest()
                 hold.lease = lease
                 self._add(hold)
                 return lease
@@ -681,13 +682,15 @@ class Lock:
     def _drop(self, hold: _Hold, *, block: bool) -> int:
         """It counts no more. Returns how many acquires of its lease still do.
 
-        It stays in the list until its block ends, which will ask for it, and must find no other.
+        It stays in the list until its block ends: the end of a block looks for its hold there, and
+        would else find that of another thread.
         """
         lease = hold.lease
         assert lease is not None
         left = lease.grant.holds
         if not hold.over:
-            left = lease.grant.unnest()  # First: an interrupt where it begins must find no half.
+            # First: an interrupt where this begins leaves both as they were.
+            left = lease.grant.unnest()
             hold.over = True
         if block or not hold.block:
             self._remove(hold)

@@ -153,7 +153,7 @@ class _Ends:
         # The garbage collector may run anywhere, also while this thread has a mutex of ours, which
         # `then` would wait for.
         may_wait = _collector != threading.get_ident() and not sys.is_finalizing()
-        # From here on, nothing is called that an interrupt could come after.
+        # From here to `then`, no function is called: an interrupt could come where one begins.
         mark.is_over = True
         self._left -= 1
         self._committed = self._committed and committed

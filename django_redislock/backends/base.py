@@ -62,7 +62,7 @@ class Backend(ABC):
     clock: Callable[[], float] = staticmethod(clock.now)
     in_buckets = False  # Whether names are spread over buckets, see rules/keys.py.
     in_parts = False  # Whether there are several servers, and Seen says where a lock is kept.
-    watchdog: Watchdog  # Of all leases, where there is one.
+    watchdog: Watchdog  # Of all leases; on a cluster each node has its own instead.
 
     def __init__(self, conf: Conf) -> None:
         self.conf = conf

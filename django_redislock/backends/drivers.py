@@ -55,7 +55,7 @@ class Begun:
     def tell(self, flow: Flow[Result], step: Step) -> Step:
         """Tell *flow* what came of the *step* that it asks for; returns the next one."""
         if step != self.step:
-            return step  # It was interrupted before it asked for the first one, and undoes that.
+            return step  # The flow was interrupted at its first step, and this one undoes that.
         outcome, self.outcome = self.outcome, None
         if not self.is_ours:
             outcome = NotOurs(FORKED)

@@ -102,7 +102,7 @@ class Watchdog:
                     del self._slots[slot]
 
     def put_back(self, lease: Lease, due: float) -> None:
-        """Look after a lease again, from *due* on, which this watchdog or another one has taken."""
+        """Look after a lease again, due at *due*, that this watchdog or another has taken out."""
         with self._lock:
             if lease.grant.is_active:
                 self._put(lease, min(due, lease.grant.ends))

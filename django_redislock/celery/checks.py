@@ -121,8 +121,8 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
         yield _warning(
             task,
             "W051",
-            f"may run for {longest:g} s and has acks_late, but the broker delivers it again after"
-            f" {redelivered_after:g} s (visibility_timeout)",
+            f"may run for {longest:g} s and has acks_late, but the broker may deliver it again"
+            f" after {redelivered_after:g} s (visibility_timeout)",
             "It would not run twice, but go back and forth meanwhile. Raise visibility_timeout in"
             " broker_transport_options above its longest run.",
         )

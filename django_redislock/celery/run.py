@@ -361,8 +361,9 @@ class TaskRun:
     def _skip(self, why: str, holder: str) -> dict[str, str]:
         """End this run without its body, visibly: a canvas goes on with the marked value."""
         result = {"skipped": why, "lock": self.name, "holder": holder}
-        message = "Skipped %s: lock %r is %s, held by %s"
-        logger.warning(message, self, self.name, why, holder, extra={"data": result})
+        message = "Skipped %s: lock %r is %s, %s %s"
+        whose = {"busy": "held by", "done": "by", "duplicate": "of"}[why]
+        logger.warning(message, self, self.name, why, whose, holder, extra={"data": result})
         with self._noting("skip"):
             task_runs.note_skip(self.name, why, using=self.options.using)
         signals.task_skipped.send_robust(sender=self.task, result=result, task_id=self.request.id)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import scripts
-from django_redislock.rules.grant import Renewal, drift, lost_because
+from django_redislock.rules.grant import CONFIRMS, Renewal, drift, lost_because
 from django_redislock.rules.steps import (
     Answer,
     Bell,
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 CLAIM = 1.0  # Seconds; the same as in lua/_lease.lua.
 LOOK_EVERY = 2.0  # A waiter who may have missed the bell looks by itself, in seconds.
 RELEASED = b"released"  # What the server answers to the release of what is ours.
-CONFIRMS = 0  # The count of renewals that only confirms a hand-over, see lua/renew.lua.
 UNDO_WITHIN = 1.0  # Seconds that undoing an interrupted acquire may take.
 
 # Waiting without a queue, where scripting is forbidden: pauses in seconds, doubled each time.
@@ -163,8 +162,8 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
     mode = request.mode
     ticket, came_back = b"0", False
     failures, silent_since, pause = 0, now, SHORTEST_PAUSE
-    # Whether something of us may be on the server when it refuses a try. What it refuses may also
-    # be the WAIT behind a grant.
+    # Whether something of us may be on the server when it refuses a try. If it is the WAIT behind a
+    # grant that it refuses, it has carried out the grant.
     traces = request.replicas > 0
     while True:
         try:
@@ -175,12 +174,12 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
             match answer.value:
                 case bytes():
                     yield from _renounce(request, answer)
-                case [b"queued", place, left_ms, server_us, newly]:
+                case [b"queued", given, left_ms, server_us, newly]:
                     # A waiter who was passed over, because it did not answer in time, may go back
                     # to its old place in the queue once. One who is late each time would cost the
                     # others a claim each time, so it queues up at the end from then on.
                     came_back = came_back or bool(newly and ticket != b"0")
-                    ticket = b"0" if came_back else place
+                    ticket = b"0" if came_back else given
                     failures, traces = 0, True
                     look = _Look(answer.sent, int(server_us) / 1e6, _next_look(now, left_ms))
                     outcome = yield from _await_bell(request, look, now, give_up)

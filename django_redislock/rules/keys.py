@@ -28,9 +28,9 @@ class Keys(NamedTuple):
     queue: str  # Sorted set: waiter's token -> ticket.
     waiters: str  # Hash: waiter's token -> how to ring it and what to grant it.
     done: str  # String: set while a `once` of this name is done.
-    forced: str  # String: token of the lease that an operator released last.
+    forced: str  # String: the lease that an operator released last, and by which request.
     past: str  # List: the last leases that lasted a while, see lua/_past.lua.
-    finished: str  # Sorted set: ids of the task runs that succeeded -> when, in ms.
+    finished: str  # Sorted set: ids of task runs that must not run again -> their end, in ms.
     runs: str  # Hash: what became of the last task runs, see lua/_runs.lua; who waits to start.
     fence: str  # Sorted set of one: the greatest fencing token given out under any such prefix.
     held: str  # Sorted set: the index of all held locks (their lock keys) by expiry in ms.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # is late would find the lock free again. `min_hold` keeps it for as long as clocks may differ.
 # With `acks_late` the broker delivers it again if the worker that draws is killed: the others have
 # skipped by then. With `atomic` the database refuses a draw of a server that was stopped until its
-# lease had ended. If nobody keeps locks at noon, as while a replica takes over, it is tried again.
+# lease had ended. If no server answers at noon, as while a replica takes over, it is tried again.
 @single_instance_task(
     key="lottery",
     ttl=30,

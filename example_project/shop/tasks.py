@@ -23,7 +23,7 @@ def import_catalogue(self: Task) -> None:
     work(self.lease, 150)
 
 
-# No change may be dropped, so runs for the same customer wait in line instead of being skipped.
+# Runs for the same customer wait in line instead of being skipped at once.
 @single_instance_task(key="customer:{customer_id}", ttl=10, on_conflict="wait", wait=60, bind=True)
 def sync_customer(self: Task, customer_id: int) -> None:
     """Carry the changes of one customer over to the bookkeeping."""

@@ -347,13 +347,16 @@ class TestAfterASuccess:
         assert task.delay().get()["skipped"] == "busy"
         redislock.assert_locked("lottery")
 
-    def test_once_makes_the_name_done(self, redislock: LockTestKit) -> None:
+    def test_once_makes_the_name_done(
+        self, redislock: LockTestKit, caplog: pytest.LogCaptureFixture
+    ) -> None:
         task = make(key="lottery", once=timedelta(days=7))
         task.apply(task_id="first").get()
         redislock.assert_not_locked("lottery")
         result = task.delay().get()
         assert (result["skipped"], result["lock"]) == ("done", "lottery")
         assert result["holder"].endswith(" first")
+        assert f"lock 'lottery' is done, by {result['holder']}" in caplog.text
 
     @pytest.mark.parametrize("options", [{"min_hold": 60}, {"once": 60}])
     def test_a_failure_leaves_it_free(

@@ -63,7 +63,7 @@ def handed_over(caller: Caller, locks: Locks, **options: Any) -> Iterator[Lease]
         freed = in_thread(lambda holder=holder: release_when_somebody_waits(holder, locks))  # type: ignore[misc]
         with caller.block(lock) as lease:
             freed.result(HUNG)
-            # A claim that is confirmed already counts as a renewal.
+            # The renewal that confirms a claim may be over already.
             is_handed_over = lease.grant.is_claimed or bool(lease.renewals)
             if is_handed_over:
                 yield lease

@@ -33,7 +33,8 @@ SLOT_OF = [key_slot(hash_tag(bucket).encode()) for bucket in range(BUCKETS)]
 
 SOONEST = 0.1  # Seconds from one inquiry to the next.
 
-# Seconds for which a node that was lost, or did not answer, is believed and asked after all others.
+# Seconds for which a node that was lost, or did not answer, is asked after all others, and is not
+# believed if one of these says something else.
 LOST_FOR = 10.0
 # Seconds until one whose answer ended no doubt is asked again though another answers: a master may
 # be away for long, and a cluster may have many nodes.
@@ -199,7 +200,7 @@ class Slots:
     # --- asking ---------------------------------------------------------------------------------
 
     def _inquire(self) -> Future[None] | None:
-        """An inquiry that is under way; None if one has just ended."""
+        """The inquiry that is under way, or else a new one; None if one has just ended."""
         with self._lock:
             if self._inquiry is not None:
                 return self._inquiry

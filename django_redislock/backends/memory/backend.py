@@ -57,7 +57,7 @@ class InMemoryBackend(Backend):
         self.outages = 0  # While it is not 0, a test pretends that the server does not answer.
         self.clock = lambda: clock.now() + self._ahead
         super().__init__(conf)
-        # As a server would count: its time only has to grow, also over restarts of a fence.
+        # What the clock of a server would show; it only has to grow, so that fences do.
         self._epoch = time.time() - self.clock()
 
     def _start(self) -> None:
@@ -95,7 +95,7 @@ class InMemoryBackend(Backend):
         return outcomes
 
     def close_watchdog(self) -> None:
-        pass  # It needs none.
+        pass  # There is no connection to close.
 
     def perform(self, step: Call | Tell, channel: str) -> Answer:
         """Run one operation."""

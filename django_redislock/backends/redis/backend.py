@@ -31,7 +31,8 @@ class RedisBackend(Backend):
 
     OPTIONS are redis-py's connection options (username, password, ssl_*, socket_timeout, …), and
     ``max_connections``: how many connections a process may open for sync code, its watchdog
-    included (default 128). Async code uses one connection per event loop.
+    included (default 128). Async code uses one connection per event loop, and with ``protocol`` 2
+    another one to be rung on.
     """
 
     location_is = "'redis://host:6379/0'"  # What LOCATION looks like, for messages.

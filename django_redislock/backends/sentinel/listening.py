@@ -24,8 +24,8 @@ logger = logging.getLogger("django_redislock")
 class Listener:
     """A thread that listens to one of the sentinels, and to the next if that falls silent.
 
-    Who holds a connection may not use it for long, or await an answer on it that will not come: it
-    would not ask the sentinels, and meet the old master when that is back.
+    A connection may be unused for a long time, or its user may wait for an answer that never comes.
+    Such a user asks no sentinel, and would meet the old master again when that is back.
     """
 
     CHANNEL = "+switch-master"

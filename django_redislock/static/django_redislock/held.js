@@ -6,7 +6,7 @@
     const LONGEST_WAIT = 60_000; // ms
     let loaded = performance.now();
 
-    /* The same words as wording.duration(). */
+    /* The same words as humanize.duration(). */
     function words(seconds) {
         if (seconds < 10) {
             return `${seconds.toFixed(1)} s`;
@@ -159,7 +159,7 @@
         }
 
         function busy() {
-            // Somebody marks text in the table, to copy it, or chooses an action.
+            // Somebody marks text in the table, to copy it.
             const marked = document.getSelection();
             const where = document.getElementById("content-main");
             return document.hidden
