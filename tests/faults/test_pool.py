@@ -15,7 +15,7 @@ from django_redislock.backends.redis.dialing import Dialer
 from django_redislock.backends.redis.errors import Crowded, Exhausted
 from django_redislock.backends.redis.pool import SharedBell, WirePool
 from django_redislock.backends.registry import backends
-from tests.support.backends import one_kind
+from tests.support.backends import SECURED, one_kind
 from tests.support.faults import loses
 from tests.support.stored import NAME, keys_of
 from tests.support.waiting import HUNG, wait_until
@@ -43,6 +43,12 @@ def pool(server: Server) -> Iterator[WirePool]:
 def works(wire: Wire) -> bool:
     """Whether the server answers on that connection."""
     return bytes(wire.ask(packed("PING"), HUNG)) == b"PONG"
+
+
+def idle_wires() -> list[Wire]:
+    """The connections that the locks of this test keep for later."""
+    idle: list[Wire] = backends["default"]._server._pool._idle  # type: ignore[attr-defined]
+    return list(idle)
 
 
 def test_what_was_returned_last_is_lent_first(pool: WirePool) -> None:
@@ -122,19 +128,24 @@ def test_a_connection_is_lent_once_also_if_its_return_is_interrupted(
     monkeypatch.setattr(WirePool, "give", give_and_be_interrupted)
     with pytest.raises(Interrupt):
         lock.acquire()  # Its first connection: it is dialed, and so the longer way is taken.
-    idle = backends["default"]._server._pool._idle  # type: ignore[attr-defined]
+    idle = idle_wires()
     assert len(idle) == len(set(idle))
 
 
 @pytest.mark.proves("P5", "R6")
 @pytest.mark.parametrize("min_hold", [0, 30])
+@pytest.mark.parametrize("by_tls", [False, True])
 def test_r6_a_release_that_a_cut_connection_could_not_send_was_not_carried_out(
-    min_hold: float, locks: Locks
+    by_tls: bool, min_hold: float, locks: Locks, shared_reached: Callable[[str], Server]
 ) -> None:
     # So whoever has not got the lease has lost it. Connections are cut after a failover.
+    if by_tls:
+        secured = shared_reached(SECURED)
+        locks.on(secured, OPTIONS={"ssl_ca_certs": secured.ca})
     with loses("expired"), distributed_lock(NAME, ttl=60, renew=False, min_hold=min_hold):
-        locks.redis.delete(keys_of(locks).lock)
-        for wire in backends["default"]._server._pool._idle:  # type: ignore[attr-defined]
+        server = shared_reached(SECURED).client() if by_tls else locks.redis
+        assert server.delete(keys_of(locks).lock)
+        for wire in idle_wires():
             wire.cut()
 
 

@@ -244,7 +244,7 @@ def test_forget_wants_to_know_what_is_meant(which: list[str]) -> None:
     assert outcome == (2, "", "Say which runs: NAME..., or --older-than TIME.")
 
 
-def test_a_run_is_forgotten_whichever_alias_its_lock_had(settings: Any) -> None:
+def test_a_run_is_forgotten_whichever_alias_its_lock_had() -> None:
     add_run("lottery", alias="jobs")
     assert locks_command("once", "forget", "lottery", "--yes", "--alias", "default").status == 1
     assert locks_command("once", "forget", "lottery", "--yes").status == 0

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import hiredis
 
 from django_redislock import clock
-from django_redislock.backends.redis.errors import ReplyError
+from django_redislock.backends.redis.errors import NotSent, ReplyError
 from django_redislock.rules.keys import prefix_in
 
 if TYPE_CHECKING:
@@ -92,11 +92,18 @@ class Wire:
         self._unread += 1
 
     def ask(self, command: bytes, seconds: float) -> Any:
-        """Send packed commands and return the first reply; see reply()."""
+        """Send packed commands and return the first reply; see reply().
+
+        Raises:
+            NotSent: The server has not got the last of them.
+        """
         if seconds != self._seconds:
             self._limit(seconds)
         sock, reader = self._socket, self._reader
-        sock.sendall(command)
+        try:
+            sock.sendall(command)
+        except (ConnectionError, ssl.SSLEOFError) as error:
+            raise NotSent(str(error)) from error
         if self._unread:
             return self.reply(seconds)
         # The usual case without detours: one read brings one whole reply.

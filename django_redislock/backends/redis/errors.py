@@ -50,6 +50,10 @@ class NotAcknowledged(ReplyError):
     """What the WAIT behind a command was answered; the command itself may have been carried out."""
 
 
+class NotSent(ConnectionError):
+    """The connection was cut before all of a command was sent: the server did not carry it out."""
+
+
 # What trouble with a server looks like. Whatever else is raised in between comes from outside: a
 # signal handler, Celery's soft time limit, a cancellation.
 TROUBLE = (OSError, EOFError, redis_errors.RedisError, hiredis.HiredisError, Exhausted)
@@ -77,15 +81,6 @@ def is_wrong_server(said: object) -> bool:
     return isinstance(said, ReplyError) and (
         said.code in _WRONG_SERVER or _WRONG_SERVER_TEXT in str(said)
     )
-
-
-def is_cut_short(error: BaseException) -> bool:
-    """Whether a blocking connection was cut before all of a command was sent.
-
-    Reading never fails like this. A server does not carry out a command whose end it has not
-    received.
-    """
-    return isinstance(error, BrokenPipeError)
 
 
 def _is_tls_refusal(error: BaseException | None) -> bool:

@@ -15,8 +15,8 @@ from django_redislock.backends.redis.connection import id_of, rest, retrieve
 from django_redislock.backends.redis.errors import (
     TROUBLE,
     Crowded,
+    NotSent,
     ReplyError,
-    is_cut_short,
     is_wrong_server,
 )
 from django_redislock.rules.flows import CLAIM, as_try
@@ -46,7 +46,7 @@ def ask(step: Call, caller: Caller, pool: WirePool) -> Begun:
         reply = wire.ask(caller.packed(step, channel), step.within)
     except TROUBLE as error:
         pool.drop(wire)
-        return Begun(began_in, step, trouble(error, sent, was_sent=not is_cut_short(error)))
+        return Begun(began_in, step, trouble(error, sent, was_sent=not isinstance(error, NotSent)))
     except BaseException:
         pool.drop(wire)
         raise
@@ -123,8 +123,8 @@ class Session(drivers.Blocking):
             # After a mere refusal, as of SUBSCRIBE, the connection is in step.
             if not isinstance(error, ReplyError) or is_wrong_server(error):
                 self._drop()
-            # With replicas, it may be the WAIT alone that was cut short.
-            was_sent = was_sent and (step.replicas > 0 or not is_cut_short(error))
+            # With replicas, it may be the WAIT alone that was not sent.
+            was_sent = was_sent and (step.replicas > 0 or not isinstance(error, NotSent))
             raise trouble(error, sent, was_sent=was_sent) from error
         except BaseException:
             self._drop()
