@@ -7,11 +7,10 @@ from typing import Any
 
 from django.apps import AppConfig
 from django.core.signals import request_finished, request_started
-from django.db.backends.signals import connection_created
 
 from django_redislock import checks
 from django_redislock.activity import Activity, current_activity
-from django_redislock.transactions import note_connection
+from django_redislock.transactions import watch_connections
 
 
 class RedislockConfig(AppConfig):
@@ -25,7 +24,7 @@ class RedislockConfig(AppConfig):
         checks.register_checks()
         request_started.connect(_note_request, dispatch_uid="django_redislock.note_request")
         request_finished.connect(_forget_request, dispatch_uid="django_redislock.forget_request")
-        connection_created.connect(note_connection, dispatch_uid="django_redislock.connection")
+        watch_connections()  # An app before this one may have opened some.
         if "celery" in sys.modules:  # The project uses it; its tasks may not be imported yet.
             from django_redislock.celery import checks as task_checks  # noqa: F401 - registers them
 

@@ -22,7 +22,7 @@ from django.utils import timezone
 
 from django_redislock.exceptions import LockMisuse, StaleFence
 from django_redislock.holder import must_not_block
-from django_redislock.transactions import CURE_OF_TASK, open_blocks
+from django_redislock.transactions import CURE_OF_TASK, is_by_hand, open_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,9 +75,7 @@ def check_outermost(name: str, using: str, *, of_task: bool = False) -> None:
             " lock is released, and the next holder would read what was there before. "
             + (CURE_OF_TASK if of_task else _order(name, using)),
         )
-    is_connected = connection.connection is not None
-    autocommit = connection.autocommit if is_connected else connection.settings_dict["AUTOCOMMIT"]
-    if not connection.atomic_blocks and not autocommit:
+    if is_by_hand(connection):
         raise LockMisuse(
             name,
             f"autocommit of database {using!r} is off, so the end of the block would commit"

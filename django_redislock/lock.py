@@ -62,6 +62,8 @@ Returned = TypeVar("Returned")
 NOTED_FROM = 1.0
 # What RELEASE_BEFORE_COMMIT has the log be told of.
 _TOLD = ("warn", "error")
+# What has the transactions of the thread judged before the lock is taken.
+_REFUSED = ("error", DEFER)
 # Leases of one handle that have ended without a release; the oldest are forgotten.
 MOST_HOLDS = 1000
 
@@ -207,7 +209,8 @@ class Lock:
             LockUnavailable: The server did not or could not answer; never means "busy".
             LockMisuse: This thread or asyncio task holds it already; or it is called in a thread
                 whose event loop runs, which would stand still; or a transaction is open, and
-                RELEASE_BEFORE_COMMIT is "error".
+                RELEASE_BEFORE_COMMIT is "error"; or autocommit of a database is off, and
+                release_on_commit would wait for a commit that nobody hears of.
             LockLost: A reentrant acquire within a lease that was lost.
         """
         # Not isinstance(): that is C code, after which Python may run a signal handler, which may
@@ -289,8 +292,8 @@ class Lock:
 
     def _request(self, hold: _Hold) -> flows.Request:
         terms = hold.terms
-        if terms.release_before_commit == "error" and transactions.is_open():
-            raise transactions.refused(self.name, hold.backend.alias, of_task=self._is_of_task)
+        if terms.release_before_commit in _REFUSED:
+            self._refuse_transaction(hold)
         token, id = new_identity()  # noqa: A001
         return flows.Request(
             # What might have been a template was not judged by its length before.
@@ -377,6 +380,14 @@ class Lock:
                 f" that would stand still. Use {instead}; or call it in another thread, as"
                 " sync_to_async does.",
             )
+
+    def _refuse_transaction(self, hold: _Hold) -> None:
+        """Refuse an acquire whose release would come before the commit, or never."""
+        if hold.terms.release_before_commit == DEFER:
+            if database := transactions.by_hand():
+                raise transactions.never_ends(self.name, database)
+        elif transactions.is_open():
+            raise transactions.refused(self.name, hold.backend.alias, of_task=self._is_of_task)
 
     def _refuse_to_await_a_commit(self) -> None:
         raise LockMisuse(
@@ -497,7 +508,8 @@ class Lock:
             LockLost: It had been lost before.
             LockUnavailable: The server did not answer. The lease is not held any more, and ends
                 on the server within one ttl.
-            LockMisuse: There is no such lease, or it belongs to the parent process.
+            LockMisuse: There is no such lease, or it belongs to the parent process. Or autocommit
+                of a database was switched off since, so that release_on_commit has not waited.
         """
         self._end(success, block=False)
 
@@ -529,8 +541,14 @@ class Lock:
         """End the lease, or leave it to an outer acquire; also if it is interrupted."""
         try:
             hold = hold or self._hold_to_end(block=block)
-            if hold is not None and hold.terms.release_before_commit == DEFER:
-                self._keep(hold, success)
+            if (
+                hold is not None
+                and hold.terms.release_before_commit == DEFER
+                and (database := self._keep(hold, success))
+            ):
+                hold.terms = hold.terms._replace(release_before_commit="ignore")
+                self._end(success, block=block, hold=hold)
+                raise transactions.never_ends(self.name, database, released=True)
             if ending := self._let_go(hold, success, block=block):
                 assert hold is not None
                 first = _only_step(hold, ending)
@@ -627,10 +645,13 @@ class Lock:
             self._run,
         )
 
-    def _keep(self, hold: _Hold, success: bool) -> None:
-        """Let the transactions that are open hold the lease too, until they are over."""
+    def _keep(self, hold: _Hold, success: bool) -> str | None:
+        """Let the transactions that are open hold the lease too, until they are over.
+
+        Returns the alias of a database whose commit nobody hears of, if there is one.
+        """
         if hold.over or not hold.may_be_held:
-            return  # It is over, which the block or release() will say.
+            return None  # It is over, which the block or release() will say.
         lease = hold.lease
         assert lease is not None
         terms = hold.terms._replace(release_before_commit="ignore")
@@ -638,6 +659,7 @@ class Lock:
         theirs.lease, theirs.over = lease, True
         if transactions.at_end(partial(self._end_kept, theirs, success)):
             theirs.over = not lease.grant.keep()  # In one step, whatever interrupts it.
+        return transactions.by_hand()
 
     def _end_kept(self, hold: _Hold, success: bool, committed: bool) -> None:
         """The transactions are over. Nobody is left whom an error could be told but the log."""

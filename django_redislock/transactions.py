@@ -13,6 +13,7 @@ import inspect
 import logging
 import sys
 import threading
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -41,17 +42,32 @@ def _used() -> list[BaseDatabaseWrapper]:
     return used
 
 
-class _Life:
-    """Is deleted when its thread ends."""
-
-
 class _ThisThread(threading.local):
-    def __init__(self) -> None:
-        self.connections = _used()  # Making that list takes longer than a release may.
-        self.life = _Life()
+    @cached_property
+    def connections(self) -> list[BaseDatabaseWrapper]:
+        """Those of _used(). Making that list takes longer than a release may."""
+        if "django.db" in sys.modules:
+            _listen()
+        return _used()
 
 
 _this_thread = _ThisThread()
+
+
+def watch_connections() -> None:
+    """Notice each connection that is opened from now on, and those that are open, of all threads.
+
+    Whoever used a lock before may have looked when there was none yet.
+    """
+    global _this_thread  # noqa: PLW0603 - that of all threads at once
+    _listen()
+    _this_thread = _ThisThread()
+
+
+def _listen() -> None:
+    from django.db.backends.signals import connection_created
+
+    connection_created.connect(note_connection, dispatch_uid="django_redislock.connection")
 
 
 def note_connection(**kwargs: object) -> None:
@@ -81,6 +97,22 @@ def open_blocks(connection: BaseDatabaseWrapper) -> int:
     return sum(not getattr(block, "_from_testcase", False) for block in blocks)
 
 
+def is_by_hand(connection: BaseDatabaseWrapper) -> bool:
+    """Whether no end of a block commits there, since autocommit is off.
+
+    No connection is opened for the answer. Of one that is not open, the settings give it.
+    """
+    if connection.atomic_blocks:  # Within them autocommit is always off.
+        return not connection.commit_on_exit
+    is_connected = connection.connection is not None
+    return not (connection.autocommit if is_connected else connection.settings_dict["AUTOCOMMIT"])
+
+
+def by_hand() -> str | None:
+    """The alias of a database that this thread uses with autocommit off; None if there is none."""
+    return next((connection.alias for connection in _used() if is_by_hand(connection)), None)
+
+
 # --- when they are over ---------------------------------------------------------------------------
 
 
@@ -88,7 +120,7 @@ def at_end(then: Callable[[bool], object]) -> bool:
     """Have *then* called once, when all transactions are over that this thread has open now.
 
     It is told whether all of them were committed. The end of an inner block, which is a savepoint,
-    is not the end of the transaction.
+    is not the end of the transaction. Those with autocommit off do not count: see by_hand().
 
     If the thread ends without ending them, *then* is dropped and never called. So it is if the
     garbage collector finds what has kept it, or the interpreter exits.
@@ -96,7 +128,12 @@ def at_end(then: Callable[[bool], object]) -> bool:
     Returns:
         Whether a transaction is open. If not, *then* will not be called.
     """
-    connections = [connection for connection in _used() if _is_in_transaction(connection)]
+    connections = [
+        connection
+        for connection in _used()
+        # Callbacks of on_commit() are called there when autocommit is on again, if ever.
+        if _is_in_transaction(connection) and not is_by_hand(connection)
+    ]
     if not connections:
         return False
     if note_collection not in gc.callbacks:
@@ -110,6 +147,18 @@ def at_end(then: Callable[[bool], object]) -> bool:
         savepoints, *_ = connection.run_on_commit[-1]
         savepoints.difference_update(connection.savepoint_ids[-open_blocks(connection) :])
     return True
+
+
+class _Life(threading.local):
+    def __init__(self) -> None:
+        self.of_thread = _Thread()
+
+
+class _Thread:
+    """Is deleted when its thread ends."""
+
+
+_life = _Life()
 
 
 class _Mark:
@@ -143,7 +192,7 @@ class _Ends:
         self._then: Callable[[bool], object] | None = then
         self._left = left
         self._committed = True
-        self._life = ref(_this_thread.life, self._drop)
+        self._life = ref(_life.of_thread, self._drop)
 
     def _drop(self, _: object) -> None:
         self._then = None
@@ -220,6 +269,24 @@ def refused(name: str, alias: str, *, of_task: bool) -> LockMisuse:
         "a transaction is open, and its commit would come after the release: until then, the next"
         f" holder reads what was there before. {_cure(of_task=of_task)}"
         f" (REDISLOCK[{alias!r}]['RELEASE_BEFORE_COMMIT'] is \"error\".)",
+    )
+
+
+def never_ends(name: str, database: str, *, released: bool = False) -> LockMisuse:
+    """The error of release_on_commit where it would wait for a commit that nobody hears of.
+
+    Args:
+        name: The lock.
+        database: The alias of the database whose autocommit is off.
+        released: Whether it was switched off under the lock, so that this comes with the release.
+    """
+    return LockMisuse(
+        name,
+        ("it was released at once: " if released else "")
+        + f"release_on_commit cannot wait for the commit of database {database!r}, whose autocommit"
+        " is off: Django tells nobody of a commit by hand. Switch it on (AUTOCOMMIT,"
+        " transaction.set_autocommit), and write `with transaction.atomic():`; or leave"
+        " release_on_commit out, and commit before the release.",
     )
 
 

@@ -11,7 +11,7 @@ import os
 import re
 import textwrap
 import unittest
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +19,14 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connection, connections
 from django.db.backends.signals import connection_created
-from django.db.transaction import atomic, non_atomic_requests, on_commit, set_rollback
+from django.db.transaction import (
+    atomic,
+    non_atomic_requests,
+    on_commit,
+    rollback,
+    set_autocommit,
+    set_rollback,
+)
 from django.http import HttpResponse
 from django.test import Client, TestCase
 from django.urls import path
@@ -44,7 +51,7 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from django.http import HttpRequest
     from pytest_django import DjangoCaptureOnCommitCallbacks, DjangoDbBlocker, Settings
@@ -459,6 +466,84 @@ def test_a_loss_after_the_block_is_logged_and_the_next_acquire_raises_it(
     assert is_left_clean(locks)
 
 
+# Autocommit off, so that no end of a block commits
+
+
+@contextmanager
+def by_hand() -> Iterator[None]:
+    """Have this thread commit to the shop by hand."""
+    set_autocommit(False, using=SHOP)
+    try:
+        yield
+    finally:
+        rollback(using=SHOP)
+        set_autocommit(True, using=SHOP)
+
+
+@pytest.mark.parametrize("block", [nullcontext, lambda: atomic(using=SHOP)], ids=["no", "in one"])
+def test_a_commit_by_hand_is_refused_before_anything_is_taken(
+    block: Callable[[], AbstractContextManager[Any]], locks: Locks
+) -> None:
+    """Django calls the callbacks of on_commit() only when autocommit is switched on again."""
+    with by_hand(), block():
+        with pytest.raises(LockMisuse, match=r"autocommit is off.* leave release_on_commit out"):
+            kept().acquire()
+        with pytest.raises(LockMisuse, match=f"the commit of database {SHOP!r}"), kept():
+            pass
+        assert is_left_clean(locks)
+        with distributed_lock(NAME):
+            pass
+    with kept():
+        pass
+    assert is_left_clean(locks)
+
+
+def test_a_connection_whose_settings_turn_it_off_is_refused_as_soon_as_it_is_used(
+    locks: Locks,
+) -> None:
+    def use() -> None:
+        with kept():
+            pass  # This thread has no connection to the shop.
+        with pytest.raises(LockMisuse, match="released at once"), kept():
+            order()
+        assert is_left_clean(locks)
+        rollback(using=SHOP)
+        connections[SHOP].close()
+        with pytest.raises(LockMisuse, match="AUTOCOMMIT"):
+            kept().acquire()
+
+    connections.settings[SHOP]["AUTOCOMMIT"] = False
+    in_thread_of_its_own(use).result(HUNG)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_is_switched_off_under_the_lock_is_told_with_the_release(
+    nested: bool, locks: Locks, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = kept()
+    assert lock.acquire()
+    with by_hand(), atomic(using=SHOP) if nested else nullcontext():
+        with pytest.raises(LockMisuse, match="released at once"):
+            lock.release()
+        assert lock.lease is None
+        assert is_left_clean(locks)
+    with suppress(OnPurpose), ExitStack() as at_end, kept():
+        at_end.enter_context(by_hand())
+        raise OnPurpose  # Which is not masked.
+    assert "released at once" in caplog.text
+    assert is_left_clean(locks)
+
+
+def test_the_other_databases_still_end_it(locks: Locks) -> None:
+    lock = kept()
+    assert lock.acquire()
+    with atomic(using=AUDIT):
+        with by_hand(), pytest.raises(LockMisuse):
+            lock.release()
+        assert is_held()
+    assert is_left_clean(locks)
+
+
 # Asynchronous code
 
 
@@ -566,6 +651,95 @@ def test_a_connection_of_which_nobody_has_told_is_found_by_a_new_thread(
     finally:
         connection_created.connect(note_connection, dispatch_uid="django_redislock.connection")
     assert len(told(caplog)) == 1
+
+
+EARLY = """
+import logging, os, queue, sys, threading
+from types import ModuleType
+
+from django.apps import AppConfig
+from django.conf import settings
+
+OPENED, INSTALLED = sys.argv[1:]
+
+
+class Early(AppConfig):
+    name, path = "early", os.getcwd()
+
+    def ready(self):
+        if OPENED == "in ready":
+            on_each_thread(open_connections)
+
+
+sys.modules["early"] = ModuleType("early")
+sys.modules["early"].Early = Early
+asked = queue.Queue()
+
+
+def serve():
+    while True:
+        asked.get()()
+        asked.task_done()
+
+
+def on_each_thread(function):
+    function()
+    asked.put(function)
+    asked.join()
+
+
+def open_connections():
+    from django.db import connections
+
+    for alias in ("default", "other"):
+        connections[alias].ensure_connection()
+
+
+def use_lock():
+    from django_redislock import distributed_lock
+
+    with distributed_lock("lottery"):
+        pass
+
+
+def release_before_commit():
+    from django.db.transaction import atomic
+
+    with atomic(using="other"):
+        use_lock()
+
+
+memory = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+settings.configure(
+    DATABASES={"default": memory, "other": memory},
+    REDISLOCK={"default": {"BACKEND": "django_redislock.backends.InMemoryBackend"}},
+    INSTALLED_APPS=["early.Early", *["django_redislock"] * (INSTALLED == "installed")],
+)
+threading.Thread(target=serve, daemon=True).start()
+if INSTALLED == "installed":
+    on_each_thread(use_lock)  # Both threads have looked for connections before there are any.
+if OPENED == "before setup":
+    on_each_thread(open_connections)
+
+import django
+
+django.setup()
+
+import django_redislock.transactions as transactions
+
+warned = []
+transactions.warn = lambda *args, **kwargs: warned.append(threading.current_thread().name)
+on_each_thread(release_before_commit)
+assert len(warned) == 2, warned
+"""
+
+
+@pytest.mark.parametrize("installed", ["installed", "not installed"])
+@pytest.mark.parametrize("opened", ["before setup", "in ready", "later"])
+def test_connections_that_were_open_before_our_app_was_ready_are_noticed(
+    opened: str, installed: str
+) -> None:
+    python("-c", EARLY, opened, installed)
 
 
 # The setting
