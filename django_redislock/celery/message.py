@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 # The header in which a message of ours carries a dictionary:
 #   "tries"       how often its run was deferred in a row
 #   "since"       when it was deferred for the first time, in seconds since the epoch
-#   "raised"      the task has failed with LockTimeout before
+#   "raised"      the lock has kept the body from beginning; a retry that was published because of
+#                 that is no retry of the body
 #   "serializer"  the serializer that the publisher chose; a message does not tell
 #   "queued"      the lock name under which its call was announced (see queued.py), until the body
 #                 starts

@@ -295,16 +295,15 @@ class TaskRun:
             # first try let go. A skip would acknowledge the only copy of the work.
             self._retract_call()  # Its body has started, so it cannot stand for calls made now.
             raise self._defer("its own earlier delivery holds it", found, begun=True)
-        # Work that has begun is not dropped because somebody else got in between. But what is
-        # retried because of LockTimeout has not begun, and is to fail with the next one.
-        raised = policy == "raise" and carried(self.request.headers).get("raised")
-        if self.delivered and self.request.retries and not raised:
+        # Work that has begun is not dropped because somebody else got in between.
+        if self.delivered and self._has_begun:
             raise self._defer("a retry finds it held", found)
-        if policy == "raise":
-            carry(self.request, raised=True)
-            raise LockTimeout(self.name, holder, found.expires_in)
         if policy == "retry" and (until := self._defer_until(self._requeue_call())) is not None:
             raise self._defer("on_conflict is 'retry'", found, until=until)
+        # What is raised from here on may bring about a retry, by autoretry_for or by a function.
+        carry(self.request, raised=True)
+        if policy == "raise":
+            raise LockTimeout(self.name, holder, found.expires_in)
         skipped = self._skip("busy", holder)
         if not callable(policy):
             return skipped
@@ -318,7 +317,18 @@ class TaskRun:
         if policy == "retry" and (until := self._defer_until()) is not None:
             logger.warning("Deferred %s: %s", self, error)
             raise defer(self.task, self.options.conflict_deadline, until=until)
+        if not self._has_begun:
+            carry(self.request, raised=True)
         raise error
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether this is a Celery retry of a run whose body has begun.
+
+        A retry that the lock alone brought about meets on_conflict as its first try did, so that
+        max_retries bounds it.
+        """
+        return bool(self.request.retries) and not carried(self.request.headers).get("raised")
 
     def _end_if_reported(self, ago: float) -> None:
         """End without a result if the delivery that succeeded has stored one, or is about to.

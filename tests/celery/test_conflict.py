@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from celery import chain, chord
+from celery.exceptions import MaxRetriesExceededError
 
 from django_redislock import LockUnavailable, distributed_lock
 from tests.support.faults import slack
@@ -150,6 +151,15 @@ class TestOthers:
         with distributed_lock(key) as lease:
             result = stage.result(stage.send("answering", key, seconds=7))
         assert result == {"key": key, "sorry": {"seconds": 7}, "holder": str(lease.owner)}
+
+    @pytest.mark.row("callable-retry")
+    def test_a_function_that_retries_is_asked_each_time_until_max_retries(
+        self, stage: Stage
+    ) -> None:
+        key = stage.key()
+        with distributed_lock(key), pytest.raises(MaxRetriesExceededError):
+            stage.result(stage.send("pleading", key))
+        assert [event["retries"] for event in stage.events(key, "conflict")] == [0, 1, 2]
 
     @pytest.mark.row("once")
     def test_what_is_done_once_is_skipped_and_a_failure_is_not_done(self, stage: Stage) -> None:

@@ -161,6 +161,18 @@ def answering(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
+def ask_again(conflict: Conflict) -> None:
+    """Have Celery retry, twice; then this raises MaxRetriesExceededError."""
+    note(conflict.lock, "conflict", retries=conflict.task.request.retries)
+    raise conflict.task.retry(countdown=0.1, max_retries=2)
+
+
+@single_instance_task(key="{key}", on_conflict=ask_again)
+def pleading(key: str, **how: Any) -> str:
+    """Call a function when busy, which retries."""
+    return work(key, **how)
+
+
 @single_instance_task(key="{key}", once=3600)
 def once(key: str, **how: Any) -> str:
     """Succeed once."""
