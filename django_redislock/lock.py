@@ -478,7 +478,7 @@ class Lock:
 
         Of a *request* that was not judged yet, nobody knows whether it was granted.
         """
-        if hold.process is not process.current:
+        if hold.process is not process.this():
             return None
         lease = hold.lease
         if lease is None:

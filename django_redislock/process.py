@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+from contextlib import suppress
 from typing import Protocol
 from weakref import WeakSet
 
 
 class Process:
     """One process. It is told apart from others by identity: process ids are used again."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
 
 
 class Forked(Protocol):
@@ -19,9 +24,24 @@ class Forked(Protocol):
         """In a forked child: leave the parent's alone, and begin anew."""
 
 
-current = Process()  # This one.
+current = Process()  # This one, or its parent while a fork made in C has not been noticed.
 
 _to_tell: WeakSet[Forked] = WeakSet()
+_untold: list[Forked] = []  # Those of them that do not know yet that this process was forked.
+_pid = current.pid  # That of the last process in which all of them know.
+# By process id: a child must not wait for a mutex that a thread of its parent had at the fork.
+_telling: dict[int, threading.RLock] = {}
+
+
+def this() -> Process:
+    """This process, also after a fork made in C, which runs no hook of Python: uWSGI's, say.
+
+    To be called once per operation, before it looks at what a fork changes: where a backend is
+    taken, and where a lease is. All that follows may go by ``current``.
+    """
+    if os.getpid() != _pid:
+        _notice_fork()
+    return current
 
 
 def tell_after_fork(one: Forked) -> None:
@@ -53,8 +73,26 @@ def is_gone(host: str, pid: int | None) -> bool:
 def _after_fork_in_child() -> None:
     global current  # noqa: PLW0603 - a forked child is another process
     current = Process()
-    for one in list(_to_tell):
+    _untold[:] = _to_tell
+    _tell()
+
+
+def _tell() -> None:
+    global _pid  # noqa: PLW0603 - see above
+    while _untold:
+        one = _untold[-1]
         one.after_fork()
+        with suppress(ValueError):  # A signal handler that used a lock meanwhile has told it, too.
+            _untold.remove(one)
+    _pid = current.pid
+
+
+def _notice_fork() -> None:
+    pid = os.getpid()
+    with _telling.setdefault(pid, threading.RLock()):  # Other threads wait until all know.
+        if current.pid != pid:
+            _after_fork_in_child()
+        _tell()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

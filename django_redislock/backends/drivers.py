@@ -109,7 +109,7 @@ def _seen_in(began_in: Process, trouble: Unanswered | Refused) -> Unanswered | R
     was forked meanwhile. To try again or to undo is the parent's business, which goes on with the
     flow; in the child the flow ends here.
     """
-    return trouble if process.current is began_in else NotOurs(FORKED)
+    return trouble if process.this() is began_in else NotOurs(FORKED)
 
 
 def run(flow: Flow[Result], by: Performer, begun: Begun | None = None) -> Result:
@@ -188,7 +188,7 @@ def _step_after(flow: Flow[Result], error: BaseException, began_in: Process) -> 
     """What the flow wants done after a step has failed: most often to undo what it has begun."""
     if isinstance(error, Unanswered | Refused):
         return flow.throw(_seen_in(began_in, error))
-    if process.current is began_in:
+    if process.this() is began_in:
         return flow.throw(error)
     flow.close()
     raise error

@@ -9,6 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
+from django_redislock import process
 from django_redislock.backends.base import Backend
 from django_redislock.conf import conf
 
@@ -24,6 +25,10 @@ class Backends(dict[str, Backend]):
     def __init__(self) -> None:
         super().__init__()
         self._source: Callable[[str], Backend] = lambda alias: make(conf(alias))
+
+    def __getitem__(self, alias: str) -> Backend:
+        process.this()  # In a forked child, backends begin anew.
+        return super().__getitem__(alias)
 
     def __missing__(self, alias: str) -> Backend:
         return self.setdefault(alias, self._source(alias))

@@ -150,12 +150,12 @@ class Grant:
     @property
     def is_ours(self) -> bool:
         """Whether it belongs to this process, and not to the one that this was forked from."""
-        return self._process is process.current
+        return self._process is process.this()
 
     @property
     def is_active(self) -> bool:
         """Whether it is neither ended nor known to be lost; its end may have passed."""
-        return not self.is_ended and self._lost_reason is None and self._process is process.current
+        return not self.is_ended and self._lost_reason is None and self.is_ours
 
     @property
     def is_lost(self) -> bool:

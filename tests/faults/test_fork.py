@@ -19,7 +19,7 @@ from django_redislock.backends import RedisBackend, watchdog
 from django_redislock.backends.registry import backends
 from django_redislock.rules import flows, scripts
 from tests.support.backends import UNHURRIED, one_kind
-from tests.support.faults import hands_over, in_fork, runs
+from tests.support.faults import fork_in_c, hands_over, in_fork, runs
 from tests.support.others import add_rival, bells, queued, rival
 from tests.support.processes import hear, say
 from tests.support.stored import NAME, is_left_clean, load_scripts, value_of
@@ -267,7 +267,10 @@ def test_a_killed_waiter_is_passed_over_at_once_though_its_forked_child_lives(
 # Leases
 
 
-def hold_and_fork() -> None:
+FORKS: dict[str, Callable[[], int]] = {"by Python": os.fork, "in C": fork_in_c}
+
+
+def hold_and_fork(how: str) -> None:
     """In a child: fork while the lock is held and renewed, and the child renews one of its own."""
     with distributed_lock(NAME, ttl=5) as lease:
         wait_until(lambda: lease.renewals)
@@ -278,23 +281,24 @@ def hold_and_fork() -> None:
                 wait_until(lambda: own.renewals > 1)
                 return [own.id, own.held, lease.held, lease.renewals - before]
 
-        seen = in_fork(hold_too)
+        seen = in_fork(hold_too, fork=FORKS[how])
         wait_until(lambda: lease.renewals > before + 1)
         lease.ensure_held(verify=True)
         say([lease.id, *seen])
 
 
 @pytest.mark.proves("P10", "R8")
+@pytest.mark.parametrize("how", FORKS)
 def test_after_a_fork_each_process_renews_its_own_leases_only(
-    locks: Locks, proxy: Proxy, spawn: Spawn
+    how: str, locks: Locks, proxy: Proxy, spawn: Spawn
 ) -> None:
-    child = spawn(hold_and_fork)
+    child = spawn(hold_and_fork, how)
     id_, own_id, *seen = child.read()
     assert seen == [True, False, 0]
     assert id_ != own_id
     parents, childs = dict.fromkeys(run.token for run in runs(proxy, scripts.ACQUIRE))
     links: dict[str, set[int]] = {parents: set(), childs: set()}
-    for run in runs(proxy, scripts.RENEW):
+    for run in [*runs(proxy, scripts.ACQUIRE), *runs(proxy, scripts.RENEW)]:
         links[run.token].add(run.link)
     assert all(links.values())
     assert not links[parents] & links[childs]

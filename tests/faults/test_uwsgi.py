@@ -1,0 +1,93 @@
+"""uWSGI forks in C, and runs no hook of Python unless it is told to: a worker notices by itself."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import ROOT
+from tests.support.backends import one_kind
+from tests.support.servers import tied_to_us
+from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_django import Settings
+
+    from tests.conftest import Locks
+
+UWSGI = shutil.which("uwsgi", path=str(Path(sys.executable).parent))
+
+pytestmark = [one_kind, pytest.mark.skipif(UWSGI is None, reason="no uWSGI: pip install pyuwsgi")]
+
+WORKERS = 3
+
+
+@pytest.fixture
+def uwsgi(locks: Locks, settings: Settings) -> Iterator[str]:
+    """A site of several workers, all forked from a master that has used locks; its socket."""
+    locks.configure(TTL=3, WAIT=HUNG)
+    assert UWSGI is not None
+    with tempfile.TemporaryDirectory() as directory:
+        address = f"{directory}/http.socket"
+        command = [
+            *(UWSGI, "--master", "--processes", str(WORKERS), "--enable-threads"),
+            *("--http-socket", address, "--module", "tests.support.uwsgi_site", "--need-app"),
+            *("--die-on-term", "--disable-logging", "--home", sys.prefix),
+        ]
+        environment = os.environ | {
+            "DJANGO_SETTINGS_MODULE": "tests.settings",
+            "PYTHONPATH": str(ROOT),
+            "TESTS_REDISLOCK": json.dumps(settings.REDISLOCK),
+        }
+        with (
+            open(f"{directory}/log", "w+") as log,
+            subprocess.Popen(
+                tied_to_us(command), env=environment, cwd=ROOT, stdout=log, stderr=log
+            ) as master,
+        ):
+            try:
+                wait_until(lambda: os.path.exists(address) or master.poll() is not None)
+                yield address
+            finally:
+                master.terminate()
+                log.seek(0)
+                print(log.read())
+
+
+def get(address: str, path: str) -> dict[str, Any]:
+    """What the site says to one request."""
+    connection = http.client.HTTPConnection("localhost", timeout=HUNG)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.settimeout(HUNG)
+    connection.sock.connect(address)
+    connection.request("GET", path)
+    response = connection.getresponse()
+    body = response.read()
+    assert response.status == 200, body
+    said: dict[str, Any] = json.loads(body)
+    return said
+
+
+@pytest.mark.proves("P10", "R8")
+def test_workers_forked_in_c_have_connections_and_a_watchdog_of_their_own(uwsgi: str) -> None:
+    requests = [in_thread(lambda: get(uwsgi, f"/{number}")) for number in range(2 * WORKERS)]
+    answers = [request.result(HUNG) for request in requests]
+    assert len({answer["pid"] for answer in answers}) > 1
+    for answer in answers:
+        assert answer["is_worker"]
+        assert answer["owner"] == answer["pid"]
+        assert answer["in_order"]
+        assert not answer["holds_what_the_master_holds"]

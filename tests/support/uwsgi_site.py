@@ -1,0 +1,44 @@
+"""What uWSGI serves in a test: loaded, and a lock used, in its master before that forks in C."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import django
+
+from django_redislock import distributed_lock
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+django.setup()
+MASTER = os.getpid()
+HELD = distributed_lock("held by the master")
+assert HELD.acquire()
+lease = HELD.lease
+assert lease is not None
+wait_until(lambda: lease.renewals)
+
+
+def application(environ: dict[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
+    """Serve a request that takes many short locks, and holds a long one meanwhile."""
+    name = environ["PATH_INFO"]
+    fences = []
+    with distributed_lock(f"long {name}") as long:
+        while long.renewals < 2 or len(fences) < 100:
+            with distributed_lock(f"short {name}") as short:
+                short.ensure_held(verify=True)
+                fences.append(short.fence)
+        long.ensure_held(verify=True)
+    said = {
+        "is_worker": os.getpid() != MASTER,
+        "pid": os.getpid(),
+        "owner": long.owner.pid,
+        "in_order": fences == sorted(set(fences)),
+        "holds_what_the_master_holds": HELD.lease is not None and HELD.lease.held,
+    }
+    start_response("200 OK", [("Content-Type", "application/json")])
+    return [json.dumps(said).encode()]
