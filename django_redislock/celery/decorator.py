@@ -70,7 +70,13 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
             cls.reports_start, cls.track_started = True, False
 
     def retry(self, *args: Any, **options: Any) -> Retry:
-        """As Celery's. A run that has published its retry is no success, however it ends."""
+        """As Celery's. A run that has published its retry is no success, however it ends.
+
+        What the caller has hidden in argsrepr and kwargsrepr stays hidden, which Celery forgets.
+        """
+        if not args and "args" not in options and "kwargs" not in options:
+            hidden = {name: vars(self.request).get(name) for name in ("argsrepr", "kwargsrepr")}
+            options = {name: shown for name, shown in hidden.items() if shown} | options
         try:
             retry = super().retry(*args, **options)
         except Retry:
@@ -100,9 +106,6 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         **options: Any,
     ) -> AsyncResult:
         """As Celery's; with unique_queued only if no call with the same key waits in the queue."""
-        if serializer := options.get("serializer"):
-            # A message does not tell the task how it was serialized, in case it is deferred.
-            options = carrying(options, serializer=serializer)
 
         def publish(task_id: str | None, **carried: str) -> AsyncResult:
             how = carrying(options, **carried) if carried else options

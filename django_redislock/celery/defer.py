@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from celery.exceptions import Ignore, Reject
 from kombu.exceptions import OperationalError
 
+from django_redislock.celery.again import publish_again
 from django_redislock.celery.message import (
     acks_late,
     carried,
     carry,
-    ignores_result,
-    queue_of,
     visibility_timeout,
     waits_in_broker,
 )
@@ -69,28 +68,11 @@ def defer(
     countdown = min(pause, seconds + MARGIN, visibility_timeout(task.app) / 2)
     if until is not None:
         countdown = min(countdown, max(until - now, 0.0))
-    chosen: dict[str, Any] = {}
     if waits_in_broker(task.app):
         countdown = max(math.ceil(countdown), 1)  # It takes whole seconds only, and at least one.
-        # The message came through the exchanges where it waited; without the name of its queue,
-        # Celery would send it to the default one.
-        chosen["queue"] = queue_of(task.request, task.app)
-    if before.get("serializer"):
-        chosen["serializer"] = before["serializer"]
-    if begun:
-        chosen["expires"] = None
     carry(task.request, tries=tries + 1, since=before.get("since", now))
-    # As Task.retry() does; but it is no retry, and counts as none.
-    signature = task.signature_from_request(
-        task.request,
-        countdown=countdown,
-        retries=task.request.retries,
-        ignore_result=ignores_result(task),
-        add_to_parent=False,
-        **chosen,
-    )
     try:
-        signature.apply_async()
+        publish_again(task, countdown, expires=None if begun else task.request.expires)
     except OperationalError as error:
         if acks_late(task):  # Then the broker still has the message.
             raise _Rejected(error, requeue=True) from error

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 #   "since"       when it was deferred for the first time, in seconds since the epoch
 #   "raised"      the lock has kept the body from beginning; a retry that was published because of
 #                 that is no retry of the body
-#   "serializer"  the serializer that the publisher chose; a message does not tell
 #   "queued"      the lock name under which its call was announced (see queued.py), until the body
 #                 starts
 HEADER = "redislock"

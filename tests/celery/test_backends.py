@@ -14,28 +14,16 @@ from celery import chord
 
 from django_redislock import distributed_lock
 from tests.celery.project import PATIENCE
-from tests.celery.project.rabbit import RabbitMQ, program
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.celery.project.rabbit import RabbitMQ
     from tests.celery.project.stage import Stage
 
-pytest_plugins = ["tests.celery.project.stage"]
+pytest_plugins = ["tests.celery.project.stage", "tests.celery.project.rabbit"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
-
-
-@pytest.fixture(scope="module")
-def rabbit() -> Iterator[RabbitMQ]:
-    """A RabbitMQ server."""
-    if program() is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("CI needs rabbitmq-server")
-        pytest.skip("no rabbitmq-server here")
-    with RabbitMQ() as rabbit:
-        yield rabbit
 
 
 class TestRabbitMQ:

@@ -11,10 +11,13 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import pytest
+
 from tests.support.servers import free_port, tied_to_us
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
 
@@ -106,3 +109,14 @@ class RabbitMQ:
             [epmd, "-kill"], env=self._environment, capture_output=True, text=True, check=False
         )
         return "Killed" in asked.stdout or "Cannot connect" in asked.stdout + asked.stderr
+
+
+@pytest.fixture(scope="module")
+def rabbit() -> Iterator[RabbitMQ]:
+    """A RabbitMQ server."""
+    if program() is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("CI needs rabbitmq-server")
+        pytest.skip("no rabbitmq-server here")
+    with RabbitMQ() as rabbit:
+        yield rabbit

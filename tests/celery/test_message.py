@@ -1,0 +1,192 @@
+"""A run that is deferred: its message comes again as it came, with all that it said."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import kombu
+import pytest
+from celery.signals import task_received
+from celery.worker.request import Request
+from kombu.transport.native_delayed_delivery import (
+    bind_queue_to_native_delayed_delivery_exchange,
+    declare_native_delayed_delivery_exchanges_and_queues,
+)
+
+from django_redislock import distributed_lock
+from django_redislock.celery import SingleInstanceTask
+from tests.celery.project import PATIENCE
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.celery.project.rabbit import RabbitMQ
+    from tests.celery.project.stage import Stage
+
+pytest_plugins = ["tests.celery.project.stage", "tests.celery.project.rabbit"]
+
+QUORUM = {
+    "task_default_queue_type": "quorum",
+    "task_default_exchange_type": "topic",
+    "task_create_missing_queue_type": "quorum",
+    "task_create_missing_queue_exchange_type": "topic",
+}
+
+
+@pytest.fixture(
+    params=[
+        "redis",
+        pytest.param("rabbitmq", marks=pytest.mark.slow),
+        pytest.param("quorum queues", marks=pytest.mark.slow),
+    ]
+)
+def own_stage(request: pytest.FixtureRequest, own_stage: Stage) -> Stage:
+    """A stage with each broker, and no worker."""
+    ours: dict[str, Any] = {"task_default_queue": own_stage.key()}
+    if request.param != "redis":
+        rabbit: RabbitMQ = request.getfixturevalue("rabbit")
+        ours["broker_url"] = rabbit.url
+    if request.param == "quorum queues":
+        ours |= QUORUM
+    own_stage.app.conf.update(ours)
+    return own_stage
+
+
+def new_queue(stage: Stage) -> str:
+    """A queue that no other test uses."""
+    name = stage.key()
+    if stage.app.conf.task_default_queue_type == "quorum":
+        with stage.app.connection_for_write() as connection:
+            # As a worker does when it starts.
+            declare_native_delayed_delivery_exchanges_and_queues(connection, "quorum")
+            queue = stage.app.amqp.queues[name]
+            queue.bind(connection.default_channel).declare()
+            bind_queue_to_native_delayed_delivery_exchange(connection, queue)
+    return name
+
+
+def take(stage: Stage, queue: str) -> Any:
+    """Take the next message out of a queue, as a worker does."""
+
+    def get() -> Any:
+        with stage.app.connection_for_read() as connection:
+            return kombu.Queue(queue).bind(connection.default_channel).get(no_ack=True)
+
+    return wait_until(get, PATIENCE, f"a message is in the queue {queue}", every=0.05)
+
+
+def execute(stage: Stage, message: Any) -> None:
+    """Run the task of a message, as a worker does."""
+    name = message.headers["task"]
+    request = Request(message, app=stage.app, task=stage.app.tasks[name], hostname="tests")
+    task_received.send(sender=None, request=request)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(request.execute).result(PATIENCE)
+
+
+def said(message: Any) -> dict[str, Any]:
+    """All that a message says, but when it is to run, and how often it was deferred.
+
+    On quorum queues it waits at the broker, so that it comes through another exchange.
+    """
+    headers = {name: said for name, said in message.headers.items() if "-death" not in name}
+    headers.pop("eta")
+    carried = dict(headers.pop("redislock", None) or {})
+    assert carried.pop("tries", 1) == 1
+    carried.pop("since", None)
+    properties = dict(message.properties)
+    for changing in ("delivery_tag", "delivery_info", "application_headers", "expiration"):
+        properties.pop(changing, None)
+    return {
+        "headers": headers,
+        "carried": carried,
+        "properties": properties,
+        "body": message.payload,
+        "as": (message.content_type, message.content_encoding),
+        "to": message.delivery_info["routing_key"].rpartition(".")[2],
+    }
+
+
+def deferred(stage: Stage, key: str, queue: str) -> tuple[Any, Any]:
+    """The message that waits for the lock *key*, and the one that comes after it."""
+    first = take(stage, queue)
+    with distributed_lock(key):
+        execute(stage, first)
+    return first, take(stage, queue)
+
+
+EVERYTHING: dict[str, Any] = {
+    "argsrepr": "(a key)",
+    "kwargsrepr": "{a secret}",
+    "priority": 3,
+    "expires": 600,
+    "headers": {"origin-of": "tests"},
+    "shadow": "another name",
+    "time_limit": 50,
+    "soft_time_limit": 40,
+    "serializer": "sets",
+    "compression": "gzip",
+    "ignore_result": True,
+    "reply_to": "somebody",
+    "root_id": "the root",
+    "parent_id": "the parent",
+    "group_id": "the group",
+    "group_index": 3,
+    "stamped_headers": ["tenant"],
+    "tenant": "the tenant",
+    "message_id": "the message",
+    "app_id": "the tests",
+    "delivery_mode": 1,
+}
+
+
+@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["nothing", "everything"])
+def test_it_says_what_it_said(own_stage: Stage, options: dict[str, Any]) -> None:
+    key, queue = own_stage.key(), new_queue(own_stage)
+    if options:
+        follower = own_stage.task("collect").si()
+        options = {
+            **options,
+            "link": follower,
+            "link_error": follower,
+            "chain": [dict(follower)],
+            "chord": dict(follower),
+        }
+    own_stage.task("retrying").apply_async((key,), queue=queue, **options)
+    first, second = deferred(own_stage, key, queue)
+    assert said(second) == said(first)
+    assert second.headers["eta"]
+    if options:
+        assert second.headers["expires"]
+        assert second.headers["argsrepr"] == "(a key)"
+        assert second.headers["compression"]
+        # RabbitMQ takes it away from what has waited on its quorum queues.
+        if (expiration := second.properties.get("expiration")) or "x-death" not in second.headers:
+            assert 0 < float(expiration) / 1000 <= 600
+
+
+@pytest.mark.parametrize("own_stage", ["redis"], indirect=True)
+def test_what_another_program_has_published_says_what_it_said(own_stage: Stage) -> None:
+    key, queue = own_stage.key(), new_queue(own_stage)
+    name = own_stage.task("retrying").name
+    own_stage.app.send_task(name, (key,), queue=queue, serializer="sets", argsrepr="hidden")
+    first, second = deferred(own_stage, key, queue)
+    assert said(second) == said(first)
+
+
+@pytest.mark.parametrize("own_stage", ["redis"], indirect=True)
+def test_a_retry_shows_no_more_of_the_arguments_than_the_caller_did(own_stage: Stage) -> None:
+    @own_stage.app.task(
+        base=SingleInstanceTask, bind=True, ignore_result=True, name=own_stage.key()
+    )
+    def log_in(self: SingleInstanceTask, secret: str) -> None:
+        raise self.retry(countdown=1)
+
+    queue = new_queue(own_stage)
+    log_in.apply_async(("a secret",), queue=queue, argsrepr="hidden")
+    first = take(own_stage, queue)
+    execute(own_stage, first)
+    second = take(own_stage, queue)
+    assert second.headers["retries"] == 1
+    for shown in ("argsrepr", "kwargsrepr"):
+        assert second.headers[shown] == first.headers[shown]
