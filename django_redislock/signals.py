@@ -15,5 +15,5 @@ lock_lost = Signal()
 #: An operator ended a lease. Arguments: name, using, id, holder, by.
 lock_force_released = Signal()
 #: A task run did not happen because of its lock. Sender: the task. Arguments: result (the marked
-#: value, with "skipped", "lock" and "holder"), task_id.
+#: value; docs/celery.md has its keys), task_id.
 task_skipped = Signal()

@@ -38,7 +38,7 @@ class Run(Jsonable):
     at: float  # When it ended, in seconds since the epoch, by the server's clock; or else began.
     ago: float
     lasted: float | None  # None: it was skipped, or its end is not known.
-    why: str  # Why it was skipped: "busy", "done" or "duplicate"; else "".
+    why: str  # Why it was skipped: "busy", "cooling", "done" or "duplicate"; else "".
     owner: Owner  # Who ran it; of one that was skipped, who did not.
 
     @property

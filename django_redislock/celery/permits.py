@@ -154,7 +154,11 @@ class Permits:
             return Finished(ago / 1000)
         seen = [self.backend.seen(*one) for one in zip(names, answers, strict=True)]
         taken = {
-            one.name: Busy(one.holding, math.inf if one.expires_in is None else one.expires_in)
+            one.name: Busy(
+                one.holding,
+                math.inf if one.expires_in is None else one.expires_in,
+                one.server_time,
+            )
             for one in seen
             if one.holding is not None
         }

@@ -32,6 +32,7 @@ from django_redislock.celery.message import (
 from django_redislock.celery.options import DATABASE, Conflict
 from django_redislock.celery.permits import Permits
 from django_redislock.exceptions import LockLost, LockTimeout, LockUnavailable
+from django_redislock.humanize import duration
 from django_redislock.lease import Lease
 from django_redislock.lock import Lock
 from django_redislock.rules.flows import Done, Finished, RunMarker
@@ -50,6 +51,8 @@ logger = logging.getLogger("django_redislock.celery")
 RECOGNISED_FOR = 86_400.0
 # Seconds after its success within which a run is expected to have stored its result.
 REPORTS_WITHIN = 10.0
+# Skips that are what min_hold and once are for: nobody need look after them.
+EXPECTED_SKIPS = ("cooling", "done")
 
 
 # The run whose body this thread, greenlet or asyncio task is in.
@@ -263,7 +266,7 @@ class TaskRun:
         run = effects.completed_run(self.name, options.atomic)
         if run is None:
             return None
-        return Finished(run.ago) if self.id and run.task_id == self.id else Done(run.by)
+        return Finished(run.ago) if self.id and run.task_id == self.id else Done(run.by, run.ago)
 
     @property
     def _has_retried(self) -> bool:
@@ -280,17 +283,18 @@ class TaskRun:
         """
         task, policy = self.task, self.options.on_conflict
         match found:
-            case Done():
-                return self._skip("done", found.by)
-            case Finished():
-                self._end_if_reported(found.ago)
-                return self._skip("duplicate", self.id)
+            case Done(by, ago):
+                return self._skip("done", f"done, by {by}", by=by, ago=ago)
+            case Finished(ago):
+                self._end_if_reported(ago)
+                return self._skip("duplicate", f"duplicate, of {self.id}", by=self.id, ago=ago)
         holder, holding = found.holder, found.holding
         if self.delivered and holding.owner.is_task(self.id):
-            if holding.state == "cooling":
+            if found.cooling:
                 # When it succeeded is not known here, so that its report is not waited for.
                 self._end_if_reported(REPORTS_WITHIN)
-                return self._skip("duplicate", self.id)
+                of_own = f"duplicate, of {self.id}"
+                return self._skip("duplicate", of_own, by=holder, ago=found.ago)
             # Delivered twice, or again after a crash; or a retry that was published before its
             # first try let go. A skip would acknowledge the only copy of the work.
             self._retract_call()  # Its body has started, so it cannot stand for calls made now.
@@ -304,10 +308,17 @@ class TaskRun:
         carry(self.request, raised=True)
         if policy == "raise":
             raise LockTimeout(self.name, holder, found.expires_in)
-        skipped = self._skip("busy", holder)
+        if found.cooling:
+            skipped = self._skip("cooling", str(found), by=holder, ago=found.ago)
+        else:
+            skipped = self._skip("busy", str(found), holder=holder)
         if not callable(policy):
             return skipped
-        return policy(Conflict(task, self.args, self.kwargs, self.name, holder, found.expires_in))
+        return policy(
+            Conflict(
+                task, self.args, self.kwargs, self.name, holder, found.expires_in, found.cooling
+            )
+        )
 
     def _decide_without_redis(self, error: LockUnavailable, body: Callable[..., Any]) -> Any:
         policy = self.options.on_unavailable
@@ -364,16 +375,26 @@ class TaskRun:
     def _defer(
         self, why: str, busy: Busy, *, until: float | None = None, begun: bool = False
     ) -> Deferred:
-        message = "Deferred %s: lock %r is busy, held by %s, and %s"
-        logger.info(message, self, self.name, busy.holder, why)
+        logger.info("Deferred %s: lock %r is %s, and %s", self, self.name, busy, why)
         return defer(self.task, busy.expires_in, until=until, begun=begun)
 
-    def _skip(self, why: str, holder: str) -> dict[str, str]:
-        """End this run without its body, visibly: a canvas goes on with the marked value."""
-        result = {"skipped": why, "lock": self.name, "holder": holder}
-        message = "Skipped %s: lock %r is %s, %s %s"
-        whose = {"busy": "held by", "done": "by", "duplicate": "of"}[why]
-        logger.warning(message, self, self.name, why, whose, holder, extra={"data": result})
+    def _skip(self, why: str, says: str, *, ago: float | None = None, **who: str) -> dict[str, Any]:
+        """End this run without its body, visibly: a canvas goes on with the marked value.
+
+        Args:
+            why: As the result tells.
+            says: The same as the log tells: what the lock is.
+            ago: How many seconds ago it became so.
+            who: The holder, or by whom it became so.
+        """
+        result: dict[str, Any] = {"skipped": why, "lock": self.name, **who}
+        if ago is not None:
+            result["ago"] = round(ago, 3)
+            says += f", {duration(ago)} ago"
+        level = logging.INFO if why in EXPECTED_SKIPS else logging.WARNING
+        logger.log(
+            level, "Skipped %s: lock %r is %s", self, self.name, says, extra={"data": result}
+        )
         with self._noting("skip"):
             task_runs.note_skip(self.name, why, using=self.options.using)
         signals.task_skipped.send_robust(sender=self.task, result=result, task_id=self.request.id)

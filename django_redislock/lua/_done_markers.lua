@@ -12,5 +12,5 @@ local function already_done(markers)
   if finished then
     return { 'finished', milliseconds(clock()) - finished }
   end
-  return done and { 'done', done }
+  return done and { 'done', done, milliseconds(clock()) }
 end

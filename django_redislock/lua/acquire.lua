@@ -6,8 +6,8 @@
 --       renews: r or -, see _lease.lua
 -- returns the fence, if it is granted; or
 --         {'queued', ticket, ms until the current lease must have ended, server time in us, 1 if newly queued}
---         {'busy', ms until the current lease must have ended, value of lock or its beginning}
---         {'done', value of done} or {'finished', ms since}, if it is pointless
+--         {'busy', ms until the current lease must have ended, value of lock or its beginning, server time in ms}
+--         {'done', value of done, server time in ms} or {'finished', ms since}, if it is pointless
 --         {'endless'} if the key has no expiry, so that waiting for it would never end
 local LOCK, QUEUE, WAITERS, FENCE, DONE, FINISHED, PAST, RUNS, HELD, RAN = unpack(KEYS)
 -- include _lease
@@ -135,7 +135,7 @@ if mode ~= 'queue' then
   if state_of(value) == 'c' then
     left = math.max(call('PTTL', LOCK) - CLAIM, 1) -- of the lease, as look shows it
   end
-  return { 'busy', left, string.sub(value, 1, SIGHT) }
+  return { 'busy', left, string.sub(value, 1, SIGHT), ms }
 end
 
 if ticket == '0' then

@@ -97,17 +97,32 @@ class Busy(NamedTuple):
 
     holding: Holding
     expires_in: float
+    server_time: float  # When the server said so, in seconds since the epoch.
+
+    def __str__(self) -> str:
+        return f"{'cooling, taken' if self.cooling else 'busy, held'} by {self.holder}"
 
     @property
     def holder(self) -> str:
-        """Who holds it, as ``host:pid task-id``."""
+        """Who holds it, or held it last if it is cooling, as ``host:pid task-id``."""
         return str(self.holding.owner)
+
+    @property
+    def cooling(self) -> bool:
+        """Whether nobody holds it: its owner is done, and min_hold keeps it."""
+        return self.holding.state == "cooling"
+
+    @property
+    def ago(self) -> float | None:
+        """Seconds since it was granted; None if nobody knows."""
+        return _since(self.holding.since, self.server_time)
 
 
 class Done(NamedTuple):
     """A `once` of this name is done."""
 
     by: str  # Who did it, as ``host:pid task-id``.
+    ago: float | None  # Seconds; None if nobody knows.
 
 
 class Finished(NamedTuple):
@@ -186,16 +201,17 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                     if isinstance(outcome, Granted):
                         return outcome
                     now = outcome
-                case [b"busy", left_ms, value]:
+                case [b"busy", left_ms, value, server_ms]:
                     if mode != "queue":
-                        return Busy(read_holding(value), int(left_ms) / 1000)
+                        return Busy(read_holding(value), int(left_ms) / 1000, int(server_ms) / 1000)
                     # Not queued, for want of scripting: bounded backoff.
                     failures = 0
                     seconds = pause * random.uniform(0.5, 1.0)
                     now = yield Pause(max(min(seconds, give_up - now), 0.0))
                     pause = min(pause * 2, LONGEST_PAUSE)
-                case [b"done", value]:
-                    return Done(str(read_done(value)))
+                case [b"done", value, server_ms]:
+                    at, owner = read_done(value)
+                    return Done(str(owner), _since(at, int(server_ms) / 1000))
                 case [b"finished", ms]:
                     return Finished(int(ms) / 1000)
                 case [b"endless"]:
@@ -225,6 +241,10 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
             raise
         if now >= give_up and mode == "queue":
             mode = "last"
+
+
+def _since(at: float | None, now: float) -> float | None:
+    return None if at is None else max(0.0, now - at)
 
 
 def first_try(request: Request) -> Call:

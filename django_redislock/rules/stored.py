@@ -191,9 +191,10 @@ def _described(strange: str) -> str:
     return f"a {kind}" if size == "-1" else f"a {kind} of {counted(int(size), unit)}"
 
 
-def read_done(value: bytes) -> Owner:
-    """Who did what a done marker of a `once` says: it is when(ms) "|" owner."""
-    return Owner.unpack(value.decode(errors="replace").partition("|")[2])
+def read_done(value: bytes) -> tuple[float | None, Owner]:
+    """When it was done, by server time, and by whom: a done marker is when(ms) "|" owner."""
+    at, owner = _fields(value, 2)
+    return int(at) / 1000 if is_number(at) else None, Owner.unpack(owner)
 
 
 def read_claim(value: bytes) -> tuple[bytes, bytes, bytes] | None:

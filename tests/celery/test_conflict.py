@@ -170,7 +170,7 @@ class TestOthers:
         assert stage.result(first) == f"did {key}"
         result = stage.result(stage.send("once", key))
         assert (result["skipped"], result["lock"]) == ("done", key)
-        assert result["holder"].endswith(first.id)
+        assert result["by"].endswith(first.id)
 
 
 @pytest.mark.slow

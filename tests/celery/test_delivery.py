@@ -374,7 +374,7 @@ class TestCrash:
         own_stage.wait_for(key, "start", 2)
         own_stage.open_gate(key)  # Not before: the dead one may stand at it for a moment still.
         assert own_stage.result(winner) == f"did {key}"
-        assert own_stage.result(own_stage.send("draw_late", key))["skipped"] == "busy"
+        assert own_stage.result(own_stage.send("draw_late", key))["skipped"] == "cooling"
         assert own_stage.count(key, "end") == 1
 
     @sweeps_often

@@ -30,6 +30,7 @@ from django_redislock.celery import (
     single_instance_task,
 )
 from django_redislock.celery.options import OPTIONS
+from django_redislock.humanize import duration
 from tests.support.celery_app import EAGER, celery_app
 from tests.support.processes import python
 
@@ -344,19 +345,60 @@ class TestAfterASuccess:
     def test_min_hold_keeps_the_lock(self, redislock: LockTestKit) -> None:
         task = make(key="lottery", min_hold=60)
         assert task.delay().get() == "lottery"
-        assert task.delay().get()["skipped"] == "busy"
+        assert task.delay().get()["skipped"] == "cooling"
         redislock.assert_locked("lottery")
 
-    def test_once_makes_the_name_done(
-        self, redislock: LockTestKit, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_once_makes_the_name_done(self, redislock: LockTestKit) -> None:
         task = make(key="lottery", once=timedelta(days=7))
-        task.apply(task_id="first").get()
+        assert task.delay().get() == "lottery"
+        assert task.delay().get()["skipped"] == "done"
         redislock.assert_not_locked("lottery")
+
+    @pytest.mark.parametrize(
+        ("options", "skipped", "says"),
+        [
+            ({"min_hold": 60}, "cooling", "cooling, taken by"),
+            ({"min_hold": 60, "on_conflict": "wait", "wait": 0.1}, "cooling", "cooling, taken by"),
+            ({"min_hold": 60, "on_conflict": "retry"}, "cooling", "cooling, taken by"),
+            ({"min_hold": 60, "limit": 2}, "cooling", "cooling, taken by"),
+            ({"once": 60}, "done", "done, by"),
+        ],
+        ids=["cooling", "wait", "retry", "limit", "done"],
+    )
+    def test_a_skip_after_it_says_whose_it_was_and_when_and_alarms_nobody(
+        self,
+        redislock: LockTestKit,
+        caplog: pytest.LogCaptureFixture,
+        options: dict[str, Any],
+        skipped: str,
+        says: str,
+    ) -> None:
+        caplog.set_level(logging.INFO, "django_redislock.celery")
+        task = make(key="lottery", **options)
+        first = [task.delay() for _ in range(options.get("limit", 1))]
+        redislock.advance(4)
         result = task.delay().get()
-        assert (result["skipped"], result["lock"]) == ("done", "lottery")
-        assert result["holder"].endswith(" first")
-        assert f"lock 'lottery' is done, by {result['holder']}" in caplog.text
+        by, ago = result["by"], result["ago"]
+        assert result == {"skipped": skipped, "lock": "lottery", "by": by, "ago": ago}
+        assert by.rpartition(" ")[2] in {one.id for one in first}
+        assert 4 <= ago < 30
+        (logged,) = [one for one in caplog.records if one.message.startswith("Skipped")]
+        assert logged.levelno == logging.INFO
+        assert f"lock 'lottery' is {says} {by}, {duration(ago)} ago" in logged.message
+        record = held.record("lottery")
+        assert record is not None
+        assert record.last_skip is not None
+        assert (record.last_skip.why, record.skips) == (skipped, 1)
+
+    def test_a_function_is_told_whether_anybody_holds_it(self, redislock: LockTestKit) -> None:
+        task = make(
+            key="lottery", min_hold=60, on_conflict=lambda found: (found.cooling, found.holder)
+        )
+        with redislock.simulate_held_by_other("lottery"):
+            assert task.delay().get() == (False, "another-host:1 simulated")
+        task.apply(task_id="first").get()
+        cooling, holder = task.delay().get()
+        assert (cooling, holder.rpartition(" ")[2]) == (True, "first")
 
     @pytest.mark.parametrize("options", [{"min_hold": 60}, {"once": 60}])
     def test_a_failure_leaves_it_free(

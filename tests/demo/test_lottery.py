@@ -55,7 +55,10 @@ def draws_per_noon(stage: Stage, task: str, noons: int) -> tuple[Counter[int], C
 def test_11_the_lottery_is_drawn_once_every_noon(own_stage: Stage) -> None:
     draws, outcomes = draws_per_noon(own_stage, "lottery", noons := 6)
     assert draws == dict.fromkeys(range(noons), 1)
-    assert outcomes == {"drew": noons, "busy": 3 * noons}
+    # A clock that is late finds the lock held, or cooling.
+    assert outcomes.pop("drew") == noons
+    assert outcomes.keys() <= {"busy", "cooling"}
+    assert outcomes.total() == 3 * noons
 
 
 def test_11_the_lottery_needs_more_than_a_plain_lock(own_stage: Stage) -> None:

@@ -204,13 +204,21 @@ def test_r2_the_deadline_counts_from_when_the_command_was_sent() -> None:
 
 
 def test_somebody_elses_lock_is_busy_and_tells_for_how_long() -> None:
-    assert acquiring(wait=0.0).answers([b"busy", 1500, VALUE]).result == Busy(
-        read_holding(VALUE), 1.5
+    assert acquiring(wait=0.0).answers([b"busy", 1500, VALUE, 9000]).result == Busy(
+        read_holding(VALUE), 1.5, 9.0
     )
 
 
-def test_a_name_that_is_done_is_told_as_such() -> None:
-    assert acquiring().answers([b"done", b'5|{"host":"web-1","pid":7}']).result == Done("web-1:7")
+@pytest.mark.parametrize(
+    ("marker", "done"),
+    [
+        (b'5|{"host":"web-1","pid":7}', Done("web-1:7", 3.0)),
+        (b"anything|else", Done("unknown", None)),
+    ],
+    ids=["ours", "foreign"],
+)
+def test_a_name_that_is_done_is_told_as_such(marker: bytes, done: Done) -> None:
+    assert acquiring().answers([b"done", marker, 3005]).result == done
 
 
 @pytest.mark.proves("P8")
@@ -494,7 +502,7 @@ def test_a_wait_that_runs_out_ends_with_a_last_look_that_leaves_the_queue() -> N
     assert stage.now == pytest.approx(1.0)
     assert mode_and_ticket(stage.step) == ("last", b"100")
     assert stage.step.listening == ""
-    assert stage.answers([b"busy", 700, VALUE]).result == Busy(read_holding(VALUE), 0.7)
+    assert stage.answers([b"busy", 700, VALUE, 9000]).result == Busy(read_holding(VALUE), 0.7, 9.0)
 
 
 @pytest.mark.proves("R5")
@@ -527,8 +535,8 @@ def test_3_without_scripting_a_waiter_polls_with_growing_jittered_bounded_pauses
             pauses.append(stage.step.seconds)
             stage.sleeps()
         else:
-            stage.answers([b"busy", 9000, VALUE], after=0.0)
-    assert stage.result == Busy(read_holding(VALUE), 9.0)
+            stage.answers([b"busy", 9000, VALUE, 9000], after=0.0)
+    assert stage.result == Busy(read_holding(VALUE), 9.0, 9.0)
     assert stage.now == pytest.approx(1.0)
     bounds = [min(SHORTEST_PAUSE * 2**n, LONGEST_PAUSE) for n in range(len(pauses))]
     *pauses, last = pauses
@@ -540,7 +548,7 @@ def test_3_without_scripting_a_waiter_polls_with_growing_jittered_bounded_pauses
 
 
 def test_without_scripting_the_lock_is_ours_as_soon_as_a_look_finds_it_free() -> None:
-    stage = acquiring().answers([b"busy", 9000, VALUE]).sleeps()
+    stage = acquiring().answers([b"busy", 9000, VALUE, 9000]).sleeps()
     assert mode_and_ticket(stage.step)[0] == "queue"
     assert stage.answers(b"7").result.fence == 7
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TOKEN = "t" * 32
 LEASE = b"t" * 32 + b"hr000000123456789abcdef|7|0|1|0||owner"
-BUSY = [b"busy", 900, LEASE]
+BUSY = [b"busy", 900, LEASE, 7000]
 SILENT = Unanswered("silent", 0.0, 0.0)
 UNREACHED = NotDone("unreachable", 0.0, 0.0)
 FORBIDDEN = Refused("NOPERM")
@@ -193,15 +193,16 @@ def test_what_any_server_may_have_done_may_be_done(answers: tuple[Any, ...], kin
 
 
 def test_what_one_server_knows_to_be_done_is_done() -> None:
-    poll = Poll(voting().answer(acquire())).hears(b"7", [b"done", b"1|x"], b"7")
+    poll = Poll(voting().answer(acquire())).hears(b"7", [b"done", b"1|x", 2], b"7")
     assert poll.asks(scripts.LEAVE) == [0, 2]
-    assert poll.hears(1, 1).value == [b"done", b"1|x"]
+    assert poll.hears(1, 1).value == [b"done", b"1|x", 2]
 
 
 def test_a_lock_is_free_when_as_many_servers_are_as_a_majority_needs() -> None:
-    mine = [b"busy", 100, b"m" + LEASE[1:]]
-    answers = [b"busy", 900, LEASE], mine, [b"busy", 500, LEASE]
-    assert Poll(voting().answer(acquire())).hears(*answers).value == [b"busy", 500, LEASE]
+    """Who has it, and since when, is told by one server, whose clock need not be the others'."""
+    mine = [b"busy", 100, b"m" + LEASE[1:], 3000]
+    answers = [b"busy", 900, LEASE, 7000], mine, [b"busy", 500, LEASE, 5000]
+    assert Poll(voting().answer(acquire())).hears(*answers).value == [b"busy", 500, LEASE, 7000]
 
 
 def test_a_key_without_expiry_on_a_minority_hinders_nobody() -> None:
@@ -241,7 +242,7 @@ def test_an_acquire_is_decided_when_a_majority_agrees(
     ("said", "is_enough"),
     [
         ({0: b"7", 2: b"9"}, False),  # The last one may know that it is done.
-        ({0: b"7", 2: [b"done", b"1|x"]}, True),
+        ({0: b"7", 2: [b"done", b"1|x", 2]}, True),
         ({1: [b"finished", 500]}, True),
         ({0: BUSY, 1: BUSY}, True),
         ({0: b"7", 1: BUSY}, False),

@@ -199,12 +199,13 @@ class Voting:
         busy = [value for value in refusals if value[0] == b"busy"]
         if not busy or len(refusals) - len(busy) >= self._majority:
             return next(value for value in refusals if value[0] != b"busy")
-        ends = sorted(int(left) for _, left, _ in busy)
-        tokens = Counter(value[:32] for _, _, value in busy)
+        ends = sorted(int(left) for _, left, *_ in busy)
+        tokens = Counter(value[:32] for _, _, value, _ in busy)
         holder = tokens.most_common(1)[0][0]
-        value = next(value for _, _, value in busy if value[:32] == holder)
+        # One server's clock has noted when it was granted, so the same one's says how long ago.
+        told = next([value, now] for _, _, value, now in busy if value[:32] == holder)
         # It is free when as many servers are as a majority still needs.
-        return [b"busy", ends[min(self._majority - granted, len(ends)) - 1], value]
+        return [b"busy", ends[min(self._majority - granted, len(ends)) - 1], *told]
 
     def _announce(self, call: Call) -> Vote:
         """Of several who announce a run at the same time, at least one has to be let through."""

@@ -73,7 +73,7 @@ def _acquire(keys: Keys, ask: Ask, *args: Any) -> Decision:
         return [], [b"endless"]
     if not _is_over(value, left, us):
         ask("PEXPIRE", keys.queue, 1, "GT")  # See lua/_absence.lua.
-        return [], [b"busy", left, value]
+        return [], [b"busy", left, value, us // 1000]
     last = float(ask("ZSCORE", keys.fence, "last") or 0)
     fence = b"%d" % (int(last) + 1 if us <= last < EXACT else us)
     head = token + b"h" + renews + b"00000" + id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lottery.demo.tables import table
 from lottery.drawing import PRIZES
@@ -76,8 +76,14 @@ class Results:
     def _row(self, report: Report) -> list[object]:
         server, pid, late, outcome, details = report
         if outcome == "skipped":
-            outcome += f", held by {self._name(details['holder'])}"
+            outcome += f", {self._because(details)}"
         return [server, pid, f"+{late * 1000:.0f} ms", outcome, details.get("fence") or "-"]
+
+    def _because(self, skip: dict[str, Any]) -> str:
+        """Which server drew, or had drawn."""
+        if skip["skipped"] == "busy":
+            return f"held by {self._name(skip['holder'])}"
+        return f"drawn by {self._name(skip['by'])} {skip['ago']:.1f} s ago"
 
     def _name(self, holder: str) -> str:
         """The server meant by a holder, such as "host:pid task-id"."""
