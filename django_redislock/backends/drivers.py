@@ -13,6 +13,8 @@ from django_redislock import clock, process
 from django_redislock.rules.steps import Call, NotOurs, Refused, Unanswered
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from django_redislock.process import Process
     from django_redislock.rules.steps import Answer, Flow, Notify, Outcome, Pause, Performer, Step
 
@@ -168,20 +170,58 @@ async def _aperform(
     interrupt: BaseException | None = None,
 ) -> Result:
     began_in = process.current if begun is None else begun.began_in
+    put_off: asyncio.CancelledError | None = None  # Until the flow wants no more undone.
     try:
-        step = next(flow) if interrupt is None else flow.throw(interrupt)
-        if begun is not None:
-            step = begun.tell(flow, step)
-        while True:
-            try:
-                answer = await (by.call(step) if type(step) is Call else step.perform(by))
-            except BaseException as error:  # noqa: BLE001 - cancellation too is thrown in
-                step = _step_after(flow, error, began_in)
-            else:
-                step = flow.send(answer)
-    except StopIteration as end:
-        result: Result = end.value
+        try:
+            step = next(flow) if interrupt is None else flow.throw(interrupt)
+            if begun is not None:
+                step = begun.tell(flow, step)
+            while True:
+                try:
+                    if type(step) is Call and step.shielded:
+                        undone, put_off = await to_its_end(by.call(step), put_off)
+                        answer = undone.result()
+                    elif put_off is None:
+                        answer = await (by.call(step) if type(step) is Call else step.perform(by))
+                    else:
+                        raise put_off
+                except BaseException as error:  # noqa: BLE001 - cancellation too is thrown in
+                    step = _step_after(flow, error, began_in)
+                else:
+                    step = flow.send(answer)
+        except StopIteration as end:
+            result: Result = end.value
+        except (Exception, asyncio.CancelledError):
+            if put_off is not None:
+                raise put_off  # noqa: B904 - it is no consequence of the other
+            raise
+        if put_off is not None:
+            raise put_off
         return result
+    finally:
+        del put_off  # See ask().
+
+
+async def to_its_end(
+    work: Awaitable[Result], put_off: asyncio.CancelledError | None = None
+) -> tuple[asyncio.Future[Result], asyncio.CancelledError | None]:
+    """Await *work*, which is bounded, to its end, however often this task is cancelled meanwhile.
+
+    Returns:
+        The work, which is done; and the cancellation that is to be raised now, the last one, or
+        else *put_off*. To raise one is enough: asyncio has counted all of them, and each time limit
+        takes back its own. To cancel the task anew would be one too many.
+    """
+    future = asyncio.ensure_future(work)
+    try:
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError as error:
+                put_off = error
+        return future, put_off
+    finally:
+        del future, put_off  # See ask().
 
 
 def _step_after(flow: Flow[Result], error: BaseException, began_in: Process) -> Step:
@@ -224,31 +264,6 @@ class Awaiting(ABC):
     """The same of a performer that awaits."""
 
     __slots__ = ()
-
-    @abstractmethod
-    async def call(self, step: Call) -> Answer:
-        """Run a script."""
-
-    async def call_shielded(self, step: Call) -> Answer:
-        """Run a script to its end, which is bounded, however often its task is cancelled.
-
-        The cancellation is put off: the next thing that is awaited raises it.
-        """
-        task = asyncio.ensure_future(self.call(step._replace(shielded=False)))
-        was_cancelled = False
-        while not task.done():
-            try:
-                await asyncio.shield(task)
-            except asyncio.CancelledError:
-                if task.cancelled():
-                    raise
-                was_cancelled = True
-            except (Unanswered, Refused):
-                break
-        if was_cancelled and (current := asyncio.current_task()) is not None:
-            current.uncancel()  # It has been counted already.
-            current.cancel()
-        return task.result()
 
     @abstractmethod
     def close(self) -> None:

@@ -236,8 +236,9 @@ async def test_a_task_cancelled_while_it_is_served_passes_the_lock_on(place: Pla
         await lock.arelease()
         for _ in range(yields):
             await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+        in_time = waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled() is in_time
         assert await distributed_lock("lottery", wait=0).alocked() is False
 
 

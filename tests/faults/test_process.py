@@ -679,20 +679,6 @@ async def test_r4_so_does_one_without_scripts(locks: Locks, proxy: Proxy) -> Non
     assert is_left_clean(locks)
 
 
-async def test_a_task_that_is_cancelled_while_a_grant_is_given_back_is_cancelled(
-    locks: Locks, proxy: Proxy
-) -> None:
-    locks.configure(REPLICAS_ACK=1, UNAVAILABLE_AFTER=HUNG, OPTIONS={"socket_timeout": 3})
-    rule = proxy.rule_for_script(scripts.LEAVE.sha, "delayreply:0.5")
-    task = asyncio.create_task(distributed_lock(NAME, ttl=60, wait=HUNG).aacquire())
-    await await_until(lambda: rule.hits)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, HUNG / 2)
-    assert task.cancelling() == 1
-    assert is_left_clean(locks)
-
-
 @pytest.mark.proves("R4")
 @pytest.mark.slow
 @one_kind

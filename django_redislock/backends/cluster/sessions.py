@@ -101,8 +101,6 @@ class AsyncClusterSession(_OfNode, drivers.Awaiting):
     __slots__ = ()
 
     async def call(self, step: Call) -> Answer:
-        if step.shielded:
-            return await self.call_shielded(step)
         begun = clock.now()
         try:
             node = await self._slots.afind(step.name, step.within)

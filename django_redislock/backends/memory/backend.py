@@ -240,7 +240,9 @@ class _AsyncSession(drivers.Awaiting):
 
     async def listen(self, step: Listen) -> Bell:
         try:
-            ring = await asyncio.wait_for(self._rings.get(), max(step.seconds, 0.0))
+            # Not wait_for(): in Python 3.11 it drops a cancellation that comes with the ring.
+            async with asyncio.timeout(max(step.seconds, 0.0)):
+                ring = await self._rings.get()
         except TimeoutError:
             return Bell([], self._backend.clock())
         return Bell(ring.split(), self._backend.clock())

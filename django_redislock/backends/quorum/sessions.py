@@ -95,8 +95,6 @@ class AsyncSession(_NobodyQueues, drivers.Awaiting):
         self._members = members
 
     async def call(self, step: Call) -> Answer:
-        if step.shielded:
-            return await self.call_shielded(step)
         sent = clock.now()
         votes = self._voting.answer(step)
         try:

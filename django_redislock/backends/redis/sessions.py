@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -243,8 +242,6 @@ class AsyncSession(drivers.Awaiting):
         self._id = id
 
     async def call(self, step: Call) -> Answer:
-        if step.shielded:
-            return await self.call_shielded(step)
         begun = sent = clock.now()
         was_sent = False
         if step.listening and self._caller.scripting and not self._id and self._lacks_bell(step):
@@ -341,15 +338,14 @@ async def in_thread(work: Callable[[], Result]) -> Result:
 
     Undoing it must not begin before it has ended.
     """
-    call = asyncio.ensure_future(asyncio.to_thread(work))
+    call, cancelled = await drivers.to_its_end(asyncio.to_thread(work))
     try:
-        return await asyncio.shield(call)
-    except asyncio.CancelledError:
-        while not call.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([call])
-        retrieve(call)
-        raise
+        if cancelled is not None:
+            retrieve(call)
+            raise cancelled
+        return call.result()
+    finally:
+        del call, cancelled  # See drivers.ask().
 
 
 def _is_busy(answer: Answer) -> bool:

@@ -1,0 +1,260 @@
+"""A task that is cancelled is told so once, as by any await: nothing is invented, nothing lost.
+
+What it had asked of the lock is undone first, which takes a moment; and it may be cancelled again
+meanwhile, by a second time limit or by whoever waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+import uvloop
+
+from django_redislock import distributed_lock
+from django_redislock.rules import scripts
+from tests.support.backends import UNHURRIED, one_kind
+from tests.support.others import against_rival, queued, rival
+from tests.support.stored import NAME, is_left_clean
+from tests.support.waiting import HUNG, await_until, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+    from types import TracebackType
+
+    from pytest_django import Settings
+
+    from tests.conftest import Locks
+    from tests.support.proxy import Proxy
+
+    Run = Callable[[Coroutine[None, None, None]], None]
+
+pytestmark = one_kind
+
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    """Run a coroutine in an event loop of each kind."""
+    with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
+        yield runner.run
+
+
+@pytest.fixture
+def locks(locks: Locks, proxy: Proxy, settings: Settings, undo_in_time: None) -> Iterator[Locks]:
+    """The default alias goes through a proxy, the rival straight to the server."""
+    locks.on(proxy, TTL=60, WAIT=HUNG, OPTIONS=UNHURRIED)
+    with against_rival(locks, settings):
+        yield locks
+
+
+class Limit(ABC):
+    """A block that is cancelled when its time is over, as the test has it."""
+
+    is_over = False  # Whether the block has ended so.
+
+    @abstractmethod
+    def expire(self) -> None:
+        """Let its time be over now."""
+
+    @abstractmethod
+    async def __aenter__(self) -> None: ...
+    @abstractmethod
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool: ...
+
+
+class AsyncioTimeout(Limit):
+    async def __aenter__(self) -> None:
+        self._timeout = asyncio.timeout(None)
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, *exc_info: object) -> bool:
+        try:
+            await self._timeout.__aexit__(*exc_info)  # type: ignore[arg-type]
+        except TimeoutError:
+            self.is_over = True
+        return self.is_over
+
+    def expire(self) -> None:
+        self._timeout.reschedule(0)
+
+
+class AnyioScope(Limit):
+    """It goes on cancelling until its block has ended."""
+
+    async def __aenter__(self) -> None:
+        self._scope = anyio.CancelScope().__enter__()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        swallowed = self._scope.__exit__(exc_type, exc, traceback)
+        self.is_over = self._scope.cancelled_caught
+        return swallowed
+
+    def expire(self) -> None:
+        self._scope.cancel()
+
+
+class TaskGroup(Limit):
+    """It is over when another task of the group fails."""
+
+    async def __aenter__(self) -> None:
+        self._failing = asyncio.get_running_loop().create_future()
+        self._group = await asyncio.TaskGroup().__aenter__()
+        self._group.create_task(self._fail())
+
+    async def _fail(self) -> None:
+        raise await self._failing
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        try:
+            await self._group.__aexit__(exc_type, exc, traceback)
+        except ExceptionGroup:
+            self.is_over = True
+        return self.is_over
+
+    def expire(self) -> None:
+        self._failing.set_result(ZeroDivisionError())
+
+
+LIMITS = [
+    pytest.param(inner, outer, id=f"{inner.__name__}-in-{outer.__name__}")
+    for inner, outer in [
+        (AsyncioTimeout, AsyncioTimeout),
+        (AnyioScope, AnyioScope),
+        (AsyncioTimeout, AnyioScope),
+        (AnyioScope, AsyncioTimeout),
+        (AsyncioTimeout, TaskGroup),
+    ]
+]
+
+
+@pytest.mark.proves("R4")
+@pytest.mark.parametrize(("inner_type", "outer_type"), LIMITS)
+@pytest.mark.parametrize("stage", ["waiting", "holding", "releasing"])
+def test_r4_of_two_limits_that_are_over_the_outer_ends_its_block_and_that_is_all(
+    stage: str,
+    inner_type: type[Limit],
+    outer_type: type[Limit],
+    run: Run,
+    locks: Locks,
+    proxy: Proxy,
+) -> None:
+    script = scripts.LEAVE if stage == "waiting" else scripts.RELEASE
+    rule = proxy.rule_for_script(script.sha, "hold")
+    inner, outer = inner_type(), outer_type()
+    entered = asyncio.Event()
+
+    async def work() -> None:
+        async with outer:
+            async with inner, distributed_lock(NAME):
+                entered.set()
+                if stage == "holding":
+                    await asyncio.sleep(HUNG)
+            await asyncio.sleep(HUNG)  # The outer one ends this, if it has not ended that.
+        assert outer.is_over
+        await nothing_more_comes()
+
+    async def test() -> None:
+        task = asyncio.create_task(work())
+        if stage == "waiting":
+            await await_until(lambda: queued(locks))
+        else:
+            await entered.wait()
+        if stage == "releasing":
+            await await_until(lambda: rule.hits)
+        inner.expire()
+        await await_until(lambda: rule.hits)
+        await some_turns()  # So the undo is under way, or else on hold.
+        outer.expire()
+        await some_turns()
+        await asyncio.to_thread(proxy.forward_held)
+        await task
+
+    with rival() if stage == "waiting" else nullcontext():
+        run(test())
+    assert is_left_clean(locks)
+
+
+@pytest.mark.proves("R4")
+def test_r4_two_time_limits_of_wait_for_are_as_good(run: Run, locks: Locks, proxy: Proxy) -> None:
+    proxy.rule_for_script(scripts.LEAVE.sha, "delayreply:0.05", times=None)
+
+    async def work() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.wait_for(distributed_lock(NAME).aacquire(), 0.05), 0.06)
+        await nothing_more_comes()
+
+    async def test() -> None:
+        await asyncio.gather(*(work() for _ in range(10)))
+
+    with rival():
+        run(test())
+    assert is_left_clean(locks)
+
+
+async def some_turns() -> None:
+    """Let all run that can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def nothing_more_comes() -> None:
+    """Check that no cancellation of this task is still on its way."""
+    await some_turns()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+@pytest.mark.proves("R4")
+@pytest.mark.parametrize("undo", ["succeeds", "fails"])
+@pytest.mark.parametrize("run", ["asyncio"], indirect=True)
+def test_r4_a_cancellation_while_a_grant_is_given_back_is_told_by_the_acquire(
+    undo: str, run: Run, locks: Locks, proxy: Proxy
+) -> None:
+    locks.configure(REPLICAS_ACK=1, OPTIONS={"socket_timeout": 3})  # There is no replica.
+    rule = proxy.rule_for_script(scripts.LEAVE.sha, "hold")
+
+    async def work() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await distributed_lock(NAME, ttl=4).aacquire()
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.uncancel() == 0
+        await nothing_more_comes()
+
+    async def test() -> None:
+        task = asyncio.create_task(work())
+        await await_until(lambda: rule.hits)
+        task.cancel()
+        await some_turns()
+        if undo == "succeeds":
+            await asyncio.to_thread(proxy.forward_held)
+        else:
+            # Else it would be undone once more, since the task was cancelled.
+            proxy.rule_for_script(scripts.LEAVE.sha, "cut_before")
+            await asyncio.to_thread(proxy.cut)
+        await task
+
+    run(test())
+    wait_until(lambda: is_left_clean(locks))  # What was not undone ends by itself.
