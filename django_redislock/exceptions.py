@@ -14,6 +14,7 @@ backends; the sentence is made by ``__str__``.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 LostReason = Literal["expired", "forced", "taken", "unreachable"]
@@ -41,21 +42,34 @@ class LockTimeout(LockError):
 
     Attributes:
         name: The lock.
-        holder: Who holds it, as ``host:pid`` and what it runs; None if unknown.
-        expires_in: Seconds until the holder's lease ends unless renewed; None if unknown.
+        holder: Who holds it, or held it last if it is cooling, as ``host:pid`` and what it runs;
+            None if unknown.
+        expires_in: Seconds until the holder's lease ends unless renewed, or the cooling ends; None
+            if unknown.
+        cooling: Whether nobody holds it any more: its owner is done, and min_hold keeps it.
     """
 
     def __init__(
-        self, name: str, holder: str | None = None, expires_in: float | None = None
+        self,
+        name: str,
+        holder: str | None = None,
+        expires_in: float | None = None,
+        cooling: bool = False,
     ) -> None:
-        super().__init__(name, holder, expires_in)
+        super().__init__(name, holder, expires_in, cooling)
         self.holder = holder
         self.expires_in = expires_in
+        self.cooling = cooling
 
     def __str__(self) -> str:
-        who = f"held by {self.holder}" if self.holder else "held by another owner"
-        until = "" if self.expires_in is None else f" for up to {self.expires_in:.1f} s more"
-        return f"Lock {self.name!r} is busy: {who}{until}."
+        who, left = self.holder or "another owner", self.expires_in
+        if self.cooling:
+            says, ends = f"it cools down after {who}", ", and is free in {:.1f} s"
+        else:
+            says, ends = f"held by {who}", "; its lease ends in {:.1f} s unless it is renewed"
+        if left is not None and math.isfinite(left):
+            says += ends.format(left)
+        return f"Lock {self.name!r} is busy: {says}."
 
 
 class LockLost(LockError):

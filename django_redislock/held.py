@@ -78,6 +78,13 @@ class HeldLock(Jsonable):
         return self.strange or str(self.owner)
 
     @property
+    def ends(self) -> str:
+        """What its end depends on, as a clause behind ``expires_in``; "" if on nothing."""
+        if self.expires_in is None or self.state == "foreign":
+            return ""
+        return "and is free then" if self.state == "cooling" else "unless it is renewed"
+
+    @property
     def ends_late(self) -> bool:
         """Whether it ends later than its ttl allows: the server's clock was set back meanwhile.
 

@@ -20,20 +20,27 @@ logger = logging.getLogger("django_redislock.request")
 class LockErrorsMiddleware(MiddlewareMixin):
     """Turn a LockTimeout of a view into 409, and a LockUnavailable into 503.
 
-    A subclass may name another status for a busy lock: ``busy_status = 423``, or 503. The answer
-    says neither which lock it was nor who holds it; the log does.
+    A subclass may name another status for a busy lock: ``busy_status = 423``, or 503, and another
+    ``longest_retry_after``. The answer says neither which lock it was nor who holds it; the log
+    does.
     """
 
     busy_status = 409
+    # Seconds that Retry-After names at most while somebody holds the lock, who may be done before
+    # the lease ends, or renew it. What cools down ends when it says.
+    longest_retry_after: float = 30
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         """Called by Django with what a view has raised, after its transaction was rolled back."""
         if isinstance(exception, LockTimeout):
             logger.info("Answered a request with %s: %s", self.busy_status, exception)
-            # How long it may take at most, if its holder does not renew it: nobody knows better.
-            seconds = max(1, math.ceil(exception.expires_in or 0))
-            text = f"Somebody else is at this. Try again in {seconds} s."
-            response = _answer(request, text, self.busy_status)
+            text = "Somebody else is at this. Try again in {} s; it may take longer."
+            wait = min(exception.expires_in or 0, self.longest_retry_after)
+            if exception.cooling:
+                text = "This was done already. Try again in {} s."
+                wait = exception.expires_in or 0
+            seconds = max(1, math.ceil(wait))
+            response = _answer(request, text.format(seconds), self.busy_status)
             response["Retry-After"] = str(seconds)
             return response
         if isinstance(exception, LockUnavailable):

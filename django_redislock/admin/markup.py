@@ -111,7 +111,9 @@ def expiry(lock: HeldLock) -> SafeString:
     clock = counting(lock.expires_in, "down")
     most = max(lock.ttl or 0.0, lock.expires_in)
     return format_html(
-        '{}<progress class="redislock-gauge" max="{}" value="{}" aria-hidden="true"></progress>',
+        '<span title="{}">{}<progress class="redislock-gauge" max="{}" value="{}"'
+        ' aria-hidden="true"></progress></span>',
+        lock.ends,
         clock,
         f"{most:.3f}",
         f"{lock.expires_in:.3f}",
@@ -135,7 +137,7 @@ def facts(lock: HeldLock) -> list[tuple[str, Any]]:
         ("Request", visible(who.path)),
         ("Command", visible(who.command)),
         ("Held for", counting(lock.held_for, "up") if ours else ""),
-        ("Expires in", expiry(lock)),
+        ("Expires in", format_html("{} {}", expiry(lock), lock.ends)),
         ("TTL", duration(lock.ttl) if lock.ttl else ""),
         ("Renewals", str(lock.renewals) if ours else ""),
         ("Waiters", str(lock.waiters)),

@@ -307,7 +307,7 @@ class TaskRun:
         # What is raised from here on may bring about a retry, by autoretry_for or by a function.
         carry(self.request, raised=True)
         if policy == "raise":
-            raise LockTimeout(self.name, holder, found.expires_in)
+            raise LockTimeout(self.name, holder, found.expires_in, found.cooling)
         if found.cooling:
             skipped = self._skip("cooling", str(found), by=holder, ago=found.ago)
         else:

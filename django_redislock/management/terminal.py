@@ -58,7 +58,7 @@ def _row(lock: HeldLock, more: tuple[str, ...]) -> tuple[object, ...]:
         *more,
         f"{lock.state} {lock.owner.permit}".rstrip(),
         duration(lock.held_for),
-        "never" if lock.expires_in is None else duration(lock.expires_in),
+        _expiry(lock),
         lock.waiters,
         f"{place(lock.owner)} (gone)" if lock.gone else place(lock.owner),
         doing(lock.owner),
@@ -174,7 +174,7 @@ def _facts(lock: HeldLock) -> Iterator[str]:
         "lease": lock.id,
         "fence": lock.fence,
         "held for": duration(lock.held_for),
-        "expires in": "never" if lock.expires_in is None else duration(lock.expires_in),
+        "expires in": f"{_expiry(lock)} {lock.ends}".rstrip(),
         "ttl": duration(lock.ttl),
         "renewals": lock.renewals,
         "waiters": lock.waiters,
@@ -189,6 +189,10 @@ def _facts(lock: HeldLock) -> Iterator[str]:
     for key, value in facts.items():
         if value not in {"", None}:
             yield f"{key:12}{visible(str(value))}"
+
+
+def _expiry(lock: HeldLock) -> str:
+    return "never" if lock.expires_in is None else duration(lock.expires_in)
 
 
 def _record(found: Record) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from typing import TYPE_CHECKING
 
@@ -69,7 +70,18 @@ def test_no_error_is_a_kind_of_another() -> None:
     [
         (
             LockTimeout("lottery", "web1:7 draw", 2.34),
-            "Lock 'lottery' is busy: held by web1:7 draw for up to 2.3 s more.",
+            (
+                "Lock 'lottery' is busy: held by web1:7 draw; its lease ends in 2.3 s unless it is"
+                " renewed."
+            ),
+        ),
+        (
+            LockTimeout("lottery", "web1:7 draw", 2.34, cooling=True),
+            "Lock 'lottery' is busy: it cools down after web1:7 draw, and is free in 2.3 s.",
+        ),
+        (
+            LockTimeout("lottery", "web1:7 draw", math.inf),
+            "Lock 'lottery' is busy: held by web1:7 draw.",
         ),
         (LockTimeout("lottery"), "Lock 'lottery' is busy: held by another owner."),
         (

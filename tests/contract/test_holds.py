@@ -137,6 +137,7 @@ async def test_while_it_cools_the_holder_is_the_last_owner(way: Way, place: Plac
         async with way.entered(distributed_lock("lottery", wait=0)):
             pytest.fail("the block ran")
     assert raised.value.holder == str(lease.owner)
+    assert raised.value.cooling
     assert raised.value.expires_in == pytest.approx(60, abs=10)
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = needs_scripts
 
+LATER = "Somebody else is at this. Try again in 12 s; it may take longer."
 
 lock = distributed_lock("v:{pk}", wait=0)
 
@@ -242,7 +243,7 @@ async def test_busy_is_409_with_the_time_to_try_again(redislock: LockTestKit, vi
     assert response.status_code == 409
     assert response["Retry-After"] == "12"
     assert response["Content-Type"] == "text/plain; charset=utf-8"
-    assert response.content == b"Somebody else is at this. Try again in 12 s."
+    assert response.content == LATER.encode()
 
 
 @pytest.mark.usefixtures("no_time_passes")
@@ -250,6 +251,27 @@ def test_the_time_is_at_least_a_second_and_rounded_up(redislock: LockTestKit) ->
     for ttl, seconds in ((0.9, "1"), (3.1, "4")):
         with redislock.simulate_held_by_other("v:7", ttl=ttl):
             assert Client().get("/of-function/7")["Retry-After"] == seconds
+
+
+@pytest.mark.usefixtures("no_time_passes")
+def test_no_one_is_sent_away_for_the_whole_of_a_long_lease(
+    redislock: LockTestKit, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be released at any time. What cools down is not."""
+    with redislock.simulate_held_by_other("v:7", ttl=3600):
+        assert Client().get("/of-function/7")["Retry-After"] == "30"
+        monkeypatch.setattr(Locked, "longest_retry_after", 5)
+        settings.MIDDLEWARE = [f"{__name__}.Locked"]
+        response = Client().get("/of-function/7")
+        assert response["Retry-After"] == "5"
+        assert (
+            response.content == b"Somebody else is at this. Try again in 5 s; it may take longer."
+        )
+    with distributed_lock("v:7", min_hold=600):
+        pass
+    response = Client().get("/of-function/7")
+    assert response["Retry-After"] == "600"
+    assert response.content == b"This was done already. Try again in 600 s."
 
 
 @pytest.mark.usefixtures("no_time_passes")
@@ -275,7 +297,7 @@ def test_a_single_view_may_have_its_own(redislock: LockTestKit, settings: Settin
 def test_who_asks_for_json_gets_it(redislock: LockTestKit) -> None:
     with redislock.simulate_held_by_other("v:7", ttl=12):
         response = Client().get("/of-function/7", headers={"Accept": "application/json"})
-        assert response.json() == {"detail": "Somebody else is at this. Try again in 12 s."}
+        assert response.json() == {"detail": LATER}
         page = Client().get("/of-function/7", headers={"Accept": "text/html,*/*;q=0.8"})
         assert page["Content-Type"].startswith("text/plain")
 
@@ -324,7 +346,7 @@ def test_busy_and_unavailable_are_the_same_in_an_api_view(redislock: LockTestKit
     with redislock.simulate_held_by_other("v:7", ttl=12):
         response = Client().post("/rest/7", headers=headers)
         assert (response.status_code, response["Retry-After"]) == (409, "12")
-        assert response.json()["detail"] == "Somebody else is at this. Try again in 12 s."
+        assert response.json()["detail"] == LATER
     with redislock.simulate_unavailable():
         assert Client().post("/rest/7", headers=headers).status_code == 503
 
