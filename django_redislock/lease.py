@@ -35,7 +35,7 @@ class Keeper(Protocol):
     def operation_timeout(self, ttl: float) -> float: ...
     def lost(self, lease: Lease, reason: LostReason) -> None: ...
     def note_expiry(self, lease: Lease) -> None: ...
-    def dropped(self, lease: Lease) -> None: ...
+    def forget(self, lease: Lease) -> None: ...
 
 
 class Lease:
@@ -82,7 +82,7 @@ class Lease:
                 self.name,
                 grant.ends - now,
             )
-        self._keeper.dropped(self)
+        self._keeper.forget(self)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import threading
+
 from django.dispatch import Signal
 
+
+class _Reentrant(Signal):
+    """One that a signal handler of the process, or a destructor, may send while it is being sent.
+
+    Django finds the receivers under a mutex, which would be waited for for ever.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.RLock()  # type: ignore[assignment] # it is used in the same way
+
+
 #: A lease was granted. Arguments: lease, waited (seconds).
-lock_acquired = Signal()
+lock_acquired = _Reentrant()
 #: A lease was ended by its owner. Arguments: lease, held_for (seconds), success.
-lock_released = Signal()
+lock_released = _Reentrant()
 #: The wait ran out. Arguments: name, using, holder, waited (seconds).
-lock_timed_out = Signal()
+lock_timed_out = _Reentrant()
 #: A lease ended while it was relied on. Arguments: lease, reason.
-lock_lost = Signal()
+lock_lost = _Reentrant()
 #: An operator ended a lease. Arguments: name, using, id, holder, by.
-lock_force_released = Signal()
+lock_force_released = _Reentrant()
 #: A task run did not happen because of its lock. Sender: the task. Arguments: result (the marked
 #: value; docs/celery.md has its keys), task_id.
-task_skipped = Signal()
+task_skipped = _Reentrant()

@@ -78,9 +78,10 @@ class Backend(ABC):
     def _start(self) -> None:
         """Make all that belongs to this process alone; once more in a forked child."""
         self.process = secrets.token_hex(8)
-        self._leases_lock = threading.Lock()
         # Leases that this process relies on, by name: one, or more after a loss. Weak: a lease
-        # that nobody refers to any more must not be renewed.
+        # that nobody refers to any more must not be renewed. Signal handlers and destructors may
+        # change it wherever they interrupt, so each change is one step of the dict, and no mutex
+        # is taken.
         self.leases: dict[str, tuple[ReferenceType[Lease], ...]] = {}
 
     def after_fork(self) -> None:
@@ -170,36 +171,24 @@ class Backend(ABC):
 
     def watch(self, lease: Lease) -> None:
         """Look after a new lease."""
-        with self._leases_lock:
-            earlier = self.leases.get(lease.name)
-            self.leases[lease.name] = (*earlier, ref(lease)) if earlier else (ref(lease),)
+        self._note(lease.name, (ref(lease),))
         self.watchdog_of(lease.name).watch(lease)
 
     def forget(self, lease: Lease) -> None:
-        """The lease is over."""
-        with self._leases_lock:
-            references = self.leases.pop(lease.name, ())
-            if len(references) > 1 or (references and references[0]() is not lease):
-                self._put_living(lease.name, references, but=lease)
-        self.watchdog_of(lease.name).forget(lease)
+        """The lease is over; its watchdog sees that by itself."""
+        references = self.leases.pop(lease.name, ())
+        if len(references) == 1 and references[0]() is lease:
+            return
+        # Not of a lease that is being collected: its own reference may still find it.
+        found = [(one, one()) for one in references]
+        if others := tuple(one for one, other in found if other not in {None, lease}):
+            self._note(lease.name, others)
 
-    def dropped(self, lease: Lease) -> None:
-        """A lease was collected that nobody has released."""
-        # Called by a destructor, which may run anywhere, also while this thread has the lock.
-        # What stays is a dead reference, which goes with the next lease of that name.
-        if self._leases_lock.acquire(blocking=False):
-            try:
-                # Its own reference may still find it.
-                self._put_living(lease.name, self.leases.pop(lease.name, ()), but=lease)
-            finally:
-                self._leases_lock.release()
-
-    def _put_living(
-        self, name: str, references: Sequence[ReferenceType[Lease]], but: Lease | None = None
-    ) -> None:
-        living = tuple(one for one in references if (found := one()) is not None and found != but)
-        if living:
-            self.leases[name] = living
+    def _note(self, name: str, references: tuple[ReferenceType[Lease], ...]) -> None:
+        # What is taken out is nobody else's to put back. Whoever was faster is put together with
+        # these, most often none.
+        while self.leases.setdefault(name, references) is not references:
+            references = (*self.leases.pop(name, ()), *references)
 
     # --- keeping leases (lease.Keeper) --------------------------------------------------------
 
@@ -207,7 +196,6 @@ class Backend(ABC):
         """Note that *lease* is lost, and tell everybody who wants to know, in another thread."""
         if not lease.grant.lose(reason, at_release=at_release):
             return
-        self.watchdog_of(lease.name).forget(lease)
         over = lease.grant.loss(self.clock()).over
         logger.error(
             "Lost the lease %s of lock %r (%s); the code under it may still run",

@@ -7,7 +7,10 @@ import logging
 import math
 import random
 import threading
-from typing import TYPE_CHECKING, Protocol
+from collections import deque
+from itertools import count
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import ref
 
 from django_redislock.exceptions import LockLost
@@ -30,6 +33,9 @@ GRAIN = 1 / 64  # Seconds: leases due within the same grain are renewed in one b
 SOONEST_RETRY = 0.02  # Seconds after a renewal that was not answered.
 TRIES_PER_CLAIM = 4  # Of what is left of a claim, each try to confirm it gets this part.
 SHORTEST_TRY = 0.05  # Seconds.
+MOST_NEW = 1000  # Leases that the thread lets come before it looks which of them are over.
+# Seconds for which leases are expected to come that are as short as those that have been there.
+EXPECTED_FOR = 60.0
 
 
 class Watched(Protocol):
@@ -53,28 +59,55 @@ class Renewer(Protocol):
         """Close that connection; no lease is left to renew."""
 
 
+class _Due(NamedTuple):
+    """When one lease is due."""
+
+    when: float
+    number: int  # So that leases are never compared.
+    token: str
+    lease: ReferenceType[Lease]
+
+
+class _Queue:
+    """The leases that want about the same time for one try, by when they are due."""
+
+    __slots__ = ("entries", "time_for_one_try", "used_at")
+
+    def __init__(self, time_for_one_try: float) -> None:
+        self.entries: list[_Due] = []  # A heap.
+        self.time_for_one_try = time_for_one_try
+        self.used_at = -math.inf
+
+
 class Watchdog:
     """One thread for all leases of this process in one place, sync and async alike.
 
     It is started by the first lease, holds leases weakly, and sleeps until the next one is due.
     No exception ends it (R7). A place is a backend; on a cluster it is one of its nodes, so that a
     node that hangs delays no other, and leases go over to another watchdog with their slot.
+
+    Leases come by signal handlers and destructors too, which may interrupt any thread anywhere. So
+    no mutex is taken: who has a new lease leaves it in a list, and the thread takes it in when it
+    wakes. It sees by itself which leases are over; a release has nothing to do here.
     """
 
     def __init__(self, backend: Watched, renewer: Renewer) -> None:
         self._backend = backend
         self._renewer = renewer
-        # Leases by when they are due, in grains. A released lease takes itself out, and its slot
-        # if that is empty then, in constant time. The heap tells which slot comes next; it may
-        # still have some that are gone.
-        self._slots: dict[int, dict[str, ReferenceType[Lease]]] = {}
-        self._slot_of: dict[str, int] = {}  # By token.
-        self._order: list[int] = []
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        # What others leave for the thread: leases, with when they are due; and that it has to wake.
+        self._new: deque[tuple[float, ReferenceType[Lease]]] = deque()
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        # When the thread looks at the leases next; only it says so. -inf: it is about to. inf: it
+        # has none to wait for, or there is no thread.
         self._wakes_at = math.inf
         self._thread: threading.Thread | None = None
+        self._running = threading.Lock()  # The thread has it; nobody ever waits for it.
         self._retired = False
+        # The thread's own.
+        self._queues: dict[float, _Queue] = {}  # By the time for one try.
+        self._last: dict[str, _Due] = {}  # By token: the entry of each lease that counts.
+        self._numbers = count()
+        self._most_entries = 64  # Before those of leases that are over are sorted out.
 
     def watch(self, lease: Lease) -> None:
         """Look after a new lease."""
@@ -87,74 +120,61 @@ class Watchdog:
             first = min(grant.granted_at + grant.ttl / 3, grant.deadline)
         else:
             first = grant.deadline
-        with self._lock:
-            self._put(lease, first)
+        self._leave(lease, first)
 
-    def forget(self, lease: Lease) -> None:
-        """The lease is over."""
-        token = lease.grant.token
-        with self._lock:
-            slot = self._slot_of.pop(token, 0)
-            leases = self._slots.get(slot)
-            if leases is not None:
-                leases.pop(token, None)
-                if not leases:
-                    del self._slots[slot]
+    def look_at(self, lease: Lease, due: float) -> None:
+        """Look after a lease at that time, or when it ends; no more when it was due before."""
+        self._leave(lease, min(due, lease.grant.ends))
 
-    def put_back(self, lease: Lease, due: float) -> None:
-        """Look after a lease again, due at *due*, that this watchdog or another has taken out."""
-        with self._lock:
-            if lease.grant.is_active:
-                self._put(lease, min(due, lease.grant.ends))
+    def _leave(self, lease: Lease, due: float) -> None:
+        """Leave a lease for the thread, and wake that if it would look too late."""
+        due = (due // GRAIN + 1) * GRAIN
+        new = self._new
+        new.append((due, ref(lease)))
+        if due < self._wakes_at or len(new) % MOST_NEW == 0:
+            self._wake(lease.name)
 
     def retire(self) -> None:
         """End the thread when the last lease is over."""
-        with self._lock:
-            self._retired = True
-            self._changed.notify()
-            running = self._thread is not None
-        if not running:
+        self._retired = True
+        self._bell.put(None)
+        if self._thread is None:
             self._renewer.close_watchdog()
 
-    def _put(self, lease: Lease, due: float) -> None:
-        token, slot = lease.grant.token, int(due / GRAIN) + 1
-        self._slot_of[token] = slot
-        leases = self._slots.get(slot)
-        if leases is None:
-            leases = self._slots[slot] = {}
-            if len(self._order) > 2 * len(self._slots) + 64:
-                self._order = sorted(self._slots)  # Drop those that are gone.
-            else:
-                heapq.heappush(self._order, slot)
-        leases[token] = ref(lease)
+    def _wake(self, name: str) -> None:
+        self._bell.put(None)
         if self._thread is None:
-            self._start_thread(lease.name)
-        elif slot * GRAIN < self._wakes_at:
-            self._wakes_at = slot * GRAIN
-            self._changed.notify()
+            self._start_thread(name)
 
     def _start_thread(self, name: str) -> None:
         thread = threading.Thread(
             target=self._run, name=f"redislock-watchdog-{self._backend.alias}", daemon=True
         )
         try:
+            self._thread = thread  # First: a signal handler may have a lease before it is started.
             thread.start()
         except RuntimeError:
             # No more threads, or the interpreter is shutting down. The lease is good until its
             # deadline, and the next one tries again.
+            self._thread = None
             logger.exception("Cannot start the thread that renews lock %r", name)
-        else:
-            self._thread = thread
+        except BaseException:  # Of a signal handler: nobody knows whether it was started.
+            self._thread = None
+            raise
 
     def _run(self) -> None:
-        with self._lock:
-            # A signal handler's exception in start() hides a thread from who started it.
-            if self._thread not in {None, threading.current_thread()}:
-                return
+        # Of several threads that were started at once, one goes on.
+        while self._running.acquire(blocking=False):
             self._thread = threading.current_thread()
-        while self._round():
-            pass
-        self._renewer.close_watchdog()
+            try:
+                while self._round():
+                    pass
+                self._renewer.close_watchdog()
+            finally:
+                self._thread, self._wakes_at = None, math.inf
+                self._running.release()
+            if not self._new:  # Who leaves one from now on starts a thread.
+                return
 
     def _round(self) -> bool:
         """Renew what is due next; False if nothing will ever be.
@@ -162,8 +182,7 @@ class Watchdog:
         A method of its own, so that no local variable keeps the leases while it sleeps: one that
         nobody else refers to must not be renewed.
         """
-        with self._lock:
-            due = self._wait_until_due()
+        due = self._wait_until_due()
         if due is None:
             return False
         try:
@@ -171,26 +190,90 @@ class Watchdog:
         except Exception:
             # A bug of ours must not cost the other leases their renewal.
             logger.exception("The watchdog met an error; it goes on")
-            self._put_off(due)
+            for lease in due:
+                self.look_at(lease, self._backend.clock() + SOONEST_RETRY)
         return True
 
     def _wait_until_due(self) -> list[Lease] | None:
         while True:
+            self._wakes_at = -math.inf
+            self._take_in()
             now = self._backend.clock()
-            leases: list[Lease] = []
-            while self._order and self._order[0] * GRAIN <= now:
-                for token, found in self._slots.pop(heapq.heappop(self._order), {}).items():
-                    self._slot_of.pop(token, None)
-                    if (lease := found()) is not None:
-                        leases.append(lease)
-            if leases:
+            if leases := self._due(now):
                 return leases
-            if self._retired and not self._slots:
-                self._thread = None
+            wakes_at = min((one.entries[0].when for one in self._waiting(now)), default=math.inf)
+            if self._retired and wakes_at == math.inf and not self._new:
                 return None
-            self._wakes_at = self._order[0] * GRAIN if self._order else math.inf
-            self._changed.wait(self._wakes_at - now if self._order else None)
-            self._wakes_at = -math.inf  # Awake: nobody needs to notify us.
+            self._wakes_at = wakes_at
+            if not self._new:  # Who leaves one from now on knows when we wake.
+                self._sleep(wakes_at - now)
+
+    def _sleep(self, seconds: float) -> None:
+        """Sleep so long, or until somebody wakes us."""
+        try:
+            self._bell.get(timeout=None if seconds == math.inf else seconds)
+        except Empty:
+            return
+
+    def _take_in(self) -> None:
+        """Take in the new leases, but for those that are over."""
+        while self._new:
+            when, lease = self._new.popleft()
+            self._put(when, lease)
+        if sum(len(queue.entries) for queue in self._queues.values()) > self._most_entries:
+            self._sort_out()
+
+    def _put(self, when: float, reference: ReferenceType[Lease]) -> None:
+        lease = reference()
+        if lease is None or not lease.grant.is_active:
+            return
+        grant = lease.grant
+        due = self._last[grant.token] = _Due(when, next(self._numbers), grant.token, reference)
+        within = 2.0 ** math.floor(math.log2(self._time_for_one_try(grant, when)))
+        if within not in self._queues:
+            self._queues[within] = _Queue(within)
+        queue = self._queues[within]
+        queue.used_at = when
+        heapq.heappush(queue.entries, due)
+
+    def _sort_out(self) -> None:
+        """Drop what does not count, which may be due much later."""
+        left = 0
+        for queue in self._queues.values():
+            queue.entries = [one for one in queue.entries if self._counts(one)]
+            heapq.heapify(queue.entries)
+            left += len(queue.entries)
+        self._last = {one.token: one for queue in self._queues.values() for one in queue.entries}
+        self._most_entries = 2 * left + 64
+
+    def _counts(self, due: _Due) -> bool:
+        """Whether it is not over, and is not due at another time by now."""
+        lease = due.lease()
+        return self._last.get(due.token) is due and lease is not None and lease.grant.is_active
+
+    def _waiting(self, now: float) -> list[_Queue]:
+        """The queues that have any, each with one that counts at its head."""
+        for key, queue in list(self._queues.items()):
+            while queue.entries and not self._counts(queue.entries[0]):
+                self._pop(queue)
+            if not queue.entries and queue.used_at + EXPECTED_FOR < now:
+                del self._queues[key]
+        return [queue for queue in self._queues.values() if queue.entries]
+
+    def _due(self, now: float) -> list[Lease]:
+        leases = []
+        for queue in self._waiting(now):
+            while queue.entries and queue.entries[0].when <= now:
+                counts, lease = self._counts(queue.entries[0]), self._pop(queue).lease()
+                if counts and lease is not None:
+                    leases.append(lease)
+        return leases
+
+    def _pop(self, queue: _Queue) -> _Due:
+        due = heapq.heappop(queue.entries)
+        if self._last.get(due.token) is due:
+            del self._last[due.token]
+        return due
 
     def _renew(self, leases: list[Lease]) -> None:
         batch: list[tuple[Lease, Renewal]] = []
@@ -209,7 +292,7 @@ class Watchdog:
             if renewal is None:
                 # What is left until max_hold is hardly longer than what the lease has already. Or
                 # it was renewed by hand just now, and then the next renewal is ours again.
-                self.put_back(lease, self._next_time(grant, now))
+                self.look_at(lease, self._next_time(grant, now))
                 continue
             if grant.newly_abandoned():
                 logger.warning(
@@ -225,6 +308,8 @@ class Watchdog:
     def _send(self, batch: list[tuple[Lease, Renewal]]) -> None:
         now = self._backend.clock()
         within = min(self._time_for_one_try(lease.grant, now) for lease, _ in batch)
+        is_first = not any(lease.grant.is_unanswered for lease, _ in batch)
+        within = min(within, self._time_before_others(now, expecting=is_first))
         calls = [flows.renewal_call(renewal, within) for _, renewal in batch]
         answers = self._renewer.renew_many(calls)
         now = self._backend.clock()
@@ -242,13 +327,13 @@ class Watchdog:
             except LockLost as lost:
                 self._backend.lost(lease, lost.reason)
             else:
-                self.put_back(lease, self._next_time(grant, now, random.uniform(0.9, 1.0)))
+                self.look_at(lease, self._next_time(grant, now, random.uniform(0.9, 1.0)))
 
     def _has_handed_over(self, lease: Lease, now: float) -> bool:
         """Whether it is another watchdog's, which then has it."""
         watchdog = self._backend.watchdog_of(lease.name)
         if watchdog is not self:
-            watchdog.put_back(lease, now)
+            watchdog.look_at(lease, now)
         return watchdog is not self
 
     def _next_time(self, grant: Grant, now: float, jitter: float = 1.0) -> float:
@@ -262,6 +347,22 @@ class Watchdog:
             return max((grant.deadline - now) / TRIES_PER_CLAIM, SHORTEST_TRY)
         return min(self._backend.operation_timeout(grant.ttl), grant.ttl / 3) / 2
 
+    def _time_before_others(self, now: float, *, expecting: bool) -> float:
+        """Seconds until another lease needs the thread, or no try for that might be left.
+
+        That is its own time for one try after it is due.
+
+        Args:
+            now: The time.
+            expecting: Whether leases are thought of that may be acquired meanwhile, as short as
+                those of the last time. Not for long: a try must be able to succeed on a slow way.
+        """
+        ends = [one.entries[0].when + one.time_for_one_try - now for one in self._waiting(now)]
+        if expecting:
+            # One that is acquired now is due after a third of its ttl, that is two such times.
+            ends += [3 * queue.time_for_one_try for queue in self._queues.values()]
+        return max(min(ends, default=math.inf), SHORTEST_TRY)
+
     def _note_failure(self, lease: Lease, answer: Unanswered | Refused, now: float) -> None:
         grant = lease.grant
         if grant.unanswered():
@@ -269,10 +370,4 @@ class Watchdog:
         pause = max(SOONEST_RETRY, min(grant.ttl / 10, 1.0))
         if grant.is_claimed and now < grant.deadline:
             pause = SOONEST_RETRY
-        self.put_back(lease, now + pause)
-
-    def _put_off(self, leases: list[Lease]) -> None:
-        now = self._backend.clock()
-        for lease in leases:
-            self.forget(lease)  # It may have been put back already.
-            self.put_back(lease, now + SOONEST_RETRY)
+        self.look_at(lease, now + pause)

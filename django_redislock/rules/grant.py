@@ -6,12 +6,12 @@ confirmation arrived. An answer to a renewal makes it last longer; a renewal tha
 changes nothing yet. It is *lost*, for a reason, when the server says so or its end has passed, and
 stays lost. It is *ended* when its owner relies on it no more.
 
-Everybody may read what is here; only the methods of :class:`Grant` change it.
+Everybody may read what is here; only the methods of :class:`Grant` change it. They take no mutex: a
+signal handler or a destructor may call them while the thread that it interrupts is in one of them.
 """
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_redislock import process
@@ -88,12 +88,12 @@ class Grant:
     """
 
     __slots__ = (
+        "_asked",
         "_for_block",
         "_known_abandoned",
-        "_longest_asked",
         "_lost_reason",
-        "_mutex",
         "_process",
+        "_untold",
         "auto_renew",
         "deadline",
         "ends",
@@ -140,10 +140,10 @@ class Grant:
         self.kept = 0
         self._for_block = for_block  # Whether the end of a block releases it.
         self._known_abandoned = False
-        self._longest_asked = ttl  # Seconds, by any renewal.
+        self._asked = [ttl]  # Seconds, by any renewal that asked for longer than all before.
         self._lost_reason: LostReason | None = None
         self._process = process.current
-        self._mutex = threading.Lock()
+        self._untold = [True]  # Whoever takes this out tells of the loss.
 
     # --- what it is -----------------------------------------------------------------------------
 
@@ -252,16 +252,13 @@ class Grant:
         left = self.hold_until - now
         if not self.may_be_held(now) or left <= 0:
             raise self.loss(now)
-        if ttl is not None:
-            with self._mutex:
-                # Not max(): a signal handler that runs in a call could wait for this mutex.
-                if ttl > self._longest_asked:  # noqa: PLR1730
-                    self._longest_asked = ttl
+        if ttl is not None and ttl > max(self._asked):
+            self._asked.append(ttl)
         # A server shortens a lease for the renewal with the greatest count. So each renewal asks
         # for the longest ttl that one with a smaller count has asked for, answered or not: the ttl
         # is noted before the count is read, and read after it.
         count = self.renewals + 1
-        lease_ttl = self._longest_asked
+        lease_ttl = max(self._asked)
         ttl = min(lease_ttl, left)
         renews = will_renew(self.auto_renew, ttl, left)
         return Renewal(self.name, self.token, ttl, count, renews, lease_ttl)
@@ -312,16 +309,16 @@ class Grant:
 
     def lose(self, reason: LostReason, *, at_release: bool = False) -> bool:
         """It is lost. Returns True to the one caller who was first to say so."""
-        if not self.is_ours:
-            return False  # Before the mutex: a thread of the parent may have had it at the fork.
-        with self._mutex:
-            # The answer to a renewal that was overtaken by the release says nothing.
-            if self._lost_reason is not None or (self.is_ended and not at_release):
-                return False
+        # The answer to a renewal that was overtaken by the release says nothing.
+        if not self.is_ours or (self.is_ended and not at_release):
+            return False
+        if self._lost_reason is None:
             self._lost_reason = reason
-            return True
+        try:
+            return self._untold.pop()
+        except IndexError:
+            return False
 
     def end(self) -> None:
         """Its owner relies on it no more."""
-        with self._mutex:
-            self.is_ended = True
+        self.is_ended = True

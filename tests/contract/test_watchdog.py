@@ -14,7 +14,7 @@ import pytest
 from django_redislock import distributed_lock, held
 from django_redislock.backends.registry import backends
 from django_redislock.rules import scripts
-from tests.support.backends import CLUSTER, on_servers
+from tests.support.backends import CLUSTER, on_servers, one_kind
 from tests.support.waiting import await_until, wait_until
 from tests.support.ways import both_ways
 
@@ -62,9 +62,10 @@ async def test_a_renewal_by_hand_just_before_the_watchdogs_does_not_end_its_rene
 ) -> None:
     async with way.entered(distributed_lock("lottery", ttl=6)) as lease:
         watchdog, token = backends["default"].watchdog_of(lease.name), lease.grant.token
-        due = watchdog._slot_of[token]
+        await way.until(lambda: token in watchdog._last)
+        due = watchdog._last[token]
         # Until the watchdog has looked at it, and put it off.
-        while watchdog._slot_of.get(token, due) == due:
+        while watchdog._last.get(token, due) is due:
             await way.renew(lease)
         by_hand = lease.renewals
         await way.until(lambda: lease.renewals > by_hand)
@@ -233,20 +234,24 @@ def test_a_bug_within_a_batch_does_not_make_it_renew_twice_from_then_on(
 ) -> None:
     with distributed_lock("lottery", ttl=6) as lease:
         watchdog = backends["default"].watchdog_of("lottery")
-        put_back, calls = watchdog.put_back, []
+        look_at, calls = watchdog.look_at, []
 
         def fail_once(lease: Lease, due: float) -> None:
-            put_back(lease, due)
+            look_at(lease, due)
             calls.append(lease)
             if len(calls) == 1:
                 raise ZeroDivisionError("a bug")
 
-        monkeypatch.setattr(watchdog, "put_back", fail_once)
+        monkeypatch.setattr(watchdog, "look_at", fail_once)
         wait_until(lambda: len(calls) >= 2)
         assert "watchdog met an error; it goes on" in caplog.text
-        slots = watchdog._slots
+
+        def entries() -> int:
+            every = [one for queue in [*watchdog._queues.values()] for one in [*queue.entries]]
+            return sum(one.token == lease.grant.token and watchdog._counts(one) for one in every)
+
         # There is none while it is being renewed.
-        assert wait_until(lambda: sum(lease.grant.token in one for one in [*slots.values()])) == 1
+        assert wait_until(entries) == 1
 
 
 @pytest.mark.proves("R7")
@@ -316,11 +321,60 @@ def test_a_long_socket_timeout_leaves_time_for_a_second_try(locks: Locks, proxy:
 
 
 @pytest.mark.proves("R7")
-def test_what_is_over_costs_the_watchdog_nothing(locks: Locks) -> None:
-    with distributed_lock("held", ttl=3600):
-        for number in range(300):  # Due at 300 different times.
-            with distributed_lock(f"short-{number}", ttl=3600 + number):
+def test_what_is_over_costs_the_watchdog_nothing(
+    locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.backends.watchdog.MOST_NEW", 50)
+
+    def kept() -> int:
+        watchdog = backends["default"].watchdog_of("lottery")
+        queues = [*watchdog._queues.values()]
+        return len(watchdog._new) + sum(len(queue.entries) for queue in queues)
+
+    locks_due_at_different_times = [
+        distributed_lock(f"short-{number}", ttl=3600 + number) for number in range(300)
+    ]
+    with distributed_lock("held", ttl=3600) as lease:
+        for lock in locks_due_at_different_times:  # Over before the watchdog has seen them.
+            with lock:
                 pass
-    watchdog = backends["default"].watchdog_of("lottery")
-    assert not watchdog._slots
-    assert len(watchdog._order) < 100
+        wait_until(lambda: kept() < 100)
+        for _ in range(4):  # Over only after that.
+            assert all(lock.acquire() for lock in locks_due_at_different_times)
+            wait_until(lambda: kept() > 250)
+            for lock in locks_due_at_different_times:
+                lock.release()
+        assert kept() < 800
+        assert lease.held
+
+
+@one_kind
+@pytest.mark.proves("R7")
+@pytest.mark.parametrize("late", [False, True])
+def test_a_try_for_a_long_lease_leaves_time_for_short_ones(
+    late: bool, locks: Locks, proxy: Proxy
+) -> None:
+    locks.on(proxy)
+    long = distributed_lock("lottery", ttl=60)
+    assert long.acquire()
+    lease = long.lease
+    assert lease is not None
+    short = [distributed_lock(f"tombola:{ttl}", ttl=ttl) for ttl in (2, 2.5)]
+    assert all(lock.acquire() for lock in short)
+    leases = [lock.lease for lock in short if lock.lease is not None]
+    wait_until(lambda: all(one.renewals for one in leases))
+    if late:  # Then they are acquired when the try has begun.
+        for lock in short:
+            lock.release()
+    # Half-open is the connection that renews, as one is whose state a firewall has dropped.
+    hung = proxy.rule_for_script(scripts.RENEW.sha, "hang_before")
+    renewals = lease.renewals
+    backends["default"].watchdog_of("lottery").look_at(lease, 0)  # As if it were due.
+    hung.wait()
+    if late:
+        assert all(lock.acquire() for lock in short)
+        leases = [lock.lease for lock in short if lock.lease is not None]
+    counts = [one.renewals for one in leases]
+    wait_until(lambda: lease.renewals > renewals)
+    wait_until(lambda: all(a.renewals > b for a, b in zip(leases, counts, strict=True)))
+    assert all(one.held for one in leases)

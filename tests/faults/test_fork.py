@@ -191,10 +191,9 @@ def test_a_fork_amid_the_use_of_connections_harms_neither_side(locks: Locks, spa
     assert child.stderr == ""
 
 
-def fork_while_a_thread_is_within(what: str) -> None:
-    """In a child: fork while another thread has one of our internal locks."""
-    guarded = {"the pool": backend()._server._pool, "the watchdog": backend().watchdog}[what]
-    mutex = guarded._lock
+def fork_while_a_thread_is_within() -> None:
+    """In a child: fork while another thread has the mutex of the pool."""
+    mutex = backend()._server._pool._lock
     entered, leave = threading.Event(), threading.Event()
 
     def stay() -> None:
@@ -219,11 +218,8 @@ def renew_a_lock_of_its_own() -> bool:
 
 
 @pytest.mark.proves("P10", "R8")
-@pytest.mark.parametrize("what", ["the pool", "the watchdog"])
-def test_a_child_forked_while_a_thread_was_within_can_lock(
-    what: str, locks: Locks, spawn: Spawn
-) -> None:
-    assert spawn(fork_while_a_thread_is_within, what).read() is True
+def test_a_child_forked_while_a_thread_was_within_can_lock(locks: Locks, spawn: Spawn) -> None:
+    assert spawn(fork_while_a_thread_is_within).read() is True
 
 
 def wait_in_a_thread_and_leave_a_child() -> None:

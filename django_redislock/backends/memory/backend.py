@@ -163,7 +163,6 @@ class InMemoryBackend(Backend):
         self.note_expiry(lease)
         if grant.is_active:
             # It sleeps until a time that is past by now.
-            self.watchdog.forget(lease)
             self.watchdog.watch(lease)
 
     def wake_waiters(self) -> None:
