@@ -635,7 +635,7 @@ class TestRefusedAtImport:
                 "nor all of the task's, which are draw_id",
             ),
             ({"key": draw_async}, InvalidLockName, "draw_async.*returns a str"),
-            ({"ttl": 0}, ValueError, "ttl must be"),
+            ({"ttl": 0.049}, ValueError, "ttl must be at least 0.05 seconds"),
             ({"ttl": "30"}, ValueError, "ttl must be"),
             ({"max_hold": -1}, ValueError, "max_hold must be"),
             ({"min_hold": float("nan")}, ValueError, "min_hold must be"),

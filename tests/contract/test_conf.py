@@ -101,8 +101,9 @@ def test_the_backend_is_the_one_that_is_named(settings: Settings) -> None:
 # --- what is wrong -------------------------------------------------------------------------------
 
 WRONG: list[tuple[str, Any, str]] = [
-    ("TTL", 0, "at least 0.01 seconds"),
-    ("TTL", -1, "at least 0.01 seconds"),
+    ("TTL", 0, "at least 0.05 seconds"),
+    ("TTL", -1, "at least 0.05 seconds"),
+    ("TTL", 0.049, "at least 0.05 seconds"),
     ("TTL", "30", "number of seconds"),
     ("TTL", True, "number of seconds"),
     ("TTL", None, "number of seconds"),
@@ -113,6 +114,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("RENEW", 1, "True or False"),
     ("RENEW", None, "True or False"),
     ("MAX_HOLD", 0, "at least"),
+    ("MAX_HOLD", 0.049, "at least 0.05 seconds"),
     ("MAX_HOLD", "1h", "number of seconds"),
     ("UNAVAILABLE_AFTER", -1, "0 or more seconds"),
     ("UNAVAILABLE_AFTER", "5", "number of seconds"),

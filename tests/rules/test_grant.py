@@ -9,6 +9,8 @@ from weakref import ref
 import pytest
 
 from django_redislock import LockLost, process
+from django_redislock.backends.watchdog import GRAIN
+from django_redislock.rules.arguments import SHORTEST_TTL
 from django_redislock.rules.grant import WORTH_RENEWING, Grant, drift
 from django_redislock.rules.steps import Answer
 
@@ -147,6 +149,13 @@ def test_r8_a_forked_child_notes_no_loss_of_its_parent(monkeypatch: pytest.Monke
     assert not one.lose("taken")
     monkeypatch.undo()
     assert one.is_held(1.0)
+
+
+def test_the_shortest_lease_is_renewed_when_the_watchdog_looks_at_it() -> None:
+    end = SHORTEST_TTL - drift(SHORTEST_TTL)
+    for due in SHORTEST_TTL / 3, SHORTEST_TTL / 3 + GRAIN:  # At the beginning or end of a grain.
+        assert due < end
+        assert grant(ttl=SHORTEST_TTL, deadline=end, ends=end).renewal_due(due) is not None
 
 
 def test_p5_ending_it_does_not_hide_that_it_was_lost_before() -> None:
