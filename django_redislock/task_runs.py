@@ -5,6 +5,7 @@ Also which call waits in the broker's queue to run, of tasks that are queued one
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 
 KEPT = 30 * 86_400.0  # Seconds for which a record is kept after the last run.
+LONGEST_LEFT = 86_400.0  # Seconds that a lease is said to last, if it is longer or never ends.
 ASKED_AT_ONCE = 1000
 
 
@@ -301,6 +303,50 @@ def retract(name: str, task_id: str, *, using: str) -> None:
         LockUnavailable: The server did not or could not answer.
     """
     _ask(scripts.RETRACT, name, task_id, using=using)
+
+
+def stand_in_line(
+    name: str,
+    task_id: str,
+    ticket: int,
+    busy: flows.Busy,
+    *,
+    spacing: float,
+    permits: int,
+    using: str,
+) -> tuple[int, int, float]:
+    """A run that finds the lock busy takes its position among the deferred ones, or keeps it.
+
+    Args:
+        name: The lock.
+        task_id: The id of the task.
+        ticket: The position that it was given before; 0 for a new one, at the end.
+        busy: Who is in its way.
+        spacing: Seconds that the lock is kept at least for each run.
+        permits: How many runs may be under way at a time.
+        using: The alias.
+
+    Returns:
+        Its ticket, how many are before it, and how many seconds it is until its turn.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    holding, left = busy.holding, min(busy.expires_in, LONGEST_LEFT)
+    began = busy.server_time if holding.since is None else holding.since
+    times = math.floor(began * 1000), flows.milliseconds(left)
+    args = (task_id, ticket, *times, holding.state, math.ceil(spacing * 1000), permits)
+    place, before, ms = _ask(scripts.STAND_IN_LINE, name, *args, using=using)
+    return int(place), int(before), int(ms) / 1000
+
+
+def leave_line(name: str, task_id: str, *, using: str) -> None:
+    """The run is deferred no more. Harmless if it was not.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    _ask(scripts.LEAVE_LINE, name, task_id, using=using)
 
 
 def _ask(script: Script, name: str, *args: str | bytes | int, using: str) -> Any:

@@ -15,6 +15,7 @@ from django_redislock.celery.message import (
     acks_late,
     carried,
     carry,
+    seconds_left,
     visibility_timeout,
     waits_in_broker,
 )
@@ -22,9 +23,12 @@ from django_redislock.celery.message import (
 if TYPE_CHECKING:
     from celery import Task
 
+    from django_redislock.celery.line import Turn
+
 FIRST_PAUSE = 0.5  # Seconds, doubled each time.
 LONGEST_PAUSE = 60.0
 MARGIN = 0.2  # Seconds after a lease should have ended.
+LAST_PART = 0.75  # Runs that must be back by some time come in the last quarter until then.
 
 
 class Deferred(Ignore):  # type: ignore[misc] # Celery has no types
@@ -44,7 +48,12 @@ class _Rejected(Reject, Deferred):  # type: ignore[misc] # Celery has no types
 
 
 def defer(
-    task: Task, seconds: float, *, until: float | None = None, begun: bool = False
+    task: Task,
+    seconds: float,
+    *,
+    turn: Turn | None = None,
+    until: float | None = None,
+    begun: bool = False,
 ) -> Deferred:
     """Publish this run again, under its id, and return what to raise: it ends without a result.
 
@@ -53,6 +62,8 @@ def defer(
         seconds: Until what is in its way is expected to be gone. It comes back after a shorter
             time at first, and no later than after half of the visibility timeout: until then the
             worker keeps a delayed message, and a message that is kept longer is delivered twice.
+        turn: Its turn in the line of deferred runs, in place of *seconds* and of what is a short
+            time at first.
         until: When to be back at the latest, in seconds since the epoch.
         begun: Whether an earlier delivery has started the work, so that it was in time, and this
             one must not expire: it is there in case that one dies.
@@ -64,15 +75,23 @@ def defer(
     before = carried(task.request.headers)
     tries = int(before.get("tries", 0))
     now = time.time()
-    pause = min(FIRST_PAUSE * 2 ** min(tries, 10), LONGEST_PAUSE) * random.uniform(0.6, 1.0)
-    countdown = min(pause, seconds + MARGIN, visibility_timeout(task.app) / 2)
-    if until is not None:
-        countdown = min(countdown, max(until - now, 0.0))
+    if turn is None:
+        tries += 1
+        pause = FIRST_PAUSE * 2 ** min(tries - 1, 10) * random.uniform(0.6, 1.0)
+        pause = min(pause, seconds + MARGIN)
+    else:
+        tries, pause = 0, turn.pause()
+        carry(task.request, ticket=turn.ticket)
+    expires = None if begun else task.request.expires
+    left = min(math.inf if until is None else until - now, seconds_left(expires))
+    # Not all at the same moment, which is too late for all but one of them.
+    last = max(left, 0.0) * random.uniform(LAST_PART, 1.0)
+    countdown = min(pause, LONGEST_PAUSE, visibility_timeout(task.app) / 2, last)
     if waits_in_broker(task.app):
         countdown = max(math.ceil(countdown), 1)  # It takes whole seconds only, and at least one.
-    carry(task.request, tries=tries + 1, since=before.get("since", now))
+    carry(task.request, tries=tries, since=before.get("since", now))
     try:
-        publish_again(task, countdown, expires=None if begun else task.request.expires)
+        publish_again(task, countdown, expires=expires)
     except OperationalError as error:
         if acks_late(task):  # Then the broker still has the message.
             raise _Rejected(error, requeue=True) from error

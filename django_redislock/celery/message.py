@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from celery import Celery, Task
 
 # The header in which a message of ours carries a dictionary:
-#   "tries"       how often its run was deferred in a row
+#   "tries"       how often its run was deferred in a row, since it last stood in line
 #   "since"       when it was deferred for the first time, in seconds since the epoch
 #   "raised"      the lock has kept the body from beginning; a retry that was published because of
 #                 that is no retry of the body
+#   "ticket"      its position in the line of deferred runs, see line.py
 #   "queued"      the lock name under which its call was announced (see queued.py), until the body
 #                 starts
 HEADER = "redislock"

@@ -54,10 +54,17 @@ class Permits:
         """Where they are."""
         return backends[self.options.using]
 
-    def take(self, locks: ExitStack) -> Lease | Busy | Finished:
+    def take(
+        self, locks: ExitStack, wait: float | None = None, since: float | None = None
+    ) -> Lease | Busy | Finished:
         """Take one of the permits; the end of *locks* releases it.
 
         To receivers of signals it is one wait, for the name, however many permits are asked for.
+
+        Args:
+            locks: See there.
+            wait: Seconds to wait; None: as on_conflict says.
+            since: When the wait began of which this is a part. The caller tells if it runs out.
 
         Raises:
             InvalidLockName: The name is too long to be that of a permit.
@@ -65,8 +72,9 @@ class Permits:
         """
         check_name(self.names[-1])
         began = self.backend.clock()
-        outcome = self._take(locks, began)
-        if isinstance(outcome, Busy):
+        give_up = began + self.backend.terms(self.options.lock_options(wait)).wait
+        outcome = self._take(locks, began if since is None else since, give_up)
+        if isinstance(outcome, Busy) and since is None:
             lock_timed_out.send_robust(
                 sender=Lock,
                 name=self.name,
@@ -76,8 +84,7 @@ class Permits:
             )
         return outcome
 
-    def _take(self, locks: ExitStack, began: float) -> Lease | Busy | Finished:
-        give_up = began + self.backend.terms(self.options.lock_options()).wait
+    def _take(self, locks: ExitStack, began: float, give_up: float) -> Lease | Busy | Finished:
         # Permits that were not granted although a look found them free. They count as taken until
         # some time has passed: on a quorum, what only minorities keep looks free as long as they
         # keep it, and so would be asked for without an end.

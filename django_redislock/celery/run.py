@@ -20,7 +20,8 @@ from celery.exceptions import Ignore
 
 from django_redislock import effects, signals, task_runs
 from django_redislock.activity import Activity, busy_with
-from django_redislock.celery import queued
+from django_redislock.backends.registry import backends
+from django_redislock.celery import line, queued
 from django_redislock.celery.defer import Deferred, defer
 from django_redislock.celery.message import (
     carried,
@@ -35,15 +36,15 @@ from django_redislock.exceptions import LockLost, LockTimeout, LockUnavailable
 from django_redislock.humanize import duration
 from django_redislock.lease import Lease
 from django_redislock.lock import Lock
-from django_redislock.rules.flows import Done, Finished, RunMarker
+from django_redislock.rules.flows import Busy, Done, Finished, RunMarker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from celery import Task
 
+    from django_redislock.celery.line import Turn
     from django_redislock.celery.options import SingleInstance
-    from django_redislock.rules.flows import Busy
 
 logger = logging.getLogger("django_redislock.celery")
 
@@ -140,6 +141,7 @@ class TaskRun:
         self.id: str = request.id or ""  # "" if it is called directly.
         self._lock: Lock | None = None  # Each permit has one of its own.
         self.lease: Lease | None = None  # While the body runs.
+        self._turn: Turn | None = None  # In the line of deferred runs, if it stands there.
         self.delivered = is_delivered(request)
         self.activity = Activity(task=task.name, task_id=self.id)
         # By which duplicates of it are recognised, see lua/_task_of.lua.
@@ -172,9 +174,9 @@ class TaskRun:
         except _EndedByRetry as ended:
             return ended.result
         except BaseException:
-            self._retract_call()
+            self._waits_no_more()
             raise
-        self._retract_call()
+        self._waits_no_more()
         return result
 
     def _execute(self, body: Callable[..., Any]) -> Any:
@@ -184,6 +186,8 @@ class TaskRun:
             try:
                 # Asked before the lock, which whoever is done already need not wait for.
                 outcome = self._completed() or self._ask_for_lock(locks)
+                if isinstance(outcome, Busy) and self._comes_back(outcome):
+                    outcome = self._stand_in_line(outcome, locks)
             except LockUnavailable as error:
                 return self._decide_without_redis(error, body)
             if isinstance(outcome, Lease):
@@ -194,17 +198,42 @@ class TaskRun:
                     outcome = completed.found
             return self._decide(outcome)
 
-    def _ask_for_lock(self, locks: ExitStack) -> Lease | Busy | Done | Finished:
+    def _ask_for_lock(
+        self, locks: ExitStack, wait: float | None = None, since: float | None = None
+    ) -> Lease | Busy | Done | Finished:
         """Ask for the lock, or for a permit; the end of *locks* releases what is granted.
 
         A lock is given to *locks* before it is asked for: a soft time limit may be raised right
         after the grant. The end of a lock that was not granted does nothing.
+
+        Args:
+            locks: See there.
+            wait: Seconds to wait; None: as on_conflict says.
+            since: When it was asked for the first time, if this is not that.
         """
-        if self.options.limit > 1:
-            return Permits(self.name, self.options, self.marker, self.activity).take(locks)
-        lock = self._lock = Lock(self.name, self.options.lock_options(), self.marker)
+        options = self.options
+        if options.limit > 1:
+            permits = Permits(self.name, options, self.marker, self.activity)
+            return permits.take(locks, wait, since)
+        lock = self._lock = Lock(self.name, options.lock_options(wait), self.marker)
         locks.push(lock)
-        return lock.attempt()
+        return lock.attempt(since=since)
+
+    def _comes_back(self, busy: Busy) -> bool:
+        """Whether it is to be deferred until others have had their turn; see _decide()."""
+        is_own = busy.holding.owner.is_task(self.id)
+        return self.delivered and not is_own and (self._has_begun or self._is_patient)
+
+    def _stand_in_line(self, busy: Busy, locks: ExitStack) -> Lease | Busy | Done | Finished:
+        """Take a position in the line of deferred runs; if its turn is near, wait for that here."""
+        since = backends[self.options.using].clock()
+        self._turn = line.stand(self.task, self.name, busy)
+        if self._turn is None or not self._turn.is_near:
+            return busy
+        outcome = self._ask_for_lock(locks, line.time_in_slot(self.task), since)
+        if isinstance(outcome, Busy):
+            self._turn = line.stand(self.task, self.name, outcome)
+        return outcome
 
     def _give_back(self, lease: Lease) -> None:
         """End the lease of a run that has not been, and so is neither a success nor a failure."""
@@ -215,7 +244,7 @@ class TaskRun:
 
     def _run_body(self, body: Callable[..., Any], lease: Lease | None) -> Any:
         self.lease = lease
-        self._retract_call()
+        self._waits_no_more()
         if self.delivered:
             # If the body publishes its retry, that has not been deferred yet.
             carry(self.request, tries=None, since=None, raised=None)
@@ -302,7 +331,7 @@ class TaskRun:
         # Work that has begun is not dropped because somebody else got in between.
         if self.delivered and self._has_begun:
             raise self._defer("a retry finds it held", found)
-        if policy == "retry" and (until := self._defer_until(self._requeue_call())) is not None:
+        if self._is_patient and (until := self._defer_until(self._requeue_call())) is not None:
             raise self._defer("on_conflict is 'retry'", found, until=until)
         # What is raised from here on may bring about a retry, by autoretry_for or by a function.
         carry(self.request, raised=True)
@@ -331,6 +360,10 @@ class TaskRun:
         if not self._has_begun:
             carry(self.request, raised=True)
         raise error
+
+    @property
+    def _is_patient(self) -> bool:
+        return self.options.on_conflict == "retry"
 
     @property
     def _has_begun(self) -> bool:
@@ -376,7 +409,8 @@ class TaskRun:
         self, why: str, busy: Busy, *, until: float | None = None, begun: bool = False
     ) -> Deferred:
         logger.info("Deferred %s: lock %r is %s, and %s", self, self.name, busy, why)
-        return defer(self.task, busy.expires_in, until=until, begun=begun)
+        turn = None if begun else self._turn
+        return defer(self.task, busy.expires_in, turn=turn, until=until, begun=begun)
 
     def _skip(self, why: str, says: str, *, ago: float | None = None, **who: str) -> dict[str, Any]:
         """End this run without its body, visibly: a canvas goes on with the marked value.
@@ -400,7 +434,15 @@ class TaskRun:
         signals.task_skipped.send_robust(sender=self.task, result=result, task_id=self.request.id)
         return result
 
-    # --- its call in the broker's queue, see queued.py ----------------------------------------
+    # --- its call in the broker's queue, see queued.py and line.py ----------------------------
+
+    def _waits_no_more(self) -> None:
+        """Its body starts, or never will."""
+        self._retract_call()
+        if self._turn or (self.delivered and "ticket" in carried(self.request.headers)):
+            line.leave(self.task, self.name, self.id)
+            carry(self.request, ticket=None)
+            self._turn = None
 
     @property
     def _announced_as(self) -> str | None:

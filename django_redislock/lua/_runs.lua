@@ -8,6 +8,7 @@
 --           asked: when(ms) a call was last made that was not published because of it
 --           started: the run that has begun, in the same form; why is the id of its lease, which
 --           tells whether it goes on. Of tasks with a limit there is one for each permit: started#2
+--           pace: when(ms) the last run ended that is counted in "|" how long(ms) runs last, on average
 --           unended: the last that had begun when another one did, and had not ended
 -- ran       the lock keys by the time of their last run, for listings
 --

@@ -32,6 +32,8 @@ class Keys(NamedTuple):
     past: str  # List: the last leases that lasted a while, see lua/_past.lua.
     finished: str  # Sorted set: ids of task runs that must not run again -> their end, in ms.
     runs: str  # Hash: what became of the last task runs, see lua/_runs.lua; who waits to start.
+    line: str  # Sorted set: ids of deferred task runs -> their tickets, see lua/stand_in_line.lua.
+    due: str  # Sorted set: the same ids -> by when they are back, in ms, or else given up.
     fence: str  # Sorted set of one: the greatest fencing token given out under any such prefix.
     held: str  # Sorted set: the index of all held locks (their lock keys) by expiry in ms.
     ran: str  # Sorted set: the index of all locks of tasks by their last run in ms.
@@ -101,6 +103,8 @@ def lock_keys(prefix: str, name: str) -> Keys:
         past=base + "past",
         finished=base + "finished",
         runs=base + "runs",
+        line=base + "line",
+        due=base + "due",
         fence=fence_key(prefix),
         held=index_key(prefix),
         ran=ran_index_key(prefix),

@@ -85,15 +85,15 @@ def execute(stage: Stage, message: Any) -> None:
 
 
 def said(message: Any) -> dict[str, Any]:
-    """All that a message says, but when it is to run, and how often it was deferred.
+    """All that a message says, but when it is to run, and where it stands in line.
 
     On quorum queues it waits at the broker, so that it comes through another exchange.
     """
     headers = {name: said for name, said in message.headers.items() if "-death" not in name}
     headers.pop("eta")
     carried = dict(headers.pop("redislock", None) or {})
-    assert carried.pop("tries", 1) == 1
-    carried.pop("since", None)
+    assert carried.pop("tries", 0) == 0
+    assert bool(carried.pop("since", 0)) == bool(carried.pop("ticket", 0))
     properties = dict(message.properties)
     for changing in ("delivery_tag", "delivery_info", "application_headers", "expiration"):
         properties.pop(changing, None)

@@ -41,7 +41,7 @@ def spoil(locks: Locks, field: str) -> None:
     """Put something of another type in the place of one of the lock's keys."""
     key = getattr(keys_of(locks), field)
     locks.redis.delete(key)
-    if field in {"queue", "waiters", "finished", "runs", "fence", "held", "ran"}:
+    if field in {"queue", "waiters", "finished", "runs", "line", "due", "fence", "held", "ran"}:
         locks.redis.set(key, "spoiled")
     else:
         locks.redis.rpush(key, "spoiled")

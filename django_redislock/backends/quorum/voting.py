@@ -435,6 +435,11 @@ def _last_call(values: list[int], of: int) -> int:
     return min((ago for ago in values if ago >= 0), default=-1)
 
 
+def _soonest(values: list[list[Any]], of: int) -> list[Any]:
+    """The earliest of the turns: one who comes too early asks again."""
+    return min(values, key=lambda value: int(value[2]))
+
+
 def _when(note: bytes) -> int:
     """When a run was noted; 0 if none was."""
     return _number([note])
@@ -460,4 +465,5 @@ _MERGED: dict[Script, Callable[[list[Any], int], Any]] = {
     scripts.INSPECT: _inspected,
     scripts.RUNS: _last_runs,
     scripts.REQUEUE: _last_call,
+    scripts.STAND_IN_LINE: _soonest,
 }

@@ -1,0 +1,99 @@
+"""The line of deferred runs: each has its position, and comes back shortly before its turn.
+
+A run that finds its lock busy, and is to come back, takes a position at the end of the line of that
+lock. It keeps it until its body starts, however often it goes back to the broker. The server of the
+locks says how many are before it and, since it knows how long runs last, when its turn is.
+
+The line is an economy, and no guarantee. What waits is the message, at the broker; if the line is
+lost, runs come back as before, and stand in it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_redislock import task_runs
+from django_redislock.celery.message import carried
+from django_redislock.exceptions import LockUnavailable
+
+if TYPE_CHECKING:
+    from celery import Task
+
+    from django_redislock.celery.options import SingleInstance
+    from django_redislock.rules.flows import Busy
+
+logger = logging.getLogger("django_redislock.celery")
+
+NEAR = 1.0  # Seconds before its turn from which a run waits for it in its worker slot,
+NEAREST = 2  # if for each run that may be under way no more than so many stand there.
+IN_SLOT = 2.0  # Seconds that it waits there at most.
+OF_TIME_LIMIT = 1 / 20  # The part of a time limit, which goes on meanwhile, that it may wait.
+
+# The part of the time until its turn for which it goes away. What is said of that time is a guess,
+# and gets better the nearer it is.
+AWAY = 0.75
+SHORTEST_PAUSE = 0.1  # Seconds.
+
+
+class Turn(NamedTuple):
+    """What is known of the turn of a run."""
+
+    ticket: int  # Its position, which its message carries.
+    before: int  # How many runs stand before it.
+    seconds: float  # Until its turn, as far as can be said.
+    permits: int  # How many runs may be under way at a time.
+
+    @property
+    def is_near(self) -> bool:
+        """Whether it is better to wait for it here and now."""
+        return self.seconds <= NEAR and self.before < NEAREST * self.permits
+
+    def pause(self) -> float:
+        """Seconds after which the run is to come back."""
+        return max(self.seconds * AWAY * random.uniform(0.9, 1.0), SHORTEST_PAUSE)
+
+
+def stand(task: Task, name: str, busy: Busy) -> Turn | None:
+    """Take a position in the line for the current run, or keep it.
+
+    Args:
+        task: The task, during its run.
+        name: The lock of the run.
+        busy: Who is in its way.
+
+    Returns:
+        When its turn is; None if the server does not say.
+    """
+    options: SingleInstance = task.single_instance_options
+    ticket = carried(task.request.headers).get("ticket")
+    try:
+        found = task_runs.stand_in_line(
+            name,
+            task.request.id,
+            ticket if isinstance(ticket, int) else 0,
+            busy,
+            spacing=options.min_hold,
+            permits=options.limit,
+            using=options.using,
+        )
+    except LockUnavailable as error:
+        logger.warning("%s[%s] has no position in line: %s", task.name, task.request.id, error)
+        return None
+    return Turn(*found, permits=options.limit)
+
+
+def time_in_slot(task: Task) -> float:
+    """Seconds that the current run may wait in its worker slot."""
+    conf, said = task.app.conf, task.request.timelimit or (None, None)
+    hard, soft = said[0] or task.time_limit, said[1] or task.soft_time_limit
+    limits = (hard or conf.task_time_limit, soft or conf.task_soft_time_limit)
+    return min([IN_SLOT, *(float(limit) * OF_TIME_LIMIT for limit in limits if limit)])
+
+
+def leave(task: Task, name: str, task_id: str) -> None:
+    """The run stands in the line no longer: its body starts, or never will."""
+    with suppress(LockUnavailable):  # Else it is given up when its turn has passed.
+        task_runs.leave_line(name, task_id, using=task.single_instance_options.using)

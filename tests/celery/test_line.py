@@ -1,0 +1,154 @@
+"""The line of deferred runs: who comes back when, and that the lock is not idle meanwhile."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import distributed_lock, task_runs
+from django_redislock.celery import single_instance_task
+from django_redislock.celery.line import IN_SLOT, NEAR, NEAREST, Turn, time_in_slot
+from django_redislock.lock import Lock
+from django_redislock.rules.flows import Busy
+from django_redislock.rules.options import Options
+from tests.support.celery_app import EAGER, celery_app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery import Celery
+
+    from django_redislock.testing import LockTestKit
+    from tests.celery.project.stage import Stage
+
+pytest_plugins = ["tests.celery.project.stage"]
+
+NAME = "lottery"
+
+
+def stand(task_id: str, ticket: int = 0, *, spacing: float = 0.0, permits: int = 1) -> Turn:
+    """Stand in the line of a lock that somebody holds."""
+    busy = Lock(NAME, Options(wait=0.0)).attempt()
+    assert isinstance(busy, Busy)
+    how: dict[str, Any] = {"spacing": spacing, "permits": permits, "using": "default"}
+    return Turn(*task_runs.stand_in_line(NAME, task_id, ticket, busy, **how), permits=permits)
+
+
+def test_each_keeps_its_place_until_it_leaves(redislock: LockTestKit) -> None:
+    with redislock.simulate_held_by_other(NAME):
+        turns = [stand(task_id) for task_id in "abc"]
+        assert [turn.before for turn in turns] == [0, 1, 2]
+        again = stand("c", turns[2].ticket)
+        assert (again.ticket, again.before) == (turns[2].ticket, 2)
+        task_runs.leave_line(NAME, "a", using="default")
+        assert [stand(task_id).before for task_id in "bcd"] == [0, 1, 2]
+
+
+def test_a_place_is_not_lost_with_the_server_of_the_locks(redislock: LockTestKit) -> None:
+    with redislock.simulate_held_by_other(NAME, ttl=1000):
+        early = stand("early")
+        redislock.advance(600)  # Everything that is known of the line has expired.
+        assert stand("late").before == 0
+        assert stand("early", early.ticket).before == 0
+        assert stand("late").before == 1
+
+
+def test_who_does_not_come_back_is_given_up_soon(redislock: LockTestKit) -> None:
+    with redislock.simulate_held_by_other(NAME, ttl=1000):
+        lost = [stand(task_id) for task_id in ("revoked", "expired", "dropped")]
+        patient = stand("patient")
+        assert patient.before == 3
+        redislock.advance(max(turn.seconds for turn in lost) + 5)
+        assert stand("patient").before == 0
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    """An application in eager mode."""
+    with celery_app(**EAGER) as app:
+        yield app
+
+
+@pytest.fixture
+def runs_of_four_seconds(redislock: LockTestKit, app: Celery) -> None:
+    """One has been."""
+
+    @single_instance_task(key=NAME, name="tests.four_seconds")
+    def run() -> None:
+        redislock.advance(4)
+
+    run.delay().get()
+
+
+@pytest.mark.usefixtures("runs_of_four_seconds")
+def test_its_turn_follows_how_long_runs_last(redislock: LockTestKit) -> None:
+    with redislock.simulate_held_by_other(NAME, ttl=1000):
+        assert stand("a").seconds == pytest.approx(4, abs=1)
+        assert stand("b").seconds == pytest.approx(5, abs=1)  # "a" may be lost.
+        assert stand("c", permits=4).seconds == pytest.approx(3, abs=1)
+        redislock.advance(3)
+        assert stand("a").seconds == pytest.approx(1, abs=1)
+        # Of a run that takes longer than others nothing is known.
+        redislock.advance(100)
+        assert stand("a").seconds == pytest.approx(10, abs=2)
+    with redislock.simulate_held_by_other(NAME, ttl=2):
+        assert stand("a").seconds <= 2  # Then the lease of a dead holder is over.
+
+
+def test_the_end_of_a_cooling_lock_is_known(redislock: LockTestKit) -> None:
+    with distributed_lock(NAME, min_hold=50):
+        pass
+    assert stand("a", spacing=50).seconds == pytest.approx(50, abs=2)
+    redislock.advance(30)
+    assert stand("a", spacing=50).seconds == pytest.approx(20, abs=2)
+
+
+def test_only_those_whose_turn_is_near_wait_for_it_in_their_slot() -> None:
+    assert Turn(1, 0, NEAR, 1).is_near
+    assert not Turn(1, 0, NEAR + 0.1, 1).is_near
+    assert not Turn(1, NEAREST, 0.1, 1).is_near
+    assert Turn(1, NEAREST, 0.1, 2).is_near
+
+
+def test_a_time_limit_is_not_used_up_by_waiting(app: Celery) -> None:
+    @single_instance_task(name="tests.limited")
+    def run() -> None: ...
+
+    def allowed(**how: Any) -> float:
+        run.push_request(**how)
+        try:
+            return time_in_slot(run)
+        finally:
+            run.pop_request()
+
+    assert allowed() == IN_SLOT
+    assert allowed(timelimit=[10, None]) == 0.5
+    assert allowed(timelimit=[None, 4]) == 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_calls_that_come_back_leave_no_lock_idle_and_keep_their_order(own_stage: Stage) -> None:
+    calls, seconds = 40, 0.2
+    for _ in range(2):
+        own_stage.start(pool="prefork", concurrency=2)
+    key = own_stage.key()
+    sent = [own_stage.send("retrying", key, seconds=seconds) for _ in range(calls)]
+    results = [own_stage.result(one) for one in sent]
+    assert Counter(results) == {f"did {key}": calls}
+
+    logs = "".join(worker.log for worker in own_stage.workers)
+    assert logs.count("Deferred") < 10 * calls
+
+    began = [event["time"] for event in own_stage.events(key, "start")]
+    ended = [event["time"] for event in own_stage.events(key, "end")]
+    idle = sum(start - end for end, start in zip(ended, began[1:], strict=False))
+    # A tenth of it as a rule; more than twice as much when they came back by chance.
+    assert idle < calls * seconds
+
+    order = [one.date_done for one in sent]
+    overtaken = sum(first > second for first, second in combinations(order, 2))
+    assert overtaken < calls * (calls - 1) / 2 / 3
