@@ -20,7 +20,7 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock.celery.decorator import SingleInstanceTask
-from django_redislock.celery.message import acks_late, visibility_timeout
+from django_redislock.celery.message import acks_late, shows_results, visibility_timeout
 from django_redislock.conf import aliases, conf
 from django_redislock.rules.options import terms_of
 
@@ -141,14 +141,15 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
             f"may keep a worker slot waiting for {terms.wait:g} s",
             'on_conflict="retry" comes back later and leaves the slot to others meanwhile.',
         )
-    if acks_late(task) and not task.ignore_result and isinstance(task.backend, DisabledBackend):
+    if acks_late(task) and not task.ignore_result and not shows_results(task):
+        there_is_none = isinstance(task.backend, DisabledBackend)
+        why = "there is no result backend that tells" if there_is_none else "rpc:// does not tell"
         yield _warning(
             task,
             "W054",
-            "has acks_late, but there is no result backend that tells a duplicate delivery"
-            " whether the first one has reported",
-            "Set result_backend, or ignore_result=True on the task: then what follows it in a"
-            " chain may start twice.",
+            f"has acks_late, but {why} a duplicate delivery whether the first one has reported",
+            "Set a result_backend that keeps results. Or set ignore_result=True on the task: then"
+            " what follows it in a chain may start twice.",
         )
     after_success = [name for name in ("min_hold", "once") if getattr(options, name)]
     # With "retry" the others come back, and one of them does the work.

@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 from celery import Task
 from celery._state import _get_active_apps, connect_on_app_finalize  # See _make_task().
 from celery.app import app_or_default
-from celery.exceptions import Retry
+from celery.exceptions import Ignore, Retry
 from celery.local import Proxy
 
 from django_redislock.celery.lock_name import naming
-from django_redislock.celery.message import carrying
+from django_redislock.celery.message import call_of_id, carried, carrying
 from django_redislock.celery.options import HOUR, SingleInstance, split
 from django_redislock.celery.queued import is_exempt, publish_once
-from django_redislock.celery.run import current_lease, function_of, guarded, note_published_retry
+from django_redislock.celery.run import (
+    current_lease,
+    function_of,
+    guarded,
+    note_published_retry,
+    replace_after_commit,
+)
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
 
@@ -74,6 +80,10 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
 
         What the caller has hidden in argsrepr and kwargsrepr stays hidden, which Celery forgets.
         """
+        if (
+            "headers" in options
+        ):  # In place of those of the message, but ours are no business of theirs.
+            options = carrying(options, **carried(self.request.headers))
         if not args and "args" not in options and "kwargs" not in options:
             hidden = {name: vars(self.request).get(name) for name in ("argsrepr", "kwargsrepr")}
             options = {name: shown for name, shown in hidden.items() if shown} | options
@@ -84,6 +94,13 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
             raise
         note_published_retry(self.request)
         return retry
+
+    def on_replace(self, sig: Any) -> Any:
+        """As Celery's; but a body that is a transaction is committed first."""
+        replace = super().on_replace
+        if replace_after_commit(self, lambda: replace(sig)):
+            raise Ignore("Replaced by new task")
+        return replace(sig)
 
     @property
     def lease(self) -> Lease | None:
@@ -106,6 +123,8 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         **options: Any,
     ) -> AsyncResult:
         """As Celery's; with unique_queued only if no call with the same key waits in the queue."""
+        if task_id and (call := call_of_id(options)):
+            options = carrying(options, call=call)
 
         def publish(task_id: str | None, **carried: str) -> AsyncResult:
             how = carrying(options, **carried) if carried else options

@@ -8,7 +8,10 @@ from datetime import UTC, datetime
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from celery._state import get_current_worker_task  # As Celery.current_worker_task, for any app.
 from celery.backends.base import DisabledBackend
+from celery.backends.rpc import RPCBackend
+from celery.utils import uuid
 from celery.utils.quorum_queues import detect_quorum_queues
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.transport.native_delayed_delivery import MAX_NUMBER_OF_BITS_TO_USE
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 #   "raised"      the lock has kept the body from beginning; a retry that was published because of
 #                 that is no retry of the body
 #   "ticket"      its position in the line of deferred runs, see line.py
+#   "call"        which of the calls under one task id it is; what is delivered again says the same,
+#                 and so does a retry
 #   "queued"      the lock name under which its call was announced (see queued.py), until the body
 #                 starts
 HEADER = "redislock"
@@ -48,6 +53,27 @@ def carrying(options: Mapping[str, Any], **added: Any) -> dict[str, Any]:
     return {**options, "headers": {**headers, HEADER: {**carried(headers), **added}}}
 
 
+def call_of_id(options: Mapping[str, Any]) -> str | None:
+    """Which call is made by an apply_async() with these options, one of which is a task id.
+
+    Under an id that the program has chosen there may be many. But the rest of a canvas has had its
+    ids before, and may be published twice by a task that is delivered twice.
+
+    Returns:
+        None if nothing tells it from another call under the same id.
+    """
+    had: str | None = carried(options.get("headers")).get("call")
+    if had or options.get("retries"):
+        return had
+    publisher = get_current_worker_task()
+    # What is part of a canvas, and what replaces a task, was frozen; that has given it a reply_to.
+    if publisher is not None and (options.get("reply_to") or options.get("parent_id")):
+        had = carried(publisher.request.headers).get("call")
+    else:
+        had = str(uuid())
+    return had
+
+
 def carry(request: Any, **changed: Any) -> None:
     """Change what the message of a retry or deferral of this run will carry; None removes."""
     wanted = {**carried(request.headers), **changed}
@@ -66,6 +92,11 @@ def is_delivered(request: Any) -> bool:
 def stores_result(task: Task) -> bool:
     """Whether the result of this run is stored, so that others can tell that it has ended."""
     return not (ignores_result(task) or isinstance(task.backend, DisabledBackend))
+
+
+def shows_results(task: Task) -> bool:
+    """Whether a worker can look up the result of a run; that of rpc:// goes to the caller alone."""
+    return not isinstance(task.backend, DisabledBackend | RPCBackend)
 
 
 def ignores_result(task: Task) -> bool:

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from celery import states
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Retry, TaskPredicate
 
 from django_redislock import effects, signals, task_runs
 from django_redislock.activity import Activity, busy_with
@@ -27,6 +27,7 @@ from django_redislock.celery.message import (
     carried,
     carry,
     is_delivered,
+    shows_results,
     stores_result,
     visibility_timeout,
 )
@@ -112,6 +113,19 @@ def note_published_retry(request: Any) -> None:
     request.redislock_retried = not request.called_directly
 
 
+def replace_after_commit(task: Task, replace: Callable[[], Any]) -> bool:
+    """Put off *replace*, which publishes what replaces a run, until the body of that is committed.
+
+    Returns:
+        Whether it will be called, after the transaction. If there is none, it is not.
+    """
+    running = _running.get()
+    if running is None or running.request is not task.request or running.options.atomic is None:
+        return False
+    running.publish_replacement = replace
+    return True
+
+
 class _EndedByRetry(Exception):
     """Tells the lock that the body is no success, although it has returned *result*.
 
@@ -121,6 +135,10 @@ class _EndedByRetry(Exception):
     def __init__(self, result: object) -> None:
         super().__init__(result)
         self.result = result
+
+
+class _Replaced(Exception):
+    """Tells the lock that the body is no success: it has replaced itself, and is committed."""
 
 
 class _CompletedBefore(Exception):
@@ -142,12 +160,14 @@ class TaskRun:
         self._lock: Lock | None = None  # Each permit has one of its own.
         self.lease: Lease | None = None  # While the body runs.
         self._turn: Turn | None = None  # In the line of deferred runs, if it stands there.
+        self.publish_replacement: Callable[[], Any] | None = None  # After its commit.
         self.delivered = is_delivered(request)
         self.activity = Activity(task=task.name, task_id=self.id)
-        # By which duplicates of it are recognised, see lua/_task_of.lua.
-        which = f":{request.replaced_task_nesting or 0}.{request.retries or 0}"
+        self.call: str = carried(request.headers).get("call") or ""  # Of those under one id.
+        # By which duplicates of it are recognised, see lua/_task_of.lua. Only a broker makes some.
+        which = f"{self.id}/{self.call}:{request.replaced_task_nesting or 0}.{request.retries or 0}"
         self.marker = RunMarker(
-            self.id and self.id + which, visibility_timeout(task.app) + RECOGNISED_FOR
+            which if self.delivered else "", visibility_timeout(task.app) + RECOGNISED_FOR
         )
 
     def __str__(self) -> str:
@@ -173,11 +193,13 @@ class TaskRun:
             raise  # Its call still waits in the broker's queue.
         except _EndedByRetry as ended:
             return ended.result
+        except _Replaced:
+            result = None
         except BaseException:
             self._waits_no_more()
             raise
         self._waits_no_more()
-        return result
+        return self.publish_replacement() if self.publish_replacement else result
 
     def _execute(self, body: Callable[..., Any]) -> Any:
         with busy_with(self.activity), ExitStack() as locks:
@@ -258,7 +280,13 @@ class TaskRun:
             at_end.callback(_running.reset, _running.set(self))
             with self._transaction():
                 self._report_start()
-                result = body(*self.args, **self.kwargs)
+                try:
+                    result = body(*self.args, **self.kwargs)
+                except Ignore:
+                    if self.publish_replacement is None:
+                        raise
+            if self.publish_replacement:
+                raise _Replaced
             if self._has_retried and (lease is None or self._still_has(lease)):
                 with self._noting("end"):
                     task_runs.note_retried(self.name, self.marker, using=self.options.using)
@@ -282,8 +310,16 @@ class TaskRun:
             # do from here on: the fence is claimed.
             if found := self._completed():
                 raise _CompletedBefore(found)
-            yield
-            if self.options.once == DATABASE and not self._has_retried:
+            try:
+                yield
+            except TaskPredicate as end:
+                # To Celery that is no error, and so nobody would be told.
+                level = logging.INFO if isinstance(end, Retry) else logging.WARNING
+                message = "%s ends by %s, so what it wrote to database %r is rolled back"
+                logger.log(level, message, self, type(end).__name__, database)
+                raise
+            goes_on = self._has_retried or self.publish_replacement is not None
+            if self.options.once == DATABASE and not goes_on:
                 effects.note_completed(lease, database)
 
     def _completed(self) -> Done | Finished | None:
@@ -315,19 +351,16 @@ class TaskRun:
             case Done(by, ago):
                 return self._skip("done", f"done, by {by}", by=by, ago=ago)
             case Finished(ago):
-                self._end_if_reported(ago)
-                return self._skip("duplicate", f"duplicate, of {self.id}", by=self.id, ago=ago)
+                return self._end_as_duplicate(self.id, ago)
         holder, holding = found.holder, found.holding
         if self.delivered and holding.owner.is_task(self.id):
-            if found.cooling:
-                # When it succeeded is not known here, so that its report is not waited for.
-                self._end_if_reported(REPORTS_WITHIN)
-                of_own = f"duplicate, of {self.id}"
-                return self._skip("duplicate", of_own, by=holder, ago=found.ago)
-            # Delivered twice, or again after a crash; or a retry that was published before its
-            # first try let go. A skip would acknowledge the only copy of the work.
-            self._retract_call()  # Its body has started, so it cannot stand for calls made now.
-            raise self._defer("its own earlier delivery holds it", found, begun=True)
+            if not found.cooling:
+                # Delivered twice, or again after a crash; or a retry that was published before its
+                # first try let go. A skip would acknowledge the only copy of the work.
+                self._retract_call()  # Its body has started, so it cannot stand for calls made now.
+                raise self._defer("its own earlier delivery holds it", found, begun=True)
+            if not self.call:  # Else it is another call under this id: a conflict like any other.
+                return self._end_as_duplicate(holder, found.ago)
         # Work that has begun is not dropped because somebody else got in between.
         if self.delivered and self._has_begun:
             raise self._defer("a retry finds it held", found)
@@ -374,20 +407,25 @@ class TaskRun:
         """
         return bool(self.request.retries) and not carried(self.request.headers).get("raised")
 
-    def _end_if_reported(self, ago: float) -> None:
-        """End without a result if the delivery that succeeded has stored one, or is about to.
+    def _end_as_duplicate(self, by: str, ago: float | None) -> Any:
+        """End a delivery of a run that has succeeded before; its result is left alone.
 
         Args:
-            ago: How many seconds ago it succeeded, at least.
+            by: Which run that was, or who has run it.
+            ago: How many seconds ago it succeeded; None if that is not known.
         """
-        if not (self.delivered and stores_result(self.task)):
-            return
-        if self.task.backend.get_state(self.id) in states.READY_STATES:
-            raise Ignore
+        reports = self.delivered and stores_result(self.task)
+        seen = reports and shows_results(self.task)
+        is_reported = seen and self.task.backend.get_state(self.id) in states.READY_STATES
         # Between its release and its report are milliseconds; a crash there is rare.
-        if ago < REPORTS_WITHIN:
+        if reports and not is_reported and ago is not None and ago < REPORTS_WITHIN:
             self._retract_call()  # Its body has ended, so it cannot stand for calls made now.
             raise defer(self.task, REPORTS_WITHIN - ago, begun=True)
+        skipped = self._skip("duplicate", f"duplicate, of {self.id}", by=by, ago=ago)
+        # Where nobody can look, a second report is worse than the small chance that there was none.
+        if is_reported or (reports and not seen):
+            raise Ignore
+        return skipped
 
     def _defer_until(self, last_call_ago: float | None = None) -> float | None:
         """When this run must be back, in seconds since the epoch; None if it cannot be deferred.

@@ -18,7 +18,7 @@ local function note(what, ms, lasted, why, owner)
   redis.pcall('HSET', RUNS, what, digits(ms) .. '|' .. digits(lasted) .. '|' .. why .. '|' .. owner)
   if what == 'success' then
     redis.pcall('HDEL', RUNS, 'skips')
-  elseif what == 'skip' then
+  elseif what == 'skip' and why ~= 'duplicate' then -- the work of a duplicate is done
     redis.pcall('HINCRBY', RUNS, 'skips', 1)
   end
   redis.pcall('PEXPIRE', RUNS, 30 * DAY)

@@ -6,4 +6,4 @@ local LOCK, RUNS, RAN = unpack(KEYS)
 -- include _runs
 local why, owner = unpack(ARGV)
 note('skip', milliseconds(clock()), 0, why, owner)
-return tonumber(call('HGET', RUNS, 'skips'))
+return tonumber(call('HGET', RUNS, 'skips') or 0)

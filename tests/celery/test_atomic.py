@@ -129,3 +129,14 @@ def test_a_worker_stopped_in_the_body_writes_nothing_and_its_result_is_lock_lost
     assert sent.state == "FAILURE"
     assert own_stage.count(key, "end") == 1  # The body came to its end; its commit did not come.
     assert written(database) == []
+
+
+@on_sqlite
+def test_a_task_that_replaces_itself_is_committed_before_the_one_that_takes_its_place(
+    own_stage: Stage, database: str, start: Callable[..., Worker]
+) -> None:
+    start()
+    key = own_stage.key()
+    sent = own_stage.app.send_task(f"{DRAW}_and_go_on", (key,))
+    assert own_stage.result(sent) == 1
+    assert written(database) == [1]

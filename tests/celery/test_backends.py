@@ -44,7 +44,7 @@ class TestRabbitMQ:
         first = own_stage.send("late", key, hold=True)
         own_stage.wait_for(key, "start")
         assert own_stage.result(own_stage.send("late", key))["skipped"] == "busy"
-        own_stage.task("late").apply_async((key,), task_id=first.id)
+        own_stage.app.send_task(own_stage.task("late").name, (key,), task_id=first.id)
         own_stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy")
         own_stage.open_gate(key)
         assert own_stage.result(first) == f"did {key}"
@@ -141,7 +141,7 @@ class TestDjangoResults:
 
         before = wait_until(succeeded, PATIENCE, "the result is stored")
         assert before[:2] == ("SUCCESS", f'"did {key}"')
-        own_stage.task("late").apply_async((key,), task_id=sent.id)
+        own_stage.app.send_task(own_stage.task("late").name, (key,), task_id=sent.id)
         own_stage.wait_for_log(f"[{sent.id}] received", 2)
         own_stage.wait_until_idle()
         assert stored(sent.id) == before

@@ -68,6 +68,7 @@ def check() -> Iterator[Callable[..., list[str]]]:
         (tidy, {}, {"on_conflict": "wait", "wait": 30}, []),
         (tidy, {}, {"on_conflict": "wait", "wait": 90}, ["W053"]),
         (tidy, {"result_backend": None}, {"acks_late": True}, ["W054"]),
+        (tidy, {"result_backend": "rpc://"}, {"acks_late": True}, ["W054"]),
         (tidy, {"result_backend": None}, {"acks_late": True, "ignore_result": True}, []),
         (tidy, {}, {"min_hold": 30}, ["W055"]),
         (tidy, {}, {"once": 30}, ["W055"]),

@@ -132,7 +132,7 @@ class TestWait:
         key = stage.key()
         first = stage.send("waiting", key, hold=True)
         stage.wait_for(key, "start")
-        stage.task("waiting").apply_async((key,), task_id=first.id)
+        stage.app.send_task(stage.task("waiting").name, (key,), task_id=first.id)
         stage.wait_for_waiter(key)
         stage.open_gate(key)
         assert stage.result(first) == f"did {key}"

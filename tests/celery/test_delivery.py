@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +13,7 @@ import kombu
 import pytest
 from celery import chain, chord, group
 
-from django_redislock import LockTimeout, distributed_lock
+from django_redislock import LockTimeout, distributed_lock, held
 from tests.celery.project import PATIENCE, SOON
 from tests.support.faults import slack
 from tests.support.processes import python
@@ -32,8 +35,15 @@ sweeps_often = pytest.mark.skipif(kombu.VERSION < (5, 7), reason="takes minutes 
 
 
 def deliver_again(stage: Stage, name: str, key: str, task_id: str, **options: Any) -> None:
-    """Put a second message with the same id into the queue, as a broker does."""
-    stage.task(name).apply_async((key,), task_id=task_id, **options)
+    """Put a message into the queue that looks as if a broker delivered the one of this id again.
+
+    By send_task(), which does not say which call it is, and as the first one has said it. By
+    apply_async() it would be another call.
+    """
+    said = stage.published.get(task_id, {}).get("redislock", {})
+    headers = {"redislock": {"call": said.get("call")}}
+    name = stage.task(name).name
+    stage.app.send_task(name, (key,), task_id=task_id, headers=headers, **options)
 
 
 @pytest.mark.usefixtures("worker")
@@ -121,7 +131,7 @@ class TestDuplicate:
         stage.wait_for(key, "end")
         stage.wait_until_idle()
         follower = stage.task("collect").s().set(task_id=stage.key())
-        stage.task("quiet").apply_async((key,), task_id=task_id, link=follower)
+        deliver_again(stage, "quiet", key, task_id, link=follower)
         result = stage.result(stage.app.AsyncResult(follower.options["task_id"]))
         assert (result["skipped"], result["lock"]) == ("duplicate", key)
         assert stage.count(key, "start") == 1
@@ -133,7 +143,7 @@ class TestDuplicate:
         deliver_again(own_stage, "late", key, task_id)
         own_stage.wait_for(key, "end")
         follower = own_stage.task("late").si(next_key)
-        own_stage.task("late").apply_async((key,), task_id=task_id, link=follower)
+        deliver_again(own_stage, "late", key, task_id, link=follower)
         own_stage.wait_for(next_key, "end")
         assert own_stage.count(key, "start") == 1
 
@@ -164,6 +174,69 @@ class TestDuplicate:
         assert stage.result(end) == [f"did {key}", "more"]
         stage.wait_until_idle()
         assert stage.count(key, "start") == 1
+
+
+@pytest.mark.usefixtures("worker")
+class TestAnotherCall:
+    """Made on purpose under an id that a finished run had."""
+
+    @pytest.mark.parametrize("task", ["late", "quiet", "limited"])
+    def test_it_runs(self, stage: Stage, task: str) -> None:
+        key, nightly = stage.key(), stage.key()
+        for times in (1, 2):
+            stage.task(task).apply_async((key,), task_id=nightly)
+            stage.wait_for(key, "end", times)
+        stage.wait_until_idle()
+
+    def test_a_task_that_calls_itself_under_its_own_id_goes_on(self, stage: Stage) -> None:
+        key = stage.key()
+        stage.task("polling").delay(key, 3)
+        stage.wait_for(key, "end", 3)
+        stage.wait_until_idle()
+        assert stage.count(key, "start") == 3
+
+    def test_while_the_lock_cools_down_it_is_a_conflict(self, stage: Stage) -> None:
+        key, nightly, cooling = stage.key(), stage.key(), stage.task("cooling")
+        assert stage.result(cooling.apply_async((key,), task_id=nightly)) == f"did {key}"
+        cooling.apply_async((key,), task_id=nightly)
+        stage.wait_for_log(f"{nightly}]: lock {key!r} is")
+        record = held.record(key)
+        assert record is not None
+        assert record.last_skip is not None
+        assert record.last_skip.why != "duplicate"
+
+    @pytest.mark.row("duplicate-finished")
+    def test_a_message_that_comes_again_is_a_duplicate_and_says_so(self, stage: Stage) -> None:
+        key, nightly, late = stage.key(), stage.key(), stage.task("late")
+        message = {"headers": {"redislock": {"call": "tonight"}}, "task_id": nightly}
+        assert stage.result(late.apply_async((key,), **message)) == f"did {key}"
+        late.apply_async((key,), **message)
+        stage.wait_for_log(f"{nightly}]: lock {key!r} is duplicate")
+        stage.wait_until_idle()
+        assert stage.count(key, "start") == 1
+        assert stage.app.AsyncResult(nightly).result == f"did {key}"
+        record = held.record(key)
+        assert record is not None
+        assert record.last_skip is not None
+        assert (record.last_skip.why, record.skips) == ("duplicate", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.row("duplicate-finished")
+def test_with_rpc_a_duplicate_sends_no_second_result_and_calls_nothing(own_stage: Stage) -> None:
+    own_stage.conf["result_backend"] = "rpc://"
+    own_stage.start(pool="threads", concurrency=2)
+    key, next_key, late = own_stage.key(), own_stage.key(), own_stage.task("late")
+    reply_to = own_stage.key()
+    sent = late.apply_async((key,), link=late.si(next_key), reply_to=reply_to)
+    own_stage.wait_for(next_key, "end")
+    deliver_again(own_stage, "late", key, sent.id, link=late.si(next_key), reply_to=reply_to)
+    own_stage.wait_for_log(f"[{sent.id}]: lock {key!r} is duplicate")
+    own_stage.wait_for_log(f"[{sent.id}] ignored", 2)  # It has come back once.
+    own_stage.wait_until_idle()
+    assert (own_stage.count(key, "start"), own_stage.count(next_key, "start")) == (1, 1)
+    (result,) = own_stage.redis.lrange(reply_to, 0, -1)
+    assert f"did {key}".encode() in base64.b64decode(json.loads(result)["body"])
 
 
 @pytest.mark.usefixtures("worker")
@@ -295,7 +368,7 @@ def wait_for_end_as_duplicate(stage: Stage, sent: AsyncResult, count: int = 1) -
     def ended() -> bool:
         log = "".join(worker.log for worker in stage.workers)
         # Who is put off says so before it is ignored.
-        put_off = log.count(f"[{sent.id}]: lock")
+        put_off = len(re.findall(rf"Deferred \S+\[{sent.id}\]: lock", log))
         return log.count(f"[{sent.id}] ignored") - put_off >= count
 
     wait_until(ended, PATIENCE, f"{count} duplicates of {sent.id} have ended", every=0.02)

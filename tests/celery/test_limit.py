@@ -97,7 +97,7 @@ def test_a_duplicate_takes_no_second_permit(stage: Stage) -> None:
 def test_duplicates_that_start_together_do_not_run_together(stage: Stage) -> None:
     key, task_id = stage.key(), stage.key()
     for _ in range(4):
-        stage.task("limited").apply_async((key,), {"seconds": 0.1}, task_id=task_id)
+        stage.app.send_task(stage.task("limited").name, (key,), {"seconds": 0.1}, task_id=task_id)
     assert stage.result(stage.app.AsyncResult(task_id)) == f"did {key}"
     stage.wait_until_idle()
     assert stage.count(key, "start") == 1

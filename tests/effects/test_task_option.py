@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext, suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from celery.exceptions import Ignore
+from celery import shared_task
+from celery.exceptions import Ignore, Reject, Retry
 from django.db import connections, transaction
 
 from django_redislock import (
@@ -69,16 +71,69 @@ def test_the_body_is_committed_before_the_release(make: Callable[..., Any], data
     assert (row.name, row.fence) == ("lottery", written(database)[-1])
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, Ignore])
+@pytest.mark.parametrize("error", [ZeroDivisionError, Ignore, Reject, Retry])
 def test_what_the_body_raises_rolls_it_back(
-    make: Callable[..., Any], database: str, error: type[Exception]
+    make: Callable[..., Any],
+    database: str,
+    error: type[Exception],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fail() -> None:
         raise error
 
+    caplog.set_level("INFO")
     with pytest.raises(error):
         make(fail)()
     assert written(database) == []
+    # To Celery it is no error, so the log must say so.
+    said = f"ends by {error.__name__}, so what it wrote to database {database!r} is rolled back"
+    assert (said in caplog.text) is (error is not ZeroDivisionError)
+
+
+@pytest.mark.parametrize("how", ["eager", "direct"])
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_a_body_that_replaces_itself_is_committed_before_what_takes_its_place(
+    make: Callable[..., Any], database: str, how: str, swallowed: bool
+) -> None:
+    seen: list[tuple[int, bool, bool]] = []
+
+    @shared_task(name=f"next-{next(_names)}")
+    def go_on() -> str:
+        in_transaction = connections[database].in_atomic_block
+        seen.append((len(written(database)), in_transaction, distributed_lock("lottery").locked()))
+        return "went on"
+
+    def replace() -> None:
+        with suppress(Ignore) if swallowed else nullcontext():
+            raise task.replace(go_on.si())
+
+    task = make(replace, key="lottery", min_hold=60)
+    if how == "eager":
+        assert task.apply().get() == "went on"
+    else:
+        with pytest.raises(Ignore):
+            task()
+    assert seen == [(1, False, False)]
+
+
+def test_what_replaces_a_body_that_fails_is_not_published(
+    make: Callable[..., Any], database: str
+) -> None:
+    seen: list[int] = []
+
+    @shared_task(name=f"next-{next(_names)}")
+    def go_on() -> None:
+        seen.append(1)
+
+    def replace_and_fail() -> None:
+        with suppress(Ignore):
+            task.replace(go_on.si())
+        raise ZeroDivisionError
+
+    task = make(replace_and_fail)
+    with pytest.raises(ZeroDivisionError):
+        task.delay().get()
+    assert (seen, written(database)) == ([], [])
 
 
 def test_a_skip_begins_no_transaction(make: Callable[..., Any], database: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery import Task
 from django.db import connection
 from django.db.backends.signals import connection_created
 
@@ -21,6 +22,19 @@ def draw(key: str, **how: Any) -> str:
     assert lease is not None
     Entry.objects.create(fence=lease.fence)
     return work(key, **how)
+
+
+@single_instance_task(key="{key}", atomic=True, bind=True, ttl=6)
+def draw_and_go_on(self: Task, key: str) -> Any:
+    """Write one line, and let another task do the rest."""
+    Entry.objects.create(fence=1)
+    raise self.replace(count.si(key))
+
+
+@single_instance_task(key="{key}")
+def count(key: str) -> int:
+    """Count the lines, under the same lock."""
+    return Entry.objects.count()
 
 
 def stand_still_before_the_claim(execute: Any, sql: str, *rest: Any) -> Any:

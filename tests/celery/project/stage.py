@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from celery.signals import before_task_publish
 from kombu import pools
 
 from django_redislock import held
@@ -123,6 +124,7 @@ class Stage:
         url: Of broker, result backend, journal and, unless a test says otherwise, locks.
         conf: The configuration of the Celery application.
         redislock: The setting REDISLOCK.
+        published: The headers of the last message of each task id that this process has published.
     """
 
     def __init__(self, server: Server, database: int, **conf: Any) -> None:
@@ -131,7 +133,12 @@ class Stage:
         self.conf = {"broker_url": self.url, "result_backend": self.url, **conf}
         self.redislock: dict[str, Any] = {"default": {"LOCATION": self.url, "OPTIONS": PATIENT}}
         self.workers: list[Worker] = []
+        self.published: dict[str, dict[str, Any]] = {}
+        before_task_publish.connect(self._note_published)
         self.current_key = ""
+
+    def _note_published(self, headers: dict[str, Any], **kwargs: Any) -> None:
+        self.published[headers["id"]] = dict(headers)
 
     @cached_property
     def app(self) -> Celery:

@@ -374,6 +374,14 @@ def replacing(self: Task, key: str) -> Any:
     raise self.replace(skipping.si(key))
 
 
+@single_instance_task(key="{key}", bind=True, acks_late=True)
+def polling(self: Task, key: str, times: int) -> str:
+    """Call itself again under its own id."""
+    if times > 1:
+        self.apply_async((key, times - 1), task_id=self.request.id)
+    return work(key)
+
+
 @single_instance_task(key="{key}", min_hold=4)
 def lottery(key: str, noon: int, seconds: float = 0.02) -> int:
     """Draw."""
