@@ -272,6 +272,27 @@ def test_r13_what_has_one_key_follows_an_ask(
     assert cluster.keeper(name) is source
 
 
+def test_a_script_reaches_a_node_also_if_the_first_call_of_a_batch_is_turned_away(
+    make_cluster: MakeCluster, settings: Settings, key_prefix: str
+) -> None:
+    """The text of a script is sent once for a batch, and must not go with a call that is moved."""
+    cluster = make_cluster("valkey")
+    cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
+    source, target, _ = cluster.servers
+    gone, first, second = islice(cluster.names_on(source), 3)
+    with distributed_lock(gone), distributed_lock(first), distributed_lock(second):
+        node = backend().slots.last_keeper(gone)
+        cluster.begin_move(gone, target)
+        cluster.move_keys(gone, target)
+        with source.client() as client:
+            client.script_flush()
+        calls = [backend().look(name) for name in (gone, first, second)]
+        outcomes = node.call_many(calls)
+        assert [isinstance(outcome, Answer) for outcome in outcomes] == [False, True, True]
+        assert node.redirection(outcomes[0]) is not None
+        cluster.end_move(gone, target)
+
+
 def test_what_is_said_while_a_slot_is_on_its_way_recommends_no_other_backend(
     make_cluster: MakeCluster,
     settings: Settings,

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 from functools import lru_cache
-from itertools import count
+from itertools import compress, count
 from typing import TYPE_CHECKING, Any
 
 from django_redislock import clock
@@ -73,15 +73,11 @@ class Caller:
             begun: When that time began.
         """
         if self.scripting:
-            for in_full in (False, True):
-                sent, within = clock.now(), rest(calls[0].within, begun)
-                replies = wire.ask_all(self.commands(calls, in_full=in_full), within)
-                errors = [reply for reply in replies if isinstance(reply, ReplyError)]
-                if not any(map(lacks_script, errors)):
-                    break
-            if not self._are_forbidden(errors):
-                return [_outcome_in_batch(reply, sent) for reply in replies]
-        outcomes: list[Outcome] = []
+            outcomes = self._call_in_batch(wire, calls, begun)
+            causes = (outcome.__cause__ for outcome in outcomes if isinstance(outcome, Refused))
+            if not self._are_forbidden([one for one in causes if isinstance(one, ReplyError)]):
+                return outcomes
+        outcomes = []
         for call in calls:
             try:
                 outcomes.append(self._call_without_scripts(wire, call, begun))
@@ -89,6 +85,27 @@ class Caller:
                 outcomes.append(trouble(error, begun))
             begun = clock.now()  # Each takes several round trips, and so has a time of its own.
         return outcomes
+
+    def _call_in_batch(self, wire: Wire, calls: Sequence[Call], begun: float) -> list[Outcome]:
+        """Run scripts in one go; then those again that the server lacked, now in full.
+
+        A node of a cluster reads the text of a script only with a call for a slot that it keeps.
+        One that it turns away says so at the first try; so the text goes with a call that met
+        NOSCRIPT. If a slot leaves between two tries, one more try is made.
+        """
+        outcomes: dict[int, Outcome] = {}
+        left = list(range(len(calls)))
+        for in_full in (False, True, True):
+            some = [calls[number] for number in left]
+            sent, within = clock.now(), rest(calls[0].within, begun)
+            replies = wire.ask_all(self.commands(some, in_full=in_full), within)
+            for number, reply in zip(left, replies, strict=True):
+                outcomes[number] = _outcome_in_batch(reply, sent)
+            lacking = [isinstance(one, ReplyError) and lacks_script(one) for one in replies]
+            left = list(compress(left, lacking))
+            if not left:
+                break
+        return [outcomes[number] for number in range(len(calls))]
 
     def call_one(self, wire: Wire, call: Call, begun: float, channel: str) -> Outcome:
         """As call(), for one script: with as few steps as the usual answer needs.
