@@ -1,7 +1,9 @@
-"""Under gevent a lock belongs to a greenlet, and the watchdog is a greenlet too."""
+"""Under gevent and eventlet a lock belongs to a greenlet, and the watchdog is one too."""
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,9 +15,11 @@ from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
     from tests.conftest import Locks, Spawn
+    from tests.support.quorums import MakeQuorum
 
 pytest.importorskip("gevent")
 
+EVENTLET = "import eventlet; eventlet.monkey_patch()"
 PATCH = "from gevent import monkey; monkey.patch_all()"
 
 
@@ -71,6 +75,25 @@ def refuse_a_second_acquire_of_the_same_greenlet() -> None:
             say(other.get(timeout=HUNG))
 
 
+def wait_for_a_greenlet_that_is_renewed() -> None:
+    served: list[int] = []
+
+    def wait(number: int) -> None:
+        with distributed_lock("lottery", wait=HUNG):
+            served.append(number)
+
+    with distributed_lock("lottery", ttl=6) as lease:
+        waiters = [threading.Thread(target=wait, args=(number,)) for number in range(5)]
+        for waiter in waiters:
+            waiter.start()
+        while lease.held and not lease.renewals:
+            time.sleep(0.05)
+        was_held = lease.held
+    for waiter in waiters:
+        waiter.join(HUNG)
+    say([was_held, sorted(served)])
+
+
 def _waiters() -> int:
     from django_redislock import held
 
@@ -104,3 +127,12 @@ def test_a_lease_belongs_to_the_greenlet(locks: Locks, spawn: Spawn) -> None:
     # The same greenlet would wait for itself; another one is told that the lock is busy.
     child = spawn(refuse_a_second_acquire_of_the_same_greenlet, prelude=PATCH)
     assert child.read() is False
+
+
+@pytest.mark.parametrize("prelude", [PATCH, EVENTLET], ids=["gevent", "eventlet"])
+def test_greenlets_ask_a_quorum_while_others_go_on(
+    prelude: str, make_quorum: MakeQuorum, spawn: Spawn
+) -> None:
+    make_quorum()
+    child = spawn(wait_for_a_greenlet_that_is_renewed, prelude=prelude)
+    assert child.read() == [True, [0, 1, 2, 3, 4]]

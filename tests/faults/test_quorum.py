@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import select
@@ -56,6 +57,12 @@ pytestmark = pytest.mark.usefixtures("undo_in_time")
 def quorum(make_quorum: MakeQuorum) -> Quorum:
     """Three servers."""
     return make_quorum()
+
+
+def backend() -> QuorumBackend:
+    found = backends["default"]
+    assert isinstance(found, QuorumBackend)
+    return found
 
 
 def other(**options: Any) -> tuple[bool, Lease | None]:
@@ -447,6 +454,71 @@ def test_an_acquire_that_was_not_answered_leaves_nothing_behind(
     wait_until(lambda: not any(quorum.value(server) for server in range(3)))
 
 
+# --- servers that are far away, and clients that stand still --------------------------------------
+
+
+def test_who_is_needed_for_a_majority_is_dialed_though_nobody_is_trusted(
+    quorum: Quorum, caller: Caller
+) -> None:
+    for member in backend().members:
+        member.failed(TimeoutError("as if it had not answered a moment ago"))
+    with caller.block(distributed_lock(NAME, wait=0)) as lease:
+        assert lease.held
+
+
+def test_a_loop_that_stands_still_while_it_dials_does_no_harm(quorum: Quorum) -> None:
+    quorum.configure(socket_timeout=1)
+
+    async def stand_still() -> bool:
+        acquiring = asyncio.create_task(distributed_lock("its own", wait=HUNG).aacquire())
+        for _ in range(3):
+            await asyncio.sleep(0)
+            time.sleep(1.2)
+        assert other()[0]
+        return await acquiring
+
+    assert asyncio.run(stand_still())
+    assert all(member.is_trusted for member in backend().members)
+
+
+def test_a_connection_that_comes_late_is_there_for_the_next_try(
+    quorum: Quorum, caller: Caller
+) -> None:
+    # Longer than it is waited for once, 0.75 s, and than a server may take for anything, 1 s.
+    quorum.configure(socket_timeout=1)
+    for proxy in quorum.proxies:
+        proxy.rule("HELLO", "delayreply:1.1", times=None)
+    with caller.block(distributed_lock(NAME, wait=0)) as lease:
+        assert lease.held
+    assert [len(proxy.commands("HELLO")) for proxy in quorum.proxies] == [1, 1, 1]
+
+
+def test_a_server_that_answers_late_for_once_keeps_its_connection(
+    quorum: Quorum, caller: Caller
+) -> None:
+    quorum.configure(socket_timeout=1)
+    with caller.block(distributed_lock("another")):
+        pass
+    for proxy in quorum.proxies:  # Twice 0.75 s is waited for it.
+        proxy.rule_for_script(scripts.ACQUIRE.sha, "delayreply:1.8")
+        proxy.rule("HELLO", "delay:3", times=None)
+    with caller.block(distributed_lock(NAME, wait=0)) as lease:
+        assert lease.held
+
+
+def test_a_connection_on_which_nothing_comes_any_more_is_replaced(
+    quorum: Quorum, caller: Caller
+) -> None:
+    quorum.configure(socket_timeout=2)
+    with caller.block(distributed_lock("another")):
+        pass
+    for proxy in quorum.proxies:
+        proxy.rule_for_script(scripts.ACQUIRE.sha, "hang_before")
+    with caller.block(distributed_lock(NAME, wait=0)) as lease:
+        assert lease.held
+        assert len(quorum.known_by(lease)) >= 2
+
+
 # --- proxies -------------------------------------------------------------------------------------
 
 
@@ -628,14 +700,12 @@ def test_a_process_opens_no_more_connections_than_it_may_and_says_how_many(quoru
     # Twice most of it is waited for a connection that another returns, and nobody does.
     options = quorum.setting(socket_timeout=3)["OPTIONS"]
     quorum.configure(OPTIONS={**options, "max_connections": limit, "client_name": "ours"})
-    backend = backends["default"]
-    assert isinstance(backend, QuorumBackend)
-    pool, lent = backend._pool, []
+    pool, lent = backend()._pool, []
     with distributed_lock(NAME, ttl=9) as lease:
         wait_until(lambda: lease.renewals)  # By the watchdog's connections.
         for _ in range(limit - 1):
             lent.append(pool.take(HUNG))
-            backend._call_many([backend.look(NAME)], lent[-1])
+            backend()._call_many([backend().look(NAME)], lent[-1])
         with pytest.raises(LockUnavailable, match=f"uses all of its {limit} connections"):
             distributed_lock("another", wait=0).acquire()
         assert [len(quorum.clients(server, "ours")) for server in range(3)] == [limit] * 3

@@ -116,6 +116,7 @@ class QuorumBackend(Backend):
             raise LockUnavailable(self.prefix, described(error)) from error
 
     def _call_many(self, calls: Sequence[Call], ensemble: Ensemble) -> list[Outcome]:
+        ensemble.connect(min(call.within for call in calls))
         sent = clock.now()
         values = vote(self._voting().answers(calls), ensemble)
         now = clock.now()

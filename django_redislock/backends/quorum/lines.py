@@ -61,16 +61,20 @@ class Line(Wire):
         """Send packed commands that will have so many replies; see flush().
 
         Raises:
-            TimeoutError: A question before this one is not answered after so many seconds.
+            TimeoutError: The answer to a question before this one is late; see is_late().
         """
         self._limit(0.0)
-        if self._dropped:
-            self.collect()
-            if self._dropped and clock.now() - self._dropped[0] > seconds:
-                raise TimeoutError("the server did not answer in time")
+        if self.is_late(seconds):
+            raise TimeoutError("the server did not answer in time")
         self._awaited, self.replies = replies, []
         self._unsent += commands
         return self.flush()
+
+    def is_late(self, seconds: float) -> bool:
+        """Whether a question that nobody awaits any more is not answered after so many seconds."""
+        if self._dropped:
+            self.collect()
+        return bool(self._dropped) and clock.now() - self._dropped[0] > seconds
 
     def flush(self) -> bool:
         """Send what is not sent yet, as far as that takes no time. Returns whether that was all."""
@@ -125,13 +129,15 @@ class Line(Wire):
 
 
 class AsyncLine(AsyncWire):
-    """A connection of an event loop."""
+    """A connection of an event loop, which is not given up because an answer is late."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         super().__init__(connection)
         self.known: set[Script] = set()  # See Line.
+        # The last reply to each question, and when it was sent.
+        self._questions: deque[tuple[asyncio.Future[Any], float]] = deque()
 
-    def post(self, commands: Sequence[bytes], seconds: float) -> list[asyncio.Future[Any]]:
+    def post(self, commands: Sequence[bytes]) -> list[asyncio.Future[Any]]:
         """Send packed commands; see send(). Their replies need not be awaited."""
         replies = [self._loop.create_future() for _ in commands[1:]]
         for reply in replies:
@@ -139,10 +145,18 @@ class AsyncLine(AsyncWire):
                 reply.set_exception(self.closed)
             else:
                 self._awaited.append((reply, math.inf))
-        replies.append(self.send(b"".join(commands), seconds))
+        replies.append(self.send(b"".join(commands), math.inf))
         for reply in replies:
             reply.add_done_callback(self._heard)
+        self._questions.append((replies[-1], clock.now()))
         return replies
+
+    def is_late(self, seconds: float) -> bool:
+        """Whether a question is not answered after so many seconds."""
+        questions = self._questions
+        while questions and questions[0][0].done():
+            questions.popleft()
+        return bool(questions) and clock.now() - questions[0][1] > seconds
 
     def _heard(self, reply: asyncio.Future[Any]) -> None:
         retrieve(reply)

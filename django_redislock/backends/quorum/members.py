@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from django_redislock import clock
+from django_redislock.backends.quorum.lines import AsyncLine
 from django_redislock.backends.redis.calling import trouble
-from django_redislock.backends.redis.connection import retrieve
+from django_redislock.backends.redis.dialing import begin_to_dial
 from django_redislock.backends.redis.loops import Loops
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
+    from concurrent.futures import Future
 
     from django_redislock.backends.redis.connection import AsyncWire, Wire
     from django_redislock.backends.redis.dialing import Dialer
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 DIAL_AGAIN_AFTER = 1.0  # Seconds since a server did not answer.
 DIAL_WITHIN = 2.0  # Seconds; nobody need wait for so long.
+# How long connections are waited for, see dialing_time(). One that comes later is for the next try.
+DIALING = 4  # Times as long as an answer may take,
+LONGEST_DIALING = 0.375  # or so many seconds if that is less.
 
 
 class Member:
@@ -40,7 +43,8 @@ class Member:
         self.is_trusted = True  # Whether it is waited for.
         self._dial_at = clock.now()
         self._error: BaseException = ConnectionError("it was not reached yet")
-        self._dials: set[asyncio.Task[AsyncWire]] = set()  # An event loop keeps no task alive.
+        # Under way; an event loop keeps no task alive.
+        self._dials: dict[asyncio.AbstractEventLoop, asyncio.Task[AsyncWire]] = {}
 
     def after_fork(self) -> None:
         """In a forked child: nothing of the parent's connections is ours."""
@@ -55,30 +59,50 @@ class Member:
         return self.is_trusted or clock.now() >= self._dial_at
 
     def dial(self) -> Future[Wire]:
-        """A new connection, made by a thread of its own."""
+        """A new connection, made by a thread of its own; also who comes late may have it."""
         self._dial_at = clock.now() + DIAL_AGAIN_AFTER
-        outcome: Future[Wire] = Future()
-
-        def work() -> None:
-            try:
-                outcome.set_result(self.dialer.dial(DIAL_WITHIN))
-            except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
-                outcome.set_exception(error)
-
-        try:
-            threading.Thread(target=work, name="redislock-dial", daemon=True).start()
-        except RuntimeError:  # No more threads, or the interpreter is shutting down.
-            work()
+        outcome = begin_to_dial(self.dialer, DIAL_WITHIN)
+        outcome.add_done_callback(self._dialed)
         return outcome
 
-    def adial(self) -> asyncio.Task[AsyncWire]:
-        """The connection of the running loop, as soon as it is there."""
+    def adial(self, seconds: float) -> asyncio.Task[AsyncWire]:
+        """The connection of the running loop, as soon as it is there; see dial().
+
+        If there is one, but an answer on it is late after so many seconds, a new one.
+        """
+        loop = asyncio.get_running_loop()
+        if (under_way := self._dials.get(loop)) is not None:
+            return under_way
+        for other in [other for other in self._dials if other.is_closed()]:
+            del self._dials[other]
         self._dial_at = clock.now() + DIAL_AGAIN_AFTER
-        task = asyncio.ensure_future(self.loops.wire(DIAL_WITHIN))
-        self._dials.add(task)
-        task.add_done_callback(self._dials.discard)
-        task.add_done_callback(retrieve)
+        line = self.loops.open_wire()
+        if isinstance(line, AsyncLine):
+            task = loop.create_task(self._succeed(line, seconds))
+        else:
+            task = loop.create_task(self.loops.wire(DIAL_WITHIN))
+        self._dials[loop] = task
+        task.add_done_callback(lambda _: self._dials.pop(loop, None))
+        task.add_done_callback(self._dialed)
         return task
+
+    async def _succeed(self, line: AsyncLine, seconds: float) -> AsyncWire:
+        """A new connection in place of one, unless the answer that is late there comes before."""
+        async with asyncio.timeout(DIAL_WITHIN):
+            new = await self.dialer.adial(DIAL_WITHIN)
+        if line.is_open and not line.is_late(seconds):
+            new.close()
+            return line
+        self.loops.replace(new)
+        return new
+
+    def _dialed(self, dial: Future[Wire] | asyncio.Task[AsyncWire]) -> None:
+        if dial.cancelled():
+            return
+        if (error := dial.exception()) is not None:
+            self.failed(error)
+        else:
+            self.connected()
 
     def connected(self) -> None:
         """It can be reached."""
@@ -96,7 +120,26 @@ class Member:
         return trouble(self._error, sent, was_sent=False)
 
 
-def is_worth_waiting(awaited: Sequence[Member], connected: int, of: int) -> bool:
+def dialing_time(within: float) -> float:
+    """Seconds that connections are waited for, by who has so many for an answer.
+
+    Apart from these, as no lease runs meanwhile: to connect takes several round trips.
+    """
+    return max(within, min(LONGEST_DIALING, DIALING * within))
+
+
+def to_dial(lacking: dict[int, Member], of: int) -> Iterable[int]:
+    """Which servers to dial: those that may be, or all if there would be no majority with these.
+
+    Args:
+        lacking: Those to whom there is no connection that is fit.
+        of: How many servers there are.
+    """
+    due = [server for server, member in lacking.items() if member.may_be_dialed]
+    return due if of - len(lacking) + len(due) >= majority_of(of) else lacking
+
+
+def is_worth_waiting(awaited: Iterable[Member], connected: int, of: int) -> bool:
     """Whether connections that are on their way are waited for: as long as one is that of a server
     which has not failed before, or there is no majority without them.
 
@@ -108,7 +151,21 @@ def is_worth_waiting(awaited: Sequence[Member], connected: int, of: int) -> bool
     return connected < majority_of(of) or any(member.is_trusted for member in awaited)
 
 
-def note_late(awaited: Sequence[Member]) -> None:
+def is_worth_more_time(answers: int, awaited: int, of: int) -> bool:
+    """Whether answers that are late are waited for once more as long.
+
+    The time is short since those that are not needed cost each lease a part of it. Without a
+    majority there is no lease.
+
+    Args:
+        answers: How many have come.
+        awaited: How many have not.
+        of: How many servers there are.
+    """
+    return answers < majority_of(of) <= answers + awaited
+
+
+def note_late(awaited: Iterable[Member]) -> None:
     """Note that the time for connections to these servers is over."""
     for member in awaited:
         member.failed(TimeoutError("Timeout connecting to server"))

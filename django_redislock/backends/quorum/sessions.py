@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django_redislock import clock
 from django_redislock.backends import drivers
-from django_redislock.backends.quorum.ensemble import CONNECT
 from django_redislock.backends.quorum.lines import AsyncLine
-from django_redislock.backends.quorum.members import is_worth_waiting, note_late
+from django_redislock.backends.quorum.members import (
+    dialing_time,
+    is_worth_more_time,
+    is_worth_waiting,
+    majority_of,
+    note_late,
+    to_dial,
+)
+from django_redislock.backends.quorum.patience import Patience
 from django_redislock.backends.quorum.voting import NoMajority
 from django_redislock.backends.redis.calling import trouble
 from django_redislock.backends.redis.connection import rest
@@ -22,7 +29,6 @@ if TYPE_CHECKING:
     from django_redislock.backends.quorum.ensemble import Ensemble
     from django_redislock.backends.quorum.members import Member
     from django_redislock.backends.quorum.voting import Replies, Round, Voting
-    from django_redislock.backends.redis.connection import AsyncWire
     from django_redislock.backends.redis.pool import Pool
     from django_redislock.rules.steps import Call, Trouble
 
@@ -63,6 +69,8 @@ class Session(_NobodyQueues, drivers.Blocking):
             if self._ensemble is None:
                 self._ensemble = self._pool.take(step.within)
                 step = step._replace(within=rest(step.within, sent))
+            self._ensemble.connect(step.within)
+            sent = clock.now()
             value = vote(self._voting.answer(step), self._ensemble)
         except NoMajority as error:
             raise error.as_trouble(sent) from error.__cause__
@@ -93,8 +101,10 @@ class AsyncSession(_NobodyQueues, drivers.Awaiting):
     def __init__(self, voting: Voting, members: Sequence[Member]) -> None:
         self._voting = voting
         self._members = members
+        self._lines: dict[int, AsyncLine] = {}  # The open ones, by server.
 
     async def call(self, step: Call) -> Answer:
+        await self._connect(step.within)
         sent = clock.now()
         votes = self._voting.answer(step)
         try:
@@ -111,77 +121,90 @@ class AsyncSession(_NobodyQueues, drivers.Awaiting):
 
     async def _ask(self, question: Round) -> Replies:
         """See Ensemble.ask()."""
-        begun = clock.now()
-        until = begun + question.within
-        wires = await self._connected(begun + question.within * CONNECT)
+        begun, patience = clock.now(), Patience(question.within)
+        is_enough, is_patient = question.is_enough, False
         said: Replies = {}
         awaited: dict[asyncio.Future[Any], int] = {}  # By the last reply: they come in order.
         replies: dict[int, list[asyncio.Future[Any]]] = {}
+        fit = self._fit(question.within)
+        is_needed = len(fit) < majority_of(len(self._members))
         for server in question.among:
-            wire = wires.get(server)
-            if wire is None:
+            line = self._lines.get(server)
+            if line is None or (server not in fit and not is_needed):
                 said[server] = self._members[server].trouble(begun)
                 continue
-            assert isinstance(wire, AsyncLine)
             commands = question.commands
-            if not question.scripts <= wire.known:
+            if not question.scripts <= line.known:
                 commands = question.in_full()
-                wire.known |= question.scripts
-            replies[server] = wire.post(commands, question.within)
+                line.known |= question.scripts
+            replies[server] = line.post(commands)
             awaited[replies[server][-1]] = server
-        is_enough = question.is_enough
         while awaited and not (is_enough and is_enough(said)):
-            left = until - clock.now()
+            seconds = patience.part()
             done, _ = await asyncio.wait(
-                awaited, timeout=max(left, 0), return_when=asyncio.FIRST_COMPLETED
+                awaited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
             )
-            if not done and left <= 0:
-                break
             for reply in done:
                 server = awaited.pop(reply)
-                said[server] = self._said(wires[server], replies[server], begun)
-        if clock.now() >= until:
-            error = TimeoutError("the server did not answer in time")
-            for server in awaited.values():
-                self._members[server].failed(error)
-                said[server] = trouble(error, begun)
+                said[server] = self._said(server, replies[server], begun)
+            if done or seconds:
+                continue
+            answers = sum(found.__class__ is list for found in said.values())
+            if not is_patient and is_worth_more_time(answers, len(awaited), len(self._members)):
+                is_patient, patience = True, Patience(question.within)
+            else:
+                error = TimeoutError("the server did not answer in time")
+                for server in awaited.values():
+                    self._members[server].failed(error)
+                    said[server] = trouble(error, begun)
+                break
         return said
 
     def _said(
-        self, wire: AsyncWire, replies: list[asyncio.Future[Any]], begun: float
+        self, server: int, replies: list[asyncio.Future[Any]], begun: float
     ) -> list[Any] | Trouble:
         try:
             found = [reply.result() for reply in replies]
         except TROUBLE as error:
             return trouble(error, begun)
+        self._members[server].is_trusted = True
         if any(map(is_wrong_server, found)):
-            wire.close()
+            self._lines[server].close()
         return found
 
-    async def _connected(self, until: float) -> dict[int, AsyncWire]:
-        """See Ensemble._connect()."""
-        wires, dials = {}, {}
-        for server, member in enumerate(self._members):
-            if wire := member.loops.open_wire():
-                wires[server] = wire
-            elif member.may_be_dialed:
-                dials[member.adial()] = server
-        waits = True
-        while dials and waits:
-            left = until - clock.now()
+    async def _connect(self, within: float) -> None:
+        """See Ensemble.connect()."""
+        of = len(self._members)
+        self._lines = {s: line for s in range(of) if (line := self._open_line(s))}
+        if len(self._fit(within)) == of:
+            return
+        for _ in range(2):  # What has come while this loop stood still is read.
+            await asyncio.sleep(0)
+        fit = self._fit(within)
+        lacking = {s: member for s, member in enumerate(self._members) if s not in fit}
+        dials = {self._members[server].adial(within): server for server in to_dial(lacking, of)}
+        patience = Patience(dialing_time(within))
+        while dials:
             awaited = [self._members[server] for server in dials.values()]
-            if left <= 0:
-                note_late(awaited)
-            waits = left > 0 and is_worth_waiting(awaited, len(wires), len(self._members))
+            waits = is_worth_waiting(awaited, len(self._fit(within)), of)
+            seconds = patience.part() if waits else 0.0
             done, _ = await asyncio.wait(
-                dials, timeout=left if waits else 0, return_when=asyncio.FIRST_COMPLETED
+                dials, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
             )
             for dial in done:
                 server = dials.pop(dial)
-                error = ConnectionError("cancelled") if dial.cancelled() else dial.exception()
-                if error is not None:
-                    self._members[server].failed(error)
-                else:
-                    self._members[server].connected()
-                    wires[server] = dial.result()
-        return wires
+                if line := self._open_line(server):
+                    self._lines[server] = line
+            if not done and not seconds:
+                if waits:
+                    note_late(awaited)
+                return
+
+    def _fit(self, within: float) -> set[int]:
+        """See Ensemble."""
+        return {server for server, line in self._lines.items() if not line.is_late(within)}
+
+    def _open_line(self, server: int) -> AsyncLine | None:
+        line = self._members[server].loops.open_wire()
+        assert line is None or isinstance(line, AsyncLine)
+        return line

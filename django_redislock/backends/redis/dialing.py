@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Protocol
@@ -59,6 +60,30 @@ class Dialing(Protocol):
 
     def after_fork(self) -> None:
         """In a forked child: nothing of what the parent has begun is ours."""
+
+
+def begin_to_dial(dialer: Dialing, seconds: float) -> Future[Wire]:
+    """A new blocking connection, made by a thread of its own within so many seconds.
+
+    So nobody need wait for so long, and one that comes late is there for whoever comes back.
+    """
+    return _in_thread(partial(dialer.dial, seconds))
+
+
+def _in_thread(dial: Callable[[], Wire]) -> Future[Wire]:
+    outcome: Future[Wire] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(dial())
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
+            outcome.set_exception(error)
+
+    try:
+        threading.Thread(target=work, name="redislock-dial", daemon=True).start()
+    except RuntimeError:  # No more threads, or the interpreter is shutting down.
+        work()
+    return outcome
 
 
 def check_version(hello: Any) -> None:
@@ -123,23 +148,17 @@ class Dialer:
         # time. So a thread does it, which is left alone once the time is over: nobody then refers
         # to its connection, which closes it.
         until = time.monotonic() + seconds
-        outcome: Future[Wire] = Future()
         places = self._places
 
-        def work() -> None:
+        def dial() -> Wire:
             try:
-                outcome.set_result(self._dial(seconds))
-            except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
-                outcome.set_exception(error)
+                return self._dial(seconds)
             finally:
                 places.release()
 
         if not places.acquire(timeout=seconds):
             raise _dial_timeout()
-        try:
-            threading.Thread(target=work, name="redislock-dial", daemon=True).start()
-        except RuntimeError:  # No more threads, or the interpreter is shutting down.
-            work()
+        outcome = _in_thread(dial)
         try:
             return outcome.result(max(until - time.monotonic(), 0))
         except TimeoutError as error:

@@ -42,6 +42,13 @@ class Loops:
             await loop_wire.close_with_loop()
         return await loop_wire.get(seconds)
 
+    def replace(self, wire: AsyncWire) -> None:
+        """Give the running loop another connection; the one it has is closed."""
+        loop_wire = self._loop_wires[asyncio.get_running_loop()]
+        former, loop_wire.wire = loop_wire.wire, wire
+        if former is not None:
+            former.close()
+
     def forsake(self) -> None:
         """In a forked child: free its copies of the parent's connections."""
         for loop_wire in self._loop_wires.values():
