@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from celery import states
+from celery._state import _task_stack  # It has no public name; see TaskRun._item_of.
 from celery.exceptions import Ignore, Retry, TaskPredicate
 
 from django_redislock import effects, signals, task_runs
@@ -56,6 +57,9 @@ REPORTS_WITHIN = 10.0
 # Skips that are what min_hold and once are for: nobody need look after them.
 EXPECTED_SKIPS = ("cooling", "done")
 
+
+# Celery's own tasks that call another one for each item of their message.
+_CALL_FOR_ITEMS = {"celery.map", "celery.starmap"}
 
 # The run whose body this thread, greenlet or asyncio task is in.
 _running: ContextVar[TaskRun | None] = ContextVar("redislock_run", default=None)
@@ -208,8 +212,11 @@ class TaskRun:
             try:
                 # Asked before the lock, which whoever is done already need not wait for.
                 outcome = self._completed() or self._ask_for_lock(locks)
-                if isinstance(outcome, Busy) and self._comes_back(outcome):
-                    outcome = self._stand_in_line(outcome, locks)
+                if isinstance(outcome, Busy):
+                    if self._comes_back(outcome):
+                        outcome = self._stand_in_line(outcome, locks)
+                    elif self._is_patient and self._item_of:
+                        outcome = self._wait_as_item(outcome, locks)
             except LockUnavailable as error:
                 return self._decide_without_redis(error, body)
             if isinstance(outcome, Lease):
@@ -256,6 +263,29 @@ class TaskRun:
         if isinstance(outcome, Busy):
             self._turn = line.stand(self.task, self.name, outcome)
         return outcome
+
+    @functools.cached_property
+    def _item_of(self) -> str:
+        """The task of Celery's that has called this one for an item of its message; "" if none.
+
+        These are celery.map and celery.starmap, the latter also for chunks().
+        """
+        stack = [task.name for task in _task_stack.stack]
+        called = self.request.called_directly and _running.get() is None
+        return stack[-2] if called and stack[-2:-1] and stack[-2] in _CALL_FOR_ITEMS else ""
+
+    def _wait_as_item(self, busy: Busy, locks: ExitStack) -> Lease | Busy | Done | Finished:
+        """Wait here for the lock: the message is not of this run alone, so it cannot go back."""
+        since = backends[self.options.using].clock()
+        logger.info(
+            "%s waits in its worker slot: lock %r is %s, and it is an item of %s, whose message"
+            " cannot go back to the broker",
+            self,
+            self.name,
+            busy,
+            self._item_of,
+        )
+        return self._ask_for_lock(locks, self.options.conflict_deadline, since)
 
     def _give_back(self, lease: Lease) -> None:
         """End the lease of a run that has not been, and so is neither a success nor a failure."""
@@ -370,10 +400,11 @@ class TaskRun:
         carry(self.request, raised=True)
         if policy == "raise":
             raise LockTimeout(self.name, holder, found.expires_in, found.cooling)
-        if found.cooling:
-            skipped = self._skip("cooling", str(found), by=holder, ago=found.ago)
-        else:
-            skipped = self._skip("busy", str(found), holder=holder)
+        who = {"by" if found.cooling else "holder": holder}
+        if self._is_patient and self._item_of:
+            who["reason"] = f"an item of {self._item_of} cannot go back to the broker"
+        why, ago = ("cooling", found.ago) if found.cooling else ("busy", None)
+        skipped = self._skip(why, str(found), ago=ago, **who)
         if not callable(policy):
             return skipped
         return policy(
@@ -457,7 +488,7 @@ class TaskRun:
             why: As the result tells.
             says: The same as the log tells: what the lock is.
             ago: How many seconds ago it became so.
-            who: The holder, or by whom it became so.
+            who: The holder, or by whom it became so; and the reason, if one is to be told.
         """
         result: dict[str, Any] = {"skipped": why, "lock": self.name, **who}
         if ago is not None:

@@ -70,6 +70,22 @@ class TestRetry:
         assert stage.result(end) == [f"did {key}", "more"]
         assert stage.app.AsyncResult(error.options["task_id"]).state == "PENDING"
 
+    @pytest.mark.row("retry-items")
+    @pytest.mark.parametrize("how", ["map", "chunks"])
+    def test_the_items_of_one_message_wait_for_their_turn_in_its_slot(
+        self, stage: Stage, busy_with: tuple[str, AsyncResult], how: str
+    ) -> None:
+        key, _ = busy_with
+        task = stage.task("queued_retrying")
+        items = task.map([key, key]) if how == "map" else task.chunks([(key,), (key,)], 2)
+        sent = items.apply_async()
+        stage.wait_for_waiter(key)
+        stage.open_gate(key)
+        results = stage.result(sent)
+        assert (results if how == "map" else results[0]) == [f"did {key}"] * 2
+        (worker,) = stage.workers
+        assert "is an item of celery." in worker.log
+
     @pytest.mark.proves("P7")
     @pytest.mark.row("retry-deadline")
     def test_after_conflict_deadline_it_is_skipped(self, stage: Stage) -> None:

@@ -245,6 +245,17 @@ class TestConflict:
         signals.lock_timed_out.disconnect(receiver)
         assert len(tries) == 3
 
+    def test_an_item_whose_wait_has_run_out_says_why_it_did_not_come_back(
+        self, redislock: LockTestKit
+    ) -> None:
+        task = make(key="lottery", on_conflict="retry", conflict_deadline=0.05)
+        with redislock.simulate_held_by_other("lottery"):
+            (skipped,) = task.map([1]).apply().get()
+            directly = task()
+        assert skipped["skipped"] == "busy"
+        assert skipped["reason"] == "an item of celery.map cannot go back to the broker"
+        assert "reason" not in directly
+
     def test_a_task_that_calls_itself_is_told_so(self, redislock: LockTestKit) -> None:
         def draw() -> None:
             task()
