@@ -250,8 +250,16 @@ class TaskRun:
 
     def _comes_back(self, busy: Busy) -> bool:
         """Whether it is to be deferred until others have had their turn; see _decide()."""
-        is_own = busy.holding.owner.is_task(self.id)
-        return self.delivered and not is_own and (self._has_begun or self._is_patient)
+        if not self.delivered or self._is_own(busy):
+            return False
+        return self._has_begun or self._is_patient
+
+    def _is_own(self, busy: Busy) -> bool:
+        """Whether an earlier delivery of this run has the lock, or keeps it by min_hold.
+
+        What cools down after another call under this id is a conflict like any other.
+        """
+        return busy.holding.owner.is_task(self.id) and not (busy.cooling and self.call)
 
     def _stand_in_line(self, busy: Busy, locks: ExitStack) -> Lease | Busy | Done | Finished:
         """Take a position in the line of deferred runs; if its turn is near, wait for that here."""
@@ -382,15 +390,14 @@ class TaskRun:
                 return self._skip("done", f"done, by {by}", by=by, ago=ago)
             case Finished(ago):
                 return self._end_as_duplicate(self.id, ago)
-        holder, holding = found.holder, found.holding
-        if self.delivered and holding.owner.is_task(self.id):
-            if not found.cooling:
-                # Delivered twice, or again after a crash; or a retry that was published before its
-                # first try let go. A skip would acknowledge the only copy of the work.
-                self._retract_call()  # Its body has started, so it cannot stand for calls made now.
-                raise self._defer("its own earlier delivery holds it", found, begun=True)
-            if not self.call:  # Else it is another call under this id: a conflict like any other.
+        holder = found.holder
+        if self.delivered and self._is_own(found):
+            if found.cooling:
                 return self._end_as_duplicate(holder, found.ago)
+            # Delivered twice, or again after a crash; or a retry that was published before its
+            # first try let go. A skip would acknowledge the only copy of the work.
+            self._retract_call()  # Its body has started, so it cannot stand for calls made now.
+            raise self._defer("its own earlier delivery holds it", found, begun=True)
         # Work that has begun is not dropped because somebody else got in between.
         if self.delivered and self._has_begun:
             raise self._defer("a retry finds it held", found)
