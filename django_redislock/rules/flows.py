@@ -174,7 +174,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
     request: Request, now: float
 ) -> Flow[Granted | Busy | Done | Finished]:
     give_up = now + request.wait
-    mode = request.mode
+    mode, left = request.mode, request.wait
     ticket, came_back = b"0", False
     failures, silent_since, pause = 0, now, SHORTEST_PAUSE
     # Whether something of us may be on the server when it refuses a try. If it is the WAIT behind a
@@ -182,7 +182,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
     traces = request.replicas > 0
     while True:
         try:
-            answer: Answer = yield _acquire_call(request, mode, ticket)
+            answer: Answer = yield _acquire_call(request, mode, ticket, left)
             now = answer.now
             if granted := granted_by(answer, request):
                 return granted
@@ -223,14 +223,18 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                     raise Refused(f"the server gave an answer that is not ours: {other!r}")
         except Unanswered as unanswered:
             # The same token again, at least once, also when there is no time left to wait.
-            now, traces = unanswered.now, True
+            now, traces = unanswered.now, traces or not isinstance(unanswered, NotDone)
             failures += 1
             if failures == 1:
                 silent_since = unanswered.sent
             else:
                 until = min(give_up, silent_since + request.unavailable_after)
-                if now >= until:
+                if now >= until and traces:
                     raise
+                if now >= until:  # There is nothing to undo.
+                    raise LockUnavailable(
+                        request.name, unanswered.problem
+                    ) from unanswered.__cause__
                 seconds = _backoff(failures) * random.uniform(0.5, 1.0)
                 now = yield Pause(min(seconds, until - now))
         except NotOurs:
@@ -239,7 +243,8 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
             if traces:
                 yield from undo(request.name, request.token, request.operation_timeout)
             raise
-        if now >= give_up and mode == "queue":
+        left = max(give_up - now, 0.0)
+        if not left and mode == "queue":
             mode = "last"
 
 
@@ -249,7 +254,7 @@ def _since(at: float | None, now: float) -> float | None:
 
 def first_try(request: Request) -> Call:
     """The first step of :func:`acquire`."""
-    return _acquire_call(request, request.mode, b"0")
+    return _acquire_call(request, request.mode, b"0", request.wait)
 
 
 def as_try(call: Call) -> Call:
@@ -268,7 +273,7 @@ def granted_by(answer: Answer, request: Request) -> Granted | None:
     return Granted(int(answer.value), deadline, answer.sent, deadline)
 
 
-def _acquire_call(request: Request, mode: str, ticket: bytes) -> Call:
+def _acquire_call(request: Request, mode: str, ticket: bytes, left: float) -> Call:
     return Call(
         scripts.ACQUIRE,
         request.name,
@@ -285,6 +290,7 @@ def _acquire_call(request: Request, mode: str, ticket: bytes) -> Call:
         0.75 * request.operation_timeout,
         request.id if mode == "queue" else "",
         request.replicas,
+        patience=left,
     )
 
 

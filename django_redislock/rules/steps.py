@@ -37,6 +37,7 @@ class Call(NamedTuple):
     listening: str = ""  # Lease id for which the bell must be able to ring us.
     replicas: int = 0  # How many replicas are asked to acknowledge it.
     shielded: bool = False  # An undo: a second cancellation must not interrupt it.
+    patience: float = 0.0  # Seconds for which it may wait for a connection, besides *within*.
 
     def perform(self, by: Performer) -> Any:
         return by.call(self)

@@ -191,37 +191,6 @@ def test_a_fork_amid_the_use_of_connections_harms_neither_side(locks: Locks, spa
     assert child.stderr == ""
 
 
-def fork_while_a_thread_is_within() -> None:
-    """In a child: fork while another thread has the mutex of the pool."""
-    mutex = backend()._server._pool._lock
-    entered, leave = threading.Event(), threading.Event()
-
-    def stay() -> None:
-        with mutex:
-            entered.set()
-            leave.wait()
-
-    thread = in_thread(stay)
-    entered.wait()
-    try:
-        say(in_fork(renew_a_lock_of_its_own))
-    finally:
-        leave.set()
-        thread.result(HUNG)
-
-
-def renew_a_lock_of_its_own() -> bool:
-    """In a forked child: have a lock renewed."""
-    with distributed_lock(f"of {os.getpid()}", wait=0, ttl=9) as lease:
-        wait_until(lambda: lease.renewals)
-        return lease.held
-
-
-@pytest.mark.proves("P10", "R8")
-def test_a_child_forked_while_a_thread_was_within_can_lock(locks: Locks, spawn: Spawn) -> None:
-    assert spawn(fork_while_a_thread_is_within).read() is True
-
-
 def wait_in_a_thread_and_leave_a_child() -> None:
     """In a child: die while waiting, but leave a forked process behind that lives on."""
     in_thread(distributed_lock(NAME, wait=60).acquire)

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from contextlib import suppress
 from functools import partial
+from itertools import count
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_redislock import clock, distributed_lock
+from django_redislock import LockUnavailable, clock, distributed_lock
+from django_redislock.backends.redis import pool as pool_module
 from django_redislock.backends.redis.connection import Wire, packed
 from django_redislock.backends.redis.dialing import Dialer
 from django_redislock.backends.redis.errors import Crowded, Exhausted
 from django_redislock.backends.redis.pool import SharedBell, WirePool
 from django_redislock.backends.registry import backends
 from tests.support.backends import SECURED, one_kind
-from tests.support.faults import loses
+from tests.support.faults import loses, takes
 from tests.support.stored import NAME, keys_of
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType
 
     from tests.conftest import Locks
     from tests.support.servers import Server
@@ -64,7 +69,7 @@ def test_what_was_returned_last_is_lent_first(pool: WirePool) -> None:
 def test_a_pool_that_is_used_up_says_which_option_to_raise(pool: WirePool) -> None:
     lent = [pool.take(HUNG) for _ in range(LIMIT)]
     begin = time.monotonic()
-    with pytest.raises(Exhausted, match=r"all of its 5 connections.*\['max_connections'\]"):
+    with pytest.raises(Exhausted, match=r"all 5 connections are in use.*\['max_connections'\]"):
         pool.take(0.1)
     assert time.monotonic() - begin >= 0.1
     for wire in lent:
@@ -149,6 +154,129 @@ def test_r6_a_release_that_a_cut_connection_could_not_send_was_not_carried_out(
             wire.cut()
 
 
+def test_connections_go_to_those_who_have_waited_longest(pool: WirePool) -> None:
+    lent = [pool.take(HUNG) for _ in range(LIMIT)]
+    served: list[int] = []
+
+    def take_a_turn(number: int) -> None:
+        wire = pool.take(HUNG)
+        served.append(number)
+        pool.give(wire)
+
+    threads = []
+    for number in range(5):
+        threads.append(in_thread(partial(take_a_turn, number)))
+        wait_until(lambda: len(pool._waiting) == len(threads))
+    pool._idle.append(lent.pop())  # As one is that was returned a moment ago.
+    assert pool.take_idle() is None, "a newcomer was served first"
+    for thread in threads:  # They look for themselves after a while.
+        thread.result(HUNG)
+    assert served == sorted(served)
+
+
+def test_an_acquire_waits_for_a_connection_as_long_as_for_the_lock(locks: Locks) -> None:
+    locks.configure(OPTIONS={"max_connections": 5, "socket_timeout": 0.2}, UNAVAILABLE_AFTER=0)
+    pool = backends["default"]._server._pool  # type: ignore[attr-defined]
+    lent = [pool.take(HUNG) for _ in range(LIMIT)]
+    lock = distributed_lock(NAME, wait=HUNG)
+    acquiring = in_thread(lock.acquire)
+    begin = time.monotonic()
+    wait_until(lambda: time.monotonic() > begin + 1 and pool._waiting)
+    for wire in lent:
+        pool.give(wire)
+    assert acquiring.result(HUNG)
+    lock.release()
+
+
+@pytest.mark.parametrize("wait", [0, 0.3])
+def test_who_gets_no_connection_is_told_so_in_time(wait: float, locks: Locks) -> None:
+    locks.configure(OPTIONS={"max_connections": 5, "socket_timeout": 1.0})
+    pool = backends["default"]._server._pool  # type: ignore[attr-defined]
+    lent = [pool.take(HUNG) for _ in range(LIMIT)]
+    with (
+        takes(at_least=wait, at_most=wait + 2),
+        pytest.raises(LockUnavailable, match=r"all 5 connections are in use.*max_connections"),
+    ):
+        distributed_lock(NAME, wait=wait).acquire()
+    for wire in lent:
+        pool.give(wire)
+
+
+# At any time
+
+
+def at_each_step(work: Callable[[], None], handler: Callable[[int], None]) -> int:
+    """Call *handler* with a number before each step of the pool's code that *work* comes to.
+
+    As a signal handler does, or a destructor that the garbage collector runs; these only now and
+    then. In a thread, so that one that hangs fails the test. Returns how many steps there were.
+    """
+    steps = count()
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        if frame.f_code.co_filename != pool_module.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            handler(next(steps))
+        return trace
+
+    def traced() -> None:
+        sys.settrace(trace)
+        try:
+            work()
+        finally:
+            sys.settrace(None)
+
+    in_thread(traced).result(HUNG)
+    return next(steps)
+
+
+@pytest.mark.parametrize("end", [WirePool.give, WirePool.drop])
+def test_a_signal_handler_may_use_the_pool_while_its_thread_does(
+    pool: WirePool, end: Callable[[WirePool, Wire], None]
+) -> None:
+    lent: list[Wire] = []
+
+    def work() -> None:
+        end(pool, pool.take(HUNG))
+        pool.shared_bell("prefix:bell:1", HUNG)
+
+    def handle(_: int) -> None:
+        while lent and (pool._waiting or len(lent) < LIMIT):
+            pool.give(lent.pop())
+        if not lent:
+            wire = pool.take(SOON)
+            assert works(wire)
+            pool.give(wire)
+            assert pool.shared_bell("prefix:bell:2", HUNG).closed is False
+
+    assert at_each_step(work, handle) > 50
+    lent += [pool.take(HUNG) for _ in range(LIMIT)]
+    assert at_each_step(work, handle) > 50  # It waits for what the handler gives back.
+    assert all(works(wire) for wire in [pool.take(HUNG) for _ in range(LIMIT)])
+
+
+@pytest.mark.parametrize("idle", [0, LIMIT])
+def test_waiters_that_come_at_the_same_time_do_not_have_the_last_two_either(
+    pool: WirePool, idle: int
+) -> None:
+    def wait() -> None:
+        with suppress(Crowded):
+            kept.append(pool.take(HUNG, to_wait=True))
+
+    steps, last = 0, 1
+    while steps < last:
+        for wire in [pool.take(HUNG) for _ in range(idle)]:
+            pool.give(wire)
+        kept: list[Wire] = []
+        last = at_each_step(wait, lambda step, at=steps: wait() if step == at else None)
+        assert len(kept) == LIMIT - WirePool.KEPT_BACK, f"at step {steps}"
+        (pool.give if idle else pool.drop)(kept.pop())
+        steps += 1
+    assert steps > 20
+
+
 def test_waiters_may_not_have_the_last_two(pool: WirePool) -> None:
     waiter = pool.take(HUNG, to_wait=True)
     with pytest.raises(Crowded):
@@ -163,7 +291,7 @@ def test_a_connection_that_comes_free_wakes_who_waits_for_one(
 ) -> None:
     lent = [pool.take(HUNG) for _ in range(LIMIT)]
     others = [in_thread(partial(pool.take, HUNG)) for _ in range(LIMIT)]
-    wait_until(lambda: pool._waiting == LIMIT)
+    wait_until(lambda: len(pool._waiting) == LIMIT)
     for wire in lent:
         end(pool, wire)
     assert all(works(other.result(SOON)) for other in others)

@@ -391,7 +391,7 @@ def test_r4_an_interrupt_anywhere_in_the_first_use_leaves_no_orphan(
     url = locks.server.url.replace("127.0.0.1", host)
     locks.on(locks.server, TTL=30, LOCATION=url, OPTIONS=UNHURRIED)
     places, orphaned = sweep(enter, locks, prepare=lambda: locks.configure(TTL=30))
-    assert {"Pool._take", "Session.call", "Lock._take_over", "Watchdog._put"} <= places
+    assert {"Pool._take", "Session.call", "Lock._take_over", "Watchdog.watch"} <= places
     assert places & {"Dialer._dial", "Dialer.dial"}  # By name, a thread of its own dials.
     assert orphaned <= TOO_EARLY
 

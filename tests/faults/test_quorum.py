@@ -706,7 +706,7 @@ def test_a_process_opens_no_more_connections_than_it_may_and_says_how_many(quoru
         for _ in range(limit - 1):
             lent.append(pool.take(HUNG))
             backend()._call_many([backend().look(NAME)], lent[-1])
-        with pytest.raises(LockUnavailable, match=f"uses all of its {limit} connections"):
+        with pytest.raises(LockUnavailable, match=f"all {limit} connections are in use"):
             distributed_lock("another", wait=0).acquire()
         assert [len(quorum.clients(server, "ours")) for server in range(3)] == [limit] * 3
         for ensemble in lent:

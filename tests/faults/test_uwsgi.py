@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,10 +42,10 @@ def uwsgi(locks: Locks, settings: Settings) -> Iterator[str]:
     locks.configure(TTL=3, WAIT=HUNG)
     assert UWSGI is not None
     with tempfile.TemporaryDirectory() as directory:
-        address = f"{directory}/http.socket"
+        address, log_file = Path(directory, "http.socket"), Path(directory, "log")
         command = [
             *(UWSGI, "--master", "--processes", str(WORKERS), "--enable-threads"),
-            *("--http-socket", address, "--module", "tests.support.uwsgi_site", "--need-app"),
+            *("--http-socket", str(address), "--module", "tests.support.uwsgi_site", "--need-app"),
             *("--die-on-term", "--disable-logging", "--home", sys.prefix),
         ]
         environment = os.environ | {
@@ -53,18 +54,17 @@ def uwsgi(locks: Locks, settings: Settings) -> Iterator[str]:
             "TESTS_REDISLOCK": json.dumps(settings.REDISLOCK),
         }
         with (
-            open(f"{directory}/log", "w+") as log,
+            log_file.open("w") as log,
             subprocess.Popen(
                 tied_to_us(command), env=environment, cwd=ROOT, stdout=log, stderr=log
             ) as master,
         ):
             try:
-                wait_until(lambda: os.path.exists(address) or master.poll() is not None)
-                yield address
+                wait_until(lambda: address.exists() or master.poll() is not None)
+                yield str(address)
             finally:
                 master.terminate()
-                log.seek(0)
-                print(log.read())
+                print(log_file.read_text())
 
 
 def get(address: str, path: str) -> dict[str, Any]:
@@ -83,7 +83,8 @@ def get(address: str, path: str) -> dict[str, Any]:
 
 @pytest.mark.proves("P10", "R8")
 def test_workers_forked_in_c_have_connections_and_a_watchdog_of_their_own(uwsgi: str) -> None:
-    requests = [in_thread(lambda: get(uwsgi, f"/{number}")) for number in range(2 * WORKERS)]
+    paths = [f"/{number}" for number in range(2 * WORKERS)]
+    requests = [in_thread(partial(get, uwsgi, path)) for path in paths]
     answers = [request.result(HUNG) for request in requests]
     assert len({answer["pid"] for answer in answers}) > 1
     for answer in answers:

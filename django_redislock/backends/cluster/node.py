@@ -95,12 +95,12 @@ class Node(Server):
         begun, was_sent = clock.now(), False
 
         def ask(wire: Wire) -> Outcome:
-            nonlocal was_sent
-            was_sent = True
-            return self._caller.call_asking(wire, call, begun)
+            nonlocal begun, was_sent
+            begun, was_sent = clock.now(), True
+            return self._caller.call_asking(wire, call._replace(within=call.within / 2), begun)
 
         try:
-            return self._pool.use(ask, call.within)
+            return self._pool.use(ask, call.within / 2)
         except TROUBLE as error:
             return trouble(error, begun, was_sent=was_sent)
 

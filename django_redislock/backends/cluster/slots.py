@@ -94,7 +94,9 @@ class Slots:
         self._doubts: dict[tuple[int, str], float] = {}
         self._asked_last: dict[str, float] = {}  # Nodes that were of no help: until when.
         self._retired = False
-        self._lock = threading.Lock()
+        # One that a signal handler may enter while its thread is within: what is done there may be
+        # done twice.
+        self._lock = threading.RLock()
         self._inquiry: Future[None] | None = None
         self._asked_at = -SOONEST
         self._compared = False  # Whether all in LOCATION are known to be of one cluster.
@@ -186,7 +188,8 @@ class Slots:
         with self._lock:
             node = self._nodes.get(address)
             if node is None:
-                node = self._nodes[address] = self._node_at(address, self._dialer(address))
+                made = self._node_at(address, self._dialer(address))
+                node = self._nodes.setdefault(address, made)
                 if self._retired:
                     node.retire()
             return node

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 LAST_MS = 0.001  # Seconds: a key is there until the millisecond in which it expires is over.
 OUTAGE = "the server does not answer, as a test has it"
+INTERRUPTED = (
+    "a signal handler or a destructor asks for it while its thread is in the midst of an operation"
+    " on locks in memory, which cannot begin another one"
+)
 
 
 class InMemoryBackend(Backend):
@@ -63,7 +67,8 @@ class InMemoryBackend(Backend):
     def _start(self) -> None:
         super()._start()
         self.watchdog = Watchdog(self, self)
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()
+        self._is_performing = False
         self._listeners: dict[bytes, Callable[[str], object]] = {}
         self._numbers = count(1)
         self._rings: list[tuple[Callable[[str], object], str]] = []  # Of the script that runs.
@@ -104,7 +109,13 @@ class InMemoryBackend(Backend):
         sent = self.clock()
         try:
             with self._mutex:
-                value = self._perform(step, channel)
+                if self._is_performing:  # By this thread, which would else wait for itself.
+                    raise Refused(INTERRUPTED)
+                self._is_performing = True
+                try:
+                    value = self._perform(step, channel)
+                finally:
+                    self._is_performing = False
         except ReplyError as error:
             raise Refused(str(error)) from error
         return Answer(value, sent, self.clock())

@@ -64,13 +64,15 @@ class Session(_NobodyQueues, drivers.Blocking):
         self._ensemble: Ensemble | None = None
 
     def call(self, step: Call) -> Answer:
-        sent = clock.now()
+        begun = sent = clock.now()
         try:
             if self._ensemble is None:
-                self._ensemble = self._pool.take(step.within)
-                step = step._replace(within=rest(step.within, sent))
+                patience = step.patience + step.within / 2
+                self._ensemble = self._pool.take(step.within, patience=patience)
+                begun = min(begun + step.patience, clock.now())
+                step = step._replace(within=rest(step.within, begun))
             self._ensemble.connect(step.within)
-            sent = clock.now()
+            sent = clock.now()  # A lease does not begin while its servers are not asked yet.
             value = vote(self._voting.answer(step), self._ensemble)
         except NoMajority as error:
             raise error.as_trouble(sent) from error.__cause__

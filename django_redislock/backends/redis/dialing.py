@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from ipaddress import ip_address
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from redis import exceptions as redis_errors
@@ -138,7 +139,10 @@ class Dialer:
 
     def after_fork(self) -> None:
         """In a forked child: none of the parent's dials is under way."""
-        self._places = threading.Semaphore(DIALS_BY_NAME)
+        # No semaphore, which a signal handler that dials while its thread does would wait for.
+        self._places: SimpleQueue[None] = SimpleQueue()
+        for _ in range(DIALS_BY_NAME):
+            self._places.put(None)
 
     def dial(self, seconds: float) -> Wire:
         """A new blocking connection, or redis-py's exception."""
@@ -154,10 +158,12 @@ class Dialer:
             try:
                 return self._dial(seconds)
             finally:
-                places.release()
+                places.put(None)
 
-        if not places.acquire(timeout=seconds):
-            raise _dial_timeout()
+        try:
+            places.get(timeout=seconds)
+        except Empty as error:
+            raise _dial_timeout() from error
         outcome = _in_thread(dial)
         try:
             return outcome.result(max(until - time.monotonic(), 0))

@@ -1,12 +1,20 @@
-"""The blocking connections of one process: lent one by one, or listened to together."""
+"""The blocking connections of one process: lent one by one, or listened to together.
+
+Nothing here takes a mutex. A signal handler may use a lock while its own thread is in the midst of
+a pool, and so may a destructor that the garbage collector runs: either would wait for that mutex
+for ever. What is changed is changed by single steps of lists, sets and queues that cannot be
+interrupted, and is right after each of them.
+"""
 
 from __future__ import annotations
 
 import math
 import threading
+from collections import deque
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from weakref import ref
 
 from django_redislock import clock
@@ -15,7 +23,6 @@ from django_redislock.backends.redis.errors import Crowded, Exhausted
 from django_redislock.rules.keys import prefix_in
 
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import Callable
 
     from django_redislock.backends.redis.connection import Wire
@@ -35,32 +42,34 @@ class Lendable(Protocol):
 Lent = TypeVar("Lent", bound=Lendable)
 
 
+class Room:
+    """Room for one more connection in a pool: taken by whoever dials it."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Pool(Generic[Lent]):
     """The blocking connections of one backend: never more than *limit*, each used by one thread.
 
-    The last one returned is the first one lent. A waiter keeps its connection while it sleeps,
-    so that the server can ring it; a few are kept back from waiters, or sleeping waiters could
-    starve the releases that would wake them.
+    The last one returned is the first one lent. If all are in use, threads queue up, and what comes
+    free goes to the one that has waited longest. A waiter for a lock keeps its connection while it
+    sleeps, so that the server can ring it; a few are kept back from waiters, or sleeping waiters
+    could starve the releases that would wake them.
     """
 
     KEPT_BACK = 2
     BESIDE = 1  # Connections of a process that are not lent: its watchdog's.
+    LOOK_EVERY = 0.5  # Seconds after which one in the queue makes sure that it was not forgotten.
 
     def __init__(self, dial: Callable[[float], Lent], limit: int) -> None:
         self._dial = dial
         self._limit = limit
         self._idle: list[Lent] = []
-        # Those that exist, not a count: one that an exception of a signal handler made us lose
-        # gives its place back when it is collected.
-        self._wires: set[ref[Lent]] = set()
-        self._dialing = 0
-        self._waiting = 0
+        # Those that exist, and the room for those that are being dialed. Not a count: one that an
+        # exception of a signal handler made us lose makes room again when it is collected.
+        self._taken: set[ref[Any]] = set()
+        self._waiting: deque[SimpleQueue[Lent | Room]] = deque()  # Who came first is first.
         self._retired = False
-        self._make_locks()
-
-    def _make_locks(self) -> None:
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
 
     def use(self, work: Callable[[Lent], Result], seconds: float) -> Result:
         """Lend a connection for *work* alone; see take(). It is dropped if anything is raised."""
@@ -75,32 +84,41 @@ class Pool(Generic[Lent]):
         self.give(wire)
         return result
 
-    def take(self, seconds: float, *, to_wait: bool = False) -> Lent:
+    def take(self, seconds: float, *, patience: float | None = None, to_wait: bool = False) -> Lent:
         """Lend a connection.
 
         Args:
-            seconds: How long to wait for one that is returned, and for a new one to connect.
+            seconds: How long a new one may take to connect; half of it, if that had to wait for
+                room.
+            patience: How long to wait for one that comes free; by default *seconds*.
             to_wait: Whether it may be kept for long, by a waiter.
 
         Raises:
-            Exhausted: All are in use and none was returned within *seconds*.
+            Exhausted: All are in use, and it was not this thread's turn in time.
             Crowded: Waiters have so many that the rest is needed for those who do not wait.
         """
         wire = self.take_idle(to_wait=to_wait)
         if wire is not None:
             return wire
-        if to_wait and self._is_crowded():
+        room = None if self._waiting else self._new_room()
+        if to_wait and (room is None or self._is_crowded()):
+            self._leave(room)
             raise Crowded("waiters use all connections that may be kept for long")
-        return self._take(seconds)
+        return self._take(room, seconds, seconds if patience is None else patience)
 
     def take_idle(self, *, to_wait: bool = False) -> Lent | None:
         """As take(), if that takes no time; else None."""
-        if to_wait and self._is_crowded():
-            return None
+        if self._waiting:
+            return None  # It is their turn.
         try:
-            return self._idle.pop()
+            wire = self._idle.pop()
         except IndexError:
             return None
+        # Asked when it is taken already: of those who come at the same time, the last ones see it.
+        if to_wait and self._is_crowded():
+            self.give(wire)
+            return None
+        return wire
 
     def give(self, wire: Lent) -> None:
         """Return a connection that is in step: all its replies were read, or are known to come."""
@@ -110,15 +128,11 @@ class Pool(Generic[Lent]):
         if self._retired:
             self.close()
         elif self._waiting:
-            with self._lock:
-                self._changed.notify_all()
+            self._serve()
 
     def drop(self, wire: Lent) -> None:
         """Close a broken or interrupted connection, and the idle ones, which may be as dead."""
-        wire.close()
-        self._wires.discard(ref(wire))
-        with self._lock:
-            self._changed.notify_all()
+        self._end(wire)
         self.close()
 
     def disown(self, wire: Lent) -> None:
@@ -128,20 +142,15 @@ class Pool(Generic[Lent]):
         again, or it might be lent to two.
         """
         wire.cut()
-        self._wires.discard(ref(wire))
+        self._leave(wire)
 
     def close(self) -> None:
         """Close the idle connections."""
-        # One by one: take() pops from the same list without the lock.
-        while self._idle:
-            try:
-                wire = self._idle.pop()
-            except IndexError:
-                break
-            wire.close()
-            self._wires.discard(ref(wire))
-            with self._lock:
-                self._changed.notify_all()
+        # One by one: a signal handler finds the others meanwhile, or the room of those. The oldest
+        # first: what comes back meanwhile stays.
+        for _ in range(len(self._idle)):
+            with suppress(IndexError):  # Others took them.
+                self._end(self._idle.pop(0))
 
     def retire(self) -> None:
         """Keep no idle connection from now on."""
@@ -154,48 +163,96 @@ class Pool(Generic[Lent]):
         Those that are lent too: while a copy is open, the server does not learn that a waiter of
         the parent has died.
         """
-        self._make_locks()  # A thread that is gone may hold those of the parent.
-        for reference in list(self._wires):
-            if (wire := reference()) is not None:
-                wire.close()
+        for reference in list(self._taken):
+            if not isinstance(found := reference(), Room) and found is not None:
+                found.close()
 
-    def _take(self, seconds: float) -> Lent:
+    def _take(self, room: Room | None, seconds: float, patience: float) -> Lent:
         begun = clock.now()
-        with self._lock:
-            self._waiting += 1
-            try:
-                while True:
-                    if not self._changed.wait_for(self._has_room, rest(seconds, begun)):
-                        raise Exhausted(
-                            f"this process uses all of its {self._limit + self.BESIDE} connections;"
-                            " raise OPTIONS['max_connections']"
-                        )
-                    try:
-                        return self._idle.pop()
-                    except IndexError:
-                        pass  # take() of another thread, which needs no lock, was faster.
-                    if self._free() > 0:
-                        self._dialing += 1
-                        break
-            finally:
-                self._waiting -= 1
+        if room is None:
+            found = self._await_turn(patience)
+            if not isinstance(found, Room):
+                return found
+            room = found
+            begun = max(begun, clock.now() - seconds / 2)
         try:
             wire = self._dial(rest(seconds, begun))
-            self._wires.add(ref(wire, self._wires.discard))
+            self._taken.add(ref(wire, self._taken.discard))
             return wire
         finally:
-            with self._lock:
-                self._dialing -= 1
-                self._changed.notify_all()
+            self._leave(room)
 
-    def _has_room(self) -> bool:
-        return bool(self._idle) or self._free() > 0
+    # --- whose turn it is -----------------------------------------------------------------------
+
+    def _await_turn(self, seconds: float) -> Lent | Room:
+        """What comes free when nobody has waited longer: a connection, or room for one."""
+        turn: SimpleQueue[Lent | Room] = SimpleQueue()
+        until = clock.now() + seconds
+        try:
+            self._waiting.append(turn)
+            self._serve()
+            while (left := until - clock.now()) > 0:
+                with suppress(Empty):
+                    return turn.get(timeout=min(left, self.LOOK_EVERY))
+                # An exception of a signal handler may have kept another thread from serving it.
+                if turn not in self._waiting and turn.empty():
+                    self._waiting.appendleft(turn)
+                self._serve()
+        finally:
+            with suppress(ValueError):
+                self._waiting.remove(turn)
+        with suppress(Empty):
+            return turn.get_nowait()
+        del turn  # What somebody is about to put there goes with it.
+        raise Exhausted(
+            f"all {self._limit + self.BESIDE} connections are in use, and this process may open no"
+            " more; raise OPTIONS['max_connections']"
+        )
+
+    def _serve(self) -> None:
+        """Give what is free to those who have waited longest."""
+        while self._waiting and (self._idle or self._has_room()):
+            try:
+                found: Lent | Room | None = self._idle.pop()
+            except IndexError:
+                found = self._new_room()
+            if found is None:
+                continue  # Another thread was faster.
+            try:
+                turn = self._waiting.popleft()
+            except IndexError:  # Nobody waits any more.
+                if isinstance(found, Room):
+                    self._taken.discard(ref(found))
+                else:
+                    self.give(found)
+            else:
+                turn.put(found)
+
+    def _new_room(self) -> Room | None:
+        """Take room for one more, if there is any."""
+        if not self._has_room():
+            return None
+        room = Room()
+        self._taken.add(ref(room, self._taken.discard))
+        # Of several who take the last one at the same time nobody has it, and they try again.
+        return room if len(self._taken) <= self._limit else None
+
+    def _leave(self, what: Lent | Room | None) -> None:
+        """Have it take no room any more."""
+        if what is not None:
+            self._taken.discard(ref(what))
+            self._serve()
+
+    def _end(self, wire: Lent) -> None:
+        wire.close()
+        self._leave(wire)
 
     def _is_crowded(self) -> bool:
-        return len(self._idle) + self._free() <= self.KEPT_BACK
+        """Whether less is left than is kept back from waiters."""
+        return len(self._idle) + self._limit - len(self._taken) < self.KEPT_BACK
 
-    def _free(self) -> int:
-        return self._limit - len(self._wires) - self._dialing
+    def _has_room(self) -> bool:
+        return len(self._taken) < self._limit
 
 
 class WirePool(Pool["Wire"]):
@@ -218,10 +275,6 @@ class WirePool(Pool["Wire"]):
         self._lost_at = -math.inf  # Of the connections that are older, more may be lost by now.
         super().__init__(dial, limit)
 
-    def _make_locks(self) -> None:
-        super()._make_locks()
-        self._bell_lock = threading.Lock()
-
     @property
     def lacks_bell(self) -> bool:
         """Whether one has to be opened for whoever begins to wait now."""
@@ -233,13 +286,17 @@ class WirePool(Pool["Wire"]):
         If there is none, a new one opens on *channel* within so many seconds.
         """
         prefix = prefix_in(channel)
-        with self._bell_lock:
-            bell = self._bells.get(prefix)
-            if bell is None or bell.closed:
-                if bell is not None and bell.lost:
-                    self._lost_at = clock.now()
-                bell = self._bells[prefix] = SharedBell(self._dial, channel, seconds)
-            return bell
+        bell = self._bells.get(prefix)
+        if bell is None:
+            bell = self._bells.setdefault(prefix, SharedBell(self._dial, channel, seconds))
+        while bell.closed:
+            former, new = bell, SharedBell(self._dial, channel, seconds)
+            # Of several threads that see it closed, all come to the same one.
+            bell = self._bells[prefix] = former.followed_by(new)
+            if bell is new and former.lost:
+                self._lost_at = clock.now()
+        bell.open()
+        return bell
 
     def drop(self, wire: Wire) -> None:
         super().drop(wire)
@@ -265,29 +322,53 @@ class SharedBell:
     CHECK_EVERY = 2.0  # Seconds after which a connection on which nothing came is tested.
 
     def __init__(self, dial: Callable[[float], Wire], channel: str, seconds: float) -> None:
-        """Begin to open it, within so many seconds.
-
-        Raises:
-            Exhausted: There is no thread to read it.
-        """
+        """Make it; open() opens it, within so many seconds for each of the two steps."""
         self.channel = channel
         self.closed = False
         self.lost = False  # Whether it is closed because it could not be opened, or was lost.
         self._rings: dict[str, SimpleQueue[bytes | None]] = {}  # By lease id; None: it is closed.
         self._wire: Wire | None = None
         self._opened: Future[None] = Future()
-        thread = threading.Thread(
-            target=self._run, args=(dial, seconds), name="redislock-bell", daemon=True
-        )
-        try:
-            thread.start()
-        except RuntimeError as error:
-            raise Exhausted(f"no thread to listen for rings: {error}") from error
+        self._opens_until = clock.now() + 2 * seconds
+        self._next: dict[str, SharedBell] = {}
+        # Whoever takes it out starts it.
+        self._unstarted = [
+            threading.Thread(
+                target=self._run, args=(dial, seconds), name="redislock-bell", daemon=True
+            )
+        ]
+
+    def open(self) -> None:
+        """Begin to open it, unless somebody has begun.
+
+        Raises:
+            Exhausted: There is no thread to read it.
+        """
+        with suppress(IndexError):
+            thread = self._unstarted.pop()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self.lost = True
+                self.cut()
+                raise Exhausted(f"no thread to listen for rings: {error}") from error
+
+    def followed_by(self, other: SharedBell) -> SharedBell:
+        """The one in its place once it is closed: *other*, unless there is one already."""
+        return self._next.setdefault("", other)
 
     def expect(self, id: str, seconds: float) -> None:  # noqa: A002
         """Keep the rings for *id* until forget(); wait until the connection is open."""
         self._rings[id] = SimpleQueue()
-        self._opened.result(seconds)
+        self.open()
+        try:
+            self._opened.result(seconds)
+        except TimeoutError:
+            if clock.now() > self._opens_until:
+                # An exception of a signal handler has ended who was to open it.
+                self.lost = True
+                self.cut()
+            raise
         self._check_open()
 
     def forget(self, id: str) -> None:  # noqa: A002

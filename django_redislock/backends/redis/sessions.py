@@ -114,7 +114,12 @@ class Session(drivers.Blocking):
                 self._become_rung(step, begun)
             wire = self._wire
             if wire is None:
-                wire = self._wire = self._pool.take(rest(step.within, begun))
+                within = rest(step.within, begun)
+                patience = step.patience + step.within / 2
+                wire = self._wire = self._pool.take(within, patience=patience)
+                # What is left of *within* is for the server: it must not seem to be silent because
+                # it was asked late.
+                begun = min(begun + step.patience, clock.now())
             channel = self._bell.channel if self._bell else self._caller.channel_on(wire, step.name)
             sent, was_sent = clock.now(), True
             outcome = self._caller.call_one(wire, step, begun, channel)
@@ -328,7 +333,8 @@ class AsyncSession(drivers.Awaiting):
         session = Session(self._caller, self._pool)
         try:
             # It may have waited for a thread.
-            return session.call(step._replace(within=rest(step.within, begun), listening=""))
+            left = rest(step.within, begun)
+            return session.call(step._replace(within=left, listening="", patience=0.0))
         finally:
             session.close()
 

@@ -55,7 +55,9 @@ class MasterDialer:
         self._start()
 
     def _start(self) -> None:
-        self._lock = threading.Lock()
+        # One that a signal handler may enter while its thread is within: what is done there may be
+        # done twice.
+        self._lock = threading.RLock()
         self._listener: Listener | None = None
         self._master: Master | None = None
         self._dialer: Dialer | None = None  # To that master.
