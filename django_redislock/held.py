@@ -6,6 +6,7 @@ The admin page and ``manage.py locks`` are made of these.
 from __future__ import annotations
 
 import builtins
+import difflib
 import logging
 import math
 import secrets
@@ -46,6 +47,7 @@ MOST_NAMES = 100_000
 MOST_LOOKS = 10_000
 LOOKED_AT_ONCE = 1000
 MOST_WAITERS_NAMED = 100
+MOST_COMPARED = 1000  # Names of each index, to find similar ones.
 
 # What keeps us from looking; see problem().
 TROUBLE = (LockUnavailable, InvalidLockName, ImproperlyConfigured)
@@ -366,6 +368,22 @@ def record_of(detail: Detail) -> Record | None:
     return record(name, using=detail.alias)
 
 
+def similar(name: str, *, using: str = DEFAULT_ALIAS) -> builtins.list[str]:
+    """Up to three other names like *name*, the most similar first: what may have been meant.
+
+    They are looked for among up to 1,000 locks that are held and 1,000 that tasks ran under last.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    backend = backends[using]
+    known = dict.fromkeys(
+        [*backend.held_names(MOST_COMPARED).names, *backend.ran_names(MOST_COMPARED).names]
+    )
+    known.pop(name, None)
+    return difflib.get_close_matches(name, known)
+
+
 def force_release(
     name: str,
     id: str,  # noqa: A002
@@ -553,4 +571,5 @@ __all__ = [
     "list",
     "record",
     "records",
+    "similar",
 ]

@@ -122,6 +122,7 @@ def test_a_newcomer_sees_a_page_full_of_life(surroundings: dict[str, str], tmp_p
             locks = found(r"^    REDIS_URL=.* locks watch$", welcome).removesuffix(" watch")
             held = {lock["name"] for lock in json.loads(shell(f"{locks} --json", surroundings))}
             assert {"catalogue:import", "payments:reconcile"} <= held
+            assert shell(f"{locks} once --json", surroundings) == "[]\n"  # In the demo's database.
             shell(f"{locks} release payments:reconcile --yes", surroundings)
             *_, news = lines_up_to(demo, "reconcile_payments: The lease")
             assert "an operator released it by force" in news

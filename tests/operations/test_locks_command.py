@@ -333,9 +333,28 @@ def test_show_tells_who_waits_and_who_held_it_before(spawn: Spawn) -> None:
             assert part in text
 
 
-def test_show_of_a_free_lock_says_so() -> None:
-    assert "nobody holds it" in locks_command("show", "lottery").out
-    assert locks_command("show", "lottery", "--json").json["state"] == "free"
+def test_show_of_a_free_lock_says_whether_anything_is_known_of_it() -> None:
+    task_runs.note_skip("lottery", "busy", using="default")
+    assert "lottery: nobody holds it\n" in locks_command("show", "lottery").out
+    assert "Nothing is known" not in locks_command("show", "lottery").out
+    shown = locks_command("show", "lottery", "--json").json
+    assert (shown["state"], shown["known"], shown["similar"]) == ("free", True, [])
+
+
+def test_of_a_misspelt_name_similar_ones_are_shown() -> None:
+    task_runs.note_skip("lottery", "busy", using="default")
+    with held_by("lottery:1"), held_by("something else"):
+        shown = locks_command("show", "lotery", "--json").json
+        assert (shown["state"], shown["known"]) == ("free", False)
+        assert shown["similar"] == ["lottery", "lottery:1"]
+        text = locks_command("show", "lotery").out
+        assert "Nothing is known of it" in text
+        assert "Did you mean lottery or lottery:1?" in text
+        assert "Did you mean" not in locks_command("show", "x").out
+        outcome = locks_command("release", "lotery", "--yes")
+        assert outcome.status == 1
+        assert "Nobody holds it. Did you mean lottery or lottery:1?" in outcome.err
+        assert "mean" not in locks_command("show", "lottery:1").out
 
 
 def wait_for(name: str) -> None:

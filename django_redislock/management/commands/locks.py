@@ -118,8 +118,12 @@ class Command(BaseCommand):
     def _show(self, name: str, alias: str | None, **options: Any) -> None:
         detail = held.detail(name, using=alias or DEFAULT_ALIAS)
         record = held.record_of(detail)
+        is_known = bool(detail.lock or detail.waiters or detail.past or record)
+        similar = [] if is_known else held.similar(detail.name, using=detail.alias)
         if not options["json"]:
             self._print(terminal.detail(detail, record, _columns(self.stdout)))
+            if not is_known:
+                self._print(terminal.unknown(similar))
             return
         free = {"name": detail.name, "alias": detail.alias, "state": "free"}
         self._print_json(
@@ -128,6 +132,8 @@ class Command(BaseCommand):
                 "waiting": [waiter.as_dict() for waiter in detail.waiters],
                 "past": [lease.as_dict() for lease in detail.past],
                 "runs": record and record.as_dict(),
+                "known": is_known,
+                "similar": similar,
             }
         )
 
@@ -199,8 +205,7 @@ class Command(BaseCommand):
         if kept:
             raise CommandError(
                 "\n".join(
-                    f"{pasteable(name)} was not released. {held.why_kept(name, using=using)}"
-                    for name in kept
+                    f"{pasteable(name)} was not released. {_why_kept(name, using)}" for name in kept
                 ),
                 returncode=FOUND,
             )
@@ -470,6 +475,14 @@ def _finish(problems: Iterable[str], complaint: str = "") -> None:
     if any(lines):
         status = FOUND if complaint else UNAVAILABLE
         raise CommandError("\n".join(filter(None, lines)), returncode=status)
+
+
+def _why_kept(name: str, using: str) -> str:
+    """Why it was not released; if nobody holds it, perhaps since it is misspelt."""
+    why = held.why_kept(name, using=using)
+    if held.get(name, using=using) is None:
+        why = f"{why} {terminal.meant(held.similar(name, using=using))}".rstrip()
+    return why
 
 
 def _with_id(lease: str, alias: str | None) -> held.HeldLock:

@@ -55,7 +55,7 @@ What to try:
 
     Open {export} and see the request in the list.
 
-In another terminal:
+In another terminal; all this has a server and a database of its own, which are named here:
 
     {locks} watch
 
@@ -110,7 +110,8 @@ class Command(DemoCommand):
 
 def _welcome(stage: Stage, site: Site) -> str:
     python, manage = (_shortest(path) for path in (sys.executable, settings.BASE_DIR / "manage.py"))
-    where = {"REDIS_URL": stage.redis.url}
+    names = ("REDIS_URL", "DATABASE_PATH")
+    where = {name: stage.environment[name] for name in names}
     if stage.topology is not None:
         where |= stage.topology.environment
     variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in where.items())
