@@ -49,6 +49,8 @@ class Rows:
         aliases: All that are known, chosen or not.
         problems: Why locks are not there, by their alias, or by the one of its servers that is
             silent.
+        order: What they are sorted by: what was chosen, else the name; of too many locks what is
+            left of their leases, which is the order of the server.
         as_of: When they were read, in seconds since the epoch; None if no server answered.
         partial: Whether the filter or the order was applied to a part of the locks only.
         seconds: How long it took to load them.
@@ -67,17 +69,19 @@ class Rows:
         self._paged = ""  # The alias of which the server gives one page at a time.
         self._total = 0  # How many that alias has.
         # The locks of one server come in the order in which they end.
-        in_order = len(using) <= 1 and all(column == "expires_in" for column, _ in order)
+        by_end = len(using) <= 1 and all(column == "expires_in" for column, _ in order)
         now = time.time()
         for alias in using:
             try:
-                self._load(alias, only, pageable=in_order and only == Selection())
+                self._load(alias, only, pageable=by_end and only == Selection())
             except held.TROUBLE as error:
                 self.problems[alias] = held.problem(error, alias)
             else:
                 self.as_of = now
-        if not in_order:
-            for column, descending in reversed(order or [("expires_in", False)]):
+        # By name, no row changes its place when a lease is renewed.
+        self.order = order or [("expires_in" if self._paged else "name", False)]
+        if not self._paged:
+            for column, descending in reversed(self.order):
                 self.locks.sort(key=SORTS[column], reverse=descending)
         self.seconds = time.monotonic() - started
 
@@ -173,6 +177,16 @@ class HeldLockList(ChangeList):
         self.show_admin_actions = bool(self.result_count)
         if not (self.query or self.has_active_filters):
             self.full_result_count = self.result_count
+
+    def get_ordering_field_columns(self) -> dict[int, Any]:
+        """What the heads of the columns show: the order that was chosen, else the one there is."""
+        columns: dict[int, Any] = super().get_ordering_field_columns()
+        if columns or not hasattr(self, "queryset"):
+            return columns
+        return {
+            self.list_display.index(column): "desc" if descending else "asc"
+            for column, descending in self.queryset.order
+        }
 
     def _order(self) -> Order:
         columns = self.get_ordering_field_columns()

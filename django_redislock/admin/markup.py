@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from django.utils.html import format_html, format_html_join
+from django.utils.safestring import mark_safe
 from django.utils.timezone import localtime
 
 from django_redislock.humanize import duration, visible
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from django_redislock.rules.stored import Owner
     from django_redislock.task_runs import Record, Run
 
+_BETWEEN = re.compile(r"(?<=[:/._|,;=@])(?=[^:/._|,;=@])")
 MOST_RUNS = 10  # Of a task with a large limit as many may be under way.
 
 PERMIT = "One of the permits of a task with a limit."
@@ -36,7 +39,12 @@ STATES = {
 def name(text: str) -> SafeString:
     """A lock's name; what is not seen is written out, and it cannot turn its neighbours around."""
     shown = visible(text)
-    return format_html('<bdi class="redislock-name" title="{}">{}</bdi>', shown, shown)
+    return format_html('<bdi class="redislock-name" title="{}">{}</bdi>', shown, breakable(shown))
+
+
+def breakable(text: str) -> SafeString:
+    """*text*, which goes on in another line behind what stands between its words, if it must."""
+    return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in _BETWEEN.split(text)))
 
 
 def state(lock: HeldLock) -> SafeString:
@@ -69,20 +77,29 @@ def owner(who: Owner, *, gone: bool = False) -> SafeString:
     """Where it is, and what it is busy with."""
     return _lines(
         [
-            ("place", _place(who, gone=gone)),
+            ("place", visible(who.place) or "unknown"),
             ("doing", visible(who.task or who.path or who.command)),
             ("id", visible(who.task_id)),
         ],
         visible(f"thread {who.thread}") if who.thread else "",
+        gone=gone,
     )
 
 
-def _lines(lines: list[tuple[str, str]], title: str = "") -> SafeString:
+def _lines(lines: list[tuple[str, str]], title: str = "", *, gone: bool = False) -> SafeString:
+    beside = {"place": format_html(" {}", badge("gone", "gone", GONE))} if gone else {}
     return format_html(
         '<span class="redislock-owner" title="{}">{}</span>',
         title,
         format_html_join(
-            "", '<bdi class="redislock-{}">{}</bdi>', (line for line in lines if line[1])
+            "",
+            '<bdi class="redislock-{}" title="{}">{}{}</bdi>',
+            (
+                # Places and ids have hyphens to go on behind.
+                (kind, line, breakable(line) if kind == "doing" else line, beside.get(kind, ""))
+                for kind, line in lines
+                if line
+            ),
         ),
     )
 
@@ -104,17 +121,18 @@ def counting(seconds: float | None, direction: str) -> SafeString:
     )
 
 
-def expiry(lock: HeldLock) -> SafeString:
-    """When it ends unless renewed, with a gauge."""
+def expiry(lock: HeldLock, says: str = "") -> SafeString:
+    """When it ends, what there is to say of that, and a gauge."""
     if lock.expires_in is None:
         return format_html('<span class="redislock-never">{}</span>', "never")
     clock = counting(lock.expires_in, "down")
     most = max(lock.ttl or 0.0, lock.expires_in)
     return format_html(
-        '<span title="{}">{}<progress class="redislock-gauge" max="{}" value="{}"'
+        '<span title="{}">{} {}<progress class="redislock-gauge" max="{}" value="{}"'
         ' aria-hidden="true"></progress></span>',
         lock.ends,
         clock,
+        says,
         f"{most:.3f}",
         f"{lock.expires_in:.3f}",
     )
@@ -137,7 +155,7 @@ def facts(lock: HeldLock) -> list[tuple[str, Any]]:
         ("Request", visible(who.path)),
         ("Command", visible(who.command)),
         ("Held for", counting(lock.held_for, "up") if ours else ""),
-        ("Expires in", format_html("{} {}", expiry(lock), lock.ends)),
+        ("Expires in", expiry(lock, lock.ends)),
         ("TTL", duration(lock.ttl) if lock.ttl else ""),
         ("Renewals", str(lock.renewals) if ours else ""),
         ("Waiters", str(lock.waiters)),

@@ -120,6 +120,8 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """What the page shows beside the table."""
         rows, started = cl.queryset, time.monotonic()
         beside = panels.beside(rows, cl.query, cl.params)
+        if beside["free"]:
+            cl.full_result_count = cl.result_count  # Or it would say "0 results" above a list.
         seconds = rows.seconds + time.monotonic() - started
         bearable = min(round(seconds / REFRESH_SHARE), MOST_REFRESH_SECONDS)
         return {
@@ -215,6 +217,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         context: dict[str, Any] = {
             **self._page_context(request, visible(page.name)),
             "page": page,
+            "name": markup.name(page.name),
             "refresh": REFRESH_SECONDS,
             "may_release": self.has_force_release_permission(request),
         }
@@ -224,6 +227,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             context |= {"as_of": markup.moment(now), **_sections(detail)}
             record = held.record_of(detail)
             context["record"] = markup.record(record) if record else []
+            context["known"] = bool(detail.lock or detail.waiters or detail.past or record)
         except held.TROUBLE as error:
             context["problems"] = {visible(page.alias): held.problem(error, page.alias)}
         context |= extra_context or {}
@@ -290,7 +294,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 problems[page.alias] = held.problem(error, page.alias)
                 continue
             if lock is not None and lock.id == id:
-                shown = {"title": visible(page.name), "reference": _reference(lock)}
+                shown = {"title": markup.name(page.name), "reference": _reference(lock)}
                 locks.append((shown, markup.facts(lock)))
                 states.add(lock.state)
             else:

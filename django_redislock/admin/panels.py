@@ -33,6 +33,7 @@ def beside(rows: Rows, query: str, chosen: dict[str, str]) -> dict[str, Any]:
         "more_skipped": len(skipped[SKIPPED_LINES:]),
         "free": free[:FREE_LINES],
         "more_free": len(free[FREE_LINES:]),
+        "similar": [] if len(rows) or free else _similar(rows, query),
         "only_free": chosen.get("state") == FREE,
         "most_records": RECORDS,
     }
@@ -83,6 +84,17 @@ def _free(rows: Rows, query: str, chosen: dict[str, str]) -> list[dict[str, Any]
         }
         for alias, name, last in found
     ]
+
+
+def _similar(rows: Rows, query: str) -> list[dict[str, Any]]:
+    """Known locks with names like what was searched for in vain."""
+    found = []
+    for alias in rows.aliases:
+        if query.strip() and alias not in rows.problems:
+            with suppress(*held.TROUBLE):  # The next page will say so.
+                names = held.similar(query.strip(), using=alias)
+                found += [{**_link(name, alias), "name": visible(name)} for name in names]
+    return found
 
 
 def _link(name: str, alias: str) -> dict[str, Any]:

@@ -213,6 +213,45 @@ def test_the_list_shows_who_holds_what(operator: Client) -> None:
 def test_an_empty_list_says_so(operator: Client) -> None:
     assert "No lock is held right now." in text(operator.get(LIST))
     assert "No held lock matches." in text(operator.get(LIST, {"q": "lottery"}))
+    assert "Similar names" not in text(operator.get(LIST, {"q": "lottery"}))
+
+
+def test_of_a_misspelt_name_similar_ones_are_shown(operator: Client) -> None:
+    run_task("lottery")
+    with held_by("lottery:1"):
+        page = operator.get(LIST, {"q": "lotery"})
+        assert "No held lock matches." in text(page)
+        assert re.findall("<bdi>(.*?)</bdi></a>", text(page)) == ["lottery", "lottery:1"]
+        assert detail("lottery:1") in text(page)
+    assert "Nothing is known of it" in text(operator.get(detail("lotery")))
+    assert "Nothing is known of it" not in text(operator.get(detail("lottery")))
+
+
+def test_a_name_goes_on_in_another_line_between_its_words(operator: Client) -> None:
+    with held_by("customer:77:in<voice>", task="shop.tasks.pay"):
+        shown = text(operator.get(LIST))
+    for part in ("customer:<wbr>77:<wbr>in&lt;voice&gt;<", "shop.<wbr>tasks.<wbr>pay<"):
+        assert part in shown
+
+
+def test_rows_stand_in_the_order_of_their_names_whenever_they_end(
+    operator: Client, locks: Locks
+) -> None:
+    """So no row changes its place with a renewal. Of too many locks the server has one order."""
+    with held_by("b", ttl=50), held_by("A", ttl=60), held_by("c", ttl=40):
+        page = operator.get(LIST)
+        assert rows(page) == ["A", "b", "c"]
+        assert sorted_by(page) == ["name"]
+        assert rows(operator.get(LIST, {"o": "4"})) == ["c", "b", "A"]
+        fill(locks, 1000)
+        page = operator.get(LIST)
+        assert rows(page)[:3] == ["c", "b", "A"]
+        assert sorted_by(page) == ["expires_in"]
+
+
+def sorted_by(page: Page) -> list[str]:
+    """The heads that say that the list is sorted by their column."""
+    return re.findall(r'class="sortable column-(\w+) sorted', text(page))
 
 
 def test_each_state_has_its_badge(operator: Client, locks: Locks) -> None:
@@ -1269,7 +1308,10 @@ def test_a_free_lock_of_a_task_is_found_by_a_part_of_its_name(operator: Client) 
         assert re.search("last failure .* ago", text(page))
         assert free(operator.get(LIST, {"q": "report"})) == []  # A run of it goes on.
         assert sorted(free(operator.get(LIST, {"state": "free"}))) == ["draw", "pay:1", "pay:2"]
-        assert free(operator.get(LIST, {"state": "free", "q": "aw"})) == ["draw"]
+        page = operator.get(LIST, {"state": "free", "q": "aw"})
+        assert free(page) == ["draw"]
+        assert "0 results" not in text(page)
+        assert "0 held locks" not in text(page)
         for other in ({"q": "pay", "state": "held"}, {"q": "pay", "host": "web-1"}):
             assert free(operator.get(LIST, other)) == []
     with held_by("pay:1"):

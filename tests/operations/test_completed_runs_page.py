@@ -60,6 +60,17 @@ def test_others_see_nothing(sign_in: Callable[..., Client], user: str) -> None:
     assert "Completed runs" not in text(client.get("/admin/"))
 
 
+def test_an_empty_page_says_why(sign_in: Callable[..., Client]) -> None:
+    client = sign_in("auditor")
+    says = "The database “default” has no completed run. Only runs of tasks with once="
+    assert says in text(client.get(LIST))
+    add_run("lottery")
+    assert says not in text(client.get(LIST))
+    shown = text(client.get(LIST, {"q": "raffle"}))
+    assert "No completed run matches." in shown
+    assert says not in shown
+
+
 def test_nobody_adds_or_changes(sign_in: Callable[..., Client]) -> None:
     client = sign_in("root")
     run = add_run("lottery")

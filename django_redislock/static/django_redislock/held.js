@@ -25,14 +25,33 @@
         return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
     }
 
+    function show(clock, seconds) {
+        const text = words(seconds);
+        // A new text would take its mark away.
+        if (clock.textContent !== text && !marked().some((range) => range.intersectsNode(clock))) {
+            clock.textContent = text;
+        }
+    }
+
+    /* What somebody marks on the page, to copy it. */
+    function marked() {
+        const selection = document.getSelection();
+        if (!selection || selection.isCollapsed) {
+            return [];
+        }
+        const content = document.getElementById("content");
+        return Array.from({length: selection.rangeCount}, (_, number) => selection.getRangeAt(number))
+            .filter((range) => range.intersectsNode(content));
+    }
+
     function tick() {
         const passed = (performance.now() - loaded) / 1000;
         for (const clock of document.querySelectorAll("[data-redislock-up]")) {
-            clock.textContent = words(Number(clock.dataset.redislockUp) + passed);
+            show(clock, Number(clock.dataset.redislockUp) + passed);
         }
         for (const clock of document.querySelectorAll("[data-redislock-down]")) {
             const left = Math.max(0, Number(clock.dataset.redislockDown) - passed);
-            clock.textContent = words(left);
+            show(clock, left);
             const gauge = clock.nextElementSibling;
             if (gauge instanceof HTMLProgressElement) {
                 gauge.value = left;
@@ -56,6 +75,12 @@
         [Symbol.iterator]: () => boxes()[Symbol.iterator](),
     };
 
+    function watchBoxes() {
+        if (boxes().length && window.Actions) {
+            window.Actions(nowThere);
+        }
+    }
+
     function showCount() {
         const counter = document.querySelector("span.action-counter");
         const toggle = document.getElementById("action-toggle");
@@ -73,26 +98,98 @@
         toggle.checked = all.length > 0 && ticked === all.length;
     }
 
-    function replaceRows(fresh) {
+    /* What a person may have typed, chosen or opened is theirs, and not the server's. */
+    const THEIRS = "input, select, textarea";
+    const THEIR_ATTRIBUTES = {DETAILS: ["open"]};
+
+    /* What tells a child from its neighbours, however many came or went: a row by the link to its
+       lock, whoever holds that now. */
+    function keyOf(node) {
+        if (node.nodeType !== Node.ELEMENT_NODE) {
+            return node.nodeName;
+        }
+        const link = node.matches("tr, li") && node.querySelector("a");
+        return `${node.nodeName} ${node.id || (link && link.getAttribute("href")) || ""}`;
+    }
+
+    /* Make *node* look like *other* with as few changes as possible: what stays the same keeps the
+       focus, what was typed, and what is marked. */
+    function update(node, other) {
+        if (node.isEqualNode(other)) {
+            return;
+        }
+        if (node.nodeType !== Node.ELEMENT_NODE) {
+            node.nodeValue = other.nodeValue;
+        } else if (node.matches("input.action-select") && node.value !== other.value) {
+            // A box stands for a lease: that of a newer one is not ticked because the old one was.
+            node.replaceWith(document.importNode(other, true));
+        } else if (!node.matches(THEIRS)) {
+            updateAttributes(node, other);
+            updateChildren(node, other);
+        }
+    }
+
+    function updateAttributes(node, other) {
+        const theirs = THEIR_ATTRIBUTES[node.nodeName] || [];
+        for (const name of new Set([...node.getAttributeNames(), ...other.getAttributeNames()])) {
+            const value = other.getAttribute(name);
+            if (theirs.includes(name) || node.getAttribute(name) === value) {
+                continue;
+            }
+            if (value === null) {
+                node.removeAttribute(name);
+            } else {
+                node.setAttribute(name, value);
+            }
+        }
+    }
+
+    function updateChildren(node, other) {
+        const old = new Map();
+        for (const child of node.childNodes) {
+            const key = keyOf(child);
+            old.set(key, [...old.get(key) || [], child]);
+        }
+        const pairs = Array.from(other.childNodes, (child) => [(old.get(keyOf(child)) || []).shift(), child]);
+        for (const gone of Array.from(old.values()).flat()) {
+            gone.remove();
+        }
+        let next = node.firstChild;
+        for (const [child, fresh] of pairs) {
+            if (child && child === next) {
+                next = next.nextSibling;
+            } else {
+                node.insertBefore(child || document.importNode(fresh, true), next);
+            }
+            if (child) {
+                update(child, fresh);
+            }
+        }
+    }
+
+    function updateList(fresh) {
+        const form = document.getElementById("changelist-form");
+        if (!form) {
+            return; // It is the page of one lock.
+        }
         const table = rows(document);
-        // A box stands for a lease: that of a newer one is not ticked because the old one was.
         const ticked = new Set(boxes().filter((box) => box.checked).map((box) => box.value));
-        const focused = document.activeElement;
-        const within = table.contains(focused) ? focused.getAttribute("href") || focused.value : null;
-        table.replaceChildren(...rows(fresh).children);
+        update(form, fresh.getElementById("changelist-form"));
         for (const box of boxes()) {
             box.checked = ticked.has(box.value);
             box.closest("tr").classList.toggle("selected", box.checked);
         }
-        if (within !== null) {
-            const again = Array.from(table.querySelectorAll("a, input")).find(
-                (one) => (one.getAttribute("href") || one.value) === within
-            );
-            if (again) {
-                again.focus({preventScroll: true});
-            }
+        if (table !== rows(document)) {
+            watchBoxes();
         }
         showCount();
+        for (const selector of ["#changelist-filter", "#toolbar"]) {
+            const part = document.querySelector(selector);
+            const other = fresh.querySelector(selector);
+            if (part && other) {
+                update(part, other);
+            }
+        }
     }
 
     function replace(fresh) {
@@ -104,37 +201,28 @@
         } else if (news) {
             document.getElementById("content").before(news);
         }
-        replaceParts(fresh, "#redislock-problems");
+        updateParts(fresh, "#redislock-problems");
         // Better what was true a moment ago than nothing, as long as it says when that was.
         const stale = !fresh.getElementById("redislock-as-of").textContent;
         showStale(stale);
         if (stale) {
             return;
         }
-        if (rows(document) && rows(fresh)) {
-            replaceRows(fresh);
-        } else if (rows(document) || rows(fresh)) {
-            // The first lock of an empty list, or the last one went: Django's page differs.
-            location.reload();
-            return;
-        }
-        replaceParts(fresh, "[data-redislock-live]:not(#redislock-problems)");
-        for (const selector of [".paginator", "#changelist-filter", "#toolbar .small"]) {
-            const part = document.querySelector(selector);
-            const other = fresh.querySelector(selector);
-            if (part && other && !part.contains(document.activeElement)) {
-                part.replaceChildren(...other.childNodes);
-            }
+        const focused = document.activeElement;
+        updateList(fresh);
+        updateParts(fresh, "[data-redislock-live]:not(#redislock-problems)");
+        if (focused.isConnected && focused !== document.activeElement) {
+            focused.focus({preventScroll: true}); // It was moved.
         }
         loaded = performance.now();
         tick();
     }
 
-    function replaceParts(fresh, selector) {
+    function updateParts(fresh, selector) {
         for (const part of document.querySelectorAll(selector)) {
             const other = fresh.getElementById(part.id);
             if (other) {
-                part.replaceChildren(...other.childNodes);
+                update(part, other);
             }
         }
     }
@@ -159,11 +247,7 @@
         }
 
         function busy() {
-            // Somebody marks text in the table, to copy it.
-            const marked = document.getSelection();
-            const where = document.getElementById("content-main");
-            return document.hidden
-                || (marked && !marked.isCollapsed && where.contains(marked.anchorNode));
+            return document.hidden || marked().length > 0;
         }
 
         /* The page as it is now; null if the site cannot be reached, or answers that it cannot. */
@@ -220,9 +304,5 @@
     });
 
     // After Django's own script has begun to watch the boxes: the last one to count is right.
-    window.addEventListener("load", () => {
-        if (boxes().length && window.Actions) {
-            window.Actions(nowThere);
-        }
-    });
+    window.addEventListener("load", watchBoxes);
 }

@@ -164,12 +164,88 @@ def test_refreshing_can_be_paused_and_resumed(stage: Stage, visit: Callable[...,
     here.until(lambda: len(here.names()) == 3)
 
 
-def test_the_first_lock_of_an_empty_list_appears(stage: Stage, visit: Callable[..., Visit]) -> None:
+def test_typed_text_and_the_focus_stay_when_the_first_lock_comes_and_the_last_one_goes(
+    stage: Stage, visit: Callable[..., Visit]
+) -> None:
     here = visit()
-    here.list()
+    page = here.list()
     here.sees("No lock is held right now.")
-    stage.hold("lottery")
+    here.mark()
+    page.type("#searchbar", "lott")
+    holder = stage.hold("lottery")
     here.until(lambda: here.names() == ["lottery"])
+    here.row("lottery").locator("input").check()  # Django's script counts what has come since.
+    assert page.locator(".action-counter").inner_text() == "1 of 1 selected"
+    page.select_option("select[name=action]", index=1)
+    page.focus("#searchbar")
+    stage.hold("another")
+    here.until(lambda: here.names() == ["another", "lottery"])
+    assert page.input_value("select[name=action]") == "force_release"
+    holder.send("release")
+    here.until(lambda: here.names() == ["another"])
+    page.type("#searchbar", "ery")
+    assert page.input_value("#searchbar") == "lottery"
+    stage.clear()
+    here.sees("No lock is held right now.")
+    page.type("#searchbar", ":7")
+    assert page.input_value("#searchbar") == "lottery:7"
+    assert page.evaluate("document.activeElement.id") == "searchbar"
+    assert here.same_page()
+
+
+def test_a_refresh_leaves_the_focus_and_what_is_folded_where_they_are(
+    stage: Stage, visit: Callable[..., Visit]
+) -> None:
+    stage.machine("web-1", 1, {"name": "pay", "task": "pay", "seconds": 0.01, "skipped": 2})
+    holder = stage.hold("lottery")
+    here = visit()
+    page = here.list()
+    page.locator("#changelist-filter summary").first.click()
+    assert not page.locator("#changelist-filter details").first.evaluate("one => one.open")
+    for focused in ("#redislock-skipped a", "#result_list tbody a"):
+        page.focus(focused)
+        refreshed(here)
+        assert page.evaluate("one => document.activeElement.matches(one)", focused)
+    assert not page.locator("#changelist-filter details").first.evaluate("one => one.open")
+    # The link leads to the lock, whoever has it now.
+    stage.machine("web-2", 2, {"name": "lottery"})
+    page.locator("#result_list tbody a").focus()
+    holder.send("release")
+    here.until(lambda: "web-2" in here.row("lottery").inner_text())
+    assert page.evaluate("document.activeElement.innerText") == "lottery"
+    page.click("#result_list tbody a")
+    page.focus("text=Force release…")
+    refreshed(here)
+    assert page.evaluate("document.activeElement.innerText") == "Force release…"
+
+
+def refreshed(here: Visit) -> None:
+    """Wait until the page was brought up to date."""
+    as_of = here.page.locator("#redislock-as-of")
+    before = as_of.inner_text()
+    here.until(lambda: as_of.inner_text() != before, "a refresh")
+
+
+def test_text_marked_above_the_list_is_not_taken_away_either(
+    stage: Stage, visit: Callable[..., Visit]
+) -> None:
+    stage.machine("web-1", 1, {"name": "pay", "task": "pay", "seconds": 0.01, "skipped": 2})
+    here = visit()
+    page = here.list()
+    page.locator("#redislock-skipped li").select_text()
+    marked = page.evaluate("getSelection().toString()")
+    page.wait_for_timeout(2500)  # Two refreshes.
+    assert page.evaluate("getSelection().toString()") == marked
+
+
+def test_marked_clocks_stand_still(stage: Stage, visit: Callable[..., Visit]) -> None:
+    stage.hold("lottery")
+    here = visit()
+    page = here.list()
+    page.locator("#result_list tbody tr").select_text()
+    marked = page.evaluate("getSelection().toString()")
+    page.wait_for_timeout(1000)  # Four ticks.
+    assert page.evaluate("getSelection().toString()") == marked
 
 
 def test_search_and_filters_narrow_the_list(stage: Stage, visit: Callable[..., Visit]) -> None:
@@ -211,14 +287,34 @@ def test_a_free_lock_is_found_and_opened(stage: Stage, visit: Callable[..., Visi
     assert here.same_page()
 
 
+@pytest.mark.parametrize("width", [320, 1360])
+def test_a_name_breaks_between_its_words_and_not_within_one(
+    stage: Stage, visit: Callable[..., Visit], width: int
+) -> None:
+    words = [*["customers:", "reconciliation:", "invoices:", "exporting:"] * 4, "again"]
+    stage.hold("".join(words))
+    here = visit(viewport={"width": width, "height": 900})
+    here.list()
+    lines = here.page.locator("#result_list .redislock-name").evaluate(
+        """name => Array.from(name.childNodes).filter(node => node.data).map(node => {
+            const range = document.createRange();
+            range.selectNode(node);
+            return [node.data, ...Array.from(range.getClientRects(), line => line.top)];
+        })"""
+    )
+    assert [line[0] for line in lines] == words
+    assert all(len(line) == 2 for line in lines), "a word goes over two lines"
+    assert len({line[1] for line in lines}) > 1, "there was room for all"
+
+
 @pytest.mark.parametrize("width", [390, 1280, 1600])
 def test_a_click_on_a_head_sorts(stage: Stage, visit: Callable[..., Visit], width: int) -> None:
     stage.machine("web-1", 1, {"name": "b", "ttl": 30}, {"name": "a", "ttl": 90})
     here = visit(viewport={"width": width, "height": 900})
     page = here.list()
-    assert here.names() == ["b", "a"]
-    page.click("th.column-name a")
-    here.until(lambda: here.names() == ["a", "b"])
+    assert here.names() == ["a", "b"]  # By name: a renewal moves no row.
+    page.click("th.column-expires_in a")
+    here.until(lambda: here.names() == ["b", "a"])
     page.check("#action-toggle")
     assert page.locator(".action-counter").inner_text() == "2 of 2 selected"
 
