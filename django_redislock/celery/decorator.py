@@ -11,9 +11,16 @@ from celery.app import app_or_default
 from celery.exceptions import Ignore, Retry
 from celery.local import Proxy
 
-from django_redislock.celery.lock_name import naming
+from django_redislock.celery.lock_name import naming, validates_models
 from django_redislock.celery.message import call_of_id, carried, carrying
-from django_redislock.celery.options import HOUR, SingleInstance, split
+from django_redislock.celery.options import (
+    HOUR,
+    SingleInstance,
+    inherited,
+    merge,
+    refuse_attributes,
+    split,
+)
 from django_redislock.celery.queued import is_exempt, publish_once
 from django_redislock.celery.run import (
     current_lease,
@@ -57,13 +64,14 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         # Celery makes a class of each task, with the function as `run`, and lays autoretry around
         # that. The lock belongs between the two: autoretry may act on a LockTimeout.
         run = inspect.getattr_static(cls, "run")
-        if run is Task.run:
-            return  # It is abstract.
         unguarded = getattr(run, "unguarded", run)
         body, bound = function_of(unguarded)
+        refuse_attributes(cls, body)
+        if run is Task.run:
+            return  # It is abstract.
         _check_body(body)
-        options = cls.single_instance_options = SingleInstance.parse(cls.single_instance)
-        named = naming(options.key, body, bound=bound)
+        options = cls.single_instance_options = SingleInstance.parse(inherited(cls))
+        named = naming(options.key, body, bound=bound, validates=validates_models(unguarded))
         cls._naming = None if named is None else staticmethod(named)
         if run is unguarded:  # Else it is inherited, with the lock.
             cls.run = guarded(run)
@@ -235,10 +243,10 @@ def _make_task(function: Callable[..., Any], options: dict[str, Any]) -> Any:
         )
     _check_body(function)
     ours, theirs = split(options)
-    # Checked now, at the line that is wrong, and not when the app is set up.
-    SingleInstance.parse(ours)
-    naming(ours.get("key"), function, bound=bool(theirs.get("bind")))
     base = theirs.pop("base", None)
+    # Checked now, at the line that is wrong, and not when the app is set up.
+    checked = SingleInstance.parse(merge([inherited(base or Task), ours]))
+    naming(checked.key, function, bound=bool(theirs.get("bind")))
 
     def register(app: Celery) -> Task:
         return app.task(

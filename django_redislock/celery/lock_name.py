@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+import json
+import re
+from datetime import date, time
+from enum import Enum
+from string import Formatter
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from django_redislock.exceptions import InvalidLockName
 from django_redislock.rules.names import check_name, check_shared, formatter
@@ -17,32 +23,51 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def naming(
-    key: str | Callable[..., str] | None, body: Callable[..., Any], *, bound: bool
+    key: str | Callable[..., str] | None, run: Any, *, bound: bool = False, validates: bool = False
 ) -> Naming | None:
     """Return what makes the name of the lock of the arguments of a run.
 
-    It is None for a task without a key, whose lock has the name of the task.
+    It is None for a task without a key, whose lock has the name of the task. However a task is
+    called, the name is the same: a worker is given lists for tuples, and dictionaries for models.
 
     Args:
         key: The option of that name.
-        body: The function of the task.
-        bound: Whether the body is given the task first, which is no argument of a run.
+        run: The function of the task.
+        bound: Whether it is given the task first, which is no argument of a run.
+        validates: Whether Celery makes the models of pydantic that it is annotated with.
 
     Raises:
         InvalidLockName: The key wants arguments that the task does not take.
     """
     if key is None:
         return None
+    signature = inspect.signature(run)
     itself = (None,) if bound else ()
+    own = next(iter(signature.parameters), "") if bound else ""
+    models = _models(run) if validates else {}
+
+    def see(name: str, value: Any) -> Any:
+        model = models.get(name)
+        return value if model is None or value is None else model.model_validate(value)
+
     if isinstance(key, str):
-        formatted = formatter(key, body)
+        formatted = formatter(key, run, see=see if models else None, show=_shown)
+        if own and any(_first_name(field) == own for _, field, _, _ in Formatter().parse(key)):
+            raise _names_the_task(repr(key), own)
         return lambda args, kwargs: formatted((*itself, *args), kwargs)
-    signature = inspect.signature(body)
-    by_name = _passed_by_name(key, list(signature.parameters.values())[len(itself) :])
+    parameters = list(signature.parameters.values())[len(itself) :]
+    by_name = _passed_by_name(key, parameters, own)
 
     def name_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         passed = signature.bind(*itself, *args, **kwargs)
         passed.apply_defaults()
+        for one in parameters:
+            given = passed.arguments[one.name]
+            if one.kind is one.VAR_POSITIONAL:
+                given = tuple(map(_delivered, given))
+            else:
+                given = _delivered(see(one.name, given))
+            passed.arguments[one.name] = given
         if by_name is None:
             name = key(*passed.args[len(itself) :], **passed.kwargs)
         else:
@@ -52,8 +77,76 @@ def naming(
     return name_of
 
 
+def validates_models(run: Any) -> bool:
+    """Whether the ``run`` of a task class is wrapped for the option pydantic of Celery."""
+    wrapper = getattr(run, "__func__", run)
+    return hasattr(wrapper, "__wrapped__") and wrapper.__globals__["__name__"] == "celery.app.base"
+
+
+def _first_name(field: str | None) -> str:
+    """The argument that a field of a format string names: order of {order.pk}."""
+    return re.split(r"[.\[]", field or "", maxsplit=1)[0]
+
+
+def _names_the_task(key: str, own: str) -> InvalidLockName:
+    return InvalidLockName(
+        key,
+        f"it uses {own!r}, which is the task itself and no argument of a run: write the name of the"
+        " task into the key",
+    )
+
+
+def _models(run: Any) -> dict[str, Any]:
+    """The models of pydantic that arguments are annotated with, as Celery finds them."""
+    try:
+        hints = get_type_hints(run)
+    except (NameError, AttributeError, TypeError):
+        hints = dict(getattr(run, "__annotations__", {}))
+    found = {}
+    for name, hint in hints.items():
+        models = [one for one in (hint, *get_args(hint)) if hasattr(one, "model_validate")]
+        # Or a model or None; what else there may be, Celery leaves as it is.
+        if models and (models == [hint] or set(get_args(hint)) == {models[0], NoneType}):
+            found[name] = models[0]
+    return found
+
+
+def _delivered(value: Any) -> Any:
+    """What a worker is given for *value*, if the message is in JSON."""
+    if isinstance(value, Enum) and isinstance(value, str | int | float):
+        return value.value
+    if isinstance(value, tuple | list):
+        return [_delivered(one) for one in value]
+    if isinstance(value, dict):
+        return {_json_key(name): _delivered(one) for name, one in value.items()}
+    return value
+
+
+def _json_key(name: Any) -> str:
+    if name is None or isinstance(name, bool):
+        return json.dumps(name)
+    return str(_delivered(name))
+
+
+def _shown(value: Any) -> Any:
+    """What stands for *value* in a name: the same for what is equal, in each process."""
+    value = _delivered(value)
+    return _in_order(value) if isinstance(value, list | dict | set | frozenset) else value
+
+
+def _in_order(value: Any) -> Any:
+    """The same without what differs from process to process, or by the way through a broker."""
+    if isinstance(value, list):
+        return [_in_order(one) for one in value]
+    if isinstance(value, set | frozenset):
+        return sorted((_in_order(_delivered(one)) for one in value), key=repr)
+    if isinstance(value, dict):
+        return {name: _in_order(value[name]) for name in sorted(value)}
+    return value.isoformat() if isinstance(value, date | time) else value  # A zone is lost.
+
+
 def _passed_by_name(
-    key: Callable[..., str], parameters: list[inspect.Parameter]
+    key: Callable[..., str], parameters: list[inspect.Parameter], own: str
 ) -> list[str] | None:
     """Return the arguments of the task that its key function is given, by name.
 
@@ -62,6 +155,7 @@ def _passed_by_name(
     Args:
         key: The function.
         parameters: Those of the task.
+        own: What the task calls itself, which is no argument; "" if it does not.
     """
     shown = f"{getattr(key, '__qualname__', repr(key))}()"
     if inspect.iscoroutinefunction(key) or inspect.isgeneratorfunction(key):
@@ -70,6 +164,8 @@ def _passed_by_name(
         signature = inspect.signature(key)
     except ValueError:  # Some builtins have none.
         return None
+    if own and own in signature.parameters:
+        raise _names_the_task(shown, own)
     kinds = {one.name: one.kind for one in parameters if one.kind not in _VARIADIC}
     # 1. The arguments of the task that the function names, if these are all that it needs.
     if not any(one.kind in _VARIADIC for one in signature.parameters.values()):

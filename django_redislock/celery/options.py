@@ -6,6 +6,8 @@ Also the Conflict, which is what the option on_conflict gives to a function.
 from __future__ import annotations
 
 import difflib
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +18,7 @@ from django_redislock.rules.arguments import SHORTEST_TTL, database, flag, secon
 from django_redislock.rules.options import DEFAULT_ALIAS, MOST_PERMITS, Options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
 CONFLICT_POLICIES = ("skip", "raise", "retry", "wait")
 UNAVAILABLE_POLICIES = ("raise", "retry", "run")
@@ -165,6 +167,80 @@ def _check_choice(
         rest = ", or a function" if or_callable else ""
         listed = ", ".join(map(repr, choices))
         raise ValueError(f"{name} must be one of {listed}{rest}, not {choice!r}.")
+
+
+# Options that serve others: which ones, and what says that they are of use.
+_SERVES: dict[str, tuple[set[str], Callable[[Mapping[str, Any]], bool]]] = {
+    "wait": ({"on_conflict"}, lambda options: options.get("on_conflict") == "wait"),
+    "conflict_deadline": (
+        {"on_conflict", "on_unavailable"},
+        lambda options: "retry" in (options.get("on_conflict"), options.get("on_unavailable")),
+    ),
+    "queued_ttl": ({"unique_queued"}, lambda options: bool(options.get("unique_queued"))),
+}
+
+
+def inherited(cls: type) -> dict[str, Any]:
+    """The options that a class of tasks says in ``single_instance``, and those it is derived from.
+
+    Raises:
+        TypeError: One of them says something else there.
+    """
+    layers = [(one, vars(one).get("single_instance", {})) for one in reversed(cls.__mro__)]
+    for one, layer in layers:
+        if not isinstance(layer, Mapping):
+            raise TypeError(
+                f"single_instance of {one.__name__} must be a dictionary of options, such as"
+                f' {{"key": "lottery:{{draw_id}}"}}, not {layer!r}.'
+            )
+    return merge([layer for _, layer in layers])
+
+
+def merge(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Put options together that classes and a decorator give; the later ones win, one by one.
+
+    None is as if an option was not given. An option that has served another, such as wait, goes
+    with that if a later one says something else.
+    """
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        given = {name: value for name, value in layer.items() if value is not None}
+        merged |= given
+        for name, (served, is_of_use) in _SERVES.items():
+            if name not in given and served & set(given) and not is_of_use(merged):
+                merged.pop(name, None)
+    return merged
+
+
+def refuse_attributes(cls: type, body: Callable[..., Any]) -> None:
+    """Refuse an attribute of a task class that looks like an option of ours, and has no effect.
+
+    Raises:
+        TypeError: The message shows the line to write instead.
+    """
+    said = vars(cls)
+    # Celery makes an attribute of each option that its decorator is given, whatever it is.
+    is_decorated = "_decorated" in said
+    unheard = {
+        name: value
+        for name, value in said.items()
+        if name in OPTIONS and (is_decorated or not _is_behaviour(value))
+    }
+    if not unheard:
+        return
+    code = body.__code__ if is_decorated and inspect.isfunction(body) else None
+    where = f", {code.co_filename}:{code.co_firstlineno}" if code else ""
+    given = ", ".join(f'"{name}": {value!r}' for name, value in unheard.items())
+    line = f"single_instance={{{given}}}" if is_decorated else f"single_instance = {{{given}}}"
+    raise TypeError(
+        f"{', '.join(map(repr, unheard))} of the task {said.get('name') or cls.__name__}{where}"
+        f" would have no effect: options of the lock are not attributes of a task. Write {line}."
+    )
+
+
+def _is_behaviour(value: Any) -> bool:
+    """Whether an attribute is a method or the like: of the class's own, and no value."""
+    return callable(value) or hasattr(value, "__get__")
 
 
 # What Celery's decorators take beside the attributes of a task: options of their own, those of

@@ -70,12 +70,22 @@ def check_shared(name: str) -> str:
 
 
 def formatter(
-    template: str, function: Callable[..., Any]
+    template: str,
+    function: Callable[..., Any],
+    *,
+    see: Callable[[str, Any], Any] | None = None,
+    show: Callable[[Any], Any] | None = None,
 ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], str]:
     """How to make a lock's name from a call of *function*: (args, kwargs) -> checked name.
 
     The fields of *template* are the function's arguments, with their defaults applied; those
     that arrive in ``**kwargs`` count by their own names.
+
+    Args:
+        template: The name, with fields in braces.
+        function: What is called.
+        see: What to take for the argument of a name, given its value.
+        show: What to write for the value of a field.
 
     Raises:
         InvalidLockName: A field names no argument, now; or the name cannot be made or is not
@@ -107,6 +117,8 @@ def formatter(
                 f" its arguments are: {known}",
             )
 
+    format_map = str.format_map if show is None else _Showing(show).format_map
+
     def name_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         bound = signature.bind(*args, **kwargs)  # Raises TypeError as the call itself would.
         bound.apply_defaults()
@@ -120,7 +132,9 @@ def formatter(
                     f" have; it has: {', '.join(fields) or 'none'}",
                 )
         try:
-            name = template.format_map(fields)
+            if see is not None:
+                fields |= {field: see(field, fields[field]) for field in wanted}
+            name = format_map(template, fields)
         except (LookupError, AttributeError, ValueError, TypeError) as error:
             raise InvalidLockName(
                 _shown(template), f"it cannot be formatted: {type(error).__name__}: {error}"
@@ -139,6 +153,22 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
     if isinstance(function, partial):
         return inspect.signature(partial(function.func, *function.args, **function.keywords))
     return inspect.signature(function, follow_wrapped=not hasattr(function, "view_class"))
+
+
+class _Showing(string.Formatter):
+    """Formats what *show* makes of the value of each field."""
+
+    def __init__(self, show: Callable[[Any], Any]) -> None:
+        self._show = show
+
+    def format_map(self, template: str, fields: Mapping[str, Any]) -> str:
+        """As that of str."""
+        return self.vformat(template, (), fields)
+
+    def get_field(self, field: str, args: Any, kwargs: Any) -> Any:
+        """Called by Formatter."""
+        value, name = super().get_field(field, args, kwargs)
+        return self._show(value), name
 
 
 class _Anything(dict[str, object]):

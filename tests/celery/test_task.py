@@ -5,14 +5,19 @@ from __future__ import annotations
 import logging
 import warnings
 from contextlib import suppress
-from datetime import timedelta
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import pytest
 from celery import Celery, Task, shared_task
 from celery.exceptions import Reject, Retry
+from kombu.serialization import dumps, loads
 
 from django_redislock import (
     InvalidLockName,
@@ -47,6 +52,19 @@ def app() -> Iterator[Celery]:
     """An application in eager mode. The shared tasks of a test end with it."""
     with celery_app(**EAGER) as app:
         yield app
+
+
+class Colour(str, Enum):  # noqa: UP042 - a StrEnum shows its value
+    """JSON makes a string of it."""
+
+    RED = "red"
+
+
+class Point(NamedTuple):
+    """JSON makes a list of it."""
+
+    x: int
+    y: int
 
 
 def make(function: Callable[..., Any] | None = None, /, *args: Any, **options: Any) -> Any:
@@ -145,6 +163,66 @@ class TestKey:
     ) -> None:
         with pytest.raises(InvalidLockName, match="201 bytes"):
             make(lambda draw_id: None, key="{draw_id}", limit=10)("x" * 198)
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            *((1, 2), [1, (2, 3)], Point(1, 2), {1: 3, None: 4, 2.5: 6}, Colour.RED),
+            *([Colour.RED], {"of": Colour.RED, "at": [(1,)]}, UUID(int=7), Decimal("1.10"), 1e22),
+            *(date(2030, 1, 2), datetime(2030, 1, 2, 3, tzinfo=ZoneInfo("Europe/Paris")), b"\xff"),
+            *(
+                [datetime(2030, 1, 2, 3, tzinfo=ZoneInfo("Europe/Paris"))],
+                [UUID(int=7)],
+                True,
+                None,
+            ),
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("key", ["lottery:{what}", lambda what: f"lottery:{what}"])
+    def test_it_is_the_same_however_an_argument_has_come(
+        self, redislock: LockTestKit, key: Any, value: Any
+    ) -> None:
+        if callable(key) and isinstance(value, list) and isinstance(value[0], datetime):
+            pytest.skip("a function sees the zone itself")
+        task = make(lambda what: None, key=key)
+        content_type, encoding, data = dumps([value], "json")
+        (delivered,) = loads(data, content_type, encoding, accept=["application/json"])
+        assert task.lock_name((value,), {}) == task.lock_name((delivered,), {})
+
+    def test_what_is_equal_is_one_key(self, redislock: LockTestKit) -> None:
+        task = make(lambda what: None, key="lottery:{what}")
+        for one, same in (({"a": 1, "b": 2}, {"b": 2, "a": 1}), ({"nl", "be"}, {"be", "nl"})):
+            assert task.lock_name((one,), {}) == task.lock_name((same,), {})
+        assert task.lock_name(({"nl", "be"},), {}) == "lottery:['be', 'nl']"
+
+    @pytest.mark.parametrize("key", ["order:{order.pk}", lambda order: f"order:{order.pk}"])
+    @pytest.mark.parametrize("optional", [False, True])
+    def test_a_model_of_pydantic_is_one_in_the_key_too(
+        self, redislock: LockTestKit, key: Any, optional: bool
+    ) -> None:
+        pydantic = pytest.importorskip("pydantic")
+        Order = pydantic.create_model("Order", pk=int)  # noqa: N806
+
+        def pay(order: Any) -> str:
+            assert order.pk == 7
+            return current_lease().name  # type: ignore[union-attr]
+
+        pay.__annotations__["order"] = Order | None if optional else Order
+        task = make(pay, key=key, pydantic=True)
+        assert task(Order(pk=7)) == task({"pk": 7}) == "order:7"
+        assert task.delay({"pk": 7}).get() == "order:7"
+
+    @pytest.mark.parametrize(
+        "key",
+        ["{self.name}:{draw_id}", lambda self, draw_id: "", lambda self: f"{self.name}"],
+        ids=["format", "function of both", "function"],
+    )
+    def test_the_task_in_it_is_refused_at_import(self, key: Any) -> None:
+        def draw(self: Task, draw_id: int) -> None: ...
+
+        with pytest.raises(InvalidLockName, match="'self', which is the task itself"):
+            make(draw, key=key, bind=True)
 
     def test_an_address_in_memory_is_no_key(self, redislock: LockTestKit) -> None:
         def draw(what: object) -> None: ...
@@ -578,6 +656,33 @@ class TestComposition:
         for task, lock in ((Draw, "lottery:3"), (Bingo, "bingo:3"), (Again, "bingo:3")):
             assert app.register_task(task()).delay(3).get() == lock
 
+    @pytest.mark.parametrize("of_ours", [True, False])
+    def test_options_of_the_base_count_and_those_of_the_decorator_win_one_by_one(
+        self, redislock: LockTestKit, app: Celery, of_ours: bool
+    ) -> None:
+        class Billing(SingleInstanceTask if of_ours else Task):  # type: ignore[misc]
+            abstract = True
+            single_instance = {"key": "account:{account}", "on_conflict": "wait", "wait": 5}
+
+        class Slow(Billing):
+            abstract = True
+            single_instance = {"ttl": 60}
+
+        def bill(account: int) -> str:
+            return current_lease().name  # type: ignore[union-attr]
+
+        task = make(bill, base=Slow, min_hold=7)
+        assert task.delay(3).get() == "account:3"
+        options = task.single_instance_options
+        assert (options.ttl, options.min_hold) == (60, 7)
+        assert (options.on_conflict, options.wait) == ("wait", 5)
+        # What the other policy needed goes with it.
+        options = make(bill, base=Slow, on_conflict="skip", ttl=9).single_instance_options
+        assert (options.ttl, options.on_conflict, options.wait) == (9, "skip", None)
+        assert make(bill, base=Slow, wait=1, ttl=None).single_instance_options.ttl == 60
+        with pytest.raises(InvalidLockName, match="'account', which"):
+            make(lambda order: None, base=Slow)
+
     def test_run_called_in_the_body_is_a_run_of_its_own(self, redislock: LockTestKit) -> None:
         def draw(self: Task, draw_id: int) -> list[str]:
             return [current_lease().name, *(self.run(2) if draw_id == 1 else [])]  # type: ignore[union-attr]
@@ -669,6 +774,34 @@ class TestRefusedAtImport:
     def test_an_option(self, options: dict[str, Any], error: type[Exception], message: str) -> None:
         with pytest.raises(error, match=message):
             single_instance_task(**options)(draw)
+
+    def test_an_attribute_that_looks_like_an_option(self, app: Celery) -> None:
+        @app.task(base=SingleInstanceTask, key="lottery:{draw_id}", once=60, lazy=True)
+        def draw(draw_id: int) -> None: ...
+
+        with pytest.raises(TypeError, match=r"test_task\.py:\d+ would have no effect") as raised:
+            draw.delay(1)
+        line = 'Write single_instance={"key": \'lottery:{draw_id}\', "once": 60}.'
+        assert line in str(raised.value)
+
+    def test_or_one_of_a_class(self) -> None:
+        with pytest.raises(TypeError, match="'ttl' of the task Base would have no effect"):
+
+            class Base(SingleInstanceTask):
+                abstract = True
+                ttl = 60
+
+                def limit(self) -> int:
+                    """A method of its own is none."""
+                    return 3
+
+    def test_single_instance_that_is_no_dictionary(self) -> None:
+        with pytest.raises(TypeError, match="of Base must be a dictionary of options"):
+
+            class Base(SingleInstanceTask):
+                single_instance = "lottery:{draw_id}"  # type: ignore[assignment]
+
+                def run(self, draw_id: int) -> None: ...
 
     def test_none_is_as_if_an_option_was_not_given(self) -> None:
         nothing = dict.fromkeys(OPTIONS)
