@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 import threading
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import django
 import pytest
 from celery import Celery
 from django.core.exceptions import ImproperlyConfigured
@@ -389,39 +389,31 @@ def test_time_may_pass_while_threads_lock(redislock: LockTestKit) -> None:
 PROJECT = """
 SECRET_KEY = "not a secret"
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
-INSTALLED_APPS = ["django_redislock"]
+INSTALLED_APPS = ["django_redislock", "reports"]
 REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:1/0", "WAIT": 0}}
-TEST_RUNNER = "project_runner.Runner"
 """
 
+REPORTS = """
+from django_redislock import LockTimeout, distributed_lock
 
-def recipes() -> list[str]:
-    """The pieces of Python under the heading about unittest in docs/testing.md."""
-    from tests.package.test_docs import code_of
+def build_if_free(number):
+    try:
+        with distributed_lock(f"report:{number}", min_hold=60):
+            return number
+    except LockTimeout:
+        return None
+"""
 
-    page = (ROOT / "docs/testing.md").read_text()
-    return code_of(page.partition("## unittest")[2], "python")
+MIGRATION = """
+from django.db import migrations
 
+import reports
 
-def test_the_recipes_for_unittest_work_as_pasted(tmp_path: Path) -> None:
-    case, runner = recipes()
-    (tmp_path / "project_settings.py").write_text(PROJECT)
-    (tmp_path / "project_runner.py").write_text(runner)
-    (tmp_path / "reports.py").write_text(
-        textwrap.dedent(
-            """
-            from django_redislock import LockTimeout, distributed_lock
+class Migration(migrations.Migration):
+    operations = [migrations.RunPython(lambda *args: reports.build_if_free(0))]
+"""
 
-            def build_if_free(number):
-                try:
-                    with distributed_lock(f"report:{number}", min_hold=60):
-                        return number
-                except LockTimeout:
-                    return None
-            """
-        )
-    )
-    more = """
+MORE = """
     def test_again(self):
         self.assertEqual(build_if_free(7), 7)  # Whatever the other tests have left.
 
@@ -435,9 +427,44 @@ class Forgotten(TestCase):
     def test_no_server_is_reached(self):
         self.assertEqual(build_if_free(8), 8)
 """
-    (tmp_path / "test_reports.py").write_text(f"{case}\n{more}")
-    command = ("-m", "django", "test", "--settings=project_settings", "--pythonpath=.")
-    ran = python(*command, cwd=tmp_path)
+
+MANAGE = """
+import multiprocessing, sys
+from django.core.management import execute_from_command_line
+
+multiprocessing.set_start_method(sys.argv[1])
+execute_from_command_line(sys.argv[1:])
+"""
+
+
+def recipes() -> list[str]:
+    """The pieces of Python under the heading about unittest in docs/testing.md."""
+    from tests.package.test_docs import code_of
+
+    page = (ROOT / "docs/testing.md").read_text()
+    return code_of(page.partition("## unittest")[2], "python")
+
+
+FORKSERVER = pytest.param(
+    "forkserver", 2, marks=pytest.mark.skipif(django.VERSION < (6, 1), reason="unknown to Django")
+)
+
+
+@pytest.mark.parametrize(
+    ("start", "processes"), [("fork", 1), ("fork", 2), ("spawn", 2), FORKSERVER]
+)
+def test_the_recipes_for_unittest_work_as_pasted(
+    tmp_path: Path, start: str, processes: int
+) -> None:
+    case, runner = recipes()
+    (tmp_path / "project_settings.py").write_text(PROJECT + runner)
+    (tmp_path / "test_reports.py").write_text(f"{case}\n{MORE}")
+    (tmp_path / "reports/migrations").mkdir(parents=True)
+    (tmp_path / "reports/__init__.py").write_text(REPORTS)
+    (tmp_path / "reports/migrations/__init__.py").write_text("")
+    (tmp_path / "reports/migrations/0001_initial.py").write_text(MIGRATION)
+    command = ("test", "--settings=project_settings", "--pythonpath=.", f"--parallel={processes}")
+    ran = python("-c", MANAGE, start, *command, cwd=tmp_path)
     assert "Ran 4 tests" in ran.stderr
 
 
