@@ -115,6 +115,8 @@ def _is_stuck(record: held.Record) -> bool:
 def _at_work(names: list[str], alias: str) -> set[str]:
     """Those of *names*, of locks of tasks, that a run holds and renews as it should.
 
+    So is one that cools down: its run has succeeded.
+
     A command that holds one, forgotten in some terminal, is no run. Of a task with a limit it is
     enough that a run holds one of the permits. The first permit says how many there are.
     """
@@ -130,7 +132,7 @@ def _at_work(names: list[str], alias: str) -> set[str]:
     return {
         permits.get(lock.name, lock.name)
         for lock in [*locks.values(), *held.look_at(others, using=alias)]
-        if lock.state == "held"
+        if lock.state in {"held", "cooling"}
         and lock.owner.task
         and bool(lock.owner.permit) == (lock.name in permits)
     }

@@ -1228,6 +1228,23 @@ def test_skips_while_a_run_is_at_work_are_no_alarm_until_it_is_in_trouble(
     assert "nightly" in panel(operator.get(LIST))
 
 
+@pytest.mark.parametrize("why", ["cooling", "busy"])
+def test_skips_while_a_task_cools_down_are_no_alarm(
+    operator: Client, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Workers of an earlier version call it busy."""
+    monkeypatch.setattr("django_redislock.admin.panels.SAME_OCCASION", SOONER_THAN_AT_ONCE)
+    with busy_with(Activity(task="shop.tasks.pay", task_id="id-6")):
+        with Lock("nightly", Options(min_hold=60), run=RunMarker("id-6", 60)):
+            pass
+        task_runs.note_skip("nightly", why, using="default")
+    assert panel(operator.get(LIST)) == ""
+    (lock,) = held.list()
+    assert lock.state == "cooling"
+    held.force_release("nightly", lock.id)
+    assert ("nightly" in panel(operator.get(LIST))) == (why == "busy")
+
+
 def test_skips_because_of_a_holder_that_is_no_run_are_an_alarm(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
