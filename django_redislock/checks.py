@@ -55,6 +55,8 @@ _FOUND = {
     ("index", "warn"): "W030",
     ("locks", "warn"): "W031",
     ("locks", "fail"): "E031",
+    ("memory", "warn"): "W036",
+    ("records", "warn"): "W037",
 }
 
 # What to do about settings that are refused: malformed, of no use to the backend, or missing.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BACKEND = "django_redislock.backends.RedisBackend"
 DEFAULT_LOCATION = "redis://127.0.0.1:6379/0"  # Without REDISLOCK, and while DEBUG is on.
+MOST_RECORDS = 10_000_000
 CURE = "Name the server: REDISLOCK = {'default': {'LOCATION': 'redis://host:6379/0'}}"
 
 
@@ -37,6 +38,8 @@ class Conf:
     replicas_ack: int = 0
     unavailable_after: float | None = None  # None: the operation timeout.
     release_before_commit: str = RELEASES_BEFORE_COMMIT[0]
+    records: int = 10_000  # Of so many locks the records of task runs are kept.
+    records_for: float = 30 * 86_400.0  # After the last run.
 
     @property
     def address(self) -> str:
@@ -131,6 +134,19 @@ def _replicas(value: object, where: str) -> int:
     return value
 
 
+def _records(value: object, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_RECORDS:
+        raise ValueError(
+            f"{where} must be a number of locks, 1 to {MOST_RECORDS}, not {value!r}: of so many the"
+            " records of task runs are kept."
+        )
+    return value
+
+
+def _records_for(value: object, where: str) -> float:
+    return seconds(value, where, least=60.0)
+
+
 def _release_before_commit(value: object, where: str) -> str:
     if not isinstance(value, str) or value not in RELEASES_BEFORE_COMMIT:
         known = ", ".join(map(repr, RELEASES_BEFORE_COMMIT))
@@ -153,6 +169,8 @@ _PARSERS: dict[str, Any] = {
     "REPLICAS_ACK": _replicas,
     "UNAVAILABLE_AFTER": _unavailable_after,
     "RELEASE_BEFORE_COMMIT": _release_before_commit,
+    "RECORDS": _records,
+    "RECORDS_FOR": _records_for,
 }
 
 

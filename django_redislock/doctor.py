@@ -34,7 +34,7 @@ from django_redislock.backends.registry import backends
 from django_redislock.backends.sentinel.backend import SentinelBackend
 from django_redislock.exceptions import LockError, LockUnavailable
 from django_redislock.held import look_at
-from django_redislock.humanize import counted
+from django_redislock.humanize import counted, duration
 from django_redislock.lock import distributed_lock
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import IN_BUCKETS, lock_keys, name_of
@@ -51,6 +51,8 @@ Level = Literal["ok", "warn", "fail"]
 
 SLOW_ROUND_TRIP = 0.01  # Seconds.
 CLOCK_DIFFERENCE = 1.0  # Seconds.
+NEARLY_FULL = 0.8  # Of the memory that a server may use.
+RECORD = 1_400  # Bytes that the records of one lock take, with names and hosts of some length.
 MOST_KEYS = 20_000  # Looked at for what should not be there.
 MOST_NAMED = 5
 FEWEST_SENTINELS = 3
@@ -425,6 +427,42 @@ def _memory(server: _Server) -> Iterator[Finding]:
         )
 
 
+def _room(server: _Server) -> Iterator[Finding]:
+    """Whether there is memory left for locks, and whether records of task runs may fill it."""
+    used, limit = server.number("used_memory"), server.number("maxmemory")
+    if limit and used >= NEARLY_FULL * limit:
+        yield Finding(
+            "memory",
+            "warn",
+            f"{used / limit:.0%} of maxmemory are in use; when it is full, no lock can be taken",
+            "Raise maxmemory, and see what the memory is used for.",
+        )
+    if not server.asked.scripting:
+        return
+    backend = server.backend
+    known, most = backend.ran_names(0).total, backend.most_records
+    lacking = (most - known) * RECORD - (limit - used)
+    if known >= NEARLY_FULL * most:
+        yield Finding(
+            "records",
+            "warn",
+            f"{known} locks of tasks have records, and those of {most} are kept: the oldest go"
+            f" before {duration(backend.conf.records_for)} are over, and `locks runs` does not know"
+            " them then",
+            "Is an object named in a key? Raise RECORDS if its records are needed for so long, or"
+            " lower RECORDS_FOR if they are not.",
+        )
+    # Each server of a cluster has a part of them; and a few are no sign that there will be more.
+    elif limit and not backend.in_buckets and known >= most / 10 and lacking > 0:
+        yield Finding(
+            "records",
+            "warn",
+            f"{known} locks of tasks have records, and those of {most} are kept: for so many, about"
+            f" {lacking / 1_000_000:.1f} MB of maxmemory are lacking",
+            "Lower RECORDS or RECORDS_FOR, or raise maxmemory.",
+        )
+
+
 def _persistence(server: _Server) -> Iterator[Finding]:
     info = server.info
     failed = [
@@ -772,6 +810,7 @@ _CHECKS: tuple[Callable[[_Server], Iterator[Finding]], ...] = (
     _of_its_own,
     _rights,
     _memory,
+    _room,
     _persistence,
     _replication,
     _clock,

@@ -29,7 +29,7 @@ from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS, LONGEST_OPERATION
 from django_redislock.rules.steps import Call
 from django_redislock.rules.stored import Owner, read_holding, read_noted_lease
-from django_redislock.task_runs import Record, Records, Run, record, records
+from django_redislock.task_runs import MOST_NAMES, Record, Records, Run, record, records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -43,7 +43,6 @@ STATES = (*get_args(State), "permit")  # What a selection may name.
 Ended = Literal["done", "failed", "forced", "expired"]
 
 # Lists are bounded, whatever the server holds: names are cheap, looks are not.
-MOST_NAMES = 100_000
 MOST_LOOKS = 10_000
 LOOKED_AT_ONCE = 1000
 MOST_WAITERS_NAMED = 100

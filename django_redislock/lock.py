@@ -305,7 +305,7 @@ class Lock:
             terms.wait,
             terms.operation_timeout,
             hold.backend.conf.replicas_ack,
-            self._markers(),
+            self._markers(hold.backend),
             will_renew(terms.renew, terms.first_ttl, terms.max_hold),
             terms.unavailable_after,
         )
@@ -346,10 +346,11 @@ class Lock:
             yield Notify(signals.lock_timed_out, news)
         return outcome
 
-    def _markers(self) -> DoneMarkers:
-        if self._run is None and not self._options.once:
-            return NO_MARKERS
-        return DoneMarkers(self._options.once > 0, self._run.id if self._run else None)
+    def _markers(self, backend: Backend) -> DoneMarkers:
+        once, run = self._options.once > 0, self._run
+        if run is not None:
+            return DoneMarkers(once, run.id, backend.kept)
+        return DoneMarkers(once) if once else NO_MARKERS
 
     def _nest(self, hold: _Hold, *, blocking: bool) -> Lease | None:
         """The lease we are in already, if it may be taken again; None if we are in none."""
@@ -643,6 +644,7 @@ class Lock:
             block,
             ("done" if success else "failed") if noted or self._run else "",
             self._run,
+            backend.kept,
         )
 
     def _keep(self, hold: _Hold, success: bool) -> str | None:

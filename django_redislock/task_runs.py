@@ -6,6 +6,7 @@ Also which call waits in the broker's queue to run, of tasks that are queued one
 from __future__ import annotations
 
 import math
+import unicodedata
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
     from django_redislock.rules.scripts import Script
 
 
-KEPT = 30 * 86_400.0  # Seconds for which a record is kept after the last run.
 LONGEST_LEFT = 86_400.0  # Seconds that a lease is said to last, if it is longer or never ends.
 ASKED_AT_ONCE = 1000
+# Lists are bounded, whatever the server holds: names are cheap, records are not.
+MOST_NAMES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ class Run(Jsonable):
 
 @dataclass(frozen=True, kw_only=True)
 class Record(Jsonable):
-    """What became of the task runs under one lock. None: there was none in the last 30 days.
+    """What became of the task runs under one lock. None: there was none, as far back as is kept.
 
     Attributes:
         name: The lock.
@@ -101,6 +103,11 @@ class Record(Jsonable):
         """Whether anything is."""
         return bool(self.last or self.under_way)
 
+    @property
+    def tasks(self) -> set[str]:
+        """The full names of the tasks whose runs are known."""
+        return {run.owner.task for run in (*self.last.values(), *self.under_way)} - {""}
+
 
 class Records(list[Record]):
     """A list of records.
@@ -114,20 +121,36 @@ class Records(list[Record]):
     silent: Sequence[str] = ()
 
 
-def records(*, using: str = DEFAULT_ALIAS, limit: int = 1000) -> Records:
+def records(
+    *, using: str = DEFAULT_ALIAS, limit: int = 1000, task: str = "", prefix: str = ""
+) -> Records:
     """What became of the task runs under up to *limit* locks, the last to run first.
+
+    Args:
+        using: Alias in REDISLOCK.
+        limit: How many locks at most.
+        task: If given, only locks under which the last runs are of this task, by its full name.
+        prefix: If given, only locks whose name begins like this.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
     backend = backends[using]
-    names, total, silent = backend.ran_names(limit)
+    listed = MOST_NAMES if task or prefix else limit
+    names, total, silent = backend.ran_names(listed)
+    prefix = unicodedata.normalize("NFC", prefix)  # As names are.
+    names = [name for name in names if name.startswith(prefix)]
     found = Records()
+    found.partial = total > listed
+    found.silent = silent
     for start in range(0, len(names), ASKED_AT_ONCE):
         some = _records(backend, names[start : start + ASKED_AT_ONCE])
-        found.extend(record for record in some if record is not None)
-    found.partial = total > limit
-    found.silent = silent
+        found.extend(one for one in some if one is not None and (not task or task in one.tasks))
+        if len(found) >= limit:
+            looked = start + ASKED_AT_ONCE
+            found.partial = found.partial or len(found) > limit or len(names) > looked
+            del found[limit:]
+            break
     return found
 
 
@@ -221,7 +244,7 @@ def note_skip(name: str, why: str, *, using: str) -> None:
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    _ask(scripts.SKIP, name, why, current_owner().packed, using=using)
+    _ask(scripts.SKIP, name, why, current_owner().packed, kept=True, using=using)
 
 
 def note_start(name: str, lease: Lease, *, using: str) -> None:
@@ -231,7 +254,8 @@ def note_start(name: str, lease: Lease, *, using: str) -> None:
         LockUnavailable: The server did not or could not answer.
     """
     permit = lease.name.removeprefix(name)
-    _ask(scripts.START, name, permit, lease.id, current_owner().packed, using=using)
+    begun = permit, lease.id, current_owner().packed
+    _ask(scripts.START, name, *begun, kept=True, using=using)
 
 
 def note_end(
@@ -246,7 +270,7 @@ def note_end(
     times = flows.milliseconds(lasted), flows.milliseconds(marker.recognised_for)
     owner, permit = current_owner().packed, lease.name.removeprefix(name)
     ended = (what, times[0], owner, marker.id, times[1], permit, lease.id)
-    _ask(scripts.FINISH, name, *ended, using=using)
+    _ask(scripts.FINISH, name, *ended, kept=True, using=using)
 
 
 def note_retried(name: str, marker: flows.RunMarker, *, using: str) -> None:
@@ -257,7 +281,8 @@ def note_retried(name: str, marker: flows.RunMarker, *, using: str) -> None:
     """
     recognised_for = flows.milliseconds(marker.recognised_for)
     # Its start, and that of its lease, end with the release or with note_end().
-    _ask(scripts.FINISH, name, "retried", 0, b"", marker.id, recognised_for, "", "", using=using)
+    retried = "retried", 0, b"", marker.id, recognised_for, "", ""
+    _ask(scripts.FINISH, name, *retried, kept=True, using=using)
 
 
 def forget_start(name: str, lease: Lease, *, using: str) -> None:
@@ -267,7 +292,8 @@ def forget_start(name: str, lease: Lease, *, using: str) -> None:
         LockUnavailable: The server did not or could not answer.
     """
     # As for a retry, of which no end is noted; and without the id of a run, nothing at all.
-    _ask(scripts.FINISH, name, "retried", 0, b"", "", 0, "", lease.id, using=using)
+    retried = "retried", 0, b"", "", 0, "", lease.id
+    _ask(scripts.FINISH, name, *retried, kept=True, using=using)
 
 
 def announce(name: str, task_id: str, ttl: float, *, using: str) -> str:
@@ -349,6 +375,10 @@ def leave_line(name: str, task_id: str, *, using: str) -> None:
     _ask(scripts.LEAVE_LINE, name, task_id, using=using)
 
 
-def _ask(script: Script, name: str, *args: str | bytes | int, using: str) -> Any:
+def _ask(
+    script: Script, name: str, *args: str | bytes | int, kept: bool = False, using: str
+) -> Any:
+    """Run a script, which is told how records are *kept* if it notes one."""
     backend = backends[using]
+    args = (*args, backend.kept) if kept else args
     return backend.run(flows.ask(Call(script, name, args, backend.within)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 from abc import ABC, abstractmethod
@@ -14,10 +15,10 @@ from django_redislock.backends import drivers
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.process import tell_after_fork
 from django_redislock.rules import scripts
-from django_redislock.rules.keys import IN_BUCKETS, index_key, name_of
+from django_redislock.rules.keys import BUCKETS, IN_BUCKETS, index_key, name_of
 from django_redislock.rules.options import MOST_COMBINATIONS, operation_timeout, terms_of
 from django_redislock.rules.steps import Answer, Call
-from django_redislock.rules.stored import Holding, read_holding
+from django_redislock.rules.stored import Holding, kept_as, read_holding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -35,6 +36,7 @@ logger = logging.getLogger("django_redislock")
 Result = TypeVar("Result")
 
 LISTED_AT_ONCE = 10_000  # Names in an index.
+FEWEST_IN_A_BUCKET = 16  # Locks of which the records are kept, however few the settings say.
 
 
 class Names(NamedTuple):
@@ -68,9 +70,22 @@ class Backend(ABC):
         self.conf = conf
         self.alias = conf.alias
         self.prefix = conf.key_prefix + (IN_BUCKETS if self.in_buckets else "")
+        self.kept = kept_as(conf.records_for, self._records_in_an_index)  # As scripts are told.
         self._terms: dict[Options, Terms] = {}
         self._start()
         tell_after_fork(self)
+
+    @property
+    def _records_in_an_index(self) -> int:
+        """Of how many locks in one index the server keeps records."""
+        most = self.conf.records
+        # Names are not spread quite evenly.
+        return max(math.ceil(most / BUCKETS), FEWEST_IN_A_BUCKET) if self.in_buckets else most
+
+    @property
+    def most_records(self) -> int:
+        """Of how many locks the server keeps records of task runs; on a cluster about so many."""
+        return self._records_in_an_index * (BUCKETS if self.in_buckets else 1)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.alias!r}>"

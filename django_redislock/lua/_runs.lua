@@ -11,19 +11,64 @@
 --           pace: when(ms) the last run ended that is counted in "|" how long(ms) runs last, on average
 --           unended: the last that had begun when another one did, and had not ended
 -- ran       the lock keys by the time of their last run, for listings
+-- kept      how long all that stands in runs and past is kept after the last run (ms), "/", of how many locks of
+--           this index. What is older, or too much, goes when a lock is new in it. `finished` stays: it is
+--           a promise, and no record.
 --
 -- Trouble with it (pcall) never fails an operation on the lock.
 
-local function note(what, ms, lasted, why, owner)
+local MADE_ROOM = 8 -- locks of which a new one drops the records, at most: more than one, should fewer be kept from now on
+
+-- Until when a call waits in the broker's queue, in ms; 0 if none does. And its entry.
+local function queued_until(runs)
+  local queued = redis.pcall('HGET', runs, 'queued')
+  return type(queued) == 'string' and tonumber(string.match(queued, '^(%d+)|')) or 0, queued
+end
+
+-- Drops what is only a record of a lock. Who waits in the broker's queue stays.
+local function drop_records(lock, ms)
+  local base = string.match(lock, '^(.*}:)lock$')
+  if not base then
+    return -- not ours
+  end
+  local runs = base .. 'runs'
+  local waits_until, queued = queued_until(runs)
+  local asked = redis.pcall('HGET', runs, 'asked')
+  redis.pcall('DEL', base .. 'past')
+  redis.pcall('DEL', runs)
+  if waits_until > ms then
+    redis.pcall('HSET', runs, 'queued', queued)
+    if type(asked) == 'string' then
+      redis.pcall('HSET', runs, 'asked', asked)
+    end
+    redis.pcall('PEXPIRE', runs, digits(waits_until - ms))
+  end
+end
+
+local function make_room(ms, lasts, most)
+  local over = redis.pcall('ZCARD', RAN) - most
+  local oldest = redis.pcall('ZRANGE', RAN, 0, MADE_ROOM - 1, 'WITHSCORES')
+  for i = 1, #oldest, 2 do
+    if over <= 0 and tonumber(oldest[i + 1]) > ms - lasts then
+      return
+    end
+    drop_records(oldest[i], ms)
+    redis.pcall('ZREM', RAN, oldest[i])
+    over = over - 1
+  end
+end
+
+local function note(what, ms, lasted, why, owner, kept)
   redis.pcall('HSET', RUNS, what, digits(ms) .. '|' .. digits(lasted) .. '|' .. why .. '|' .. owner)
   if what == 'success' then
     redis.pcall('HDEL', RUNS, 'skips')
   elseif what == 'skip' and why ~= 'duplicate' then -- the work of a duplicate is done
     redis.pcall('HINCRBY', RUNS, 'skips', 1)
   end
-  redis.pcall('PEXPIRE', RUNS, 30 * DAY)
+  local lasts, most = string.match(kept, '^(%d+)/(%d+)$')
+  redis.pcall('PEXPIRE', RUNS, digits(math.max(lasts, queued_until(RUNS) - ms)))
   if RAN and redis.pcall('ZADD', RAN, ms, LOCK) == 1 then
-    redis.pcall('ZREMRANGEBYRANK', RAN, 0, -10001)
+    make_room(ms, lasts, most)
   end
 end
 
@@ -36,13 +81,13 @@ local function begun(permit, id)
   end
 end
 
-local function begin(permit, id, ms, owner)
+local function begin(permit, id, ms, owner, kept)
   local before, mine = begun(permit, id)
   if not mine then
     if before then
       redis.pcall('HSET', RUNS, 'unended', before)
     end
-    note('started' .. permit, ms, 0, id, owner)
+    note('started' .. permit, ms, 0, id, owner, kept)
   end
 end
 

@@ -14,12 +14,13 @@ local LOCK, QUEUE, WAITERS, FENCE, DONE, FINISHED, PAST, RUNS, HELD, RAN = unpac
 -- include _grant
 local token, id, ttl, mode, ticket, markers, renews, owner, channel = unpack(ARGV)
 local value = redis.pcall('GET', LOCK)
-local done_before, started
+local done_before, started, kept
 if markers ~= '' then
   -- include _done_markers
   -- include _runs
   done_before = already_done(markers)
-  started = begin
+  kept = string.match(markers, '^.([^|]*)|')
+  started = kept ~= '' and begin
 end
 
 if not value and not done_before and call('EXISTS', QUEUE) == 0 then
@@ -33,7 +34,7 @@ if not value and not done_before and call('EXISTS', QUEUE) == 0 then
   end
   grant(token, id, ttl, renews, owner, fence, us, '')
   if started then
-    started('', id, milliseconds(us), owner)
+    started('', id, milliseconds(us), owner, kept)
   end
   return fence
 end
@@ -77,7 +78,7 @@ if value then
       redis.pcall('ZADD', HELD, 'GT', ms + ttl, LOCK)
     end
     if started then
-      started('', id, tonumber(since), owner)
+      started('', id, tonumber(since), owner, kept)
     end
     return fence
   end
@@ -119,7 +120,7 @@ if not left then
     raise_mark(fence)
     grant(token, id, ttl, renews, owner, fence, us, '')
     if started then
-      started('', id, ms, owner)
+      started('', id, ms, owner, kept)
     end
     return fence
   end

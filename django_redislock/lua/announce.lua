@@ -12,5 +12,5 @@ if expiry and tonumber(expiry) > ms and waiting ~= id then
 end
 call('HDEL', RUNS, 'asked')
 call('HSET', RUNS, 'queued', digits(ms + ttl) .. '|' .. id)
-call('PEXPIRE', RUNS, math.max(30 * DAY, ttl))
+call('PEXPIRE', RUNS, digits(math.max(call('PTTL', RUNS), ttl)))
 return ''

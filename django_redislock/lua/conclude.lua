@@ -1,9 +1,11 @@
 -- conclude: a release that leaves something behind: a time to cool, a `once`, or a note of the lease.
--- ARGV  token, id, min_hold (ms since the grant, 0 for none), once (ms from now, 0 for none), owner, ended, run, recognised_for
+-- ARGV  token, id, min_hold (ms since the grant, 0 for none), once (ms from now, 0 for none), owner, ended, run,
+--       recognised_for, kept
 --       id: that of the lease
 --       ended: done or failed if the lease is to be noted (see _past.lua), else ''
 --       run: id of the task run that ends with it, '' if it has none
 --       recognised_for: ms in which a duplicate of the run is (see _runs.lua), 0 if it is no run of a task
+--       kept: how its records are, see _runs.lua too
 -- returns as release does
 local LOCK, QUEUE, WAITERS, FENCE, DONE, FORCED, PAST, FINISHED, RUNS, HELD, RAN = unpack(KEYS)
 -- include _lease
@@ -11,7 +13,7 @@ local LOCK, QUEUE, WAITERS, FENCE, DONE, FORCED, PAST, FINISHED, RUNS, HELD, RAN
 -- include _queue
 -- include _past
 -- include _absence
-local token, id, min_hold, once, owner, ended, run, recognised_for = unpack(ARGV)
+local token, id, min_hold, once, owner, ended, run, recognised_for, kept = unpack(ARGV)
 local value = call('GET', LOCK)
 local head = call('ZRANGE', QUEUE, 0, 0)[1]
 if not value or not is_of(value, token) then
@@ -61,7 +63,7 @@ if recognised_for ~= '0' then
   -- include _runs
   -- include _task_of
   redis.pcall('HDEL', RUNS, 'started') -- that of this run: it has had the lock until now
-  note(ended == 'done' and 'success' or 'failure', ms, ms - since, '', owner)
+  note(ended == 'done' and 'success' or 'failure', ms, ms - since, '', owner, kept)
   if ended == 'done' and run ~= '' then
     finish(task_of(run), ms, recognised_for)
   end

@@ -4,5 +4,5 @@
 local DONE, FINISHED = unpack(KEYS)
 -- include _lease
 -- include _done_markers
-local done_before = already_done('0' .. ARGV[1])
+local done_before = already_done('0|' .. ARGV[1])
 return done_before and done_before[2] or -1

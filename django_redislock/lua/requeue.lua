@@ -11,5 +11,5 @@ end
 local ms = milliseconds(clock())
 local asked = call('HGET', RUNS, 'asked')
 call('HSET', RUNS, 'queued', digits(ms + ttl) .. '|' .. id)
-call('PEXPIRE', RUNS, math.max(30 * DAY, ttl))
+call('PEXPIRE', RUNS, digits(math.max(call('PTTL', RUNS), ttl)))
 return asked and ms - asked or -1

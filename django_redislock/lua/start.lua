@@ -1,9 +1,9 @@
 -- start: note that a task run begins of which no acquire tells, since it holds a permit of many.
--- ARGV  "#" and number of the permit, id of its lease, owner
+-- ARGV  "#" and number of the permit, id of its lease, owner, kept (see _runs.lua)
 -- returns 1
 local LOCK, RUNS, RAN = unpack(KEYS)
 -- include _lease
 -- include _runs
-local permit, id, owner = unpack(ARGV)
-begin(permit, id, milliseconds(clock()), owner)
+local permit, id, owner, kept = unpack(ARGV)
+begin(permit, id, milliseconds(clock()), owner, kept)
 return 1

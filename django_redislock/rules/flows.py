@@ -411,6 +411,7 @@ class Ending(NamedTuple):
     insist: bool  # Try until the lease ends, as leaving a block does.
     ended: str = ""  # "done" or "failed", if the lease is to be in the timeline.
     run: RunMarker | None = None
+    kept: str = ""  # How the records of runs are kept, see stored.kept_as().
 
     @property
     def leaves_something(self) -> bool:
@@ -466,6 +467,7 @@ def release_call(ending: Ending) -> Call:
             ending.ended,
             ending.run.id if ending.run else "",
             milliseconds(ending.run.recognised_for) if ending.run else 0,
+            ending.kept,
         ),
         within,
     )

@@ -53,14 +53,22 @@ class DoneMarkers(NamedTuple):
     once: bool = False  # That of a `once` of this name.
     # Those of this task run, and of its task. None if it is no run; "" for one without an id.
     run: str | None = None
+    kept: str = ""  # How the records of runs are kept, see kept_as(), if it is one.
 
     @property
     def packed(self) -> str:
         """As scripts take it; "" if there is none to look at."""
-        return f"{self.once:d}{self.run or ''}" if self.once or self.run is not None else ""
+        if not self.once and self.run is None:
+            return ""
+        return f"{self.once:d}{self.kept}|{self.run or ''}"
 
 
 NO_MARKERS = DoneMarkers()
+
+
+def kept_as(records_for: float, records: int) -> str:
+    """For how many seconds, and of how many locks, the server keeps records: see lua/_runs.lua."""
+    return f"{int(records_for * 1000)}/{records}"
 
 
 def is_number(text: str, digits: int = 14) -> bool:

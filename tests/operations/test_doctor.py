@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,8 +13,8 @@ from django.contrib.auth.models import Permission
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from django_redislock import distributed_lock, doctor, held
-from django_redislock.rules.keys import index_key, lock_keys
+from django_redislock import distributed_lock, doctor, held, task_runs
+from django_redislock.rules.keys import index_key, lock_keys, ran_index_key
 from django_redislock.testing import IN_MEMORY
 from tests.support.others import held_by_other
 from tests.support.servers import free_port
@@ -142,6 +143,47 @@ def test_eviction_fails_with_any_policy_but_noeviction(
     assert level("eviction") == "fail"
     client.config_set("maxmemory-policy", "noeviction")
     assert level("eviction") == "ok"
+
+
+def test_a_server_that_is_nearly_full_is_warned_of(locks: Locks, own_server: Server) -> None:
+    locks.on(own_server)
+    client = own_server.client()
+    client.config_set("maxmemory-policy", "noeviction")
+    for number in range(10):
+        client.set(f"other:{number}", "x" * 2_000_000, px=600_000)
+    used = client.info("memory")["used_memory"]
+    client.config_set("maxmemory", used * 2)
+    assert "memory" not in findings()
+    client.config_set("maxmemory", int(used * 1.15))
+    comes("memory", "warn", "% of maxmemory are in use")
+    client.config_set("maxmemory", 0)
+    assert "memory" not in findings()
+
+
+def test_more_names_than_records_are_warned_of(locks: Locks, own_server: Server) -> None:
+    locks.on(own_server, RECORDS=10, RECORDS_FOR=3600)
+    for number in range(7):
+        task_runs.note_skip(f"order:{number}", "busy", using="default")
+    assert "records" not in findings()
+    task_runs.note_skip("order:8", "busy", using="default")
+    comes("records", "warn", "8 locks of tasks have records, and those of 10 are kept")
+    assert "before 1 h 00 min are over" in findings()["records"].says
+
+
+def test_memory_that_will_not_suffice_for_the_records_is_warned_of(
+    locks: Locks, own_server: Server
+) -> None:
+    locks.on(own_server, RECORDS=100_000)
+    now = time.time() * 1000
+    locks.redis.zadd(ran_index_key(locks.prefix), {f"order:{pk}": now for pk in range(9_999)})
+    client = own_server.client()
+    client.config_set("maxmemory-policy", "noeviction")
+    client.config_set("maxmemory", "100mb")
+    assert "records" not in findings()  # A few are no sign that there will be more.
+    task_runs.note_skip("order", "busy", using="default")
+    comes("records", "warn", "MB of maxmemory are lacking")
+    client.config_set("maxmemory", "500mb")
+    assert "records" not in findings()
 
 
 def test_an_append_only_file_is_persistence_enough(locks: Locks, make_server: MakeServer) -> None:

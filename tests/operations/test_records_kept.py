@@ -1,0 +1,154 @@
+"""How long, and of how many locks, records of task runs are kept: RECORDS_FOR and RECORDS."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_redislock import distributed_lock, held, task_runs
+from django_redislock.activity import Activity, busy_with
+from django_redislock.backends.base import FEWEST_IN_A_BUCKET
+from django_redislock.backends.registry import backends
+from django_redislock.lock import Lock
+from django_redislock.rules.flows import Finished, RunMarker
+from django_redislock.rules.keys import bucket_of, lock_keys, ran_index_key
+from django_redislock.rules.options import Options
+from tests.support.backends import needs_scripts, one_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from django_redislock import Lease
+    from tests.conftest import Locks
+    from tests.support.backends import Place
+
+pytestmark = needs_scripts
+
+DAY = 86_400.0
+RUNS = count()
+
+
+@contextmanager
+def running(name: str, id: str, **options: Any) -> Iterator[Lease]:  # noqa: A002
+    """Run a task, as far as locks see one."""
+    with (
+        busy_with(Activity(task="shop.tasks.ship", task_id=id)),
+        Lock(name, Options(ttl=10, wait=0, **options), RunMarker(id, DAY)) as lease,
+    ):
+        yield lease
+
+
+def run(name: str) -> None:
+    with running(name, f"run {next(RUNS)}"):
+        pass
+
+
+def run_all(names: Iterable[str]) -> None:
+    for name in names:
+        run(name)
+
+
+def orders(number: int) -> list[str]:
+    """Names of one bucket, since each has a limit of its own."""
+    names = (name for pk in count() if bucket_of(name := f"order:{pk}") == 0)
+    return list(islice(names, number))
+
+
+def test_records_of_more_locks_than_are_kept_go_with_all_their_keys(place: Place) -> None:
+    place.configure(RECORDS=FEWEST_IN_A_BUCKET)
+    names = orders(FEWEST_IN_A_BUCKET + 4)
+    run_all(names)
+    kept = {one.name for one in held.records()}
+    assert FEWEST_IN_A_BUCKET <= len(kept) < len(names)  # On a quorum each server drops for itself.
+    assert kept.isdisjoint(names[:1])
+    assert kept.issuperset(names[-1:])
+    for name in names:
+        assert (held.record(name) is not None) == (name in kept)
+        assert bool(held.detail(name).past) == (name in kept)
+
+
+@one_kind
+def test_what_is_promised_outlives_the_record(locks: Locks) -> None:
+    locks.configure(RECORDS=2)
+    names = [f"order:{pk}" for pk in range(5)]
+    assert task_runs.announce("order:0", "waiting", 3600, using="default") == ""
+    assert task_runs.announce("order:0", "other", 3600, using="default") == "waiting"
+    with running("order:0", "first", once=60) as lease:
+        before = lease.fence
+    run_all(names[1:])
+    keys = lock_keys(locks.prefix, "order:0")
+    assert locks.redis.exists(keys.done)
+    assert locks.redis.exists(keys.past) == 0
+    assert set(locks.redis.hkeys(keys.runs)) == {b"queued", b"asked"}
+    assert 3500 < locks.redis.ttl(keys.runs) <= 3600
+    assert task_runs.requeue("order:0", "waiting", 3600, using="default") is not None
+    again = Lock("order:0", Options(wait=0), RunMarker("first", DAY)).attempt()
+    assert isinstance(again, Finished), "its run is still recognised"
+    with distributed_lock("order:0") as lease:
+        assert lease.fence > before
+
+
+@one_kind
+def test_if_fewer_are_to_be_kept_each_new_one_drops_some(locks: Locks) -> None:
+    index = ran_index_key(locks.prefix)
+    run_all(f"order:{pk}" for pk in range(30))
+    locks.configure(RECORDS=5)
+    run("order:30")
+    assert 5 < locks.redis.zcard(index) < 30, "a bounded number at once"
+    run_all(f"order:{pk}" for pk in range(31, 35))
+    assert locks.redis.zcard(index) == 5
+    assert sum(key.endswith(b":runs") for key in locks.keys()) == 5  # noqa: SIM118
+
+
+@one_kind
+def test_a_lock_that_runs_again_drops_no_other(locks: Locks) -> None:
+    locks.configure(RECORDS=2)
+    run_all(["nightly", "hourly"] * 3)
+    assert {one.name for one in held.records()} == {"nightly", "hourly"}
+
+
+@one_kind
+def test_records_end_after_the_time_that_is_set_and_leave_the_index(locks: Locks) -> None:
+    locks.configure(RECORDS_FOR=3600)
+    run("order:0")
+    assert 3500 < locks.redis.ttl(lock_keys(locks.prefix, "order:0").runs) <= 3600
+    index = ran_index_key(locks.prefix)
+    locks.redis.zincrby(index, -3_700_000, lock_keys(locks.prefix, "order:0").lock)
+    run("order:1")
+    assert locks.redis.zcard(index) == 1
+
+
+@one_kind
+def test_a_call_that_waits_longer_than_records_last_goes_on_waiting(locks: Locks) -> None:
+    locks.configure(RECORDS_FOR=60)
+    assert task_runs.announce("lottery", "waiting", 3600, using="default") == ""
+    assert locks.redis.ttl(lock_keys(locks.prefix, "lottery").runs) <= 3600
+    task_runs.note_skip("lottery", "busy", using="default")
+    assert 3500 < locks.redis.ttl(lock_keys(locks.prefix, "lottery").runs) <= 3600
+
+
+@one_kind
+def test_what_is_not_ours_in_the_index_spoils_no_run(locks: Locks) -> None:
+    locks.configure(RECORDS=1)
+    index = ran_index_key(locks.prefix)
+    locks.redis.zadd(index, {b"\xff": 0, f"{locks.prefix}:fence": 1, "other:{x}:lock": 2})
+    run_all(["nightly", "hourly"])
+    assert locks.redis.zcard(index) == 1
+    assert locks.redis.exists(f"{locks.prefix}:fence")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"RECORDS": value} for value in (0, -1, True, 2.5, "10", 10**9)]
+    + [{"RECORDS_FOR": value} for value in (0, 59, None, "30d", True)],
+    ids=str,
+)
+def test_what_cannot_be_kept_is_refused(setting: dict[str, Any], locks: Locks) -> None:
+    locks.configure(**setting)
+    (name,) = setting
+    with pytest.raises(ImproperlyConfigured, match=rf"REDISLOCK\['default'\]\['{name}'\] must be"):
+        backends["default"]
