@@ -9,7 +9,6 @@ from django_redislock import held
 from django_redislock.humanize import parse_duration
 from django_redislock.management.terminal import pasteable
 from django_redislock.rules.arguments import DEFAULT_DATABASE
-from django_redislock.task_runs import KEPT
 
 if TYPE_CHECKING:
     from django.core.management.base import CommandParser
@@ -77,12 +76,17 @@ def add_acts(parser: CommandParser, version: str) -> None:
         "Show what became of the runs of tasks: the last success, failure and skip, what is"
         " under way, and what began and never ended. Without a NAME it shows all.",
     )
+    act.add_argument(
+        "--task", default="", help="only locks under which this task has run, by its full name"
+    )
+    act.add_argument("--prefix", default="", help="only locks with a name that begins like this")
     act.add_argument("names", nargs="*", metavar="NAME", help=NAME)
     act.add_argument(
         "--no-success-for",
-        type=_age,
+        type=_duration,
         metavar="TIME",
-        help="only those without a success so long: 90m, 26h, 3d; or not known at all",
+        help="only those without a success so long: 90m, 26h, 3d; or not known at all. With --task"
+        " or --prefix, the latest success of any of them counts",
     )
     act.add_argument(
         "--fail", action="store_true", help="exit with 1 if there is any such, for probes"
@@ -238,13 +242,6 @@ def _limit(text: str) -> int:
     if not (text.isdecimal() and text.strip("0")):
         raise ArgumentTypeError(f"{text!r} is no number of locks; write 1 or more.")
     return int(text[:10])  # Lists are bounded anyway.
-
-
-def _age(text: str) -> float:
-    seconds = _duration(text)
-    if seconds > KEPT:
-        raise ArgumentTypeError(f"{text!r} is too long ago: records are kept for 30 days.")
-    return seconds
 
 
 def _duration(text: str) -> float:

@@ -9,7 +9,7 @@ from django_redislock.humanize import duration, visible
 from django_redislock.management.table import indented, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from django_redislock.completed_runs import CompletedRun
     from django_redislock.held import Detail, HeldLock, Record, Run
@@ -128,15 +128,20 @@ def meant(similar: Sequence[str]) -> str:
 
 
 def runs(
-    found: Sequence[Record], columns: int | None = None, *, with_alias: bool = False
+    found: Sequence[Record],
+    columns: int | None = None,
+    *,
+    with_alias: bool = False,
+    notes: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
-    """The lines of a table of what became of the runs of tasks."""
+    """The lines of a table of what became of the runs of tasks, and the notes on some names."""
+    notes = notes or {}
     headers = ("SUCCESS", "FAILURE", "SKIP", "SKIPS", "UNDER WAY", "NEVER ENDED")
     rows = (
         (
             pasteable(record.name),
             *((record.alias,) if with_alias else ()),
-            _ago(record.last_success, "none" if record.known else "never seen"),
+            _ago(record.last_success, _no_success(record, notes)),
             _ago(record.last_failure),
             _ago(record.last_skip),
             record.skips or "-",
@@ -145,7 +150,15 @@ def runs(
         )
         for record in found
     )
-    return table(("NAME", *(("ALIAS",) if with_alias else ()), *headers), rows, columns)
+    yield from table(("NAME", *(("ALIAS",) if with_alias else ()), *headers), rows, columns)
+    for name, note in notes.items():
+        yield f"{pasteable(name)}: {note}"
+
+
+def _no_success(record: Record, notes: Mapping[str, str]) -> str:
+    if record.known:
+        return "none"
+    return "no task run" if notes.get(record.name) else "never seen"
 
 
 def completed(

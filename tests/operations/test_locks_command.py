@@ -367,17 +367,17 @@ def wait_for(name: str) -> None:
 
 
 @contextmanager
-def running(name: str, id: str, ttl: float = 10) -> Iterator[None]:  # noqa: A002
+def running(name: str, id: str, ttl: float = 10, task: str = "") -> Iterator[None]:  # noqa: A002
     """Run a task, as far as locks see one."""
     with (
-        busy_with(Activity(task=f"tasks.{name}", task_id=id)),
+        busy_with(Activity(task=task or f"tasks.{name}", task_id=id)),
         Lock(name, Options(ttl=ttl, wait=0), RunMarker(id, 60)),
     ):
         yield
 
 
-def ran(name: str, id: str = "ran") -> None:  # noqa: A002
-    with running(name, id):
+def ran(name: str, id: str = "ran", task: str = "") -> None:  # noqa: A002
+    with running(name, id, task=task):
         pass
 
 
@@ -445,10 +445,7 @@ def test_runs_as_a_probe(locks: Locks) -> None:
     assert [one["name"] for one in locks_command("runs", *fresh, "--json").json] == ["fails"]
     assert locks_command("runs", *fresh).status == 1
     assert locks_command("runs", "--no-success-for", "26h").status == 0
-    long_ago = locks.redis.hget(lock_keys(locks.prefix, "nightly").runs, "success")
-    at = int(long_ago.split(b"|")[0]) - 27 * 3_600_000
-    rest = long_ago.partition(b"|")[2]
-    locks.redis.hset(lock_keys(locks.prefix, "nightly").runs, "success", b"%d|%b" % (at, rest))
+    make_older(locks, "nightly", 27)
     assert locks_command("runs", "nightly", *fresh).status == 1
     assert locks_command("runs", "nightly", "--no-success-for", "28h", "--fail").status == 0
 
@@ -456,12 +453,108 @@ def test_runs_as_a_probe(locks: Locks) -> None:
 EACH = "Each had a success in the last 1 d 2 h."
 
 
+def make_older(locks: Locks, name: str, hours: int) -> None:
+    """Let the last success of a task be some hours longer ago."""
+    runs = lock_keys(locks.prefix, name).runs
+    at, _, rest = locks.redis.hget(runs, "success").partition(b"|")
+    locks.redis.hset(runs, "success", b"%d|%b" % (int(at) - hours * 3_600_000, rest))
+
+
+@one_kind
+@pytest.mark.parametrize("chosen", [("--task", "tasks.report"), ("--prefix", "report:")])
+def test_of_all_locks_of_a_task_the_latest_success_counts(
+    locks: Locks, chosen: tuple[str, str]
+) -> None:
+    """Of a daily job with the date in its key, yesterday's lock is of no interest."""
+    fresh = (*chosen, "--no-success-for", "26h", "--fail")
+    ran("nightly")
+    unknown = locks_command("runs", *fresh)
+    assert (unknown.status, unknown.out) == (1, f"No run is known of {' '.join(chosen)}.\n")
+    assert unknown.err == f"No success of {' '.join(chosen)} in the last 1 d 2 h."
+    for day in ("2026-11-21", "2026-11-22", "2026-11-23"):
+        ran(f"report:{day}", day, task="tasks.report")
+    task_runs.note_skip("report:2026-11-24", "busy", using="default")
+    names = [one["name"] for one in locks_command("runs", *chosen, "--json").json]
+    assert names[-3:] == [f"report:2026-11-{day}" for day in (23, 22, 21)]
+    make_older(locks, "report:2026-11-21", 50)
+    make_older(locks, "report:2026-11-22", 25)
+    make_older(locks, "report:2026-11-23", 27)
+    outcome = locks_command("runs", *fresh)
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out == "The last success was 1 d 1 h ago, under report:2026-11-22.\n"
+    assert locks_command("runs", *fresh, "--json") == Outcome(0, "[]\n", "")
+    make_older(locks, "report:2026-11-22", 2)
+    outcome = locks_command("runs", *fresh)
+    assert outcome.status == 1
+    assert outcome.err.startswith(f"No success of {' '.join(chosen)} in the last 1 d 2 h, among ")
+    assert "report:2026-11-22" in outcome.out
+    assert "nightly" not in outcome.out
+    assert locks_command("runs", *fresh[:-1]).status == 0
+
+
+@one_kind
+def test_a_silent_server_may_know_of_a_success(settings: Any) -> None:
+    one = settings.REDISLOCK["default"]
+    settings.REDISLOCK = {"silent": {"LOCATION": "redis://127.0.0.1:1/0"}, "default": one}
+    with suppress(ZeroDivisionError), running("report:1", "x"):
+        raise ZeroDivisionError
+    alarm = ("--prefix", "report:", "--no-success-for", "26h", "--fail")
+    outcome = locks_command("runs", *alarm)
+    assert outcome.status == 3
+    assert "No success" not in outcome.err
+    assert locks_command("runs", "--alias", "default", *alarm).status == 1
+    ran("report:2")
+    assert locks_command("runs", *alarm).status == 3
+
+
+@one_kind
+def test_of_a_name_without_runs_it_is_said_what_is_known() -> None:
+    with distributed_lock("shop.tasks.import") as lease:
+        lease.renew()  # So that it is noted.
+    ran("report:2026-11-23", task="report")
+    alarm = ("--no-success-for", "26h", "--fail")
+    command = locks_command("runs", "shop.tasks.import", *alarm)
+    assert command.status == 1
+    note = "no task has run under this name; `locks show` has 1 lease"
+    assert f"shop.tasks.import: {note}\n" in command.out
+    assert "no task run" in command.out
+    with distributed_lock("shop.tasks.import"):
+        assert "`locks show` has 2 leases" in locks_command("runs", "shop.tasks.import").out
+    (found,) = locks_command("runs", "shop.tasks.import", "--json").json
+    assert (found["note"], found["last_success"]) == (note, None)
+    says = "--task report finds 1 lock; --prefix report finds 1 lock"
+    assert (
+        f"report: no task has run under this name; {says}\n" in locks_command("runs", "report").out
+    )
+    assert locks_command("runs", "report:2026-11-23", "--json").json[0]["note"] is None
+
+
+@one_kind
+def test_programs_choose_records_too() -> None:
+    for name, task in (("a:1", "tasks.a"), ("a:2", "tasks.a"), ("b:1", "tasks.b")):
+        ran(name, name, task=task)
+    with pytest.raises(ZeroDivisionError), running("caf\u00e9", "x", task="tasks.a"):
+        raise ZeroDivisionError
+
+    def names(**chosen: Any) -> list[str]:
+        return sorted(one.name for one in held.records(**chosen))
+
+    assert names(task="tasks.a") == ["a:1", "a:2", "caf\u00e9"]
+    assert names(task="tasks.a", prefix="a:") == ["a:1", "a:2"]
+    assert names(prefix="cafe\u0301") == ["caf\u00e9"]
+    assert names(task="tasks") == names(prefix="1") == []
+    one = held.records(task="tasks.a", limit=1)
+    assert (len(one), one.partial) == (1, True)
+    assert held.records(task="tasks.a", limit=4).partial is False
+
+
 @one_kind
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("--fail",), "--fail goes with --no-success-for"),
-        (("--no-success-for", "31d", "--fail"), "30 days"),
+        (("--no-success-for", "31d", "--fail"), "must be 30 d 0 h at most"),
+        (("nightly", "--task", "tasks.nightly"), "NAME goes with neither --task nor --prefix"),
         (("--no-success-for", "soon", "--fail"), "no duration"),
         (("--no-success-for", "-5", "--fail"), "no duration"),
         (("line\nbreak",), "control"),

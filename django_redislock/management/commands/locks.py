@@ -29,6 +29,7 @@ from django_redislock.management.live_view import LiveView
 from django_redislock.management.terminal import pasteable
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
+from django_redislock.task_runs import MOST_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -43,7 +44,7 @@ USAGE = 2
 UNAVAILABLE = 3
 INTERRUPTED = 130
 
-MOST_RECORDS = 10_000  # More are not kept.
+NO_RUN = "No run of a task is known."
 SHORTEST_INTERVAL = 0.05  # Seconds: watching must not become a load.
 CLEAR = "\x1b[H\x1b[J"
 OTHER_SCREEN, MAIN_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -141,31 +142,40 @@ class Command(BaseCommand):
         self,
         names: list[str],
         alias: str | None,
+        task: str,
+        prefix: str,
         no_success_for: float | None,
         fail: bool,
         **options: Any,
     ) -> None:
         if fail and no_success_for is None:
             raise CommandError("--fail goes with --no-success-for.", returncode=USAGE)
-        known, problems = _records(names, alias)
-        found = known
+        chosen = arguments.spelled({"task": task, "prefix": prefix})
+        if names and chosen:
+            raise CommandError("NAME goes with neither --task nor --prefix.", returncode=USAGE)
         if no_success_for is not None:
-            found = [
-                one
-                for one in known
-                if one.last_success is None or one.last_success.ago > no_success_for
-            ]
+            _check_kept(no_success_for, [alias or DEFAULT_ALIAS] if names else aliases.named(alias))
+        known, problems, partial = _records(names, alias, task, prefix)
+        found = known if no_success_for is None else _overdue(known, no_success_for, bool(chosen))
+        notes = {one.name: note for one in found if not one.known and (note := _what_ran(one))}
         if options["json"]:
-            self._print_json([one.as_dict() for one in found])
+            self._print_json([{**one.as_dict(), "note": notes.get(one.name)} for one in found])
         elif found:
             several = not names and len(aliases.named(alias)) > 1
-            self._print(terminal.runs(found, _columns(self.stdout), with_alias=several))
+            columns = _columns(self.stdout)
+            self._print(terminal.runs(found, columns, with_alias=several, notes=notes))
         elif known:
-            self.stdout.write(f"Each had a success in the last {duration(no_success_for)}.")
+            self.stdout.write(_good_news(known, no_success_for, bool(chosen)), str)
         elif not problems:
-            self.stdout.write("No run of a task is known.")
+            self.stdout.write(f"No run is known of {chosen}." if chosen else NO_RUN, str)
+        if partial:
+            self.stderr.write(f"Only the {MOST_NAMES} locks that ran last are looked at.")
         complaint = ""
-        if fail and (found or not (known or problems)):
+        if fail and chosen and not problems and (found or not known):
+            # A server that did not answer may know of one.
+            among = f", among {counted(len(found), 'lock')}" if found else ""
+            complaint = f"No success of {chosen} in the last {duration(no_success_for)}{among}."
+        elif fail and not chosen and (found or not (known or problems)):
             without = counted(len(found), "lock") if found else "Nothing is known, so all are"
             complaint = f"{without} without a success in the last {duration(no_success_for)}."
         _finish(problems.values(), complaint)
@@ -504,18 +514,70 @@ def _with_id(lease: str, alias: str | None) -> held.HeldLock:
     raise CommandError(f"No lease {visible(lease)!r} is {where}.", returncode=FOUND)
 
 
-def _records(names: list[str], alias: str | None) -> tuple[list[held.Record], dict[str, str]]:
-    """What became of the runs under these locks, or all; and which aliases do not tell, and why."""
+def _records(
+    names: list[str], alias: str | None, task: str, prefix: str
+) -> tuple[list[held.Record], dict[str, str], bool]:
+    """What became of the runs under these locks, or all that are chosen.
+
+    Also which aliases do not tell, and why; and whether there are more.
+    """
     if names:
         using = alias or DEFAULT_ALIAS
-        return [
+        found = [
             held.record(name, using=using) or held.Record(name=name, alias=using)
             for name in dict.fromkeys(map(check_name, names))
-        ], {}
+        ]
+        return found, {}, False
     answers, problems = aliases.ask(
-        aliases.named(alias), lambda using: held.records(using=using, limit=MOST_RECORDS)
+        aliases.named(alias),
+        lambda using: held.records(using=using, limit=MOST_NAMES, task=task, prefix=prefix),
     )
-    return [record for records in answers.values() for record in records], problems
+    found = [record for records in answers.values() for record in records]
+    return found, problems, any(records.partial for records in answers.values())
+
+
+def _check_kept(no_success_for: float, using: list[str]) -> None:
+    """Refuse to judge by records that are not kept for so long."""
+    for alias in using:
+        kept = conf.conf(alias).records_for
+        if no_success_for > kept:
+            raise CommandError(
+                f"--no-success-for must be {duration(kept)} at most: records are not kept for"
+                f" longer, see REDISLOCK[{alias!r}]['RECORDS_FOR'].",
+                returncode=USAGE,
+            )
+
+
+def _overdue(known: list[held.Record], no_success_for: float, together: bool) -> list[held.Record]:
+    """Those without a success so long; together, any success counts for all of them."""
+    overdue = [
+        one for one in known if not one.last_success or one.last_success.ago > no_success_for
+    ]
+    return [] if together and len(overdue) < len(known) else overdue
+
+
+def _good_news(known: list[held.Record], no_success_for: float | None, together: bool) -> str:
+    """Why no lock is shown."""
+    if not together:
+        return f"Each had a success in the last {duration(no_success_for)}."
+    ago, name = min((one.last_success.ago, one.name) for one in known if one.last_success)
+    return f"The last success was {duration(ago)} ago, under {pasteable(name)}."
+
+
+def _what_ran(record: held.Record) -> str:
+    """What is known of a name under which no task has run; "" if nothing is."""
+    name, using = record.name, record.alias
+    detail = held.detail(name, using=using)
+    leases = len(detail.past) + bool(detail.lock)
+    by_task = held.records(using=using, limit=MOST_NAMES, task=name)
+    by_prefix = held.records(using=using, limit=MOST_NAMES, prefix=name)
+    says = [
+        f"`locks show` has {counted(leases, 'lease')}" * bool(leases),
+        f"--task {pasteable(name)} finds {counted(len(by_task), 'lock')}" * bool(by_task),
+        f"--prefix {pasteable(name)} finds {counted(len(by_prefix), 'lock')}" * bool(by_prefix),
+    ]
+    known = "; ".join(filter(None, says))
+    return f"no task has run under this name; {known}" if known else ""
 
 
 def _completed(alias: str | None, database: str) -> CompletedRuns:
