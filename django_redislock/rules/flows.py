@@ -467,7 +467,7 @@ def release_call(ending: Ending) -> Call:
             ending.ended,
             ending.run.id if ending.run else "",
             milliseconds(ending.run.recognised_for) if ending.run else 0,
-            ending.kept,
+            *([ending.kept] if ending.run else []),
         ),
         within,
     )

@@ -175,4 +175,4 @@ def test_the_example_of_the_readme_works_as_pasted(server: Server, tmp_path: Pat
     outputs = [python("-c", run, cwd=tmp_path, env=environment) for _ in range(2)]
     first, second = (output.stdout + output.stderr for output in outputs)
     assert re.fullmatch(r"drawing under fence \d+\nNone\n", first)
-    assert re.search(r"'skipped': 'busy'.*'holder': '.+'", second)
+    assert re.search(r"'skipped': 'cooling'.*'by': '.+'", second)

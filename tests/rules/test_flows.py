@@ -178,12 +178,12 @@ def mode_and_ticket(step: Call) -> tuple[object, object]:
 
 def test_trying_once_asks_with_all_that_the_script_needs_and_for_no_bell() -> None:
     call = acquiring(
-        wait=0.0, ttl=0.2501, markers=DoneMarkers(once=True, run="a-task"), replicas=2
+        wait=0.0, ttl=0.2501, markers=DoneMarkers(True, "a-task", "9000/10"), replicas=2
     ).step
     assert call == Call(
         scripts.ACQUIRE,
         NAME,
-        (TOKEN, ID, 251, "try", b"0", "1a-task", "-", OWNER.packed),
+        (TOKEN, ID, 251, "try", b"0", "19000/10|a-task", "-", OWNER.packed),
         within=0.75 * OPERATION_TIMEOUT,
         listening="",
         replicas=2,
@@ -660,8 +660,8 @@ def releasing(**fields: Any) -> Stage:
 
 def test_a_release_says_whose_lease_it_is_and_what_shall_stay_behind() -> None:
     run = RunMarker(id="a-task", recognised_for=60.0)
-    call = releasing(min_hold=0.5, once=86_400.0, ended="done", run=run).step
-    args = (TOKEN, ID, 500, 86_400_000, OWNER.packed, "done", "a-task", 60_000)
+    call = releasing(min_hold=0.5, once=86_400.0, ended="done", run=run, kept="9000/10").step
+    args = (TOKEN, ID, 500, 86_400_000, OWNER.packed, "done", "a-task", 60_000, "9000/10")
     assert call == Call(scripts.CONCLUDE, NAME, args, within=0.75 * OPERATION_TIMEOUT)
     assert releasing(ended="failed").step.args == (TOKEN, ID, 0, 0, OWNER.packed, "failed", "", 0)
 

@@ -122,7 +122,7 @@ def _release(keys: Keys, ask: Ask, token: bytes, min_hold: int = 0) -> Decision:
 
 
 def _conclude(keys: Keys, ask: Ask, *args: Any) -> Decision:
-    token, _, min_hold, once, _, _, _, recognised_for, _ = args
+    token, _, min_hold, once, _, _, _, recognised_for, *_ = args
     if once or recognised_for:
         _refuse()  # A task's: scripts have been forbidden since it began.
     return _release(keys, ask, token, min_hold)
