@@ -73,7 +73,7 @@ def stand(task: Task, name: str, busy: Busy) -> Turn | None:
         found = task_runs.stand_in_line(
             name,
             task.request.id,
-            ticket if isinstance(ticket, int) else 0,
+            ticket if type(ticket) is int else 0,
             busy,
             spacing=options.min_hold,
             permits=options.limit,

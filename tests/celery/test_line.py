@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +13,7 @@ import pytest
 
 from django_redislock import distributed_lock, task_runs
 from django_redislock.celery import single_instance_task
+from django_redislock.celery.defer import defer
 from django_redislock.celery.line import IN_SLOT, NEAR, NEAREST, Turn, time_in_slot
 from django_redislock.lock import Lock
 from django_redislock.rules.flows import Busy
@@ -127,6 +131,32 @@ def test_a_time_limit_is_not_used_up_by_waiting(app: Celery) -> None:
     assert allowed() == IN_SLOT
     assert allowed(timelimit=[10, None]) == 0.5
     assert allowed(timelimit=[None, 4]) == 0.2
+
+
+@pytest.mark.parametrize("bound", ["until", "expires"])
+def test_the_last_tries_are_in_time_and_not_all_at_the_same_moment(
+    own_stage: Stage, bound: str
+) -> None:
+    task, began = own_stage.task("retrying"), time.time()
+    end = datetime.fromtimestamp(began + 40, UTC)
+    expires = end.isoformat() if bound == "expires" else None
+    for number in range(20):
+        task.push_request(id=f"call-{number}", called_directly=False, args=("a",), expires=expires)
+        try:
+            defer(
+                task,
+                1000,
+                turn=Turn(1, 500, 1000, 1),
+                until=end.timestamp() if bound == "until" else None,
+            )
+        finally:
+            task.pop_request()
+    messages = map(json.loads, own_stage.redis.lrange("celery", 0, -1))
+    back = [datetime.fromisoformat(message["headers"]["eta"]) for message in messages]
+    assert len(back) == 20
+    assert max(back) <= end
+    assert min(back) > datetime.fromtimestamp(began + 20, UTC)
+    assert max(back) - min(back) > timedelta(seconds=2)
 
 
 @pytest.mark.slow
