@@ -6,8 +6,11 @@ import asyncio
 import queue
 import threading
 import time
+from collections import deque
+from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -235,27 +238,29 @@ class _AsyncSession(drivers.Awaiting):
     def __init__(self, backend: InMemoryBackend) -> None:
         self._backend = backend
         self._channel = ""
-        self._rings: asyncio.Queue[str] = asyncio.Queue()
+        self._rings: deque[str] = deque()
+        self._listener: asyncio.Future[None] | None = None
 
     async def call(self, step: Call) -> Answer:
         if step.listening and not self._channel:
-            loop = asyncio.get_running_loop()
-            self._channel = self._backend.listen(
-                lambda ring: loop.call_soon_threadsafe(self._rings.put_nowait, ring)
-            )
+            self._channel = self._backend.listen(_ring_of(self))
         return self._backend.perform(step, self._channel)
 
     async def tell(self, step: Tell) -> None:
         self._backend.perform(step, self._channel)
 
     async def listen(self, step: Listen) -> Bell:
-        try:
-            # Not wait_for(): in Python 3.11 it drops a cancellation that comes with the ring.
-            async with asyncio.timeout(max(step.seconds, 0.0)):
-                ring = await self._rings.get()
-        except TimeoutError:
-            return Bell([], self._backend.clock())
-        return Bell(ring.split(), self._backend.clock())
+        # Not wait_for(): in Python 3.11 it drops a cancellation that comes with the ring.
+        if not self._rings and step.seconds > 0:
+            loop = asyncio.get_running_loop()
+            self._listener = loop.create_future()
+            alarm = loop.call_later(step.seconds, self._wake)
+            try:
+                await self._listener
+            finally:
+                alarm.cancel()
+        words = self._rings.popleft().split() if self._rings else []
+        return Bell(words, self._backend.clock())
 
     async def pause(self, step: Pause) -> float:
         await asyncio.sleep(step.seconds)
@@ -263,3 +268,25 @@ class _AsyncSession(drivers.Awaiting):
 
     def close(self) -> None:
         self._backend.stop_listening(self._channel)
+
+    def hear(self, message: str) -> None:
+        """The bell has rung."""
+        self._rings.append(message)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._listener is not None and not self._listener.done():
+            self._listener.set_result(None)
+
+
+def _ring_of(session: _AsyncSession) -> Callable[[str], None]:
+    """What rings a session, from any thread. It keeps neither that nor its loop."""
+    waiter, of_loop = ref(session), ref(asyncio.get_running_loop())
+
+    def ring(message: str) -> None:
+        session, loop = waiter(), of_loop()
+        if session is not None and loop is not None:
+            with suppress(RuntimeError):  # The loop was closed while somebody waited in it.
+                loop.call_soon_threadsafe(session.hear, message)
+
+    return ring

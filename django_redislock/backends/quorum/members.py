@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from django_redislock import clock
 from django_redislock.backends.quorum.lines import AsyncLine
@@ -43,14 +44,16 @@ class Member:
         self.is_trusted = True  # Whether it is waited for.
         self._dial_at = clock.now()
         self._error: BaseException = ConnectionError("it was not reached yet")
-        # Under way; an event loop keeps no task alive.
-        self._dials: dict[asyncio.AbstractEventLoop, asyncio.Task[AsyncWire]] = {}
+        # Under way, by the ids of their loops. The timer that ends one keeps it, and so its loop
+        # does, which may be dropped.
+        self._dials: WeakValueDictionary[int, asyncio.Task[AsyncWire]] = WeakValueDictionary()
 
     def after_fork(self) -> None:
         """In a forked child: nothing of the parent's connections is ours."""
         self.dialer.after_fork()
         self.loops.forsake()
-        self._inherited = self.loops, self._dials  # Not to be collected before their loop.
+        # Not to be collected before their loop.
+        self._inherited = self.loops, list(self._dials.values())
         self._start()
 
     @property
@@ -71,18 +74,16 @@ class Member:
         If there is one, but an answer on it is late after so many seconds, a new one.
         """
         loop = asyncio.get_running_loop()
-        if (under_way := self._dials.get(loop)) is not None:
+        if (under_way := self._dials.get(id(loop))) is not None:
             return under_way
-        for other in [other for other in self._dials if other.is_closed()]:
-            del self._dials[other]
         self._dial_at = clock.now() + DIAL_AGAIN_AFTER
         line = self.loops.open_wire()
         if isinstance(line, AsyncLine):
             task = loop.create_task(self._succeed(line, seconds))
         else:
             task = loop.create_task(self.loops.wire(DIAL_WITHIN))
-        self._dials[loop] = task
-        task.add_done_callback(lambda _: self._dials.pop(loop, None))
+        self._dials[id(loop)] = task
+        task.add_done_callback(lambda _: self._dials.pop(id(loop), None))
         task.add_done_callback(self._dialed)
         return task
 

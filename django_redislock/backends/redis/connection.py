@@ -256,6 +256,7 @@ class AsyncWire(asyncio.BufferedProtocol):
         self._listeners: dict[str, asyncio.Future[None]] = {}
         self.opened_at = clock.now()
         self.closed: Exception | None = None
+        self.owner: object = None  # What is kept as long as the loop has this open; see Loops.
         self.channels: dict[str, str] = {}  # Where it is rung, by the prefix of the locks.
         self._transport.set_protocol(self)
 

@@ -1,0 +1,123 @@
+"""Event loops come and go, in whatever way: their connections go with them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import ref
+
+import pytest
+import uvloop
+from asgiref.sync import async_to_sync
+
+from django_redislock import distributed_lock
+from django_redislock.backends.quorum import members
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from django_redislock.lock import Lock
+    from tests.support.backends import Place
+    from tests.support.quorums import MakeQuorum
+
+# What is said of loops that nobody has ended properly, of their tasks and of their connections, is
+# for whoever did that.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+LOOPS = 8
+
+
+async def take(name: str) -> None:
+    async with distributed_lock(name):
+        pass
+
+
+def run(name: str) -> None:
+    asyncio.run(take(name))
+
+
+def call(name: str) -> None:
+    async_to_sync(take)(name)
+
+
+def close(name: str) -> None:
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(take(name))
+    loop.close()
+
+
+def close_uvloop(name: str) -> None:
+    # One that is only dropped is kept by uvloop itself, whatever was done in it.
+    loop = uvloop.new_event_loop()
+    loop.run_until_complete(take(name))
+    loop.close()
+
+
+def drop(name: str) -> None:
+    asyncio.new_event_loop().run_until_complete(take(name))
+
+
+async def begin_waiting(lock: Lock) -> None:
+    """Take the lock, and leave a task behind that waits for it."""
+    assert await lock.aacquire()
+    task = asyncio.create_task(take(lock.name))
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert not task.done()
+
+
+def drop_with_a_waiter(name: str) -> None:
+    lock = distributed_lock(name)
+    asyncio.new_event_loop().run_until_complete(begin_waiting(lock))
+    lock.release()
+
+
+def close_with_a_waiter(name: str) -> None:
+    lock = distributed_lock(name)
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin_waiting(lock))
+    loop.close()
+    lock.release()
+
+
+def descriptors() -> int:
+    """How many files and connections of this process are open."""
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize(
+    "use_loop",
+    [run, call, close, close_uvloop, drop, drop_with_a_waiter, close_with_a_waiter],
+)
+def test_of_a_loop_that_has_ended_no_connection_stays(
+    use_loop: Callable[[str], None], place: Place
+) -> None:
+    use_loop("first")
+    before = descriptors()
+    for number in range(LOOPS):
+        use_loop(f"lottery-{number}")
+    # Less than one of each: that of blocking code to another node of a cluster may be new.
+    wait_until(lambda: descriptors() < before + LOOPS)
+
+
+def test_nor_does_a_loop_that_is_dropped_while_a_silent_server_of_a_quorum_is_dialed(
+    make_quorum: MakeQuorum, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "DIAL_AGAIN_AFTER", 0.0)
+    quorum = make_quorum()
+    quorum.configure(socket_timeout=1.0)
+    quorum.proxies[1].blackhole()
+    drop("first")  # From now on nobody waits for the silent one.
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(take("lottery"))
+    dropped = ref(loop)
+    del loop
+    gc.collect()
+    assert dropped() is None
