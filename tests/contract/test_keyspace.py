@@ -24,8 +24,8 @@ import redis
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from django_redislock.backends.memory.errors import ReplyError
 from django_redislock.backends.memory.interpreter import Interpreter
-from django_redislock.backends.memory.keyspace import COMMANDS, Keyspace, ReplyError
 from django_redislock.rules.scripts import Script
 from tests.support.servers import Server, missing
 
@@ -74,8 +74,8 @@ class Twins:
         self._listener = self._client.pubsub()
         self._listener.subscribe(HEARD)
         self._listener.get_message(timeout=5)
-        self._keyspace = Keyspace(lambda channel, _: int(channel == HEARD.encode()))
-        self._interpreter = Interpreter(self._keyspace)
+        self._interpreter = Interpreter()
+        self._interpreter.listen(HEARD.encode())
         self._prefix = f"twins-{uuid.uuid4().hex}:"
         self._apart = 0.0  # The most ms that have gone by between the times of the two.
 
@@ -95,9 +95,9 @@ class Twins:
         self._apart = max(self._apart, 1000 * (time.monotonic() - begun))
         if script is TOLD:  # Which tells when it was run: no key expires in between.
             moment = int(there[0]), int(there[1])
-        self._keyspace.us = moment[0] * 1_000_000 + moment[1]
+        us = moment[0] * 1_000_000 + moment[1]
         try:
-            return there, self._interpreter.run(script, names, args)
+            return there, self._interpreter.run(script, us, names, args)[0]
         except ReplyError as error:
             return there, _error(error)
 
@@ -223,7 +223,7 @@ def test_the_keyspace_has_the_commands_that_the_scripts_use() -> None:
         for file in (resources.files("django_redislock") / "lua").iterdir()
         for name in re.findall(r"call\('([A-Z]+)'", file.read_text("utf-8"))
     }
-    assert {name.decode() for name in COMMANDS} == used
+    assert {name.decode() for name in Interpreter().commands} == used
 
 
 @settings(
@@ -318,20 +318,17 @@ def test_an_error_of_lua_is_an_error_reply_and_undoes_nothing(twins: Twins) -> N
 
 
 def test_a_key_is_there_until_its_last_millisecond_is_over() -> None:
-    keyspace = Keyspace(lambda *_: 0)
-    keyspace.perform(b"SET", b"one", b"x", b"PX", b"10")
-    keyspace.us = 10_999
-    assert keyspace.perform(b"PTTL", b"one") == 0
-    keyspace.us = 11_000
-    assert keyspace.perform(b"PTTL", b"one") == -2
+    interpreter = Interpreter()
+    interpreter.perform("SET", "one", "x", "PX", 10)
+    assert interpreter.perform("PTTL", "one", us=10_999) == 0
+    assert interpreter.perform("PTTL", "one", us=11_000) == -2
 
 
 def test_an_interpreter_that_nobody_needs_is_collected() -> None:
-    keyspace = Keyspace(lambda *_: 0)
-    interpreter = Interpreter(keyspace)
-    assert interpreter.run(script("return redis.call('GET', KEYS[1])"), ["one"], []) is None
+    interpreter = Interpreter()
+    assert interpreter.run(script("return redis.call('GET', KEYS[1])"), 0, ["one"], [])[0] is None
     with pytest.raises(ReplyError):
-        interpreter.run(script("return redis.call('NONE')"), [], [])
+        interpreter.run(script("return redis.call('NONE')"), 0, [], [])
     left = weakref.ref(interpreter)
     del interpreter
     gc.collect()

@@ -78,7 +78,7 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel: zipfile.ZipFile) -> No
 
 
 @pytest.mark.parametrize(
-    "pattern", ["lua/acquire.lua", "lua/release.lua", "lua/_lease.lua", "py.typed"]
+    "pattern", ["lua/acquire.lua", "lua/_lease.lua", "backends/memory/keyspace.lua", "py.typed"]
 )
 def test_what_python_does_not_import_is_there_too(wheel: zipfile.ZipFile, pattern: str) -> None:
     assert f"django_redislock/{pattern}" in wheel.namelist()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
     from django_redislock import Lease
-    from django_redislock.backends.memory.keyspace import Keyspace
+    from django_redislock.backends.memory.interpreter import Interpreter
     from tests.support.clusters import Cluster
     from tests.support.topologies import Watched
 
@@ -164,18 +164,16 @@ class MemoryPlace(Place):
         self._settings.REDISLOCK = {"default": {**self.setting(), **options}}
 
     def lose_data(self) -> None:
-        keyspace = self._keyspace()
-        keyspace.values.clear()
-        keyspace.ends.clear()
+        self._interpreter().clear()
 
     def lapse(self, name: str) -> None:
         key = lock_keys(backends["default"].prefix, name).lock
-        self._keyspace().perform(b"DEL", key.encode())
+        self._interpreter().perform("DEL", key)
 
-    def _keyspace(self) -> Keyspace:
+    def _interpreter(self) -> Interpreter:
         backend = backends["default"]
         assert isinstance(backend, InMemoryBackend)
-        return backend.keyspace
+        return backend.interpreter
 
     def setting(self) -> dict[str, Any]:
         return dict(self._settings.REDISLOCK["default"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import threading
 import time
 from collections import deque
 from contextlib import suppress
@@ -17,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redislock import clock
 from django_redislock.backends import drivers
 from django_redislock.backends.base import Backend
-from django_redislock.backends.memory.keyspace import Keyspace, ReplyError
+from django_redislock.backends.memory.errors import ReplyError
 from django_redislock.backends.watchdog import Watchdog
 from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.rules import scripts
@@ -34,10 +33,6 @@ if TYPE_CHECKING:
 
 LAST_MS = 0.001  # Seconds: a key is there until the millisecond in which it expires is over.
 OUTAGE = "the server does not answer, as a test has it"
-INTERRUPTED = (
-    "a signal handler or a destructor asks for it while its thread is in the midst of an operation"
-    " on locks in memory, which cannot begin another one"
-)
 
 
 class InMemoryBackend(Backend):
@@ -70,18 +65,14 @@ class InMemoryBackend(Backend):
     def _start(self) -> None:
         super()._start()
         self.watchdog = Watchdog(self, self)
-        self._mutex = threading.RLock()
-        self._is_performing = False
         self._listeners: dict[bytes, Callable[[str], object]] = {}
         self._numbers = count(1)
-        self._rings: list[tuple[Callable[[str], object], str]] = []  # Of the script that runs.
         self._handed_over = False  # Whether a waiter may not have confirmed what it was handed.
-        self.keyspace = Keyspace(self._publish)
-        self._interpreter = self._interpreter_of(self.keyspace)
+        self.interpreter = self._interpreter_of()
 
     def after_fork(self) -> None:
         # A thread of the parent may have been in the midst of a script, so it is never closed.
-        self._inherited.append(self._interpreter)
+        self._inherited.append(self.interpreter)
         super().after_fork()
 
     def session(self) -> _Session:
@@ -111,28 +102,24 @@ class InMemoryBackend(Backend):
             raise Refused(OUTAGE)
         sent = self.clock()
         try:
-            with self._mutex:
-                if self._is_performing:  # By this thread, which would else wait for itself.
-                    raise Refused(INTERRUPTED)
-                self._is_performing = True
-                try:
-                    value = self._perform(step, channel)
-                finally:
-                    self._is_performing = False
+            value = self._perform(step, channel)
         except ReplyError as error:
             raise Refused(str(error)) from error
         return Answer(value, sent, self.clock())
 
     def _perform(self, step: Call | Tell, channel: str) -> Any:
-        self.keyspace.us = int((self._epoch + self.clock()) * 1_000_000)
         keys = step.script.given(lock_keys(self.prefix, step.name))
-        self._rings.clear()
-        value = self._interpreter.run(step.script, keys, step.script.told(step.args, channel))
-        # Only now: after a signal that interrupts a script, no waiter must have been told of a lock
-        # that it was not handed.
-        for ring, message in self._rings:
-            ring(message)
+        args = step.script.told(step.args, channel)
+        value, rings = self.interpreter.run(step.script, self._us, keys, args)
+        for rung, message in zip(rings[::2], rings[1::2], strict=True):
+            if ring := self._listeners.get(rung):
+                ring(message.decode())
+            self._handed_over |= message.startswith(b"granted ")
         return value
+
+    @property
+    def _us(self) -> int:
+        return int((self._epoch + self.clock()) * 1_000_000)
 
     # --- for tests, see testing.LockTestKit ----------------------------------------------------
 
@@ -145,10 +132,9 @@ class InMemoryBackend(Backend):
                 if lease.grant.is_unanswered:
                     self._look_after(lease)  # What was not answered is tried again soon.
             step = min([left, *(lease.ttl / 3 for lease in leases if lease.grant.auto_renew)])
-            with self._mutex:
-                if self._handed_over:
-                    self._take_up()
-                self._ahead += step
+            if self._handed_over:
+                self._take_up()
+            self._ahead += step
             left -= step
             for lease in leases:
                 self._look_after(lease)
@@ -157,9 +143,9 @@ class InMemoryBackend(Backend):
     def _take_up(self) -> None:
         """Confirm what was handed to waiters just now, as they would before so much time passes."""
         self._handed_over = False
-        for key in list(self.keyspace.values):
-            name = name_of(self.prefix, key.decode())
-            value = self.keyspace.GET(key) if name else None
+        for key in self.interpreter.every_key():
+            name = name_of(self.prefix, key.name.decode())
+            value = self.interpreter.perform("GET", key.name, us=self._us) if name else None
             if name and value and (confirmation := read_claim(value)):
                 self._perform(Call(scripts.RENEW, name, confirmation, self.within), "")
 
@@ -190,19 +176,13 @@ class InMemoryBackend(Backend):
         """Call *ring* with what is published on the channel that is returned."""
         name = channel(self.prefix, self.process, next(self._numbers))
         self._listeners[name.encode()] = ring
+        self.interpreter.listen(name.encode())
         return name
 
     def stop_listening(self, name: str) -> None:
         """Nobody listens on this channel any more."""
-        self._listeners.pop(name.encode(), None)
-
-    def _publish(self, name: bytes, message: bytes) -> int:
-        ring = self._listeners.get(name)
-        if ring is None:
-            return 0
-        self._rings.append((ring, message.decode()))
-        self._handed_over |= message.startswith(b"granted ")
-        return 1
+        if self._listeners.pop(name.encode(), None) is not None:
+            self.interpreter.stop_listening(name.encode())
 
 
 class _Session(drivers.Blocking):

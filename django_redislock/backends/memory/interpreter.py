@@ -2,62 +2,58 @@
 
 from __future__ import annotations
 
-import hashlib
-import weakref
-from typing import TYPE_CHECKING, Any
+from importlib import resources
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lupa.lua51 import LuaError, LuaRuntime
+import hiredis
+from lupa.lua51 import LuaRuntime
 
-from django_redislock.backends.memory.keyspace import ReplyError, Status
+from django_redislock.backends.memory.errors import ReplyError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from django_redislock.backends.memory.keyspace import Keyspace
     from django_redislock.rules.scripts import Script
 
-# One crossing of the border for all keys and arguments.
-_RUN = b"""
-return function(script, keys, ...)
-  local all = {...}
-  KEYS = { unpack(all, 1, keys) }
-  ARGV = { unpack(all, keys + 1) }
-  return script()
-end
-"""
+_KEYSPACE = (resources.files("django_redislock.backends.memory") / "keyspace.lua").read_bytes()
+_PERFORM = b"return redis.call(unpack(ARGV))"
+
+
+class Key(NamedTuple):
+    """One key, with all that is in it."""
+
+    name: bytes
+    kind: bytes  # As TYPE says.
+    ends: int | None  # When it expires, in ms.
+    content: bytes | list[bytes]  # Of a hash pairs, as HGETALL has them; of a sorted set as well.
 
 
 class Interpreter:
-    """A Lua with the `redis` that servers give to scripts. Not thread-safe."""
+    """What a server keeps, and the Lua that runs scripts on it; shared by all threads.
 
-    def __init__(self, keyspace: Keyspace) -> None:
-        self._keyspace = keyspace
+    A script is one call that no code of Python interrupts, and nobody waits for a mutex but that
+    which Lua has for the time of such a call.
+    """
+
+    def __init__(self) -> None:
         self._lua = LuaRuntime(encoding=None, register_eval=False, register_builtins=False)
-        # Lua refers to us weakly: no garbage collector would see the circle through it.
-        this = weakref.proxy(self)
-
-        def call(*command: bytes | float) -> Any:
-            return this._call(*command)
-
-        def pcall(*command: bytes | float) -> Any:
-            return this._pcall(*command)
-
-        self._lua.globals()[b"redis"] = self._lua.table_from(
-            {
-                b"call": call,
-                b"pcall": pcall,
-                b"sha1hex": _sha1hex,
-                # There are no replicas.
-                b"set_repl": lambda which: None,
-                b"REPL_NONE": 0,
-                b"REPL_ALL": 3,
-            }
-        )
-        self._run = self._lua.execute(_RUN)
+        server = self._lua.execute(_KEYSPACE)
+        self._run = server[b"run"]
+        self._dump = server[b"dump"]
+        self.listen = server[b"listen"]
+        self.stop_listening = server[b"stop_listening"]
+        self.clear = server[b"clear"]
+        self.commands = frozenset(server[b"commands"].values())
         self._compiled: dict[str, Any] = {}  # By SHA.
+        self._perform = self._lua.compile(_PERFORM)
 
-    def run(self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int]) -> Any:
-        """Run a script, and return what a client reads from a server.
+    def run(
+        self, script: Script, us: int, keys: Sequence[str], args: Sequence[str | bytes | int]
+    ) -> tuple[Any, list[bytes]]:
+        """Run a script at a time in microseconds.
+
+        Returns what a client reads from a server, and what was published where somebody listens:
+        channel, message, channel, message, …
 
         Raises:
             ReplyError: The script answers an error, or has met one. What it wrote before stays, as
@@ -66,57 +62,34 @@ class Interpreter:
         compiled = self._compiled.get(script.sha)
         if compiled is None:
             compiled = self._compiled[script.sha] = self._lua.compile(script.source)
+        return self._answered(compiled, us, keys, args)
+
+    def perform(self, *command: str | bytes | int, us: int = 0) -> Any:
+        """Run one command; see run()."""
+        return self._answered(self._perform, us, (), command)[0]
+
+    def every_key(self) -> list[Key]:
+        """All keys."""
+        found: list[list[Any]] = _read(self._dump())
+        return [
+            Key(name, kind, int(ends) if ends else None, rest) for name, kind, ends, rest in found
+        ]
+
+    def _answered(
+        self, compiled: Any, us: int, keys: Sequence[str], args: Sequence[str | bytes | int]
+    ) -> tuple[Any, list[bytes]]:
         given = [*map(_sent, keys), *map(_sent, args)]
-        try:
-            return _answered(self._run(compiled, len(keys), *given))
-        except LuaError as error:
-            raise ReplyError(f"ERR {error}") from error
+        answer, rings = _read(self._run(compiled, us, len(keys), *given))
+        if isinstance(answer, ReplyError):
+            raise answer
+        return answer, rings
 
-    def _call(self, name: bytes, *args: bytes | float) -> Any:
-        # A number of Lua's is sent with all its digits.
-        texts = [one if isinstance(one, bytes) else b"%.17g" % one for one in args]
-        return self._in_lua(self._keyspace.perform(name, *texts))
 
-    def _pcall(self, name: bytes, *args: bytes | float) -> Any:
-        try:
-            return self._call(name, *args)
-        except ReplyError as error:
-            return self._lua.table_from({b"err": str(error).encode()})
-
-    def _in_lua(self, reply: Any) -> Any:
-        """A reply as Lua sees it."""
-        kind = type(reply)
-        if kind is bytes or kind is int:
-            return reply
-        if reply is None:
-            return False
-        return self._lua.table_from({b"ok": bytes(reply)} if kind is Status else reply)
+def _read(reply: bytes) -> Any:
+    reader = hiredis.Reader(replyError=ReplyError)
+    reader.feed(reply)
+    return reader.gets()
 
 
 def _sent(arg: str | bytes | int) -> bytes:
     return arg if isinstance(arg, bytes) else str(arg).encode()
-
-
-def _sha1hex(text: bytes) -> bytes:
-    return hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
-
-
-def _answered(value: Any) -> Any:
-    """What a client reads when a script returns this."""
-    match value:
-        case None | False:
-            return None
-        case True:
-            return 1
-        case bytes():
-            return value
-        case int() | float():
-            return int(value)  # As on a server, which cuts off what is behind the point.
-    if (error := value[b"err"]) is not None:
-        raise ReplyError(error.decode(errors="replace"))
-    if (status := value[b"ok"]) is not None:
-        return status
-    answers: list[Any] = []
-    while (one := value[len(answers) + 1]) is not None:  # An array ends with its first nil.
-        answers.append(_answered(one))
-    return answers

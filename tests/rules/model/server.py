@@ -6,12 +6,11 @@ such case is run once, in Lua, and then remembered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from django_redislock.backends.memory.interpreter import Interpreter
-from django_redislock.backends.memory.keyspace import Keyspace, SortedSet
+from django_redislock.backends.memory.interpreter import Interpreter, Key
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.scripts import Script
 
@@ -43,20 +42,11 @@ class Lease(NamedTuple):
         return int(self.value.split(b"|")[4])
 
 
-class Entry(NamedTuple):
-    """One key of the server."""
-
-    key: bytes
-    kind: type
-    content: Any  # Immutable.
-    ends: int | None  # ms
-
-
 @dataclass(frozen=True, eq=False)
 class Kept:
     """All that the server keeps at one moment. The same content is always the same object."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[Key, ...]
     lease: Lease | None
     queue: tuple[str, ...]  # Tokens of the waiters.
 
@@ -75,12 +65,9 @@ class Server:
     def __init__(self, name: str, instead: Mapping[Script, Script]) -> None:
         self._keys = lock_keys("model", name)
         self._instead = instead
-        self._keyspace = Keyspace(self._publish)
-        self._interpreter = Interpreter(self._keyspace)
-        self._known: dict[tuple[Entry, ...], Kept] = {}
+        self._interpreter = Interpreter()
+        self._known: dict[tuple[Key, ...], Kept] = {}
         self._ran: dict[tuple[Any, ...], Ran] = {}
-        self._subscribed: frozenset[str] = frozenset()
-        self._rung: list[tuple[str, tuple[str, ...]]] = []
         self.empty = self._keep(())
 
     def run(
@@ -110,43 +97,54 @@ class Server:
         us: int,
         subscribed: frozenset[str],
     ) -> Ran:
-        keyspace = self._keyspace
-        keyspace.us, self._subscribed, self._rung = us, subscribed, []
-        keyspace.values = {
-            one.key: one.content if one.kind is bytes else one.kind(one.content)
-            for one in kept.entries
-        }
-        keyspace.ends = {one.key: one.ends for one in kept.entries if one.ends is not None}
+        server = self._interpreter
+        server.clear()
+        for key in kept.entries:
+            for command in _commands(key):
+                server.perform(*command)
+        for channel in subscribed:
+            server.listen(channel.encode())
         script = self._instead.get(script, script)
         keys = [getattr(self._keys, key) for key in script.keys if key not in INDEXES]
-        answer = self._interpreter.run(script, keys, args)
-        entries = sorted(
-            Entry(key, type(value), _frozen(value), keyspace.ends.get(key))
-            for key, value in keyspace.values.items()
-        )
-        return Ran(self._keep(tuple(entries)), _frozen(answer), tuple(self._rung))
+        answer, rings = server.run(script, us, keys, args)
+        for channel in subscribed:
+            server.stop_listening(channel.encode())
+        rung = [
+            (channel.decode(), tuple(message.decode().split()))
+            for channel, message in zip(rings[::2], rings[1::2], strict=True)
+        ]
+        entries = sorted(key._replace(content=_frozen(key.content)) for key in server.every_key())
+        return Ran(self._keep(tuple(entries)), _frozen(answer), tuple(rung))
 
-    def _keep(self, entries: tuple[Entry, ...]) -> Kept:
+    def _keep(self, entries: tuple[Key, ...]) -> Kept:
         if entries not in self._known:
-            by_key = {entry.key.decode(): entry for entry in entries}
+            by_key = {entry.name.decode(): entry for entry in entries}
             lock, queue = by_key.get(self._keys.lock), by_key.get(self._keys.queue)
             self._known[entries] = Kept(
                 entries,
                 Lease(lock.content, lock.ends) if lock else None,
-                tuple(member.decode() for member, _ in queue.content) if queue else (),
+                tuple(member.decode() for member in queue.content[::2]) if queue else (),
             )
         return self._known[entries]
 
-    def _publish(self, channel: bytes, message: bytes) -> int:
-        if channel.decode() not in self._subscribed:
-            return 0
-        self._rung.append((channel.decode(), tuple(message.decode().split())))
-        return 1
+
+def _commands(key: Key) -> Iterator[tuple[str | bytes | int, ...]]:
+    """Those that write a key, while the clock of the server is at 0."""
+    name, content = key.name, key.content
+    match key.kind:
+        case b"string":
+            yield "SET", name, content
+        case b"list":
+            yield "RPUSH", name, *content
+        case b"hash":
+            for field, value in zip(content[::2], content[1::2], strict=True):
+                yield "HSET", name, field, value
+        case b"zset":
+            for member, score in zip(content[::2], content[1::2], strict=True):
+                yield "ZADD", name, score, member
+    if key.ends is not None:
+        yield "PEXPIRE", name, key.ends
 
 
 def _frozen(value: Any) -> Any:
-    if isinstance(value, SortedSet):
-        return tuple(sorted(value.items()))
-    if isinstance(value, dict):
-        return tuple(value.items())
     return tuple(value) if isinstance(value, list) else value

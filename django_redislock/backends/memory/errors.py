@@ -1,0 +1,7 @@
+"""What a script may end with."""
+
+from __future__ import annotations
+
+
+class ReplyError(Exception):
+    """A server's error reply."""

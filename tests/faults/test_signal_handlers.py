@@ -1,0 +1,133 @@
+"""A signal handler, or a destructor, may use locks wherever it interrupts the code that uses them.
+
+Both run between any two bytecodes of the thread that they interrupt, so they must never wait for
+what that thread has: a mutex of the package, or of a library beneath it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import itertools
+import random
+import signal as os_signals
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import LockError, distributed_lock, held, signals
+from tests.support.backends import MEMORY, PATIENT, Place
+from tests.support.processes import say
+from tests.support.waiting import HUNG, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import Spawn
+
+SIGNALS = 1000  # Enough to meet each mutex: one in fifty found one.
+
+
+class Interrupted(Exception):
+    """What a handler raises."""
+
+
+class Dropped:
+    """Garbage that only the collector finds, and that holds a lock until then."""
+
+    def __init__(self, name: str) -> None:
+        self.me = self
+        self.lock = distributed_lock(name, ttl=60, wait=0)
+        self.lock.acquire()
+
+    def __del__(self) -> None:
+        with suppress(LockError):
+            self.lock.release()
+
+
+def note(**news: object) -> None:
+    """What is told of locks by signals of Django's."""
+
+
+def use_locks_in_handlers(count: int) -> None:
+    """In a child: a busy main thread, and a handler that uses locks each millisecond or so."""
+    faulthandler.dump_traceback_later(0.8 * HUNG, exit=True)
+    gc.set_threshold(30, 2, 2)
+    numbers, handled = itertools.count(), 0
+    raises = may_raise = False  # Whether the handler raises now and then; and whether it may now.
+    names = [f"lottery:{number}" for number in range(4)]
+    kept = distributed_lock("kept", ttl=60)
+    assert kept.acquire()
+    lease = kept.lease
+    assert lease is not None
+
+    def take_any() -> None:
+        with distributed_lock(random.choice(names), wait=0, ttl=random.choice([1, 60])):
+            pass
+
+    def take_another() -> None:
+        lock = distributed_lock(f"tombola:{next(numbers)}", ttl=60)
+        assert lock.acquire()
+        lock.release()
+
+    def nest() -> None:
+        with distributed_lock("kept", reentrant=True):
+            pass
+
+    def look() -> None:
+        assert lease.held
+        assert kept.locked()
+        assert not distributed_lock("never").locked()
+
+    acts: list[Callable[[], object]] = [take_any, take_another, nest, look, lease.renew]
+
+    def handle(*_: Any) -> None:
+        nonlocal handled, may_raise
+        handled += 1
+        try:
+            with suppress(LockError):
+                random.choice(acts)()
+            if may_raise and handled % 10 == 0:
+                may_raise = False
+                raise Interrupted
+        finally:
+            if handled < count:
+                os_signals.setitimer(os_signals.ITIMER_REAL, random.uniform(0.0002, 0.002))
+
+    def work() -> None:
+        nonlocal may_raise
+        may_raise = raises
+        for name in names:
+            with distributed_lock(name, ttl=60), distributed_lock(name, reentrant=True):
+                nest()
+            Dropped(f"dropped:{next(numbers)}")
+        may_raise = False
+
+    def work_until(end: int) -> None:
+        os_signals.setitimer(os_signals.ITIMER_REAL, 0.001)
+        while handled < end:
+            with suppress(Interrupted, LockError):
+                work()
+        os_signals.setitimer(os_signals.ITIMER_REAL, 0)
+
+    os_signals.signal(os_signals.SIGALRM, handle)
+    work_until(count // 2)
+    gc.collect()
+    wait_until(lambda: [lock.name for lock in held.list()] == ["kept"])
+    raises = True
+    signals.lock_acquired.connect(note)
+    signals.lock_released.connect(note)
+    work_until(count)
+    assert lease.held
+    kept.release()
+    say(handled)
+
+
+@pytest.mark.timeout(2 * HUNG)
+@pytest.mark.parametrize("place", ["valkey", MEMORY], indirect=True)
+def test_a_handler_that_uses_locks_never_waits_for_the_thread_that_it_interrupts(
+    place: Place, spawn: Spawn
+) -> None:
+    place.configure(OPTIONS={} if place.name == MEMORY else PATIENT)
+    assert spawn(use_locks_in_handlers, SIGNALS).read() >= SIGNALS
