@@ -367,6 +367,13 @@ def record_of(detail: Detail) -> Record | None:
     return record(name, using=detail.alias)
 
 
+def unknown(detail: Detail, record: Record | None) -> str:
+    """That nothing is known of a lock and its record, as a sentence; "" if anything is."""
+    if detail.lock or detail.waiters or detail.past or record:
+        return ""
+    return "Nothing is known of it: no lease of a second or longer, and no run of a task."
+
+
 def similar(name: str, *, using: str = DEFAULT_ALIAS) -> builtins.list[str]:
     """Up to three other names like *name*, the most similar first: what may have been meant.
 

@@ -227,7 +227,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             context |= {"as_of": markup.moment(now), **_sections(detail)}
             record = held.record_of(detail)
             context["record"] = markup.record(record) if record else []
-            context["known"] = bool(detail.lock or detail.waiters or detail.past or record)
+            context["unknown"] = held.unknown(detail, record)
         except held.TROUBLE as error:
             context["problems"] = {visible(page.alias): held.problem(error, page.alias)}
         context |= extra_context or {}

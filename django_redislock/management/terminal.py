@@ -112,16 +112,6 @@ def detail(
         yield from indented(table(headers, past, within))
 
 
-def unknown(similar: Sequence[str]) -> Iterator[str]:
-    """That nothing is known of a lock that nobody holds, and what may have been meant."""
-    yield (
-        "Nothing is known of it: nobody held it for a second or longer in the last two days, and no"
-        " task ran under it in the last 30."
-    )
-    if similar:
-        yield meant(similar)
-
-
 def meant(similar: Sequence[str]) -> str:
     """A question; "" if no name is similar."""
     return f"Did you mean {' or '.join(map(pasteable, similar))}?" if similar else ""

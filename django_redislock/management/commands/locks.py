@@ -119,12 +119,11 @@ class Command(BaseCommand):
     def _show(self, name: str, alias: str | None, **options: Any) -> None:
         detail = held.detail(name, using=alias or DEFAULT_ALIAS)
         record = held.record_of(detail)
-        is_known = bool(detail.lock or detail.waiters or detail.past or record)
-        similar = [] if is_known else held.similar(detail.name, using=detail.alias)
+        unknown = held.unknown(detail, record)
+        similar = held.similar(detail.name, using=detail.alias) if unknown else []
         if not options["json"]:
             self._print(terminal.detail(detail, record, _columns(self.stdout)))
-            if not is_known:
-                self._print(terminal.unknown(similar))
+            self._print(filter(None, (unknown, terminal.meant(similar))))
             return
         free = {"name": detail.name, "alias": detail.alias, "state": "free"}
         self._print_json(
@@ -133,7 +132,7 @@ class Command(BaseCommand):
                 "waiting": [waiter.as_dict() for waiter in detail.waiters],
                 "past": [lease.as_dict() for lease in detail.past],
                 "runs": record and record.as_dict(),
-                "known": is_known,
+                "known": not unknown,
                 "similar": similar,
             }
         )
