@@ -255,6 +255,22 @@ def test_a_run_is_forgotten_whichever_alias_its_lock_had() -> None:
 
 
 @on_sqlite
+@pytest.mark.parametrize("chosen", [["lottery"], ["--older-than", "30s"]], ids=" ".join)
+def test_what_is_forgotten_is_committed_also_with_autocommit_off(
+    chosen: list[str], make_database: MakeDatabase
+) -> None:
+    archive = make_database("archive")
+    add_run("lottery", using=archive)
+    connection = connections[archive]
+    connection.set_autocommit(False)
+    outcome = locks_command("once", "forget", *chosen, "--yes", "--database", archive)
+    connection.rollback()  # As when the process ends.
+    connection.set_autocommit(True)
+    assert outcome.out.endswith("Forgot 1 completed run.\n")
+    assert known(archive) == []
+
+
+@on_sqlite
 def test_each_database_has_its_own(make_database: MakeDatabase) -> None:
     archive = make_database("archive")
     add_run("lottery", using=archive)

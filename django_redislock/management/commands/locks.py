@@ -17,7 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError
+from django.db import DatabaseError, connections, transaction
 from django.utils import timezone
 
 from django_redislock import conf, doctor, effects, held
@@ -30,6 +30,7 @@ from django_redislock.management.terminal import pasteable
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
 from django_redislock.task_runs import MOST_NAMES
+from django_redislock.transactions import is_by_hand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -595,9 +596,11 @@ def _ago(seconds: float) -> datetime:
 
 @contextmanager
 def _asking(database: str) -> Iterator[None]:
-    """Errors of this database become exit statuses."""
+    """Errors of this database become exit statuses; what was written is committed in any case."""
     try:
         yield
+        if is_by_hand(connections[database]):
+            transaction.commit(using=database)
     except DatabaseError as error:
         if problem := effects.missing_table(CompletedRun, database):
             raise CommandError(problem[0].upper() + problem[1:], returncode=USAGE) from error
