@@ -202,6 +202,17 @@ def test_who_gets_no_connection_is_told_so_in_time(wait: float, locks: Locks) ->
         pool.give(wire)
 
 
+def test_in_a_forked_child_nobody_waits_for_a_connection_of_its_parent(pool: WirePool) -> None:
+    # As a signal handler that forks makes it: it returns into the wait.
+    lent = [pool.take(HUNG) for _ in range(LIMIT)]
+    waiting = in_thread(partial(pool.take, HUNG))
+    wait_until(lambda: pool._waiting)
+    pool.forsake()
+    with pytest.raises(Exhausted):
+        waiting.result(SOON)
+    assert not any(wire.is_open for wire in lent)
+
+
 # At any time
 
 

@@ -70,6 +70,7 @@ class Pool(Generic[Lent]):
         self._taken: set[ref[Any]] = set()
         self._waiting: deque[SimpleQueue[Lent | Room]] = deque()  # Who came first is first.
         self._retired = False
+        self._forsaken = False  # Whether it is the parent's, and this the forked child.
 
     def use(self, work: Callable[[Lent], Result], seconds: float) -> Result:
         """Lend a connection for *work* alone; see take(). It is dropped if anything is raised."""
@@ -163,6 +164,7 @@ class Pool(Generic[Lent]):
         Those that are lent too: while a copy is open, the server does not learn that a waiter of
         the parent has died.
         """
+        self._forsaken = True
         for reference in list(self._taken):
             if not isinstance(found := reference(), Room) and found is not None:
                 found.close()
@@ -191,7 +193,7 @@ class Pool(Generic[Lent]):
         try:
             self._waiting.append(turn)
             self._serve()
-            while (left := until - clock.now()) > 0:
+            while (left := until - clock.now()) > 0 and not self._forsaken:
                 with suppress(Empty):
                     return turn.get(timeout=min(left, self.LOOK_EVERY))
                 # An exception of a signal handler may have kept another thread from serving it.
