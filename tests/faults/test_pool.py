@@ -233,6 +233,7 @@ def at_each_step(work: Callable[[], None], handler: Callable[[int], None]) -> in
         return trace
 
     def traced() -> None:
+        sys._getframe().f_trace_opcodes = True  # Or Python 3.12 has settrace() leave steps out.
         sys.settrace(trace)
         try:
             work()
