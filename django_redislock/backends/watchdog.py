@@ -55,6 +55,9 @@ class Renewer(Protocol):
     def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
         """Run many scripts at once, on a connection of its own."""
 
+    def prepare_watchdog(self) -> None:
+        """Have that connection soon: a claim leaves little time to make one."""
+
     def close_watchdog(self) -> None:
         """Close that connection; no lease is left to renew."""
 
@@ -115,6 +118,7 @@ class Watchdog:
         # Without jitter: a later lease is then due later, and an idle watchdog is not woken by
         # every acquire.
         if grant.is_claimed:
+            self._renewer.prepare_watchdog()
             first = grant.deadline - min(CLAIM, grant.ttl) * 2 / 3
         elif grant.auto_renew:
             first = min(grant.granted_at + grant.ttl / 3, grant.deadline)

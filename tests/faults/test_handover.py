@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_redislock import LockTimeout, LockUnavailable, distributed_lock, held
+from django_redislock import LockTimeout, LockUnavailable, clock, distributed_lock, held
+from django_redislock.backends.redis import calling
+from django_redislock.backends.redis.dialing import Dialer
+from django_redislock.backends.redis.renewing import RenewalWire
 from django_redislock.celery import current_lease, single_instance_task
-from django_redislock.rules import scripts
+from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import CLAIM
 from django_redislock.rules.grant import drift
+from django_redislock.rules.steps import Answer, Unanswered
 from tests.support.backends import UNHURRIED, one_kind
 from tests.support.faults import loses, takes
 from tests.support.others import against_rival, queued, rival
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
     from django_redislock.lease import Lease
+    from django_redislock.rules.steps import Call
     from tests.conftest import Locks
     from tests.support.proxy import Args, Proxy
 
@@ -107,6 +112,21 @@ def stays_held(lease: Lease, locks: Locks, seconds: float) -> None:
         assert lease.held, f"not held {until - last:.2f} s before the end, {late:.2f} s late"
 
 
+def renewal_of(lease: Lease) -> Call:
+    """One try of a renewal, with all the time."""
+    return flows.renewal_call(lease.grant.renewal(clock.now()), HUNG)
+
+
+@contextmanager
+def renewal_wire(locks: Locks) -> Iterator[RenewalWire]:
+    """A connection like a watchdog's, through the proxy."""
+    default = locks._settings.REDISLOCK["default"]
+    caller = calling.Caller("default", locks.prefix, "ours")
+    wire = RenewalWire(Dialer(default["LOCATION"], {}), caller)
+    yield wire
+    wire.close()
+
+
 # The watchdog's connection
 
 
@@ -133,6 +153,48 @@ def test_a_first_confirmation_that_fails_is_tried_again_within_the_claim(
         assert rule.hits
         assert lease.renewals
     assert is_left_clean(locks)
+
+
+def test_a_lease_is_held_without_a_pause_though_the_server_is_far_away(
+    caller: Caller, locks: Locks, proxy: Proxy
+) -> None:
+    proxy.rule("*", "delayreply:0.1", times=None)
+    with handed_over(caller, locks) as lease:
+        stays_held(lease, locks, CLAIM + 0.3)
+        assert lease.renewals
+
+
+@pytest.mark.proves("R2")
+def test_r2_a_late_answer_to_a_renewal_counts_from_when_it_was_asked_for(
+    locks: Locks, proxy: Proxy
+) -> None:
+    with distributed_lock(NAME, renew=False) as lease, renewal_wire(locks) as wire:
+        (patient,) = calls = [renewal_of(lease)]
+        wire.call(calls)
+        asked = len(proxy.commands("EVALSHA", "EVAL"))
+        rule = proxy.rule_for_script(scripts.RENEW.sha, "delayreply:1")
+        proxy.rule("HELLO", "delay:3")  # Of a connection in place of the one that is late.
+        begun = clock.now()
+        (outcome,) = wire.call([patient._replace(within=0.2)])
+        assert isinstance(outcome, Unanswered)
+        given_up = clock.now()
+        (answer,) = wire.call(calls)
+        assert isinstance(answer, Answer)
+        assert answer.value == b"renewed"
+        assert begun <= answer.sent < given_up
+        assert rule.hits == 1
+        assert len(proxy.commands("EVALSHA", "EVAL")) == asked + 1
+
+
+def test_renewals_go_on_by_a_new_connection_if_the_old_one_is_dead(
+    locks: Locks, proxy: Proxy
+) -> None:
+    with distributed_lock(NAME, renew=False) as lease, renewal_wire(locks) as wire:
+        call = renewal_of(lease)
+        wire.call([call])
+        proxy.rule_for_script(scripts.RENEW.sha, "hang_before")
+        assert isinstance(wire.call([call._replace(within=0.2)])[0], Unanswered)
+        wait_until(lambda: isinstance(wire.call([call._replace(within=1.0)])[0], Answer))
 
 
 def test_a_killed_client_costs_no_lease_that_was_handed_over(locks: Locks) -> None:

@@ -93,6 +93,9 @@ class InMemoryBackend(Backend):
                 outcomes.append(refused)
         return outcomes
 
+    def prepare_watchdog(self) -> None:
+        """See watchdog.Renewer: there is no connection."""
+
     def close_watchdog(self) -> None:
         pass  # There is no connection to close.
 

@@ -83,6 +83,9 @@ class QuorumBackend(Backend):
         super().retire()
         self._pool.retire()
 
+    def prepare_watchdog(self) -> None:
+        """See watchdog.Renewer: nobody has a claim here, as no lock is handed over."""
+
     def close_watchdog(self) -> None:
         """See watchdog.Renewer."""
         ensemble, self._watchdog_ensemble = self._watchdog_ensemble, None

@@ -100,7 +100,7 @@ class Caller:
             sent, within = clock.now(), rest(calls[0].within, begun)
             replies = wire.ask_all(self.commands(some, in_full=in_full), within)
             for number, reply in zip(left, replies, strict=True):
-                outcomes[number] = _outcome_in_batch(reply, sent)
+                outcomes[number] = outcome_in_batch(reply, sent)
             lacking = [isinstance(one, ReplyError) and lacks_script(one) for one in replies]
             left = list(compress(left, lacking))
             if not left:
@@ -275,7 +275,8 @@ def _outcome(reply: Any, acknowledged: Any, sent: float) -> Outcome:
     return trouble(reply, sent)
 
 
-def _outcome_in_batch(reply: Any, sent: float) -> Outcome:
+def outcome_in_batch(reply: Any, sent: float) -> Outcome:
+    """What one reply of a batch means, which was sent at that time."""
     # It may concern one call alone, as if no node of a cluster keeps its slot.
     return trouble(reply, sent) if is_wrong_server(reply) else _outcome(reply, 0, sent)
 
@@ -313,6 +314,11 @@ def _wait_for_replicas(call: Call, within: float) -> tuple[str | int, ...]:
 def lacks_script(error: ReplyError) -> bool:
     """Whether a script has to be sent in full."""
     return error.code == "NOSCRIPT"
+
+
+def needs_another_way(error: BaseException | None) -> bool:
+    """Whether a script was not run since the server lacks its text, or forbids scripts."""
+    return isinstance(error, ReplyError) and (lacks_script(error) or _forbids_scripts(error))
 
 
 def _forbids_scripts(error: ReplyError) -> bool:

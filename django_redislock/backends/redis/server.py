@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django_redislock import clock
 from django_redislock.backends.redis import sessions
-from django_redislock.backends.redis.calling import Caller, trouble, turned_away
+from django_redislock.backends.redis.calling import Caller, turned_away
 from django_redislock.backends.redis.connection import packed
 from django_redislock.backends.redis.errors import (
     TROUBLE,
@@ -19,6 +19,7 @@ from django_redislock.backends.redis.errors import (
 )
 from django_redislock.backends.redis.loops import Loops
 from django_redislock.backends.redis.pool import WirePool
+from django_redislock.backends.redis.renewing import RenewalWire
 from django_redislock.backends.redis.sessions import AsyncSession, Session
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules.steps import Answer
@@ -55,7 +56,7 @@ class Server:
         self._pool = WirePool(dialer.dial, most, shares_bells=not resp3)
         self._loops = Loops(dialer)
         self._bells = self._loops if resp3 else Loops(dialer)  # On which waiters are rung.
-        self._watchdog_wire: Wire | None = None
+        self._renewal_wire = RenewalWire(dialer, self._caller)
 
     def retire(self) -> None:
         """Keep no connection that is not in use from now on."""
@@ -92,23 +93,15 @@ class Server:
 
     def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
         """Run many scripts at once for the watchdog, on a connection of its own."""
-        begun = clock.now()
-        try:
-            if self._watchdog_wire is None:
-                self._watchdog_wire = self._dialer.dial(calls[0].within)
-            outcomes = self._caller.call(self._watchdog_wire, calls, begun)
-        except Exception as error:  # noqa: BLE001 - told apart by trouble()
-            self.close_watchdog()
-            return [trouble(error, begun)] * len(calls)
-        if turned_away(outcomes):
-            self.close_watchdog()
-        return outcomes
+        return self._renewal_wire.call(calls)
+
+    def prepare_watchdog(self) -> None:
+        """Begin to dial that connection, if there is none."""
+        self._renewal_wire.prepare(self._within)
 
     def close_watchdog(self) -> None:
         """Close that connection."""
-        wire, self._watchdog_wire = self._watchdog_wire, None
-        if wire is not None:
-            wire.close()
+        self._renewal_wire.close()
 
     def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
         """Run many scripts at once, which are safe to repeat.

@@ -1,0 +1,191 @@
+"""The connection on which a watchdog renews."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_redislock import clock
+from django_redislock.backends.redis.calling import (
+    needs_another_way,
+    outcome_in_batch,
+    trouble,
+    turned_away,
+)
+from django_redislock.backends.redis.connection import rest
+from django_redislock.backends.redis.dialing import begin_to_dial
+from django_redislock.backends.redis.errors import TROUBLE
+from django_redislock.rules.steps import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Future
+
+    from django_redislock.backends.redis.calling import Caller
+    from django_redislock.backends.redis.connection import Wire
+    from django_redislock.backends.redis.dialing import Dialing
+    from django_redislock.rules.steps import Call, Outcome
+
+# Seconds that a dial may take: twice as long as a try, but at least, and at most, so many; or as
+# long as the try, if that is more.
+SHORTEST_DIAL = 0.5
+LONGEST_DIAL = 2.0
+KEPT_FOR = 10.0  # Seconds for which a late answer is there for whoever asks the same again.
+AT_ONCE = 0.001  # Seconds in which what has come already is read.
+
+
+class _Question(NamedTuple):
+    """A call that was sent."""
+
+    call: Call  # Without its time, so that the same call of the next try is equal.
+    sent: float
+
+
+class RenewalWire:
+    """A connection for renewals, used by one thread.
+
+    Far away, or while a server is busy, an answer may take longer than one try. Then the connection
+    stays: what is under way on it is not asked again, and its answer counts, from when it was sent.
+    Meanwhile a new one is dialed. If that is there before the answer, the old one was dead.
+    """
+
+    def __init__(self, dialer: Dialing, caller: Caller) -> None:
+        self._dialer = dialer
+        self._caller = caller
+        self._wire: Wire | None = None
+        self._dial: Future[Wire] | None = None  # Under way; one that comes late is not lost.
+        self._asked: deque[_Question] = deque()  # Whose answers are to come, in this order.
+        self._late: dict[Call, Answer] = {}  # Answers that came when nobody awaited them.
+
+    def prepare(self, within: float) -> None:
+        """Begin to dial, unless there is a connection or will be; from any thread.
+
+        Args:
+            within: Seconds that one try may take.
+        """
+        if self._wire is None:
+            self._begin_to_dial(within)
+
+    def call(self, calls: Sequence[Call]) -> list[Outcome]:
+        """Run scripts in one go. They must be safe to repeat, and mean the same if repeated."""
+        begun, was_sent = clock.now(), False
+        try:
+            wire = self._connected(calls[0].within)
+            was_sent = True
+            if self._caller.scripting or self._asked:
+                outcomes = self._ask(wire, calls, begun)
+            else:
+                outcomes = self._caller.call(wire, calls, begun)
+        except Exception as error:  # noqa: BLE001 - told apart by trouble()
+            self._drop()
+            return [trouble(error, begun, was_sent=was_sent)] * len(calls)
+        if turned_away(outcomes):
+            self._drop()
+        return outcomes
+
+    def close(self) -> None:
+        """Close it. In a forked child only the child's copy is closed."""
+        self._drop()
+        self._forget_dial()
+
+    def _connected(self, within: float) -> Wire:
+        """The connection, or a new one in place of a dead one, or redis-py's exception."""
+        self._read_what_has_come()
+        if self._wire is not None and not self._asked:
+            self._forget_dial()
+            return self._wire
+        dial = self._begin_to_dial(within)
+        if self._wire is None or (dial.done() and dial.exception() is None):
+            if not dial.done():
+                with suppress(Exception):  # It is raised below.
+                    dial.exception(within)
+            if not dial.done():
+                raise TimeoutError("Timeout connecting to server")
+            self._dial = None
+            wire = dial.result()
+            self._drop()
+            self._wire = wire
+        return self._wire
+
+    def _ask(self, wire: Wire, calls: Sequence[Call], begun: float) -> list[Outcome]:
+        within = calls[0].within
+        asked = [call._replace(within=0.0) for call in calls]
+        outcomes: dict[Call, Outcome] = {
+            call: self._late.pop(call) for call in asked if call in self._late
+        }
+        under_way = {question.call: question.sent for question in self._asked}
+        new = [call for call in asked if call not in under_way and call not in outcomes]
+        if new:
+            sent = clock.now()
+            wire.send(b"".join(self._caller.commands(new)), rest(within, begun))
+            self._asked.extend(_Question(call, sent) for call in new)
+            under_way |= dict.fromkeys(new, sent)
+        missing = under_way.keys() & set(asked)
+        with suppress(TimeoutError):
+            while missing:
+                call, outcome = self._read(wire, rest(within, begun))
+                if call in missing:
+                    outcomes[call] = outcome
+                    missing.remove(call)
+                else:
+                    self._keep(call, outcome)
+        late = TimeoutError("the server did not answer in time")
+        outcomes |= {call: trouble(late, under_way[call]) for call in missing}
+        if missing:
+            self._begin_to_dial(within)
+        elif not self._asked and any(map(_needs_another_way, outcomes.values())):
+            return self._caller.call(wire, calls, begun)
+        return [outcomes[call] for call in asked]
+
+    def _read(self, wire: Wire, seconds: float) -> tuple[Call, Outcome]:
+        """The next answer, and the question that it is for."""
+        reply = wire.reply(seconds)
+        question = self._asked.popleft()
+        return question.call, outcome_in_batch(reply, question.sent)
+
+    def _read_what_has_come(self) -> None:
+        """Keep the answers that have come since."""
+        now = clock.now()
+        self._late = {
+            call: answer for call, answer in self._late.items() if now < answer.now + KEPT_FOR
+        }
+        try:
+            while self._wire is not None and self._asked:
+                self._keep(*self._read(self._wire, AT_ONCE))
+        except TimeoutError:
+            return
+        except TROUBLE:
+            self._drop()
+
+    def _keep(self, call: Call, outcome: Outcome) -> None:
+        if isinstance(outcome, Answer):
+            self._late[call] = outcome
+
+    def _begin_to_dial(self, within: float) -> Future[Wire]:
+        dial = self._dial
+        if dial is None:
+            seconds = max(within, SHORTEST_DIAL, min(2 * within, LONGEST_DIAL))
+            dial = self._dial = begin_to_dial(self._dialer, seconds)
+        return dial
+
+    def _forget_dial(self) -> None:
+        dial, self._dial = self._dial, None
+        if dial is not None:
+            dial.add_done_callback(_discard)
+
+    def _drop(self) -> None:
+        wire, self._wire = self._wire, None
+        self._asked.clear()
+        if wire is not None:
+            wire.close()
+
+
+def _needs_another_way(outcome: Outcome) -> bool:
+    return not isinstance(outcome, Answer) and needs_another_way(outcome.__cause__)
+
+
+def _discard(dial: Future[Wire]) -> None:
+    """Nobody wants that connection any more."""
+    if dial.exception() is None:
+        dial.result().close()
