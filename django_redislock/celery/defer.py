@@ -88,7 +88,8 @@ def defer(
     last = max(left, 0.0) * random.uniform(LAST_PART, 1.0)
     countdown = min(pause, LONGEST_PAUSE, visibility_timeout(task.app) / 2, last)
     if waits_in_broker(task.app):
-        countdown = max(math.ceil(countdown), 1)  # It takes whole seconds only, and at least one.
+        # It takes whole seconds only, and at least one. A turn is rather not missed.
+        countdown = max(math.floor(countdown) if turn else math.ceil(countdown), 1)
     carry(task.request, tries=tries, since=before.get("since", now))
     try:
         publish_again(task, countdown, expires=expires)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_redislock import task_runs
-from django_redislock.celery.message import carried
+from django_redislock.celery.message import carried, waits_in_broker
 from django_redislock.exceptions import LockUnavailable
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_redislock.celery")
 
 NEAR = 1.0  # Seconds before its turn from which a run waits for it in its worker slot,
-NEAREST = 2  # if for each run that may be under way no more than so many stand there.
+NEAREST = 2  # if it is among so many for each run that may be under way,
+NEAREST_OF_SECONDS = 5  # or so many if it cannot come back after less than a second.
 IN_SLOT = 2.0  # Seconds that it waits there at most.
 OF_TIME_LIMIT = 1 / 20  # The part of a time limit, which goes on meanwhile, that it may wait.
 
@@ -44,12 +45,12 @@ class Turn(NamedTuple):
     ticket: int  # Its position, which its message carries.
     before: int  # How many runs stand before it.
     seconds: float  # Until its turn, as far as can be said.
-    permits: int  # How many runs may be under way at a time.
+    slots: int  # How many runs may wait for their turn in their slots.
 
     @property
     def is_near(self) -> bool:
         """Whether it is better to wait for it here and now."""
-        return self.seconds <= NEAR and self.before < NEAREST * self.permits
+        return self.seconds <= NEAR and self.before < self.slots
 
     def pause(self) -> float:
         """Seconds after which the run is to come back."""
@@ -82,7 +83,8 @@ def stand(task: Task, name: str, busy: Busy) -> Turn | None:
     except LockUnavailable as error:
         logger.warning("%s[%s] has no position in line: %s", task.name, task.request.id, error)
         return None
-    return Turn(*found, permits=options.limit)
+    nearest = NEAREST_OF_SECONDS if waits_in_broker(task.app) else NEAREST
+    return Turn(*found, slots=nearest * options.limit)
 
 
 def time_in_slot(task: Task) -> float:

@@ -14,7 +14,7 @@ import pytest
 from django_redislock import distributed_lock, task_runs
 from django_redislock.celery import single_instance_task
 from django_redislock.celery.defer import defer
-from django_redislock.celery.line import IN_SLOT, NEAR, NEAREST, Turn, time_in_slot
+from django_redislock.celery.line import IN_SLOT, NEAR, Turn, time_in_slot
 from django_redislock.lock import Lock
 from django_redislock.rules.flows import Busy
 from django_redislock.rules.options import Options
@@ -38,7 +38,7 @@ def stand(task_id: str, ticket: int = 0, *, spacing: float = 0.0, permits: int =
     busy = Lock(NAME, Options(wait=0.0)).attempt()
     assert isinstance(busy, Busy)
     how: dict[str, Any] = {"spacing": spacing, "permits": permits, "using": "default"}
-    return Turn(*task_runs.stand_in_line(NAME, task_id, ticket, busy, **how), permits=permits)
+    return Turn(*task_runs.stand_in_line(NAME, task_id, ticket, busy, **how), slots=2)
 
 
 def test_each_keeps_its_place_until_it_leaves(redislock: LockTestKit) -> None:
@@ -111,10 +111,9 @@ def test_the_end_of_a_cooling_lock_is_known(redislock: LockTestKit) -> None:
 
 
 def test_only_those_whose_turn_is_near_wait_for_it_in_their_slot() -> None:
-    assert Turn(1, 0, NEAR, 1).is_near
-    assert not Turn(1, 0, NEAR + 0.1, 1).is_near
-    assert not Turn(1, NEAREST, 0.1, 1).is_near
-    assert Turn(1, NEAREST, 0.1, 2).is_near
+    assert Turn(1, 1, NEAR, slots=2).is_near
+    assert not Turn(1, 1, NEAR + 0.1, slots=2).is_near
+    assert not Turn(1, 2, 0.1, slots=2).is_near
 
 
 def test_a_time_limit_is_not_used_up_by_waiting(app: Celery) -> None:
