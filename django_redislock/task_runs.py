@@ -296,16 +296,35 @@ def forget_start(name: str, lease: Lease, *, using: str) -> None:
     _ask(scripts.FINISH, name, *retried, kept=True, using=using)
 
 
-def announce(name: str, task_id: str, ttl: float, *, using: str) -> str:
+def announce(
+    name: str,
+    task_id: str,
+    ttl: float,
+    *,
+    delay: float = 0.0,
+    lives: float = math.inf,
+    using: str,
+) -> str:
     """Say that a call is about to be queued; one at a time is, for *ttl* seconds.
 
+    Args:
+        name: The lock of its run.
+        task_id: Its id.
+        ttl: See above.
+        delay: Seconds until it may run.
+        lives: Seconds until its message expires.
+        using: The alias of the lock.
+
     Returns:
-        "" if it is the one, else the id of the one that is, which stands for this one too.
+        "" if it is the one, else the id of the one that is, which stands for this one too: it
+        runs no later, and expires no earlier. A second makes no difference.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    waiting: bytes = _ask(scripts.ANNOUNCE, name, task_id, flows.milliseconds(ttl), using=using)
+    times = flows.milliseconds(ttl), flows.milliseconds(delay) if delay > 0 else 0
+    end = "" if math.isinf(lives) else flows.milliseconds(max(lives, 0.0))
+    waiting: bytes = _ask(scripts.ANNOUNCE, name, task_id, *times, end, using=using)
     return waiting.decode()
 
 

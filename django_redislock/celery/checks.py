@@ -164,6 +164,15 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
             " reject_on_worker_lost=True does so when the process of the task alone is killed."
             " Silence this if it must rather not be done than be started twice.",
         )
+    if options.unique_queued and options.on_conflict == "wait":
+        yield _warning(
+            task,
+            "W056",
+            "has unique_queued, but a call that is made while it runs keeps a worker slot waiting,"
+            " and goes back to the queue only when the wait is over",
+            'on_conflict="retry" makes one more run of all the calls that are made during a run,'
+            " and leaves the slot to others meanwhile.",
+        )
     if options.unique_queued and options.on_conflict == "skip":
         yield _warning(
             task,

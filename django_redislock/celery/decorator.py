@@ -144,7 +144,9 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         if not self.single_instance_options.unique_queued or is_exempt(self, depends):
             return publish(task_id)
         name = self.lock_name(tuple(args or ()), kwargs or {})
-        return publish_once(self, name, publish, expires=options.get("expires", self.expires))
+        when = {one: options.get(one) for one in ("countdown", "eta")}
+        expires = options.get("expires", self.expires)
+        return publish_once(self, name, publish, expires=expires, **when)
 
 
 @overload
@@ -207,8 +209,9 @@ def single_instance_task(first: Any = None, /, **options: Any) -> Any:
         limit: How many runs may happen at a time. Each holds a permit, a lock of its own:
             "name#1", "name#2", …
         unique_queued: Whether a call is not published while one with the same key waits in the
-            queue; the AsyncResult of that one is returned. It waits until its body starts, also
-            if it finds the lock busy and goes back to the queue.
+            queue; the AsyncResult of that one is returned, which runs with its own arguments. It
+            waits until its body starts, also if it finds the lock busy and goes back to the queue.
+            It stands for no call that would run earlier, or expire later.
         queued_ttl: How long a call counts as waiting in the queue if nothing is heard of it.
         using: Alias in REDISLOCK.
         atomic: Whether the body is a transaction too, see Lease.atomic(); a string is the alias in

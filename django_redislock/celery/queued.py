@@ -45,19 +45,31 @@ def is_exempt(task: Task, options: Mapping[str, Any]) -> bool:
 
 
 def publish_once(
-    task: Task, name: str, publish: Callable[..., AsyncResult], *, expires: Any
+    task: Task,
+    name: str,
+    publish: Callable[..., AsyncResult],
+    *,
+    expires: Any,
+    countdown: float | None = None,
+    eta: Any = None,
 ) -> AsyncResult:
     """Publish a call, unless one with the same key waits in the queue; return its result.
+
+    That one runs with its own arguments. It stands for this one only if it runs no later and
+    expires no earlier; else this one is published, and stands for those to come.
 
     Args:
         task: The task.
         name: The lock of the run.
         publish: Publishes the call, given its task id and what its message is to carry.
         expires: When its message expires, as Celery takes it.
+        countdown: Seconds until it is to run.
+        eta: When it is to run.
     """
     task_id = uuid()
     try:
-        waiting = _announce(task, name, task_id, seconds_left(expires))
+        delay = countdown or (0.0 if eta is None else seconds_left(eta))
+        waiting = _announce(task, name, task_id, delay, seconds_left(expires))
         if not waiting:
             return publish(task_id, queued=name)
     except BaseException:
@@ -69,8 +81,8 @@ def publish_once(
     return task.AsyncResult(waiting)
 
 
-def _announce(task: Task, name: str, task_id: str, lives: float) -> str:
-    """Announce a call whose message *lives* so many seconds.
+def _announce(task: Task, name: str, task_id: str, delay: float, lives: float) -> str:
+    """Announce a call that runs after *delay*, and whose message *lives* so many seconds.
 
     Returns:
         "" if it is to be published, else the id of the one that waits.
@@ -79,7 +91,7 @@ def _announce(task: Task, name: str, task_id: str, lives: float) -> str:
     # RabbitMQ drops a message that has expired without telling a worker.
     ttl = min(options.queued_ttl, lives)
     try:
-        return task_runs.announce(name, task_id, ttl, using=options.using)
+        return task_runs.announce(name, task_id, ttl, delay=delay, lives=lives, using=options.using)
     except LockUnavailable as error:
         # It may be announced nevertheless: only the answer may have been lost.
         logger.warning("Publishing %s[%s] without asking: %s", task.name, task_id, error)

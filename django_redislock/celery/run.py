@@ -401,8 +401,12 @@ class TaskRun:
         # Work that has begun is not dropped because somebody else got in between.
         if self.delivered and self._has_begun:
             raise self._defer("a retry finds it held", found)
-        if self._is_patient and (until := self._defer_until(self._requeue_call())) is not None:
-            raise self._defer("on_conflict is 'retry'", found, until=until)
+        # A call that others were not published for is not dropped because its wait is over.
+        waits_for_others = policy == "wait" and self._announced_as is not None
+        if self._is_patient or waits_for_others:
+            until = self._defer_until(self._requeue_call())
+            if until is not None:
+                raise self._defer(f"on_conflict is {policy!r}", found, until=until)
         # What is raised from here on may bring about a retry, by autoretry_for or by a function.
         carry(self.request, raised=True)
         if policy == "raise":

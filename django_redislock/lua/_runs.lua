@@ -5,6 +5,7 @@
 -- runs      success, failure, skip: the last of each: when(ms) "|" how long(ms) "|" why "|" owner
 --           skips: how many since the last success
 --           queued: until(ms) "|" id of the task that waits in the broker's queue, see announce.lua
+--           terms: when(ms) that may run, "|", when(ms) its message expires, or nothing
 --           asked: when(ms) a call was last made that was not published because of it
 --           started: the run that has begun, in the same form; why is the id of its lease, which
 --           tells whether it goes on. Of tasks with a limit there is one for each permit: started#2

@@ -9,6 +9,9 @@ if string.match(call('HGET', RUNS, 'queued') or '', '^%d+|(.*)$') ~= id then
   return -1
 end
 local ms = milliseconds(clock())
+-- What keeps it from running keeps others from it too, so it runs no later than they would.
+local its_end = string.match(call('HGET', RUNS, 'terms') or '', '|(%d*)$') or ''
+call('HSET', RUNS, 'terms', '0|' .. its_end)
 local asked = call('HGET', RUNS, 'asked')
 call('HSET', RUNS, 'queued', digits(ms + ttl) .. '|' .. id)
 call('PEXPIRE', RUNS, digits(math.max(call('PTTL', RUNS), ttl)))

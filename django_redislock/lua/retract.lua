@@ -7,5 +7,5 @@ local waiting = string.match(call('HGET', RUNS, 'queued') or '', '^%d+|(.*)$')
 if waiting ~= ARGV[1] then
   return 0
 end
-call('HDEL', RUNS, 'queued', 'asked')
+call('HDEL', RUNS, 'queued', 'asked', 'terms')
 return 1

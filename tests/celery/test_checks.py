@@ -81,6 +81,7 @@ def check() -> Iterator[Callable[..., list[str]]]:
         (tidy, {"worker_pool": "threads"}, {}, []),
         (tidy, {}, {"unique_queued": True}, ["W056"]),
         (tidy, {}, {"unique_queued": True, "on_conflict": "retry"}, []),
+        (tidy, {}, {"unique_queued": True, "on_conflict": "wait"}, ["W056"]),
         (tidy, {}, {"using": "default"}, []),
         (tidy, {}, {"using": "defautl"}, ["E050"]),
     ],

@@ -95,12 +95,31 @@ class TestWithoutWorker:
         }
         task = own_stage.task("queued_perishable" if said == "by the task" else "queued")
         first = task.apply_async((key,), **options[said])
-        assert task.delay(key).id == first.id
+        again = {"expires": 1}  # Which it outlives, at first.
+        assert task.apply_async((key,), **again).id == first.id
 
         def published() -> bool:
-            return bool(task.delay(key).id != first.id)
+            return bool(task.apply_async((key,), **again).id != first.id)
 
         wait_until(published, PATIENCE, "another call is published", every=0.1)
+
+    @pytest.mark.parametrize("worse", [{"expires": 30}, {"countdown": 3000}], ids=str)
+    @pytest.mark.parametrize("absolute", [False, True])
+    def test_a_call_stands_for_none_that_runs_earlier_or_expires_later(
+        self, own_stage: Stage, worse: dict[str, Any], absolute: bool
+    ) -> None:
+        key, task = own_stage.key(), own_stage.task("queued")
+        if absolute:
+            ((name, seconds),) = worse.items()
+            when = datetime.now(UTC) + timedelta(seconds=seconds)
+            worse = {"eta" if name == "countdown" else name: when}
+        first = task.apply_async((key,), **worse)
+        assert task.apply_async((key,), **worse).id == first.id
+        second = task.delay(key)
+        assert second.id != first.id
+        for options in ({}, worse):
+            assert task.apply_async((key,), **options).id == second.id
+        assert waiting(own_stage) == 2
 
     def test_a_call_that_cannot_be_serialized_leaves_nothing(self, own_stage: Stage) -> None:
         key = own_stage.key()
@@ -290,6 +309,14 @@ class TestPutOff:
             first = stage.send("queued_waiting", key)
             stage.wait_for_waiter(key)
             assert stage.send("queued_waiting", key).id == first.id
+        assert stage.result(first) == f"did {key}"
+
+    def test_also_when_its_wait_in_a_worker_is_over(self, stage: Stage) -> None:
+        key = stage.key()
+        with distributed_lock(key):
+            first = stage.send("queued_impatient", key)
+            stage.wait_for_log(f"Deferred {stage.task('queued_impatient').name}[{first.id}]", 2)
+            assert stage.send("queued_impatient", key).id == first.id
         assert stage.result(first) == f"did {key}"
 
     @pytest.mark.slow

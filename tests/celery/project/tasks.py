@@ -292,6 +292,12 @@ def queued_waiting(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
+@single_instance_task(key="{key}", unique_queued=True, on_conflict="wait", wait=0.2)
+def queued_impatient(key: str, **how: Any) -> str:
+    """Wait in the queue once; wait a moment in the worker when busy."""
+    return work(key, **how)
+
+
 @single_instance_task(key="{key}", unique_queued=True, on_conflict="raise")
 def queued_raising(key: str, **how: Any) -> str:
     """Wait in the queue once; fail when busy."""
