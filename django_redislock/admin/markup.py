@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from django.utils.html import format_html, format_html_join
-from django.utils.safestring import mark_safe
 from django.utils.timezone import localtime
 
 from django_redislock.humanize import duration, visible
@@ -44,7 +43,8 @@ def name(text: str) -> SafeString:
 
 def breakable(text: str) -> SafeString:
     """*text*, which goes on in another line behind what stands between its words, if it must."""
-    return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in _BETWEEN.split(text)))
+    first, *others = _BETWEEN.split(text)
+    return format_html("{}{}", first, format_html_join("", "<wbr>{}", ((part,) for part in others)))
 
 
 def state(lock: HeldLock) -> SafeString:
