@@ -111,6 +111,9 @@ class Watchdog:
         self._last: dict[str, _Due] = {}  # By token: the entry of each lease that counts.
         self._numbers = count()
         self._most_entries = 64  # Before those of leases that are over are sorted out.
+        # When the first is due of those that were over when they were taken in. Nothing is to be
+        # done then; but while it sleeps until then, acquires that are as long need not wake it.
+        self._first_over = math.inf
 
     def watch(self, lease: Lease) -> None:
         """Look after a new lease."""
@@ -205,10 +208,12 @@ class Watchdog:
             now = self._backend.clock()
             if leases := self._due(now):
                 return leases
-            wakes_at = min((one.entries[0].when for one in self._waiting(now)), default=math.inf)
-            if self._retired and wakes_at == math.inf and not self._new:
+            if self._first_over <= now:
+                self._first_over = math.inf
+            dues = [queue.entries[0].when for queue in self._waiting(now)]
+            if self._retired and not dues and not self._new:
                 return None
-            self._wakes_at = wakes_at
+            self._wakes_at = wakes_at = min([*dues, self._first_over])
             if not self._new:  # Who leaves one from now on knows when we wake.
                 self._sleep(wakes_at - now)
 
@@ -230,6 +235,7 @@ class Watchdog:
     def _put(self, when: float, reference: ReferenceType[Lease]) -> None:
         lease = reference()
         if lease is None or not lease.grant.is_active:
+            self._first_over = min(self._first_over, when)
             return
         grant = lease.grant
         due = self._last[grant.token] = _Due(when, next(self._numbers), grant.token, reference)

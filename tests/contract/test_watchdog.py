@@ -14,7 +14,7 @@ import pytest
 from django_redislock import distributed_lock, held
 from django_redislock.backends.registry import backends
 from django_redislock.rules import scripts
-from tests.support.backends import CLUSTER, on_servers, one_kind
+from tests.support.backends import CLUSTER, MEMORY, on_servers, one_kind
 from tests.support.waiting import await_until, wait_until
 from tests.support.ways import both_ways
 
@@ -188,6 +188,27 @@ def test_an_idle_watchdog_sends_nothing(locks: Locks, proxy: Proxy) -> None:
             with distributed_lock(f"tombola:{number}", ttl=60):
                 pass
         assert renewals(proxy) == 0
+
+
+@pytest.mark.parametrize("place", [MEMORY], indirect=True)
+def test_acquires_do_not_wake_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    with distributed_lock("lottery", ttl=60):
+        pass
+    watchdog, woken = backends["default"].watchdog_of("lottery"), []
+    take_in = watchdog._take_in
+
+    def note() -> None:
+        woken.append(1)
+        take_in()
+
+    watchdog._bell.put(None)
+    wait_until(lambda: not watchdog._last)  # Its thread runs, and has no lease to wait for.
+    monkeypatch.setattr(watchdog, "_take_in", note)
+    for number in range(200):
+        with distributed_lock(f"tombola:{number}", ttl=60):
+            pass
+        time.sleep(0.001)  # In which it could wake.
+    assert len(woken) < 10
 
 
 # --- trouble -------------------------------------------------------------------------------------
