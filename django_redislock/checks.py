@@ -49,6 +49,7 @@ _FOUND = {
     ("sentinels", "warn"): "W032",
     ("sentinels", "fail"): "E032",
     ("isolation", "warn"): "W033",
+    ("ttl", "warn"): "W035",
     ("quorum", "warn"): "W034",
     ("quorum", "fail"): "E034",
     ("keys", "fail"): "E029",

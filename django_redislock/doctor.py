@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import time
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 Level = Literal["ok", "warn", "fail"]
 
 SLOW_ROUND_TRIP = 0.01  # Seconds.
+ROUND_TRIPS = 2  # That the time for one operation must be enough for.
 CLOCK_DIFFERENCE = 1.0  # Seconds.
 NEARLY_FULL = 0.8  # Of the memory that a server may use.
 RECORD = 1_400  # Bytes that the records of one lock take, with names and hosts of some length.
@@ -307,10 +309,38 @@ def _reachable(server: _Server) -> Iterator[Finding]:
     median = statistics.median(took)
     says = f"answers, in {median * 1000:.1f} ms"
     if median > SLOW_ROUND_TRIP:
-        advice = "An uncontended lock costs two round trips. Use a server that is closer."
+        advice = (
+            "An uncontended lock costs two round trips. Use a server that is closer, and no ttl"
+            f" below {_shortest_ttl(server, median):.3g} s."
+        )
         yield Finding("server", "warn", says, advice)
     else:
         yield Finding("server", "ok", says)
+    yield from _far_away(server, median)
+
+
+def _shortest_ttl(server: _Server, round_trip: float) -> float:
+    """The shortest ttl with which an answer comes in time, and another try may follow."""
+    return ROUND_TRIPS * round_trip / server.backend.operation_timeout(1.0)
+
+
+def _far_away(server: _Server, round_trip: float) -> Iterator[Finding]:
+    """Whether the ttl leaves time for a server at that distance."""
+    backend = server.backend
+    ttl, least = backend.conf.ttl, ROUND_TRIPS * round_trip
+    if backend.operation_timeout(ttl) >= least:
+        return
+    if backend.operation_timeout(math.inf) >= least:
+        advice = f"Set TTL to {_shortest_ttl(server, round_trip):.3g} or more."
+    else:
+        advice = f"Set OPTIONS['socket_timeout'] to {least:.3g} or more, and TTL to thrice that."
+    yield Finding(
+        "ttl",
+        "warn",
+        f"TTL is {ttl:g} s, too short for a round trip of {round_trip * 1000:.0f} ms: locks are not"
+        " granted, or lost as they are not renewed in time",
+        f"{advice} The same is true of each lock with a ttl of its own.",
+    )
 
 
 def _sentinels(server: _Server) -> Iterator[Finding]:

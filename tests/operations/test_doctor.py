@@ -122,6 +122,20 @@ def test_a_server_that_is_slow_is_warned_of(
     assert level("server") == "warn"
 
 
+def test_a_ttl_that_is_too_short_for_the_distance_is_warned_of(
+    locks: Locks, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(locks.server)
+    locks.on(proxy, TTL=1)
+    proxy.rule("PING", "delayreply:0.3", times=None)
+    finding = findings()["ttl"]
+    assert finding.level == "warn"
+    assert (least := re.search(r"Set TTL to ([\d.]+) or more", finding.advice))
+    assert float(least[1]) >= 1.8
+    locks.configure(TTL=HUNG)
+    assert "ttl" not in findings()
+
+
 def test_a_server_that_falls_silent_half_way_is_a_finding(
     locks: Locks, make_proxy: MakeProxy
 ) -> None:

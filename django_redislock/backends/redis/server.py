@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+PATIENCE = 2.0  # Seconds that plain commands may take at least: no lease runs meanwhile.
+
 
 class Server:
     """The connections of one process to one server, for the locks of one backend."""
@@ -118,7 +120,7 @@ class Server:
                 raise error  # So that a new connection is tried.
 
         try:
-            self._with_wire(call)
+            self._with_wire(call, self._within)
         except LockUnavailable:
             # Of a cluster, a slot that is kept by no node harms no call for another one.
             if not any(isinstance(outcome, Answer) for outcome in outcomes):
@@ -134,20 +136,24 @@ class Server:
             LockUnavailable: The server did not answer, or is the wrong one.
         """
 
+        within = max(self._within, PATIENCE)
+
         def ask(wire: Wire) -> list[Any]:
-            replies = wire.ask_all([packed(*command) for command in commands], self._within)
+            replies = wire.ask_all([packed(*command) for command in commands], within)
             for reply in replies:
                 if is_wrong_server(reply):
                     raise reply
             return replies
 
-        return self._with_wire(ask)
+        return self._with_wire(ask, within)
 
-    def _with_wire(self, work: Callable[[Wire], Result], *, last: bool = False) -> Result:
+    def _with_wire(
+        self, work: Callable[[Wire], Result], within: float, *, last: bool = False
+    ) -> Result:
         """Do *work* with a connection, and once more with a new one if that may help."""
         try:
-            return self._pool.use(work, self._within)
+            return self._pool.use(work, within)
         except TROUBLE as error:
             if last or not is_transient(error):
                 raise LockUnavailable(self._prefix, described(error)) from error
-        return self._with_wire(work, last=True)
+        return self._with_wire(work, within, last=True)
