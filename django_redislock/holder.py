@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from contextvars import ContextVar
 from typing import Any
+from weakref import ReferenceType, ref
+
+from asgiref.sync import SyncToAsync
 
 # None without a loop, where get_running_loop() would raise, ten times as slow.
 running_loop = asyncio._get_running_loop
@@ -40,3 +44,31 @@ def current_holder() -> asyncio.Task[Any] | Thread:
     """What a lease granted here belongs to: the running asyncio task, or else the thread."""
     loop = running_loop()
     return (loop and asyncio.current_task(loop)) or _this_thread.holder
+
+
+# --- threads that sync_to_async lends to many asyncio tasks ---------------------------------------
+
+
+class Mark:
+    """Left in the context of what is granted a lease in such a thread, to be known again."""
+
+
+_marks: ContextVar[tuple[ReferenceType[Mark], ...]] = ContextVar("redislock_marks", default=())
+
+
+def new_mark() -> Mark | None:
+    """Mark the context of a new lease; None in a thread that no task has been lent so far.
+
+    asgiref copies the context of a task into each of its calls, and back when the call is over. So
+    the mark is there in every later call of that task, and of tasks that it begins from then on.
+    """
+    if not hasattr(SyncToAsync.threadlocal, "main_event_loop"):
+        return None
+    mark = Mark()
+    _marks.set((ref(mark), *(one for one in _marks.get() if one() is not None)))
+    return mark
+
+
+def is_marked(mark: object) -> bool:
+    """Whether the lease of that *mark* was granted to the caller, if it was to this thread."""
+    return mark is None or any(one() is mark for one in _marks.get())

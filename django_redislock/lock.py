@@ -27,7 +27,14 @@ from django_redislock.exceptions import (
     LockTimeout,
     LockUnavailable,
 )
-from django_redislock.holder import current_holder, must_not_block, running_loop, this_thread
+from django_redislock.holder import (
+    current_holder,
+    is_marked,
+    must_not_block,
+    new_mark,
+    running_loop,
+    this_thread,
+)
 from django_redislock.lease import Lease
 from django_redislock.rules import flows
 from django_redislock.rules.flows import Busy, Done, Finished, Granted
@@ -137,7 +144,10 @@ class _Hold:
 
     def is_of(self, holder: object) -> bool:
         """Whether *holder* got it."""
-        return self.lease is not None and self.lease.grant.holder() is holder
+        if self.lease is None or self.lease.grant.holder() is not holder:
+            return False
+        mark = self.lease.grant.mark
+        return mark is None or is_marked(mark)
 
     @property
     def may_be_held(self) -> bool:
@@ -361,7 +371,8 @@ class Lock:
             if grant.is_ended or not grant.is_ours:
                 continue
             holder, may_be_held = grant.holder(), grant.may_be_held(now)
-            if holder is me and (self._options.reentrant or grant.is_only_kept):
+            is_mine = holder is me and is_marked(grant.mark)
+            if is_mine and (self._options.reentrant or grant.is_only_kept):
                 if not may_be_held:
                     raise grant.loss(now)
                 # First: after an interrupt where this begins, the hold has no lease to give back.
@@ -369,6 +380,8 @@ class Lock:
                 hold.lease = lease
                 self._add(hold)
                 return lease
+            if may_be_held and holder is me and not is_mine:
+                self._refuse_to_share_a_thread()
             if may_be_held:
                 self._refuse_misuse(holder, me, blocking=blocking)
         return None
@@ -396,6 +409,14 @@ class Lock:
             "release_on_commit=True is for blocking code, since Django has no asynchronous"
             " transactions. Use `with` in the function that opens the transaction, and call that by"
             " `await sync_to_async(function)()`.",
+        )
+
+    def _refuse_to_share_a_thread(self) -> NoReturn:
+        raise LockMisuse(
+            self.name,
+            "another asyncio task holds it by the thread that sync_to_async lends to both, which"
+            " would stand still meanwhile. Write `async with"
+            f" distributed_lock({self.name!r})` in the tasks.",
         )
 
     def _refuse_misuse(self, holder: object, me: object, *, blocking: bool) -> None:
@@ -433,6 +454,7 @@ class Lock:
             auto_renew=terms.renew,
             holder=ref(current_holder()),
             for_block=hold.block,
+            mark=new_mark(),
         )
         lease = hold.lease = Lease(
             request.name, request.id, granted.fence, request.owner, hold.backend, grant

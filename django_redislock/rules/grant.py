@@ -83,6 +83,7 @@ class Grant:
         is_unanswered: Whether the last renewal was not.
         is_ended: Whether its owner relies on it no more.
         holder: Weak reference to the thread or asyncio task that it was granted to.
+        mark: Tells callers apart that share the thread, see holder.py; None if it is one's own.
         holds: How often it is held, counting reentrant acquires and open transactions.
         kept: How many of these are transactions; see lock.Lock._keep().
     """
@@ -104,6 +105,7 @@ class Grant:
         "is_ended",
         "is_unanswered",
         "kept",
+        "mark",
         "name",
         "renewals",
         "token",
@@ -123,6 +125,7 @@ class Grant:
         auto_renew: bool,
         holder: Callable[[], object],
         for_block: bool,
+        mark: object = None,
     ) -> None:
         self.name = name
         self.token = token
@@ -136,6 +139,7 @@ class Grant:
         self.is_unanswered = False
         self.is_ended = False
         self.holder = holder
+        self.mark = mark
         self.holds = 0
         self.kept = 0
         self._for_block = for_block  # Whether the end of a block releases it.

@@ -295,3 +295,51 @@ async def test_releasing_a_lost_lease_does_not_forget_the_new_holder(
     with pytest.raises(LockMisuse, match="holds it already"):
         await way.acquire(distributed_lock("lottery"))
     assert await way.acquire(distributed_lock("lottery", reentrant=True))
+
+
+# --- threads that sync_to_async shares -----------------------------------------------------------
+
+
+async def test_a_task_does_not_nest_in_what_another_task_holds_by_the_same_thread(
+    place: Place,
+) -> None:
+    lock = distributed_lock("lottery", reentrant=True)
+    held, seen = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        assert await sync_to_async(lock.acquire)()
+        assert await sync_to_async(try_lock)("lottery")  # By the same task.
+        assert await sync_to_async(lambda: lock.lease)() is not None
+        held.set()
+        await seen.wait()
+        await sync_to_async(lock.release)()
+
+    async def enter() -> None:
+        await held.wait()
+        for reentrant in (True, False):
+            other = distributed_lock("lottery", reentrant=reentrant)
+            with pytest.raises(LockMisuse, match="another asyncio task holds it by the thread"):
+                await sync_to_async(other.acquire)()
+        assert await sync_to_async(lambda: lock.lease)() is None
+        seen.set()
+
+    await asyncio.gather(hold(), enter())
+    assert await sync_to_async(try_lock)("lottery")
+
+
+async def test_within_one_call_a_lock_nests_also_by_way_of_the_loop(place: Place) -> None:
+    def nest() -> None:
+        with distributed_lock("lottery") as lease:
+            with distributed_lock("lottery", reentrant=True) as nested:
+                assert nested is lease
+            assert async_to_sync(sync_to_async(try_lock))("lottery")
+            # The last call that the thread has served is another one by now.
+            assert try_lock("lottery")
+
+    await sync_to_async(nest)()
+
+
+def test_what_a_thread_holds_itself_nests_in_calls_that_it_serves(place: Place) -> None:
+    with distributed_lock("lottery"):
+        assert async_to_sync(sync_to_async(try_lock))("lottery")
+        assert try_lock("lottery")
