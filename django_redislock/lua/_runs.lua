@@ -47,16 +47,18 @@ local function drop_records(lock, ms)
 end
 
 local function make_room(ms, lasts, most)
-  local over = redis.pcall('ZCARD', RAN) - most
+  local size = redis.pcall('ZCARD', RAN)
   local oldest = redis.pcall('ZRANGE', RAN, 0, MADE_ROOM - 1, 'WITHSCORES')
+  local dropped = 0
   for i = 1, #oldest, 2 do
-    if over <= 0 and tonumber(oldest[i + 1]) > ms - lasts then
-      return
+    if size - dropped <= tonumber(most) and tonumber(oldest[i + 1]) > ms - lasts then
+      break
     end
     drop_records(oldest[i], ms)
-    redis.pcall('ZREM', RAN, oldest[i])
-    over = over - 1
+    dropped = dropped + 1
   end
+  -- Counted from the end of the index: from its beginning, to drop none (0 to -1) would be to drop all.
+  redis.pcall('ZREMRANGEBYRANK', RAN, 0, dropped - 1 - size)
 end
 
 local function note(what, ms, lasted, why, owner, kept)
