@@ -90,7 +90,7 @@ class Watchdog:
     node that hangs delays no other, and leases go over to another watchdog with their slot.
 
     Leases come by signal handlers and destructors too, which may interrupt any thread anywhere. So
-    no mutex is taken: who has a new lease leaves it in a list, and the thread takes it in when it
+    no mutex is taken: an acquire leaves its lease in a list, and the thread takes it in when it
     wakes. It sees by itself which leases are over; a release has nothing to do here.
     """
 
@@ -180,7 +180,7 @@ class Watchdog:
             finally:
                 self._thread, self._wakes_at = None, math.inf
                 self._running.release()
-            if not self._new:  # Who leaves one from now on starts a thread.
+            if not self._new:  # The next acquire starts another thread.
                 return
 
     def _round(self) -> bool:
@@ -214,7 +214,7 @@ class Watchdog:
             if self._retired and not dues and not self._new:
                 return None
             self._wakes_at = wakes_at = min([*dues, self._first_over])
-            if not self._new:  # Who leaves one from now on knows when we wake.
+            if not self._new:  # The next acquire knows when the thread wakes.
                 self._sleep(wakes_at - now)
 
     def _sleep(self, seconds: float) -> None:
