@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.signals import task_received
 from kombu.entity import Exchange, Queue
+from kombu.exceptions import OperationalError
 from kombu.serialization import registry
 from kombu.transport.native_delayed_delivery import MAX_LEVEL, calculate_routing_key, level_name
 
@@ -67,20 +68,23 @@ def publish_again(task: Task, countdown: float, *, expires: Any) -> None:
         event |= {"args": headers.get("argsrepr"), "kwargs": headers.get("kwargsrepr")}
     # What comes from neither Celery nor a header is the task's own, or the default.
     serializer = registry.type_to_name.get(had.get("content_type"), task.serializer)
-    with (
-        app.producer_or_acquire() as producer,
-        # As send_task() does. It has no public name; without it each transport has its own errors.
-        producer.connection._reraise_as_library_errors(),
-    ):
-        app.amqp.send_task_message(
-            producer,
-            task.name,
-            (headers, {}, body, event),
-            serializer=serializer,
-            compression=said.get("compression"),
-            **properties,
-            **_destination(task, countdown),
-        )
+    with app.producer_or_acquire() as producer:
+        broker = producer.connection
+        try:
+            app.amqp.send_task_message(
+                producer,
+                task.name,
+                (headers, {}, body, event),
+                serializer=serializer,
+                compression=said.get("compression"),
+                **properties,
+                **_destination(task, countdown),
+            )
+        except OperationalError:
+            raise
+        except (*broker.recoverable_connection_errors, *broker.recoverable_channel_errors) as error:
+            # As send_task() does; each transport has its own errors.
+            raise OperationalError(str(error)) from error
 
 
 def _destination(task: Task, countdown: float) -> dict[str, Any]:

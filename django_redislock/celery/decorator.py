@@ -88,9 +88,8 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
 
         What the caller has hidden in argsrepr and kwargsrepr stays hidden, which Celery forgets.
         """
-        if (
-            "headers" in options
-        ):  # In place of those of the message, but ours are no business of theirs.
+        if "headers" in options:
+            # They take the place of the message's own; what the message carries of ours stays.
             options = carrying(options, **carried(self.request.headers))
         if not args and "args" not in options and "kwargs" not in options:
             hidden = {name: vars(self.request).get(name) for name in ("argsrepr", "kwargsrepr")}
