@@ -197,6 +197,19 @@ def test_renewals_go_on_by_a_new_connection_if_the_old_one_is_dead(
         wait_until(lambda: isinstance(wire.call([call._replace(within=1.0)])[0], Answer))
 
 
+def test_a_dial_that_fails_is_not_the_last_one_in_place_of_a_dead_connection(
+    locks: Locks, proxy: Proxy
+) -> None:
+    with distributed_lock(NAME, renew=False) as lease, renewal_wire(locks) as wire:
+        call = renewal_of(lease)._replace(within=0.2)
+        wire.call([call])
+        proxy.rule_for_script(scripts.RENEW.sha, "hang_before")
+        failed = proxy.rule("HELLO", "cut_before")
+        assert isinstance(wire.call([call])[0], Unanswered)
+        failed.wait()
+        wait_until(lambda: isinstance(wire.call([call])[0], Answer))
+
+
 def test_a_killed_client_costs_no_lease_that_was_handed_over(locks: Locks) -> None:
     """CLIENT KILL of all connections, again and again, while four threads hand a lock on."""
     stop, inside, worst, losses = threading.Event(), [0], [0], []

@@ -164,7 +164,7 @@ class RenewalWire:
 
     def _begin_to_dial(self, within: float) -> Future[Wire]:
         dial = self._dial
-        if dial is None:
+        if dial is None or (dial.done() and dial.exception() is not None):
             seconds = max(within, SHORTEST_DIAL, min(2 * within, LONGEST_DIAL))
             dial = self._dial = begin_to_dial(self._dialer, seconds)
         return dial
