@@ -214,7 +214,7 @@ class LockFilter(SimpleListFilter):
 
     def label(self, value: str) -> str:
         """What a choice is called."""
-        return visible(value)
+        return markup.breakable(visible(value))
 
     def queryset(self, request: Any, queryset: Any) -> Any:
         return queryset  # HeldLockList has filtered already.
