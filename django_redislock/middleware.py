@@ -39,6 +39,8 @@ class LockErrorsMiddleware(MiddlewareMixin):
             if exception.cooling:
                 text = "This was done already. Try again in {} s."
                 wait = exception.expires_in or 0
+            if math.isinf(wait):  # It never ends by itself, and a subclass has no bound.
+                wait = LockErrorsMiddleware.longest_retry_after
             seconds = max(1, math.ceil(wait))
             response = _answer(request, text.format(seconds), self.busy_status)
             response["Retry-After"] = str(seconds)

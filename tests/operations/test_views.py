@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncClient, Client
+from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
 from django.utils.decorators import decorator_from_middleware, method_decorator
 from django.views import View
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_redislock import InvalidLockName, LockLost, clock, distributed_lock, held
+from django_redislock import InvalidLockName, LockLost, LockTimeout, clock, distributed_lock, held
 from django_redislock.middleware import LockErrorsMiddleware
 from tests.support.backends import needs_scripts
 from tests.support.others import held_by, held_by_other
@@ -272,6 +273,18 @@ def test_no_one_is_sent_away_for_the_whole_of_a_long_lease(
     response = Client().get("/of-function/7")
     assert response["Retry-After"] == "600"
     assert response.content == b"This was done already. Try again in 600 s."
+
+
+def test_without_a_bound_a_lock_that_never_ends_is_answered_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Locked, "longest_retry_after", math.inf)
+    middleware = Locked(lambda request: HttpResponse())
+    for left, seconds in ((3600, "3600"), (math.inf, "30"), (None, "1")):
+        error = LockTimeout("v:7", expires_in=left)
+        response = middleware.process_exception(RequestFactory().get("/"), error)
+        assert response is not None
+        assert response["Retry-After"] == seconds
 
 
 @pytest.mark.usefixtures("no_time_passes")
