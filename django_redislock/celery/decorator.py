@@ -196,7 +196,8 @@ def single_instance_task(first: Any = None, /, **options: Any) -> Any:
             "database" has them skipped as long as a row says so that is committed together with
             what the body writes; it needs atomic.
         on_conflict: What a run does that finds another one: "skip" returns a marked value,
-            ``{"skipped": "busy", "lock": name, "holder": "host:pid task-id"}``; "raise" raises
+            ``{"skipped": "busy", "lock": name, "holder": "host:pid task-id"}``, or "cooling" with
+            "by" and "ago" if that one is done and min_hold keeps the lock; "raise" raises
             LockTimeout; "retry" comes back later, until conflict_deadline, then skips; "wait"
             queues for the lock in its worker slot, then skips; a function is given a Conflict,
             and its return value is the result.
