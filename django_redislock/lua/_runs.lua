@@ -26,7 +26,7 @@ local function queued_until(runs)
   return type(queued) == 'string' and tonumber(string.match(queued, '^(%d+)|')) or 0, queued
 end
 
--- Drops what is only a record of a lock. Who waits in the broker's queue stays.
+-- Drops what is only a record of a lock. Who waits in the broker's queue stays, and so do his terms.
 local function drop_records(lock, ms)
   local base = string.match(lock, '^(.*}:)lock$')
   if not base then
@@ -34,13 +34,16 @@ local function drop_records(lock, ms)
   end
   local runs = base .. 'runs'
   local waits_until, queued = queued_until(runs)
-  local asked = redis.pcall('HGET', runs, 'asked')
+  local asked, terms = redis.pcall('HGET', runs, 'asked'), redis.pcall('HGET', runs, 'terms')
   redis.pcall('DEL', base .. 'past')
   redis.pcall('DEL', runs)
   if waits_until > ms then
     redis.pcall('HSET', runs, 'queued', queued)
     if type(asked) == 'string' then
       redis.pcall('HSET', runs, 'asked', asked)
+    end
+    if type(terms) == 'string' then
+      redis.pcall('HSET', runs, 'terms', terms)
     end
     redis.pcall('PEXPIRE', runs, digits(waits_until - ms))
   end

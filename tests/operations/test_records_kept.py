@@ -83,13 +83,21 @@ def test_what_is_promised_outlives_the_record(locks: Locks) -> None:
     keys = lock_keys(locks.prefix, "order:0")
     assert locks.redis.exists(keys.done)
     assert locks.redis.exists(keys.past) == 0
-    assert set(locks.redis.hkeys(keys.runs)) == {b"queued", b"asked"}
+    assert set(locks.redis.hkeys(keys.runs)) == {b"queued", b"asked", b"terms"}
     assert 3500 < locks.redis.ttl(keys.runs) <= 3600
     assert task_runs.requeue("order:0", "waiting", 3600, using="default") is not None
     again = Lock("order:0", Options(wait=0), RunMarker("first", DAY)).attempt()
     assert isinstance(again, Finished), "its run is still recognised"
     with distributed_lock("order:0") as lease:
         assert lease.fence > before
+
+
+@one_kind
+def test_a_call_whose_record_goes_still_stands_for_none_that_runs_earlier(locks: Locks) -> None:
+    locks.configure(RECORDS=2)
+    assert task_runs.announce("order:0", "later", 3600, delay=300, using="default") == ""
+    run_all(f"order:{pk}" for pk in range(5))
+    assert task_runs.announce("order:0", "now", 3600, using="default") == ""
 
 
 @one_kind
