@@ -25,7 +25,7 @@ from django_redislock.rules.steps import Call
 from django_redislock.signals import lock_timed_out
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from contextlib import ExitStack
 
     from django_redislock.backends.base import Backend
@@ -43,6 +43,7 @@ class Permits:
     options: SingleInstance
     marker: RunMarker  # What the run leaves when it succeeds, and knows duplicates by.
     activity: Activity  # The task and its id, as operators will see them.
+    is_own: Callable[[Busy], bool]  # Whether an earlier delivery of the run is in the way.
 
     @cached_property
     def names(self) -> list[str]:
@@ -175,5 +176,5 @@ class Permits:
         return taken
 
     def _is_own(self, busy: Busy) -> bool:
-        """Whether another delivery of the same task has this permit."""
-        return bool(self.marker.id) and busy.holding.owner.is_task(self.activity.task_id)
+        """Whether another delivery of the same run has this permit."""
+        return bool(self.marker.id) and self.is_own(busy)

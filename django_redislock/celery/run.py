@@ -242,7 +242,7 @@ class TaskRun:
         """
         options = self.options
         if options.limit > 1:
-            permits = Permits(self.name, options, self.marker, self.activity)
+            permits = Permits(self.name, options, self.marker, self.activity, self._is_own)
             return permits.take(locks, wait, since)
         lock = self._lock = Lock(self.name, options.lock_options(wait), self.marker)
         locks.push(lock)

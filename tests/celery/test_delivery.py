@@ -205,6 +205,15 @@ class TestAnotherCall:
         assert record.last_skip is not None
         assert record.last_skip.why != "duplicate"
 
+    def test_while_one_permit_cools_down_it_takes_another(self, stage: Stage) -> None:
+        key, nightly, cooling = stage.key(), stage.key(), stage.task("limited_cooling")
+        for times in (1, 2):
+            cooling.apply_async((key,), task_id=nightly)
+            stage.wait_for(key, "end", times)
+        cooling.apply_async((key,), task_id=nightly)
+        stage.wait_for_log(f"{nightly}]: lock {key!r} is cooling")
+        assert stage.count(key, "start") == 2
+
     @pytest.mark.row("duplicate-finished")
     def test_a_message_that_comes_again_is_a_duplicate_and_says_so(self, stage: Stage) -> None:
         key, nightly, late = stage.key(), stage.key(), stage.task("late")

@@ -204,6 +204,12 @@ def limited(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
+@single_instance_task(key="{key}", limit=2, min_hold=3600)
+def limited_cooling(key: str, **how: Any) -> str:
+    """Run twice at a time; keep the permit after a success."""
+    return work(key, **how)
+
+
 @single_instance_task(key="{key}", limit=2, on_conflict="wait", wait=20)
 def sharing(key: str, **how: Any) -> str:
     """Run twice at a time; wait when both permits are taken."""
