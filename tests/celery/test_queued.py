@@ -208,15 +208,17 @@ class TestWithWorker:
     def test_a_call_that_never_starts_is_forgotten(self, own_stage: Stage, how: str) -> None:
         own_stage.start()
         key, queued = own_stage.key(), own_stage.task("queued")
+        later: dict[str, Any] = {}
         if how == "expired":
             first = queued.apply_async((key,), expires=-1)
         else:
-            first = queued.apply_async((key,), countdown=4)
+            later = {"eta": datetime.now(UTC) + timedelta(seconds=4)}
+            first = queued.apply_async((key,), **later)
             own_stage.wait_for_log(f"[{first.id}] received")
             first.revoke()
 
         def publish_another() -> AsyncResult | None:
-            sent = own_stage.send("queued", key)
+            sent = queued.apply_async((key,), **later)  # The first one stands for no earlier one.
             return None if sent.id == first.id else sent
 
         second = wait_until(publish_another, PATIENCE, "another call is published", every=0.02)
