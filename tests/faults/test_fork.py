@@ -191,6 +191,27 @@ def test_a_fork_amid_the_use_of_connections_harms_neither_side(locks: Locks, spa
     assert child.stderr == ""
 
 
+def test_a_fork_amid_the_end_of_a_dial_does_not_hang_the_child(locks: Locks, proxy: Proxy) -> None:
+    def have_the_mutex() -> None:
+        with dial._condition:  # As a thread has that says what came of its dial.
+            has_it.set()
+            is_over.wait(HUNG)
+
+    has_it, is_over = threading.Event(), threading.Event()
+    proxy.blackhole()
+    backend()._server.prepare_watchdog()
+    dial = backend()._server._renewal_wire._dial
+    assert dial is not None
+    thread = in_thread(have_the_mutex)
+    assert has_it.wait(HUNG)
+    proxy.heal()
+    try:
+        assert in_fork(use_a_lock_of_its_own)
+    finally:
+        is_over.set()
+        thread.result(HUNG)
+
+
 def wait_in_a_thread_and_leave_a_child() -> None:
     """In a child: die while waiting, but leave a forked process behind that lives on."""
     in_thread(distributed_lock(NAME, wait=60).acquire)

@@ -109,9 +109,7 @@ class Ensemble:
         """Close all connections. In a forked child only the child's copies are closed."""
         for server, seat in enumerate(self._seats):
             self._close(server)
-            dial, seat.dial = seat.dial, None
-            if dial is not None:
-                dial.add_done_callback(_discard)
+            seat.dial = None  # What comes of it is closed when it is collected; see RenewalWire.
 
     def cut(self) -> None:
         """From any thread: what is under way fails, and so does whatever comes next."""
@@ -214,12 +212,6 @@ class Ensemble:
             with suppress(KeyError):  # An exception of a signal handler came before it was there.
                 self._lines.unregister(line)
             line.close()
-
-
-def _discard(dial: futures.Future[Wire]) -> None:
-    """Nobody waits for that connection any more."""
-    if dial.exception() is None:
-        dial.result().close()
 
 
 class _Seat:

@@ -87,13 +87,15 @@ class RenewalWire:
     def close(self) -> None:
         """Close it. In a forked child only the child's copy is closed."""
         self._drop()
-        self._forget_dial()
+        # The dial itself is not told: a thread of the parent may have had its mutex at the fork.
+        # What comes of it is nobody's, and so is closed when it is collected.
+        self._dial = None
 
     def _connected(self, within: float) -> Wire:
         """The connection, or a new one in place of a dead one, or redis-py's exception."""
         self._read_what_has_come()
         if self._wire is not None and not self._asked:
-            self._forget_dial()
+            self._dial = None
             return self._wire
         dial = self._begin_to_dial(within)
         if self._wire is None or (dial.done() and dial.exception() is None):
@@ -169,11 +171,6 @@ class RenewalWire:
             dial = self._dial = begin_to_dial(self._dialer, seconds)
         return dial
 
-    def _forget_dial(self) -> None:
-        dial, self._dial = self._dial, None
-        if dial is not None:
-            dial.add_done_callback(_discard)
-
     def _drop(self) -> None:
         wire, self._wire = self._wire, None
         self._asked.clear()
@@ -183,9 +180,3 @@ class RenewalWire:
 
 def _needs_another_way(outcome: Outcome) -> bool:
     return not isinstance(outcome, Answer) and needs_another_way(outcome.__cause__)
-
-
-def _discard(dial: Future[Wire]) -> None:
-    """Nobody wants that connection any more."""
-    if dial.exception() is None:
-        dial.result().close()
