@@ -32,8 +32,9 @@ def changed(
     """A flow whose steps and answers are changed on the way; an error may become an answer."""
     step = next(flow)
     while True:
+        asked = step_of(step)  # Its own errors are none of the flow's.
         try:
-            answer = answer_of(step, (yield step_of(step)))
+            answer = answer_of(step, (yield asked))
         except GeneratorExit:
             raise
         except BaseException as error:
