@@ -63,15 +63,15 @@ def call_of_id(options: Mapping[str, Any]) -> str | None:
         None if nothing tells it from another call under the same id.
     """
     had: str | None = carried(options.get("headers")).get("call")
-    if had or options.get("retries"):
+    if options.get("retries"):
         return had
     publisher = get_current_worker_task()
+    own = None if publisher is None else carried(publisher.request.headers).get("call")
     # What is part of a canvas, and what replaces a task, was frozen; that has given it a reply_to.
     if publisher is not None and (options.get("reply_to") or options.get("parent_id")):
-        had = carried(publisher.request.headers).get("call")
-    else:
-        had = str(uuid())
-    return had
+        return had or own
+    # A program may pass all headers on, as for tracing, and so those of another call.
+    return had if had and had != own else str(uuid())
 
 
 def carry(request: Any, **changed: Any) -> None:

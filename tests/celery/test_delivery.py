@@ -188,9 +188,12 @@ class TestAnotherCall:
             stage.wait_for(key, "end", times)
         stage.wait_until_idle()
 
-    def test_a_task_that_calls_itself_under_its_own_id_goes_on(self, stage: Stage) -> None:
+    @pytest.mark.parametrize("headers", [False, True])
+    def test_a_task_that_calls_itself_under_its_own_id_goes_on(
+        self, stage: Stage, headers: bool
+    ) -> None:
         key = stage.key()
-        stage.task("polling").delay(key, 3)
+        stage.task("polling").apply_async((key, 3, headers), task_id=stage.key())
         stage.wait_for(key, "end", 3)
         stage.wait_until_idle()
         assert stage.count(key, "start") == 3

@@ -387,10 +387,11 @@ def replacing(self: Task, key: str) -> Any:
 
 
 @single_instance_task(key="{key}", bind=True, acks_late=True)
-def polling(self: Task, key: str, times: int) -> str:
-    """Call itself again under its own id."""
+def polling(self: Task, key: str, times: int, headers: bool = False) -> str:
+    """Call itself again under its own id, and with its headers if asked to."""
     if times > 1:
-        self.apply_async((key, times - 1), task_id=self.request.id)
+        how = {"headers": self.request.headers} if headers else {}
+        self.apply_async((key, times - 1, headers), task_id=self.request.id, **how)
     return work(key)
 
 
