@@ -303,6 +303,7 @@ def announce(
     *,
     delay: float = 0.0,
     lives: float = math.inf,
+    arguments: bytes = b"",
     using: str,
 ) -> str:
     """Say that a call is about to be queued; one at a time is, for *ttl* seconds.
@@ -313,6 +314,8 @@ def announce(
         ttl: See above.
         delay: Seconds until it may run.
         lives: Seconds until its message expires.
+        arguments: What the call that stands for it is to run with, which retract() gives back.
+            b"" leaves that one its own; b"-" is too long to be kept, so that none stands for it.
         using: The alias of the lock.
 
     Returns:
@@ -324,7 +327,8 @@ def announce(
     """
     times = flows.milliseconds(ttl), flows.milliseconds(delay) if delay > 0 else 0
     end = "" if math.isinf(lives) else flows.milliseconds(max(lives, 0.0))
-    waiting: bytes = _ask(scripts.ANNOUNCE, name, task_id, *times, end, using=using)
+    asked = task_id, *times, end, arguments
+    waiting: bytes = _ask(scripts.ANNOUNCE, name, *asked, using=using)
     return waiting.decode()
 
 
@@ -341,13 +345,24 @@ def requeue(name: str, task_id: str, ttl: float, *, using: str) -> float | None:
     return None if ago < 0 else ago / 1000
 
 
-def retract(name: str, task_id: str, *, using: str) -> None:
+def retract(name: str, task_id: str, *, keep: float = 0.0, using: str) -> bytes:
     """The announced call has started, or never will. Harmless if it is not the one.
+
+    Args:
+        name: The lock of its run.
+        task_id: Its id.
+        keep: Seconds for which the server keeps what is returned, should it be delivered again.
+        using: The alias of the lock.
+
+    Returns:
+        The arguments of the last call that it stands for, if announce() was given some; else b"".
 
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    _ask(scripts.RETRACT, name, task_id, using=using)
+    kept_for = flows.milliseconds(keep) if keep else 0
+    found: bytes = _ask(scripts.RETRACT, name, task_id, kept_for, using=using)
+    return found
 
 
 def stand_in_line(

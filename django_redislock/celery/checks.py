@@ -1,6 +1,6 @@
 """System checks of tasks: what their options promise and Celery's settings do not keep.
 
-E050 and W050 to W058; see docs/celery.md.
+E050, E051 and W050 to W058; see docs/celery.md.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock.celery.decorator import SingleInstanceTask
 from django_redislock.celery.message import acks_late, shows_results, visibility_timeout
+from django_redislock.celery.options import NEWEST
+from django_redislock.celery.queued import on_quorum
 from django_redislock.conf import aliases, conf
 from django_redislock.rules.options import terms_of
 
@@ -99,8 +101,16 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
             )
             return
         terms = terms_of(options.lock_options(), conf(options.using))
+        cannot_tell_newest = options.unique_queued == NEWEST and on_quorum(task)
     except ImproperlyConfigured:
         return  # The checks of the settings say so.
+    if cannot_tell_newest:
+        yield checks.Error(
+            f'Task {task.name} has unique_queued="newest", but REDISLOCK[{options.using!r}] is a'
+            " quorum, whose servers may each know another call as the last.",
+            hint="Say unique_queued=True, or name an alias with one server by using=.",
+            id="django_redislock.E051",
+        )
     max_hold = None if math.isinf(terms.max_hold) else terms.max_hold
     time_limit = task.app.conf.task_time_limit if task.time_limit is None else task.time_limit
     redelivered_after = visibility_timeout(task.app)

@@ -11,17 +11,19 @@ from celery.app import app_or_default
 from celery.exceptions import Ignore, Retry
 from celery.local import Proxy
 
+from django_redislock.celery.arguments import packed
 from django_redislock.celery.lock_name import naming, validates_models
 from django_redislock.celery.message import call_of_id, carried, carrying
 from django_redislock.celery.options import (
     HOUR,
+    NEWEST,
     SingleInstance,
     inherited,
     merge,
     refuse_attributes,
     split,
 )
-from django_redislock.celery.queued import is_exempt, publish_once
+from django_redislock.celery.queued import check_backend, is_exempt, publish_once
 from django_redislock.celery.run import (
     current_lease,
     function_of,
@@ -145,7 +147,11 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         name = self.lock_name(tuple(args or ()), kwargs or {})
         when = {one: options.get(one) for one in ("countdown", "eta")}
         expires = options.get("expires", self.expires)
-        return publish_once(self, name, publish, expires=expires, **when)
+        arguments = b""
+        if self.single_instance_options.unique_queued == NEWEST:
+            check_backend(self)
+            arguments = packed(self, args, kwargs, options)
+        return publish_once(self, name, publish, arguments, expires=expires, **when)
 
 
 @overload
@@ -168,7 +174,7 @@ def single_instance_task(
     on_unavailable: str = "raise",
     abort_on_lost: bool = False,
     limit: int = 1,
-    unique_queued: bool = False,
+    unique_queued: bool | Literal["newest"] = False,
     queued_ttl: float | timedelta = HOUR,
     using: str = DEFAULT_ALIAS,
     atomic: bool | str = False,
@@ -209,7 +215,8 @@ def single_instance_task(first: Any = None, /, **options: Any) -> Any:
         limit: How many runs may happen at a time. Each holds a permit, a lock of its own:
             "name#1", "name#2", …
         unique_queued: Whether a call is not published while one with the same key waits in the
-            queue; the AsyncResult of that one is returned, which runs with its own arguments. It
+            queue; the AsyncResult of that one is returned. It runs with its own arguments, those
+            of the first call; with "newest", with those of the last one that it stands for. It
             waits until its body starts, also if it finds the lock busy and goes back to the queue.
             It stands for no call that would run earlier, or expire later.
         queued_ttl: How long a call counts as waiting in the queue if nothing is heard of it.

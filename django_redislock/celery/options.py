@@ -24,6 +24,8 @@ CONFLICT_POLICIES = ("skip", "raise", "retry", "wait")
 UNAVAILABLE_POLICIES = ("raise", "retry", "run")
 DATABASE: Literal["database"] = "database"  # Where a `once` without an end is noted.
 
+NEWEST: Literal["newest"] = "newest"  # Whose arguments a call runs with that stands for others.
+
 HOUR = 3600.0
 
 
@@ -56,7 +58,7 @@ class SingleInstance:
     on_unavailable: str = "raise"
     abort_on_lost: bool = False
     limit: int = 1
-    unique_queued: bool = False
+    unique_queued: bool | Literal["newest"] = False
     queued_ttl: float = HOUR
     using: str = DEFAULT_ALIAS
     atomic: str | None = None  # The database of the transaction around the body.
@@ -80,9 +82,15 @@ class SingleInstance:
         for name, least in _SHORTEST_DURATIONS.items():
             if name in options and (name, options[name]) != ("once", DATABASE):
                 options[name] = seconds(options[name], name, least=least)
-        for name in ("renew", "abort_on_lost", "unique_queued"):
+        for name in ("renew", "abort_on_lost"):
             if name in options:
                 flag(options[name], name)
+        unique_queued = options.get("unique_queued", False)
+        if not isinstance(unique_queued, bool) and unique_queued != NEWEST:
+            raise ValueError(
+                f'unique_queued must be True, "newest" or False, not {unique_queued!r}: the call'
+                " that waits runs with its own arguments, or with those of the last call."
+            )
         if "using" in options:
             text(options["using"], "using")
         if "atomic" in options:

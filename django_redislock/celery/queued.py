@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from celery.signals import task_failure, task_revoked
 from celery.utils import uuid
+from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import task_runs
+from django_redislock.backends.quorum.backend import QuorumBackend
+from django_redislock.backends.registry import backends
 from django_redislock.celery.defer import LONGEST_PAUSE
 from django_redislock.celery.message import carried, seconds_left
 from django_redislock.exceptions import LockUnavailable
@@ -44,10 +47,31 @@ def is_exempt(task: Task, options: Mapping[str, Any]) -> bool:
     )
 
 
+def on_quorum(task: Task) -> bool:
+    """Whether several servers keep the locks of a task, each for itself."""
+    return isinstance(backends[task.single_instance_options.using], QuorumBackend)
+
+
+def check_backend(task: Task) -> None:
+    """Refuse unique_queued="newest" where the last of several calls could not be told.
+
+    Raises:
+        ImproperlyConfigured: The servers of the locks are a quorum.
+    """
+    using = task.single_instance_options.using
+    if on_quorum(task):
+        raise ImproperlyConfigured(
+            f'Task {task.name} has unique_queued="newest", but REDISLOCK[{using!r}] is a quorum,'
+            " whose servers may each know another call as the last. Say unique_queued=True, or"
+            " name an alias with one server by using=."
+        )
+
+
 def publish_once(
     task: Task,
     name: str,
     publish: Callable[..., AsyncResult],
+    arguments: bytes = b"",
     *,
     expires: Any,
     countdown: float | None = None,
@@ -55,13 +79,15 @@ def publish_once(
 ) -> AsyncResult:
     """Publish a call, unless one with the same key waits in the queue; return its result.
 
-    That one runs with its own arguments. It stands for this one only if it runs no later and
-    expires no earlier; else this one is published, and stands for those to come.
+    That one runs with its own arguments, or with *arguments* if there are any. It stands for
+    this one only if it runs no later and expires no earlier; else this one is published, and stands
+    for those to come.
 
     Args:
         task: The task.
         name: The lock of the run.
         publish: Publishes the call, given its task id and what its message is to carry.
+        arguments: Those of the call, packed; b"" if the one that waits keeps its own.
         expires: When its message expires, as Celery takes it.
         countdown: Seconds until it is to run.
         eta: When it is to run.
@@ -69,7 +95,7 @@ def publish_once(
     task_id = uuid()
     try:
         delay = countdown or (0.0 if eta is None else seconds_left(eta))
-        waiting = _announce(task, name, task_id, delay, seconds_left(expires))
+        waiting = _announce(task, name, task_id, arguments, delay, seconds_left(expires))
         if not waiting:
             return publish(task_id, queued=name)
     except BaseException:
@@ -81,7 +107,9 @@ def publish_once(
     return task.AsyncResult(waiting)
 
 
-def _announce(task: Task, name: str, task_id: str, delay: float, lives: float) -> str:
+def _announce(
+    task: Task, name: str, task_id: str, arguments: bytes, delay: float, lives: float
+) -> str:
     """Announce a call that runs after *delay*, and whose message *lives* so many seconds.
 
     Returns:
@@ -91,17 +119,25 @@ def _announce(task: Task, name: str, task_id: str, delay: float, lives: float) -
     # RabbitMQ drops a message that has expired without telling a worker.
     ttl = min(options.queued_ttl, lives)
     try:
-        return task_runs.announce(name, task_id, ttl, delay=delay, lives=lives, using=options.using)
+        return task_runs.announce(
+            name, task_id, ttl, delay=delay, lives=lives, arguments=arguments, using=options.using
+        )
     except LockUnavailable as error:
         # It may be announced nevertheless: only the answer may have been lost.
         logger.warning("Publishing %s[%s] without asking: %s", task.name, task_id, error)
         return ""
 
 
-def retract(task: Task, name: str, task_id: str) -> None:
-    """The call *task_id* does not wait in the queue, or no longer."""
+def retract(task: Task, name: str, task_id: str, *, keep: float = 0.0) -> bytes | None:
+    """The call *task_id* does not wait in the queue, or no longer.
+
+    Returns:
+        The packed arguments of the last call that it stands for, which the server goes on keeping
+        for *keep* seconds; b"" if it is to run with its own; None if the server does not say.
+    """
+    options: SingleInstance = task.single_instance_options
     try:
-        task_runs.retract(name, task_id, using=task.single_instance_options.using)
+        return task_runs.retract(name, task_id, keep=keep, using=options.using)
     except LockUnavailable as error:
         logger.warning(
             "Until queued_ttl is over, %s is not published with the key %r: %s",
@@ -109,6 +145,7 @@ def retract(task: Task, name: str, task_id: str) -> None:
             name,
             error,
         )
+        return None
 
 
 def requeue(task: Task, name: str, task_id: str, *, expires: Any) -> float | None:

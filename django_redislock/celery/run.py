@@ -23,8 +23,10 @@ from django_redislock import effects, signals, task_runs
 from django_redislock.activity import Activity, busy_with
 from django_redislock.backends.registry import backends
 from django_redislock.celery import line, queued
+from django_redislock.celery.arguments import unpacked
 from django_redislock.celery.defer import Deferred, defer
 from django_redislock.celery.message import (
+    acks_late,
     carried,
     carry,
     is_delivered,
@@ -32,9 +34,9 @@ from django_redislock.celery.message import (
     stores_result,
     visibility_timeout,
 )
-from django_redislock.celery.options import DATABASE, Conflict
+from django_redislock.celery.options import DATABASE, NEWEST, Conflict
 from django_redislock.celery.permits import Permits
-from django_redislock.exceptions import LockLost, LockTimeout, LockUnavailable
+from django_redislock.exceptions import LockLost, LockMisuse, LockTimeout, LockUnavailable
 from django_redislock.humanize import duration
 from django_redislock.lease import Lease
 from django_redislock.lock import Lock
@@ -163,6 +165,7 @@ class TaskRun:
         self.id: str = request.id or ""  # "" if it is called directly.
         self._lock: Lock | None = None  # Each permit has one of its own.
         self.lease: Lease | None = None  # While the body runs.
+        self._given_under: str | None = None  # Where the server keeps what the body was given.
         self._turn: Turn | None = None  # In the line of deferred runs, if it stands there.
         self.publish_replacement: Callable[[], Any] | None = None  # After its commit.
         self.delivered = is_delivered(request)
@@ -304,7 +307,7 @@ class TaskRun:
 
     def _run_body(self, body: Callable[..., Any], lease: Lease | None) -> Any:
         self.lease = lease
-        self._waits_no_more()
+        self._waits_no_more(starts=True)
         if self.delivered:
             # If the body publishes its retry, that has not been deferred yet.
             carry(self.request, tries=None, since=None, raised=None)
@@ -396,7 +399,8 @@ class TaskRun:
                 return self._end_as_duplicate(holder, found.ago)
             # Delivered twice, or again after a crash; or a retry that was published before its
             # first try let go. A skip would acknowledge the only copy of the work.
-            self._retract_call()  # Its body has started, so it cannot stand for calls made now.
+            # Its body has started, so it cannot stand for calls made now.
+            self._retract_call(starts=True)
             raise self._defer("its own earlier delivery holds it", found, begun=True)
         # Work that has begun is not dropped because somebody else got in between.
         if self.delivered and self._has_begun:
@@ -461,7 +465,8 @@ class TaskRun:
         is_reported = seen and self.task.backend.get_state(self.id) in states.READY_STATES
         # Between its release and its report are milliseconds; a crash there is rare.
         if reports and not is_reported and ago is not None and ago < REPORTS_WITHIN:
-            self._retract_call()  # Its body has ended, so it cannot stand for calls made now.
+            # Its body has ended, so it cannot stand for calls made now.
+            self._retract_call(starts=True)
             raise defer(self.task, REPORTS_WITHIN - ago, begun=True)
         skipped = self._skip("duplicate", f"duplicate, of {self.id}", by=by, ago=ago)
         # Where nobody can look, a second report is worse than the small chance that there was none.
@@ -516,9 +521,9 @@ class TaskRun:
 
     # --- its call in the broker's queue, see queued.py and line.py ----------------------------
 
-    def _waits_no_more(self) -> None:
-        """Its body starts, or never will."""
-        self._retract_call()
+    def _waits_no_more(self, *, starts: bool = False) -> None:
+        """Its body starts, or has ended, or never will."""
+        self._retract_call(starts=starts)
         if self._turn or (self.delivered and "ticket" in carried(self.request.headers)):
             line.leave(self.task, self.name, self.id)
             carry(self.request, ticket=None)
@@ -530,10 +535,50 @@ class TaskRun:
         # arguments may look different.
         return carried(self.request.headers).get("queued") if self.delivered else None
 
-    def _retract_call(self) -> None:
-        if name := self._announced_as:
-            queued.retract(self.task, name, self.id)
-            carry(self.request, queued=None)
+    def _retract_call(self, *, starts: bool = False) -> None:
+        """Its call waits no longer; if its body starts, it is given the last call's arguments.
+
+        The server keeps those until the end of the body if the broker does so with the message,
+        which has the first call's and may be delivered again.
+        """
+        if not (name := self._announced_as or self._given_under):
+            return
+        keep = self.marker.recognised_for if starts and acks_late(self.task) else 0.0
+        last = queued.retract(self.task, name, self.id, keep=keep)
+        carry(self.request, queued=None)
+        self._given_under = name if last and keep else None
+        if last and starts:
+            self._take(last)
+        if last is None and starts and self.options.unique_queued == NEWEST:
+            logger.error("%s runs with its own arguments, and not the last call's, if any", self)
+
+    def _take(self, last: bytes) -> None:
+        """Run with the arguments of the last call, in place of the first one's.
+
+        Raises:
+            LockMisuse: They name another lock, by the time that they are read here.
+        """
+        args, kwargs, shown = unpacked(self.task.app, last)
+        name = self.task.lock_name(tuple(args), kwargs)
+        if name != self.name:
+            raise LockMisuse(
+                self.name,
+                f"the arguments of the last call name the lock {name!r} in the worker, and those"
+                " of the first one do not, though to the callers the key was the same. Make the"
+                " key of what looks the same on both sides of the broker",
+            )
+        request = self.request
+        # Celery's tracer has the same list and dictionary, and gives them to on_success() and the
+        # signals. With pickle the one is a tuple, and these are told of the first call's.
+        if isinstance(request.args, list):
+            request.args[:] = args
+        else:
+            request.args = tuple(args)
+        request.kwargs.clear()
+        request.kwargs.update(kwargs)
+        request.update(shown)
+        self.args, self.kwargs = tuple(args), kwargs
+        logger.info("%s runs with the arguments of the last call with its key", self)
 
     def _requeue_call(self) -> float | None:
         """Returns how many seconds ago it last stood for another call."""

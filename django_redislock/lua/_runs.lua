@@ -7,6 +7,7 @@
 --           queued: until(ms) "|" id of the task that waits in the broker's queue, see announce.lua
 --           terms: when(ms) that may run, "|", when(ms) its message expires, or nothing
 --           asked: when(ms) a call was last made that was not published because of it
+--           last, last:ID: see _last_call.lua
 --           started: the run that has begun, in the same form; why is the id of its lease, which
 --           tells whether it goes on. Of tasks with a limit there is one for each permit: started#2
 --           pace: when(ms) the last run ended that is counted in "|" how long(ms) runs last, on average
@@ -20,32 +21,37 @@
 
 local MADE_ROOM = 8 -- locks of which a new one drops the records, at most: more than one, should fewer be kept from now on
 
--- Until when a call waits in the broker's queue, in ms; 0 if none does. And its entry.
-local function queued_until(runs)
-  local queued = redis.pcall('HGET', runs, 'queued')
-  return type(queued) == 'string' and tonumber(string.match(queued, '^(%d+)|')) or 0, queued
+-- The time in ms that an entry begins with; 0 if there is none.
+local function time_of(entry)
+  return type(entry) == 'string' and tonumber(string.match(entry, '^(%d+)|')) or 0
 end
 
--- Drops what is only a record of a lock. Who waits in the broker's queue stays, and so do his terms.
+local OF_WHO_WAITS = { queued = true, asked = true, terms = true }
+
+-- Drops what is only a record of a lock. Who waits in the broker's queue stays, and with what calls are to run.
 local function drop_records(lock, ms)
   local base = string.match(lock, '^(.*}:)lock$')
   if not base then
     return -- not ours
   end
   local runs = base .. 'runs'
-  local waits_until, queued = queued_until(runs)
-  local asked, terms = redis.pcall('HGET', runs, 'asked'), redis.pcall('HGET', runs, 'terms')
+  local waits_until, stays, last = time_of(redis.pcall('HGET', runs, 'queued')), {}, 0
+  local fields = redis.pcall('HGETALL', runs)
+  for i = 1, #fields, 2 do
+    local field, value = fields[i], fields[i + 1]
+    local its_end = OF_WHO_WAITS[field] and waits_until
+      or (field == 'last' or string.match(field, '^last:')) and time_of(value) or 0
+    if its_end > ms then
+      stays[field], last = value, math.max(last, its_end)
+    end
+  end
   redis.pcall('DEL', base .. 'past')
   redis.pcall('DEL', runs)
-  if waits_until > ms then
-    redis.pcall('HSET', runs, 'queued', queued)
-    if type(asked) == 'string' then
-      redis.pcall('HSET', runs, 'asked', asked)
-    end
-    if type(terms) == 'string' then
-      redis.pcall('HSET', runs, 'terms', terms)
-    end
-    redis.pcall('PEXPIRE', runs, digits(waits_until - ms))
+  for field, value in pairs(stays) do
+    redis.pcall('HSET', runs, field, value)
+  end
+  if last > 0 then
+    redis.pcall('PEXPIRE', runs, digits(last - ms))
   end
 end
 
@@ -72,7 +78,8 @@ local function note(what, ms, lasted, why, owner, kept)
     redis.pcall('HINCRBY', RUNS, 'skips', 1)
   end
   local lasts, most = string.match(kept, '^(%d+)/(%d+)$')
-  redis.pcall('PEXPIRE', RUNS, digits(math.max(lasts, queued_until(RUNS) - ms)))
+  local waits_until = math.max(time_of(redis.pcall('HGET', RUNS, 'queued')), time_of(redis.pcall('HGET', RUNS, 'last')))
+  redis.pcall('PEXPIRE', RUNS, digits(math.max(lasts, waits_until - ms)))
   if RAN and redis.pcall('ZADD', RAN, ms, LOCK) == 1 then
     make_room(ms, lasts, most)
   end

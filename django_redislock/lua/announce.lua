@@ -1,9 +1,12 @@
 -- announce: a task run is about to be put into the broker's queue; one at a time waits there.
 -- ARGV  id of the task, ttl (ms), ms until it may run, ms until its message expires; '' for never
+--       arguments with which the one that waits is to run in place of its own; '' for its own, '-' if they are too
+--       long to be kept, so that this one is published
 -- returns '' if it is to be published, else the id of the task that waits already, also for this call
 local RUNS = unpack(KEYS)
 -- include _lease
-local id, ttl, delay, lives = unpack(ARGV)
+-- include _last_call
+local id, ttl, delay, lives, arguments = unpack(ARGV)
 local SLACK = 1000 -- what is no later and no earlier, in ms
 local ms = milliseconds(clock())
 local due, dies = ms + (delay or 0), tonumber(lives) and ms + lives
@@ -11,9 +14,22 @@ local expiry, waiting = string.match(call('HGET', RUNS, 'queued') or '', '^(%d+)
 if expiry and tonumber(expiry) > ms and waiting ~= id then
   local its_due, its_end = string.match(call('HGET', RUNS, 'terms') or '0|', '^(%d+)|(%d*)$')
   its_end = tonumber(its_end)
-  if tonumber(its_due) <= due + SLACK and not (its_end and (not dies or its_end + SLACK < dies)) then
+  if arguments ~= '-' and tonumber(its_due) <= due + SLACK and not (its_end and (not dies or its_end + SLACK < dies)) then
+    if arguments and arguments ~= '' then
+      -- It may come later than it is announced for, if it has waited longer in the queue or in a worker.
+      keep_last_call(waiting, ms, expiry - ms + DAY, arguments)
+    end
     redis.pcall('HSET', RUNS, 'asked', digits(ms)) -- a server out of memory still says who waits
     return waiting
+  end
+end
+if arguments and arguments ~= '' then
+  local fields = call('HGETALL', RUNS)
+  for i = 1, #fields, 2 do -- of those whose worker has died, or whose message the broker has dropped
+    local ends = string.match(fields[i], '^last:') and string.match(fields[i + 1], '^%d+')
+    if ends and tonumber(ends) <= ms then
+      call('HDEL', RUNS, fields[i])
+    end
   end
 end
 call('HDEL', RUNS, 'asked')

@@ -4,11 +4,16 @@
 --         run is announced by now, or this one was retracted because a copy of it has started
 local RUNS = unpack(KEYS)
 -- include _lease
+-- include _last_call
 local id, ttl = unpack(ARGV)
+local ms = milliseconds(clock())
+local arguments = last_call(id)
+if arguments then
+  keep_last_call(id, ms, ttl + DAY, arguments)
+end
 if string.match(call('HGET', RUNS, 'queued') or '', '^%d+|(.*)$') ~= id then
   return -1
 end
-local ms = milliseconds(clock())
 -- What keeps it from running keeps others from it too, so it runs no later than they would.
 local its_end = string.match(call('HGET', RUNS, 'terms') or '', '|(%d*)$') or ''
 call('HSET', RUNS, 'terms', '0|' .. its_end)

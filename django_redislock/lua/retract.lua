@@ -1,11 +1,19 @@
 -- retract: the run that was announced has started, or never will.
--- ARGV  id of the task
--- returns 1 if it was the one announced, else 0
+-- ARGV  id of the task, ms for which to keep with what it runs, should it be delivered again; 0 or nothing: not at all
+-- returns the arguments that it is to run with in place of its own, see announce.lua; '' for its own
 local RUNS = unpack(KEYS)
 -- include _lease
+-- include _last_call
+local id, keep = unpack(ARGV)
+keep = tonumber(keep or 0)
+local arguments = last_call(id)
 local waiting = string.match(call('HGET', RUNS, 'queued') or '', '^%d+|(.*)$')
-if waiting ~= ARGV[1] then
-  return 0
+if waiting == id then
+  call('HDEL', RUNS, 'queued', 'asked', 'terms')
 end
-call('HDEL', RUNS, 'queued', 'asked', 'terms')
-return 1
+if arguments and keep > 0 then
+  keep_last_call(id, milliseconds(clock()), keep, arguments)
+elseif arguments then
+  call('HDEL', RUNS, 'last:' .. id)
+end
+return arguments or ''

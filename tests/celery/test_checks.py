@@ -82,6 +82,7 @@ def check() -> Iterator[Callable[..., list[str]]]:
         (tidy, {}, {"unique_queued": True}, ["W056"]),
         (tidy, {}, {"unique_queued": True, "on_conflict": "retry"}, []),
         (tidy, {}, {"unique_queued": True, "on_conflict": "wait"}, ["W056"]),
+        (tidy, {}, {"unique_queued": "newest", "on_conflict": "retry"}, []),
         (tidy, {}, {"using": "default"}, []),
         (tidy, {}, {"using": "defautl"}, ["E050"]),
     ],
@@ -103,6 +104,15 @@ def test_the_hint_says_so_if_there_is_no_alias_at_all(
     assert check(tidy, {}) == ["E050"]
     (found,) = (one for one in check_tasks(None) if "checked.tidy" in one.msg)
     assert found.hint == "Its aliases are: none."
+
+
+def test_the_newest_of_several_calls_is_not_known_to_a_quorum(
+    check: Callable[..., list[str]], settings: Any
+) -> None:
+    location = [f"redis://127.0.0.1:{port}/0" for port in (1, 2, 3)]
+    quorum = {"BACKEND": "django_redislock.backends.QuorumBackend", "LOCATION": location}
+    settings.REDISLOCK = {"default": quorum}
+    assert check(tidy, {}, unique_queued="newest", on_conflict="retry") == ["E051"]
 
 
 PROJECT = {

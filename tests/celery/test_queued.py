@@ -10,10 +10,12 @@ from zoneinfo import ZoneInfo
 import pytest
 from celery import chain
 from celery.exceptions import SoftTimeLimitExceeded
+from django.core.exceptions import ImproperlyConfigured
 from django.db.transaction import atomic, set_rollback
-from kombu.exceptions import EncodeError, OperationalError
+from kombu.exceptions import ContentDisallowed, EncodeError, OperationalError
 
-from django_redislock import distributed_lock, task_runs
+from django_redislock import LockMisuse, distributed_lock, task_runs
+from django_redislock.celery import SingleInstanceTask, arguments
 from django_redislock.rules import scripts
 from tests.celery.project import PATIENCE
 from tests.celery.project.app import make_app
@@ -223,7 +225,7 @@ class TestWithWorker:
 
         second = wait_until(publish_another, PATIENCE, "another call is published", every=0.02)
         assert own_stage.result(second) == f"did {key}"
-        assert "Discarding revoked task" in own_stage.workers[0].log
+        own_stage.wait_for_log("Discarding revoked task")
 
     def test_a_run_that_was_put_off_is_published_again(self, own_stage: Stage) -> None:
         own_stage.start()
@@ -278,6 +280,178 @@ class TestWithWorker:
         assert own_stage.result(own_stage.send("queued", key)) == f"did {key}"
         assert own_stage.result(own_stage.send("queued", key)) == f"did {key}"
         assert own_stage.count(key, "start") == 2
+
+
+class TestNewest:
+    """With "newest", the call that waits runs with what the last one says."""
+
+    @staticmethod
+    def said(stage: Stage, key: str) -> list[Any]:
+        """With what the bodies ran."""
+        return [one["what"] for one in stage.events(key, "what")]
+
+    def call(self, stage: Stage, key: str, what: str, **options: Any) -> AsyncResult:
+        """Call the task."""
+        how = options.pop("how", {})
+        return stage.task("queued_newest").apply_async((key, what), how, **options)
+
+    @staticmethod
+    def kept(stage: Stage) -> list[bytes]:
+        """For which calls the server keeps arguments."""
+        keys = stage.redis.scan_iter("*:runs")
+        fields = [field for key in keys for field in stage.redis.hkeys(key)]
+        return [field for field in fields if field.startswith(b"last:")]
+
+    def test_the_last_call_wins_and_says_what_is_shown(self, own_stage: Stage) -> None:
+        key = own_stage.key()
+        first = self.call(own_stage, key, "first")
+        assert self.call(own_stage, key, "second").id == first.id
+        hidden = {"argsrepr": "(hidden)", "kwargsrepr": "{}"}
+        assert self.call(own_stage, key, "third", how={"fail": True}, **hidden).id == first.id
+        assert waiting(own_stage) == 1
+        assert self.kept(own_stage) == [f"last:{first.id}".encode()]
+        own_stage.start(pool="prefork")
+        assert own_stage.result(first) == f"did {key}"
+        own_stage.wait_until_idle()
+        assert self.said(own_stage, key) == ["third", "third"], "its retry has them too"
+        for ran in own_stage.events(key, "what"):
+            assert ran["args"] == [key, "third"]
+            assert ran["kwargs"] == {"fail": True}
+            assert ran["shown"] == ["(hidden)", "{}"]
+        assert not self.kept(own_stage)
+
+    def test_also_while_it_is_put_off_and_no_longer_when_its_body_has_started(
+        self, own_stage: Stage
+    ) -> None:
+        own_stage.start()
+        key = own_stage.key()
+        with distributed_lock(key):
+            first = self.call(own_stage, key, "first")
+            own_stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy", 2)
+            assert self.call(own_stage, key, "second", how={"hold": True}).id == first.id
+            own_stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy", 4)
+        own_stage.wait_for(key, "start")
+        third = self.call(own_stage, key, "third")
+        assert third.id != first.id
+        own_stage.open_gate(key)
+        assert own_stage.result(first) == own_stage.result(third) == f"did {key}"
+        assert self.said(own_stage, key) == ["second", "third"]
+
+    @pytest.mark.slow
+    def test_also_if_its_worker_is_killed_and_it_is_delivered_again(self, own_stage: Stage) -> None:
+        key = own_stage.key()
+        first = self.call(own_stage, key, "first")
+        self.call(own_stage, key, "second", how={"hold": True})
+        worker = own_stage.start()
+        own_stage.wait_for(key, "start")
+        worker.kill()
+        own_stage.redeliver(first.id)
+        own_stage.open_gate(key)
+        own_stage.start()
+        assert own_stage.result(first) == f"did {key}"
+        assert self.said(own_stage, key) == ["second", "second"]
+
+    @pytest.mark.parametrize("how", ["expired", "revoked"])
+    def test_what_was_kept_for_a_call_that_never_starts_goes_with_it(
+        self, own_stage: Stage, how: str
+    ) -> None:
+        own_stage.start()
+        key = own_stage.key()
+        terms: list[dict[str, Any]] = [{}, {}]
+        if how == "expired":
+            terms = [{"expires": 8}, {"expires": 1}]  # Which it outlives.
+        with distributed_lock(key):
+            first = self.call(own_stage, key, "first", **terms[0])
+            own_stage.wait_for_log(f"[{first.id}]: lock {key!r} is busy")
+            assert self.call(own_stage, key, "second", **terms[1]).id == first.id
+            if how == "revoked":
+                first.revoke()
+            wait_until(lambda: not self.kept(own_stage), PATIENCE, "it is forgotten", every=0.05)
+        third = self.call(own_stage, key, "third")
+        assert own_stage.result(third) == f"did {key}"
+        assert self.said(own_stage, key) == ["third"]
+
+    def test_if_the_server_loses_them_it_has_its_own(self, own_stage: Stage) -> None:
+        key = own_stage.key()
+        first = self.call(own_stage, key, "first")
+        assert self.call(own_stage, key, "second").id == first.id
+        for runs in own_stage.redis.scan_iter("*:runs"):
+            own_stage.redis.delete(runs)
+        own_stage.start()
+        assert own_stage.result(first) == f"did {key}"
+        assert self.said(own_stage, key) == ["first"]
+
+    def test_a_call_that_is_too_long_to_be_kept_is_published(self, own_stage: Stage) -> None:
+        key = own_stage.key()
+        first = self.call(own_stage, key, "first")
+        second = self.call(own_stage, key, "x" * 65_536)
+        assert second.id != first.id
+        assert self.call(own_stage, key, "third").id == second.id
+        assert waiting(own_stage) == 2
+
+    def test_a_call_that_could_not_be_made_changes_nothing(self, own_stage: Stage) -> None:
+        key = own_stage.key()
+        self.call(own_stage, key, "first")
+        with pytest.raises(EncodeError):
+            self.call(own_stage, key, "second", how={"seconds": object()})
+        with pytest.raises(TypeError):
+            own_stage.task("queued_newest").delay(key)
+        assert not self.kept(own_stage)
+
+    def test_with_true_the_first_call_wins(self, own_stage: Stage) -> None:
+        key = own_stage.key()
+        first = own_stage.send("queued", key)
+        assert own_stage.send("queued", key, fail=True).id == first.id
+        assert not self.kept(own_stage)
+        own_stage.start()
+        assert own_stage.result(first) == f"did {key}"
+
+    def test_arguments_that_name_another_lock_in_the_worker_are_not_run_with(
+        self, own_stage: Stage
+    ) -> None:
+        key, task = own_stage.key(), own_stage.task("queued_fickle")
+        first = task.delay(key, "a string")
+        assert task.delay(key, Order(key)).id == first.id
+        own_stage.start()
+        with pytest.raises(LockMisuse):
+            own_stage.result(first)
+        assert own_stage.count(key, "start") == 0
+        assert own_stage.result(task.delay(key, "a string")) == f"did {key}"
+
+    def test_they_are_written_and_read_as_a_message_is(self, own_stage: Stage) -> None:
+        task = own_stage.task("queued_newest")
+        found = arguments.unpacked(own_stage.app, arguments.packed(task, ("k", "w"), {}, {}))
+        assert found == (["k", "w"], {}, {"argsrepr": "('k', 'w')", "kwargsrepr": "{}"})
+        pickled = arguments.packed(task, ("k", "w"), {}, {"serializer": "pickle"})
+        with pytest.raises(ContentDisallowed):
+            arguments.unpacked(own_stage.app, pickled)
+
+    def test_a_model_of_pydantic_is_written_as_one_is(self, own_stage: Stage) -> None:
+        pydantic = pytest.importorskip("pydantic")
+        Article = pydantic.create_model("Article", pk=int)  # noqa: N806
+
+        def price(article: Any) -> None: ...
+
+        price.__annotations__["article"] = Article
+        how = {"base": SingleInstanceTask, "single_instance": {"unique_queued": "newest"}}
+        task = own_stage.app.task(pydantic=True, name=own_stage.key(), **how)(price)
+        if not getattr(task, "_dump_pydantic_arguments", None):
+            pytest.skip("this Celery does not publish models")
+        first = task.delay(Article(pk=1))
+        assert task.delay(Article(pk=2)).id == first.id
+        (runs,) = own_stage.redis.scan_iter("*:runs")
+        kept = own_stage.redis.hget(runs, f"last:{first.id}").partition(b"|")[2]
+        assert arguments.unpacked(own_stage.app, kept).args == [{"pk": 2}]
+
+    def test_on_a_quorum_it_is_refused(self, own_stage: Stage, settings: Any) -> None:
+        settings.REDISLOCK = {
+            "default": {
+                "BACKEND": "django_redislock.backends.QuorumBackend",
+                "LOCATION": [f"redis://127.0.0.1:{port}/0" for port in (1, 2, 3)],
+            }
+        }
+        with pytest.raises(ImproperlyConfigured, match="is a quorum"):
+            self.call(own_stage, own_stage.key(), "first")
 
 
 @pytest.mark.usefixtures("worker")

@@ -764,6 +764,7 @@ class TestRefusedAtImport:
             ({"limit": 0}, ValueError, "limit must be an integer, 1 to 100"),
             ({"limit": 2, "once": 60}, ValueError, "once and limit exclude each other"),
             ({"queued_ttl": 0}, ValueError, "queued_ttl must be"),
+            ({"unique_queued": "latest"}, ValueError, 'must be True, "newest" or False'),
             ({"conflict_deadline": -1}, ValueError, "conflict_deadline must be"),
             ({"abort_on_lost": "yes"}, ValueError, "abort_on_lost must be"),
             ({"using": ""}, ValueError, "using must be a non-empty string"),

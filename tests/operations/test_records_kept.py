@@ -76,16 +76,19 @@ def test_what_is_promised_outlives_the_record(locks: Locks) -> None:
     locks.configure(RECORDS=2)
     names = [f"order:{pk}" for pk in range(5)]
     assert task_runs.announce("order:0", "waiting", 3600, using="default") == ""
-    assert task_runs.announce("order:0", "other", 3600, using="default") == "waiting"
+    call = "order:0", "other", 3600
+    assert task_runs.announce(*call, arguments=b"x", using="default") == "waiting"
     with running("order:0", "first", once=60) as lease:
         before = lease.fence
     run_all(names[1:])
     keys = lock_keys(locks.prefix, "order:0")
     assert locks.redis.exists(keys.done)
     assert locks.redis.exists(keys.past) == 0
-    assert set(locks.redis.hkeys(keys.runs)) == {b"queued", b"asked", b"terms"}
-    assert 3500 < locks.redis.ttl(keys.runs) <= 3600
+    of_the_call = {b"queued", b"asked", b"terms", b"last", b"last:waiting"}
+    assert set(locks.redis.hkeys(keys.runs)) == of_the_call
+    assert DAY + 3500 < locks.redis.ttl(keys.runs) <= DAY + 3600
     assert task_runs.requeue("order:0", "waiting", 3600, using="default") is not None
+    assert task_runs.retract("order:0", "waiting", using="default") == b"x"
     again = Lock("order:0", Options(wait=0), RunMarker("first", DAY)).attempt()
     assert isinstance(again, Finished), "its run is still recognised"
     with distributed_lock("order:0") as lease:

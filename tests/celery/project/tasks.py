@@ -228,6 +228,34 @@ def queued(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
+@single_instance_task(
+    key="{key}",
+    unique_queued="newest",
+    on_conflict="retry",
+    acks_late=True,
+    ttl=6,
+)
+def queued_newest(key: str, what: str, *, fail: bool = False, **how: Any) -> str:
+    """Wait in the queue once, and run with what the last call says."""
+    request = queued_newest.request
+    shown = request.argsrepr, request.kwargsrepr
+    note(key, "what", what=what, args=request.args, kwargs=request.kwargs, shown=shown)
+    if fail and not request.retries:
+        raise queued_newest.retry(countdown=0)
+    return work(key, **how)
+
+
+def by_type(key: str, what: Any) -> str:
+    """A key that is another one in the worker, where an object has become a dictionary."""
+    return f"{key}:dictionary" if isinstance(what, dict) else key
+
+
+@single_instance_task(key=by_type, unique_queued="newest")
+def queued_fickle(key: str, what: Any) -> str:
+    """Wait in the queue once, and run with what the last call says, if it has the same key."""
+    return work(key)
+
+
 @single_instance_task(key="{key}", unique_queued=True, queued_ttl=6)
 def queued_briefly(key: str, **how: Any) -> str:
     """Wait in the queue once, for six seconds."""
