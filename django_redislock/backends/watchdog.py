@@ -9,10 +9,11 @@ import random
 import threading
 from collections import deque
 from itertools import count
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import ref
 
+from django_redislock.backends.inbox import Inbox
 from django_redislock.exceptions import LockLost
 from django_redislock.rules import flows
 from django_redislock.rules.flows import CLAIM
@@ -99,7 +100,7 @@ class Watchdog:
         self._renewer = renewer
         # What others leave for the thread: leases, with when they are due; and that it has to wake.
         self._new: deque[tuple[float, ReferenceType[Lease]]] = deque()
-        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._bell: Inbox[None] = Inbox()
         # When the thread looks at the leases next; only it says so. -inf: it is about to. inf: it
         # has none to wait for, or there is no thread.
         self._wakes_at = math.inf

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from functools import partial
@@ -267,6 +269,25 @@ def test_a_signal_handler_may_use_the_pool_while_its_thread_does(
     lent += [pool.take(HUNG) for _ in range(LIMIT)]
     assert at_each_step(work, handle) > 50  # It waits for what the handler gives back.
     assert all(works(wire) for wire in [pool.take(HUNG) for _ in range(LIMIT)])
+
+
+def test_a_signal_handler_that_outlasts_a_wait_does_not_prolong_it(pool: WirePool) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
+        time.sleep(0.3)
+
+    lent = [pool.take(HUNG) for _ in range(LIMIT)]
+    former = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    # So that the test comes to an end also if nothing else ends the wait.
+    late = threading.Timer(SOON, lambda: pool.give(lent.pop()))
+    late.start()
+    try:
+        with pytest.raises(Exhausted):
+            pool.take(0.2)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+        late.cancel()
 
 
 @pytest.mark.parametrize("idle", [0, LIMIT])

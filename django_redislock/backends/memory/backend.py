@@ -16,6 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redislock import clock
 from django_redislock.backends import drivers
 from django_redislock.backends.base import Backend
+from django_redislock.backends.inbox import Inbox
 from django_redislock.backends.memory.errors import ReplyError
 from django_redislock.backends.watchdog import Watchdog
 from django_redislock.exceptions import LockLost, LockUnavailable
@@ -192,7 +193,7 @@ class _Session(drivers.Blocking):
     def __init__(self, backend: InMemoryBackend) -> None:
         self._backend = backend
         self._channel = ""
-        self._rings: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._rings: Inbox[str] = Inbox()
 
     def call(self, step: Call) -> Answer:
         if step.listening and not self._channel:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from ipaddress import ip_address
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import TYPE_CHECKING, Any, Protocol
 
 from redis import exceptions as redis_errors
@@ -21,6 +21,7 @@ from redis.asyncio.connection import Connection as AsyncConnection
 from redis.asyncio.connection import parse_url as async_parse_url
 from redis.connection import Connection, parse_url
 
+from django_redislock.backends.inbox import Inbox
 from django_redislock.backends.redis.connection import AsyncWire, Wire, packed
 from django_redislock.backends.redis.errors import NoResp3, TooOld
 
@@ -140,7 +141,7 @@ class Dialer:
     def after_fork(self) -> None:
         """In a forked child: none of the parent's dials is under way."""
         # No semaphore, which a signal handler that dials while its thread does would wait for.
-        self._places: SimpleQueue[None] = SimpleQueue()
+        self._places: Inbox[None] = Inbox()
         for _ in range(DIALS_BY_NAME):
             self._places.put(None)
 

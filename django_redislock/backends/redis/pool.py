@@ -13,11 +13,12 @@ import threading
 from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from weakref import ref
 
 from django_redislock import clock
+from django_redislock.backends.inbox import Inbox
 from django_redislock.backends.redis.connection import id_of, rest
 from django_redislock.backends.redis.errors import Crowded, Exhausted
 from django_redislock.rules.keys import prefix_in
@@ -68,7 +69,7 @@ class Pool(Generic[Lent]):
         # Those that exist, and the room for those that are being dialed. Not a count: one that an
         # exception of a signal handler made us lose makes room again when it is collected.
         self._taken: set[ref[Any]] = set()
-        self._waiting: deque[SimpleQueue[Lent | Room]] = deque()  # Who came first is first.
+        self._waiting: deque[Inbox[Lent | Room]] = deque()  # Who came first is first.
         self._retired = False
         self._forsaken = False  # Whether it is the parent's, and this the forked child.
 
@@ -188,7 +189,7 @@ class Pool(Generic[Lent]):
 
     def _await_turn(self, seconds: float) -> Lent | Room:
         """What comes free when nobody has waited longer: a connection, or room for one."""
-        turn: SimpleQueue[Lent | Room] = SimpleQueue()
+        turn: Inbox[Lent | Room] = Inbox()
         until = clock.now() + seconds
         try:
             self._waiting.append(turn)
@@ -328,7 +329,7 @@ class SharedBell:
         self.channel = channel
         self.closed = False
         self.lost = False  # Whether it is closed because it could not be opened, or was lost.
-        self._rings: dict[str, SimpleQueue[bytes | None]] = {}  # By lease id; None: it is closed.
+        self._rings: dict[str, Inbox[bytes | None]] = {}  # By lease id; None: it is closed.
         self._wire: Wire | None = None
         self._opened: Future[None] = Future()
         self._opens_until = clock.now() + 2 * seconds
@@ -361,7 +362,7 @@ class SharedBell:
 
     def expect(self, id: str, seconds: float) -> None:  # noqa: A002
         """Keep the rings for *id* until forget(); wait until the connection is open."""
-        self._rings[id] = SimpleQueue()
+        self._rings[id] = Inbox()
         self.open()
         try:
             self._opened.result(seconds)

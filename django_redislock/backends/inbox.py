@@ -1,0 +1,63 @@
+"""What is left for a thread that waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from contextlib import suppress
+from queue import Empty
+from typing import Generic, TypeVar
+
+from django_redislock import clock
+
+Item = TypeVar("Item")
+
+
+class Inbox(Generic[Item]):
+    """A queue into which also a signal handler or a destructor may put, wherever it interrupts.
+
+    So may they into queue.SimpleQueue. But under Python 3.11 and 3.12 its get() waits for ever if
+    a signal handler runs when its time is just over, or for longer than that.
+    """
+
+    __slots__ = ("__weakref__", "_bell", "_items")
+
+    def __init__(self) -> None:
+        self._items: deque[Item] = deque()
+        self._bell = threading.Lock()  # Free if there may be something.
+        self._bell.acquire()
+
+    def put(self, item: Item) -> None:
+        """Leave *item*, and wake who waits."""
+        self._items.append(item)
+        self._ring()
+
+    def get(self, timeout: float | None = None) -> Item:
+        """What was left first, as soon as there is any.
+
+        Raises:
+            Empty: There was none within *timeout* seconds.
+        """
+        until = None if timeout is None else clock.now() + timeout
+        while True:
+            left = -1 if until is None else max(until - clock.now(), 0)
+            is_rung = bool(self._items) or self._bell.acquire(timeout=left)
+            with suppress(IndexError):
+                item = self._items.popleft()
+                if self._items:
+                    self._ring()  # For others who wait here.
+                return item
+            if not is_rung:
+                raise Empty
+
+    def get_nowait(self) -> Item:
+        """As get(), if that takes no time."""
+        return self.get(0)
+
+    def empty(self) -> bool:
+        """Whether nothing is left."""
+        return not self._items
+
+    def _ring(self) -> None:
+        with suppress(RuntimeError):  # It is rung already.
+            self._bell.release()
