@@ -280,6 +280,11 @@ def sweep(
     pytest.fail("the end was never reached")
 
 
+def are_in_the_watchdog(places: set[str]) -> bool:
+    """Whether some are there. It has few: a run that is longer than others may pass one over."""
+    return any(place.startswith("Watchdog.") for place in places)
+
+
 # Where Python has called what ends the lease, but not begun with it, nothing can be done: it is so
 # with each context manager and each `finally` that is written in Python. One ttl is lost.
 TOO_EARLY = {
@@ -334,7 +339,8 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan(
     # Prepared by a connection: one that was interrupted is given up.
     with told() if by_flow else nullcontext():
         places, orphaned = sweep(use, locks, prepare=enter)
-    assert {"ask", "Wire.ask", "Lock._take_over", "Watchdog.watch"} <= places
+    assert {"ask", "Wire.ask", "Lock._take_over"} <= places
+    assert are_in_the_watchdog(places)
     assert ({"_acquire", "Begun.tell", "Lock._attempt", "Lock._release"} <= places) is by_flow
     assert orphaned <= TOO_EARLY
     enter()  # No connection was lost on the way.
@@ -391,7 +397,8 @@ def test_r4_an_interrupt_anywhere_in_the_first_use_leaves_no_orphan(
     url = locks.server.url.replace("127.0.0.1", host)
     locks.on(locks.server, TTL=30, LOCATION=url, OPTIONS=UNHURRIED)
     places, orphaned = sweep(enter, locks, prepare=lambda: locks.configure(TTL=30))
-    assert {"Pool._take", "Session.call", "Lock._take_over", "Watchdog.watch"} <= places
+    assert {"Pool._take", "Session.call", "Lock._take_over"} <= places
+    assert are_in_the_watchdog(places)
     assert places & {"Dialer._dial", "Dialer.dial"}  # By name, a thread of its own dials.
     assert orphaned <= TOO_EARLY
 
@@ -406,12 +413,8 @@ def test_r4_an_interrupt_anywhere_in_a_task_leaves_no_orphan(locks: Locks) -> No
             runner.run(aenter())
 
         places, orphaned = sweep(use, locks, prepare=use)
-        assert {
-            "AsyncWire.buffer_updated",
-            "aask",
-            "Lock._take_over",
-            "Watchdog.watch",
-        } <= places
+        assert {"AsyncWire.buffer_updated", "aask", "Lock._take_over"} <= places
+        assert are_in_the_watchdog(places)
         assert orphaned <= TOO_EARLY
         use()
 

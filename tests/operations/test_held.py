@@ -9,7 +9,7 @@ import pytest
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.rules.keys import lock_keys
-from tests.support.backends import in_turn, needs_scripts, on_servers
+from tests.support.backends import QUORUM, in_turn, needs_scripts, on_servers
 from tests.support.others import held_by_other, waiters
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways
@@ -43,7 +43,11 @@ async def test_a_held_lock_tells_who_and_how_long(way: Way, place: Place) -> Non
         await way.sleep(0.05)
         lock = seen("lottery")
         assert (lock.name, lock.alias, lock.state) == ("lottery", "default", "held")
-        assert (lock.id, lock.owner, lock.fence) == (lease.id, lease.owner, lease.fence)
+        assert (lock.id, lock.owner) == (lease.id, lease.owner)
+        if place.name == QUORUM:  # A server whose answer came too late to count may know a greater.
+            assert lock.fence >= lease.fence
+        else:
+            assert lock.fence == lease.fence
         assert (lock.waiters, lock.renewals) == (0, 0)
         assert lock.held_for == pytest.approx(0.05, abs=5)
         assert lock.expires_in == pytest.approx(20, abs=5)
