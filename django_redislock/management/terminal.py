@@ -119,13 +119,21 @@ def meant(similar: Sequence[str]) -> str:
 
 def runs(
     found: Sequence[Record],
-    columns: int | None = None,
+    columns: int | None,
+    notes: Mapping[str, str],
+    similar: Mapping[str, Sequence[str]],
     *,
     with_alias: bool = False,
-    notes: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
-    """The lines of a table of what became of the runs of tasks, and the notes on some names."""
-    notes = notes or {}
+    """The lines of a table of records, and below it what to say of names without a run.
+
+    Args:
+        found: What became of the runs of tasks.
+        columns: Of the terminal; None if it is none.
+        notes: What else is known of a name, by name.
+        similar: Which names may have been meant, by name.
+        with_alias: Whether to show the aliases.
+    """
     headers = ("SUCCESS", "FAILURE", "SKIP", "SKIPS", "UNDER WAY", "NEVER ENDED")
     rows = (
         (
@@ -141,8 +149,10 @@ def runs(
         for record in found
     )
     yield from table(("NAME", *(("ALIAS",) if with_alias else ()), *headers), rows, columns)
-    for name, note in notes.items():
-        yield f"{pasteable(name)}: {note}"
+    says = {**notes, **{name: meant(names) for name, names in similar.items()}}
+    for name, text in says.items():
+        if text:
+            yield f"{pasteable(name)}: {text}"
 
 
 def _no_success(record: Record, notes: Mapping[str, str]) -> str:

@@ -355,6 +355,10 @@ def test_of_a_misspelt_name_similar_ones_are_shown() -> None:
         assert outcome.status == 1
         assert "Nobody holds it. Did you mean lottery or lottery:1?" in outcome.err
         assert "mean" not in locks_command("show", "lottery:1").out
+        assert "lotery: Did you mean lottery or lottery:1?\n" in locks_command("runs", "lotery").out
+        runs = locks_command("runs", "lotery", "lottery", "lottery:1", "x", "--json").json
+        assert [one["similar"] for one in runs] == [["lottery", "lottery:1"], [], [], []]
+        assert runs[0]["note"] is None
 
 
 def wait_for(name: str) -> None:

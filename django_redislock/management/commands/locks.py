@@ -2,50 +2,38 @@
 
 from __future__ import annotations
 
-import getpass
 import io
-import json
 import os
 import shutil
-import socket
 import sys
 import time
-from contextlib import contextmanager, suppress
-from datetime import timedelta
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError, connections, transaction
-from django.utils import timezone
 
-from django_redislock import conf, doctor, effects, held
-from django_redislock.completed_runs import CompletedRun
+from django_redislock import doctor, held
 from django_redislock.exceptions import LockUnavailable
-from django_redislock.humanize import counted, duration, visible
-from django_redislock.management import aliases, arguments, release_on_sigterm, terminal
+from django_redislock.humanize import counted, visible
+from django_redislock.management import aliases, arguments, once, release_on_sigterm, runs, terminal
+from django_redislock.management.console import (
+    FOUND,
+    INTERRUPTED,
+    UNAVAILABLE,
+    USAGE,
+    Console,
+    finish,
+    operator,
+)
 from django_redislock.management.live_view import LiveView
 from django_redislock.management.terminal import pasteable
-from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
-from django_redislock.task_runs import MOST_NAMES
-from django_redislock.transactions import is_by_hand
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from datetime import datetime
+    from collections.abc import Iterator
 
-    from django.core.management.base import OutputWrapper
-
-    from django_redislock.completed_runs import CompletedRuns
-
-FOUND = 1  # Exit status: found what --fail looks for, or failed.
-USAGE = 2
-UNAVAILABLE = 3
-INTERRUPTED = 130
-
-NO_RUN = "No run of a task is known."
 SHORTEST_INTERVAL = 0.05  # Seconds: watching must not become a load.
 CLEAR = "\x1b[H\x1b[J"
 OTHER_SCREEN, MAIN_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -91,6 +79,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, act: str, **options: Any) -> None:
         """Do one act; errors become exit statuses."""
+        self.console = Console(self.stdout, self.stderr, json=options["json"])
         try:
             getattr(self, f"_{act}")(**options)
         except held.TROUBLE as error:
@@ -104,10 +93,11 @@ class Command(BaseCommand):
         using = aliases.named(alias)
         found = aliases.listed(using, limit, arguments.selection(options))
         if options["json"]:
-            self._print_json([lock.as_dict() for lock in found.locks])
+            self.console.print_json([lock.as_dict() for lock in found.locks])
         elif found.locks:
             several = len(using) > 1
-            self._print(terminal.locks(found.locks, _columns(self.stdout), with_alias=several))
+            columns = self.console.columns
+            self.console.print(terminal.locks(found.locks, columns, with_alias=several))
         elif not found.problems:
             self.stdout.write(_none_of(found.total, options, partial=found.partial))
         if options["json"] and found.total and not found.locks:
@@ -115,7 +105,7 @@ class Command(BaseCommand):
         elif found.partial:
             self.stderr.write("These are not all of them; see --limit.")
         complaint = f"{counted(len(found.locks), 'lock')} found." if fail and found.locks else ""
-        _finish(found.problems.values(), complaint)
+        finish(found.problems.values(), complaint)
 
     def _show(self, name: str, alias: str | None, **options: Any) -> None:
         detail = held.detail(name, using=alias or DEFAULT_ALIAS)
@@ -123,11 +113,11 @@ class Command(BaseCommand):
         unknown = held.unknown(detail, record)
         similar = held.similar(detail.name, using=detail.alias) if unknown else []
         if not options["json"]:
-            self._print(terminal.detail(detail, record, _columns(self.stdout)))
-            self._print(filter(None, (unknown, terminal.meant(similar))))
+            self.console.print(terminal.detail(detail, record, self.console.columns))
+            self.console.print(filter(None, (unknown, terminal.meant(similar))))
             return
         free = {"name": detail.name, "alias": detail.alias, "state": "free"}
-        self._print_json(
+        self.console.print_json(
             {
                 **(detail.lock.as_dict() if detail.lock else free),
                 "waiting": [waiter.as_dict() for waiter in detail.waiters],
@@ -138,47 +128,8 @@ class Command(BaseCommand):
             }
         )
 
-    def _runs(
-        self,
-        names: list[str],
-        alias: str | None,
-        task: str,
-        prefix: str,
-        no_success_for: float | None,
-        fail: bool,
-        **options: Any,
-    ) -> None:
-        if fail and no_success_for is None:
-            raise CommandError("--fail goes with --no-success-for.", returncode=USAGE)
-        chosen = arguments.spelled({"task": task, "prefix": prefix})
-        if names and chosen:
-            raise CommandError("NAME goes with neither --task nor --prefix.", returncode=USAGE)
-        if no_success_for is not None:
-            _check_kept(no_success_for, [alias or DEFAULT_ALIAS] if names else aliases.named(alias))
-        known, problems, partial = _records(names, alias, task, prefix)
-        found = known if no_success_for is None else _overdue(known, no_success_for, bool(chosen))
-        notes = {one.name: note for one in found if not one.known and (note := _what_ran(one))}
-        if options["json"]:
-            self._print_json([{**one.as_dict(), "note": notes.get(one.name)} for one in found])
-        elif found:
-            several = not names and len(aliases.named(alias)) > 1
-            columns = _columns(self.stdout)
-            self._print(terminal.runs(found, columns, with_alias=several, notes=notes))
-        elif known:
-            self.stdout.write(_good_news(known, no_success_for, bool(chosen)), str)
-        elif not problems:
-            self.stdout.write(f"No run is known of {chosen}." if chosen else NO_RUN, str)
-        if partial:
-            self.stderr.write(f"Only the {MOST_NAMES} locks that ran last are looked at.")
-        complaint = ""
-        if fail and chosen and not problems and (found or not known):
-            # A server that did not answer may know of one.
-            among = f", among {counted(len(found), 'lock')}" if found else ""
-            complaint = f"No success of {chosen} in the last {duration(no_success_for)}{among}."
-        elif fail and not chosen and (found or not (known or problems)):
-            without = counted(len(found), "lock") if found else "Nothing is known, so all are"
-            complaint = f"{without} without a success in the last {duration(no_success_for)}."
-        _finish(problems.values(), complaint)
+    def _runs(self, **options: Any) -> None:
+        runs.show(self.console, **options)
 
     def _release(
         self, names: list[str], lease: str | None, alias: str | None, yes: bool, **options: Any
@@ -197,13 +148,13 @@ class Command(BaseCommand):
             names = list(dict.fromkeys(names))
             looked = [held.get(name, using=using) for name in names]
             if locks := [lock for lock in looked if lock]:
-                self._confirm(locks, yes=yes, json=options["json"])
+                self._confirm(locks, yes=yes)
             # The leases that were shown. A name that nobody holds is reported below.
             leases = [(n, lock.id if lock else "") for n, lock in zip(names, looked, strict=True)]
         released = self._force_release(leases, using, options["reason"])
         outcomes = list(zip(leases, released, strict=True))
         if options["json"]:
-            self._print_json(
+            self.console.print_json(
                 [
                     {"name": name, "alias": using, "id": lease or None, "released": done}
                     for (name, lease), done in outcomes
@@ -246,17 +197,17 @@ class Command(BaseCommand):
         using = alias or DEFAULT_ALIAS
         locks = [lock for lock in held.every(using=using, only=only) if lock.gone or not dead_here]
         if locks:
-            self._confirm(locks, yes=yes or dry_run, json=options["json"])
+            self._confirm(locks, yes=yes or dry_run)
         else:
             total = held.list(using=using, limit=0).total
-            out = self.stderr if options["json"] else self.stdout
+            out = self.console.for_humans
             out.write(_none_of(total, {**options, "dead_here": dead_here}), str)
         released = [False] * len(locks)
         if not dry_run:
             leases = [(lock.name, lock.id) for lock in locks]
             released = self._force_release(leases, using, options["reason"])
         if options["json"]:
-            self._print_json(
+            self.console.print_json(
                 [
                     {**lock.as_dict(), "released": done}
                     for lock, done in zip(locks, released, strict=True)
@@ -269,89 +220,11 @@ class Command(BaseCommand):
             meanwhile = f" {over} had ended before." if over else ""
             self.stdout.write(f"Released {counted(sum(released), 'lock')}.{meanwhile}")
 
-    def _once_list(
-        self,
-        alias: str | None,
-        database: str,
-        older_than: float | None,
-        search: str,
-        limit: int,
-        **options: Any,
-    ) -> None:
-        rows = _completed(alias, database)
-        if older_than is not None:
-            rows = rows.filter(completed_at__lt=_ago(older_than))
-        if search:
-            rows = rows.matching(search)
-        with _asking(database):
-            found = list(rows.order_by("-completed_at", "-pk")[: limit + 1])
-        shown = found[:limit]
-        if options["json"]:
-            self._print_json([run.as_dict() for run in shown])
-        elif shown:
-            several = alias is None and len(conf.aliases()) > 1
-            self._print(terminal.completed(shown, _columns(self.stdout), with_alias=several))
-        else:
-            such = " such" if search or older_than is not None else ""
-            self.stdout.write(f"Database {database!r} has no{such} completed run.")
-        if len(found) > limit:
-            self.stderr.write("These are not all of them; see --limit.")
+    def _once_list(self, **options: Any) -> None:
+        once.show(self.console, **options)
 
-    def _once_forget(
-        self,
-        names: list[str],
-        alias: str | None,
-        database: str,
-        older_than: float | None,
-        **options: Any,
-    ) -> None:
-        if bool(names) == (older_than is not None):
-            raise CommandError("Say which runs: NAME..., or --older-than TIME.", returncode=USAGE)
-        if older_than is not None:
-            with _asking(database):
-                self._prune(_completed(alias, database), older_than, **options)
-            return
-        names = list(dict.fromkeys(map(check_name, names)))
-        with _asking(database):
-            rows = _completed(alias, database)
-            runs = [run for name in names for run in rows.of(name)]
-            if runs:
-                self._show_meant(partial(terminal.completed, runs), **options)
-                self._ask_whether(f"Forget {counted(len(runs), 'completed run')}?", **options)
-            forgotten = 0
-            if not options["dry_run"]:
-                only = rows.filter(pk__in=[run.pk for run in runs])
-                forgotten = only.forget(by=_operator(), reason=options["reason"])
-        self._say_forgotten(forgotten, len(runs), **options)
-        if unknown := set(names) - {run.name for run in runs}:
-            raise CommandError(
-                "\n".join(
-                    f"Database {database!r} has no completed run of {pasteable(name)}."
-                    for name in names
-                    if name in unknown
-                ),
-                returncode=FOUND,
-            )
-
-    def _prune(self, rows: CompletedRuns, older_than: float, **options: Any) -> None:
-        before, forgotten = _ago(older_than), 0
-        total = rows.filter(completed_at__lt=before).count()
-        if total:
-            runs = counted(total, "completed run")
-            self._ask_whether(f"Forget {runs} older than {duration(older_than)}?", **options)
-        if total and not options["dry_run"]:
-            forgotten = rows.prune(before, by=_operator(), reason=options["reason"])
-        self._say_forgotten(forgotten, total, **options)
-
-    def _say_forgotten(
-        self, forgotten: int, total: int, *, json: bool, dry_run: bool, **options: Any
-    ) -> None:
-        if json:
-            self._print_json({"forgotten": forgotten})
-        elif dry_run:
-            self.stdout.write(f"Would forget {counted(total, 'completed run')}.")
-        else:
-            self.stdout.write(f"Forgot {counted(forgotten, 'completed run')}.")
+    def _once_forget(self, **options: Any) -> None:
+        once.forget(self.console, **options)
 
     def _doctor(self, alias: str | None, **options: Any) -> None:
         styles = {"ok": self.style.SUCCESS, "warn": self.style.WARNING, "fail": self.style.ERROR}
@@ -374,7 +247,7 @@ class Command(BaseCommand):
                 if finding.advice:
                     self.stdout.write(f"{'':21}{visible(finding.advice)}")
         if options["json"]:
-            self._print_json(printed)
+            self.console.print_json(printed)
         if any(finding["level"] == "fail" for finding in printed):
             raise CommandError("The server is not fit to keep locks.", returncode=FOUND)
 
@@ -385,8 +258,8 @@ class Command(BaseCommand):
         view = LiveView(aliases.named(alias))
         if not self.stdout.isatty():
             lines, problems = view.look()
-            self._print(lines)
-            _finish(problems)
+            self.console.print(lines)
+            finish(problems)
             return
         with suppress(KeyboardInterrupt), release_on_sigterm():
             try:
@@ -408,7 +281,7 @@ class Command(BaseCommand):
     def _force_release(self, leases: list[tuple[str, str]], using: str, reason: str) -> list[bool]:
         """End these leases by force; say of each whether it was there to end."""
         released: list[bool] = []
-        by = _operator()
+        by = operator()
         try:
             for name, id in leases:  # noqa: A001
                 released.append(
@@ -422,69 +295,11 @@ class Command(BaseCommand):
             raise CommandError(problem, returncode=UNAVAILABLE) from error
         return released
 
-    def _confirm(self, locks: list[held.HeldLock], *, yes: bool, json: bool) -> None:
+    def _confirm(self, locks: list[held.HeldLock], *, yes: bool) -> None:
         """Show what is meant, and ask."""
-        self._show_meant(partial(terminal.locks, locks), yes=yes, json=json)
         question = f"Release {counted(len(locks), 'lock')}? The holders are not stopped."
-        self._ask_whether(question, yes=yes, json=json, done="released")
-
-    def _show_meant(
-        self, table: Callable[[int | None], Iterable[str]], *, yes: bool, json: bool, **options: Any
-    ) -> None:
-        """Show it as a table. With --json, standard output is for programs alone."""
-        out = self.stderr if json else self.stdout
-        if not (json and yes):
-            self._print(table(_columns(out)), out)
-
-    def _ask_whether(
-        self,
-        question: str,
-        *,
-        yes: bool,
-        json: bool,
-        dry_run: bool = False,
-        done: str = "forgotten",
-        **options: Any,
-    ) -> None:
-        """Ask whether to go on, unless that was said already."""
-        if yes or dry_run:
-            return
-        out = self.stderr if json else self.stdout
-        try:
-            out.write(f"{question} [y/N] ", str, ending="")
-            out.flush()
-            answer = input()
-        except EOFError:
-            out.write("")
-            raise CommandError(
-                f"There was no answer, so nothing was {done}. --yes does not ask.",
-                returncode=USAGE,
-            ) from None
-        except KeyboardInterrupt:
-            out.write("")
-            raise CommandError(f"Nothing was {done}.", returncode=INTERRUPTED) from None
-        if answer.strip().lower() not in {"y", "yes"}:
-            raise CommandError(f"Nothing was {done}.", returncode=FOUND)
-
-    def _print(self, lines: Iterable[str], to: OutputWrapper | None = None) -> None:
-        for line in lines:
-            (to or self.stdout).write(line, str)
-
-    def _print_json(self, value: Any) -> None:
-        self.stdout.write(json.dumps(value, indent=2))
-
-
-def _columns(out: OutputWrapper) -> int | None:
-    """How many there are, if it is a terminal."""
-    return shutil.get_terminal_size().columns if out.isatty() else None
-
-
-def _finish(problems: Iterable[str], complaint: str = "") -> None:
-    """Raise what --fail complains of, or else what keeps us from looking, if there is any."""
-    lines = [*problems, complaint]
-    if any(lines):
-        status = FOUND if complaint else UNAVAILABLE
-        raise CommandError("\n".join(filter(None, lines)), returncode=status)
+        table = partial(terminal.locks, locks)
+        self.console.confirm(question, table=table, yes=yes, done="released")
 
 
 def _why_kept(name: str, using: str) -> str:
@@ -509,103 +324,9 @@ def _with_id(lease: str, alias: str | None) -> held.HeldLock:
         for lock in found[: held.MOST_LOOKS]:
             if lock.id == lease:
                 return lock
-    _finish(problems)
+    finish(problems)
     where = f"among the first {held.MOST_LOOKS} locks; say its NAME too" if bounded else "held"
     raise CommandError(f"No lease {visible(lease)!r} is {where}.", returncode=FOUND)
-
-
-def _records(
-    names: list[str], alias: str | None, task: str, prefix: str
-) -> tuple[list[held.Record], dict[str, str], bool]:
-    """What became of the runs under these locks, or all that are chosen.
-
-    Also which aliases do not tell, and why; and whether there are more.
-    """
-    if names:
-        using = alias or DEFAULT_ALIAS
-        found = [
-            held.record(name, using=using) or held.Record(name=name, alias=using)
-            for name in dict.fromkeys(map(check_name, names))
-        ]
-        return found, {}, False
-    answers, problems = aliases.ask(
-        aliases.named(alias),
-        lambda using: held.records(using=using, limit=MOST_NAMES, task=task, prefix=prefix),
-    )
-    found = [record for records in answers.values() for record in records]
-    return found, problems, any(records.partial for records in answers.values())
-
-
-def _check_kept(no_success_for: float, using: list[str]) -> None:
-    """Refuse to judge by records that are not kept for so long."""
-    for alias in using:
-        kept = conf.conf(alias).records_for
-        if no_success_for > kept:
-            raise CommandError(
-                f"--no-success-for must be {duration(kept)} at most: records are not kept for"
-                f" longer, see REDISLOCK[{alias!r}]['RECORDS_FOR'].",
-                returncode=USAGE,
-            )
-
-
-def _overdue(known: list[held.Record], no_success_for: float, together: bool) -> list[held.Record]:
-    """Those without a success so long; together, any success counts for all of them."""
-    overdue = [
-        one for one in known if not one.last_success or one.last_success.ago > no_success_for
-    ]
-    return [] if together and len(overdue) < len(known) else overdue
-
-
-def _good_news(known: list[held.Record], no_success_for: float | None, together: bool) -> str:
-    """Why no lock is shown."""
-    if not together:
-        return f"Each had a success in the last {duration(no_success_for)}."
-    ago, name = min((one.last_success.ago, one.name) for one in known if one.last_success)
-    return f"The last success was {duration(ago)} ago, under {pasteable(name)}."
-
-
-def _what_ran(record: held.Record) -> str:
-    """What is known of a name under which no task has run; "" if nothing is."""
-    name, using = record.name, record.alias
-    detail = held.detail(name, using=using)
-    leases = len(detail.past) + bool(detail.lock)
-    by_task = held.records(using=using, limit=MOST_NAMES, task=name)
-    by_prefix = held.records(using=using, limit=MOST_NAMES, prefix=name)
-    says = [
-        f"`locks show` has {counted(leases, 'lease')}" * bool(leases),
-        f"--task {pasteable(name)} finds {counted(len(by_task), 'lock')}" * bool(by_task),
-        f"--prefix {pasteable(name)} finds {counted(len(by_prefix), 'lock')}" * bool(by_prefix),
-    ]
-    known = "; ".join(filter(None, says))
-    return f"no task has run under this name; {known}" if known else ""
-
-
-def _completed(alias: str | None, database: str) -> CompletedRuns:
-    """The rows of completed runs, of the alias that was named or else of all."""
-    try:
-        effects.check_database(database, "--database")
-    except ValueError as error:
-        raise CommandError(str(error), returncode=USAGE) from None
-    rows = CompletedRun.objects.using(database)
-    return rows if alias is None else rows.filter(alias__in=aliases.named(alias))
-
-
-def _ago(seconds: float) -> datetime:
-    return timezone.now() - timedelta(seconds=seconds)
-
-
-@contextmanager
-def _asking(database: str) -> Iterator[None]:
-    """Errors of this database become exit statuses; what was written is committed in any case."""
-    try:
-        yield
-        if is_by_hand(connections[database]):
-            transaction.commit(using=database)
-    except DatabaseError as error:
-        if problem := effects.missing_table(CompletedRun, database):
-            raise CommandError(problem[0].upper() + problem[1:], returncode=USAGE) from error
-        problem = visible(f"The database {database!r} cannot answer: {error}")
-        raise CommandError(problem, returncode=UNAVAILABLE) from error
 
 
 def _none_of(total: int, options: dict[str, Any], *, partial: bool = False) -> str:
@@ -616,11 +337,3 @@ def _none_of(total: int, options: dict[str, Any], *, partial: bool = False) -> s
     are = "lock is" if total == 1 else "locks are"
     looked = "none that was looked at" if partial else "none"
     return f"{total} {are} held, but {looked} matches {asked}."
-
-
-def _operator() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # A container's user may have no name.
-        user = f"uid {os.getuid()}"
-    return f"{user}@{socket.gethostname()} by manage.py locks"

@@ -1,0 +1,109 @@
+"""How the acts of ``manage.py locks`` print, ask and fail."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shutil
+import socket
+from typing import TYPE_CHECKING, Any
+
+from django.core.management.base import CommandError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from django.core.management.base import OutputWrapper
+
+# Exit statuses.
+FOUND = 1  # Found what --fail looks for, or failed.
+USAGE = 2
+UNAVAILABLE = 3
+INTERRUPTED = 130
+
+
+class Console:
+    """Standard output and standard error. With --json, only the document is on the former."""
+
+    def __init__(self, out: OutputWrapper, err: OutputWrapper, *, json: bool) -> None:
+        self.out = out
+        self.err = err
+        self.for_humans = err if json else out
+
+    @property
+    def columns(self) -> int | None:
+        """How many there are, if standard output is a terminal."""
+        return columns_of(self.out)
+
+    def print(self, lines: Iterable[str]) -> None:
+        """Print *lines* as they are."""
+        for line in lines:
+            self.out.write(line, str)
+
+    def print_json(self, value: Any) -> None:
+        """Print the document that programs read."""
+        self.out.write(json.dumps(value, indent=2))
+
+    def confirm(
+        self,
+        question: str,
+        *,
+        table: Callable[[int | None], Iterable[str]] | None = None,
+        yes: bool,
+        done: str,
+    ) -> None:
+        """Show what an act is about to end or delete, and ask whether to go on.
+
+        Args:
+            question: What to ask.
+            table: Makes the lines that show it, for so many columns.
+            yes: Do not ask; with --json, do not show it either.
+            done: The act, as a participle.
+
+        Raises:
+            CommandError: The answer was no, or there was none.
+        """
+        out = self.for_humans
+        if table and not (yes and out is self.err):
+            for line in table(columns_of(out)):
+                out.write(line, str)
+        if yes:
+            return
+        try:
+            out.write(f"{question} [y/N] ", str, ending="")
+            out.flush()
+            answer = input()
+        except EOFError:
+            out.write("")
+            raise CommandError(
+                f"There was no answer, so nothing was {done}. --yes does not ask.",
+                returncode=USAGE,
+            ) from None
+        except KeyboardInterrupt:
+            out.write("")
+            raise CommandError(f"Nothing was {done}.", returncode=INTERRUPTED) from None
+        if answer.strip().lower() not in {"y", "yes"}:
+            raise CommandError(f"Nothing was {done}.", returncode=FOUND)
+
+
+def columns_of(out: OutputWrapper) -> int | None:
+    """How many there are, if it is a terminal."""
+    return shutil.get_terminal_size().columns if out.isatty() else None
+
+
+def finish(problems: Iterable[str], complaint: str = "") -> None:
+    """Fail with what --fail complains of, or else with what kept us from looking, if anything."""
+    lines = [*problems, complaint]
+    if any(lines):
+        status = FOUND if complaint else UNAVAILABLE
+        raise CommandError("\n".join(filter(None, lines)), returncode=status)
+
+
+def operator() -> str:
+    """The user who runs the command, for audit logs."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # A container's user may have no name.
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()} by manage.py locks"

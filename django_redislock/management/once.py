@@ -1,0 +1,144 @@
+"""``manage.py locks once``: the completed runs of a database. It asks no lock server."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from django.core.management.base import CommandError
+from django.db import DatabaseError, connections, transaction
+from django.utils import timezone
+
+from django_redislock import conf, effects
+from django_redislock.completed_runs import CompletedRun
+from django_redislock.humanize import counted, duration, visible
+from django_redislock.management import aliases, terminal
+from django_redislock.management.console import FOUND, UNAVAILABLE, USAGE, operator
+from django_redislock.management.terminal import pasteable
+from django_redislock.rules.names import check_name
+from django_redislock.transactions import is_by_hand
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import datetime
+
+    from django_redislock.completed_runs import CompletedRuns
+    from django_redislock.management.console import Console
+
+
+def show(
+    console: Console,
+    *,
+    alias: str | None,
+    database: str,
+    older_than: float | None,
+    search: str,
+    limit: int,
+    json: bool,
+    **options: Any,
+) -> None:
+    """List the completed runs, the latest first."""
+    rows = _rows(alias, database)
+    if older_than is not None:
+        rows = rows.filter(completed_at__lt=_ago(older_than))
+    if search:
+        rows = rows.matching(search)
+    with _asking(database):
+        found = list(rows.order_by("-completed_at", "-pk")[: limit + 1])
+    shown = found[:limit]
+    if json:
+        console.print_json([run.as_dict() for run in shown])
+    elif shown:
+        several = alias is None and len(conf.aliases()) > 1
+        console.print(terminal.completed(shown, console.columns, with_alias=several))
+    else:
+        such = " such" if search or older_than is not None else ""
+        console.out.write(f"Database {database!r} has no{such} completed run.")
+    if len(found) > limit:
+        console.err.write("These are not all of them; see --limit.")
+
+
+def forget(
+    console: Console,
+    *,
+    names: list[str],
+    alias: str | None,
+    database: str,
+    older_than: float | None,
+    yes: bool,
+    dry_run: bool,
+    reason: str,
+    json: bool,
+    **options: Any,
+) -> None:
+    """Delete the rows of these names, or all that are so old."""
+    if bool(names) == (older_than is not None):
+        raise CommandError("Say which runs: NAME..., or --older-than TIME.", returncode=USAGE)
+    rows = _rows(alias, database)
+    ask = partial(console.confirm, yes=yes or dry_run, done="forgotten")
+    log = {"by": operator(), "reason": reason}
+    forgotten = 0
+    unknown: list[str] = []
+    with _asking(database):
+        if older_than is not None:
+            before = _ago(older_than)
+            total = rows.filter(completed_at__lt=before).count()
+            if total:
+                old = f"{counted(total, 'completed run')} older than {duration(older_than)}"
+                ask(f"Forget {old}?")
+            if total and not dry_run:
+                forgotten = rows.prune(before, **log)
+        else:
+            found = {name: list(rows.of(name)) for name in map(check_name, names)}
+            unknown = [name for name, runs in found.items() if not runs]
+            runs = [run for some in found.values() for run in some]
+            total = len(runs)
+            if total:
+                table = partial(terminal.completed, runs)
+                ask(f"Forget {counted(total, 'completed run')}?", table=table)
+            if total and not dry_run:
+                forgotten = rows.filter(pk__in=[run.pk for run in runs]).forget(**log)
+    if json:
+        console.print_json({"forgotten": forgotten})
+    elif dry_run:
+        console.out.write(f"Would forget {counted(total, 'completed run')}.")
+    else:
+        console.out.write(f"Forgot {counted(forgotten, 'completed run')}.")
+    if unknown:
+        raise CommandError(
+            "\n".join(
+                f"Database {database!r} has no completed run of {pasteable(name)}."
+                for name in unknown
+            ),
+            returncode=FOUND,
+        )
+
+
+def _rows(alias: str | None, database: str) -> CompletedRuns:
+    """The rows of the alias that was named, or else of all."""
+    try:
+        effects.check_database(database, "--database")
+    except ValueError as error:
+        raise CommandError(str(error), returncode=USAGE) from None
+    rows = CompletedRun.objects.using(database)
+    return rows if alias is None else rows.filter(alias__in=aliases.named(alias))
+
+
+def _ago(seconds: float) -> datetime:
+    return timezone.now() - timedelta(seconds=seconds)
+
+
+@contextmanager
+def _asking(database: str) -> Iterator[None]:
+    """Errors of this database become exit statuses; what was written is committed in any case."""
+    try:
+        yield
+        if is_by_hand(connections[database]):
+            transaction.commit(using=database)
+    except DatabaseError as error:
+        if problem := effects.missing_table(CompletedRun, database):
+            raise CommandError(problem[0].upper() + problem[1:], returncode=USAGE) from error
+        problem = visible(f"The database {database!r} cannot answer: {error}")
+        raise CommandError(problem, returncode=UNAVAILABLE) from error

@@ -1,0 +1,144 @@
+"""``manage.py locks runs``: what became of the runs of tasks, also as a probe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.core.management.base import CommandError
+
+from django_redislock import conf, held
+from django_redislock.humanize import counted, duration
+from django_redislock.management import aliases, arguments, terminal
+from django_redislock.management.console import USAGE, finish
+from django_redislock.management.terminal import pasteable
+from django_redislock.rules.names import check_name
+from django_redislock.rules.options import DEFAULT_ALIAS
+from django_redislock.task_runs import MOST_NAMES
+
+if TYPE_CHECKING:
+    from django_redislock.management.console import Console
+
+
+def show(
+    console: Console,
+    *,
+    names: list[str],
+    alias: str | None,
+    task: str,
+    prefix: str,
+    no_success_for: float | None,
+    fail: bool,
+    json: bool,
+    **options: Any,
+) -> None:
+    """Show the records of these locks, of all that are chosen, or of all."""
+    if fail and no_success_for is None:
+        raise CommandError("--fail goes with --no-success-for.", returncode=USAGE)
+    chosen = arguments.spelled({"task": task, "prefix": prefix})
+    if names and chosen:
+        raise CommandError("NAME goes with neither --task nor --prefix.", returncode=USAGE)
+    if no_success_for is not None:
+        _check_kept(no_success_for, [alias or DEFAULT_ALIAS] if names else aliases.named(alias))
+    known, problems, partial = _records(names, alias, task, prefix)
+    found = known if no_success_for is None else _overdue(known, no_success_for, bool(chosen))
+    notes = {one.name: _what_else_is_known(one) for one in found if not one.known}
+    similar = {
+        one.name: held.similar(one.name, using=one.alias)
+        for one in found
+        if notes.get(one.name) == ""
+    }
+    if json:
+        console.print_json(
+            [
+                {
+                    **one.as_dict(),
+                    "note": notes.get(one.name) or None,
+                    "similar": similar.get(one.name, []),
+                }
+                for one in found
+            ]
+        )
+    elif found:
+        several = not names and len(aliases.named(alias)) > 1
+        console.print(terminal.runs(found, console.columns, notes, similar, with_alias=several))
+    elif known:
+        console.print([_good_news(known, no_success_for, bool(chosen))])
+    elif not problems:
+        console.print([f"No run is known of {chosen}." if chosen else "No run of a task is known."])
+    if partial:
+        console.err.write(f"Only the {MOST_NAMES} locks that ran last are looked at.")
+    complaint = ""
+    if fail and chosen and not problems and (found or not known):
+        # A server that did not answer may know of one.
+        among = f", among {counted(len(found), 'lock')}" if found else ""
+        complaint = f"No success of {chosen} in the last {duration(no_success_for)}{among}."
+    elif fail and not chosen and (found or not (known or problems)):
+        without = counted(len(found), "lock") if found else "Nothing is known, so all are"
+        complaint = f"{without} without a success in the last {duration(no_success_for)}."
+    finish(problems.values(), complaint)
+
+
+def _records(
+    names: list[str], alias: str | None, task: str, prefix: str
+) -> tuple[list[held.Record], dict[str, str], bool]:
+    """What became of the runs under these locks, or all that are chosen.
+
+    Also which aliases do not tell, and why; and whether there are more.
+    """
+    if names:
+        using = alias or DEFAULT_ALIAS
+        found = [
+            held.record(name, using=using) or held.Record(name=name, alias=using)
+            for name in dict.fromkeys(map(check_name, names))
+        ]
+        return found, {}, False
+    answers, problems = aliases.ask(
+        aliases.named(alias),
+        lambda using: held.records(using=using, limit=MOST_NAMES, task=task, prefix=prefix),
+    )
+    found = [record for records in answers.values() for record in records]
+    return found, problems, any(records.partial for records in answers.values())
+
+
+def _check_kept(no_success_for: float, using: list[str]) -> None:
+    """Refuse to judge by records that are not kept for so long."""
+    for alias in using:
+        kept = conf.conf(alias).records_for
+        if no_success_for > kept:
+            raise CommandError(
+                f"--no-success-for must be {duration(kept)} at most: records are not kept for"
+                f" longer, see REDISLOCK[{alias!r}]['RECORDS_FOR'].",
+                returncode=USAGE,
+            )
+
+
+def _overdue(known: list[held.Record], no_success_for: float, together: bool) -> list[held.Record]:
+    """Those without a success so long; together, any success counts for all of them."""
+    overdue = [
+        one for one in known if not one.last_success or one.last_success.ago > no_success_for
+    ]
+    return [] if together and len(overdue) < len(known) else overdue
+
+
+def _good_news(known: list[held.Record], no_success_for: float | None, together: bool) -> str:
+    """Why no lock is shown."""
+    if not together:
+        return f"Each had a success in the last {duration(no_success_for)}."
+    ago, name = min((one.last_success.ago, one.name) for one in known if one.last_success)
+    return f"The last success was {duration(ago)} ago, under {pasteable(name)}."
+
+
+def _what_else_is_known(record: held.Record) -> str:
+    """What is known of a name under which no task has run; "" if nothing is."""
+    name, using = record.name, record.alias
+    detail = held.detail(name, using=using)
+    leases = len(detail.past) + bool(detail.lock)
+    by_task = held.records(using=using, limit=MOST_NAMES, task=name)
+    by_prefix = held.records(using=using, limit=MOST_NAMES, prefix=name)
+    says = [
+        f"`locks show` has {counted(leases, 'lease')}" * bool(leases),
+        f"--task {pasteable(name)} finds {counted(len(by_task), 'lock')}" * bool(by_task),
+        f"--prefix {pasteable(name)} finds {counted(len(by_prefix), 'lock')}" * bool(by_prefix),
+    ]
+    known = "; ".join(filter(None, says))
+    return f"no task has run under this name; {known}" if known else ""
