@@ -1,8 +1,4 @@
-"""The page of a lock, which has no table; and where Django looks for the models with one.
-
-HeldLock gives locks a page in the admin, and permissions a home. The admin calls it LockPage; to
-everybody else a HeldLock is that of held.py.
-"""
+"""The page of a lock, which has no table; and where Django looks for the models with one."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from django_redislock.humanize import visible
 if TYPE_CHECKING:
     from django_redislock import held
 
-__all__ = ["CompletedRun", "Fence", "FencedModel", "HeldLock"]
+__all__ = ["CompletedRun", "Fence", "FencedModel", "HeldLock", "LockPage"]
 
 
 class _NoRows(models.Manager["HeldLock"]):
@@ -29,10 +25,13 @@ class _NoRows(models.Manager["HeldLock"]):
 
 
 class HeldLock(models.Model):
-    """The page of a lock in the admin. Nothing of it is in the database.
+    """The page of a lock in the admin, and what permissions refer to. It has no rows.
+
+    Python code calls it :data:`LockPage`: a HeldLock is that of held.py. Addresses and permissions
+    are made of the name of the class.
 
     The key stands for alias and name in addresses. A name could be ``..`` or hold a slash, which
-    browsers and proxies rewrite, so it is base64 there.
+    browsers and proxies rewrite, so the key is base64.
     """
 
     lock: held.HeldLock  # Only those that are made by of() have it.
@@ -89,3 +88,6 @@ class HeldLock(models.Model):
             return "", ""
         alias, _, name = packed.partition("\0")
         return alias, name
+
+
+LockPage = HeldLock

@@ -14,7 +14,7 @@ from django_redislock.admin import markup
 from django_redislock.conf import aliases
 from django_redislock.held import Selection
 from django_redislock.humanize import visible
-from django_redislock.models import HeldLock as LockPage
+from django_redislock.models import LockPage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

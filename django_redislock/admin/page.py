@@ -32,7 +32,7 @@ from django_redislock.admin.changelist import (
 )
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.humanize import counted, visible
-from django_redislock.models import HeldLock as LockPage
+from django_redislock.models import LockPage
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse

@@ -13,7 +13,7 @@ from django_redislock.admin import markup
 from django_redislock.admin.changelist import FREE
 from django_redislock.exceptions import InvalidLockName
 from django_redislock.humanize import duration, visible
-from django_redislock.models import HeldLock as LockPage
+from django_redislock.models import LockPage
 from django_redislock.rules.options import MOST_PERMITS
 from django_redislock.rules.stored import is_number
 

@@ -27,7 +27,7 @@ from django_redislock.admin import page as held_locks
 from django_redislock.admin import panels
 from django_redislock.backends.redis import connection as wires
 from django_redislock.lock import Lock
-from django_redislock.models import HeldLock
+from django_redislock.models import LockPage
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.keys import index_key, lock_keys
@@ -73,7 +73,7 @@ def operator(sign_in: Callable[..., Client]) -> Client:
 
 def detail(name: str, alias: str = "default") -> str:
     """The address of a lock's page."""
-    key = quote(HeldLock.named(name, alias).key)
+    key = quote(LockPage.named(name, alias).key)
     return reverse("admin:django_redislock_heldlock_change", args=[key])
 
 
@@ -95,7 +95,7 @@ def reference(name: str) -> str:
     """The lease of a lock that is held now, as forms carry it."""
     lock = held.get(name)
     assert lock is not None
-    return f"{HeldLock.of(lock).key}:{lock.id}"
+    return f"{LockPage.of(lock).key}:{lock.id}"
 
 
 def facts_in(page: Page, part: str = "") -> dict[str, str]:
@@ -163,7 +163,7 @@ def test_nobody_signed_out_sees_anything() -> None:
 @pytest.mark.parametrize("what", ["add/", "{key}/delete/"])
 def test_nobody_adds_or_deletes(sign_in: Callable[..., Client], what: str) -> None:
     client = sign_in("root")
-    address = LIST + what.format(key=HeldLock.named("lottery", "default").key)
+    address = LIST + what.format(key=LockPage.named("lottery", "default").key)
     assert client.get(address).status_code == 403
     assert client.post(address, {"post": "yes"}).status_code == 403
 
@@ -346,7 +346,7 @@ def test_one_alias_that_is_down_does_not_hide_the_others(operator: Client, setti
         assert "The locks of down cannot be shown" in text(page)
         assert re.search(r"as of \d\d:\d\d:\d\d, without down<", text(page))
         # Nor does it hold up the release of the others.
-        silent = f"{HeldLock.named('prizes', 'down').key}:{'0' * 16}"
+        silent = f"{LockPage.named('prizes', 'down').key}:{'0' * 16}"
         page = operator.post(RELEASE, {"lease": [silent, reference("lottery")]})
         assert leases_in(page) == [reference("lottery")]
         assert "The locks of down cannot be shown" in text(page)
@@ -667,7 +667,7 @@ def test_a_post_from_elsewhere_is_refused(sign_in: Callable[..., Client]) -> Non
 )
 def test_a_lease_that_is_none_releases_nothing(operator: Client, lease: str) -> None:
     with held_by("lottery"):
-        lease = lease.replace("{key}", HeldLock.named("lottery", "default").key)
+        lease = lease.replace("{key}", LockPage.named("lottery", "default").key)
         for answer in ({"lease": lease}, {"lease": lease, "confirmed": "Yes"}):
             assert operator.post(RELEASE, answer).status_code in {200, 302}
         assert operator.post(RELEASE, {"confirmed": "Yes"}).status_code == 302
@@ -834,7 +834,7 @@ def trouble(request: pytest.FixtureRequest, locks: Locks, make_proxy: MakeProxy)
 
 def test_trouble_with_the_server_is_a_message_on_every_page(operator: Client, trouble: str) -> None:
     operator.raise_request_exception = True
-    lease = f"{HeldLock.named('lottery', 'default').key}:{'0' * 16}"
+    lease = f"{LockPage.named('lottery', 'default').key}:{'0' * 16}"
     page = operator.get(LIST)
     assert page.status_code == 200
     if trouble != "read-only":  # Then it still can be looked at.
@@ -853,7 +853,7 @@ def test_a_message_names_the_server_that_does_not_answer_and_no_secret(
     proxy.blackhole()
     url = proxy.url.replace("redis://", "redis://scott:tiger@")
     settings.REDISLOCK = {"default": {"LOCATION": url, "OPTIONS": {"socket_timeout": 0.1}}}
-    lease = f"{HeldLock.named('lottery', 'default').key}:{'0' * 16}"
+    lease = f"{LockPage.named('lottery', 'default').key}:{'0' * 16}"
     pages = [operator.get(LIST), operator.get(detail("lottery"))]
     pages.append(operator.post(RELEASE, {"lease": lease}, follow=True))
     pages.append(operator.post(RELEASE, {"lease": lease, "confirmed": "Yes"}, follow=True))
@@ -935,7 +935,7 @@ def test_a_forged_value_of_a_lock_spoils_no_page(
 # --- other sites ---------------------------------------------------------------------------------
 
 other_site = admin.AdminSite(name="ops")
-other_site.register(HeldLock, held_locks.HeldLockAdmin)
+other_site.register(LockPage, held_locks.HeldLockAdmin)
 urlpatterns = [*site.urlpatterns, path("staff/ops/", other_site.urls)]
 
 
@@ -983,7 +983,7 @@ def test_every_page_is_made_whatever_the_site_has_chosen(
             assert str(lock.fence) in text(page)
             assert re.search(r'data-redislock-up="\d+\.\d+"', text(page))
         operator.post(RELEASE, {"lease": reference("lottery"), "confirmed": "Yes"})
-        key = quote(HeldLock.named("lottery", "default").key)
+        key = quote(LockPage.named("lottery", "default").key)
         for address in (detail("lottery"), f"{LIST}{key}/history/", "/admin/"):
             assert operator.get(address).status_code == 200
 
@@ -993,7 +993,7 @@ def test_the_model_without_a_table_stands_in_nobodys_way() -> None:
         out = io.StringIO()
         call_command("dumpdata", "django_redislock", stdout=out, **options)
         assert json.loads(out.getvalue()) == []
-    assert list(HeldLock.objects.all()) == []
+    assert list(LockPage.objects.all()) == []
     call_command("makemigrations", "django_redislock", check=True, dry_run=True, verbosity=0)
 
 

@@ -18,7 +18,7 @@ from django_redislock import LockError, distributed_lock, doctor, held
 from django_redislock.admin.page import HeldLockAdmin
 from django_redislock.backends.registry import backends
 from django_redislock.conf import conf
-from django_redislock.models import HeldLock
+from django_redislock.models import LockPage
 from django_redislock.rules.keys import lock_keys
 from tests import ROOT
 from tests.support import site
@@ -92,7 +92,7 @@ def listen_everywhere(ears: Ears, client: Client) -> None:
         ["clean", "--all", "--dry-run"],
     ):
         ears.command(*act)
-    page = HeldLock.named("lottery", "default")
+    page = LockPage.named("lottery", "default")
     address = reverse("admin:django_redislock_heldlock_change", args=[page.key])
     lease = {"lease": f"{page.key}:{lock.lease.id if lock.lease else '0' * 16}"}
     for response in (

@@ -1,0 +1,231 @@
+"""A held lock as operators and programs see it: who holds it, who waits, who had it before.
+
+Imported from held.py, which finds them.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from django_redislock.jsonable import Jsonable
+from django_redislock.rules.stored import read_noted_lease
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from django_redislock.rules.stored import Owner
+
+State = Literal["held", "cooling", "overdue", "no-expiry", "foreign"]
+STATES = (*get_args(State), "permit")  # What a selection may name.
+Ended = Literal["done", "failed", "forced", "expired"]
+
+CLOCK_SLACK = 1.0  # Seconds by which a lease may seem to last longer than its ttl.
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldLock(Jsonable):
+    """One held lock. Durations are seconds; None means unknown."""
+
+    name: str
+    alias: str
+    state: State
+    id: str  # Lease id: what force_release() wants to see again.
+    fence: int | None
+    owner: Owner
+    held_for: float | None
+    expires_in: float | None
+    ttl: float | None = None  # As granted, or as made longer since.
+    renewals: int
+    waiters: int
+    where: str = ""  # Which of several servers keeps it.
+    gone: bool = False  # Its owner was a process of this host, and does not exist any more.
+    strange: str = ""  # What it is, if its state is "foreign": "a list of 3 elements".
+
+    @property
+    def holder(self) -> str:
+        """Its owner in one line; of what is not ours, what it is."""
+        return self.strange or str(self.owner)
+
+    @property
+    def ends(self) -> str:
+        """What its end depends on, as a clause behind ``expires_in``; "" if on nothing."""
+        if self.expires_in is None or self.state == "foreign":
+            return ""
+        return "and is free then" if self.state == "cooling" else "unless it is renewed"
+
+    @property
+    def ends_late(self) -> bool:
+        """Whether it ends later than its ttl allows: the server's clock was set back meanwhile.
+
+        Its next renewal puts that right; if its owner is dead, only an operator can.
+        """
+        if self.state == "cooling" or self.expires_in is None or self.ttl is None:
+            return False
+        return self.expires_in > self.ttl + CLOCK_SLACK
+
+    @property
+    def note(self) -> str:
+        """What an operator should know beside the state, as sentences; "" if there is nothing."""
+        if self.state == "foreign":
+            never = " It has no expiry, so the lock would never become free."
+            return (
+                f"Not a lock of ours but {self.strange}, which somebody else wrote to its key."
+                + never * (self.expires_in is None)
+            )
+        if self.state == "no-expiry":
+            return "Its key has lost its expiry, so the lock would never become free."
+        if self.ends_late:
+            return (
+                "It ends later than its ttl allows, since the server's clock was set back; the next"
+                " renewal puts that right."
+            )
+        return ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is printed of it. The note says what is strange."""
+        printed = {**super().as_dict(), "note": self.note or None}
+        del printed["strange"]
+        return printed
+
+
+class HeldLocks(list[HeldLock]):
+    """Some of the held locks.
+
+    Attributes:
+        total: How many there are in all, by the server's index.
+        partial: Whether there may be more than were asked for or looked at.
+        silent: Which of several servers did not answer. What they keep is not in the list.
+    """
+
+    total: int = 0
+    partial: bool = False
+    silent: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiter(Jsonable):
+    """One who is queued for a lock."""
+
+    id: str  # Of the lease it will have.
+    owner: Owner
+    waiting_for: float  # Seconds.
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastLease(Jsonable):
+    """A lease that has ended.
+
+    Noted are those that lasted a second, were renewed, released by force, or a task's.
+    """
+
+    id: str
+    fence: int
+    owner: Owner
+    since: float  # Server time, seconds since the epoch.
+    until: float | None  # None: nobody knows, since its owner never released it.
+    ended: Ended
+
+    @property
+    def lasted(self) -> float | None:
+        """Seconds for which it was held; None if nobody knows."""
+        return None if self.until is None else self.until - self.since
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detail:
+    """All there is to know about one lock, held or not."""
+
+    name: str
+    alias: str
+    lock: HeldLock | None  # None: nobody holds it.
+    waiters: list[Waiter]  # The next to be served first.
+    past: list[PastLease]  # The oldest first.
+    server_time: float  # Seconds since the epoch.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which locks are meant; what is empty does not matter.
+
+    Attributes:
+        search: Is part of the name, or of what is known about the owner, in any case.
+        state: Is the state; "permit" means the permits of tasks with a limit, in any state.
+        host: Is the owner's host.
+        task: Is the full name of the owner's task.
+        prefix: Is how the name begins.
+        older_than: Seconds for which the lock has been held, or longer.
+    """
+
+    search: str = ""
+    state: str = ""
+    host: str = ""
+    task: str = ""
+    prefix: str = ""
+    older_than: float | None = None
+
+    def __post_init__(self) -> None:
+        # As names are. What is typed or pasted may be another form of the same letters.
+        for part in ("search", "prefix"):
+            object.__setattr__(self, part, unicodedata.normalize("NFC", getattr(self, part)))
+
+    def check(self) -> None:
+        """Refuse a state that there is not: no lock would ever be in it, which looks healthy.
+
+        Raises:
+            ValueError: The state is none of those.
+        """
+        if self.state and self.state not in STATES:
+            known = ", ".join(map(repr, STATES))
+            raise ValueError(f"state must be one of {known}, or empty, not {self.state!r}.")
+
+    def admits(self, lock: HeldLock) -> bool:
+        """Whether *lock* is one of those that are meant."""
+        owner = lock.owner
+        return (
+            (not self.state or self.state in _states(lock))
+            and (not self.host or owner.host == self.host)
+            and (not self.task or owner.task == self.task)
+            and lock.name.startswith(self.prefix)
+            and (
+                self.older_than is None
+                or (lock.held_for is not None and lock.held_for >= self.older_than)
+            )
+            and (not self.search or self.search.casefold() in _searchable(lock))
+        )
+
+    def narrow(self, names: list[str]) -> list[str]:
+        """Those of *names* worth a look; if a name is searched for, the best ones first."""
+        if self.prefix:
+            names = [name for name in names if name.startswith(self.prefix)]
+        if self.search:
+            wanted = self.search.casefold()
+            names = sorted(names, key=lambda name: wanted not in name.casefold())
+        return names
+
+
+def read_past(entries: Iterable[bytes], lock: HeldLock | None) -> list[PastLease]:
+    """The leases before *lock*, the oldest first, from the entries of the timeline."""
+    leases: dict[str, PastLease] = {}  # The entry of a lease's end takes the place of its first.
+    for entry in entries:
+        if noted := read_noted_lease(entry):
+            ended = noted.ended if noted.ended in {"done", "failed", "forced"} else "expired"
+            leases[noted.id] = PastLease(**noted._replace(ended=ended)._asdict())
+    if lock is not None and lock.id in leases and leases[lock.id].until is None:
+        del leases[lock.id]  # It has not ended.
+    return sorted(leases.values(), key=lambda lease: lease.since)
+
+
+def _states(lock: HeldLock) -> Iterator[str]:
+    yield lock.state
+    if lock.owner.permit:
+        yield "permit"
+    if lock.expires_in is None:
+        yield "no-expiry"  # Also if it is foreign.
+
+
+def _searchable(lock: HeldLock) -> str:
+    owner = lock.owner
+    about = (lock.name, str(owner), owner.task, owner.command, owner.path, owner.thread)
+    return "\n".join(about).casefold()
