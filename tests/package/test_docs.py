@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PACKAGE = ROOT / "django_redislock"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
+GLOSSARY = ROOT / "docs" / "glossary.md"
 DOCUMENTS = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("example_project/*.md")]
 )
@@ -155,6 +156,17 @@ def test_the_budget_counts_what_it_says() -> None:
     # Near enough: who changes a line must not have to count.
     off = {name: lines for name, lines in found.items() if abs(lines - written[name]) > 10}
     assert off == {}, "these have so many lines now"
+
+
+def test_the_glossary_has_few_words_each_once_and_each_in_use() -> None:
+    """What one file alone says is explained there."""
+    _, *words = re.findall(r"^\| ([a-z ]+) \|", GLOSSARY.read_text(), flags=re.MULTILINE)
+    assert 40 < len(words) <= 80
+    assert words == sorted(set(words))
+    files = [path.read_text() for kind in ("py", "lua") for path in PACKAGE.rglob(f"*.{kind}")]
+    for word in words:
+        is_used = re.compile(rf"(?<![a-z]){word.replace(' ', '[ _-]')}", flags=re.IGNORECASE)
+        assert sum(bool(is_used.search(text)) for text in files) > 1, word
 
 
 @pytest.mark.slow
