@@ -40,6 +40,7 @@ class Conf:
     release_before_commit: str = RELEASES_BEFORE_COMMIT[0]
     records: int = 10_000  # Of so many locks the records of task runs are kept.
     records_for: float = 30 * 86_400.0  # After the last run.
+    longest_retry_after: float = 30.0  # What LockErrorsMiddleware says of a held lock.
 
     @property
     def address(self) -> str:
@@ -147,6 +148,10 @@ def _records_for(value: object, where: str) -> float:
     return seconds(value, where, least=60.0)
 
 
+def _longest_retry_after(value: object, where: str) -> float:
+    return seconds(value, where, least=1.0, endless=True)
+
+
 def _release_before_commit(value: object, where: str) -> str:
     if not isinstance(value, str) or value not in RELEASES_BEFORE_COMMIT:
         known = ", ".join(map(repr, RELEASES_BEFORE_COMMIT))
@@ -171,6 +176,7 @@ _PARSERS: dict[str, Any] = {
     "RELEASE_BEFORE_COMMIT": _release_before_commit,
     "RECORDS": _records,
     "RECORDS_FOR": _records_for,
+    "LONGEST_RETRY_AFTER": _longest_retry_after,
 }
 
 

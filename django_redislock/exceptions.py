@@ -47,6 +47,7 @@ class LockTimeout(LockError):
         expires_in: Seconds until the holder's lease ends unless renewed, or the cooling ends; None
             if unknown.
         cooling: Whether nobody holds it any more: its owner is done, and min_hold keeps it.
+        alias: Its alias in REDISLOCK.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class LockTimeout(LockError):
         holder: str | None = None,
         expires_in: float | None = None,
         cooling: bool = False,
+        alias: str = "default",
     ) -> None:
-        super().__init__(name, holder, expires_in, cooling)
+        super().__init__(name, holder, expires_in, cooling, alias)
         self.holder = holder
         self.expires_in = expires_in
         self.cooling = cooling
+        self.alias = alias
 
     def __str__(self) -> str:
         who, left = self.holder or "another owner", self.expires_in

@@ -828,7 +828,8 @@ class Lock:
 
     def _refuse(self, outcome: Busy | Done | Finished) -> NoReturn:
         assert isinstance(outcome, Busy)
-        raise LockTimeout(self.name, outcome.holder, outcome.expires_in, outcome.cooling)
+        using = self._options.using
+        raise LockTimeout(self.name, outcome.holder, outcome.expires_in, outcome.cooling, using)
 
     def _leave_with(self, error: LockLost | LockMisuse | LockUnavailable, success: bool) -> None:
         # The work is done, or its own exception is on its way and must not be masked. A loss is

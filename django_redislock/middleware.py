@@ -6,9 +6,11 @@ import logging
 import math
 from typing import TYPE_CHECKING
 
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse, JsonResponse
 from django.utils.deprecation import MiddlewareMixin
 
+from django_redislock.conf import Conf, conf
 from django_redislock.exceptions import LockTimeout, LockUnavailable
 
 if TYPE_CHECKING:
@@ -20,27 +22,31 @@ logger = logging.getLogger("django_redislock.request")
 class LockErrorsMiddleware(MiddlewareMixin):
     """Turn a LockTimeout of a view into 409, and a LockUnavailable into 503.
 
-    A subclass may name another status for a busy lock: ``busy_status = 423``, or 503, and another
-    ``longest_retry_after``. The answer says neither which lock it was nor who holds it; the log
-    does.
+    The answer says neither which lock it was nor who holds it; the log does. A subclass may have
+    other values for these:
+
+    Attributes:
+        busy_status: The status if a lock is busy: 409, 423 or 503, say.
+        longest_retry_after: Seconds that Retry-After names at most while somebody holds the lock;
+            None means the setting LONGEST_RETRY_AFTER of its alias. The holder may release the
+            lock sooner, or renew its lease. A lock that cools down is free when it says.
     """
 
     busy_status = 409
-    # Seconds that Retry-After names at most while somebody holds the lock, who may be done before
-    # the lease ends, or renew it. What cools down ends when it says.
-    longest_retry_after: float = 30
+    longest_retry_after: float | None = None
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         """Called by Django with what a view has raised, after its transaction was rolled back."""
         if isinstance(exception, LockTimeout):
             logger.info("Answered a request with %s: %s", self.busy_status, exception)
             text = "Somebody else is at this. Try again in {} s; it may take longer."
-            wait = min(exception.expires_in or 0, self.longest_retry_after)
+            wait = exception.expires_in or 0
             if exception.cooling:
                 text = "This was done already. Try again in {} s."
-                wait = exception.expires_in or 0
-            if math.isinf(wait):  # It never ends by itself, and a subclass has no bound.
-                wait = LockErrorsMiddleware.longest_retry_after
+            else:
+                wait = min(wait, self._longest_retry_after(exception.alias))
+            if math.isinf(wait):  # The lease never ends by itself, and there is no bound.
+                wait = Conf.longest_retry_after
             seconds = max(1, math.ceil(wait))
             response = _answer(request, text.format(seconds), self.busy_status)
             response["Retry-After"] = str(seconds)
@@ -49,6 +55,14 @@ class LockErrorsMiddleware(MiddlewareMixin):
             logger.error("Answered a request with 503: %s", exception, exc_info=exception)
             return _answer(request, "This does not work at the moment. Try again later.", 503)
         return None
+
+    def _longest_retry_after(self, alias: str) -> float:
+        if self.longest_retry_after is not None:
+            return self.longest_retry_after
+        try:
+            return conf(alias).longest_retry_after
+        except ImproperlyConfigured:  # In tests without a setting; or the view made the exception.
+            return Conf.longest_retry_after
 
 
 def _answer(request: HttpRequest, text: str, status: int) -> HttpResponse:

@@ -414,7 +414,8 @@ class TaskRun:
         # What is raised from here on may bring about a retry, by autoretry_for or by a function.
         carry(self.request, raised=True)
         if policy == "raise":
-            raise LockTimeout(self.name, holder, found.expires_in, found.cooling)
+            using = self.options.using
+            raise LockTimeout(self.name, holder, found.expires_in, found.cooling, using)
         who = {"by" if found.cooling else "holder": holder}
         if self._is_patient and self._item_of:
             who["reason"] = f"an item of {self._item_of} cannot go back to the broker"

@@ -75,6 +75,7 @@ def test_every_key_is_read(settings: Settings) -> None:
             "MAX_HOLD": 3600,
             "REPLICAS_ACK": 2,
             "UNAVAILABLE_AFTER": math.inf,
+            "LONGEST_RETRY_AFTER": timedelta(minutes=5),
         }
     }
     assert conf.conf("jobs") == conf.Conf(
@@ -89,6 +90,7 @@ def test_every_key_is_read(settings: Settings) -> None:
         max_hold=3600.0,
         replicas_ack=2,
         unavailable_after=math.inf,
+        longest_retry_after=300.0,
     )
     assert conf.aliases() == ["jobs"]
 
@@ -118,6 +120,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("MAX_HOLD", "1h", "number of seconds"),
     ("UNAVAILABLE_AFTER", -1, "0 or more seconds"),
     ("UNAVAILABLE_AFTER", "5", "number of seconds"),
+    ("LONGEST_RETRY_AFTER", 0.9, "at least 1 seconds"),
+    ("LONGEST_RETRY_AFTER", None, "number of seconds"),
     ("REPLICAS_ACK", -1, "0 to 100"),
     ("REPLICAS_ACK", 1.5, "0 to 100"),
     ("REPLICAS_ACK", True, "0 to 100"),

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 ERRORS = [
     LockTimeout("lottery", "host:1 draw", 2.34),
+    LockTimeout("lottery", cooling=True, alias="jobs"),
     LockTimeout("lottery"),
     LockLost("lottery", "forced"),
     LockLost("lottery"),

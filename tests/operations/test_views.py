@@ -18,13 +18,13 @@ from rest_framework.views import APIView
 
 from django_redislock import InvalidLockName, LockLost, LockTimeout, clock, distributed_lock, held
 from django_redislock.middleware import LockErrorsMiddleware
+from django_redislock.testing import LockTestKit
 from tests.support.backends import needs_scripts
 from tests.support.others import held_by, held_by_other
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-    from django_redislock.testing import LockTestKit
     from tests.support.backends import Place
 
 pytestmark = needs_scripts
@@ -273,6 +273,29 @@ def test_no_one_is_sent_away_for_the_whole_of_a_long_lease(
     response = Client().get("/of-function/7")
     assert response["Retry-After"] == "600"
     assert response.content == b"This was done already. Try again in 600 s."
+
+
+def test_the_longest_time_is_a_setting_of_the_alias_of_the_lock(settings: Settings) -> None:
+    settings.REDISLOCK = {
+        "default": {"LONGEST_RETRY_AFTER": 5},
+        "slow": {"LONGEST_RETRY_AFTER": math.inf},
+    }
+    middleware = LockErrorsMiddleware(lambda request: HttpResponse())
+    with LockTestKit() as kit:
+        for alias, seconds in (("default", 5), ("slow", 3600)):
+            lock = distributed_lock("v:7", wait=0, using=alias)
+            with (
+                kit.simulate_held_by_other("v:7", using=alias, ttl=3600),
+                pytest.raises(LockTimeout) as raised,
+                lock,
+            ):
+                pass
+            response = middleware.process_exception(RequestFactory().get("/"), raised.value)
+            assert response is not None
+            assert seconds - 60 < int(response["Retry-After"]) <= seconds
+    by_hand = middleware.process_exception(RequestFactory().get("/"), LockTimeout("v:7", alias="?"))
+    assert by_hand is not None
+    assert by_hand.status_code == 409
 
 
 def test_without_a_bound_a_lock_that_never_ends_is_answered_too(
