@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import random
 import re
 import secrets
 import shutil
@@ -27,9 +28,9 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import redis
 from redis.backoff import NoBackoff
@@ -43,6 +44,11 @@ if TYPE_CHECKING:
 Kind = Literal["redis", "valkey"]
 KINDS: tuple[Kind, ...] = ("redis", "valkey")
 IMAGES = {"redis": "redis:8-alpine", "valkey": "valkey/valkey:9-alpine"}
+
+
+# Linux takes the ports of connections from 32768 on, others from 49152 on. A port of these might be
+# taken between the moment we find it free and the moment a server listens on it.
+SERVER_PORTS = range(10_000, 32_768)
 
 
 class ServerStartError(Exception):
@@ -91,10 +97,13 @@ def stop_process(pid: int) -> None:
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody used a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return cast("int", probe.getsockname()[1])
+    """Return a loopback port that nobody uses, and that the kernel gives to no connection."""
+    # Not by `random` itself, which begins each test with the same seed in every worker.
+    for port in random.SystemRandom().sample(SERVER_PORTS, 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise ServerStartError("of 100 ports none is free")
 
 
 class Endpoint:
