@@ -7,7 +7,7 @@
 --
 -- It is only for listings: trouble with it (pcall) never fails an operation on the lock.
 
-local NOTED = 1500 -- ms: the owner of a lease that lasts so long tells its end, see lock.py
+local NOTED = 1500 -- ms: the owner of a lease that lasts so long tells its end, see holds.py
 
 local function note_past(value, ended, ms)
   local fence, since, owner = string.match(value, '^|(%d+)|(%d+)|%d+|%d+|[^|]*|(.*)$', 56)

@@ -85,7 +85,7 @@ class Grant:
         holder: Weak reference to the thread or asyncio task that it was granted to.
         mark: Tells callers apart that share the thread, see holder.py; None if it is one's own.
         holds: How often it is held, counting reentrant acquires and open transactions.
-        kept: How many of these are transactions; see lock.Lock._keep().
+        kept: How many of these are transactions; see holds.Holds._keep().
     """
 
     __slots__ = (

@@ -42,7 +42,7 @@ async def test_an_uncontended_cycle_is_two_round_trips(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A lease that was held for some time is noted at its end, by another script.
-    monkeypatch.setattr("django_redislock.lock.NOTED_FROM", HUNG)
+    monkeypatch.setattr("django_redislock.holds.NOTED_FROM", HUNG)
     locks.on(proxy)
     async with way.entered(distributed_lock("warm-up", **options)):
         pass  # It brings the connection and the scripts.

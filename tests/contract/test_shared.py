@@ -309,7 +309,7 @@ def test_a_release_that_is_interrupted_within_a_block_leaves_the_next_owner_alon
 def test_leases_that_were_left_to_run_out_do_not_fill_the_memory(
     locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.lock.MOST_HOLDS", 3)
+    monkeypatch.setattr("django_redislock.holds.MOST_HOLDS", 3)
     locks.configure(OPTIONS=PATIENT)
     lock = distributed_lock("lottery", ttl=1, renew=False, wait=HUNG)
     for _ in range(6):

@@ -87,6 +87,6 @@ def test_r4_an_interrupt_anywhere_in_a_run_that_is_done_once_leaves_no_lock_and_
         places, orphaned = sweep(task, locks, prepare)
     finally:
         signals.lock_acquired.disconnect(complete)
-    assert ("Lock.undo begins" in places) == is_found
+    assert ("Holds.undo begins" in places) == is_found
     assert halves == []
     assert orphaned <= TOO_EARLY

@@ -288,7 +288,8 @@ def are_in_the_watchdog(places: set[str]) -> bool:
 # Where Python has called what ends the lease, but not begun with it, nothing can be done: it is so
 # with each context manager and each `finally` that is written in Python. One ttl is lost.
 TOO_EARLY = {
-    f"Lock.{method} begins" for method in ("__exit__", "__aexit__", "release", "_end", "_aend")
+    f"{method} begins"
+    for method in ("Lock.__exit__", "Lock.__aexit__", "Lock.release", "Holds._end", "Holds._aend")
 }
 
 
@@ -339,9 +340,9 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan(
     # Prepared by a connection: one that was interrupted is given up.
     with told() if by_flow else nullcontext():
         places, orphaned = sweep(use, locks, prepare=enter)
-    assert {"ask", "Wire.ask", "Lock._take_over"} <= places
+    assert {"ask", "Wire.ask", "Holds._take_over"} <= places
     assert are_in_the_watchdog(places)
-    assert ({"_acquire", "Begun.tell", "Lock._attempt", "Lock._release"} <= places) is by_flow
+    assert ({"_acquire", "Begun.tell", "Holds._attempt", "Holds._release"} <= places) is by_flow
     assert orphaned <= TOO_EARLY
     enter()  # No connection was lost on the way.
 
@@ -361,7 +362,7 @@ def test_an_interrupt_anywhere_in_a_nested_acquire_leaves_the_outer_one_alone(lo
             assert (lease.held, lease.grant.holds) == (True, 1), interruption.place
         inner.release()
         assert lease.held
-    assert {"Lock._nest", "Grant.nest begins"} <= places
+    assert {"Holds._nest", "Grant.nest begins"} <= places
 
 
 def keep_until_the_commit() -> None:
@@ -383,8 +384,8 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan_of_a_transaction(
 ) -> None:
     locks.on(locks.server, TTL=30, OPTIONS=UNHURRIED)
     places, orphaned = sweep(use, locks, prepare=enter)
-    assert {"Lock._keep", "Grant.keep begins", "at_end", "_Mark.__init__ begins"} <= places
-    assert orphaned <= {*TOO_EARLY, "Lock._end_kept begins"}
+    assert {"Holds._keep", "Grant.keep begins", "at_end", "_Mark.__init__ begins"} <= places
+    assert orphaned <= {*TOO_EARLY, "Holds._end_kept begins"}
 
 
 @pytest.mark.proves("R4")
@@ -397,7 +398,7 @@ def test_r4_an_interrupt_anywhere_in_the_first_use_leaves_no_orphan(
     url = locks.server.url.replace("127.0.0.1", host)
     locks.on(locks.server, TTL=30, LOCATION=url, OPTIONS=UNHURRIED)
     places, orphaned = sweep(enter, locks, prepare=lambda: locks.configure(TTL=30))
-    assert {"Pool._take", "Session.call", "Lock._take_over"} <= places
+    assert {"Pool._take", "Session.call", "Holds._take_over"} <= places
     assert are_in_the_watchdog(places)
     assert places & {"Dialer._dial", "Dialer.dial"}  # By name, a thread of its own dials.
     assert orphaned <= TOO_EARLY
@@ -413,7 +414,7 @@ def test_r4_an_interrupt_anywhere_in_a_task_leaves_no_orphan(locks: Locks) -> No
             runner.run(aenter())
 
         places, orphaned = sweep(use, locks, prepare=use)
-        assert {"AsyncWire.buffer_updated", "aask", "Lock._take_over"} <= places
+        assert {"AsyncWire.buffer_updated", "aask", "Holds._take_over"} <= places
         assert are_in_the_watchdog(places)
         assert orphaned <= TOO_EARLY
         use()
@@ -457,7 +458,7 @@ def test_r4_an_interrupt_anywhere_in_a_run_of_a_task_leaves_no_orphan(
     draw = current_app.tasks[f"tests.draw-{limit}"]
     names = [NAME] if limit == 1 else [f"{NAME}#1", f"{NAME}#2"]
     places, orphaned = sweep(draw, locks, prepare=draw, names=names)
-    assert {"TaskRun._execute", "TaskRun._run_body", "Lock._take_over"} <= places
+    assert {"TaskRun._execute", "TaskRun._run_body", "Holds._take_over"} <= places
     assert orphaned <= TOO_EARLY
 
 
@@ -509,7 +510,7 @@ def test_r4_an_interrupt_anywhere_on_the_way_from_the_queue_leaves_no_orphan(
     # How many steps a loop takes until the bell rings differs from run to run, so that a place may
     # be passed over there; the grant is one of few steps.
     assert {"_acquire", "_await_bell"} <= places
-    assert is_async or "Lock._take_over" in places
+    assert is_async or "Holds._take_over" in places
     assert orphaned <= TOO_EARLY
     enter()
 

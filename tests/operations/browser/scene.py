@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
-from django_redislock import distributed_lock, held
-from django_redislock import lock as lock_module
+from django_redislock import distributed_lock, held, holds
 from django_redislock.activity import Activity, busy_with, current_owner
 from django_redislock.lock import Lock
 from django_redislock.rules.flows import RunMarker
@@ -54,7 +53,7 @@ def machine(host: str, pid: int, locks: list[dict[str, Any]]) -> None:
     def pretended() -> Owner:
         return replace(current_owner(), host=host, pid=pid, command="celery worker")
 
-    lock_module.current_owner = pretended  # type: ignore[attr-defined]
+    holds.current_owner = pretended  # type: ignore[attr-defined]
 
     def is_queued(name: str) -> bool:
         owners = [waiter.owner for waiter in held.detail(name).waiters]

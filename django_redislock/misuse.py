@@ -1,0 +1,99 @@
+"""What a lock refuses because it could not end well, and what to write instead."""
+
+from __future__ import annotations
+
+import asyncio
+
+from django_redislock.exceptions import LockMisuse
+from django_redislock.holder import running_loop, this_thread
+
+
+def needs_a_block(name: str) -> LockMisuse:
+    return LockMisuse(
+        name,
+        "with atomic, the lock needs a block that ends its transaction. Write `with`; or"
+        " leave atomic out, and write `with lock.lease.atomic():` between acquire() and"
+        " release().",
+    )
+
+
+def has_no_transactions(name: str) -> LockMisuse:
+    return LockMisuse(
+        name,
+        "Django has no asynchronous transactions. Call a function through sync_to_async,"
+        " and write `with` in that.",
+    )
+
+
+def awaits_a_commit(name: str) -> LockMisuse:
+    return LockMisuse(
+        name,
+        "release_on_commit=True is for blocking code, since Django has no asynchronous"
+        " transactions. Use `with` in the function that opens the transaction, and call that by"
+        " `await sync_to_async(function)()`.",
+    )
+
+
+def blocks_the_loop(name: str, instead: str) -> LockMisuse:
+    return LockMisuse(
+        name,
+        "blocking code asks for it in a thread whose event loop runs, so all tasks of"
+        f" that would stand still. Use {instead}; or call it in another thread, as"
+        " sync_to_async does.",
+    )
+
+
+def shares_a_thread(name: str) -> LockMisuse:
+    return LockMisuse(
+        name,
+        "another asyncio task holds it by the thread that sync_to_async lends to both, which"
+        " would stand still meanwhile. Write `async with"
+        f" distributed_lock({name!r})` in the tasks.",
+    )
+
+
+def waits_for_itself(name: str, holder: object, me: object, *, blocking: bool) -> LockMisuse | None:
+    """The error if the wait of *me* for *holder* would never end; None if it may.
+
+    Args:
+        name: The lock.
+        holder: The thread or asyncio task of this process that holds it.
+        me: The one that asks for it.
+        blocking: Whether the wait blocks the thread.
+    """
+    if holder is me:
+        who = "asyncio task" if isinstance(me, asyncio.Task) else "thread"
+        return LockMisuse(
+            name,
+            f"this {who} holds it already, so waiting for it would never end. Pass"
+            " reentrant=True to nest, or release it first.",
+        )
+    if isinstance(me, asyncio.Task) and holder is this_thread():
+        return LockMisuse(
+            name,
+            "blocking code of this thread holds it, beneath the event loop, and cannot release"
+            " it before the loop has ended.",
+        )
+    if blocking and isinstance(holder, asyncio.Task) and holder.get_loop() is running_loop():
+        return LockMisuse(
+            name,
+            "a task of this thread's event loop holds it, which cannot release it while this"
+            " call blocks the loop. Use `async with`.",
+        )
+    return None
+
+
+def holds_several(name: str) -> LockMisuse:
+    return LockMisuse(
+        name,
+        "this handle holds several leases, and none of them is of this thread or asyncio"
+        " task, so it is not known which one to release.",
+    )
+
+
+def holds_none(name: str) -> LockMisuse:
+    return LockMisuse(name, "this handle holds no lease, so there is none to release.")
+
+
+def belongs_to_the_parent(name: str) -> LockMisuse:
+    return LockMisuse(name, "its lease belongs to the parent process; only that may release it.")
