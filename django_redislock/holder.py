@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
-from contextvars import ContextVar
-from typing import Any
+import time
+from contextlib import suppress
+from inspect import currentframe, isasyncgen, iscoroutine
+from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
+from asgiref import sync
 from asgiref.sync import SyncToAsync
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 # None without a loop, where get_running_loop() would raise, ten times as slow.
 running_loop = asyncio._get_running_loop
@@ -41,34 +48,123 @@ def this_thread() -> Thread:
 
 
 def current_holder() -> asyncio.Task[Any] | Thread:
-    """What a lease granted here belongs to: the running asyncio task, or else the thread."""
+    """The running asyncio task, or else the thread."""
     loop = running_loop()
     return (loop and asyncio.current_task(loop)) or _this_thread.holder
 
 
+def new_holder(*, for_block: bool) -> tuple[ReferenceType[object], Caller | None]:
+    """What a lease granted here belongs to; if that is a thread, also the caller that it serves.
+
+    Args:
+        for_block: Whether the end of a block releases the lease.
+    """
+    loop = running_loop()
+    if loop is not None and (task := asyncio.current_task(loop)):
+        return ref(task), None
+    caller = NOBODY
+    if hasattr(SyncToAsync.threadlocal, "main_event_loop") and (serving := _serving()):
+        caller = Caller(_call_in(serving))
+        if not for_block:
+            caller.find_task(serving.f_locals["loop"])
+    return ref(_this_thread.holder), caller
+
+
 # --- threads that sync_to_async lends to many asyncio tasks ---------------------------------------
 
-
-class Mark:
-    """Left in the context of what is granted a lease in such a thread, to be known again."""
-
-
-_marks: ContextVar[tuple[ReferenceType[Mark], ...]] = ContextVar("redislock_marks", default=())
+# asgiref does not tell such a thread which task has made the call that it serves. But it makes a
+# list for each call, `task_context`, which stands in a frame of the thread and in one of the task.
+_ASGIREF = vars(sync)
+LONGEST_STEP = 1.0  # Seconds that a task may take to suspend itself after it has made a call.
 
 
-def new_mark() -> Mark | None:
-    """Mark the context of a new lease; None in a thread that no task has been lent so far.
+class Caller:
+    """Whom a thread serves: a task, by a call of sync_to_async; or nobody.
 
-    asgiref copies the context of a task into each of its calls, and back when the call is over. So
-    the mark is there in every later call of that task, and of tasks that it begins from then on.
+    Args:
+        call: asgiref's list for that call.
     """
-    if not hasattr(SyncToAsync.threadlocal, "main_event_loop"):
-        return None
-    mark = Mark()
-    _marks.set((ref(mark), *(one for one in _marks.get() if one() is not None)))
-    return mark
+
+    __slots__ = ("_call", "_task")
+
+    def __init__(self, call: list[Any] | None) -> None:
+        self._call = call
+        self._task: ReferenceType[asyncio.Task[Any]] | None = None  # Once it is found.
+
+    def find_task(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have the event loop find the task, by which its later calls will be known.
+
+        The loop does so before it hears of the end of this call, so the task still waits for that.
+        """
+        with suppress(RuntimeError):  # The loop is closed.
+            loop.call_soon_threadsafe(self._find_task, loop)
+
+    def _find_task(self, loop: asyncio.AbstractEventLoop) -> None:
+        waiting = (one for one in asyncio.all_tasks(loop) if _awaits(one.get_coro(), self._call))
+        if task := next(waiting, None):
+            self._task = ref(task)
+
+    def is_served(self) -> bool:
+        """Whether the running thread serves this caller now."""
+        serving = _serving()
+        call = _call_in(serving) if serving is not None else None
+        if call is self._call:
+            return True
+        task = self._task() if self._task is not None else None
+        return call is not None and task is not None and _awaits(task.get_coro(), call)
 
 
-def is_marked(mark: object) -> bool:
-    """Whether the lease of that *mark* was granted to the caller, if it was to this thread."""
-    return mark is None or any(one() is mark for one in _marks.get())
+NOBODY = Caller(None)
+
+
+def _serving() -> FrameType | None:
+    """The frame of the call that the running thread serves; None if it serves nobody.
+
+    What a served function awaits by async_to_sync, and that calls by sync_to_async again, is part
+    of the function's own call. A task that is begun there makes calls of its own.
+    """
+    serving: FrameType | None = None
+    frame = currentframe()
+    while frame is not None:
+        if serving is None and _runs(frame, "SyncToAsync.thread_handler"):
+            serving = frame
+        elif (
+            serving is not None
+            and _runs(frame, "AsyncToSync.__call__")
+            and _awaits(frame.f_locals["awaitable"], _call_in(serving))
+        ):
+            serving = None
+        frame = frame.f_back
+    return serving
+
+
+def _runs(frame: FrameType, method: str) -> bool:
+    return frame.f_globals is _ASGIREF and frame.f_code.co_qualname == method
+
+
+def _call_in(frame: FrameType) -> list[Any]:
+    call: list[Any] = frame.f_locals["task_context"]
+    return call
+
+
+def _awaits(coroutine: Any, call: list[Any] | None) -> bool:
+    """Whether it waits for this call to end, itself or by what it awaits."""
+    give_up = time.monotonic() + LONGEST_STEP
+    while getattr(coroutine, "cr_running", False) and time.monotonic() < give_up:
+        time.sleep(0.0005)
+    awaited = coroutine
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None)
+        if frame and _runs(frame, "SyncToAsync.__call__") and _call_in(frame) is call:
+            return True
+        awaited = _awaited_by(awaited)
+    return False
+
+
+def _awaited_by(one: Any) -> Any:
+    for name in ("cr_await", "gi_yieldfrom", "ag_await"):
+        if hasattr(one, name):
+            return getattr(one, name)
+    # One step of an async generator, say; it does not tell what it is a step of, but refers to it.
+    inner = (it for it in gc.get_referents(one) if isasyncgen(it) or iscoroutine(it))
+    return next(inner, None)

@@ -10,19 +10,12 @@ from __future__ import annotations
 import logging
 from functools import partial
 from typing import TYPE_CHECKING
-from weakref import ref
 
 from django_redislock import misuse, process, signals, transactions
 from django_redislock.activity import current_owner
 from django_redislock.backends.registry import backends
 from django_redislock.exceptions import LockError
-from django_redislock.holder import (
-    current_holder,
-    is_marked,
-    must_not_block,
-    new_mark,
-    running_loop,
-)
+from django_redislock.holder import current_holder, must_not_block, new_holder, running_loop
 from django_redislock.lease import Lease
 from django_redislock.rules import flows
 from django_redislock.rules.flows import Busy, Done, Finished, Granted
@@ -73,8 +66,8 @@ class Hold:
         """Whether *holder* got it."""
         if self.lease is None or self.lease.grant.holder() is not holder:
             return False
-        mark = self.lease.grant.mark
-        return mark is None or is_marked(mark)
+        caller = self.lease.grant.caller
+        return caller is None or caller.is_served()
 
     @property
     def may_be_held(self) -> bool:
@@ -248,7 +241,7 @@ class Holds:
             if grant.is_ended or not grant.is_ours:
                 continue
             holder, may_be_held = grant.holder(), grant.may_be_held(now)
-            is_mine = holder is me and is_marked(grant.mark)
+            is_mine = holder is me and (grant.caller is None or grant.caller.is_served())
             if is_mine and (self._options.reentrant or grant.is_only_kept):
                 if not may_be_held:
                     raise grant.loss(now)
@@ -339,6 +332,7 @@ class Holds:
     def _take_over(self, hold: Hold, request: flows.Request, granted: Granted) -> Lease:
         """Make the lease. Until this returns, the flow undoes the grant if it is interrupted."""
         terms = hold.terms
+        holder, caller = new_holder(for_block=hold.block)
         grant = Grant(
             name=request.name,
             token=request.token,
@@ -348,9 +342,9 @@ class Holds:
             ends=granted.ends,
             hold_until=granted.at + terms.max_hold,
             auto_renew=terms.renew,
-            holder=ref(current_holder()),
+            holder=holder,
             for_block=hold.block,
-            mark=new_mark(),
+            caller=caller,
         )
         lease = hold.lease = Lease(
             request.name, request.id, granted.fence, request.owner, hold.backend, grant

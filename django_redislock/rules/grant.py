@@ -12,7 +12,7 @@ signal handler or a destructor may call them while the thread that it interrupts
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock import process
 from django_redislock.exceptions import LockLost
@@ -83,7 +83,7 @@ class Grant:
         is_unanswered: Whether the last renewal was not.
         is_ended: Whether its owner relies on it no more.
         holder: Weak reference to the thread or asyncio task that it was granted to.
-        mark: Tells callers apart that share the thread, see holder.py; None if it is one's own.
+        caller: Whom that thread served, see holder.py; None if it belongs to a task.
         holds: How often it is held, counting reentrant acquires and open transactions.
         kept: How many of these are transactions; see holds.Holds._keep().
     """
@@ -96,6 +96,7 @@ class Grant:
         "_process",
         "_untold",
         "auto_renew",
+        "caller",
         "deadline",
         "ends",
         "granted_at",
@@ -105,7 +106,6 @@ class Grant:
         "is_ended",
         "is_unanswered",
         "kept",
-        "mark",
         "name",
         "renewals",
         "token",
@@ -125,7 +125,7 @@ class Grant:
         auto_renew: bool,
         holder: Callable[[], object],
         for_block: bool,
-        mark: object = None,
+        caller: Any = None,
     ) -> None:
         self.name = name
         self.token = token
@@ -139,7 +139,7 @@ class Grant:
         self.is_unanswered = False
         self.is_ended = False
         self.holder = holder
-        self.mark = mark
+        self.caller = caller
         self.holds = 0
         self.kept = 0
         self._for_block = for_block  # Whether the end of a block releases it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,9 +16,10 @@ from tests.support.waiting import HUNG
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from django_redislock import Lease
+    from django_redislock.lock import Lock
     from tests.support.backends import Place
     from tests.support.ways import Way
 
@@ -343,3 +345,70 @@ def test_what_a_thread_holds_itself_nests_in_calls_that_it_serves(place: Place) 
     with distributed_lock("lottery"):
         assert async_to_sync(sync_to_async(try_lock))("lottery")
         assert try_lock("lottery")
+
+
+# --- tasks begun by the holder of a shared thread ------------------------------------------------
+
+
+@asynccontextmanager
+async def held_by_calls(lock: Lock) -> AsyncIterator[None]:
+    """Hold it from one call of sync_to_async to another one."""
+    assert await sync_to_async(lock.acquire)()
+    try:
+        yield
+    finally:
+        await sync_to_async(lock.release)()
+
+
+async def refused(lock: Lock) -> None:
+    """Of the caller, neither an acquire nor a look at its lease finds that of another."""
+    with pytest.raises(LockMisuse, match="another asyncio task holds it by the thread"):
+        await sync_to_async(try_lock)("lottery")
+    assert await sync_to_async(lambda: lock.lease)() is None
+
+
+async def test_a_task_begun_by_the_holder_is_another_one(place: Place) -> None:
+    lock = distributed_lock("lottery")
+    async with held_by_calls(lock):
+        await asyncio.create_task(refused(lock))
+        assert await sync_to_async(try_lock)("lottery")
+        assert await sync_to_async(lambda: lock.lease)() is not None
+
+
+async def test_nor_does_it_inherit_the_lock_of_a_task_that_has_ended(place: Place) -> None:
+    lock = distributed_lock("lottery")
+
+    async def acquire() -> asyncio.Task[None]:
+        await sync_to_async(lock.acquire)()
+        return asyncio.create_task(refused(lock))
+
+    await (await asyncio.create_task(acquire()))
+    await sync_to_async(lock.release)()
+
+
+async def test_a_task_begun_within_the_call_that_holds_it_is_another_one(place: Place) -> None:
+    lock = distributed_lock("lottery")
+
+    async def begin() -> None:
+        assert await sync_to_async(try_lock)("lottery")
+        await asyncio.create_task(refused(lock))
+
+    def hold() -> None:
+        with lock:
+            async_to_sync(begin)()
+            assert try_lock("lottery")
+
+    await sync_to_async(hold)()
+
+
+def test_so_is_one_that_calls_a_thread_that_holds_it_itself(place: Place) -> None:
+    lock = distributed_lock("lottery")
+
+    async def begin() -> None:
+        assert await sync_to_async(try_lock)("lottery")
+        await asyncio.create_task(refused(lock))
+
+    for _ in range(2):  # At first, the thread has never been lent.
+        with lock:
+            async_to_sync(begin)()
+            assert try_lock("lottery")
