@@ -1,6 +1,7 @@
 """Fixtures of the suite: real servers, a faulty network, child processes.
 
-A test that asks for `server` (or `own_server`, `locks`, `proxy`) runs on Redis and on Valkey.
+tests/support/matrix.py says which kind of server a test gets, by `server`, `own_server`, `locks` or
+`proxy`.
 
     def test_a_lost_reply_is_no_busy(locks, proxy):
         locks.on(proxy, TTL=2)
@@ -25,6 +26,7 @@ from tests.support.processes import Child
 from tests.support.proxy import Proxy
 from tests.support.servers import (
     IMAGES,
+    KIND,
     KINDS,
     Container,
     Endpoint,
@@ -47,6 +49,7 @@ pytest_plugins = [
     "tests.support.backends",
     "tests.support.clusters",
     "tests.support.databases",
+    "tests.support.matrix",
     "tests.support.proofs",
     "tests.support.quorums",
     "tests.support.topologies",
@@ -126,9 +129,9 @@ def shared_servers() -> Iterator[Callable[[Kind], Server | Container]]:
     yield from made_once(shared)
 
 
-@pytest.fixture(scope="session", params=KINDS)
+@pytest.fixture(scope="session")
 def server_kind(request: pytest.FixtureRequest) -> Kind:
-    """Run the test once with "redis" and once with "valkey"; in CI neither may be missing."""
+    """The kind of the servers of the test; in CI none may be missing."""
     kind: Kind = request.param
     if reason := missing(kind):
         skip_or_fail(reason)
@@ -162,7 +165,7 @@ def make_server(request: pytest.FixtureRequest) -> Iterator[MakeServer]:
         elif "server_kind" in request.fixturenames:
             chosen = request.getfixturevalue("server_kind")
         else:
-            chosen = next(filter(binary, KINDS), KINDS[0])
+            chosen = KIND
         if binary(chosen) is None:
             skip_or_fail(f"no {chosen} program here, and a container cannot be broken as needed")
         server = Server(chosen, *arguments, **config)
@@ -254,14 +257,6 @@ def spawn(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Spawn]
 # Order and selection
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--quick",
-        action="store_true",
-        help="only what answers at once: no slow tests, no child processes, one kind of server",
-    )
-
-
 @pytest.hookimpl(trylast=True)  # The order is random until here.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with what takes longest, and give each process its part of that."""
@@ -302,13 +297,9 @@ def _may_take(item: pytest.Item) -> float:
 
 
 def _is_quick(item: pytest.Item) -> bool:
-    """Whether it is over at once, and another kind of server would hardly say more."""
-    where = getattr(item, "callspec", None)
-    kinds = {where.params.get(name) for name in ("place", "server_kind")} if where else set()
+    """Whether it is over at once."""
     starts_python = {"spawn", "pytester"} & set(getattr(item, "fixturenames", ()))
-    # Valkey can be had wherever Python is.
-    skipped = kinds - {None, "valkey", "memory"}
-    return not (item.get_closest_marker("slow") or starts_python or skipped)
+    return not (item.get_closest_marker("slow") or starts_python)
 
 
 # Reports

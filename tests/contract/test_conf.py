@@ -19,6 +19,7 @@ from django_redislock.backends.registry import backends
 from django_redislock.backends.sentinel.backend import SentinelBackend
 from django_redislock.checks import check_settings
 from django_redislock.testing import IN_MEMORY
+from tests.support.matrix import everywhere
 from tests.support.others import held_by_other
 from tests.support.ways import both_ways
 
@@ -431,6 +432,7 @@ async def test_a_held_lease_stays_with_the_backend_that_granted_it(way: Way, pla
             assert held.get("lottery") is None
 
 
+@everywhere
 @both_ways
 async def test_the_connections_of_a_forgotten_setting_are_closed(way: Way, locks: Locks) -> None:
     def connections() -> int:

@@ -11,7 +11,7 @@ import pytest
 from asgiref.sync import markcoroutinefunction, sync_to_async
 
 from django_redislock import InvalidLockName, LockMisuse, LockTimeout, distributed_lock
-from tests.support.backends import needs_scripts
+from tests.support.matrix import needs_scripts
 from tests.support.others import held_by_other
 from tests.support.processes import python
 from tests.support.ways import both_ways

@@ -19,7 +19,7 @@ from django_redislock import (
     StaleFence,
     distributed_lock,
 )
-from tests.support.backends import on_servers
+from tests.support.matrix import everywhere, on_servers
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def test_errors_read_as_sentences(error: LockError, sentence: str) -> None:
 
 
 @pytest.mark.proves("P4", "R13")
+@everywhere
 @on_servers
 @both_ways
 async def test_a_key_of_the_wrong_type_is_unavailable_at_once(way: Way, place: ServerPlace) -> None:
@@ -120,6 +121,7 @@ async def test_a_key_of_the_wrong_type_is_unavailable_at_once(way: Way, place: S
     assert place.locks.redis.lrange(_lock_key(place), 0, -1) == [b"not ours"]
 
 
+@everywhere
 @on_servers
 @both_ways
 async def test_a_key_without_expiry_is_unavailable_at_once(way: Way, place: ServerPlace) -> None:
@@ -129,6 +131,7 @@ async def test_a_key_without_expiry_is_unavailable_at_once(way: Way, place: Serv
     assert place.locks.redis.get(_lock_key(place)) == b"not ours"
 
 
+@everywhere
 @on_servers
 @both_ways
 async def test_a_foreign_key_with_expiry_is_busy(way: Way, place: ServerPlace) -> None:
@@ -139,6 +142,7 @@ async def test_a_foreign_key_with_expiry_is_busy(way: Way, place: ServerPlace) -
 
 
 @pytest.mark.proves("R13")
+@everywhere
 @on_servers
 @both_ways
 async def test_a_wrong_password_is_unavailable_at_once(way: Way, place: ServerPlace) -> None:
@@ -150,6 +154,7 @@ async def test_a_wrong_password_is_unavailable_at_once(way: Way, place: ServerPl
 
 
 @pytest.mark.proves("R13")
+@everywhere
 @on_servers
 @both_ways
 async def test_missing_rights_are_unavailable_at_once(way: Way, place: ServerPlace) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_redislock import LockLost, LockTimeout, distributed_lock, held
-from tests.support.backends import in_turn
 from tests.support.faults import takes
+from tests.support.matrix import everywhere, in_turn
 from tests.support.others import waiters
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways
@@ -110,6 +110,7 @@ async def test_renewing_past_max_hold_raises_lock_lost(way: Way, place: Place) -
 # --- min_hold ------------------------------------------------------------------------------------
 
 
+@everywhere
 @both_ways
 async def test_after_a_success_the_lock_cools_until_min_hold(way: Way, place: Place) -> None:
     # min_hold may well exceed the ttl.
@@ -182,6 +183,7 @@ async def test_a_cooling_lock_cannot_be_brought_back(way: Way, place: Place) -> 
     assert seen.state == "cooling"
 
 
+@everywhere
 @in_turn
 @both_ways
 async def test_who_waits_has_the_lock_as_soon_as_it_has_cooled(

@@ -18,8 +18,8 @@ from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.backends.registry import backends
 from django_redislock.rules import flows
 from django_redislock.rules.grant import Renewal
-from tests.support.backends import UNSCRIPTED, needs_scripts, on_servers
 from tests.support.faults import slack
+from tests.support.matrix import UNSCRIPTED, everywhere, needs_scripts, on_servers
 from tests.support.others import held_by_other
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways
@@ -140,6 +140,7 @@ def losing(place: Place, make_proxy: MakeProxy) -> Iterator[Losing]:
 REASONS = ("expired", "forced", "taken")
 
 
+@everywhere
 @both_ways
 @pytest.mark.parametrize("reason", REASONS)
 async def test_a_renewal_learns_of_the_loss_and_its_reason(
@@ -161,6 +162,7 @@ async def test_a_renewal_learns_of_the_loss_and_its_reason(
 
 
 @pytest.mark.proves("P5", "R7")
+@everywhere
 @both_ways
 @pytest.mark.parametrize("reason", REASONS)
 async def test_the_watchdog_learns_of_the_loss_and_tells(
@@ -674,6 +676,7 @@ async def test_max_hold_bounds_a_lease_that_is_made_longer(way: Way, place: Plac
 
 
 @pytest.mark.proves("R6")
+@everywhere
 @needs_scripts
 def test_r6_a_release_that_is_sent_again_tells_whether_it_was_carried_out(place: Place) -> None:
     lock = distributed_lock("lottery", ttl=60, renew=False)

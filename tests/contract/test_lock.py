@@ -16,7 +16,7 @@ from django.db import close_old_connections
 
 from django_redislock import Lease, LockMisuse, LockTimeout, distributed_lock
 from django_redislock.rules.keys import fence_key
-from tests.support.backends import on_servers
+from tests.support.matrix import everywhere, on_servers
 from tests.support.others import held_by_other
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # --- the block -----------------------------------------------------------------------------------
 
 
+@everywhere
 @both_ways
 async def test_the_block_holds_the_lock_and_then_it_is_free(way: Way, place: Place) -> None:
     lock = distributed_lock("lottery")
@@ -159,6 +160,7 @@ def test_making_a_handle_needs_no_server(settings: Settings) -> None:
 
 
 @pytest.mark.proves("P1")
+@everywhere
 @both_ways
 async def test_one_lock_excludes_all_others_of_its_name(way: Way, place: Place) -> None:
     inside = 0
@@ -227,6 +229,7 @@ async def test_a_lease_says_what_it_is(way: Way, place: Place) -> None:
     assert repr(lease) == f"<Lease {lease.id} of 'lottery': ended, fence {lease.fence}>"
 
 
+@everywhere
 @both_ways
 async def test_the_owner_is_told_for_humans(way: Way, place: Place) -> None:
     async with way.entered(distributed_lock("lottery")) as lease:
@@ -263,6 +266,7 @@ async def test_the_owner_has_the_path_of_the_request_being_served(way: Way, plac
 
 
 @pytest.mark.proves("R9")
+@everywhere
 @both_ways
 async def test_the_fence_grows_with_every_lease(way: Way, place: Place) -> None:
     fences = []
@@ -282,6 +286,7 @@ async def test_the_fence_grows_even_after_the_server_lost_its_data(way: Way, pla
         assert after.fence > before.fence
 
 
+@everywhere
 @on_servers
 @both_ways
 async def test_nothing_of_a_name_stays_on_the_server_after_its_release(

@@ -14,6 +14,7 @@ from asgiref.sync import async_to_sync
 
 from django_redislock import distributed_lock
 from django_redislock.backends.quorum import members
+from tests.support.matrix import everywhere
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+@everywhere
 @pytest.mark.parametrize(
     "use_loop",
     [run, call, close, close_uvloop, drop, drop_with_a_waiter, close_with_a_waiter],

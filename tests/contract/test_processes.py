@@ -17,7 +17,7 @@ import pytest
 
 from django_redislock import LockMisuse, distributed_lock, held
 from tests import ROOT
-from tests.support.backends import PATIENT, one_kind
+from tests.support.backends import PATIENT
 from tests.support.faults import takes
 from tests.support.processes import hear, say
 from tests.support.servers import Server
@@ -164,7 +164,6 @@ def hold_while_the_clock_is_set(name: str, min_hold: float) -> None:
 
 @pytest.mark.proves("R2")
 @pytest.mark.parametrize("seconds", [86_400, -86_400])
-@one_kind
 def test_a_holder_does_not_mind_when_its_wall_clock_is_set(
     seconds: float, shift_clock: Callable[[float], None], locks: Locks, spawn: Spawn
 ) -> None:
@@ -186,7 +185,6 @@ def test_a_holder_does_not_mind_when_its_wall_clock_is_set(
     assert 60 - (time.monotonic() - began) - 0.1 < seen.expires_in < 60
 
 
-@one_kind
 def test_a_server_clock_that_is_set_back_does_not_prolong_min_hold(
     locks: Locks, server_kind: Kind
 ) -> None:

@@ -13,7 +13,6 @@ from django_redislock import distributed_lock
 from django_redislock.backends.redis.pool import SharedBell
 from django_redislock.backends.watchdog import Watchdog
 from django_redislock.rules import scripts
-from tests.support.backends import one_kind
 from tests.support.faults import (
     block_interpreter,
     calls,
@@ -23,6 +22,7 @@ from tests.support.faults import (
     slack,
     takes,
 )
+from tests.support.matrix import everywhere
 from tests.support.others import add_rival, against_rival, bells, hold, queued, rival
 from tests.support.processes import hear, say
 from tests.support.stored import NAME, is_held_by, is_left_clean, keys_of, value_of
@@ -112,6 +112,7 @@ def spawn_waiter(spawn: Spawn, locks: Locks, name: str = NAME, **options: float)
 
 
 @pytest.mark.proves("P6", "R14")
+@everywhere
 def test_a_release_wakes_the_waiter_long_before_its_next_look(
     caller: Caller, locks: Locks, if_rung: float
 ) -> None:
@@ -149,7 +150,6 @@ def test_an_idle_waiter_sends_at_most_one_command_per_second(caller: Caller, alo
 
 
 @pytest.mark.proves("P6")
-@one_kind
 def test_threads_tasks_and_processes_are_served_first_come_first_served(
     locks: Locks, spawn: Spawn
 ) -> None:
@@ -225,7 +225,6 @@ def test_a_hand_over_costs_the_same_however_many_wait(waiters: int, alone: Locks
 
 
 @pytest.mark.proves("P6")
-@one_kind
 def test_a_killed_waiter_is_passed_over_at_once(caller: Caller, locks: Locks, spawn: Spawn) -> None:
     holder, lock = rival(ttl=60), distributed_lock(NAME)
     assert holder.acquire()
@@ -240,7 +239,6 @@ def test_a_killed_waiter_is_passed_over_at_once(caller: Caller, locks: Locks, sp
 
 @pytest.mark.proves("P6")
 @pytest.mark.slow
-@one_kind
 def test_p6_a_stopped_process_delays_the_others_once_however_many_waiters_it_has(
     caller: Caller, locks: Locks, spawn: Spawn
 ) -> None:
@@ -262,7 +260,6 @@ def test_p6_a_stopped_process_delays_the_others_once_however_many_waiters_it_has
 
 
 @pytest.mark.proves("P1", "R14")
-@one_kind
 def test_a_process_that_stops_when_it_is_served_never_believes_to_hold_the_lock(
     locks: Locks, spawn: Spawn
 ) -> None:
@@ -285,7 +282,6 @@ def test_a_process_that_stops_when_it_is_served_never_believes_to_hold_the_lock(
 
 
 @pytest.mark.proves("P6")
-@one_kind
 def test_a_late_waiter_keeps_its_place_once(locks: Locks, spawn: Spawn) -> None:
     holder, second, third = (distributed_lock(NAME) for _ in range(3))
     assert holder.acquire()
@@ -416,6 +412,7 @@ def test_a_hand_over_whose_confirmation_is_lost_is_confirmed_by_the_watchdog(
     wait_until(lambda: lease_of(lock).held)
 
 
+@everywhere
 def test_a_hand_over_is_confirmed_at_once_also_by_a_server_that_has_just_been_restarted(
     caller: Caller, locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,7 +452,6 @@ def limit_connections(
 
 
 @pytest.mark.parametrize("limit", [4, 8])
-@one_kind
 def test_more_waiting_threads_than_connections_do_not_starve_each_other(
     limit: int, locks: Locks
 ) -> None:
@@ -483,7 +479,6 @@ def queue_up(count: int, served: list[int], locks: Locks) -> list[Future[None]]:
 
 
 @pytest.mark.proves("P6", "R14")
-@one_kind
 def test_p6_more_waiting_threads_than_connections_are_served_in_turn(
     locks: Locks, settings: Settings, if_rung: float
 ) -> None:
@@ -500,7 +495,6 @@ def test_p6_more_waiting_threads_than_connections_are_served_in_turn(
     assert time.monotonic() - begin < if_rung  # As all were.
 
 
-@one_kind
 def test_more_waiting_threads_than_connections_do_not_keep_others_from_a_free_lock(
     locks: Locks, settings: Settings
 ) -> None:
@@ -516,7 +510,6 @@ def test_more_waiting_threads_than_connections_do_not_keep_others_from_a_free_lo
         thread.result(HUNG)
 
 
-@one_kind
 def test_waiters_whose_shared_connection_is_lost_look_by_themselves_and_keep_their_place(
     locks: Locks, settings: Settings, proxy: Proxy
 ) -> None:
@@ -533,7 +526,6 @@ def test_waiters_whose_shared_connection_is_lost_look_by_themselves_and_keep_the
     assert served == list(range(5))
 
 
-@one_kind
 def test_waiters_whose_shared_connection_is_half_open_notice_it(
     locks: Locks,
     settings: Settings,
@@ -556,7 +548,6 @@ def test_waiters_whose_shared_connection_is_half_open_notice_it(
     assert time.monotonic() - begin < if_rung
 
 
-@one_kind
 def test_the_shared_connection_is_closed_when_nobody_needs_it_any_more(
     locks: Locks, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -577,7 +568,6 @@ def test_the_shared_connection_is_closed_when_nobody_needs_it_any_more(
         wait_until(lambda: not listening())
 
 
-@one_kind
 def test_64_threads_with_locks_of_their_own_share_a_pool_safely(locks: Locks) -> None:
     locks.configure(OPTIONS={"max_connections": 16, "client_name": locks.prefix})
 

@@ -20,7 +20,7 @@ from django_redislock import (
     held,
 )
 from django_redislock.backends.registry import backends
-from tests.support.backends import needs_scripts, on_servers
+from tests.support.matrix import everywhere, needs_scripts, on_servers
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ def test_every_lease_has_a_token_of_its_own_that_its_id_does_not_tell(place: Pla
 
 
 @pytest.mark.proves("P10")
+@everywhere
 @on_servers
 @both_ways
 async def test_a_refused_password_is_not_shown(

@@ -11,7 +11,8 @@ import pytest
 
 from django_redislock import LockLost, LockMisuse, distributed_lock
 from django_redislock.backends.registry import backends
-from tests.support.backends import PATIENT, Place, in_turn, one_kind
+from tests.support.backends import PATIENT, Place
+from tests.support.matrix import in_turn
 from tests.support.others import waiters
 from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import Way, both_ways, in_thread
@@ -56,7 +57,6 @@ async def test_each_thread_or_task_waits_its_turn_on_one_handle(way: Way, place:
     assert not await way.locked(lock)
 
 
-@one_kind
 def test_who_leaves_hides_no_lease_of_another_thread(locks: Locks) -> None:
     lock = distributed_lock("lottery")
 

@@ -12,8 +12,8 @@ from django.dispatch import Signal
 from django_redislock import Lease, LockLost, LockTimeout, distributed_lock, held, signals
 from django_redislock.held import HeldLock
 from django_redislock.lock import Lock
-from tests.support.backends import needs_scripts
 from tests.support.faults import slack
+from tests.support.matrix import needs_scripts
 from tests.support.others import held_by_other
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways

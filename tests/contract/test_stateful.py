@@ -28,6 +28,7 @@ from hypothesis.stateful import (
 from django_redislock import LockLost, distributed_lock, held
 from django_redislock.rules.keys import lock_keys
 from tests.support.faults import lease_of
+from tests.support.matrix import everywhere
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
@@ -290,6 +291,7 @@ class LockMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.proves("P1", "P3", "R9")
+@everywhere
 @pytest.mark.slow
 def test_no_history_breaks_the_rules(server: Endpoint, redis_url: str) -> None:
     LockMachine.url = redis_url

@@ -34,7 +34,6 @@ from django.urls import path
 from django_redislock import LockLost, LockMisuse, distributed_lock, single_instance_task
 from django_redislock.signals import lock_released
 from django_redislock.transactions import note_connection
-from tests.support.backends import one_kind
 from tests.support.orders import (
     AUDIT,
     SHOP,
@@ -60,12 +59,6 @@ if TYPE_CHECKING:
     from tests.support.backends import Place
 
 pytestmark = pytest.mark.usefixtures("databases")
-
-
-@pytest.fixture(scope="session", params=one_kind.args[1])
-def server_kind(request: pytest.FixtureRequest) -> str:
-    """One kind: what is tested here is the client's part."""
-    return str(request.param)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from django_redislock import LockTimeout, distributed_lock, held
 from django_redislock.rules.flows import CLAIM
-from tests.support.backends import in_turn
+from tests.support.matrix import everywhere, in_turn
 from tests.support.others import held_by_other, waiters
 from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import Blocking, InLoop, both_ways
@@ -63,6 +63,7 @@ async def test_wait_inf_waits_until_it_is_free(way: Way, place: Place) -> None:
     assert await waiting.result() is True
 
 
+@everywhere
 @both_ways
 async def test_a_waiter_has_the_lock_when_the_holder_releases_it(
     way: Way, place: Place, if_rung: float
@@ -95,6 +96,7 @@ async def test_a_waiter_has_the_lock_when_a_dead_holders_lease_has_expired(
 
 
 @pytest.mark.proves("P6")
+@everywhere
 @in_turn
 def test_threads_and_tasks_are_served_first_come_first_served(place: Place) -> None:
     served = []
@@ -210,6 +212,7 @@ async def test_who_gives_up_leaves_the_queue(way: Way, place: Place, if_rung: fl
 
 
 @pytest.mark.proves("R4")
+@everywhere
 async def test_a_cancelled_task_leaves_nothing_behind(place: Place) -> None:
     with held_by_other("lottery"):
         waiting = asyncio.create_task(distributed_lock("lottery").aacquire())
@@ -222,6 +225,7 @@ async def test_a_cancelled_task_leaves_nothing_behind(place: Place) -> None:
     assert await distributed_lock("lottery", wait=0).aacquire() is True
 
 
+@everywhere
 async def test_a_task_cancelled_while_it_is_served_passes_the_lock_on(place: Place) -> None:
     async def take(lock: Any) -> None:
         async with lock:
@@ -242,6 +246,7 @@ async def test_a_task_cancelled_while_it_is_served_passes_the_lock_on(place: Pla
         assert await distributed_lock("lottery", wait=0).alocked() is False
 
 
+@everywhere
 def test_an_exception_raised_in_a_waiting_thread_leaves_nothing_behind(place: Place) -> None:
     # As Celery's soft time limit and Ctrl-C do: from a signal handler.
     import signal
@@ -272,6 +277,7 @@ async def _let_wait(place: Place) -> None:
         await await_until(lambda: waiters("lottery") == 1)
 
 
+@everywhere
 async def test_many_tasks_wait_on_one_connection(place: Place) -> None:
     async def take() -> int:
         async with distributed_lock("lottery", wait=HUNG) as lease:

@@ -14,7 +14,7 @@ import pytest
 from django_redislock import distributed_lock, held
 from django_redislock.backends.registry import backends
 from django_redislock.rules import scripts
-from tests.support.backends import CLUSTER, MEMORY, on_servers, one_kind
+from tests.support.matrix import CLUSTER, MEMORY, everywhere, on_servers, places
 from tests.support.waiting import await_until, wait_until
 from tests.support.ways import both_ways
 
@@ -43,6 +43,7 @@ async def taken(way: Way, lock: Lock) -> Lease:
 
 
 @pytest.mark.proves("R7")
+@everywhere
 @both_ways
 async def test_a_lease_outlives_its_ttl_while_it_is_held(way: Way, place: Place) -> None:
     begin = time.monotonic()
@@ -115,6 +116,7 @@ async def test_a_blocked_body_is_renewed_all_the_same(way: Way, place: Place) ->
 
 
 @pytest.mark.proves("R7")
+@everywhere
 def test_one_thread_renews_the_leases_of_threads_and_tasks(place: Place) -> None:
     async def hold(number: int) -> bool:
         async with distributed_lock(f"task:{number}", ttl=5) as lease:
@@ -190,7 +192,7 @@ def test_an_idle_watchdog_sends_nothing(locks: Locks, proxy: Proxy) -> None:
         assert renewals(proxy) == 0
 
 
-@pytest.mark.parametrize("place", [MEMORY], indirect=True)
+@places(MEMORY)
 def test_acquires_do_not_wake_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     with distributed_lock("lottery", ttl=60):
         pass
@@ -369,7 +371,6 @@ def test_what_is_over_costs_the_watchdog_nothing(
         assert lease.held
 
 
-@one_kind
 @pytest.mark.proves("R7")
 @pytest.mark.parametrize("late", [False, True])
 def test_a_try_for_a_long_lease_leaves_time_for_short_ones(

@@ -20,6 +20,7 @@ from django_redislock.backends.redis import without_scripts
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.steps import Call
+from tests.support.matrix import everywhere, unscripted
 from tests.support.others import RIVAL, add_rival, rival
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from tests.conftest import Locks
     from tests.support.backends import ServerPlace
 
-unscripted = pytest.mark.parametrize("place", ["unscripted"], indirect=True)
 
 MINE, OTHERS = "1" * 32, "2" * 32
 
@@ -122,6 +122,7 @@ def without_times(value: Any) -> Any:
     return round(value, -4) if isinstance(value, int) else value
 
 
+@everywhere
 @pytest.mark.parametrize("sequence", SEQUENCES)
 def test_scripts_and_plain_commands_answer_and_write_the_same(sequence: str, locks: Locks) -> None:
     told = []

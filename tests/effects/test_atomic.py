@@ -24,7 +24,6 @@ from django.test.utils import CaptureQueriesContext
 from django_redislock import Lease, LockLost, LockMisuse, StaleFence, distributed_lock, held
 from django_redislock.models import Fence
 from tests.effects.models import Counter, Entry, written
-from tests.support.backends import one_kind
 from tests.support.databases import (
     LEVELS,
     MARIADB,
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from tests.effects.conftest import Holders
 
 # What the lock's own server does is proven elsewhere.
-pytestmark = one_kind
 
 
 def write(database: str, lease: Lease, value: int = 0) -> None:

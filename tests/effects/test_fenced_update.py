@@ -12,7 +12,6 @@ from django.test.utils import CaptureQueriesContext
 
 from django_redislock import LockLost, distributed_lock, fenced_update
 from tests.effects.models import Annual, Counter, Note, Report, Unfenced
-from tests.support.backends import one_kind
 from tests.support.databases import MARIADB, POSTGRES, await_blocked, on_postgres, on_servers
 from tests.support.waiting import HUNG
 
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from tests.conftest import Locks
     from tests.effects.conftest import Holders
     from tests.support.databases import MakeDatabase
-
-pytestmark = one_kind
 
 
 def reports(database: str) -> Any:

@@ -12,7 +12,7 @@ from django_redislock.models import CompletedRun
 from tests.effects.models import Entry
 from tests.effects.test_once import lottery
 from tests.faults.test_process import NAME, TOO_EARLY, sweep
-from tests.support.backends import UNHURRIED, one_kind
+from tests.support.backends import UNHURRIED
 from tests.support.databases import on_sqlite
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ def locks(locks: Locks, undo_in_time: None) -> Locks:
 
 @pytest.mark.slow
 @pytest.mark.proves("R4")
-@one_kind
 @on_sqlite
 def test_r4_an_interrupt_anywhere_around_a_transaction_leaves_neither(
     locks: Locks, database: str
@@ -60,7 +59,6 @@ def test_r4_an_interrupt_anywhere_around_a_transaction_leaves_neither(
 @pytest.mark.proves("R4")
 @pytest.mark.usefixtures("eager_app")
 @pytest.mark.parametrize("is_found", [False, True])
-@one_kind
 @on_sqlite
 def test_r4_an_interrupt_anywhere_in_a_run_that_is_done_once_leaves_no_lock_and_no_half(
     locks: Locks, database: str, is_found: bool

@@ -16,7 +16,6 @@ from django.db import connections
 from django_redislock import distributed_lock, held
 from django_redislock.models import Fence
 from tests.effects.models import Counter, Entry
-from tests.support.backends import one_kind
 from tests.support.databases import described, use
 from tests.support.processes import hear, say
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Locks, Spawn
 
-pytestmark = [one_kind, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 NOTHING, ALL = (0, 0), (1, 1)
 

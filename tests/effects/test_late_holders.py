@@ -15,7 +15,7 @@ from django.db import connections, transaction
 from django_redislock import LockLost, StaleFence, distributed_lock
 from django_redislock.rules import flows
 from tests.effects.models import Counter, Entry, written
-from tests.support.backends import UNHURRIED, one_kind
+from tests.support.backends import UNHURRIED
 from tests.support.databases import await_blocked, described, on_servers, use
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Locks, Spawn
 
-pytestmark = [one_kind, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 TTL = 5.0  # Long enough to come to the place where the holder stands still.
 

@@ -20,7 +20,6 @@ from django_redislock import (
 )
 from django_redislock.models import Fence
 from tests.effects.models import Entry
-from tests.support.backends import one_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from tests.conftest import Locks
     from tests.effects.conftest import Holders
     from tests.support.databases import MakeDatabase
-
-pytestmark = one_kind
 
 
 def write(database: str, value: int = 0) -> None:

@@ -11,7 +11,6 @@ import pytest
 from django_redislock import LockError, StaleFence, distributed_lock
 from django_redislock.models import Fence
 from tests.effects.models import Entry, written
-from tests.support.backends import one_kind
 from tests.support.databases import on_sqlite
 from tests.support.test_servers import can_shift_clocks
 from tests.support.waiting import HUNG
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from tests.conftest import Locks, MakeServer
     from tests.support.servers import Kind, Server
 
-pytestmark = [one_kind, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 HOUR = 3600
 

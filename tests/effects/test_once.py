@@ -27,7 +27,6 @@ from django_redislock.celery import current_lease
 from django_redislock.models import CompletedRun, Fence
 from django_redislock.testing import LockTestKit
 from tests.effects.models import Entry
-from tests.support.backends import one_kind
 from tests.support.celery_app import EAGER, celery_app
 from tests.support.databases import (
     MARIADB,
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from tests.conftest import Locks, MakeServer, Spawn
     from tests.support.databases import MakeDatabase
 
-pytestmark = [one_kind, pytest.mark.usefixtures("locks", "eager_app")]
+pytestmark = pytest.mark.usefixtures("locks", "eager_app")
 
 _names = count(1)
 

@@ -14,7 +14,6 @@ from django.db import Error, connections, transaction
 
 from django_redislock import distributed_lock, held
 from tests.effects.models import Entry
-from tests.support.backends import one_kind
 from tests.support.databases import LEVELS, MARIADB, POSTGRES, MakeDatabase, on_servers
 from tests.support.orders import OnPurpose
 from tests.support.others import waiters
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
     from django_redislock.lock import Lock
     from tests.conftest import Locks
-
-pytestmark = one_kind
 
 LOCKING = (MARIADB, "serializable")
 

@@ -25,13 +25,12 @@ from django_redislock.celery import current_lease
 from django_redislock.models import Fence
 from django_redislock.testing import LockTestKit
 from tests.effects.models import Entry, written
-from tests.support.backends import one_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-pytestmark = [one_kind, pytest.mark.usefixtures("locks", "eager_app")]
+pytestmark = pytest.mark.usefixtures("locks", "eager_app")
 
 _names = count(1)
 

@@ -17,7 +17,7 @@ import uvloop
 
 from django_redislock import distributed_lock
 from django_redislock.rules import scripts
-from tests.support.backends import UNHURRIED, one_kind
+from tests.support.backends import UNHURRIED
 from tests.support.others import against_rival, queued, rival
 from tests.support.stored import NAME, is_left_clean
 from tests.support.waiting import HUNG, await_until, wait_until
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from tests.support.proxy import Proxy
 
     Run = Callable[[Coroutine[None, None, None]], None]
-
-pytestmark = one_kind
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 

@@ -20,7 +20,7 @@ from django_redislock.doctor import minimal_acl
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.keys import bucket_of
 from django_redislock.rules.steps import Answer, Call
-from tests.support.backends import UNHURRIED, one_kind
+from tests.support.backends import UNHURRIED
 from tests.support.clusters import slot_of
 from tests.support.faults import in_fork, lease_of, takes
 from tests.support.others import queued
@@ -729,7 +729,6 @@ def fork_behind_a_redirection(name: str) -> None:
 # --- what is no cluster --------------------------------------------------------------------------
 
 
-@one_kind
 def test_a_server_that_is_no_node_of_a_cluster_is_refused_at_once(
     locks: Locks, caller: Caller
 ) -> None:
@@ -919,7 +918,6 @@ def test_the_doctor_says_how_many_slots_are_kept_by_no_node(
     assert found("cluster") == [("fail", "3 of 16384 slots are kept by no node")]
 
 
-@one_kind
 def test_the_doctor_says_that_a_server_is_no_node_of_a_cluster(locks: Locks) -> None:
     locks.configure(BACKEND="django_redislock.backends.ClusterBackend")
     locks.configure(LOCATION=locks.server.url.removesuffix("/0"))

@@ -15,6 +15,7 @@ from django_redislock.rules import flows
 from tests.conftest import Locks
 from tests.support.backends import PATIENT, UNHURRIED, forbid_scripting
 from tests.support.faults import lease_of, loses, takes
+from tests.support.matrix import everywhere
 from tests.support.stored import NAME, is_held_by, is_left_clean, keys_of
 from tests.support.topologies import can_be_rung
 from tests.support.waiting import HUNG, wait_until
@@ -88,6 +89,7 @@ def use_many_connections(caller: Caller) -> None:
 
 
 @pytest.mark.proves("R13")
+@everywhere
 @pytest.mark.parametrize("master_becomes", ["READONLY", "MASTERDOWN", "NOREPLICAS"])
 def test_r13_an_acquire_after_a_failover_goes_to_the_new_master(
     master_becomes: str, caller: Caller, pair: Pair
@@ -203,6 +205,7 @@ def test_a_block_that_ends_after_a_failover_frees_the_lock(caller: Caller, pair:
 
 
 @pytest.mark.proves("P6", "R13")
+@everywhere
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_a_waiter_is_rung_by_the_new_master(protocol: int, caller: Caller, pair: Pair) -> None:
     pair.locks.configure(OPTIONS={**PATIENT, "protocol": protocol})

@@ -18,7 +18,7 @@ from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.backends import RedisBackend, watchdog
 from django_redislock.backends.registry import backends
 from django_redislock.rules import flows, scripts
-from tests.support.backends import UNHURRIED, one_kind
+from tests.support.backends import UNHURRIED
 from tests.support.faults import fork_in_c, hands_over, in_fork, runs
 from tests.support.others import add_rival, bells, queued, rival
 from tests.support.processes import hear, say
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from django_redislock.lease import Lease
     from tests.conftest import Locks, Spawn
     from tests.support.proxy import Proxy
-
-pytestmark = one_kind
 
 
 @pytest.fixture

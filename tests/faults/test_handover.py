@@ -23,7 +23,7 @@ from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import CLAIM
 from django_redislock.rules.grant import drift
 from django_redislock.rules.steps import Answer, Unanswered
-from tests.support.backends import UNHURRIED, one_kind
+from tests.support.backends import UNHURRIED
 from tests.support.faults import loses, takes
 from tests.support.others import against_rival, queued, rival
 from tests.support.stored import NAME, is_held_by, is_left_clean, value_of
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 TTL = 30.0  # Much longer than a claim, so that one is told from the other.
 PAUSE = 0.005  # Seconds between two looks at a lease.
 AT_ONCE = 0.005  # Seconds within which a server answers a ping that does not stand still.
-
-pytestmark = one_kind
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from django_redislock import LockLost, LockUnavailable, distributed_lock
 from django_redislock.rules.keys import Keys, index_key
 from tests.support.backends import PATIENT
 from tests.support.faults import takes
+from tests.support.matrix import everywhere
 from tests.support.others import add_rival, rival
 from tests.support.stored import NAME, immortal, keys_of, value_of
 from tests.support.waiting import HUNG, wait_until
@@ -78,6 +79,7 @@ def test_r12_an_acquire_meets_a_key_of_another_type(wait: float, field: str, loc
 
 
 @pytest.mark.proves("R12")
+@everywhere
 @each_key
 def test_r12_a_waiter_meets_a_key_of_another_type(field: str, locks: Locks) -> None:
     with suppress(LockLost, LockUnavailable), rival(ttl=30):
@@ -93,6 +95,7 @@ def test_r12_a_waiter_meets_a_key_of_another_type(field: str, locks: Locks) -> N
 
 
 @pytest.mark.proves("R12")
+@everywhere
 @each_key
 def test_r12_a_release_meets_a_key_of_another_type(field: str, locks: Locks) -> None:
     lock = distributed_lock(NAME, renew=False)

@@ -22,8 +22,9 @@ from django_redislock import (
 )
 from django_redislock.backends.redis.dialing import DIALS_BY_NAME
 from django_redislock.rules import scripts
-from tests.support.backends import PATIENT, UNHURRIED, forbid_scripting, one_kind
+from tests.support.backends import PATIENT, UNHURRIED, forbid_scripting
 from tests.support.faults import hands_over, lease_of, loses, runs, takes
+from tests.support.matrix import everywhere
 from tests.support.others import RIVAL, add_rival, against_rival, queued, rival
 from tests.support.stored import NAME, channels, is_held_by, is_left_clean, keys_of, value_of
 from tests.support.waiting import HUNG, await_until, wait_until
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
     from tests.conftest import Locks
     from tests.support.proxy import Proxy
-
-pytestmark = one_kind
 
 TTL = 6.0  # Long enough that a machine which stands still for a second loses no lease.
 PATIENCE = TTL / 3  # The operation timeout that follows from it, without one of its own.
@@ -283,6 +282,7 @@ def test_leaving_a_block_succeeds_once_the_network_is_back(
 # The whole connection
 
 
+@everywhere
 def test_killed_connections_cost_nothing_between_commands(caller: Caller, locks: Locks) -> None:
     lock = distributed_lock(NAME)
     for _ in range(2):

@@ -21,8 +21,8 @@ from django_redislock.backends.redis.dialing import Dialer
 from django_redislock.backends.redis.errors import Crowded, Exhausted
 from django_redislock.backends.redis.pool import SharedBell, WirePool
 from django_redislock.backends.registry import backends
-from tests.support.backends import SECURED, one_kind
 from tests.support.faults import loses, takes
+from tests.support.matrix import SECURED
 from tests.support.stored import NAME, keys_of
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from tests.conftest import Locks
     from tests.support.servers import Server
-
-pytestmark = one_kind
 
 LIMIT = 3
 SOON = 5.0  # Seconds within which whoever may go on must have gone on.

@@ -26,7 +26,7 @@ import django_redislock
 from django_redislock import LockLost, LockMisuse, distributed_lock, held, single_instance_task
 from django_redislock.rules import flows, scripts
 from django_redislock.signals import lock_acquired, lock_released
-from tests.support.backends import UNHURRIED, forbid_scripting, one_kind
+from tests.support.backends import UNHURRIED, forbid_scripting
 from tests.support.faults import block_interpreter, hands_over, lease_of, loses, takes
 from tests.support.orders import SHOP, OnPurpose
 from tests.support.others import against_rival, hold, queued, rival
@@ -109,7 +109,6 @@ def test_a_holder_stopped_beyond_its_lease_knows_it_and_harms_nobody(
 
 
 @pytest.mark.proves("P2")
-@one_kind
 def test_a_killed_holder_costs_one_ttl_and_is_shown_meanwhile(locks: Locks, spawn: Spawn) -> None:
     child = spawn(hold, NAME, ttl=4)
     child.read()
@@ -128,7 +127,6 @@ def use(name: str) -> None:
 
 
 @pytest.mark.proves("P2")
-@one_kind
 @pytest.mark.parametrize("script", [scripts.ACQUIRE, scripts.RENEW, scripts.CONCLUDE])
 def test_a_client_killed_at_any_step_leaves_nothing_without_expiry(
     script: scripts.Script, locks: Locks, proxy: Proxy, spawn: Spawn
@@ -332,7 +330,6 @@ async def aenter() -> None:
 @pytest.mark.proves("R4")
 @pytest.mark.parametrize("use", [enter, enter_twice, acquire_and_release])
 @pytest.mark.parametrize("by_flow", [False, True])
-@one_kind
 def test_r4_an_interrupt_anywhere_leaves_no_orphan(
     by_flow: bool, use: Callable[[], object], locks: Locks
 ) -> None:
@@ -347,7 +344,6 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan(
     enter()  # No connection was lost on the way.
 
 
-@one_kind
 def test_an_interrupt_anywhere_in_a_nested_acquire_leaves_the_outer_one_alone(locks: Locks) -> None:
     locks.on(locks.server, TTL=30, OPTIONS=UNHURRIED)
     places = set()
@@ -378,7 +374,6 @@ def keep_until_the_rollback() -> None:
 
 @pytest.mark.proves("R4")
 @pytest.mark.parametrize("use", [keep_until_the_commit, keep_until_the_rollback])
-@one_kind
 def test_r4_an_interrupt_anywhere_leaves_no_orphan_of_a_transaction(
     use: Callable[[], object], locks: Locks, databases: None
 ) -> None:
@@ -391,7 +386,6 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan_of_a_transaction(
 @pytest.mark.proves("R4")
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # redis-py's
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-@one_kind
 def test_r4_an_interrupt_anywhere_in_the_first_use_leaves_no_orphan(
     host: str, locks: Locks
 ) -> None:
@@ -405,7 +399,6 @@ def test_r4_an_interrupt_anywhere_in_the_first_use_leaves_no_orphan(
 
 
 @pytest.mark.proves("R4")
-@one_kind
 def test_r4_an_interrupt_anywhere_in_a_task_leaves_no_orphan(locks: Locks) -> None:
     locks.on(locks.server, TTL=30, OPTIONS=UNHURRIED_TASK)
     with asyncio.Runner() as runner:
@@ -420,7 +413,6 @@ def test_r4_an_interrupt_anywhere_in_a_task_leaves_no_orphan(locks: Locks) -> No
         use()
 
 
-@one_kind
 def test_an_interrupt_while_the_watchdog_starts_leaves_no_more_than_one(
     locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -446,7 +438,6 @@ def test_an_interrupt_while_the_watchdog_starts_leaves_no_more_than_one(
 @pytest.mark.proves("R4")
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # redis-py's, while it connects
 @pytest.mark.parametrize("limit", [1, 2])
-@one_kind
 def test_r4_an_interrupt_anywhere_in_a_run_of_a_task_leaves_no_orphan(
     limit: int, locks: Locks
 ) -> None:
@@ -478,7 +469,6 @@ def hold_until_somebody_waits() -> None:
 @pytest.mark.proves("R4")
 # With four connections a waiter has none of its own.
 @pytest.mark.parametrize(("limit", "is_async"), [(4, False), (5, False), (5, True)])
-@one_kind
 def test_r4_an_interrupt_anywhere_on_the_way_from_the_queue_leaves_no_orphan(
     limit: int, is_async: bool, locks: Locks, spawn: Spawn
 ) -> None:
@@ -591,7 +581,6 @@ def wait_until_terminated(ttl: float) -> None:
 
 
 @pytest.mark.proves("R4")
-@one_kind
 @pytest.mark.parametrize("state", ["waiting", "holding"])
 def test_r4_sigterm_leaves_neither_a_waiter_nor_a_lease(
     state: str, locks: Locks, spawn: Spawn
@@ -615,7 +604,6 @@ def test_r4_sigterm_leaves_neither_a_waiter_nor_a_lease(
 
 
 @pytest.mark.proves("R4")
-@one_kind
 async def test_r4_a_task_cancelled_while_a_receiver_is_told_leaves_no_orphan(locks: Locks) -> None:
     told = asyncio.Event()
 
@@ -685,7 +673,6 @@ async def test_r4_so_does_one_without_scripts(locks: Locks, proxy: Proxy) -> Non
 
 @pytest.mark.proves("R4")
 @pytest.mark.slow
-@one_kind
 async def test_r4_a_task_cancelled_at_any_of_its_steps_leaves_no_orphan(locks: Locks) -> None:
     async def enter() -> None:
         nonlocal entered
@@ -706,7 +693,6 @@ async def test_r4_a_task_cancelled_at_any_of_its_steps_leaves_no_orphan(locks: L
 
 
 @pytest.mark.proves("R4")
-@one_kind
 async def test_r4_the_other_tasks_of_the_loop_do_not_notice_a_cancellation(
     locks: Locks, proxy: Proxy
 ) -> None:
@@ -766,7 +752,6 @@ def test_min_hold_counts_from_the_grant_though_the_release_is_sent_twice(
 
 
 @pytest.mark.proves("P1", "P5")
-@one_kind
 def test_after_c_code_that_kept_the_gil_beyond_the_lease_the_holder_knows_it(
     caller: Caller, locks: Locks
 ) -> None:
@@ -777,7 +762,6 @@ def test_after_c_code_that_kept_the_gil_beyond_the_lease_the_holder_knows_it(
         assert rival().acquire()
 
 
-@one_kind
 async def test_a_blocked_event_loop_does_not_cost_the_lease(locks: Locks) -> None:
     async with distributed_lock(NAME) as lease:
         time.sleep(1.2 * TTL)

@@ -31,7 +31,6 @@ from django_redislock.backends.redis.dialing import Dialer
 from django_redislock.backends.registry import backends
 from django_redislock.rules import scripts
 from tests.effects.models import Entry, written
-from tests.support.backends import one_kind
 from tests.support.faults import in_fork, lease_of
 from tests.support.quorums import TTL
 from tests.support.stored import NAME
@@ -662,7 +661,6 @@ def test_a_forked_child_has_connections_of_its_own(quorum: Quorum) -> None:
         pass
 
 
-@one_kind
 def test_a_server_whose_answers_come_late_keeps_its_connection(
     server: Server, key_prefix: str
 ) -> None:

@@ -13,8 +13,8 @@ from django_redislock import LockUnavailable, distributed_lock, doctor
 from django_redislock.backends.redis.pool import SharedBell
 from django_redislock.rules import scripts
 from tests.conftest import Locks
-from tests.support.backends import RESP2, one_kind
 from tests.support.faults import runs
+from tests.support.matrix import RESP2
 from tests.support.others import against_rival, rival
 from tests.support.stored import NAME, is_left_clean
 from tests.support.waiting import HUNG, wait_until
@@ -97,7 +97,6 @@ def proxied(
         yield proxy
 
 
-@one_kind
 def test_to_take_a_free_lock_opens_no_connection_to_be_rung_on(
     caller: Caller, proxied: Proxy
 ) -> None:
@@ -108,7 +107,6 @@ def test_to_take_a_free_lock_opens_no_connection_to_be_rung_on(
     assert len({command.link for command in proxied.commands("EVALSHA")}) == 1
 
 
-@one_kind
 def test_who_waits_is_rung_on_a_connection_that_does_nothing_else(
     caller: Caller, locks: Locks, proxied: Proxy, if_rung: float
 ) -> None:
@@ -120,7 +118,6 @@ def test_who_waits_is_rung_on_a_connection_that_does_nothing_else(
     assert others == ["HELLO"]
 
 
-@one_kind
 def test_all_who_wait_are_rung_on_the_same_one(
     caller: Caller, locks: Locks, proxied: Proxy, if_rung: float
 ) -> None:
@@ -133,7 +130,6 @@ def test_all_who_wait_are_rung_on_the_same_one(
     assert len({command.link for command in proxied.commands("SUBSCRIBE")}) == 1
 
 
-@one_kind
 def test_who_waits_keeps_its_place_when_that_connection_is_killed(
     caller: Caller, locks: Locks, proxied: Proxy
 ) -> None:
@@ -151,7 +147,6 @@ def test_who_waits_keeps_its_place_when_that_connection_is_killed(
     second.release()
 
 
-@one_kind
 def test_that_it_is_half_open_is_noticed(
     caller: Caller, locks: Locks, proxied: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,8 +17,9 @@ from django_redislock.lock import Lock
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.options import Options
-from tests.support.backends import PATIENT, UNHURRIED, one_kind, only_redis
+from tests.support.backends import PATIENT, UNHURRIED
 from tests.support.faults import hands_over, lease_of, takes
+from tests.support.matrix import everywhere, only_redis
 from tests.support.others import add_rival, hold, queued, rival
 from tests.support.stored import (
     NAME,
@@ -87,6 +88,7 @@ def account(locks: Locks, settings: Settings) -> Account:
 
 
 @pytest.mark.proves("R13")
+@everywhere
 @pytest.mark.parametrize(
     ("user", "password"), [(USER, "wrong-secret"), ("stranger", PASSWORD)], ids=["password", "user"]
 )
@@ -161,6 +163,7 @@ def let_a_claim_lapse(locks: Locks, spawn: Spawn) -> None:
     assert distributed_lock("lapses", wait=10).acquire()
 
 
+@everywhere
 def test_the_minimal_rights_are_enough_for_everything(
     locks: Locks, account: Account, spawn: Spawn, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -177,7 +180,6 @@ UNSEEN = {"auth", "hello", "select", "info", "ping"}
 @pytest.mark.parametrize(
     "command", sorted(set(re.findall(r"\+(\w+)", minimal_acl("redislock"))) - UNSEEN)
 )
-@one_kind
 def test_each_of_the_minimal_rights_is_needed(
     command: str, locks: Locks, account: Account, spawn: Spawn
 ) -> None:
@@ -189,6 +191,7 @@ def test_each_of_the_minimal_rights_is_needed(
 
 
 @pytest.mark.proves("P4", "R13")
+@everywhere
 @pytest.mark.parametrize(
     ("rule", "text"),
     [
@@ -220,6 +223,7 @@ def test_a_refusal_leaves_the_connection_as_it_is(
 
 
 @pytest.mark.proves("R13")
+@everywhere
 def test_r13_a_right_that_is_missing_for_the_hand_over_only_is_named_by_the_release(
     caller: Caller, locks: Locks, account: Account
 ) -> None:
@@ -282,6 +286,7 @@ def test_r4_a_waiter_that_is_refused_leaves_the_queue(
 PLAIN = ("+watch", "+unwatch", "+multi", "+exec", "+discard", "-@scripting")
 
 
+@everywhere
 def test_without_the_right_to_scripts_locks_work_by_plain_commands(
     caller: Caller, locks: Locks, account: Account, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -414,7 +419,6 @@ def test_r13_tls_with_an_unknown_authority_is_refused_at_once(
         caller.acquire(distributed_lock(NAME, wait=10))
 
 
-@one_kind
 def test_tls_to_a_server_without_tls_is_unavailable_in_time(
     caller: Caller, locks: Locks, own_server: Server
 ) -> None:

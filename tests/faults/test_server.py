@@ -13,8 +13,9 @@ import pytest
 import redis
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, doctor, held
-from tests.support.backends import PATIENT, one_kind
+from tests.support.backends import PATIENT
 from tests.support.faults import calls, hands_over, lease_of, loses, takes
+from tests.support.matrix import everywhere
 from tests.support.others import add_rival, rival
 from tests.support.servers import Server, free_port
 from tests.support.stored import (
@@ -89,7 +90,6 @@ def test_a_stall_shorter_than_the_ttl_costs_the_holder_nothing(
 
 
 @stalls
-@one_kind
 def test_a_stall_shorter_than_unavailable_after_only_delays_an_acquire(
     stall: Callable[[Server, float], None], caller: Caller, locks: Locks, own_server: Server
 ) -> None:
@@ -100,7 +100,6 @@ def test_a_stall_shorter_than_unavailable_after_only_delays_an_acquire(
 
 @pytest.mark.proves("P5", "R7")
 @stalls
-@one_kind
 def test_r7_in_a_longer_stall_the_holder_knows_at_the_deadline(
     stall: Callable[[Server, float], None], caller: Caller, locks: Locks, own_server: Server
 ) -> None:
@@ -113,7 +112,6 @@ def test_r7_in_a_longer_stall_the_holder_knows_at_the_deadline(
 
 @pytest.mark.proves("P2", "R4")
 @stalls
-@one_kind
 def test_r4_an_acquire_that_gave_up_during_a_stall_leaves_one_ttl_at_most(
     stall: Callable[[Server, float], None],
     caller: Caller,
@@ -228,7 +226,6 @@ def test_a_release_after_the_lock_vanished_leaves_the_next_holder_alone(
     assert is_held_by(locks, lease_of(later))
 
 
-@one_kind
 def test_a_waiter_whose_queue_vanished_gets_the_lock_within_2_s(
     caller: Caller, locks: Locks
 ) -> None:
@@ -240,6 +237,7 @@ def test_a_waiter_whose_queue_vanished_gets_the_lock_within_2_s(
 
 
 @pytest.mark.proves("R12")
+@everywhere
 def test_r12_a_flushed_script_is_sent_again_without_script_load(
     caller: Caller, locks: Locks
 ) -> None:
@@ -349,6 +347,7 @@ def heal(server: Server, locks: Locks, commands: Commands) -> None:
 
 
 @pytest.mark.proves("P4", "R13")
+@everywhere
 @transient
 def test_r13_a_transient_error_is_unavailable_in_the_end_and_never_busy(
     text: str,
@@ -412,6 +411,7 @@ def test_r7_a_lease_on_a_server_that_became_read_only_is_lost_at_its_deadline(
 
 
 @pytest.mark.proves("R13")
+@everywhere
 @refusals
 def test_r13_a_refusal_is_raised_at_once_whatever_the_wait(
     text: str,
@@ -427,7 +427,6 @@ def test_r13_a_refusal_is_raised_at_once_whatever_the_wait(
 
 
 @pytest.mark.proves("R13")
-@one_kind
 def test_r13_a_node_of_a_cluster_is_named_as_the_problem(
     locks: Locks, make_server: MakeServer
 ) -> None:
@@ -441,6 +440,7 @@ def test_r13_a_node_of_a_cluster_is_named_as_the_problem(
 
 
 @pytest.mark.proves("R13")
+@everywhere
 def test_r13_loading_is_transient_and_a_lease_outlives_the_restart(
     caller: Caller, locks: Locks, make_server: MakeServer
 ) -> None:
@@ -470,6 +470,7 @@ def _is_loading(server: Server) -> bool:
     return False
 
 
+@everywhere
 def test_a_held_lease_is_renewed_while_no_new_client_may_connect(
     locks: Locks, own_server: Server
 ) -> None:
@@ -485,6 +486,7 @@ def test_a_held_lease_is_renewed_while_no_new_client_may_connect(
 # Out of memory, with noeviction
 
 
+@everywhere
 def test_out_of_memory_holders_renew_and_release(caller: Caller, locks: Locks) -> None:
     with caller.block(distributed_lock(NAME)) as lease:
         locks.redis.config_set("maxmemory", 1)
@@ -495,6 +497,7 @@ def test_out_of_memory_holders_renew_and_release(caller: Caller, locks: Locks) -
     assert is_left_clean(locks)
 
 
+@everywhere
 def test_out_of_memory_a_release_hands_the_lock_on(caller: Caller, locks: Locks) -> None:
     lock, next_lock = distributed_lock(NAME), rival(wait=HUNG)
     caller.acquire(lock)
@@ -508,6 +511,7 @@ def test_out_of_memory_a_release_hands_the_lock_on(caller: Caller, locks: Locks)
     assert is_left_clean(locks)
 
 
+@everywhere
 def test_out_of_memory_a_release_starts_the_cooling(caller: Caller, locks: Locks) -> None:
     lock = distributed_lock(NAME, min_hold=60)
     caller.acquire(lock)
@@ -516,6 +520,7 @@ def test_out_of_memory_a_release_starts_the_cooling(caller: Caller, locks: Locks
     assert 30_000 < locks.redis.pttl(keys_of(locks).lock) <= 60_000
 
 
+@everywhere
 def test_out_of_memory_an_operator_can_release_by_force(locks: Locks) -> None:
     with loses("forced"), distributed_lock(NAME) as lease:
         locks.redis.config_set("maxmemory", 1)
@@ -527,6 +532,7 @@ def test_out_of_memory_an_operator_can_release_by_force(locks: Locks) -> None:
 
 
 @pytest.mark.proves("P1")
+@everywhere
 def test_a_server_that_refuses_to_write_hands_nothing_over(
     caller: Caller, locks: Locks, if_rung: float
 ) -> None:
@@ -551,6 +557,7 @@ def test_a_server_that_refuses_to_write_hands_nothing_over(
 
 
 @pytest.mark.proves("R11")
+@everywhere
 @pytest.mark.usefixtures("undo_in_time")
 def test_r11_a_grant_that_no_replica_acknowledged_fails_and_leaves_nothing(
     caller: Caller, locks: Locks
@@ -576,6 +583,7 @@ def without_hello(reply: bytes) -> bytes:
     return b"-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n"
 
 
+@everywhere
 @pytest.mark.parametrize(
     ("answer", "version", "protocol"),
     [(aged, "Redis 6.2.14", 3), (without_hello, "older than Redis 6", 3), (aged, "6.2.14", 2)],
@@ -598,6 +606,7 @@ def test_an_old_server_is_refused_at_once_by_its_own_greeting(
     assert {command.name for command in proxy.log} == {"HELLO"}  # It costs no round trip.
 
 
+@everywhere
 def test_the_doctor_says_that_a_server_is_too_old(locks: Locks, make_proxy: MakeProxy) -> None:
     proxy = make_proxy(locks.server)
     locks.on(proxy)

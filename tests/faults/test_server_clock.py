@@ -8,6 +8,7 @@ import pytest
 
 from django_redislock import distributed_lock, doctor, held
 from tests.support.faults import takes
+from tests.support.matrix import everywhere
 from tests.support.others import held_by_other, hold, queued
 from tests.support.stored import NAME, keys_of
 from tests.support.test_servers import can_shift_clocks
@@ -41,6 +42,7 @@ def seen() -> held.HeldLock:
     return found
 
 
+@everywhere
 def test_a_lease_that_is_held_goes_on_and_its_renewal_puts_its_end_right(
     server: Server, locks: Locks, caller: Caller
 ) -> None:

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_redislock import LockError, distributed_lock, held, signals
-from tests.support.backends import MEMORY, PATIENT, Place
+from tests.support.backends import PATIENT, Place
+from tests.support.matrix import MEMORY, places
 from tests.support.processes import say
+from tests.support.servers import KIND
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
@@ -125,7 +127,7 @@ def use_locks_in_handlers(count: int) -> None:
 
 
 @pytest.mark.timeout(2 * HUNG)
-@pytest.mark.parametrize("place", ["valkey", MEMORY], indirect=True)
+@places(KIND, MEMORY)
 def test_a_handler_that_uses_locks_never_waits_for_the_thread_that_it_interrupts(
     place: Place, spawn: Spawn
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 from django_redislock import distributed_lock, held
 from django_redislock.management import release_on_sigterm
 from django_redislock.rules import flows
-from tests.support.backends import UNHURRIED, one_kind
+from tests.support.backends import UNHURRIED
 from tests.support.processes import say
 from tests.support.waiting import HUNG, wait_until
 
@@ -81,7 +81,6 @@ def wait() -> None:
             pass
 
 
-@one_kind
 @pytest.mark.parametrize("work", [hold, ahold])
 def test_sigterm_frees_the_lock_at_once_and_ends_the_process_with_143(
     work: object, locks: Locks, spawn: Spawn
@@ -94,7 +93,6 @@ def test_sigterm_frees_the_lock_at_once_and_ends_the_process_with_143(
     assert distributed_lock("lottery", wait=0).acquire()
 
 
-@one_kind
 def test_sigterm_while_it_waits_leaves_the_queue(locks: Locks, spawn: Spawn) -> None:
     locks.configure(OPTIONS=UNHURRIED)
     with distributed_lock("lottery"):
@@ -107,7 +105,6 @@ def test_sigterm_while_it_waits_leaves_the_queue(locks: Locks, spawn: Spawn) -> 
         assert lock.waiters == 0
 
 
-@one_kind
 def test_a_second_sigterm_still_frees_the_lock(locks: Locks, spawn: Spawn) -> None:
     child = spawn(hold_with_care)
     for said in ("held", "cleaning up"):
@@ -117,7 +114,6 @@ def test_a_second_sigterm_still_frees_the_lock(locks: Locks, spawn: Spawn) -> No
     assert held.get("lottery") is None
 
 
-@one_kind
 def test_a_forked_child_dies_as_it_would_without_it(locks: Locks, spawn: Spawn) -> None:
     child = spawn(hold_and_fork)
     os.kill(child.read(), signal.SIGTERM)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import ROOT
-from tests.support.backends import one_kind
 from tests.support.servers import tied_to_us
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 UWSGI = shutil.which("uwsgi", path=str(Path(sys.executable).parent))
 
-pytestmark = [one_kind, pytest.mark.skipif(UWSGI is None, reason="no uWSGI: pip install pyuwsgi")]
+pytestmark = pytest.mark.skipif(UWSGI is None, reason="no uWSGI: pip install pyuwsgi")
 
 WORKERS = 3
 

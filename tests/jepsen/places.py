@@ -17,7 +17,7 @@ import redis
 from tests.jepsen.workload import NAME, TTL
 from tests.support.clusters import Cluster
 from tests.support.proxy import Proxy
-from tests.support.servers import KINDS, Server, binary
+from tests.support.servers import KIND, Server
 from tests.support.topologies import SERVICE, Watched
 from tests.support.waiting import eventually, wait_until
 
@@ -41,7 +41,7 @@ class Place(ABC):
 
     def __init__(self, dice: Random) -> None:
         self.dice = dice
-        self.kind = next(filter(binary, KINDS), KINDS[0])
+        self.kind = KIND
         self.stack = ExitStack()
 
     @property

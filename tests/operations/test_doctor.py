@@ -16,6 +16,7 @@ from django.db import connection
 from django_redislock import distributed_lock, doctor, held, task_runs
 from django_redislock.rules.keys import index_key, lock_keys, ran_index_key
 from django_redislock.testing import IN_MEMORY
+from tests.support.matrix import everywhere
 from tests.support.others import held_by_other
 from tests.support.servers import free_port
 from tests.support.stored import immortal
@@ -56,6 +57,7 @@ def comes(about: str, level: str, part: str = "") -> None:
     wait_until(is_found, message=f"{about}: {level} {part}")
 
 
+@everywhere
 def test_a_plain_server_is_fit_but_for_its_persistence() -> None:
     found = findings()
     assert {about for about, one in found.items() if one.level != "ok"} == {"persistence"}
@@ -145,6 +147,7 @@ def test_a_server_that_falls_silent_half_way_is_a_finding(
     assert level("server") == "fail"
 
 
+@everywhere
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
 def test_eviction_fails_with_any_policy_but_noeviction(
     locks: Locks, own_server: Server, policy: str
@@ -223,6 +226,7 @@ def test_a_replica_fails_and_a_primary_wants_acknowledgement(
     assert found["rights"].level == "fail"
 
 
+@everywhere
 def test_more_acknowledgements_than_replicas_fails(locks: Locks) -> None:
     locks.configure(REPLICAS_ACK=1, OPTIONS={"socket_timeout": 2.0})
     assert level("replication") == "fail"
@@ -402,6 +406,7 @@ def test_a_missing_right_fails_and_the_rules_are_printed(locks: Locks) -> None:
     assert rules in finding.advice
 
 
+@everywhere
 @pytest.mark.usefixtures("locker")
 def test_forbidden_scripts_are_a_warning(locks: Locks) -> None:
     add_user(locks, "~* &* +@all -@scripting")

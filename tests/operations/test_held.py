@@ -9,7 +9,7 @@ import pytest
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.rules.keys import lock_keys
-from tests.support.backends import QUORUM, in_turn, needs_scripts, on_servers
+from tests.support.matrix import QUORUM, everywhere, in_turn, needs_scripts, on_servers
 from tests.support.others import held_by_other, waiters
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways
@@ -37,6 +37,7 @@ def test_a_free_lock_is_none(place: Place) -> None:
     assert held.list() == []
 
 
+@everywhere
 @both_ways
 async def test_a_held_lock_tells_who_and_how_long(way: Way, place: Place) -> None:
     async with way.entered(distributed_lock("lottery", ttl=20)) as lease:
@@ -65,6 +66,7 @@ def test_a_list_is_in_the_order_in_which_the_leases_end(place: Place) -> None:
     assert held.list() == []
 
 
+@everywhere
 def test_a_list_is_bounded_and_says_when_it_is_partial(place: Place) -> None:
     handles = [distributed_lock(f"lottery:{number}") for number in range(5)]
     assert all(handle.acquire() for handle in handles)
@@ -95,6 +97,7 @@ def test_other_prefixes_are_not_listed(place: Place) -> None:
         place.configure(**before)
 
 
+@everywhere
 @in_turn
 @both_ways
 async def test_waiters_are_counted(way: Way, place: Place) -> None:
@@ -115,6 +118,7 @@ async def test_waiters_are_counted(way: Way, place: Place) -> None:
     assert held.get("lottery") is None
 
 
+@everywhere
 @on_servers
 def test_a_key_that_will_never_expire_stands_out(place: ServerPlace) -> None:
     with distributed_lock("lottery") as lease:
@@ -163,6 +167,7 @@ def test_a_silent_server_is_unavailable(
 
 
 @pytest.mark.proves("P9")
+@everywhere
 @both_ways
 async def test_force_release_frees_the_lock_and_its_holder_learns_why(
     way: Way, place: Place
@@ -196,6 +201,7 @@ async def test_force_release_ends_a_cooling_lock(way: Way, place: Place) -> None
     assert held.get("lottery") is None
 
 
+@everywhere
 @in_turn
 @both_ways
 async def test_force_release_hands_the_lock_to_the_next_waiter(way: Way, place: Place) -> None:

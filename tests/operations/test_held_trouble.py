@@ -14,9 +14,9 @@ from django_redislock.rules.flows import CLAIM
 from django_redislock.rules.keys import index_key
 from django_redislock.rules.steps import Call
 from django_redislock.rules.stored import new_identity
-from tests.support.backends import DEFAULTS, in_turn, needs_scripts, on_servers
+from tests.support.backends import DEFAULTS
+from tests.support.matrix import everywhere, in_turn, needs_scripts, on_servers, unscripted
 from tests.support.others import held_by_other, hold, queued
-from tests.support.servers import KINDS
 from tests.support.stored import NAME, keys_of, value_of
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways, in_thread
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from tests.support.ways import Way
 
 pytestmark = needs_scripts
-
-
-with_scripts = pytest.mark.parametrize("place", KINDS, indirect=True)
 
 
 def seen(name: str = NAME) -> held.HeldLock:
@@ -58,7 +55,7 @@ def states_until_free(name: str = NAME) -> set[str]:
     return states
 
 
-@with_scripts
+@on_servers
 def test_a_lock_that_was_asked_for_again_is_listed_until_it_ends(place: ServerPlace) -> None:
     identity = new_identity()
     args = (identity.token, identity.id, 60_000, "try", "0", "", "-", "owner")
@@ -367,7 +364,7 @@ def sent(place: ServerPlace) -> Iterator[Any]:
     return since
 
 
-@pytest.mark.parametrize("place", ["unscripted"], indirect=True)
+@unscripted
 def test_without_scripts_an_acquire_reads_of_a_huge_value_only_the_beginning(
     place: ServerPlace, sent: Any
 ) -> None:
@@ -377,7 +374,8 @@ def test_without_scripts_an_acquire_reads_of_a_huge_value_only_the_beginning(
     assert sent() < MUCH
 
 
-@with_scripts
+@everywhere
+@on_servers
 def test_listings_and_acquires_read_of_huge_values_only_the_beginning(
     place: ServerPlace, sent: Any
 ) -> None:
@@ -400,7 +398,8 @@ def test_listings_and_acquires_read_of_huge_values_only_the_beginning(
     assert sent() < MUCH
 
 
-@with_scripts
+@everywhere
+@on_servers
 def test_huge_members_of_an_index_are_not_read(place: ServerPlace, sent: Any) -> None:
     client, index = place.locks.redis, index_key(place.locks.prefix)
     client.zadd(index, {"x" * HUGE: 9e15})

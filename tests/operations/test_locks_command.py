@@ -32,7 +32,6 @@ from django_redislock.rules.options import Options
 from django_redislock.rules.stored import Owner
 from django_redislock.testing import LockTestKit
 from tests import ROOT
-from tests.support.backends import one_kind
 from tests.support.others import held_by
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG, wait_until
@@ -150,7 +149,6 @@ def test_a_table_on_a_narrow_terminal_cuts_nothing(columns: int) -> None:
         assert any(part in line for line in lines)
 
 
-@one_kind
 @pytest.mark.parametrize("columns", [80, 120])
 def test_a_list_fits_the_terminal(
     terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]], columns: int
@@ -464,7 +462,6 @@ def make_older(locks: Locks, name: str, hours: int) -> None:
     locks.redis.hset(runs, "success", b"%d|%b" % (int(at) - hours * 3_600_000, rest))
 
 
-@one_kind
 @pytest.mark.parametrize("chosen", [("--task", "tasks.report"), ("--prefix", "report:")])
 def test_of_all_locks_of_a_task_the_latest_success_counts(
     locks: Locks, chosen: tuple[str, str]
@@ -496,7 +493,6 @@ def test_of_all_locks_of_a_task_the_latest_success_counts(
     assert locks_command("runs", *fresh[:-1]).status == 0
 
 
-@one_kind
 def test_a_silent_server_may_know_of_a_success(settings: Any) -> None:
     one = settings.REDISLOCK["default"]
     settings.REDISLOCK = {"silent": {"LOCATION": "redis://127.0.0.1:1/0"}, "default": one}
@@ -511,7 +507,6 @@ def test_a_silent_server_may_know_of_a_success(settings: Any) -> None:
     assert locks_command("runs", *alarm).status == 3
 
 
-@one_kind
 def test_of_a_name_without_runs_it_is_said_what_is_known() -> None:
     with distributed_lock("shop.tasks.import") as lease:
         lease.renew()  # So that it is noted.
@@ -533,7 +528,6 @@ def test_of_a_name_without_runs_it_is_said_what_is_known() -> None:
     assert locks_command("runs", "report:2026-11-23", "--json").json[0]["note"] is None
 
 
-@one_kind
 def test_programs_choose_records_too() -> None:
     for name, task in (("a:1", "tasks.a"), ("a:2", "tasks.a"), ("b:1", "tasks.b")):
         ran(name, name, task=task)
@@ -552,7 +546,6 @@ def test_programs_choose_records_too() -> None:
     assert held.records(task="tasks.a", limit=4).partial is False
 
 
-@one_kind
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -706,7 +699,6 @@ def test_a_name_that_is_given_twice_is_released_once() -> None:
         assert [one["released"] for one in outcome.json] == [True]
 
 
-@one_kind
 @pytest.mark.parametrize("arguments", [("release", "lottery"), ("clean", "--all")], ids=" ".join)
 def test_with_json_the_leases_and_the_question_are_not_on_standard_output(
     shell: Callable[..., Outcome], arguments: tuple[str, ...]
@@ -718,7 +710,6 @@ def test_with_json_the_leases_and_the_question_are_not_on_standard_output(
         assert "Release 1 lock? The holders are not stopped. [y/N]" in outcome.err
 
 
-@one_kind
 def test_a_lease_id_that_cannot_be_one_frees_nothing(shell: Callable[..., Outcome]) -> None:
     with held_by("lottery"):
         for lease in ("\udcff", "", "x y", "*"):
@@ -963,7 +954,6 @@ def test_bad_input_is_status_2(arguments: tuple[str, ...]) -> None:
     assert locks_command(*arguments).status == 2
 
 
-@one_kind
 def test_exit_statuses_reach_the_shell(shell: Callable[..., Outcome]) -> None:
     with held_by("lottery"):
         assert shell("list").status == 0
@@ -994,7 +984,6 @@ def test_a_number_that_makes_no_sense_is_wrong_usage(
     assert f"argument {arguments[1]}" in capsys.readouterr().err
 
 
-@one_kind
 def test_a_limit_beyond_all_bounds_gives_what_there_is(shell: Callable[..., Outcome]) -> None:
     with held_by("lottery"):
         outcome = shell("list", "--limit", "9" * 30, "--json")
@@ -1004,7 +993,6 @@ def test_a_limit_beyond_all_bounds_gives_what_there_is(shell: Callable[..., Outc
 DJANGOS = ("--settings=tests.settings", "--pythonpath=.", "--traceback", "--no-color", "-v0")
 
 
-@one_kind
 @pytest.mark.parametrize("act", ["list", "show x", "release x --yes", "doctor", "watch"])
 def test_djangos_own_options_may_stand_before_and_after_the_act(
     shell: Callable[..., Outcome], act: str
@@ -1016,7 +1004,6 @@ def test_djangos_own_options_may_stand_before_and_after_the_act(
     assert shell(*act.split(), "--version").out == shell("--version").out
 
 
-@one_kind
 def test_djangos_options_after_the_act_are_heeded(shell: Callable[..., Outcome]) -> None:
     assert "\x1b[" in shell("doctor", "--force-color").out
     assert "\x1b[" not in shell("doctor").out
@@ -1025,7 +1012,6 @@ def test_djangos_options_after_the_act_are_heeded(shell: Callable[..., Outcome])
     assert "No module named 'nowhere'" in shell("list", "--settings", "nowhere").err
 
 
-@one_kind
 def test_no_color_is_heeded(
     terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]], shell: Callable[..., Outcome]
 ) -> None:
@@ -1052,7 +1038,6 @@ def test_every_help_text_is_a_sentence_about_what_is_done(
             assert re.search(r"\s\s[a-z]+", option), f"{act}: {option} says nothing"
 
 
-@one_kind
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_letters_that_the_terminal_lacks_are_written_out(
     shell: Callable[..., Outcome], encoding: str
@@ -1063,7 +1048,6 @@ def test_letters_that_the_terminal_lacks_are_written_out(
         assert r"\u65e5\u672c" in outcome.out
 
 
-@one_kind
 @pytest.mark.parametrize(
     "arguments", ["", "list --fail", "--json", "doctor", "show x", "list --alias nope 2>&1"]
 )
@@ -1080,7 +1064,6 @@ def test_a_reader_who_has_enough_is_no_traceback(settings: Any, arguments: str) 
     assert done.stderr == ""
 
 
-@one_kind
 def test_a_question_that_nobody_answers_frees_nothing(shell: Callable[..., Outcome]) -> None:
     with held_by("lottery"):
         outcome = shell("release", "lottery")
@@ -1091,7 +1074,6 @@ def test_a_question_that_nobody_answers_frees_nothing(shell: Callable[..., Outco
         assert held.get("lottery") is None
 
 
-@one_kind
 def test_ctrl_c_at_the_question_frees_nothing_and_is_no_traceback(
     terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
 ) -> None:
@@ -1106,7 +1088,6 @@ def test_ctrl_c_at_the_question_frees_nothing_and_is_no_traceback(
         assert held.get("lottery") is not None
 
 
-@one_kind
 def test_also_if_it_comes_between_the_question_and_the_wait_for_its_answer(locks: Locks) -> None:
     class Terminal(io.StringIO):
         def flush(self) -> None:
@@ -1120,7 +1101,6 @@ def test_also_if_it_comes_between_the_question_and_the_wait_for_its_answer(locks
         assert held.get("lottery") is not None
 
 
-@one_kind
 def test_ctrl_d_at_the_question_is_no_yes(
     terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
 ) -> None:
@@ -1131,7 +1111,6 @@ def test_ctrl_d_at_the_question_is_no_yes(
         assert held.get("lottery") is not None
 
 
-@one_kind
 def test_ctrl_c_while_it_looks_is_no_traceback(
     terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
     locks: Locks,
@@ -1148,7 +1127,6 @@ def test_ctrl_c_while_it_looks_is_no_traceback(
     assert "Traceback" not in read()
 
 
-@one_kind
 def test_a_server_that_falls_silent_while_it_releases_leaves_it_known_how_far_it_came(
     locks: Locks, make_proxy: MakeProxy
 ) -> None:
@@ -1226,7 +1204,6 @@ ODD = [
 ]
 
 
-@one_kind
 def test_a_name_as_it_is_printed_is_that_name_to_a_shell() -> None:
     pasted = " ".join(map(text.pasteable, ODD))
     assert pasted.isprintable()
@@ -1241,7 +1218,6 @@ def test_a_name_that_needs_no_quotes_has_none(name: str) -> None:
     assert text.pasteable(name) == name
 
 
-@one_kind
 def test_a_printed_name_can_be_pasted_back(settings: Any) -> None:
     name = "it's\u202e\\odd"
     with held_by(name):
@@ -1442,7 +1418,6 @@ def test_a_line_is_clipped_by_its_width(line: str, columns: int, left: str) -> N
     assert table.clipped(line, columns) == left
 
 
-@one_kind
 @pytest.mark.parametrize(("end", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 def test_watch_shows_waiters_and_hand_offs_until_it_is_ended(
     terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
@@ -1462,7 +1437,6 @@ def test_watch_shows_waiters_and_hand_offs_until_it_is_ended(
     assert read().endswith("\x1b[?1049l")  # The screen is as it was.
 
 
-@one_kind
 def test_watch_goes_on_while_the_server_does_not_answer(
     terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
     locks: Locks,

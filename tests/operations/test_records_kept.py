@@ -17,7 +17,7 @@ from django_redislock.lock import Lock
 from django_redislock.rules.flows import Finished, RunMarker
 from django_redislock.rules.keys import bucket_of, lock_keys, ran_index_key
 from django_redislock.rules.options import Options
-from tests.support.backends import needs_scripts, one_kind
+from tests.support.matrix import everywhere, needs_scripts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -58,6 +58,7 @@ def orders(number: int) -> list[str]:
     return list(islice(names, number))
 
 
+@everywhere
 def test_records_of_more_locks_than_are_kept_go_with_all_their_keys(place: Place) -> None:
     place.configure(RECORDS=FEWEST_IN_A_BUCKET)
     names = orders(FEWEST_IN_A_BUCKET + 4)
@@ -71,7 +72,6 @@ def test_records_of_more_locks_than_are_kept_go_with_all_their_keys(place: Place
         assert bool(held.detail(name).past) == (name in kept)
 
 
-@one_kind
 def test_what_is_promised_outlives_the_record(locks: Locks) -> None:
     locks.configure(RECORDS=2)
     names = [f"order:{pk}" for pk in range(5)]
@@ -95,7 +95,6 @@ def test_what_is_promised_outlives_the_record(locks: Locks) -> None:
         assert lease.fence > before
 
 
-@one_kind
 def test_a_call_whose_record_goes_still_stands_for_none_that_runs_earlier(locks: Locks) -> None:
     locks.configure(RECORDS=2)
     assert task_runs.announce("order:0", "later", 3600, delay=300, using="default") == ""
@@ -103,7 +102,6 @@ def test_a_call_whose_record_goes_still_stands_for_none_that_runs_earlier(locks:
     assert task_runs.announce("order:0", "now", 3600, using="default") == ""
 
 
-@one_kind
 def test_if_fewer_are_to_be_kept_each_new_one_drops_some(locks: Locks) -> None:
     index = ran_index_key(locks.prefix)
     run_all(f"order:{pk}" for pk in range(30))
@@ -115,14 +113,12 @@ def test_if_fewer_are_to_be_kept_each_new_one_drops_some(locks: Locks) -> None:
     assert sum(key.endswith(b":runs") for key in locks.keys()) == 5  # noqa: SIM118
 
 
-@one_kind
 def test_a_lock_that_runs_again_drops_no_other(locks: Locks) -> None:
     locks.configure(RECORDS=2)
     run_all(["nightly", "hourly"] * 3)
     assert {one.name for one in held.records()} == {"nightly", "hourly"}
 
 
-@one_kind
 def test_records_end_after_the_time_that_is_set_and_leave_the_index(locks: Locks) -> None:
     locks.configure(RECORDS_FOR=3600)
     run("order:0")
@@ -133,7 +129,6 @@ def test_records_end_after_the_time_that_is_set_and_leave_the_index(locks: Locks
     assert locks.redis.zcard(index) == 1
 
 
-@one_kind
 def test_a_call_that_waits_longer_than_records_last_goes_on_waiting(locks: Locks) -> None:
     locks.configure(RECORDS_FOR=60)
     assert task_runs.announce("lottery", "waiting", 3600, using="default") == ""
@@ -142,7 +137,6 @@ def test_a_call_that_waits_longer_than_records_last_goes_on_waiting(locks: Locks
     assert 3500 < locks.redis.ttl(lock_keys(locks.prefix, "lottery").runs) <= 3600
 
 
-@one_kind
 def test_what_is_not_ours_in_the_index_spoils_no_run(locks: Locks) -> None:
     locks.configure(RECORDS=1)
     index = ran_index_key(locks.prefix)

@@ -16,7 +16,7 @@ from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.options import Options
-from tests.support.backends import in_turn, needs_scripts, on_servers, one_kind
+from tests.support.matrix import everywhere, in_turn, needs_scripts, on_servers
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
@@ -63,6 +63,7 @@ def ids(*runs: held.Run | None) -> list[str]:
     return [run.owner.task_id for run in runs if run]
 
 
+@everywhere
 def test_a_run_is_under_way_until_it_ends(place: Place) -> None:
     with running("first"):
         assert ids(*record().under_way) == ["first"]
@@ -195,7 +196,6 @@ def test_a_run_that_is_about_to_begin_on_a_quorum_is_none_that_never_ended(
     wait_until(lambda: ids(record().last_success) == ["second"])
 
 
-@one_kind
 def test_a_killed_run_is_under_way_until_its_lease_ends_and_never_ended_after_it(
     locks: Locks, spawn: Spawn
 ) -> None:
@@ -209,7 +209,6 @@ def test_a_killed_run_is_under_way_until_its_lease_ends_and_never_ended_after_it
     assert (unended.owner.pid, unended.lasted, unended.why) == (child.pid, None, "")
 
 
-@one_kind
 def test_a_run_whose_grant_was_told_twice_began_once(locks: Locks, proxy: Proxy) -> None:
     locks.on(proxy, TTL=10)
     lost = proxy.rule_for_script(scripts.ACQUIRE.sha, "cut_after")
@@ -219,7 +218,6 @@ def test_a_run_whose_grant_was_told_twice_began_once(locks: Locks, proxy: Proxy)
     assert (record().under_way, record().last_unended) == ((), None)
 
 
-@one_kind
 def test_a_run_that_was_given_up_before_it_began_never_was(locks: Locks, proxy: Proxy) -> None:
     locks.on(proxy, TTL=10, OPTIONS={"socket_timeout": 2.0})
     proxy.rule_for_script(scripts.ACQUIRE.sha, "hang_after", times=2)
@@ -245,6 +243,7 @@ def test_what_somebody_else_wrote_spoils_no_record(place: ServerPlace) -> None:
         assert (record().last_unended, record().last_success) == (None, None)
 
 
+@everywhere
 def test_json_of_a_record_has_the_documented_keys(place: Place) -> None:
     with running("first"):
         pass

@@ -19,7 +19,7 @@ from rest_framework.views import APIView
 from django_redislock import InvalidLockName, LockLost, LockTimeout, clock, distributed_lock, held
 from django_redislock.middleware import LockErrorsMiddleware
 from django_redislock.testing import LockTestKit
-from tests.support.backends import needs_scripts
+from tests.support.matrix import needs_scripts
 from tests.support.others import held_by, held_by_other
 
 if TYPE_CHECKING:

@@ -1,25 +1,17 @@
-"""What a lock may be called, and that no name does harm."""
+"""What a lock may be called, and the keys that are made of a name."""
 
 from __future__ import annotations
 
 import unicodedata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_redislock import InvalidLockName, distributed_lock, held
+from django_redislock import InvalidLockName
 from django_redislock.rules.keys import BUCKETS, IN_BUCKETS, bucket_of, lock_keys, name_of
-from tests.support.backends import needs_scripts, on_servers
-from tests.support.others import held_by_other
-from tests.support.ways import both_ways
-
-if TYPE_CHECKING:
-    from tests.support.backends import Place, ServerPlace
-    from tests.support.ways import Way
-
-pytestmark = needs_scripts
+from django_redislock.rules.names import check_name
 
 
 @pytest.mark.parametrize(
@@ -42,73 +34,26 @@ pytestmark = needs_scripts
 )
 def test_what_is_no_name_is_refused_with_the_rule(name: Any, rule: str) -> None:
     with pytest.raises(InvalidLockName, match=rule):
-        distributed_lock(name)
-    with pytest.raises(ValueError, match=rule):
-        held.get(name)
+        check_name(name)
 
 
 def test_the_message_shows_a_long_name_cut_short() -> None:
     with pytest.raises(InvalidLockName) as raised:
-        distributed_lock("x" * 5000)
+        check_name("x" * 5000)
     assert "xxx" in str(raised.value)
     assert len(str(raised.value)) < 200
 
 
 @pytest.mark.parametrize("name", ["a", "a" * 200, "ä" * 100, "a b", " ", "🎲", "ﷺ"], ids=ascii)
 def test_other_text_is_a_name(name: str) -> None:
-    assert distributed_lock(name).name == unicodedata.normalize("NFC", name)
+    assert check_name(name) == unicodedata.normalize("NFC", name)
 
 
 def test_names_are_normalised_so_that_equal_looking_ones_are_one_lock() -> None:
     composed, decomposed = "caf\u00e9", "cafe\u0301"
-    assert distributed_lock(decomposed).name == composed
+    assert check_name(decomposed) == composed
     # The length counts after it.
-    assert distributed_lock("e\u0301" * 100).name == "\u00e9" * 100
-
-
-@both_ways
-async def test_equal_looking_names_exclude_each_other(way: Way, place: Place) -> None:
-    with held_by_other("caf\u00e9"):
-        assert not await way.acquire(distributed_lock("cafe\u0301", wait=0))
-        assert held.get("cafe\u0301") is not None
-
-
-AWKWARD = [
-    "{lottery}",
-    "a}b{c",
-    "{}",
-    "*",
-    "?",
-    "[a-z]",
-    "a\\*",
-    "a:b:lock",
-    "a|b|c",
-    "100%",
-    "%7B",
-    " spaced ",
-    '"quoted"',
-    "🎲 lottery",
-]
-
-
-@pytest.mark.proves("R10")
-@both_ways
-@pytest.mark.parametrize("name", AWKWARD)
-async def test_braces_globs_and_the_like_are_harmless(way: Way, place: Place, name: str) -> None:
-    async with way.entered(distributed_lock(name)) as lease:
-        assert lease.name == name
-        assert [one.name for one in held.list()] == [name]
-        assert not await way.locked(distributed_lock("lottery"))
-    assert held.list() == []
-
-
-@on_servers
-def test_awkward_names_are_different_locks(place: ServerPlace) -> None:
-    locks = [distributed_lock(name, wait=0) for name in AWKWARD]
-    assert all(lock.acquire() for lock in locks)
-    assert sorted(one.name for one in held.list()) == sorted(AWKWARD)
-    for lock in locks:
-        lock.release()
+    assert check_name("e\u0301" * 100) == "\u00e9" * 100
 
 
 def own_keys(name: str) -> set[str]:

@@ -2,9 +2,7 @@
 one by TLS, for a user with the fewest rights; one that speaks RESP2 only; the memory; a master
 that sentinels watch; a cluster; a quorum of three.
 
-    async def test_the_block_holds_the_lock(way: Way, place: Place) -> None: ...
-
-runs in each of them.
+tests/support/matrix.py says which of them a test runs in.
 """
 
 from __future__ import annotations
@@ -22,13 +20,23 @@ from django_redislock.rules import scripts
 from django_redislock.rules.keys import lock_keys
 from django_redislock.testing import IN_MEMORY
 from tests.conftest import Locks, skip_or_fail
+from tests.support.matrix import (
+    CLUSTER,
+    MEMORY,
+    QUORUM,
+    RESP2,
+    SECURED,
+    SENTINEL,
+    SOCKET,
+    UNSCRIPTED,
+)
 from tests.support.servers import (
+    KIND,
     KINDS,
     Container,
     Endpoint,
     Kind,
     Server,
-    binary,
     made_once,
     missing,
 )
@@ -43,41 +51,6 @@ if TYPE_CHECKING:
     from django_redislock.backends.memory.interpreter import Interpreter
     from tests.support.clusters import Cluster
     from tests.support.topologies import Watched
-
-UNSCRIPTED = "unscripted"
-MEMORY = "memory"
-SENTINEL = "sentinel"
-CLUSTER = "cluster"
-SERVERS = (*KINDS, UNSCRIPTED)
-QUORUM = "quorum"
-SOCKET = "socket"
-SECURED = "secured"
-RESP2 = "resp2"
-PLACES = (*SERVERS, SOCKET, SECURED, RESP2, MEMORY, SENTINEL, CLUSTER, QUORUM)
-# Where waiters are served first come, first served.
-IN_TURN = tuple(name for name in PLACES if name not in {UNSCRIPTED, QUORUM})
-
-#: To run a test only in some of the places, or with some of the servers.
-on_servers = pytest.mark.parametrize("place", SERVERS, indirect=True)
-in_turn = pytest.mark.parametrize("place", IN_TURN, indirect=True)
-only_redis = pytest.mark.parametrize("server_kind", ["redis"], indirect=True, scope="session")
-# For what only the client has a part in: one kind of server is proof enough.
-one_kind = pytest.mark.parametrize(
-    "server_kind", [next(filter(binary, KINDS), KINDS[0])], indirect=True, scope="session"
-)
-
-#: To leave out the place that forbids scripts: it has no tasks, lists and force releases.
-needs_scripts = pytest.mark.needs_scripts
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what cannot work where scripts are forbidden."""
-    for item in list(items):
-        chosen: Any = getattr(item, "callspec", None)
-        place = chosen and chosen.params.get("place")
-        if place == UNSCRIPTED and item.get_closest_marker("needs_scripts"):
-            items.remove(item)
-            config.hook.pytest_deselected(items=[item])
 
 
 class Place(ABC):
@@ -239,7 +212,7 @@ def shared_reached() -> Iterator[Callable[[str], Server]]:
     yield from made_once(start)
 
 
-@pytest.fixture(params=PLACES)
+@pytest.fixture
 def place(
     request: pytest.FixtureRequest,
     settings: Settings,
@@ -251,7 +224,7 @@ def place(
     key_prefix: str,
     dial_in_time: None,
 ) -> Iterator[Place]:
-    """Keep the locks of this test in each of the places in turn."""
+    """Keep the locks of this test in one of the places."""
     name: str = request.param
     if name == MEMORY:
         yield MemoryPlace(settings)
@@ -287,8 +260,7 @@ def place(
         reached.lose_data()
         locks.redis.close()
         return
-    fit = [kind for kind in KINDS if kind == name or (name == UNSCRIPTED and not missing(kind))]
-    kind = (fit or KINDS)[0]
+    kind = next((kind for kind in KINDS if kind == name), KIND)
     if reason := missing(kind):
         skip_or_fail(reason)
     locks = Locks(settings, shared_servers(kind), key_prefix)

@@ -20,7 +20,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from django_redislock.rules.keys import IN_BUCKETS, bucket_of, hash_tag
 from tests.conftest import Locks, on_failure, skip_or_fail
 from tests.support.servers import (
-    KINDS,
+    KIND,
     Group,
     Kind,
     Server,
@@ -340,7 +340,7 @@ def cluster(shared_cluster: Callable[[], Cluster]) -> Cluster:
 
 
 def _started(kind: Kind | None = None, **options: Any) -> Cluster:
-    kind = kind or next(filter(binary, KINDS), KINDS[0])
+    kind = kind or KIND
     if binary(kind) is None:
         skip_or_fail(f"no {kind} program here, of which a cluster could be made")
     return Cluster(kind, **options).__enter__()

@@ -70,6 +70,10 @@ def binary(kind: Kind) -> str | None:
         return None
 
 
+#: The kind of most tests: what it proves, the other would prove too.
+KIND: Kind = next(filter(binary, KINDS), KINDS[0])
+
+
 def missing(kind: Kind) -> str | None:
     """Return why no server of this *kind* can run here, or None if one can."""
     if binary(kind) or docker_answers():

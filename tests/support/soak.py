@@ -28,7 +28,7 @@ import redis
 
 from tests.support.processes import Child
 from tests.support.proxy import Proxy
-from tests.support.servers import KINDS, Server, binary
+from tests.support.servers import KIND, KINDS, Server
 from tests.support.waiting import HUNG
 
 NAME = "soak"
@@ -413,7 +413,7 @@ def main() -> None:
     parser.add_argument("--ttl", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lock", choices=LOCKS, default="ours")
-    parser.add_argument("--server", choices=KINDS, default=next(filter(binary, KINDS), KINDS[0]))
+    parser.add_argument("--server", choices=KINDS, default=KIND)
     options = vars(parser.parse_args())
     with Server(options.pop("server")) as server:
         print(soak(server, which=options.pop("lock"), **options))

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
+from tests.support.matrix import everywhere
 from tests.support.servers import Endpoint, Kind, Server, ServerStartError, binary, docker_answers
 from tests.support.waiting import await_until, eventually, wait_until
 
 if TYPE_CHECKING:
     from tests.conftest import MakeServer, Spawn
+
+pytestmark = everywhere
 
 
 def runs(pid: int) -> bool:

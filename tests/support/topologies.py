@@ -17,6 +17,7 @@ import redis
 
 from tests.conftest import Locks, on_failure, skip_or_fail
 from tests.support.servers import (
+    KIND,
     KINDS,
     Container,
     Endpoint,
@@ -271,7 +272,7 @@ def make_watched(request: pytest.FixtureRequest) -> Iterator[MakeWatched]:
 @pytest.fixture(scope="session")
 def shared_watched() -> Iterator[Callable[[], Watched]]:
     """A topology for the whole run (of an xdist worker), to use and not to break."""
-    yield from made_once(lambda: _started(next(filter(binary, KINDS), KINDS[0])))
+    yield from made_once(lambda: _started(KIND))
 
 
 @pytest.fixture(scope="session")
@@ -284,7 +285,7 @@ def shared_quorum(
     def get() -> list[Endpoint]:
         shared = [shared_servers(kind) for kind in KINDS if not missing(kind)]
         while len(shared) + len(own) < 3:
-            own.append(Server(next(filter(binary, KINDS), KINDS[0])).start())
+            own.append(Server(KIND).start())
         return [*shared, *own]
 
     yield get
@@ -308,4 +309,4 @@ def _kind(request: pytest.FixtureRequest) -> Kind:
     if "server_kind" in request.fixturenames:
         kind: Kind = request.getfixturevalue("server_kind")
         return kind
-    return next(filter(binary, KINDS), KINDS[0])
+    return KIND

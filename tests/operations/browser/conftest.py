@@ -18,7 +18,7 @@ from tests.conftest import skip_or_fail
 from tests.operations.browser import scene
 from tests.support import site
 from tests.support.processes import Child
-from tests.support.servers import KINDS, Server, binary
+from tests.support.servers import KIND, Server
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Stage:
     """A lock server, and a site that shows its locks."""
 
     def __init__(self, folder: Path, *others: str) -> None:
-        self.server = Server(next(filter(binary, KINDS), KINDS[0])).start()
+        self.server = Server(KIND).start()
         self.redislock = {"default": {"LOCATION": self.server.url, "TTL": 30}}
         for alias in others:
             self.redislock[alias] = {**self.redislock["default"], "KEY_PREFIX": alias}

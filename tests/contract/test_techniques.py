@@ -1,4 +1,4 @@
-"""The ten ways of locking that this package grew out of, each as one visible test.
+"""The ten techniques of locking that this package grew out of, each as one visible test.
 
 The eleventh, the lottery that all of them are for, is tests/demo/test_lottery.py and `make demo`.
 """
@@ -22,7 +22,7 @@ from django_redislock import LockLost, LockMisuse, LockTimeout, distributed_lock
 from django_redislock.backends.registry import backends
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.keys import fence_key, index_key, lock_keys
-from tests.support.backends import SERVERS, on_servers
+from tests.support.matrix import everywhere, needs_scripts, on_servers, unscripted
 from tests.support.others import held_by_other, waiters
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG, wait_until
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from tests.support.backends import Place, ServerPlace
     from tests.support.proxy import Command, Proxy
     from tests.support.ways import Way
-
-UNSCRIPTED = pytest.mark.parametrize("place", ["unscripted"], indirect=True)
 
 
 def taken(lease: Lease | None) -> Lease:
@@ -76,6 +74,7 @@ def test_01_set_nx_px_excludes_all_but_the_owner_of_a_token(place: ServerPlace) 
 
 
 @pytest.mark.proves("P3", "R12")
+@everywhere
 def test_02_release_is_one_atomic_compare_and_delete_in_lua(
     locks: Locks, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +94,7 @@ def test_02_release_is_one_atomic_compare_and_delete_in_lua(
 # --- 3 -------------------------------------------------------------------------------------------
 
 
-@UNSCRIPTED
+@unscripted
 def test_03_release_by_watch_multi_exec_where_scripting_is_forbidden(
     place: ServerPlace, make_proxy: MakeProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -119,7 +118,7 @@ def test_03_release_by_watch_multi_exec_where_scripting_is_forbidden(
 
 
 @pytest.mark.proves("P3")
-@UNSCRIPTED
+@unscripted
 def test_03_a_lock_that_changes_hands_before_exec_is_left_alone(
     place: ServerPlace, make_proxy: MakeProxy
 ) -> None:
@@ -143,7 +142,7 @@ def test_03_a_lock_that_changes_hands_before_exec_is_left_alone(
     assert place.locks.redis.get(key) == b"of the next owner"
 
 
-@UNSCRIPTED
+@unscripted
 def test_03_waiters_come_back_by_bounded_backoff(place: ServerPlace, make_proxy: MakeProxy) -> None:
     proxy = make_proxy(place.locks.server)
     place.on(proxy)
@@ -231,24 +230,33 @@ def _has_ended(pid: int) -> bool:
     return False
 
 
-# Without scripts there is no queue to wait in, so who waits is a holder or nothing.
-ROLES = [
-    (place, role)
-    for place in SERVERS
-    for role in ("holder", "waiter", "heir")
-    if place != "unscripted" or role == "holder"
-]
-
-
 @pytest.mark.proves("P2")
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["hang_before", "hang_after"])
-@pytest.mark.parametrize(("place", "role"), ROLES, indirect=["place"])
+@pytest.mark.parametrize("role", ["holder", "waiter", "heir"])
+@on_servers
+@needs_scripts
 def test_04_nothing_is_left_without_ttl_wherever_the_client_is_killed(
     place: ServerPlace, make_proxy: MakeProxy, spawn: Spawn, role: str, action: str
 ) -> None:
     """There is no moment between SETNX and EXPIRE, nor any other like it."""
-    victims = Victims(place, make_proxy(place.locks.server), spawn)
+    kill_at_each_step(Victims(place, make_proxy(place.locks.server), spawn), place, role, action)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("action", ["hang_before", "hang_after"])
+@unscripted
+def test_04_nor_where_scripting_is_forbidden(
+    place: ServerPlace, make_proxy: MakeProxy, spawn: Spawn, action: str
+) -> None:
+    # There is no queue to wait in.
+    kill_at_each_step(
+        Victims(place, make_proxy(place.locks.server), spawn), place, "holder", action
+    )
+
+
+def kill_at_each_step(victims: Victims, place: ServerPlace, role: str, action: str) -> None:
+    """Kill a process at each of its commands, and look for keys without ttl."""
     common = {key(place.locks.prefix).encode() for key in (fence_key, index_key)}
     lock_key = lock_keys(place.locks.prefix, "lottery").lock
     use_the_lock("holder")  # So that the server has the scripts.
@@ -267,7 +275,8 @@ def test_04_nothing_is_left_without_ttl_wherever_the_client_is_killed(
 
 @pytest.mark.proves("P2")
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["redis", "valkey"], indirect=True)
+@on_servers
+@needs_scripts
 def test_04_a_naive_lock_does_not_stand_this_test(
     place: ServerPlace, make_proxy: MakeProxy, spawn: Spawn
 ) -> None:
