@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
 pytest_plugins = [
+    "tests.support.matrix",  # Others import it.
     "tests.support.backends",
     "tests.support.clusters",
     "tests.support.databases",
-    "tests.support.matrix",
     "tests.support.proofs",
     "tests.support.quorums",
     "tests.support.topologies",
