@@ -33,6 +33,7 @@ from django_redislock.process import is_gone
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS, LONGEST_OPERATION
+from django_redislock.rules.replies import RELEASED, ForceReleaseReply, InspectReply, in_seconds
 from django_redislock.rules.steps import Call
 from django_redislock.rules.stored import Owner, read_holding
 from django_redislock.task_runs import MOST_NAMES, Record, Records, Run, record, records
@@ -154,23 +155,23 @@ def detail(name: str, *, using: str = DEFAULT_ALIAS) -> Detail:
     backend = backends[using]
     name = check_name(name)
     inspect = Call(scripts.INSPECT, name, (MOST_WAITERS_NAMED,), backend.within)
-    looked, (server_ms, waiters, past) = backend.ask_many([backend.look(name), inspect])
+    looked, inspected = backend.ask_many([backend.look(name), inspect])
     lock = _read_seen(backend, backend.seen(name, looked))
-    now = int(server_ms) / 1000
+    found = InspectReply(*inspected)
+    now = in_seconds(found.server_ms)
     return Detail(
         name=name,
         alias=using,
         lock=lock,
         waiters=[
             Waiter(
-                id=id.decode(),
-                owner=Owner.unpack(owner.decode(errors="replace")),
-                # A waiter's ticket is the server time at which it came, in microseconds.
-                waiting_for=max(0.0, now - int(ticket) / 1_000_000),
+                id=waiter.id.decode(),
+                owner=Owner.unpack(waiter.owner.decode(errors="replace")),
+                waiting_for=max(0.0, now - waiter.since),
             )
-            for ticket, id, owner in waiters  # noqa: A001
+            for waiter in found.queue
         ],
-        past=read_past(past, lock),
+        past=read_past(found.past, lock),
         server_time=now,
     )
 
@@ -245,16 +246,16 @@ def force_release(
     call = Call(scripts.FORCE_RELEASE, name, args, backend.within)
     # Owners, operators and reasons are what somebody wrote: %r, so that none forges a line.
     try:
-        word, value = backend.run(flows.ask(call))
+        reply = ForceReleaseReply(*backend.run(flows.ask(call)))
     except LockUnavailable:
         text = "Lock %r (%s): whether lease %r was released is unknown, by %r, reason %r"
         audit.warning(text, name, using, id, by, reason)
         raise
-    if word != b"released":
+    if reply.word != RELEASED:
         text = "Lock %r (%s): lease %r was not there to release, by %r, reason %r"
         audit.info(text, name, using, id, by, reason)
         return False
-    holder = str(read_holding(value).owner)
+    holder = str(read_holding(reply.value).owner)
     text = "Lock %r (%s): lease %r of %r released by %r, reason %r"
     audit.warning(text, name, using, id, holder, by, reason)
     signals.lock_force_released.send_robust(

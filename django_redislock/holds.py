@@ -22,6 +22,7 @@ from django_redislock.rules.flows import Busy, Done, Finished, Granted
 from django_redislock.rules.grant import Grant, will_renew
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFER
+from django_redislock.rules.replies import RELEASED
 from django_redislock.rules.scripts import RELEASE
 from django_redislock.rules.steps import Answer, Notify
 from django_redislock.rules.stored import NO_MARKERS, DoneMarkers, new_identity
@@ -90,7 +91,7 @@ def _is_released(begun: Begun | None) -> bool:
     if begun is None or signals.lock_released.receivers:
         return False
     outcome = begun.outcome
-    return isinstance(outcome, Answer) and outcome.value == flows.RELEASED
+    return isinstance(outcome, Answer) and outcome.value == RELEASED
 
 
 class Holds:

@@ -18,6 +18,7 @@ from django_redislock.process import is_gone
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
+from django_redislock.rules.replies import RunsReply, TurnReply, in_seconds
 from django_redislock.rules.steps import Call
 from django_redislock.rules.stored import Owner, read_begun_run, read_noted_run
 
@@ -203,19 +204,20 @@ def _ask_noted(backend: Backend, names: list[str]) -> dict[str, tuple[Record, li
     calls = [Call(scripts.RUNS, name, (), backend.within) for name in names]
     noted = {}
     for name, answer in zip(names, backend.ask_many(calls) if calls else (), strict=True):
-        now_ms, success, failure, skip, unended, begun, skips = answer
-        now = int(now_ms) / 1000
-        last_begun = _read_begun(b"|" + unended, now)
+        runs = RunsReply(*answer)
+        now = in_seconds(runs.server_ms)
+        last_begun = _read_begun(b"|" + runs.unended, now)
         record = Record(
             name=name,
             alias=backend.alias,
-            last_success=_read_run(success, now),
-            last_failure=_read_run(failure, now),
-            last_skip=_read_run(skip, now),
+            last_success=_read_run(runs.success, now),
+            last_failure=_read_run(runs.failure, now),
+            last_skip=_read_run(runs.skip, now),
             last_unended=last_begun and last_begun.run,
-            skips=int(skips),
+            skips=int(runs.skips),
         )
-        noted[name] = record, list(filter(None, (_read_begun(note, now) for note in begun)))
+        begun = (_read_begun(note, now) for note in runs.started)
+        noted[name] = record, list(filter(None, begun))
     return noted
 
 
@@ -396,8 +398,8 @@ def stand_in_line(
     began = busy.server_time if holding.since is None else holding.since
     times = math.floor(began * 1000), flows.milliseconds(left)
     args = (task_id, ticket, *times, holding.state, math.ceil(spacing * 1000), permits)
-    place, before, ms = _ask(scripts.STAND_IN_LINE, name, *args, using=using)
-    return int(place), int(before), int(ms) / 1000
+    turn = TurnReply(*_ask(scripts.STAND_IN_LINE, name, *args, using=using))
+    return int(turn.ticket), int(turn.before), in_seconds(turn.left_ms)
 
 
 def leave_line(name: str, task_id: str, *, using: str) -> None:

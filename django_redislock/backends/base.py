@@ -17,8 +17,9 @@ from django_redislock.process import tell_after_fork
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import BUCKETS, IN_BUCKETS, index_key, name_of
 from django_redislock.rules.options import MOST_COMBINATIONS, operation_timeout, terms_of
+from django_redislock.rules.replies import LookReply, NamesReply, in_seconds
 from django_redislock.rules.steps import Answer, Call
-from django_redislock.rules.stored import Holding, kept_as, read_holding
+from django_redislock.rules.stored import Holding, kept_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -248,17 +249,17 @@ class Backend(ABC):
 
     def _names(self, which: str, limit: int, offset: int, *, latest_first: bool) -> Names:
         names: list[str] = []
-        end, total = offset + limit, offset + limit
+        end = offset + limit
         while True:
             # A part at a time: the server serves nobody else while it lists one.
             part = max(0, min(LISTED_AT_ONCE, end - offset))
             args = which, offset, part, int(latest_first)
             call = Call(scripts.NAMES, index_key(self.prefix), args, self.within)
-            ((total, found),) = self.ask_many([call])
-            names += [name for key in found[::2] if (name := self.name_in(key))]
+            page = NamesReply(*self.ask_many([call])[0])
+            names += [name for key in page.keys if (name := self.name_in(key))]
             offset += part
-            if offset >= min(end, total):
-                return Names(names, total)
+            if offset >= min(end, page.total):
+                return Names(names, page.total)
 
     def name_in(self, lock_key: bytes) -> str | None:
         """The name of a lock, from its key in an index; None if it is not one of ours."""
@@ -280,14 +281,14 @@ class Backend(ABC):
 
     def seen(self, name: str, value: list[Any]) -> Seen:
         """Read the answer of the look script."""
-        data, left_ms, waiters, server_ms, id, strange = value  # noqa: A001
-        left = int(left_ms)
+        look = LookReply(*value)
         return Seen(
             name=name,
-            holding=None if left == -2 else read_holding(data, id.decode(), strange.decode()),
-            expires_in=left / 1000 if left >= 0 else None,
-            waiters=int(waiters),
-            server_time=int(server_ms) / 1000,
+            holding=look.holding,
+            expires_in=look.expires_in,
+            waiters=int(look.waiters),
+            server_time=in_seconds(look.server_ms),
+            where=look.where,
         )
 
 

@@ -20,6 +20,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import scripts
 from django_redislock.rules.grant import CONFIRMS, Renewal, drift, lost_because
+from django_redislock.rules.replies import (
+    FORCED,
+    RELEASED,
+    AcquireArgs,
+    BusyReply,
+    ConcludeArgs,
+    DoneReply,
+    EndlessReply,
+    FinishedReply,
+    QueuedReply,
+    in_seconds,
+    read_try,
+)
 from django_redislock.rules.steps import (
     Answer,
     Bell,
@@ -51,7 +64,6 @@ if TYPE_CHECKING:
 
 CLAIM = 1.0  # Seconds; the same as in lua/_lease.lua.
 LOOK_EVERY = 2.0  # A waiter who may have missed the bell looks by itself, in seconds.
-RELEASED = b"released"  # What the server answers to the release of what is ours.
 UNDO_WITHIN = 1.0  # Seconds that undoing an interrupted acquire may take.
 
 # Waiting without a queue, where scripting is forbidden: pauses in seconds, doubled each time.
@@ -186,35 +198,40 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
             now = answer.now
             if granted := granted_by(answer, request):
                 return granted
-            match answer.value:
+            match read_try(answer.value):
                 case bytes():
                     yield from _renounce(request, answer)
-                case [b"queued", given, left_ms, server_us, newly]:
+                case QueuedReply() as queued:
                     # A waiter who was passed over, because it did not answer in time, may go back
                     # to its old place in the queue once. One who is late each time would cost the
                     # others a claim each time, so it queues up at the end from then on.
-                    came_back = came_back or bool(newly and ticket != b"0")
-                    ticket = b"0" if came_back else given
+                    came_back = came_back or bool(queued.newly and ticket != b"0")
+                    ticket = b"0" if came_back else queued.ticket
                     failures, traces = 0, True
-                    look = _Look(answer.sent, int(server_us) / 1e6, _next_look(now, left_ms))
+                    next_look = _next_look(now, queued.left_ms)
+                    look = _Look(answer.sent, queued.server_time, next_look)
                     outcome = yield from _await_bell(request, look, now, give_up)
                     if isinstance(outcome, Granted):
                         return outcome
                     now = outcome
-                case [b"busy", left_ms, value, server_ms]:
+                case BusyReply() as busy:
                     if mode != "queue":
-                        return Busy(read_holding(value), int(left_ms) / 1000, int(server_ms) / 1000)
+                        return Busy(
+                            read_holding(busy.value),
+                            in_seconds(busy.left_ms),
+                            in_seconds(busy.server_ms),
+                        )
                     # Not queued, for want of scripting: bounded backoff.
                     failures = 0
                     seconds = pause * random.uniform(0.5, 1.0)
                     now = yield Pause(max(min(seconds, give_up - now), 0.0))
                     pause = min(pause * 2, LONGEST_PAUSE)
-                case [b"done", value, server_ms]:
-                    at, owner = read_done(value)
-                    return Done(str(owner), _since(at, int(server_ms) / 1000))
-                case [b"finished", ms]:
-                    return Finished(int(ms) / 1000)
-                case [b"endless"]:
+                case DoneReply() as done:
+                    at, owner = read_done(done.marker)
+                    return Done(str(owner), _since(at, in_seconds(done.server_ms)))
+                case FinishedReply() as finished:
+                    return Finished(in_seconds(finished.ago_ms))
+                case EndlessReply():
                     raise Refused(
                         "its key has no expiry, so it would never become free; find out who wrote"
                         " it, then delete it"
@@ -259,8 +276,8 @@ def first_try(request: Request) -> Call:
 
 def as_try(call: Call) -> Call:
     """The same question, from somebody who does not queue up if the lock is not free."""
-    token, id, ttl, _, *rest = call.args  # noqa: A001
-    return call._replace(args=(token, id, ttl, "try", *rest), listening="")
+    args = AcquireArgs(*call.args)  # type: ignore[arg-type]
+    return call._replace(args=args._replace(mode="try"), listening="")
 
 
 def granted_by(answer: Answer, request: Request) -> Granted | None:
@@ -318,7 +335,7 @@ class _Look(NamedTuple):
 
 def _next_look(now: float, left_ms: bytes | str | int) -> float:
     # Just after the current lease must have ended.
-    return now + min(int(left_ms) / 1000 + 0.001, LOOK_EVERY)
+    return now + min(in_seconds(left_ms) + 0.001, LOOK_EVERY)
 
 
 def _await_bell(request: Request, look: _Look, now: float, give_up: float) -> Flow[Granted | float]:
@@ -438,7 +455,7 @@ def release(ending: Ending) -> Flow[LostReason | None]:
         return None
     # The first try may have worked, if it was sent while the lease was ours (R6).
     in_time = answer.unanswered_since < ending.deadline
-    if not in_time or answer.value == b"forced":
+    if not in_time or answer.value == FORCED:
         return lost_because(answer.value.decode())
     if ending.leaves_something and answer.now >= ending.deadline:
         # Or the lease has ended by itself, before any try was carried out.
@@ -458,16 +475,16 @@ def release_call(ending: Ending) -> Call:
     return Call(
         scripts.CONCLUDE,
         ending.name,
-        (
-            ending.token,
-            ending.id,
-            milliseconds(ending.min_hold) if ending.min_hold else 0,
-            milliseconds(ending.once) if ending.once else 0,
-            ending.owner.packed,
-            ending.ended,
-            ending.run.id if ending.run else "",
-            milliseconds(ending.run.recognised_for) if ending.run else 0,
-            *([ending.kept] if ending.run else []),
+        ConcludeArgs(
+            token=ending.token,
+            id=ending.id,
+            min_hold=milliseconds(ending.min_hold) if ending.min_hold else 0,
+            once=milliseconds(ending.once) if ending.once else 0,
+            owner=ending.owner.packed,
+            ended=ending.ended,
+            run=ending.run.id if ending.run else "",
+            recognised_for=milliseconds(ending.run.recognised_for) if ending.run else 0,
+            kept=ending.kept if ending.run else "",
         ),
         within,
     )

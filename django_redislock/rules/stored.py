@@ -205,6 +205,17 @@ def read_done(value: bytes) -> tuple[float | None, Owner]:
     return int(at) / 1000 if is_number(at) else None, Owner.unpack(owner)
 
 
+def token_in(value: bytes) -> bytes:
+    """The token of the lease that a lock key holds."""
+    return value[:32]
+
+
+def fence_in(value: bytes) -> int:
+    """The fence of the lease that a lock key holds; 0 if that is not ours."""
+    fence = _fields(value, 3)[1]
+    return int(fence) if is_number(fence, 19) else 0
+
+
 def read_claim(value: bytes) -> tuple[bytes, bytes, bytes] | None:
     """What confirms a hand-over, as lua/renew.lua takes it; None if the lease is no claim."""
     if value[32:33] != b"c":
@@ -247,6 +258,22 @@ def read_noted_run(note: bytes) -> NotedRun | None:
     if not is_number(at) or not is_number(lasted):
         return None
     return NotedRun(int(at) / 1000, int(lasted) / 1000, why, Owner.unpack(owner))
+
+
+def noted_at(note: bytes) -> int:
+    """When a run was noted, in ms of server time; 0 if none was, or by somebody else."""
+    at = _fields(note, 2)[0]
+    return int(at) if is_number(at) else 0
+
+
+def noted_lease_id(note: bytes) -> str:
+    """The id of the lease of a run that has begun, from what read_noted_run() reads."""
+    return _fields(note, 4)[2]
+
+
+def begun_lease_id(note: bytes) -> str:
+    """The same, from what read_begun_run() reads."""
+    return noted_lease_id(note.partition(b"|")[2])
 
 
 def read_begun_run(note: bytes) -> tuple[str, NotedRun] | None:

@@ -28,6 +28,7 @@ from django_redislock.backends.redis.errors import TROUBLE
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import BUCKETS, bucket_of
+from django_redislock.rules.replies import NamesReply
 from django_redislock.rules.steps import Answer, Call, Unanswered
 
 if TYPE_CHECKING:
@@ -241,21 +242,21 @@ class ClusterBackend(Backend):
             args = which, start, part, int(latest_first)
             return Call(scripts.NAMES, _IN_BUCKET[bucket], args, self.within)
 
-        def entries(bucket: int, total: int, found: list[bytes]) -> Iterator[tuple[float, bytes]]:
+        def entries(bucket: int, found: NamesReply) -> Iterator[tuple[bytes, bytes]]:
             for start in count(part, part):
-                yield from zip(map(float, found[1::2]), found[::2], strict=True)
-                if start >= total:
+                yield from found.scores
+                if start >= found.total:
                     return
-                ((total, found),) = self.ask_many([page(bucket, start)])
+                found = NamesReply(*self.ask_many([page(bucket, start)])[0])
 
-        parts: list[Iterator[tuple[float, bytes]]] = []
+        parts: list[Iterator[tuple[bytes, bytes]]] = []
         totals, silent, problem = 0, [], None
         outcomes = self.call_many([page(bucket, 0) for bucket in range(BUCKETS)])
         for bucket, outcome in enumerate(outcomes):
             if isinstance(outcome, Answer):
-                total, found = outcome.value
-                totals += total
-                parts.append(entries(bucket, total, found))
+                found = NamesReply(*outcome.value)
+                totals += found.total
+                parts.append(entries(bucket, found))
             elif isinstance(outcome, Unanswered):
                 silent.append(self.slots.last_keeper(_IN_BUCKET[bucket]).address)
                 problem = outcome
@@ -263,8 +264,8 @@ class ClusterBackend(Backend):
                 raise LockUnavailable(self.prefix, outcome.problem) from outcome.__cause__
         if problem is not None and not parts:
             raise LockUnavailable(self.prefix, problem.problem) from problem.__cause__
-        in_order = heapq.merge(*parts, key=_place, reverse=latest_first)
-        keys = [key for _, key in islice(in_order, offset, end)]
+        in_order = heapq.merge(*parts, key=_score, reverse=latest_first)
+        keys = [key for key, _ in islice(in_order, offset, end)]
         names = [name for key in keys if (name := self.name_in(key))]
         return Names(names, totals, tuple(dict.fromkeys(silent)))
 
@@ -279,8 +280,8 @@ def _moved(url: str, address: str) -> str:
     return parts._replace(netloc=f"{user}{at}{address}", path="").geturl()
 
 
-def _place(entry: tuple[float, bytes]) -> float:
-    return entry[0]
+def _score(entry: tuple[bytes, bytes]) -> float:
+    return float(entry[1])
 
 
 def _names_in_buckets() -> list[str]:

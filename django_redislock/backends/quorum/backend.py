@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import clock, humanize
-from django_redislock.backends.base import Backend, Names, Seen
+from django_redislock.backends.base import Backend, Names
 from django_redislock.backends.quorum.ensemble import Ensemble
 from django_redislock.backends.quorum.fences import Fences
 from django_redislock.backends.quorum.lines import AsyncLine, Line
@@ -147,11 +147,6 @@ class QuorumBackend(Backend):
         found = super()._names(which, offset + limit, 0, latest_first=latest_first)
         names = list(dict.fromkeys(found.names))[offset : offset + limit]
         return found._replace(names=names)
-
-    def seen(self, name: str, value: list[Any]) -> Seen:
-        """See Backend.seen(); where it is, is how many servers know it."""
-        *of_one, where = value
-        return super().seen(name, of_one)._replace(where=where)
 
 
 def _members(location: str | tuple[str, ...], options: dict[str, Any], where: str) -> list[Member]:

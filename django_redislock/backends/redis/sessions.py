@@ -19,6 +19,7 @@ from django_redislock.backends.redis.errors import (
     is_wrong_server,
 )
 from django_redislock.rules.flows import CLAIM, as_try
+from django_redislock.rules.replies import is_busy
 from django_redislock.rules.steps import Answer, Bell, Unanswered
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Session(drivers.Blocking):
             # To open it takes several round trips, and most locks are free. Who waits already,
             # and has lost a bell, has no time to lose: he is passed over until he has another.
             answer = self.call(as_try(step))
-            if not (_is_busy(answer) and self._caller.scripting):
+            if not (is_busy(answer.value) and self._caller.scripting):
                 return answer
         try:
             if listens:
@@ -251,7 +252,7 @@ class AsyncSession(drivers.Awaiting):
         was_sent = False
         if step.listening and self._caller.scripting and not self._id and self._lacks_bell(step):
             answer = await self.call(as_try(step))  # See Session.call().
-            if not (_is_busy(answer) and self._caller.scripting):
+            if not (is_busy(answer.value) and self._caller.scripting):
                 return answer
         outcome = None
         try:
@@ -352,11 +353,6 @@ async def in_thread(work: Callable[[], Result]) -> Result:
         return call.result()
     finally:
         del call, cancelled  # See drivers.ask().
-
-
-def _is_busy(answer: Answer) -> bool:
-    """Whether a try has found that the lock is not free."""
-    return answer.value.__class__ is list and answer.value[0] == b"busy"
 
 
 def _bell(ring: bytes | None) -> Bell:

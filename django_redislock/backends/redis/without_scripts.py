@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_redislock.backends.redis.errors import ReplyError
 from django_redislock.rules import scripts
+from django_redislock.rules.replies import AcquireArgs, ConcludeArgs
 
 if TYPE_CHECKING:
     from django_redislock.rules.keys import Keys
@@ -59,9 +60,10 @@ def perform(step: Call, keys: Keys, ask: Ask) -> Any:
 
 
 def _acquire(keys: Keys, ask: Ask, *args: Any) -> Decision:
-    token, id, ttl, _, _, markers, renews, owner = args  # noqa: A001
-    if markers:
+    asked: Any = AcquireArgs(*args)  # Texts are bytes here.
+    if asked.markers:
         _refuse()
+    token, ttl = asked.token, asked.ttl
     value, left, us = _read(keys, ask)
     if _is_held_by(value, token):
         # It may be late, and the lease have been made longer since. Not so a claim.
@@ -76,8 +78,8 @@ def _acquire(keys: Keys, ask: Ask, *args: Any) -> Decision:
         return [], [b"busy", left, value, us // 1000]
     last = float(ask("ZSCORE", keys.fence, "last") or 0)
     fence = b"%d" % (int(last) + 1 if us <= last < EXACT else us)
-    head = token + b"h" + renews + b"00000" + id
-    lease = b"|".join([head, fence, b"%d" % (us // 1000), b"%d" % ttl, b"0", b"", owner])
+    head = token + b"h" + asked.renews + b"00000" + asked.id
+    lease = b"|".join([head, fence, b"%d" % (us // 1000), b"%d" % ttl, b"0", b"", asked.owner])
     return [
         *([("DEL", keys.lock)] if value else []),  # A claim that has lapsed.
         ("SET", keys.lock, lease, "NX", "PX", ttl),
@@ -122,10 +124,10 @@ def _release(keys: Keys, ask: Ask, token: bytes, min_hold: int = 0) -> Decision:
 
 
 def _conclude(keys: Keys, ask: Ask, *args: Any) -> Decision:
-    token, _, min_hold, once, _, _, _, recognised_for, *_ = args
-    if once or recognised_for:
+    asked: Any = ConcludeArgs(*args)
+    if asked.once or asked.recognised_for:
         _refuse()  # A task's: scripts have been forbidden since it began.
-    return _release(keys, ask, token, min_hold)
+    return _release(keys, ask, asked.token, asked.min_hold)
 
 
 def _leave(keys: Keys, ask: Ask, token: bytes) -> Decision:

@@ -1,0 +1,269 @@
+"""What scripts are told and what they answer, by name, in the order of their files in lua/.
+
+Only what takes more than one value has a name here. An answer of one word or number is that word or
+number: of an acquire, the fence that is granted.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from django_redislock.rules.stored import (
+    Holding,
+    begun_lease_id,
+    fence_in,
+    noted_lease_id,
+    read_holding,
+    read_noted_lease,
+    token_in,
+)
+
+# How scripts answer for a lease, in one word.
+RENEWED = b"renewed"
+RELEASED = b"released"
+FORCED = b"forced"
+
+FREE, ENDLESS = -2, -1  # ms that a lock lasts which is free, or whose key has no expiry.
+
+
+def in_seconds(ms: bytes | str | int) -> float:
+    """What a script says in milliseconds; a time is then in seconds since the epoch."""
+    return int(ms) / 1000
+
+
+# --- what they are told ---------------------------------------------------------------------
+
+
+class AcquireArgs(NamedTuple):
+    """See lua/acquire.lua."""
+
+    token: str
+    id: str
+    ttl: int  # ms
+    mode: str  # "try", "queue" or "last".
+    ticket: bytes  # b"0" for a new one.
+    markers: str  # See DoneMarkers.packed.
+    renews: str
+    owner: bytes
+
+
+class ConcludeArgs(NamedTuple):
+    """See lua/conclude.lua."""
+
+    token: str
+    id: str
+    min_hold: int  # ms
+    once: int  # ms
+    owner: bytes
+    ended: str  # "done", "failed" or "".
+    run: str
+    recognised_for: int  # ms
+    kept: str
+
+
+class AnnounceArgs(NamedTuple):
+    """See lua/announce.lua."""
+
+    id: str  # Of the task.
+    ttl: int  # ms
+    delay: int | str = ""  # ms
+    lives: int | str = ""  # ms
+    arguments: bytes = b""
+
+
+# --- what an acquire is answered that grants nothing ----------------------------------------
+
+
+class QueuedReply(NamedTuple):
+    """The waiter stands in the queue."""
+
+    word: bytes
+    ticket: bytes  # Its place there.
+    left_ms: int  # Until the current lease must have ended.
+    server_us: bytes
+    newly: int  # 1 if it did not stand there before.
+
+    @property
+    def server_time(self) -> float:
+        """Seconds since the epoch."""
+        return int(self.server_us) / 1e6
+
+
+class BusyReply(NamedTuple):
+    """Somebody else has the lock."""
+
+    word: bytes
+    left_ms: int  # Until the current lease must have ended.
+    value: bytes  # The beginning of what the lock key holds.
+    server_ms: int
+
+    @property
+    def token(self) -> bytes:
+        """That of the current lease."""
+        return token_in(self.value)
+
+
+class DoneReply(NamedTuple):
+    """A `once` of this name is done."""
+
+    word: bytes
+    marker: bytes  # See stored.read_done().
+    server_ms: int
+
+
+class FinishedReply(NamedTuple):
+    """The task run that wants the lock has succeeded already."""
+
+    word: bytes
+    ago_ms: int
+
+
+class EndlessReply(NamedTuple):
+    """The lock key has no expiry."""
+
+    word: bytes
+
+
+_TRIES: dict[bytes, Any] = {
+    b"queued": QueuedReply,
+    b"busy": BusyReply,
+    b"done": DoneReply,
+    b"finished": FinishedReply,
+    b"endless": EndlessReply,
+}
+
+
+def read_try(reply: Any) -> Any:
+    """What an acquire was answered, as one of the above. A fence, or what is not ours, as it is."""
+    try:
+        return _TRIES[reply[0]](*reply)
+    except (KeyError, IndexError, TypeError):
+        return reply
+
+
+def is_busy(reply: Any) -> bool:
+    """Whether a try has found that the lock is not free."""
+    return isinstance(read_try(reply), BusyReply)
+
+
+# --- what the other scripts answer ----------------------------------------------------------
+
+
+class LookReply(NamedTuple):
+    """The state of a lock."""
+
+    value: bytes  # The beginning of what the lock key holds.
+    left_ms: int  # Until it ends; FREE or ENDLESS.
+    waiters: int
+    server_ms: bytes
+    id: bytes
+    strange: bytes  # What it is, if it is not ours.
+    where: str = ""  # On how many servers, if a quorum was asked: "2 of 3".
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody has the lock."""
+        return int(self.left_ms) == FREE
+
+    @property
+    def holding(self) -> Holding | None:
+        """Who has the lock; None if it is free."""
+        if self.is_free:
+            return None
+        return read_holding(self.value, self.id.decode(), self.strange.decode())
+
+    @property
+    def fence(self) -> int:
+        """The fence of its lease; 0 if that is not ours."""
+        return fence_in(self.value)
+
+    @property
+    def expires_in(self) -> float | None:
+        """Seconds until it ends; None if it is free or has no expiry."""
+        return in_seconds(self.left_ms) if int(self.left_ms) >= 0 else None
+
+
+class QueueEntry(NamedTuple):
+    """One waiter."""
+
+    ticket: bytes
+    id: bytes
+    owner: bytes
+
+    @property
+    def since(self) -> float:
+        """When it came: its ticket is the server time then, in seconds since the epoch."""
+        return int(self.ticket) / 1e6
+
+
+class InspectReply(NamedTuple):
+    """Who waits for a lock, and who held it."""
+
+    server_ms: bytes
+    waiters: list[list[bytes]]
+    past: list[bytes]  # See stored.read_noted_lease().
+
+    @property
+    def queue(self) -> list[QueueEntry]:
+        """The waiters, the next to be served first."""
+        return [QueueEntry(*waiter) for waiter in self.waiters]
+
+    @property
+    def last_since(self) -> float:
+        """When the last lease of the past was granted; 0 if there is none."""
+        last = read_noted_lease(self.past[-1]) if self.past else None
+        return last.since if last else 0.0
+
+
+class ForceReleaseReply(NamedTuple):
+    """What came of a release by force."""
+
+    word: bytes  # b"released", b"gone" or b"taken".
+    value: bytes  # The beginning of what was released, or of what is there now.
+
+
+class NamesReply(NamedTuple):
+    """A page of an index of locks."""
+
+    total: int
+    found: list[bytes]  # Each lock key, and after it its score in the index.
+
+    @property
+    def keys(self) -> list[bytes]:
+        """The lock keys, in the order that was asked for."""
+        return self.found[::2]
+
+    @property
+    def scores(self) -> list[tuple[bytes, bytes]]:
+        """Each lock key with its score."""
+        return [*zip(self.found[::2], self.found[1::2], strict=True)]
+
+
+class RunsReply(NamedTuple):
+    """What became of the task runs under a lock: notes, or b"", see stored.read_noted_run()."""
+
+    server_ms: bytes
+    success: bytes
+    failure: bytes
+    skip: bytes
+    unended: bytes
+    started: list[bytes]  # See stored.read_begun_run().
+    skips: int  # Since the last success.
+
+    @property
+    def unended_lease_id(self) -> str:
+        """The id of the lease of the run that never ended; "" if there is none."""
+        return noted_lease_id(self.unended)
+
+    @property
+    def started_by_lease_id(self) -> dict[str, bytes]:
+        """The notes of the runs that have begun."""
+        return {begun_lease_id(note): note for note in self.started}
+
+
+class TurnReply(NamedTuple):
+    """The position of a deferred run."""
+
+    ticket: bytes
+    before: int  # How many are before it.
+    left_ms: bytes  # Until its turn.
