@@ -198,7 +198,7 @@ def test_a_fork_amid_the_end_of_a_dial_does_not_hang_the_child(locks: Locks, pro
     has_it, is_over = threading.Event(), threading.Event()
     proxy.blackhole()
     backend()._server.prepare_watchdog()
-    dial = backend()._server._renewal_wire._dial
+    dial = backend()._server._renewing_connection._dial
     assert dial is not None
     thread = in_thread(have_the_mutex)
     assert has_it.wait(HUNG)

@@ -17,7 +17,7 @@ import pytest
 from django_redislock import LockTimeout, LockUnavailable, clock, distributed_lock, held
 from django_redislock.backends.redis import calling
 from django_redislock.backends.redis.dialing import Dialer
-from django_redislock.backends.redis.renewing import RenewalWire
+from django_redislock.backends.redis.renewing import RenewingConnection
 from django_redislock.celery import current_lease, single_instance_task
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import CLAIM
@@ -116,13 +116,13 @@ def renewal_of(lease: Lease) -> Call:
 
 
 @contextmanager
-def renewal_wire(locks: Locks) -> Iterator[RenewalWire]:
+def renewing_connection(locks: Locks) -> Iterator[RenewingConnection]:
     """A connection like a watchdog's, through the proxy."""
     default = locks._settings.REDISLOCK["default"]
     caller = calling.Caller("default", locks.prefix, "ours")
-    wire = RenewalWire(Dialer(default["LOCATION"], {}), caller)
-    yield wire
-    wire.close()
+    connection = RenewingConnection(Dialer(default["LOCATION"], {}), caller)
+    yield connection
+    connection.close()
 
 
 # The watchdog's connection
@@ -166,17 +166,17 @@ def test_a_lease_is_held_without_a_pause_though_the_server_is_far_away(
 def test_r2_a_late_answer_to_a_renewal_counts_from_when_it_was_asked_for(
     locks: Locks, proxy: Proxy
 ) -> None:
-    with distributed_lock(NAME, renew=False) as lease, renewal_wire(locks) as wire:
+    with distributed_lock(NAME, renew=False) as lease, renewing_connection(locks) as connection:
         (patient,) = calls = [renewal_of(lease)]
-        wire.call(calls)
+        connection.call(calls)
         asked = len(proxy.commands("EVALSHA", "EVAL"))
         rule = proxy.rule_for_script(scripts.RENEW.sha, "delayreply:1")
         proxy.rule("HELLO", "delay:3")  # Of a connection in place of the one that is late.
         begun = clock.now()
-        (outcome,) = wire.call([patient._replace(within=0.2)])
+        (outcome,) = connection.call([patient._replace(within=0.2)])
         assert isinstance(outcome, Unanswered)
         given_up = clock.now()
-        (answer,) = wire.call(calls)
+        (answer,) = connection.call(calls)
         assert isinstance(answer, Answer)
         assert answer.value == b"renewed"
         assert begun <= answer.sent < given_up
@@ -187,25 +187,25 @@ def test_r2_a_late_answer_to_a_renewal_counts_from_when_it_was_asked_for(
 def test_renewals_go_on_by_a_new_connection_if_the_old_one_is_dead(
     locks: Locks, proxy: Proxy
 ) -> None:
-    with distributed_lock(NAME, renew=False) as lease, renewal_wire(locks) as wire:
+    with distributed_lock(NAME, renew=False) as lease, renewing_connection(locks) as connection:
         call = renewal_of(lease)
-        wire.call([call])
+        connection.call([call])
         proxy.rule_for_script(scripts.RENEW.sha, "hang_before")
-        assert isinstance(wire.call([call._replace(within=0.2)])[0], Unanswered)
-        wait_until(lambda: isinstance(wire.call([call._replace(within=1.0)])[0], Answer))
+        assert isinstance(connection.call([call._replace(within=0.2)])[0], Unanswered)
+        wait_until(lambda: isinstance(connection.call([call._replace(within=1.0)])[0], Answer))
 
 
 def test_a_dial_that_fails_is_not_the_last_one_in_place_of_a_dead_connection(
     locks: Locks, proxy: Proxy
 ) -> None:
-    with distributed_lock(NAME, renew=False) as lease, renewal_wire(locks) as wire:
+    with distributed_lock(NAME, renew=False) as lease, renewing_connection(locks) as connection:
         call = renewal_of(lease)._replace(within=0.2)
-        wire.call([call])
+        connection.call([call])
         proxy.rule_for_script(scripts.RENEW.sha, "hang_before")
         failed = proxy.rule("HELLO", "cut_before")
-        assert isinstance(wire.call([call])[0], Unanswered)
+        assert isinstance(connection.call([call])[0], Unanswered)
         failed.wait()
-        wait_until(lambda: isinstance(wire.call([call])[0], Answer))
+        wait_until(lambda: isinstance(connection.call([call])[0], Answer))
 
 
 def test_a_killed_client_costs_no_lease_that_was_handed_over(locks: Locks) -> None:

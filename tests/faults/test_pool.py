@@ -16,10 +16,11 @@ import pytest
 
 from django_redislock import LockUnavailable, clock, distributed_lock
 from django_redislock.backends.redis import pool as pool_module
-from django_redislock.backends.redis.connection import Wire, packed
+from django_redislock.backends.redis.connection import Connection
 from django_redislock.backends.redis.dialing import Dialer
 from django_redislock.backends.redis.errors import Crowded, Exhausted
-from django_redislock.backends.redis.pool import SharedBell, WirePool
+from django_redislock.backends.redis.pool import ConnectionPool, SharedBell
+from django_redislock.backends.redis.protocol import packed
 from django_redislock.backends.registry import backends
 from tests.support.faults import loses, takes
 from tests.support.matrix import SECURED
@@ -39,24 +40,24 @@ SOON = 5.0  # Seconds within which whoever may go on must have gone on.
 
 
 @pytest.fixture
-def pool(server: Server) -> Iterator[WirePool]:
-    pool = WirePool(Dialer(server.url, {}).dial, LIMIT)
+def pool(server: Server) -> Iterator[ConnectionPool]:
+    pool = ConnectionPool(Dialer(server.url, {}).dial, LIMIT)
     yield pool
     pool.retire()
 
 
-def works(wire: Wire) -> bool:
+def works(connection: Connection) -> bool:
     """Whether the server answers on that connection."""
-    return bytes(wire.ask(packed("PING"), HUNG)) == b"PONG"
+    return bytes(connection.ask(packed("PING"), HUNG)) == b"PONG"
 
 
-def idle_wires() -> list[Wire]:
+def idle_connections() -> list[Connection]:
     """The connections that the locks of this test keep for later."""
-    idle: list[Wire] = backends["default"]._server._pool._idle  # type: ignore[attr-defined]
+    idle: list[Connection] = backends["default"]._server._pool._idle  # type: ignore[attr-defined]
     return list(idle)
 
 
-def test_what_was_returned_last_is_lent_first(pool: WirePool) -> None:
+def test_what_was_returned_last_is_lent_first(pool: ConnectionPool) -> None:
     first, second = pool.take(HUNG), pool.take(HUNG)
     pool.give(first)
     pool.give(second)
@@ -66,24 +67,24 @@ def test_what_was_returned_last_is_lent_first(pool: WirePool) -> None:
     pool.give(second)
 
 
-def test_a_pool_that_is_used_up_says_which_option_to_raise(pool: WirePool) -> None:
+def test_a_pool_that_is_used_up_says_which_option_to_raise(pool: ConnectionPool) -> None:
     lent = [pool.take(HUNG) for _ in range(LIMIT)]
     begin = time.monotonic()
     with pytest.raises(Exhausted, match=r"all 5 connections are in use.*\['max_connections'\]"):
         pool.take(0.1)
     assert time.monotonic() - begin >= 0.1
-    for wire in lent:
-        pool.give(wire)
+    for connection in lent:
+        pool.give(connection)
     assert works(pool.take(HUNG))
 
 
 @pytest.mark.proves("R5")
 def test_r5_a_dial_has_the_time_that_the_wait_for_its_place_has_left(
-    pool: WirePool, monkeypatch: pytest.MonkeyPatch
+    pool: ConnectionPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given, dial = [], pool._dial
 
-    def noted(seconds: float) -> Wire:
+    def noted(seconds: float) -> Connection:
         given.append(seconds)
         return dial(seconds)
 
@@ -100,9 +101,9 @@ def test_r5_a_dial_has_the_time_that_the_wait_for_its_place_has_left(
 
 def test_a_bell_that_is_cut_while_it_opens_opens_no_more(server: Server) -> None:
     cut = Event()
-    made: list[Wire] = []
+    made: list[Connection] = []
 
-    def dial(seconds: float) -> Wire:
+    def dial(seconds: float) -> Connection:
         cut.wait(HUNG)
         made.append(Dialer(server.url, {}).dial(seconds))
         return made[0]
@@ -122,18 +123,18 @@ def test_a_connection_is_lent_once_also_if_its_return_is_interrupted(
     class Interrupt(BaseException):
         pass
 
-    give = WirePool.give
+    give = ConnectionPool.give
 
-    def give_and_be_interrupted(pool: WirePool, wire: Wire) -> None:
+    def give_and_be_interrupted(pool: ConnectionPool, connection: Connection) -> None:
         monkeypatch.undo()
-        give(pool, wire)
+        give(pool, connection)
         raise Interrupt
 
     lock = distributed_lock("lottery")
-    monkeypatch.setattr(WirePool, "give", give_and_be_interrupted)
+    monkeypatch.setattr(ConnectionPool, "give", give_and_be_interrupted)
     with pytest.raises(Interrupt):
         lock.acquire()  # Its first connection: it is dialed, and so the longer way is taken.
-    idle = idle_wires()
+    idle = idle_connections()
     assert len(idle) == len(set(idle))
 
 
@@ -150,18 +151,18 @@ def test_r6_a_release_that_a_cut_connection_could_not_send_was_not_carried_out(
     with loses("expired"), distributed_lock(NAME, ttl=60, renew=False, min_hold=min_hold):
         server = shared_reached(SECURED).client() if by_tls else locks.redis
         assert server.delete(keys_of(locks).lock)
-        for wire in idle_wires():
-            wire.cut()
+        for connection in idle_connections():
+            connection.cut()
 
 
-def test_connections_go_to_those_who_have_waited_longest(pool: WirePool) -> None:
+def test_connections_go_to_those_who_have_waited_longest(pool: ConnectionPool) -> None:
     lent = [pool.take(HUNG) for _ in range(LIMIT)]
     served: list[int] = []
 
     def take_a_turn(number: int) -> None:
-        wire = pool.take(HUNG)
+        connection = pool.take(HUNG)
         served.append(number)
-        pool.give(wire)
+        pool.give(connection)
 
     threads = []
     for number in range(5):
@@ -182,8 +183,8 @@ def test_an_acquire_waits_for_a_connection_as_long_as_for_the_lock(locks: Locks)
     acquiring = in_thread(lock.acquire)
     begin = time.monotonic()
     wait_until(lambda: time.monotonic() > begin + 1 and pool._waiting)
-    for wire in lent:
-        pool.give(wire)
+    for connection in lent:
+        pool.give(connection)
     assert acquiring.result(HUNG)
     lock.release()
 
@@ -198,19 +199,21 @@ def test_who_gets_no_connection_is_told_so_in_time(wait: float, locks: Locks) ->
         pytest.raises(LockUnavailable, match=r"all 5 connections are in use.*max_connections"),
     ):
         distributed_lock(NAME, wait=wait).acquire()
-    for wire in lent:
-        pool.give(wire)
+    for connection in lent:
+        pool.give(connection)
 
 
-def test_in_a_forked_child_nobody_waits_for_a_connection_of_its_parent(pool: WirePool) -> None:
+def test_in_a_forked_child_nobody_waits_for_a_connection_of_its_parent(
+    pool: ConnectionPool,
+) -> None:
     # As a signal handler that forks makes it: it returns into the wait.
     lent = [pool.take(HUNG) for _ in range(LIMIT)]
     waiting = in_thread(partial(pool.take, HUNG))
     wait_until(lambda: pool._waiting)
-    pool.forsake()
+    pool.abandon()
     with pytest.raises(Exhausted):
         waiting.result(SOON)
-    assert not any(wire.is_open for wire in lent)
+    assert not any(connection.is_open for connection in lent)
 
 
 # At any time
@@ -244,11 +247,11 @@ def at_each_step(work: Callable[[], None], handler: Callable[[int], None]) -> in
     return next(steps)
 
 
-@pytest.mark.parametrize("end", [WirePool.give, WirePool.drop])
+@pytest.mark.parametrize("end", [ConnectionPool.give, ConnectionPool.drop])
 def test_a_signal_handler_may_use_the_pool_while_its_thread_does(
-    pool: WirePool, end: Callable[[WirePool, Wire], None]
+    pool: ConnectionPool, end: Callable[[ConnectionPool, Connection], None]
 ) -> None:
-    lent: list[Wire] = []
+    lent: list[Connection] = []
 
     def work() -> None:
         end(pool, pool.take(HUNG))
@@ -258,18 +261,18 @@ def test_a_signal_handler_may_use_the_pool_while_its_thread_does(
         while lent and (pool._waiting or len(lent) < LIMIT):
             pool.give(lent.pop())
         if not lent:
-            wire = pool.take(SOON)
-            assert works(wire)
-            pool.give(wire)
+            connection = pool.take(SOON)
+            assert works(connection)
+            pool.give(connection)
             assert pool.shared_bell("prefix:bell:2", HUNG).closed is False
 
     assert at_each_step(work, handle) > 50
     lent += [pool.take(HUNG) for _ in range(LIMIT)]
     assert at_each_step(work, handle) > 50  # It waits for what the handler gives back.
-    assert all(works(wire) for wire in [pool.take(HUNG) for _ in range(LIMIT)])
+    assert all(works(connection) for connection in [pool.take(HUNG) for _ in range(LIMIT)])
 
 
-def test_a_signal_handler_that_outlasts_a_wait_does_not_prolong_it(pool: WirePool) -> None:
+def test_a_signal_handler_that_outlasts_a_wait_does_not_prolong_it(pool: ConnectionPool) -> None:
     def handle(number: int, frame: FrameType | None) -> None:
         time.sleep(0.3)
 
@@ -290,7 +293,7 @@ def test_a_signal_handler_that_outlasts_a_wait_does_not_prolong_it(pool: WirePoo
 
 @pytest.mark.parametrize("idle", [0, LIMIT])
 def test_waiters_that_come_at_the_same_time_do_not_have_the_last_two_either(
-    pool: WirePool, idle: int
+    pool: ConnectionPool, idle: int
 ) -> None:
     def wait() -> None:
         with suppress(Crowded):
@@ -298,41 +301,41 @@ def test_waiters_that_come_at_the_same_time_do_not_have_the_last_two_either(
 
     steps, last = 0, 1
     while steps < last:
-        for wire in [pool.take(HUNG) for _ in range(idle)]:
-            pool.give(wire)
-        kept: list[Wire] = []
+        for connection in [pool.take(HUNG) for _ in range(idle)]:
+            pool.give(connection)
+        kept: list[Connection] = []
         last = at_each_step(wait, lambda step, at=steps: wait() if step == at else None)
-        assert len(kept) == LIMIT - WirePool.KEPT_BACK, f"at step {steps}"
+        assert len(kept) == LIMIT - ConnectionPool.KEPT_BACK, f"at step {steps}"
         (pool.give if idle else pool.drop)(kept.pop())
         steps += 1
     assert steps > 20
 
 
-def test_waiters_may_not_have_the_last_two(pool: WirePool) -> None:
+def test_waiters_may_not_have_the_last_two(pool: ConnectionPool) -> None:
     waiter = pool.take(HUNG, to_wait=True)
     with pytest.raises(Crowded):
         pool.take(HUNG, to_wait=True)
     others = [pool.take(HUNG) for _ in range(LIMIT - 1)]
-    assert all(works(wire) for wire in [waiter, *others])
+    assert all(works(connection) for connection in [waiter, *others])
 
 
-@pytest.mark.parametrize("end", [WirePool.give, WirePool.drop])
+@pytest.mark.parametrize("end", [ConnectionPool.give, ConnectionPool.drop])
 def test_a_connection_that_comes_free_wakes_who_waits_for_one(
-    pool: WirePool, end: Callable[[WirePool, Wire], None]
+    pool: ConnectionPool, end: Callable[[ConnectionPool, Connection], None]
 ) -> None:
     lent = [pool.take(HUNG) for _ in range(LIMIT)]
     others = [in_thread(partial(pool.take, HUNG)) for _ in range(LIMIT)]
     wait_until(lambda: len(pool._waiting) == LIMIT)
-    for wire in lent:
-        end(pool, wire)
+    for connection in lent:
+        end(pool, connection)
     assert all(works(other.result(SOON)) for other in others)
 
 
-def test_a_drop_closes_the_idle_ones_too_and_wakes_who_waits(pool: WirePool) -> None:
+def test_a_drop_closes_the_idle_ones_too_and_wakes_who_waits(pool: ConnectionPool) -> None:
     broken, idle = pool.take(HUNG), pool.take(HUNG)
     pool.give(idle)
     pool.drop(broken)
-    assert all(works(wire) for wire in [pool.take(HUNG) for _ in range(LIMIT)])
+    assert all(works(connection) for connection in [pool.take(HUNG) for _ in range(LIMIT)])
     with pytest.raises(OSError, match=r"closed|descriptor"):
         works(idle)
 
@@ -341,26 +344,26 @@ def test_a_dial_that_fails_gives_its_place_back(server: Server) -> None:
     dial = Dialer(server.url, {}).dial
     failures = [ConnectionRefusedError()] * LIMIT * 2
 
-    def faulty(seconds: float) -> Wire:
+    def faulty(seconds: float) -> Connection:
         if failures:
             raise failures.pop()
         return dial(seconds)
 
-    pool = WirePool(faulty, LIMIT)
+    pool = ConnectionPool(faulty, LIMIT)
     while failures:
         with pytest.raises(ConnectionRefusedError):
             pool.take(HUNG)
-    assert all(works(wire) for wire in [pool.take(HUNG) for _ in range(LIMIT)])
+    assert all(works(connection) for connection in [pool.take(HUNG) for _ in range(LIMIT)])
 
 
-def test_a_connection_that_was_lost_gives_its_place_back(pool: WirePool) -> None:
+def test_a_connection_that_was_lost_gives_its_place_back(pool: ConnectionPool) -> None:
     # As a signal handler's exception does between the pool's return and the caller's assignment.
     for _ in range(LIMIT * 2):
         pool.take(HUNG)
     assert works(pool.take(HUNG))
 
 
-def test_a_retired_pool_keeps_no_connection(pool: WirePool, server: Server) -> None:
+def test_a_retired_pool_keeps_no_connection(pool: ConnectionPool, server: Server) -> None:
     lent = pool.take(HUNG)
     pool.retire()
     pool.give(lent)
@@ -369,16 +372,16 @@ def test_a_retired_pool_keeps_no_connection(pool: WirePool, server: Server) -> N
 
 
 def test_a_shared_bell_has_closed_its_connection_before_another_is_opened(
-    pool: WirePool, server: Server, monkeypatch: pytest.MonkeyPatch
+    pool: ConnectionPool, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SharedBell, "CHECK_EVERY", 0.1)
-    close, seen = Wire.close, []
+    close, seen = Connection.close, []
 
-    def close_and_look(wire: Wire) -> None:
+    def close_and_look(connection: Connection) -> None:
         seen.append(pool.shared_bell("another", HUNG))
-        close(wire)
+        close(connection)
 
-    monkeypatch.setattr(Wire, "close", close_and_look)
+    monkeypatch.setattr(Connection, "close", close_and_look)
     bell = pool.shared_bell("nobody", HUNG)
     wait_until(lambda: bell.closed)  # Nobody listens to it.
     assert seen == [bell]

@@ -26,8 +26,8 @@ from django_redislock import (
 from django_redislock.backends.quorum.backend import QuorumBackend
 from django_redislock.backends.quorum.fences import MOST_LEAD
 from django_redislock.backends.quorum.lines import AsyncLine, Line
-from django_redislock.backends.redis.connection import packed
 from django_redislock.backends.redis.dialing import Dialer
+from django_redislock.backends.redis.protocol import packed
 from django_redislock.backends.registry import backends
 from django_redislock.rules import scripts
 from tests.effects.models import Entry, written
@@ -664,7 +664,7 @@ def test_a_forked_child_has_connections_of_its_own(quorum: Quorum) -> None:
 def test_a_server_whose_answers_come_late_keeps_its_connection(
     server: Server, key_prefix: str
 ) -> None:
-    line = Dialer(server.url, {}, wires=(Line, AsyncLine)).dial(HUNG)
+    line = Dialer(server.url, {}, types=(Line, AsyncLine)).dial(HUNG)
     assert isinstance(line, Line)
     now = clock.now()
     for sent in (now - 2 * HUNG, now):

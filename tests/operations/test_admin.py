@@ -25,7 +25,7 @@ from django_redislock import LockLost, LockUnavailable, distributed_lock, held, 
 from django_redislock.activity import Activity, busy_with
 from django_redislock.admin import page as held_locks
 from django_redislock.admin import panels
-from django_redislock.backends.redis import connection as wires
+from django_redislock.backends.redis.connection import Connection
 from django_redislock.lock import Lock
 from django_redislock.models import LockPage
 from django_redislock.rules import scripts
@@ -417,13 +417,13 @@ def count_round_trips(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is sent to a server and awaited, from now on."""
     trips: list[str] = []
     for name in ("ask", "send"):
-        send = getattr(wires.Wire, name)
+        send = getattr(Connection, name)
 
-        def counted(wire: Any, *args: Any, _send: Any = send, _name: str = name) -> Any:
+        def counted(connection: Any, *args: Any, _send: Any = send, _name: str = name) -> Any:
             trips.append(_name)
-            return _send(wire, *args)
+            return _send(connection, *args)
 
-        monkeypatch.setattr(wires.Wire, name, counted)
+        monkeypatch.setattr(Connection, name, counted)
     return trips
 
 

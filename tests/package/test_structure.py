@@ -20,9 +20,9 @@ OF_MODELS = {"_base_manager", "_meta"}
 # Of other libraries, where they have no public way; each is explained where it is used.
 OF_OTHERS = {
     "asyncio._get_running_loop",
-    "connection._reader",
-    "connection._sock",
-    "connection._writer",
+    "redis_connection._reader",
+    "redis_connection._sock",
+    "redis_connection._writer",
     "signals.import_modules._live_receivers",
 }
 # A weak reference to the object itself.

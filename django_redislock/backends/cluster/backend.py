@@ -121,7 +121,7 @@ class ClusterBackend(Backend):
     def after_fork(self) -> None:
         self._inherited = self.slots  # A transport must not be collected before its loop.
         for node in self.slots.nodes():
-            node.forsake()
+            node.abandon()
         super().after_fork()
 
     def retire(self) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from django_redislock.backends.base import Backend
-    from django_redislock.backends.redis.connection import Wire
+    from django_redislock.backends.redis.connection import Connection
     from django_redislock.backends.redis.dialing import Dialing
     from django_redislock.rules.steps import Call, Outcome
 
@@ -94,10 +94,12 @@ class Node(Server):
         """Run a script though the slot is not yet this node's, which another one has told us."""
         begun, was_sent = clock.now(), False
 
-        def ask(wire: Wire) -> Outcome:
+        def ask(connection: Connection) -> Outcome:
             nonlocal begun, was_sent
             begun, was_sent = clock.now(), True
-            return self._caller.call_asking(wire, call._replace(within=call.within / 2), begun)
+            return self._caller.call_asking(
+                connection, call._replace(within=call.within / 2), begun
+            )
 
         try:
             return self._pool.use(ask, call.within / 2)

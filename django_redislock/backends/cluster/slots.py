@@ -18,8 +18,8 @@ from redis.crc import key_slot
 
 from django_redislock import clock, humanize
 from django_redislock.backends.cluster.node import is_lost
-from django_redislock.backends.redis.connection import packed
 from django_redislock.backends.redis.errors import TROUBLE, ReplyError, described, is_transient
+from django_redislock.backends.redis.protocol import packed
 from django_redislock.rules.keys import BUCKETS, bucket_of, hash_tag
 
 if TYPE_CHECKING:
@@ -310,8 +310,8 @@ class Slots:
 
 def _answer(dialer: Dialer, seconds: float) -> Any:
     """What a node says about who keeps what; it names one at least."""
-    with closing(dialer.dial(seconds / 2)) as wire:
-        reply = wire.ask(packed("CLUSTER", "SLOTS"), seconds / 2)
+    with closing(dialer.dial(seconds / 2)) as connection:
+        reply = connection.ask(packed("CLUSTER", "SLOTS"), seconds / 2)
     if isinstance(reply, ReplyError):
         raise reply
     if not reply:  # It is of no cluster yet, or no longer.

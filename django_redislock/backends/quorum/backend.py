@@ -75,7 +75,7 @@ class QuorumBackend(Backend):
         # Only this process's copies are closed; the parent goes on using its own.
         for member in self.members:
             member.after_fork()
-        self._pool.forsake()
+        self._pool.abandon()
         self.close_watchdog()
         super().after_fork()
 
@@ -170,7 +170,7 @@ def _members(location: str | tuple[str, ...], options: dict[str, Any], where: st
             options,
             of_url,
             f"{where}['OPTIONS']",
-            wires=(Line, AsyncLine),
+            types=(Line, AsyncLine),
             protocols=PROTOCOLS,
         )
         name = humanize.address_of(url)

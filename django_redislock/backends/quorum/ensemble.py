@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from django_redislock.backends.quorum.members import Member
     from django_redislock.backends.quorum.voting import Replies, Round
-    from django_redislock.backends.redis.connection import Wire
+    from django_redislock.backends.redis.connection import Connection
     from django_redislock.rules.steps import Trouble
 
 
@@ -109,7 +109,7 @@ class Ensemble:
         """Close all connections. In a forked child only the child's copies are closed."""
         for server, seat in enumerate(self._seats):
             self._close(server)
-            seat.dial = None  # What comes of it is closed when it is collected; see RenewalWire.
+            seat.dial = None  # What comes of it is closed when it is collected.
 
     def cut(self) -> None:
         """From any thread: what is under way fails, and so does whatever comes next."""
@@ -184,7 +184,7 @@ class Ensemble:
         assert line is not None
         return line
 
-    def _adopt(self, server: int, dial: futures.Future[Wire], within: float) -> None:
+    def _adopt(self, server: int, dial: futures.Future[Connection], within: float) -> None:
         """Take a new connection, if it is one and is still wanted."""
         seat = self._seats[server]
         seat.dial = None
@@ -222,4 +222,4 @@ class _Seat:
     def __init__(self, member: Member) -> None:
         self.member = member
         self.line: Line | None = None
-        self.dial: futures.Future[Wire] | None = None  # Under way.
+        self.dial: futures.Future[Connection] | None = None  # Under way.

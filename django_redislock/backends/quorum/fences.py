@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django_redislock import clock
-from django_redislock.backends.redis.connection import packed
+from django_redislock.backends.redis.protocol import packed
 from django_redislock.rules.keys import fence_key
 
 if TYPE_CHECKING:

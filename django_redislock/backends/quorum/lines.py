@@ -10,30 +10,24 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from django_redislock import clock
+from django_redislock.backends.redis.async_connection import AsyncConnection, retrieve
 from django_redislock.backends.redis.calling import lacks_script
-from django_redislock.backends.redis.connection import (
-    CHUNK,
-    NOTHING,
-    AsyncWire,
-    Push,
-    Wire,
-    retrieve,
-)
+from django_redislock.backends.redis.connection import Connection
 from django_redislock.backends.redis.errors import ReplyError
+from django_redislock.backends.redis.protocol import CHUNK, NOTHING, Push
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Sequence
 
-    from redis.asyncio.connection import Connection as AsyncConnection
-    from redis.connection import Connection
+    import redis.asyncio
 
     from django_redislock.rules.scripts import Script
 
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Line(Wire):
+class Line(Connection):
     """A blocking connection that never blocks: who uses it waits for several at once.
 
     A question may be left before all of its replies have come. They are dropped when they come, as
@@ -42,8 +36,8 @@ class Line(Wire):
 
     __slots__ = ("_awaited", "_dropped", "_unsent", "known", "replies")
 
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection)
+    def __init__(self, redis_connection: redis.Connection) -> None:
+        super().__init__(redis_connection)
         self._unsent = b""
         self._awaited = 0  # How many replies the question has that was asked last.
         self.replies: list[Any] = []  # Those of them that have come.
@@ -128,11 +122,11 @@ class Line(Wire):
             self._awaited = len(self.replies)
 
 
-class AsyncLine(AsyncWire):
+class AsyncLine(AsyncConnection):
     """A connection of an event loop, which is not given up because an answer is late."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
-        super().__init__(connection)
+    def __init__(self, redis_connection: redis.asyncio.Connection) -> None:
+        super().__init__(redis_connection)
         self.known: set[Script] = set()  # See Line.
         # The last reply to each question, and when it was sent.
         self._questions: deque[tuple[asyncio.Future[Any], float]] = deque()

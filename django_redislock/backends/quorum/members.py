@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from concurrent.futures import Future
 
-    from django_redislock.backends.redis.connection import AsyncWire, Wire
+    from django_redislock.backends.redis.async_connection import AsyncConnection
+    from django_redislock.backends.redis.connection import Connection
     from django_redislock.backends.redis.dialing import Dialer
     from django_redislock.rules.steps import Trouble
 
@@ -46,12 +47,12 @@ class Member:
         self._error: BaseException = ConnectionError("it was not reached yet")
         # Under way, by the ids of their loops. The timer that ends one keeps it, and so its loop
         # does, which may be dropped.
-        self._dials: WeakValueDictionary[int, asyncio.Task[AsyncWire]] = WeakValueDictionary()
+        self._dials: WeakValueDictionary[int, asyncio.Task[AsyncConnection]] = WeakValueDictionary()
 
     def after_fork(self) -> None:
         """In a forked child: nothing of the parent's connections is ours."""
         self.dialer.after_fork()
-        self.loops.forsake()
+        self.loops.abandon()
         # Not to be collected before their loop.
         self._inherited = self.loops, list(self._dials.values())
         self._start()
@@ -61,14 +62,14 @@ class Member:
         """Whether it is time to dial it: at once, unless it did not answer a moment ago."""
         return self.is_trusted or clock.now() >= self._dial_at
 
-    def dial(self) -> Future[Wire]:
+    def dial(self) -> Future[Connection]:
         """A new connection, made by a thread of its own; also who comes late may have it."""
         self._dial_at = clock.now() + DIAL_AGAIN_AFTER
         outcome = begin_to_dial(self.dialer, DIAL_WITHIN)
         outcome.add_done_callback(self._dialed)
         return outcome
 
-    def adial(self, seconds: float) -> asyncio.Task[AsyncWire]:
+    def adial(self, seconds: float) -> asyncio.Task[AsyncConnection]:
         """The connection of the running loop, as soon as it is there; see dial().
 
         If there is one, but an answer on it is late after so many seconds, a new one.
@@ -77,17 +78,17 @@ class Member:
         if (under_way := self._dials.get(id(loop))) is not None:
             return under_way
         self._dial_at = clock.now() + DIAL_AGAIN_AFTER
-        line = self.loops.open_wire()
+        line = self.loops.current()
         if isinstance(line, AsyncLine):
             task = loop.create_task(self._succeed(line, seconds))
         else:
-            task = loop.create_task(self.loops.wire(DIAL_WITHIN))
+            task = loop.create_task(self.loops.connection(DIAL_WITHIN))
         self._dials[id(loop)] = task
         task.add_done_callback(lambda _: self._dials.pop(id(loop), None))
         task.add_done_callback(self._dialed)
         return task
 
-    async def _succeed(self, line: AsyncLine, seconds: float) -> AsyncWire:
+    async def _succeed(self, line: AsyncLine, seconds: float) -> AsyncConnection:
         """A new connection in place of one, unless the answer that is late there comes before."""
         async with asyncio.timeout(DIAL_WITHIN):
             new = await self.dialer.adial(DIAL_WITHIN)
@@ -97,7 +98,7 @@ class Member:
         self.loops.replace(new)
         return new
 
-    def _dialed(self, dial: Future[Wire] | asyncio.Task[AsyncWire]) -> None:
+    def _dialed(self, dial: Future[Connection] | asyncio.Task[AsyncConnection]) -> None:
         if dial.cancelled():
             return
         if (error := dial.exception()) is not None:

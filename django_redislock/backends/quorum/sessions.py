@@ -207,6 +207,6 @@ class AsyncSession(_NobodyQueues, drivers.Awaiting):
         return {server for server, line in self._lines.items() if not line.is_late(within)}
 
     def _open_line(self, server: int) -> AsyncLine | None:
-        line = self._members[server].loops.open_wire()
+        line = self._members[server].loops.current()
         assert line is None or isinstance(line, AsyncLine)
         return line

@@ -74,7 +74,7 @@ class RedisBackend(Backend):
         self.watchdog = Watchdog(self, self._server)
 
     def after_fork(self) -> None:
-        self._server.forsake()
+        self._server.abandon()
         self._inherited = self._server  # A transport must not be collected before its loop.
         super().after_fork()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_redislock import clock
 from django_redislock.backends.redis import without_scripts
-from django_redislock.backends.redis.connection import packed, rest
+from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.errors import (
     NotAcknowledged,
     ReplyError,
@@ -19,6 +19,7 @@ from django_redislock.backends.redis.errors import (
     is_transient,
     is_wrong_server,
 )
+from django_redislock.backends.redis.protocol import packed
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import channel, lock_keys, prefix_of
 from django_redislock.rules.steps import Answer, NotDone, Refused, Unanswered
@@ -26,7 +27,8 @@ from django_redislock.rules.steps import Answer, NotDone, Refused, Unanswered
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from django_redislock.backends.redis.connection import AsyncWire, Wire
+    from django_redislock.backends.redis.async_connection import AsyncConnection
+    from django_redislock.backends.redis.connection import Connection
     from django_redislock.rules.scripts import Script
     from django_redislock.rules.steps import Call, Outcome, Tell, Trouble
 
@@ -54,39 +56,41 @@ class Caller:
         self._numbers = count(1)
         self._told: set[Script] = set()  # Since the server was last seen to know no script.
 
-    def channel_on(self, wire: Wire | AsyncWire, name: str) -> str:
+    def channel_on(self, connection: Connection | AsyncConnection, name: str) -> str:
         """Where a connection is rung for the lock *name*; "" if it is not."""
-        return wire.channels.get(prefix_of(self._prefix, name), "")
+        return connection.channels.get(prefix_of(self._prefix, name), "")
 
     def new_channel(self, name: str) -> str:
         """A channel for one more connection of this process, to be rung for the lock *name*."""
         return channel(prefix_of(self._prefix, name), self._process, next(self._numbers))
 
-    def call(self, wire: Wire, calls: Sequence[Call], begun: float) -> list[Outcome]:
+    def call(self, connection: Connection, calls: Sequence[Call], begun: float) -> list[Outcome]:
         """Run scripts on a blocking connection, all in one go. They must be safe to repeat.
 
         Close the connection if one of them was turned_away().
 
         Args:
-            wire: Where.
+            connection: Where.
             calls: The scripts, which all have the same time, and of which none asks for replicas.
             begun: When that time began.
         """
         if self.scripting:
-            outcomes = self._call_in_batch(wire, calls, begun)
+            outcomes = self._call_in_batch(connection, calls, begun)
             causes = (outcome.__cause__ for outcome in outcomes if isinstance(outcome, Refused))
             if not self._are_forbidden([one for one in causes if isinstance(one, ReplyError)]):
                 return outcomes
         outcomes = []
         for call in calls:
             try:
-                outcomes.append(self._call_without_scripts(wire, call, begun))
+                outcomes.append(self._call_without_scripts(connection, call, begun))
             except ReplyError as error:
                 outcomes.append(trouble(error, begun))
             begun = clock.now()  # Each takes several round trips, and so has a time of its own.
         return outcomes
 
-    def _call_in_batch(self, wire: Wire, calls: Sequence[Call], begun: float) -> list[Outcome]:
+    def _call_in_batch(
+        self, connection: Connection, calls: Sequence[Call], begun: float
+    ) -> list[Outcome]:
         """Run scripts in one go; then those again that the server lacked, now in full.
 
         A node of a cluster reads the text of a script only with a call for a slot that it keeps.
@@ -98,7 +102,7 @@ class Caller:
         for in_full in (False, True, True):
             some = [calls[number] for number in left]
             sent, within = clock.now(), rest(calls[0].within, begun)
-            replies = wire.ask_all(self.commands(some, in_full=in_full), within)
+            replies = connection.ask_all(self.commands(some, in_full=in_full), within)
             for number, reply in zip(left, replies, strict=True):
                 outcomes[number] = outcome_in_batch(reply, sent)
             lacking = [isinstance(one, ReplyError) and lacks_script(one) for one in replies]
@@ -107,28 +111,28 @@ class Caller:
                 break
         return [outcomes[number] for number in range(len(calls))]
 
-    def call_one(self, wire: Wire, call: Call, begun: float, channel: str) -> Outcome:
+    def call_one(self, connection: Connection, call: Call, begun: float, channel: str) -> Outcome:
         """As call(), for one script: with as few steps as the usual answer needs.
 
         It may ask for replicas. On *channel* this connection, or a shared one for it, is rung.
         """
         if not self.scripting:
-            return self._call_without_scripts(wire, call, begun)
+            return self._call_without_scripts(connection, call, begun)
         for in_full in (False, True):
             sent, within, acknowledged = clock.now(), rest(call.within, begun), 0
             command = self.packed(call, channel, in_full=in_full)
             if call.replicas:
                 wait = packed(*_wait_for_replicas(call, within))
-                reply, acknowledged = wire.ask_all([command, wait], within)
+                reply, acknowledged = connection.ask_all([command, wait], within)
             else:
-                reply = wire.ask(command, within)
+                reply = connection.ask(command, within)
             if reply.__class__ is not ReplyError or not lacks_script(reply):
                 break
         if reply.__class__ is ReplyError and self._are_forbidden([reply]):
-            return self._call_without_scripts(wire, call, begun)
+            return self._call_without_scripts(connection, call, begun)
         return _outcome(reply, acknowledged, sent)
 
-    def call_asking(self, wire: Wire, call: Call, begun: float) -> Outcome:
+    def call_asking(self, connection: Connection, call: Call, begun: float) -> Outcome:
         """As call_one(), of a node of a cluster that is about to get the slot: for this one time.
 
         In full, as it may not know the script, and must not be told of a slot that is not its own.
@@ -137,11 +141,11 @@ class Caller:
         commands = [packed("ASKING"), self.packed(call, "", in_full=True)]
         if call.replicas:
             commands.append(packed(*_wait_for_replicas(call, within)))
-        _, reply, *acknowledged = wire.ask_all(commands, within)
+        _, reply, *acknowledged = connection.ask_all(commands, within)
         return _outcome(reply, acknowledged[0] if acknowledged else 0, sent)
 
     async def acall_one(
-        self, wire: AsyncWire, call: Call, begun: float, channel: str
+        self, connection: AsyncConnection, call: Call, begun: float, channel: str
     ) -> Outcome | None:
         """As call_one(), on a loop's connection; None if scripts are forbidden."""
         for in_full in (False, True):
@@ -149,10 +153,10 @@ class Caller:
             command = self.packed(call, channel, in_full=in_full)
             if call.replicas:
                 wait = packed(*_wait_for_replicas(call, within))
-                sending = wire.send(command, within), wire.send(wait, within)
+                sending = connection.send(command, within), connection.send(wait, within)
                 reply, acknowledged = await asyncio.gather(*sending)
             else:
-                reply = await wire.send(command, within)
+                reply = await connection.send(command, within)
             if reply.__class__ is not ReplyError or not lacks_script(reply):
                 break
         if reply.__class__ is ReplyError and self._are_forbidden([reply]):
@@ -207,9 +211,9 @@ class Caller:
             )
         return bool(refusals)
 
-    def _call_without_scripts(self, wire: Wire, call: Call, begun: float) -> Outcome:
+    def _call_without_scripts(self, connection: Connection, call: Call, begun: float) -> Outcome:
         def ask(*command: str | bytes | int) -> Any:
-            reply = wire.ask(packed(*command), rest(call.within, begun))
+            reply = connection.ask(packed(*command), rest(call.within, begun))
             if isinstance(reply, ReplyError):
                 raise reply
             return reply
@@ -220,7 +224,7 @@ class Caller:
             reply = without_scripts.perform(call, lock_keys(self._prefix, call.name), ask)
             if call.replicas:
                 within = rest(call.within, begun)
-                acknowledged = wire.ask(packed(*_wait_for_replicas(call, within)), within)
+                acknowledged = connection.ask(packed(*_wait_for_replicas(call, within)), within)
         except ReplyError as error:
             reply = error
         return _outcome(reply, acknowledged, sent)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock.backends.redis.connection import AsyncWire, Wire
+from django_redislock.backends.redis.async_connection import AsyncConnection
+from django_redislock.backends.redis.connection import Connection
 from django_redislock.backends.redis.dialing import Dialer, check_version
 from django_redislock.backends.redis.location import (
     LOOKS_LIKE,
@@ -16,14 +17,14 @@ from django_redislock.backends.redis.location import (
     has_option,
     names_option,
 )
-from django_redislock.backends.redis.pool import WirePool
+from django_redislock.backends.redis.pool import ConnectionPool
 from django_redislock.rules.arguments import LONGEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 DEFAULT_MAX_CONNECTIONS = 128
-LEAST_MAX_CONNECTIONS = WirePool.BESIDE + WirePool.KEPT_BACK
+LEAST_MAX_CONNECTIONS = ConnectionPool.BESIDE + ConnectionPool.KEPT_BACK
 
 
 def checked_dialer(
@@ -32,7 +33,7 @@ def checked_dialer(
     of_url: str,
     of_options: str,
     check: Callable[[Any], None] = check_version,
-    wires: tuple[type[Wire], type[AsyncWire]] = (Wire, AsyncWire),
+    types: tuple[type[Connection], type[AsyncConnection]] = (Connection, AsyncConnection),
     protocols: tuple[int, ...] = (3,),
 ) -> Dialer:
     """A dialer, whose *check* judges the server that answers.
@@ -43,7 +44,7 @@ def checked_dialer(
         of_url: The setting that *url* comes from, for messages.
         of_options: The setting that *options* come from.
         check: See Dialer.
-        wires: See Dialer.
+        types: See Dialer.
         protocols: Which versions of RESP may be chosen.
 
     Raises:
@@ -63,7 +64,7 @@ def checked_dialer(
         setting = of_url if names_option(url, "protocol") else of_options
         raise ImproperlyConfigured(f"{setting}['protocol'] {error}.") from None
     try:
-        return Dialer(url, options, check, wires)
+        return Dialer(url, options, check, types)
     except TypeError as error:
         # Its text names the option, not its value.
         setting = of_url if has_option(url, error) else of_options

@@ -16,14 +16,16 @@ from ipaddress import ip_address
 from queue import Empty
 from typing import TYPE_CHECKING, Any, Protocol
 
+import redis.asyncio
 from redis import exceptions as redis_errors
-from redis.asyncio.connection import Connection as AsyncConnection
 from redis.asyncio.connection import parse_url as async_parse_url
-from redis.connection import Connection, parse_url
+from redis.connection import parse_url
 
 from django_redislock.backends.inbox import Inbox
-from django_redislock.backends.redis.connection import AsyncWire, Wire, packed
+from django_redislock.backends.redis.async_connection import AsyncConnection
+from django_redislock.backends.redis.connection import Connection
 from django_redislock.backends.redis.errors import NoResp3, TooOld
+from django_redislock.backends.redis.protocol import packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -54,17 +56,17 @@ class Dialing(Protocol):
     timeout: float | None  # Seconds that a server may take for one operation, if that is set.
     protocol: int  # Of its connections, 2 or 3; see connection.py.
 
-    def dial(self, seconds: float) -> Wire:
+    def dial(self, seconds: float) -> Connection:
         """A new blocking connection, or redis-py's exception."""
 
-    async def adial(self, seconds: float) -> AsyncWire:
+    async def adial(self, seconds: float) -> AsyncConnection:
         """A new connection of the running loop, or redis-py's exception; cancel it when late."""
 
     def after_fork(self) -> None:
         """In a forked child: nothing of what the parent has begun is ours."""
 
 
-def begin_to_dial(dialer: Dialing, seconds: float) -> Future[Wire]:
+def begin_to_dial(dialer: Dialing, seconds: float) -> Future[Connection]:
     """A new blocking connection, made by a thread of its own within so many seconds.
 
     So nobody need wait for so long, and one that comes late is there for whoever comes back.
@@ -72,8 +74,8 @@ def begin_to_dial(dialer: Dialing, seconds: float) -> Future[Wire]:
     return _in_thread(partial(dialer.dial, seconds))
 
 
-def _in_thread(dial: Callable[[], Wire]) -> Future[Wire]:
-    outcome: Future[Wire] = Future()
+def _in_thread(dial: Callable[[], Connection]) -> Future[Connection]:
+    outcome: Future[Connection] = Future()
 
     def work() -> None:
         try:
@@ -110,7 +112,7 @@ class Dialer:
         url: str,
         options: Mapping[str, Any],
         check: Callable[[Any], None] = check_version,
-        wires: tuple[type[Wire], type[AsyncWire]] = (Wire, AsyncWire),
+        types: tuple[type[Connection], type[AsyncConnection]] = (Connection, AsyncConnection),
     ) -> None:
         """Check them, without dialing.
 
@@ -118,18 +120,18 @@ class Dialer:
             url: Where the server is.
             options: Those of redis-py. With "protocol" 2, RESP2 is spoken instead of RESP3.
             check: Refuses a server that is the wrong one, by its answer to HELLO.
-            wires: What connections are, blocking and asynchronous ones.
+            types: Of its connections, the blocking and the asynchronous ones.
 
         Raises:
             ValueError, TypeError: redis-py does not understand the URL or an option.
         """
         self._check = check
-        self._wire, self._async_wire = wires
+        self._type, self._async_type = types
         common = {**_quiet(), "protocol": 3, **options}
         self._sync = {**common, **parse_url(url), **_OURS, "command_packer": _Packer()}  # type: ignore[no-untyped-call]
         self._async = {**common, **async_parse_url(url), **_OURS}
-        self._sync_class = self._sync.pop("connection_class", Connection)
-        self._async_class = self._async.pop("connection_class", AsyncConnection)
+        self._sync_class = self._sync.pop("connection_class", redis.Connection)
+        self._async_class = self._async.pop("connection_class", redis.asyncio.Connection)
         self._sync_class(**self._sync)
         self.timeout: float | None = self._sync.get("socket_timeout")
         self.protocol: int = self._sync["protocol"]
@@ -145,7 +147,7 @@ class Dialer:
         for _ in range(DIALS_BY_NAME):
             self._places.put(None)
 
-    def dial(self, seconds: float) -> Wire:
+    def dial(self, seconds: float) -> Connection:
         """A new blocking connection, or redis-py's exception."""
         if not self._by_name:
             return self._dial(seconds)
@@ -155,7 +157,7 @@ class Dialer:
         until = time.monotonic() + seconds
         places = self._places
 
-        def dial() -> Wire:
+        def dial() -> Connection:
             try:
                 return self._dial(seconds)
             finally:
@@ -171,57 +173,57 @@ class Dialer:
         except TimeoutError as error:
             raise _dial_timeout() from error
 
-    def _dial(self, seconds: float) -> Wire:
-        connection = self._sync_class(**{**self._sync, **_limits(seconds, self._sync)})
+    def _dial(self, seconds: float) -> Connection:
+        redis_connection = self._sync_class(**{**self._sync, **_limits(seconds, self._sync)})
         try:
-            connection.connect()
-            hello = connection.handshake_metadata
+            redis_connection.connect()
+            hello = redis_connection.handshake_metadata
             if self.protocol == 2:
                 with _asking_for_hello():
-                    connection.send_command(*_HELLO)
-                    hello = _named(connection.read_response())
+                    redis_connection.send_command(*_HELLO)
+                    hello = _named(redis_connection.read_response())
             self._judge(hello)
         except redis_errors.RedisError as error:
-            connection.disconnect()
+            redis_connection.disconnect()
             _check_hello(error)
             raise
         except AttributeError as error:
-            connection.disconnect()
+            redis_connection.disconnect()
             # redis-py takes it for granted that HELLO is answered by a map.
-            if error.name == "get" and error.obj is connection.handshake_metadata:
+            if error.name == "get" and error.obj is redis_connection.handshake_metadata:
                 raise NoResp3(_NO_RESP3) from error
             raise
-        return self._wire(connection)
+        return self._type(redis_connection)
 
-    async def adial(self, seconds: float) -> AsyncWire:
+    async def adial(self, seconds: float) -> AsyncConnection:
         """A new connection of the running loop, or redis-py's exception; cancel it when late."""
-        connection = self._async_class(**{**self._async, **_NO_LIMITS})
-        if hasattr(connection, "ssl_context"):
-            connection.ssl_context = self._shared_tls(connection.ssl_context)
+        redis_connection = self._async_class(**{**self._async, **_NO_LIMITS})
+        if hasattr(redis_connection, "ssl_context"):
+            redis_connection.ssl_context = self._shared_tls(redis_connection.ssl_context)
         # The first reply of the handshake is the server's HELLO, which this client does not keep.
         replies: list[Any] = []
-        read = connection.read_response
+        read = redis_connection.read_response
 
         async def noting(*args: Any, **kwargs: Any) -> Any:
             replies.append(await read(*args, **kwargs))
             return replies[-1]
 
-        connection.read_response = noting
+        redis_connection.read_response = noting
         try:
-            await connection.connect()
+            await redis_connection.connect()
             hello = replies[0] if self.protocol == 3 else None
             if self.protocol == 2:
                 with _asking_for_hello():
-                    await connection.send_command(*_HELLO)
+                    await redis_connection.send_command(*_HELLO)
                     hello = _named(await read())
             self._judge(hello)
-            return self._async_wire(connection)
+            return self._async_type(redis_connection)
         except BaseException as error:
-            await connection.disconnect(nowait=True)
+            await redis_connection.disconnect(nowait=True)
             _check_hello(error)
             raise
         finally:
-            del connection.read_response
+            del redis_connection.read_response
 
     def _shared_tls(self, new: Any) -> Any:
         """What a connection knows of certificates: as long as it may, the same as one before."""

@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
 
-from django_redislock.backends.redis.connection import retrieve
+from django_redislock.backends.redis.async_connection import retrieve
 
 if TYPE_CHECKING:
-    from django_redislock.backends.redis.connection import AsyncWire
+    from django_redislock.backends.redis.async_connection import AsyncConnection
     from django_redislock.backends.redis.dialing import Dialing
 
 
@@ -25,82 +25,84 @@ class Loops:
     def __init__(self, dialer: Dialing) -> None:
         self._dialer = dialer
         # By the id of the loop, which no other has as long as the first one is referred to.
-        self._loop_wires: dict[int, ReferenceType[_LoopWire]] = {}
+        self._loop_connections: dict[int, ReferenceType[_LoopConnection]] = {}
 
-    def open_wire(self) -> AsyncWire | None:
+    def current(self) -> AsyncConnection | None:
         """The open connection of the running loop, if there is one."""
-        reference = self._loop_wires.get(id(asyncio.get_running_loop()))
-        loop_wire = reference() if reference is not None else None
-        return loop_wire.open_wire if loop_wire is not None else None
+        reference = self._loop_connections.get(id(asyncio.get_running_loop()))
+        loop_connection = reference() if reference is not None else None
+        return loop_connection.open_connection if loop_connection is not None else None
 
-    async def wire(self, seconds: float) -> AsyncWire:
+    async def connection(self, seconds: float) -> AsyncConnection:
         """The open connection of the running loop, or a new one within so many seconds."""
         return await self._of_running_loop().get(seconds)
 
-    def replace(self, wire: AsyncWire) -> None:
+    def replace(self, connection: AsyncConnection) -> None:
         """Give the running loop another connection; the one it has is closed."""
-        loop_wire = self._of_running_loop()
-        former = loop_wire.wire
-        loop_wire.keep(wire)
+        loop_connection = self._of_running_loop()
+        former = loop_connection.connection
+        loop_connection.keep(connection)
         if former is not None:
             former.close()
 
-    def forsake(self) -> None:
+    def abandon(self) -> None:
         """In a forked child: free its copies of the parent's connections."""
-        every = [reference() for reference in list(self._loop_wires.values())]
+        every = [reference() for reference in list(self._loop_connections.values())]
         # A transport must not be collected before its loop.
-        self._inherited = [loop_wire for loop_wire in every if loop_wire is not None]
-        for loop_wire in self._inherited:
-            if loop_wire.wire is not None:
-                loop_wire.wire.forsake()
+        self._inherited = [one for one in every if one is not None]
+        for one in self._inherited:
+            if one.connection is not None:
+                one.connection.abandon()
 
-    def _of_running_loop(self) -> _LoopWire:
+    def _of_running_loop(self) -> _LoopConnection:
         loop = asyncio.get_running_loop()
-        reference = self._loop_wires.get(id(loop))
-        loop_wire = reference() if reference is not None else None
-        if loop_wire is None:
-            loop_wire = _LoopWire(self._dialer, loop)
-            self._loop_wires[id(loop)] = ref(loop_wire, partial(self._forget, id(loop)))
-            loop_wire.close_with_loop()
-        return loop_wire
+        reference = self._loop_connections.get(id(loop))
+        loop_connection = reference() if reference is not None else None
+        if loop_connection is None:
+            loop_connection = _LoopConnection(self._dialer, loop)
+            self._loop_connections[id(loop)] = ref(loop_connection, partial(self._forget, id(loop)))
+            loop_connection.close_with_loop()
+        return loop_connection
 
-    def _forget(self, loop_id: int, reference: ReferenceType[_LoopWire]) -> None:
-        if self._loop_wires.get(loop_id) is reference:  # Else there is a new one.
-            del self._loop_wires[loop_id]
+    def _forget(self, loop_id: int, reference: ReferenceType[_LoopConnection]) -> None:
+        if self._loop_connections.get(loop_id) is reference:  # Else there is a new one.
+            del self._loop_connections[loop_id]
 
 
-class _LoopWire:
+class _LoopConnection:
     """The connection of one event loop, closed with it.
 
     The connection refers to this, and the loop to the connection as long as that is open.
     """
 
     def __init__(self, dialer: Dialing, loop: asyncio.AbstractEventLoop) -> None:
-        self.wire: AsyncWire | None = None
+        self.connection: AsyncConnection | None = None
         self._dialer = dialer
         self._loop = loop
         self._dial: _Dial | None = None
 
     @property
-    def open_wire(self) -> AsyncWire | None:
+    def open_connection(self) -> AsyncConnection | None:
         """The connection, unless it is lost or not there yet."""
-        return self.wire if self.wire is not None and not self.wire.closed else None
+        return (
+            self.connection if self.connection is not None and not self.connection.closed else None
+        )
 
-    async def get(self, seconds: float) -> AsyncWire:
-        if wire := self.open_wire:
-            return wire
+    async def get(self, seconds: float) -> AsyncConnection:
+        if connection := self.open_connection:
+            return connection
         if self._dial is None or self._dial.is_over():
             self._dial = _Dial(asyncio.create_task(self._connect(seconds)))
         return await self._dial.result(seconds)
 
-    async def _connect(self, seconds: float) -> AsyncWire:
-        wire = await self._dialer.adial(seconds)
-        self.keep(wire)
-        return wire
+    async def _connect(self, seconds: float) -> AsyncConnection:
+        connection = await self._dialer.adial(seconds)
+        self.keep(connection)
+        return connection
 
-    def keep(self, wire: AsyncWire) -> None:
+    def keep(self, connection: AsyncConnection) -> None:
         """Have a new connection, and be kept by it."""
-        self.wire, wire.owner = wire, self
+        self.connection, connection.owner = connection, self
 
     def close_with_loop(self) -> None:
         """Have the connection closed when asyncio.run() ends the loop, or somebody as it does.
@@ -116,8 +118,8 @@ class _LoopWire:
         """Close the connection: the loop comes to its end."""
         if self._dial is not None:
             self._dial.task.cancel()
-        if self.wire is not None:
-            self.wire.close()
+        if self.connection is not None:
+            self.connection.close()
 
 
 class _Dial:
@@ -127,7 +129,7 @@ class _Dial:
     a dead one for ever. Each leaves when its own time is over, and the last one ends it.
     """
 
-    def __init__(self, task: asyncio.Task[AsyncWire]) -> None:
+    def __init__(self, task: asyncio.Task[AsyncConnection]) -> None:
         self.task = task
         self._callers = 0
         self._begun = self._until = task.get_loop().time()
@@ -136,7 +138,7 @@ class _Dial:
     def is_over(self) -> bool:
         return self.task.done() or self.task.cancelling() > 0
 
-    async def result(self, seconds: float) -> AsyncWire:
+    async def result(self, seconds: float) -> AsyncConnection:
         self._until = max(self._until, self._begun + seconds)
         left = self._until - self.task.get_loop().time()
         self._callers += 1

@@ -19,14 +19,15 @@ from weakref import ref
 
 from django_redislock import clock
 from django_redislock.backends.inbox import Inbox
-from django_redislock.backends.redis.connection import id_of, rest
+from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.errors import Crowded, Exhausted
+from django_redislock.backends.redis.protocol import id_of
 from django_redislock.rules.keys import prefix_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from django_redislock.backends.redis.connection import Wire
+    from django_redislock.backends.redis.connection import Connection
 
 Result = TypeVar("Result")
 
@@ -71,19 +72,19 @@ class Pool(Generic[Lent]):
         self._taken: set[ref[Any]] = set()
         self._waiting: deque[Inbox[Lent | Room]] = deque()  # Who came first is first.
         self._retired = False
-        self._forsaken = False  # Whether it is the parent's, and this the forked child.
+        self._abandoned = False  # Whether it is the parent's, and this the forked child.
 
     def use(self, work: Callable[[Lent], Result], seconds: float) -> Result:
         """Lend a connection for *work* alone; see take(). It is dropped if anything is raised."""
-        wire = None
+        connection = None
         try:
-            wire = self.take(seconds)
-            result = work(wire)
+            connection = self.take(seconds)
+            result = work(connection)
         except BaseException:
-            if wire is not None:
-                self.drop(wire)
+            if connection is not None:
+                self.drop(connection)
             raise
-        self.give(wire)
+        self.give(connection)
         return result
 
     def take(self, seconds: float, *, patience: float | None = None, to_wait: bool = False) -> Lent:
@@ -99,9 +100,9 @@ class Pool(Generic[Lent]):
             Exhausted: All are in use, and it was not this thread's turn in time.
             Crowded: Waiters have so many that the rest is needed for those who do not wait.
         """
-        wire = self.take_idle(to_wait=to_wait)
-        if wire is not None:
-            return wire
+        connection = self.take_idle(to_wait=to_wait)
+        if connection is not None:
+            return connection
         room = None if self._waiting else self._new_room()
         if to_wait and (room is None or self._is_crowded()):
             self._leave(room)
@@ -113,38 +114,38 @@ class Pool(Generic[Lent]):
         if self._waiting:
             return None  # It is their turn.
         try:
-            wire = self._idle.pop()
+            connection = self._idle.pop()
         except IndexError:
             return None
         # Asked when it is taken already: of those who come at the same time, the last ones see it.
         if to_wait and self._is_crowded():
-            self.give(wire)
+            self.give(connection)
             return None
-        return wire
+        return connection
 
-    def give(self, wire: Lent) -> None:
+    def give(self, connection: Lent) -> None:
         """Return a connection that is in step: all its replies were read, or are known to come."""
-        if wire.bells:
-            wire.bells.clear()  # Nobody waits for them any more.
-        self._idle.append(wire)
+        if connection.bells:
+            connection.bells.clear()  # Nobody waits for them any more.
+        self._idle.append(connection)
         if self._retired:
             self.close()
         elif self._waiting:
             self._serve()
 
-    def drop(self, wire: Lent) -> None:
+    def drop(self, connection: Lent) -> None:
         """Close a broken or interrupted connection, and the idle ones, which may be as dead."""
-        self._end(wire)
+        self._end(connection)
         self.close()
 
-    def disown(self, wire: Lent) -> None:
+    def disown(self, connection: Lent) -> None:
         """End a connection whose return was interrupted, as by an exception of a signal handler.
 
         Nobody knows whether it is idle, or lent to another thread by now; so it is not given back
         again, or it might be lent to two.
         """
-        wire.cut()
-        self._leave(wire)
+        connection.cut()
+        self._leave(connection)
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -159,13 +160,13 @@ class Pool(Generic[Lent]):
         self._retired = True
         self.close()
 
-    def forsake(self) -> None:
+    def abandon(self) -> None:
         """In a forked child: close its copies.
 
         Those that are lent too: while a copy is open, the server does not learn that a waiter of
         the parent has died.
         """
-        self._forsaken = True
+        self._abandoned = True
         for reference in list(self._taken):
             if not isinstance(found := reference(), Room) and found is not None:
                 found.close()
@@ -179,9 +180,9 @@ class Pool(Generic[Lent]):
             room = found
             begun = max(begun, clock.now() - seconds / 2)
         try:
-            wire = self._dial(rest(seconds, begun))
-            self._taken.add(ref(wire, self._taken.discard))
-            return wire
+            connection = self._dial(rest(seconds, begun))
+            self._taken.add(ref(connection, self._taken.discard))
+            return connection
         finally:
             self._leave(room)
 
@@ -194,7 +195,7 @@ class Pool(Generic[Lent]):
         try:
             self._waiting.append(turn)
             self._serve()
-            while (left := until - clock.now()) > 0 and not self._forsaken:
+            while (left := until - clock.now()) > 0 and not self._abandoned:
                 with suppress(Empty):
                     return turn.get(timeout=min(left, self.LOOK_EVERY))
                 # An exception of a signal handler may have kept another thread from serving it.
@@ -246,9 +247,9 @@ class Pool(Generic[Lent]):
             self._taken.discard(ref(what))
             self._serve()
 
-    def _end(self, wire: Lent) -> None:
-        wire.close()
-        self._leave(wire)
+    def _end(self, connection: Lent) -> None:
+        connection.close()
+        self._leave(connection)
 
     def _is_crowded(self) -> bool:
         """Whether less is left than is kept back from waiters."""
@@ -258,13 +259,13 @@ class Pool(Generic[Lent]):
         return len(self._taken) < self._limit
 
 
-class WirePool(Pool["Wire"]):
+class ConnectionPool(Pool["Connection"]):
     """The pool of one server's connections, on which waiters are rung."""
 
     BESIDE = 2  # That of a SharedBell, too.
 
     def __init__(
-        self, dial: Callable[[float], Wire], limit: int, *, shares_bells: bool = False
+        self, dial: Callable[[float], Connection], limit: int, *, shares_bells: bool = False
     ) -> None:
         """Dial nobody yet.
 
@@ -301,19 +302,19 @@ class WirePool(Pool["Wire"]):
         bell.open()
         return bell
 
-    def drop(self, wire: Wire) -> None:
-        super().drop(wire)
+    def drop(self, connection: Connection) -> None:
+        super().drop(connection)
         # The next connection may lead to another server, after a failover behind one address. So
         # who shares a bell comes back, and opens another one; but once for all that are lost.
-        if wire.opened_at > self._lost_at:
+        if connection.opened_at > self._lost_at:
             self._lost_at = clock.now()
             for bell in list(self._bells.values()):
                 bell.cut()
 
-    def forsake(self) -> None:
-        super().forsake()
+    def abandon(self) -> None:
+        super().abandon()
         for bell in self._bells.values():
-            bell.forsake()
+            bell.abandon()
 
 
 class SharedBell:
@@ -324,13 +325,13 @@ class SharedBell:
 
     CHECK_EVERY = 2.0  # Seconds after which a connection on which nothing came is tested.
 
-    def __init__(self, dial: Callable[[float], Wire], channel: str, seconds: float) -> None:
+    def __init__(self, dial: Callable[[float], Connection], channel: str, seconds: float) -> None:
         """Make it; open() opens it, within so many seconds for each of the two steps."""
         self.channel = channel
         self.closed = False
         self.lost = False  # Whether it is closed because it could not be opened, or was lost.
         self._rings: dict[str, Inbox[bytes | None]] = {}  # By lease id; None: it is closed.
-        self._wire: Wire | None = None
+        self._connection: Connection | None = None
         self._opened: Future[None] = Future()
         self._opens_until = clock.now() + 2 * seconds
         self._next: dict[str, SharedBell] = {}
@@ -391,45 +392,46 @@ class SharedBell:
     def cut(self) -> None:
         """From any thread: those who wait for a ring are told that the connection was lost."""
         self.closed = True
-        if self._wire is not None:
-            self._wire.cut()
+        if self._connection is not None:
+            self._connection.cut()
 
-    def forsake(self) -> None:
+    def abandon(self) -> None:
         """In a forked child: close its copy of the connection."""
         self.closed = True
-        if self._wire is not None:
-            self._wire.close()
+        if self._connection is not None:
+            self._connection.close()
 
     def _check_open(self) -> None:
         if self.closed:
             raise ConnectionError("the connection was lost")
 
-    def _run(self, dial: Callable[[float], Wire], seconds: float) -> None:
+    def _run(self, dial: Callable[[float], Connection], seconds: float) -> None:
         try:
-            self._wire = dial(seconds)
+            self._connection = dial(seconds)
             self._check_open()  # It may have been cut meanwhile.
-            self._wire.subscribe(self.channel, seconds)
+            self._connection.subscribe(self.channel, seconds)
             self._opened.set_result(None)
-            self._read(self._wire)
+            self._read(self._connection)
         except Exception as error:  # noqa: BLE001 - it is raised where it is awaited
             self.lost = True
             if not self._opened.done():
                 self._opened.set_exception(error)
         finally:
             # Before others may open a new one, or for a moment there would be one too many.
-            if self._wire is not None:
-                self._wire.close()
+            if self._connection is not None:
+                self._connection.close()
             self.closed = True
             for rings in list(self._rings.values()):
                 rings.put(None)
 
-    def _read(self, wire: Wire) -> None:
+    def _read(self, connection: Connection) -> None:
         while True:
-            ring = wire.bell(self.CHECK_EVERY)
+            ring = connection.bell(self.CHECK_EVERY)
             if ring is None:
-                if not (self._rings and wire.channels):  # Of a cluster, its slot may have moved.
+                # A node of a cluster ends a channel when its slot has moved.
+                if not (self._rings and connection.channels):
                     return
                 # Nobody asks anything on this connection, so that nobody would notice its end.
-                wire.subscribe(self.channel, self.CHECK_EVERY)
+                connection.subscribe(self.channel, self.CHECK_EVERY)
             elif ring and (rings := self._rings.get(id_of(ring))) is not None:
                 rings.put(ring)

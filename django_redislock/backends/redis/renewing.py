@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from django_redislock.backends.redis.calling import Caller
-    from django_redislock.backends.redis.connection import Wire
+    from django_redislock.backends.redis.connection import Connection
     from django_redislock.backends.redis.dialing import Dialing
     from django_redislock.rules.steps import Call, Outcome
 
@@ -42,7 +42,7 @@ class _Question(NamedTuple):
     sent: float
 
 
-class RenewalWire:
+class RenewingConnection:
     """A connection for renewals, used by one thread.
 
     Far away, or while a server is busy, an answer may take longer than one try. Then the connection
@@ -53,8 +53,8 @@ class RenewalWire:
     def __init__(self, dialer: Dialing, caller: Caller) -> None:
         self._dialer = dialer
         self._caller = caller
-        self._wire: Wire | None = None
-        self._dial: Future[Wire] | None = None  # Under way; one that comes late is not lost.
+        self._connection: Connection | None = None
+        self._dial: Future[Connection] | None = None  # Under way; one that comes late is not lost.
         self._asked: deque[_Question] = deque()  # Whose answers are to come, in this order.
         self._late: dict[Call, Answer] = {}  # Answers that came when nobody awaited them.
 
@@ -64,19 +64,19 @@ class RenewalWire:
         Args:
             within: Seconds that one try may take.
         """
-        if self._wire is None:
+        if self._connection is None:
             self._begin_to_dial(within)
 
     def call(self, calls: Sequence[Call]) -> list[Outcome]:
         """Run scripts in one go. They must be safe to repeat, and mean the same if repeated."""
         begun, was_sent = clock.now(), False
         try:
-            wire = self._connected(calls[0].within)
+            connection = self._connected(calls[0].within)
             was_sent = True
             if self._caller.scripting or self._asked:
-                outcomes = self._ask(wire, calls, begun)
+                outcomes = self._ask(connection, calls, begun)
             else:
-                outcomes = self._caller.call(wire, calls, begun)
+                outcomes = self._caller.call(connection, calls, begun)
         except Exception as error:  # noqa: BLE001 - told apart by trouble()
             self._drop()
             return [trouble(error, begun, was_sent=was_sent)] * len(calls)
@@ -91,26 +91,26 @@ class RenewalWire:
         # What comes of it is nobody's, and so is closed when it is collected.
         self._dial = None
 
-    def _connected(self, within: float) -> Wire:
+    def _connected(self, within: float) -> Connection:
         """The connection, or a new one in place of a dead one, or redis-py's exception."""
         self._read_what_has_come()
-        if self._wire is not None and not self._asked:
+        if self._connection is not None and not self._asked:
             self._dial = None
-            return self._wire
+            return self._connection
         dial = self._begin_to_dial(within)
-        if self._wire is None or (dial.done() and dial.exception() is None):
+        if self._connection is None or (dial.done() and dial.exception() is None):
             if not dial.done():
                 with suppress(Exception):  # It is raised below.
                     dial.exception(within)
             if not dial.done():
                 raise TimeoutError("Timeout connecting to server")
             self._dial = None
-            wire = dial.result()
+            connection = dial.result()
             self._drop()
-            self._wire = wire
-        return self._wire
+            self._connection = connection
+        return self._connection
 
-    def _ask(self, wire: Wire, calls: Sequence[Call], begun: float) -> list[Outcome]:
+    def _ask(self, connection: Connection, calls: Sequence[Call], begun: float) -> list[Outcome]:
         within = calls[0].within
         asked = [call._replace(within=0.0) for call in calls]
         outcomes: dict[Call, Outcome] = {
@@ -120,13 +120,13 @@ class RenewalWire:
         new = [call for call in asked if call not in under_way and call not in outcomes]
         if new:
             sent = clock.now()
-            wire.send(b"".join(self._caller.commands(new)), rest(within, begun))
+            connection.send(b"".join(self._caller.commands(new)), rest(within, begun))
             self._asked.extend(_Question(call, sent) for call in new)
             under_way |= dict.fromkeys(new, sent)
         missing = under_way.keys() & set(asked)
         with suppress(TimeoutError):
             while missing:
-                call, outcome = self._read(wire, rest(within, begun))
+                call, outcome = self._read(connection, rest(within, begun))
                 if call in missing:
                     outcomes[call] = outcome
                     missing.remove(call)
@@ -137,12 +137,12 @@ class RenewalWire:
         if missing:
             self._begin_to_dial(within)
         elif not self._asked and any(map(_needs_another_way, outcomes.values())):
-            return self._caller.call(wire, calls, begun)
+            return self._caller.call(connection, calls, begun)
         return [outcomes[call] for call in asked]
 
-    def _read(self, wire: Wire, seconds: float) -> tuple[Call, Outcome]:
+    def _read(self, connection: Connection, seconds: float) -> tuple[Call, Outcome]:
         """The next answer, and the question that it is for."""
-        reply = wire.reply(seconds)
+        reply = connection.reply(seconds)
         question = self._asked.popleft()
         return question.call, outcome_in_batch(reply, question.sent)
 
@@ -153,8 +153,8 @@ class RenewalWire:
             call: answer for call, answer in self._late.items() if now < answer.now + KEPT_FOR
         }
         try:
-            while self._wire is not None and self._asked:
-                self._keep(*self._read(self._wire, AT_ONCE))
+            while self._connection is not None and self._asked:
+                self._keep(*self._read(self._connection, AT_ONCE))
         except TimeoutError:
             return
         except TROUBLE:
@@ -164,7 +164,7 @@ class RenewalWire:
         if isinstance(outcome, Answer):
             self._late[call] = outcome
 
-    def _begin_to_dial(self, within: float) -> Future[Wire]:
+    def _begin_to_dial(self, within: float) -> Future[Connection]:
         dial = self._dial
         if dial is None or (dial.done() and dial.exception() is not None):
             seconds = max(within, SHORTEST_DIAL, min(2 * within, LONGEST_DIAL))
@@ -172,10 +172,10 @@ class RenewalWire:
         return dial
 
     def _drop(self) -> None:
-        wire, self._wire = self._wire, None
+        connection, self._connection = self._connection, None
         self._asked.clear()
-        if wire is not None:
-            wire.close()
+        if connection is not None:
+            connection.close()
 
 
 def _needs_another_way(outcome: Outcome) -> bool:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from django_redislock import clock
 from django_redislock.backends.redis import sessions
 from django_redislock.backends.redis.calling import Caller, turned_away
-from django_redislock.backends.redis.connection import packed
 from django_redislock.backends.redis.errors import (
     TROUBLE,
     described,
@@ -18,8 +17,9 @@ from django_redislock.backends.redis.errors import (
     is_wrong_server,
 )
 from django_redislock.backends.redis.loops import Loops
-from django_redislock.backends.redis.pool import WirePool
-from django_redislock.backends.redis.renewing import RenewalWire
+from django_redislock.backends.redis.pool import ConnectionPool
+from django_redislock.backends.redis.protocol import packed
+from django_redislock.backends.redis.renewing import RenewingConnection
 from django_redislock.backends.redis.sessions import AsyncSession, Session
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules.steps import Answer
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from django_redislock.backends.base import Backend
     from django_redislock.backends.drivers import Begun
-    from django_redislock.backends.redis.connection import Wire
+    from django_redislock.backends.redis.connection import Connection
     from django_redislock.backends.redis.dialing import Dialing
     from django_redislock.rules.steps import Call, Outcome
 
@@ -53,24 +53,24 @@ class Server:
         self._within = backend.within
         self._dialer = dialer
         self._caller = Caller(backend.alias, backend.prefix, backend.process)
-        most = most_connections - WirePool.BESIDE
+        most = most_connections - ConnectionPool.BESIDE
         resp3 = dialer.protocol == 3
-        self._pool = WirePool(dialer.dial, most, shares_bells=not resp3)
+        self._pool = ConnectionPool(dialer.dial, most, shares_bells=not resp3)
         self._loops = Loops(dialer)
         self._bells = self._loops if resp3 else Loops(dialer)  # On which waiters are rung.
-        self._renewal_wire = RenewalWire(dialer, self._caller)
+        self._renewing_connection = RenewingConnection(dialer, self._caller)
 
     def retire(self) -> None:
         """Keep no connection that is not in use from now on."""
         self._pool.retire()
 
-    def forsake(self) -> None:
+    def abandon(self) -> None:
         """In a forked child: close its copies of connections, which the parent goes on using."""
         self._dialer.after_fork()
-        self._pool.forsake()
+        self._pool.abandon()
         self.close_watchdog()
         for loops in {self._loops, self._bells}:
-            loops.forsake()
+            loops.abandon()
 
     @property
     def scripting(self) -> bool:
@@ -95,15 +95,15 @@ class Server:
 
     def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
         """Run many scripts at once for the watchdog, on a connection of its own."""
-        return self._renewal_wire.call(calls)
+        return self._renewing_connection.call(calls)
 
     def prepare_watchdog(self) -> None:
         """Begin to dial that connection, if there is none."""
-        self._renewal_wire.prepare(self._within)
+        self._renewing_connection.prepare(self._within)
 
     def close_watchdog(self) -> None:
         """Close that connection."""
-        self._renewal_wire.close()
+        self._renewing_connection.close()
 
     def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
         """Run many scripts at once, which are safe to repeat.
@@ -113,14 +113,14 @@ class Server:
         """
         outcomes: list[Outcome] = []
 
-        def call(wire: Wire) -> None:
+        def call(connection: Connection) -> None:
             outcomes.clear()
-            outcomes.extend(self._caller.call(wire, calls, clock.now()))
+            outcomes.extend(self._caller.call(connection, calls, clock.now()))
             if error := turned_away(outcomes):
                 raise error  # So that a new connection is tried.
 
         try:
-            self._with_wire(call, self._within)
+            self._with_connection(call, self._within)
         except LockUnavailable:
             # Of a cluster, a slot that is kept by no node harms no call for another one.
             if not any(isinstance(outcome, Answer) for outcome in outcomes):
@@ -138,17 +138,17 @@ class Server:
 
         within = max(self._within, PATIENCE)
 
-        def ask(wire: Wire) -> list[Any]:
-            replies = wire.ask_all([packed(*command) for command in commands], within)
+        def ask(connection: Connection) -> list[Any]:
+            replies = connection.ask_all([packed(*command) for command in commands], within)
             for reply in replies:
                 if is_wrong_server(reply):
                     raise reply
             return replies
 
-        return self._with_wire(ask, within)
+        return self._with_connection(ask, within)
 
-    def _with_wire(
-        self, work: Callable[[Wire], Result], within: float, *, last: bool = False
+    def _with_connection(
+        self, work: Callable[[Connection], Result], within: float, *, last: bool = False
     ) -> Result:
         """Do *work* with a connection, and once more with a new one if that may help."""
         try:
@@ -156,4 +156,4 @@ class Server:
         except TROUBLE as error:
             if last or not is_transient(error):
                 raise LockUnavailable(self._prefix, described(error)) from error
-        return self._with_wire(work, within, last=True)
+        return self._with_connection(work, within, last=True)

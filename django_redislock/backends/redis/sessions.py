@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, TypeVar
 from django_redislock import clock, process
 from django_redislock.backends import drivers
 from django_redislock.backends.drivers import Begun
+from django_redislock.backends.redis.async_connection import retrieve
 from django_redislock.backends.redis.calling import trouble
-from django_redislock.backends.redis.connection import id_of, rest, retrieve
+from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.errors import (
     TROUBLE,
     Crowded,
@@ -18,6 +19,7 @@ from django_redislock.backends.redis.errors import (
     ReplyError,
     is_wrong_server,
 )
+from django_redislock.backends.redis.protocol import id_of
 from django_redislock.rules.flows import CLAIM, as_try
 from django_redislock.rules.replies import is_busy
 from django_redislock.rules.steps import Answer, Bell, Unanswered
@@ -25,61 +27,64 @@ from django_redislock.rules.steps import Answer, Bell, Unanswered
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from django_redislock.backends.redis.async_connection import AsyncConnection
     from django_redislock.backends.redis.calling import Caller
-    from django_redislock.backends.redis.connection import AsyncWire, Wire
+    from django_redislock.backends.redis.connection import Connection
     from django_redislock.backends.redis.loops import Loops
-    from django_redislock.backends.redis.pool import SharedBell, WirePool
+    from django_redislock.backends.redis.pool import ConnectionPool, SharedBell
     from django_redislock.rules.steps import Call, Listen, Tell
 
 Result = TypeVar("Result")
 
 
-def ask(step: Call, caller: Caller, pool: WirePool) -> Begun:
+def ask(step: Call, caller: Caller, pool: ConnectionPool) -> Begun:
     """Do the first step of a flow on an idle connection: few steps for the usual answer."""
     listens = bool(step.listening)
-    wire = pool.take_idle(to_wait=listens) if caller.scripting and not step.replicas else None
-    channel = caller.channel_on(wire, step.name) if wire is not None else ""
-    if wire is None or (listens and not channel):
-        return drivers.ask(step, Session(caller, pool, wire))
+    connection = pool.take_idle(to_wait=listens) if caller.scripting and not step.replicas else None
+    channel = caller.channel_on(connection, step.name) if connection is not None else ""
+    if connection is None or (listens and not channel):
+        return drivers.ask(step, Session(caller, pool, connection))
     began_in, sent = process.current, clock.now()
     try:
-        reply = wire.ask(caller.packed(step, channel), step.within)
+        reply = connection.ask(caller.packed(step, channel), step.within)
     except TROUBLE as error:
-        pool.drop(wire)
+        pool.drop(connection)
         return Begun(began_in, step, trouble(error, sent, was_sent=not isinstance(error, NotSent)))
     except BaseException:
-        pool.drop(wire)
+        pool.drop(connection)
         raise
     if reply.__class__ is ReplyError:  # Nothing was done.
         left = rest(step.within, sent)
-        return drivers.ask(step, Session(caller, pool, wire), left)
+        return drivers.ask(step, Session(caller, pool, connection), left)
     answer = Answer(reply, sent, clock.now())
     if reply.__class__ is not bytes:
-        return Begun(began_in, step, answer, Session(caller, pool, wire))
-    pool.give(wire)
+        return Begun(began_in, step, answer, Session(caller, pool, connection))
+    pool.give(connection)
     return Begun(began_in, step, answer)
 
 
-async def aask(step: Call, caller: Caller, loops: Loops, bells: Loops, pool: WirePool) -> Begun:
+async def aask(
+    step: Call, caller: Caller, loops: Loops, bells: Loops, pool: ConnectionPool
+) -> Begun:
     """See ask()."""
-    wire = loops.open_wire() if caller.scripting and not step.replicas else None
-    channel = caller.channel_on(wire, step.name) if wire is not None else ""
-    if wire is None or (step.listening and not channel):
+    connection = loops.current() if caller.scripting and not step.replicas else None
+    channel = caller.channel_on(connection, step.name) if connection is not None else ""
+    if connection is None or (step.listening and not channel):
         return await drivers.aask(step, AsyncSession(caller, loops, bells, pool))
     began_in, sent = process.current, clock.now()
     if step.listening:
-        wire.expect_bell(step.listening)
+        connection.expect_bell(step.listening)
     reply = None
     try:
-        reply = await wire.send(caller.packed(step, channel), step.within)
+        reply = await connection.send(caller.packed(step, channel), step.within)
     except TROUBLE as error:
         return Begun(began_in, step, trouble(error, sent))
     finally:
         if step.listening and (reply is None or reply.__class__ is bytes):
-            wire.forget_bell(step.listening)
+            connection.forget_bell(step.listening)
     if reply.__class__ is bytes:
         return Begun(began_in, step, Answer(reply, sent, clock.now()))
-    session = AsyncSession(caller, loops, bells, pool, wire, step.listening)
+    session = AsyncSession(caller, loops, bells, pool, connection, step.listening)
     if reply.__class__ is ReplyError:
         return await drivers.aask(step, session, rest(step.within, sent))
     return Begun(began_in, step, Answer(reply, sent, clock.now()), session)
@@ -91,12 +96,14 @@ class Session(drivers.Blocking):
     A waiter that finds no connection to keep has one for each command, and shares a bell.
     """
 
-    __slots__ = ("_bell", "_caller", "_id", "_pool", "_wire")
+    __slots__ = ("_bell", "_caller", "_connection", "_id", "_pool")
 
-    def __init__(self, caller: Caller, pool: WirePool, wire: Wire | None = None) -> None:
+    def __init__(
+        self, caller: Caller, pool: ConnectionPool, connection: Connection | None = None
+    ) -> None:
         self._caller = caller
         self._pool = pool
-        self._wire = wire
+        self._connection = connection
         self._bell: SharedBell | None = None
         self._id = ""
 
@@ -113,17 +120,19 @@ class Session(drivers.Blocking):
         try:
             if listens:
                 self._become_rung(step, begun)
-            wire = self._wire
-            if wire is None:
+            connection = self._connection
+            if connection is None:
                 within = rest(step.within, begun)
                 patience = step.patience + step.within / 2
-                wire = self._wire = self._pool.take(within, patience=patience)
+                connection = self._connection = self._pool.take(within, patience=patience)
                 # What is left of *within* is for the server: it must not seem to be silent because
                 # it was asked late.
                 begun = min(begun + step.patience, clock.now())
-            channel = self._bell.channel if self._bell else self._caller.channel_on(wire, step.name)
+            channel = (
+                self._bell.channel if self._bell else self._caller.channel_on(connection, step.name)
+            )
             sent, was_sent = clock.now(), True
-            outcome = self._caller.call_one(wire, step, begun, channel)
+            outcome = self._caller.call_one(connection, step, begun, channel)
         except TROUBLE as error:
             # After a mere refusal, as of SUBSCRIBE, the connection is in step.
             if not isinstance(error, ReplyError) or is_wrong_server(error):
@@ -141,10 +150,10 @@ class Session(drivers.Blocking):
     def tell(self, step: Tell) -> None:
         begun = clock.now()
         try:
-            if self._wire is None:
-                self._wire = self._pool.take(CLAIM / 2)
-            channel = self._caller.channel_on(self._wire, step.name)
-            self._wire.tell(self._caller.telling(step, channel))
+            if self._connection is None:
+                self._connection = self._pool.take(CLAIM / 2)
+            channel = self._caller.channel_on(self._connection, step.name)
+            self._connection.tell(self._caller.telling(step, channel))
         except TROUBLE as error:
             self._drop()
             raise trouble(error, begun) from error
@@ -159,10 +168,10 @@ class Session(drivers.Blocking):
             if self._bell is not None:
                 self._give()  # Others need it meanwhile.
                 return _bell(self._bell.bell(step.id, step.seconds))
-            if self._wire is None:
+            if self._connection is None:
                 raise Unanswered("the connection was lost", now, now)
             while True:
-                ring = self._wire.bell(until - now)
+                ring = self._connection.bell(until - now)
                 if ring is None or id_of(ring) == step.id:
                     return _bell(ring)
                 now = clock.now()
@@ -184,11 +193,11 @@ class Session(drivers.Blocking):
             self._share_bell(step, begun)
             return
         try:
-            if self._wire is None:
-                self._wire = self._pool.take(step.within, to_wait=True)
-            if not self._caller.channel_on(self._wire, step.name):
+            if self._connection is None:
+                self._connection = self._pool.take(step.within, to_wait=True)
+            if not self._caller.channel_on(self._connection, step.name):
                 channel = self._caller.new_channel(step.name)
-                self._wire.subscribe(channel, rest(step.within, begun))
+                self._connection.subscribe(channel, rest(step.within, begun))
         except Crowded:
             self._share_bell(step, begun)
 
@@ -199,21 +208,21 @@ class Session(drivers.Blocking):
 
     def _give(self) -> None:
         """Use the connection no more; others may."""
-        if self._wire is not None:
-            wire = self._wire
+        if self._connection is not None:
+            connection = self._connection
             try:
-                self._pool.give(wire)
-                self._wire = None
+                self._pool.give(connection)
+                self._connection = None
             except BaseException:
-                self._wire = None
-                self._pool.disown(wire)
+                self._connection = None
+                self._pool.disown(connection)
                 raise
 
     def _drop(self) -> None:
         """Use the connection no more: what was under way on it may still be answered."""
-        if self._wire is not None:
-            self._pool.drop(self._wire)
-            self._wire = None
+        if self._connection is not None:
+            self._pool.drop(self._connection)
+            self._connection = None
         self._leave_bell()
 
     def _leave_bell(self) -> None:
@@ -228,23 +237,23 @@ class AsyncSession(drivers.Awaiting):
     That is the same one, but for RESP2.
     """
 
-    __slots__ = ("_bells", "_caller", "_id", "_loops", "_pool", "_rung", "_wire")
+    __slots__ = ("_bells", "_caller", "_connection", "_id", "_loops", "_pool", "_rung")
 
     def __init__(
         self,
         caller: Caller,
         loops: Loops,
         bells: Loops,
-        pool: WirePool,
-        wire: AsyncWire | None = None,
+        pool: ConnectionPool,
+        connection: AsyncConnection | None = None,
         id: str = "",  # noqa: A002
     ) -> None:
         self._caller = caller
         self._loops = loops
         self._bells = bells
         self._pool = pool
-        self._wire = wire
-        self._rung = wire if id else None
+        self._connection = connection
+        self._rung = connection if id else None
         self._id = id
 
     async def call(self, step: Call) -> Answer:
@@ -257,16 +266,16 @@ class AsyncSession(drivers.Awaiting):
         outcome = None
         try:
             if self._caller.scripting:
-                wire = self._wire = self._loops.open_wire()
-                if wire is None:
-                    wire = self._wire = await self._loops.wire(step.within)
+                connection = self._connection = self._loops.current()
+                if connection is None:
+                    connection = self._connection = await self._loops.connection(step.within)
                 if step.listening:
-                    await self._become_rung(step, wire, begun)
+                    await self._become_rung(step, connection, begun)
                 sent, was_sent = clock.now(), True
-                outcome = await self._caller.acall_one(wire, step, begun, self._channel(step))
+                outcome = await self._caller.acall_one(connection, step, begun, self._channel(step))
         except TROUBLE as error:
-            if is_wrong_server(error) and self._wire is not None:
-                self._wire.close()
+            if is_wrong_server(error) and self._connection is not None:
+                self._connection.close()
             raise trouble(error, sent, was_sent=was_sent) from error
         if outcome is None:
             # Without scripts an operation is several commands between WATCH and EXEC, which cannot
@@ -278,9 +287,9 @@ class AsyncSession(drivers.Awaiting):
 
     async def tell(self, step: Tell) -> None:
         begun = clock.now()
-        assert self._wire is not None
+        assert self._connection is not None
         try:
-            self._wire.tell(self._caller.telling(step, self._channel(step)))
+            self._connection.tell(self._caller.telling(step, self._channel(step)))
         except TROUBLE as error:
             raise trouble(error, begun) from error
 
@@ -300,24 +309,24 @@ class AsyncSession(drivers.Awaiting):
         """Whether a connection for rings alone is needed, and not there yet."""
         if self._bells is self._loops:
             return False
-        rung = self._bells.open_wire()
+        rung = self._bells.current()
         return rung is None or not self._caller.channel_on(rung, step.name)
 
-    async def _become_rung(self, step: Call, wire: AsyncWire, begun: float) -> None:
-        """Have a connection on which the server rings us: *wire*, or one for rings alone."""
-        rung = wire
+    async def _become_rung(self, step: Call, connection: AsyncConnection, begun: float) -> None:
+        """Have a connection on which the server rings us: *connection*, or one for rings alone."""
+        rung = connection
         if self._bells is not self._loops:
-            rung = await self._bells.wire(rest(step.within, begun))
-            if rung.opened_at < wire.opened_at:
+            rung = await self._bells.connection(rest(step.within, begun))
+            if rung.opened_at < connection.opened_at:
                 # That for commands was lost meanwhile. After a failover behind one address the new
                 # one may lead to another server.
                 rung.close()
-                rung = await self._bells.wire(rest(step.within, begun))
+                rung = await self._bells.connection(rest(step.within, begun))
         channel = self._caller.channel_on(rung, step.name)
         if not channel:
             channel = self._caller.new_channel(step.name)
             await rung.subscribe(channel, rest(step.within, begun))
-        elif rung is self._rung and rung is not wire:
+        elif rung is self._rung and rung is not connection:
             # Nobody asks anything on it, so that nobody would notice its end.
             rung.subscribe_again(channel, step.within)
         self._rung, self._id = rung, step.listening
@@ -325,10 +334,10 @@ class AsyncSession(drivers.Awaiting):
 
     def _channel(self, step: Call | Tell) -> str:
         """Where we are rung."""
-        wire = self._wire if self._bells is self._loops else self._rung
-        if wire is None or wire.closed:
+        connection = self._connection if self._bells is self._loops else self._rung
+        if connection is None or connection.closed:
             return ""
-        return self._caller.channel_on(wire, step.name)
+        return self._caller.channel_on(connection, step.name)
 
     def _call_blocking(self, step: Call, begun: float) -> Answer:
         session = Session(self._caller, self._pool)

@@ -16,10 +16,11 @@ from django_redislock.backends.sentinel.listening import Listener
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from django_redislock.backends.redis.connection import AsyncWire, Wire
+    from django_redislock.backends.redis.async_connection import AsyncConnection
+    from django_redislock.backends.redis.connection import Connection
     from django_redislock.backends.sentinel.sentinels import Master, Sentinels
 
-AnyWire = TypeVar("AnyWire", "Wire", "AsyncWire")
+AnyConnection = TypeVar("AnyConnection", "Connection", "AsyncConnection")
 
 
 def check_master(hello: Any) -> None:
@@ -62,38 +63,38 @@ class MasterDialer:
         self._master: Master | None = None
         self._dialer: Dialer | None = None  # To that master.
         self._learned_at = time.monotonic()
-        self._wires: WeakSet[Wire | AsyncWire] = WeakSet()  # To that master.
+        self._connections: WeakSet[Connection | AsyncConnection] = WeakSet()  # To that master.
 
     def after_fork(self) -> None:
         """In a forked child: the parent's connections and its listener are not ours."""
         self.sentinels.after_fork()
         if self._listener is not None:
-            self._listener.forsake()
+            self._listener.abandon()
         self._start()
 
-    def dial(self, seconds: float) -> Wire:
+    def dial(self, seconds: float) -> Connection:
         """A new blocking connection to the master, or redis-py's exception."""
         asked = time.monotonic()
         master = self.sentinels.master(seconds / 2)
         dialer = self.learn(master, asked)
         try:
-            wire = dialer.dial(max(seconds - (time.monotonic() - asked), seconds / 2))
+            connection = dialer.dial(max(seconds - (time.monotonic() - asked), seconds / 2))
         except redis_errors.RedisError as error:
             _check_transient(master, error)
             raise
-        return self._kept(wire, dialer)
+        return self._kept(connection, dialer)
 
-    async def adial(self, seconds: float) -> AsyncWire:
+    async def adial(self, seconds: float) -> AsyncConnection:
         """See dial(); cancel it when late."""
         asked = time.monotonic()
         master = await self.sentinels.amaster(seconds / 2)
         dialer = self.learn(master, asked)
         try:
-            wire = await dialer.adial(seconds / 2)
+            connection = await dialer.adial(seconds / 2)
         except redis_errors.RedisError as error:
             _check_transient(master, error)
             raise
-        return self._kept(wire, dialer)
+        return self._kept(connection, dialer)
 
     def learn(self, master: Master, asked: float) -> Dialer:
         """Take it that *master* is the master, as was said to a question *asked* at that time.
@@ -101,40 +102,42 @@ class MasterDialer:
         Raises:
             redis.ConnectionError: Another master has become known since that question was asked.
         """
-        former: list[Wire | AsyncWire] = []
+        former: list[Connection | AsyncConnection] = []
         with self._lock:
             if self._master is None or self._dialer is None or self._master[:2] != master[:2]:
                 if asked < self._learned_at:
                     raise redis_errors.ConnectionError("the master has changed meanwhile")
                 self._dialer = self._dialer_to(master.address)
                 self._learned_at = time.monotonic()
-                former = list(self._wires)
-                self._wires.clear()
+                former = list(self._connections)
+                self._connections.clear()
             self._master = master
             dialer = self._dialer
-        for wire in former:
-            wire.cut()
+        for connection in former:
+            connection.cut()
         return dialer
 
-    def _kept(self, wire: AnyWire, dialer: Dialer) -> AnyWire:
+    def _kept(self, connection: AnyConnection, dialer: Dialer) -> AnyConnection:
         """Look after a new connection, unless it leads to what is the master no more."""
         with self._lock:
             is_master = dialer is self._dialer
             if is_master:
-                self._wires.add(wire)
+                self._connections.add(connection)
                 if self._listener is None:
                     listener = Listener(self.sentinels, self.learn, self._is_needed)
                     if listener.start():  # It asks _is_needed() first, and so waits for our lock.
                         self._listener = listener
         if not is_master:
-            wire.close()
+            connection.close()
             raise redis_errors.ConnectionError("the master has changed meanwhile")
-        return wire
+        return connection
 
     def _is_needed(self, listener: Listener) -> bool:
         """Whether the listener has to go on: there is a connection that it may have to end."""
         with self._lock:
-            if listener is self._listener and not any(wire.is_open for wire in self._wires):
+            if listener is self._listener and not any(
+                connection.is_open for connection in self._connections
+            ):
                 self._listener = None
             return listener is self._listener
 

@@ -15,7 +15,7 @@ from django_redislock.backends.redis.errors import described
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from django_redislock.backends.redis.connection import Wire
+    from django_redislock.backends.redis.connection import Connection
     from django_redislock.backends.sentinel.sentinels import Master, Sentinels
 
 logger = logging.getLogger("django_redislock")
@@ -48,7 +48,7 @@ class Listener:
         self._sentinels = sentinels
         self._learn = learn
         self._is_needed = is_needed
-        self._wire: Wire | None = None
+        self._connection: Connection | None = None
 
     def start(self) -> bool:
         """Listen, in a thread of its own, which ends when it is not needed any more.
@@ -63,30 +63,30 @@ class Listener:
             return False
         return True
 
-    def forsake(self) -> None:
+    def abandon(self) -> None:
         """In a forked child: close its copy of the connection."""
-        if self._wire is not None:
-            self._wire.close()
+        if self._connection is not None:
+            self._connection.close()
 
     def _run(self) -> None:
         while self._is_needed(self):
-            for wire in self._sentinels.open_wires(self.PATIENCE):
-                self._wire = wire
+            for connection in self._sentinels.open_connections(self.PATIENCE):
+                self._connection = connection
                 try:
-                    self._listen(wire)
+                    self._listen(connection)
                 except Exception as error:  # noqa: BLE001 - nothing may end it but its own end
                     logger.debug("A sentinel was no longer listened to: %s", described(error))
                 if not self._is_needed(self):
                     return
             time.sleep(self.PATIENCE)  # None of them answers.
 
-    def _listen(self, wire: Wire) -> None:
-        wire.subscribe(self.CHANNEL, self.PATIENCE)
+    def _listen(self, connection: Connection) -> None:
+        connection.subscribe(self.CHANNEL, self.PATIENCE)
         while self._is_needed(self):
             # After subscribing, and again: a message may be lost, and a connection half open.
             asked = time.monotonic()
-            master = self._sentinels.ask(wire, self.PATIENCE)
+            master = self._sentinels.ask(connection, self.PATIENCE)
             if not self._sentinels.is_behind(master):
                 with suppress(redis_errors.ConnectionError):  # It became known in another way.
                     self._learn(master, asked)
-            wire.bell(self.ASK_EVERY)
+            connection.bell(self.ASK_EVERY)

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from redis import exceptions as redis_errors
 
 from django_redislock import humanize
-from django_redislock.backends.redis.connection import packed
 from django_redislock.backends.redis.errors import TROUBLE, ReplyError, described, is_transient
+from django_redislock.backends.redis.protocol import packed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from django_redislock.backends.redis.connection import Wire
+    from django_redislock.backends.redis.connection import Connection
     from django_redislock.backends.redis.dialing import Dialer
 
 ASKED_LAST_FOR = 10.0  # Seconds since a sentinel did not answer.
@@ -96,8 +96,8 @@ class Sentinels:
         inquiry, share = _Inquiry(len(self._dialers)), seconds / len(self._dialers)
         for address, dialer in self._in_turn(inquiry):
             try:
-                with closing(dialer.dial(share / 2)) as wire:
-                    inquiry.answers.append(self.ask(wire, share / 2))
+                with closing(dialer.dial(share / 2)) as connection:
+                    inquiry.answers.append(self.ask(connection, share / 2))
             except TROUBLE as error:
                 self._note(inquiry, address, error)
         return self._result(inquiry)
@@ -108,35 +108,35 @@ class Sentinels:
         for address, dialer in self._in_turn(inquiry):
             try:
                 async with asyncio.timeout(share):
-                    with closing(await dialer.adial(share)) as wire:
-                        sending = [wire.send(command, share) for command in self._question]
+                    with closing(await dialer.adial(share)) as connection:
+                        sending = [connection.send(command, share) for command in self._question]
                         inquiry.answers.append(self._read(*await asyncio.gather(*sending)))
             except TROUBLE as error:
                 self._note(inquiry, address, error)
         return self._result(inquiry)
 
-    def ask(self, wire: Wire, seconds: float) -> Master:
-        """The master, as the sentinel at the other end of *wire* names it.
+    def ask(self, connection: Connection, seconds: float) -> Master:
+        """The master, as the sentinel at the other end of *connection* names it.
 
         Raises:
             NoMaster: It knows none of that name.
         """
-        return self._read(*wire.ask_all(self._question, seconds))
+        return self._read(*connection.ask_all(self._question, seconds))
 
     def is_behind(self, master: Master) -> bool:
         """Whether a majority has named a later one."""
         return master.epoch < self._epoch
 
-    def open_wires(self, seconds: float) -> Iterator[Wire]:
+    def open_connections(self, seconds: float) -> Iterator[Connection]:
         """A connection to one of them after the other, for as long as it takes one that answers."""
         for address, dialer in self._in_turn(None):
             try:
-                wire = dialer.dial(seconds)
+                connection = dialer.dial(seconds)
             except TROUBLE:
                 self._unanswered[address] = time.monotonic()
                 continue
-            with closing(wire):
-                yield wire
+            with closing(connection):
+                yield connection
 
     def ask_each(
         self, seconds: float, *commands: tuple[str, ...]
@@ -145,9 +145,9 @@ class Sentinels:
         said: dict[str, list[Any] | Exception] = {}
         for address, dialer in sorted(self._dialers.items()):
             try:
-                with closing(dialer.dial(seconds / 2)) as wire:
+                with closing(dialer.dial(seconds / 2)) as connection:
                     packed_commands = [packed(*command) for command in commands]
-                    said[address] = wire.ask_all(packed_commands, seconds / 2)
+                    said[address] = connection.ask_all(packed_commands, seconds / 2)
             except TROUBLE as error:
                 said[address] = error
         return said

@@ -1,0 +1,240 @@
+"""A connection of an event loop, made by redis-py and then driven by us; see connection.py."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from django_redislock import clock
+from django_redislock.backends.redis.errors import ReplyError
+from django_redislock.backends.redis.protocol import (
+    CHUNK,
+    NOTHING,
+    RUNG,
+    SUBSCRIBED,
+    UNSUBSCRIBED,
+    Push,
+    id_of,
+    note,
+    reader,
+    rings_as,
+    subscription,
+)
+from django_redislock.rules.keys import prefix_in
+
+if TYPE_CHECKING:
+    import redis.asyncio
+
+
+class AsyncConnection(asyncio.BufferedProtocol):
+    """One connection shared by all tasks of one event loop.
+
+    Replies come in the order of the commands, so any number of tasks may have one under way; a
+    cancelled task's reply is read and dropped, which keeps the others in step. Rings carry the
+    id of the lease they are for.
+    """
+
+    def __init__(self, redis_connection: redis.asyncio.Connection) -> None:
+        writer = redis_connection._writer
+        assert writer is not None
+        # Ours from here on; redis-py would warn about an open connection when it is collected.
+        redis_connection._writer = redis_connection._reader = None
+        self._writer = writer  # Kept: it would close the transport when it is collected.
+        self._transport: Any = writer.transport
+        self._loop = asyncio.get_running_loop()
+        self._reader = reader()
+        self._rings = rings_as(redis_connection.get_protocol())
+        self._unasked: type[list[Any]] = Push  # What the server sends by itself.
+        # A view: what comes by TLS is written into slices of it, and a slice of bytes is a copy.
+        self._buffer = memoryview(bytearray(CHUNK))
+        # What replies are still to come, and until when; a reply to tell() is for nobody.
+        self._awaited: deque[tuple[asyncio.Future[Any] | None, float]] = deque()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = math.inf
+        self._subscribing: dict[str, asyncio.Future[Any]] = {}  # By the prefix of the locks.
+        self._bells: dict[str, deque[bytes]] = {}
+        self._listeners: dict[str, asyncio.Future[None]] = {}
+        self.opened_at = clock.now()
+        self.closed: Exception | None = None
+        self.owner: object = None  # What is kept as long as the loop has this open; see Loops.
+        self.channels: dict[str, str] = {}  # Where it is rung, by the prefix of the locks.
+        self._transport.set_protocol(self)
+
+    def send(self, command: bytes, seconds: float) -> asyncio.Future[Any]:
+        """Send one packed command; the future is its reply, or raises when the connection is lost.
+
+        Replies come in order, so one that is late makes the whole connection late: it is given up
+        if the reply has not come after so many seconds.
+        """
+        future = self._loop.create_future()
+        if self.closed:
+            future.set_exception(self.closed)
+        else:
+            deadline = self._loop.time() + seconds
+            self._awaited.append((future, deadline))
+            if deadline < self._alarm_at:
+                self._set_alarm(deadline)
+            self._transport.write(command)
+        return future
+
+    def tell(self, command: bytes) -> None:
+        """Send one packed command whose reply will be dropped."""
+        if self.closed:
+            raise self.closed
+        self._awaited.append((None, math.inf))
+        self._transport.write(command)
+
+    async def subscribe(self, channel: str, seconds: float) -> None:
+        """Be rung on *channel* from now on, too, or on the like that another task asked for.
+
+        In RESP2 it then does nothing else.
+        """
+        self._unasked = self._rings
+        prefix = prefix_in(channel)
+        subscribing = self._subscribing.get(prefix)
+        if subscribing is None:
+            subscribing = self._subscribing[prefix] = self.send(subscription(channel), seconds)
+            # Whoever awaits it may be cancelled; its exception is theirs, not the loop's.
+            subscribing.add_done_callback(retrieve)
+        await asyncio.wait([subscribing], timeout=seconds)
+        if not subscribing.done():
+            self.close(TimeoutError("the server did not answer in time"))
+        if self._subscribing.get(prefix) is subscribing:
+            del self._subscribing[prefix]
+        reply = await subscribing
+        if isinstance(reply, ReplyError):
+            raise reply
+
+    def subscribe_again(self, channel: str, seconds: float) -> None:
+        """Find out whether a connection is alive that is rung on *channel*: else it closes."""
+        self.send(subscription(channel), seconds).add_done_callback(retrieve)
+
+    def expect_bell(self, id: str) -> None:  # noqa: A002
+        """Keep the rings for *id* until forget_bell()."""
+        self._bells.setdefault(id, deque())
+
+    def forget_bell(self, id: str) -> None:  # noqa: A002
+        """Drop what comes for *id*."""
+        self._bells.pop(id, None)
+
+    async def bell(self, id: str, seconds: float) -> bytes | None:  # noqa: A002
+        """See Connection.bell(), for the rings for *id*."""
+        if self.closed:
+            raise self.closed
+        rings = self._bells[id]
+        if not rings and seconds > 0:
+            listener = self._listeners[id] = self._loop.create_future()
+            alarm = self._loop.call_later(seconds, _wake, listener)
+            try:
+                await listener
+            finally:
+                alarm.cancel()
+                del self._listeners[id]
+        return rings.popleft() if rings else None
+
+    def close(self, error: Exception | None = None) -> None:
+        """Close it at once; what is under way fails with *error*."""
+        self._lose(error or ConnectionError("the connection was closed"))
+        self._transport.abort()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is neither closed nor lost, nor its loop closed."""
+        return self.closed is None and not self._loop.is_closed()
+
+    def cut(self) -> None:
+        """From any thread: what is under way on it fails, and so does whatever comes next."""
+        with suppress(RuntimeError):  # Its loop is closed, and with it the connection.
+            self._loop.call_soon_threadsafe(self.close)
+
+    def abandon(self) -> None:
+        """In a forked child: free the copy of the socket without telling the server or the loop."""
+        self.closed = ConnectionError("the connection belongs to the parent process")
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None and sock.fileno() >= 0:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, sock.fileno())
+            os.close(null)
+
+    # --- asyncio.BufferedProtocol: a plain one is given a new buffer of 256 KB for each reply ---
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._reader.feed(self._buffer, 0, nbytes)  # type: ignore[arg-type] # any buffer
+        while (item := self._reader.gets()) is not NOTHING:
+            if isinstance(item, self._unasked):
+                self._pushed(item)
+            else:
+                self._answered(item)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lose(exc or ConnectionError("the server closed the connection"))
+
+    def _answered(self, item: Any) -> None:
+        # Popped last: an exception of a signal handler must not hide a future from _lose().
+        future, _ = self._awaited[0]
+        if future is not None and not future.done():
+            future.set_result(item)
+        self._awaited.popleft()
+
+    def _pushed(self, item: list[Any]) -> None:
+        note(item, self.channels)
+        if item[0] in SUBSCRIBED:
+            self._answered(None)  # It comes in the order of the commands, like a reply.
+        elif item[0] == UNSUBSCRIBED:
+            for rings in self._bells.values():
+                rings.append(b"")  # Whom it concerns finds out by asking.
+            for listener in self._listeners.values():
+                _wake(listener)
+        elif item[0] in RUNG:
+            id = id_of(item[2])  # noqa: A001
+            if id in self._bells:
+                self._bells[id].append(item[2])
+                if waiting := self._listeners.get(id):
+                    _wake(waiting)
+
+    def _lose(self, error: Exception) -> None:
+        if self.closed:
+            return
+        self.closed = error
+        if self._alarm is not None:
+            self._alarm.cancel()
+        for future in (*(future for future, _ in self._awaited), *self._listeners.values()):
+            if future is not None and not future.done():
+                future.set_exception(error)
+        self._awaited.clear()
+
+    # One alarm for all that is awaited. It is not taken back when a reply comes: most go off once
+    # in a while, and find that nothing is late.
+
+    def _set_alarm(self, when: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_at = when
+        self._alarm = self._loop.call_at(when, self._find_late)
+
+    def _find_late(self) -> None:
+        first = min((deadline for _, deadline in self._awaited), default=math.inf)
+        if first <= self._alarm_at:
+            self.close(TimeoutError("the server did not answer in time"))
+        elif first < math.inf:
+            self._set_alarm(first)
+        else:
+            self._alarm, self._alarm_at = None, math.inf
+
+
+def retrieve(future: asyncio.Future[Any]) -> None:
+    """Keep the loop from warning of an exception that nobody awaits any more."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _wake(listener: asyncio.Future[None]) -> None:
+    if not listener.done():
+        listener.set_result(None)

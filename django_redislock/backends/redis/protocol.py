@@ -1,0 +1,68 @@
+"""RESP, as both kinds of connection speak it: commands, replies, and what a server says unasked.
+
+Connections speak RESP3, in which the server may ring a waiter on the same connection that carries
+its commands. Or RESP2, for proxies that know no other: there a connection that is subscribed
+carries nothing but rings, so that waiters need a second one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import hiredis
+
+from django_redislock.backends.redis.errors import ReplyError
+from django_redislock.rules.keys import prefix_in
+
+if TYPE_CHECKING:
+    from typing import Any
+
+NOTHING = object()  # No whole reply has come yet.
+CHUNK = 8192  # Bytes that are read at once.
+Push = hiredis.PushNotification  # What the server sends unasked.
+# Its first word. A channel of a cluster ends when its slot goes to another node.
+RUNG = {b"message", b"smessage"}
+SUBSCRIBED = {b"subscribe", b"ssubscribe"}
+UNSUBSCRIBED = b"sunsubscribe"
+
+
+def reader() -> hiredis.Reader:
+    """A parser of replies."""
+    return hiredis.Reader(replyError=ReplyError, notEnoughData=NOTHING)
+
+
+def rings_as(protocol: int) -> type[list[Any]]:
+    """What rings come as on a connection that is subscribed, by its version of RESP."""
+    return Push if protocol == 3 else list
+
+
+def packed(*command: str | bytes | int) -> bytes:
+    """A command as the server reads it."""
+    # No int is handed to hiredis: printing one runs pending signal handlers, and if one of them
+    # raises (Ctrl-C, Celery's soft time limit), hiredis 3.5 reads through a null pointer.
+    safe = tuple([b"%d" % item if item.__class__ is int else item for item in command])
+    # The stubs of hiredis speak of a tuple of one.
+    data: bytes = hiredis.pack_command(safe)  # type: ignore[arg-type]
+    return data
+
+
+def subscription(channel: str) -> bytes:
+    """The command that subscribes to *channel*."""
+    # One with a hash tag is of a cluster, see lua/_queue.lua.
+    return packed("SSUBSCRIBE" if "{" in channel else "SUBSCRIBE", channel)
+
+
+def note(item: list[Any], channels: dict[str, str]) -> None:
+    """Note what a push says about where a connection is rung, in its *channels*."""
+    if item[0] in SUBSCRIBED:
+        channel = item[1].decode()
+        channels[prefix_in(channel)] = channel
+    elif item[0] == UNSUBSCRIBED:
+        channel = item[1].decode()
+        if channels.get(prefix_in(channel)) == channel:
+            del channels[prefix_in(channel)]
+
+
+def id_of(ring: bytes) -> str:
+    """The id of the lease that a ring is for; "" if it is for none."""
+    return ring.partition(b" ")[2].partition(b" ")[0].decode(errors="replace")
