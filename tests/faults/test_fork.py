@@ -158,7 +158,7 @@ def fork_beside_busy_threads(times: int) -> None:
     # If its block has not confirmed a lease that was handed over, the watchdog does. Its first try
     # has a sixth of a second, and a machine may stand still for longer. A loss is logged as ever.
     watchdog.SHORTEST_TRY = HUNG
-    pool, stop = backend()._server._pool, threading.Event()
+    pool, stop = backend()._pool, threading.Event()
     done = [0] * 6
 
     def work(number: int) -> None:
@@ -197,8 +197,8 @@ def test_a_fork_amid_the_end_of_a_dial_does_not_hang_the_child(locks: Locks, pro
 
     has_it, is_over = threading.Event(), threading.Event()
     proxy.blackhole()
-    backend()._server.prepare_watchdog()
-    dial = backend()._server._renewing_connection._dial
+    backend().prepare_watchdog()
+    dial = backend()._renewing_connection._dial
     assert dial is not None
     thread = in_thread(have_the_mutex)
     assert has_it.wait(HUNG)

@@ -53,7 +53,7 @@ def works(connection: Connection) -> bool:
 
 def idle_connections() -> list[Connection]:
     """The connections that the locks of this test keep for later."""
-    idle: list[Connection] = backends["default"]._server._pool._idle  # type: ignore[attr-defined]
+    idle: list[Connection] = backends["default"]._pool._idle  # type: ignore[attr-defined]
     return list(idle)
 
 
@@ -177,7 +177,7 @@ def test_connections_go_to_those_who_have_waited_longest(pool: ConnectionPool) -
 
 def test_an_acquire_waits_for_a_connection_as_long_as_for_the_lock(locks: Locks) -> None:
     locks.configure(OPTIONS={"max_connections": 5, "socket_timeout": 0.2}, UNAVAILABLE_AFTER=0)
-    pool = backends["default"]._server._pool  # type: ignore[attr-defined]
+    pool = backends["default"]._pool  # type: ignore[attr-defined]
     lent = [pool.take(HUNG) for _ in range(LIMIT)]
     lock = distributed_lock(NAME, wait=HUNG)
     acquiring = in_thread(lock.acquire)
@@ -192,7 +192,7 @@ def test_an_acquire_waits_for_a_connection_as_long_as_for_the_lock(locks: Locks)
 @pytest.mark.parametrize("wait", [0, 0.3])
 def test_who_gets_no_connection_is_told_so_in_time(wait: float, locks: Locks) -> None:
     locks.configure(OPTIONS={"max_connections": 5, "socket_timeout": 1.0})
-    pool = backends["default"]._server._pool  # type: ignore[attr-defined]
+    pool = backends["default"]._pool  # type: ignore[attr-defined]
     lent = [pool.take(HUNG) for _ in range(LIMIT)]
     with (
         takes(at_least=wait, at_most=wait + 2),

@@ -423,7 +423,7 @@ def test_a_listener_that_could_not_start_is_tried_again_with_the_next_connection
             assert not listening_threads()
     found = backends["default"]
     assert isinstance(found, SentinelBackend)
-    found._server._pool.close()  # As when the server has closed them.
+    found._pool.close()  # As when the server has closed them.
     with distributed_lock(NAME):
         assert listening_threads()
 

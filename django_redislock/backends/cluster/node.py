@@ -11,7 +11,6 @@ from django_redislock.backends.redis.calling import trouble
 from django_redislock.backends.redis.dialing import check_version
 from django_redislock.backends.redis.errors import TROUBLE, Exhausted, ReplyError
 from django_redislock.backends.redis.server import Server
-from django_redislock.backends.watchdog import Watchdog
 from django_redislock.rules.steps import Answer, Refused
 
 if TYPE_CHECKING:
@@ -39,10 +38,7 @@ class Redirection(NamedTuple):
 
 
 class Node(Server):
-    """A server that is one of a cluster, with a watchdog of its own.
-
-    So one that hangs delays the renewal of no lease on another.
-    """
+    """A server that is one of a cluster."""
 
     def __init__(
         self,
@@ -63,15 +59,10 @@ class Node(Server):
         """
         super().__init__(backend, dialer, most_connections)
         self.address = address
-        self.watchdog = Watchdog(backend, self)
         self._judge = judge
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.address}>"
-
-    def retire(self) -> None:
-        self.watchdog.retire()
-        super().retire()
 
     def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
         outcomes = self._in_its_words(super().renew_many(calls))

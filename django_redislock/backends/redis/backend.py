@@ -14,19 +14,13 @@ from django_redislock.backends.redis.checking import (
 )
 from django_redislock.backends.redis.dialing import PROTOCOLS
 from django_redislock.backends.redis.server import Server
-from django_redislock.backends.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
-
-    from django_redislock.backends.drivers import Begun
     from django_redislock.backends.redis.dialing import Dialing
-    from django_redislock.backends.redis.sessions import AsyncSession, Session
     from django_redislock.conf import Conf
-    from django_redislock.rules.steps import Call, Outcome
 
 
-class RedisBackend(Backend):
+class RedisBackend(Server, Backend):
     """Locks on one Redis (7.0 or newer) or Valkey server.
 
     OPTIONS are redis-py's connection options (username, password, ssl_*, socket_timeout, …), and
@@ -49,7 +43,8 @@ class RedisBackend(Backend):
         # That of the URL, if there is one: redis-py lets the URL win.
         self._timeout = self._dialer.timeout
         check_timeout(self._timeout, f"{where}['LOCATION']: socket_timeout")
-        super().__init__(conf)
+        self._inherited: list[object] = []  # Of the processes that this one was forked from.
+        Backend.__init__(self, conf)
 
     def _make_dialer(
         self, location: str | tuple[str, ...], options: dict[str, Any], where: str
@@ -70,41 +65,13 @@ class RedisBackend(Backend):
 
     def _start(self) -> None:
         super()._start()
-        self._server = Server(self, self._dialer, self._most_connections)
-        self.watchdog = Watchdog(self, self._server)
+        Server.__init__(self, self, self._dialer, self._most_connections)
 
     def after_fork(self) -> None:
-        self._server.abandon()
-        self._inherited = self._server  # A transport must not be collected before its loop.
+        self.abandon()
+        # A transport must not be collected before its loop.
+        self._inherited.append((self._loops, self._bells))
         super().after_fork()
-
-    def retire(self) -> None:
-        super().retire()
-        self._server.retire()
 
     def operation_timeout(self, ttl: float) -> float:
         return self._timeout or super().operation_timeout(ttl)
-
-    @property
-    def scripting(self) -> bool:
-        """Whether the server allows scripts, as far as we know."""
-        return self._server.scripting
-
-    def session(self) -> Session:
-        return self._server.session()
-
-    def async_session(self) -> AsyncSession:
-        return self._server.async_session()
-
-    def ask(self, step: Call) -> Begun:
-        return self._server.ask(step)
-
-    def aask(self, step: Call) -> Coroutine[Any, Any, Begun]:
-        return self._server.aask(step)
-
-    def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
-        return self._server.call_many(calls)
-
-    def commands(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]:
-        """See Server.commands()."""
-        return self._server.commands(*commands)

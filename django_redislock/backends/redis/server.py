@@ -1,17 +1,18 @@
-"""One Redis or Valkey server, as one process uses it: what is sent there, and by which connection.
-
-A backend has one server, or several that each keep some of its locks.
-"""
+"""One Redis or Valkey server, as one process uses it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django_redislock import clock
-from django_redislock.backends.redis import sessions
-from django_redislock.backends.redis.calling import Caller, turned_away
+from django_redislock import clock, process
+from django_redislock.backends import drivers
+from django_redislock.backends.drivers import Begun
+from django_redislock.backends.redis.calling import Caller, trouble, turned_away
+from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.errors import (
     TROUBLE,
+    NotSent,
+    ReplyError,
     described,
     is_transient,
     is_wrong_server,
@@ -21,14 +22,14 @@ from django_redislock.backends.redis.pool import ConnectionPool
 from django_redislock.backends.redis.protocol import packed
 from django_redislock.backends.redis.renewing import RenewingConnection
 from django_redislock.backends.redis.sessions import AsyncSession, Session
+from django_redislock.backends.watchdog import Watchdog
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules.steps import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Sequence
 
     from django_redislock.backends.base import Backend
-    from django_redislock.backends.drivers import Begun
     from django_redislock.backends.redis.connection import Connection
     from django_redislock.backends.redis.dialing import Dialing
     from django_redislock.rules.steps import Call, Outcome
@@ -39,14 +40,18 @@ PATIENCE = 2.0  # Seconds that plain commands may take at least: no lease runs m
 
 
 class Server:
-    """The connections of one process to one server, for the locks of one backend."""
+    """The connections of one process to one server, for the locks of one backend.
+
+    RedisBackend is one; a cluster has several, its nodes. Each has a watchdog of its own, so that
+    one that hangs delays the renewal of no lease on another.
+    """
 
     def __init__(self, backend: Backend, dialer: Dialing, most_connections: int) -> None:
         """Dial nobody yet.
 
         Args:
             backend: Whose locks they are.
-            dialer: How to come to a connection.
+            dialer: Makes the connections.
             most_connections: How many there may be for sync code, the watchdog's included.
         """
         self._prefix = backend.prefix
@@ -59,9 +64,11 @@ class Server:
         self._loops = Loops(dialer)
         self._bells = self._loops if resp3 else Loops(dialer)  # On which waiters are rung.
         self._renewing_connection = RenewingConnection(dialer, self._caller)
+        self.watchdog = Watchdog(backend, self)
 
     def retire(self) -> None:
-        """Keep no connection that is not in use from now on."""
+        """Keep no connection that is not in use from now on; see Backend.retire()."""
+        self.watchdog.retire()
         self._pool.retire()
 
     def abandon(self) -> None:
@@ -86,12 +93,57 @@ class Server:
         return AsyncSession(self._caller, self._loops, self._bells, self._pool)
 
     def ask(self, step: Call) -> Begun:
-        """Do the first step of a flow, blocking this thread."""
-        return sessions.ask(step, self._caller, self._pool)
+        """Do the first step of a flow on an idle connection: few steps for the usual answer."""
+        pool, caller, listens = self._pool, self._caller, bool(step.listening)
+        at_once = caller.scripting and not step.replicas
+        connection = pool.take_idle(to_wait=listens) if at_once else None
+        channel = caller.channel_on(connection, step.name) if connection is not None else ""
+        if connection is None or (listens and not channel):
+            return drivers.ask(step, Session(caller, pool, connection))
+        began_in, sent = process.current, clock.now()
+        try:
+            reply = connection.ask(caller.packed(step, channel), step.within)
+        except TROUBLE as error:
+            pool.drop(connection)
+            was_sent = not isinstance(error, NotSent)
+            return Begun(began_in, step, trouble(error, sent, was_sent=was_sent))
+        except BaseException:
+            pool.drop(connection)
+            raise
+        if reply.__class__ is ReplyError:  # Nothing was done.
+            left = rest(step.within, sent)
+            return drivers.ask(step, Session(caller, pool, connection), left)
+        answer = Answer(reply, sent, clock.now())
+        if reply.__class__ is not bytes:
+            return Begun(began_in, step, answer, Session(caller, pool, connection))
+        pool.give(connection)
+        return Begun(began_in, step, answer)
 
-    def aask(self, step: Call) -> Coroutine[Any, Any, Begun]:
+    async def aask(self, step: Call) -> Begun:
         """See ask(), without blocking the event loop."""
-        return sessions.aask(step, self._caller, self._loops, self._bells, self._pool)
+        caller, id = self._caller, step.listening  # noqa: A001
+        at_once = caller.scripting and not step.replicas
+        connection = self._loops.current() if at_once else None
+        channel = caller.channel_on(connection, step.name) if connection is not None else ""
+        if connection is None or (id and not channel):
+            return await drivers.aask(step, self.async_session())
+        began_in, sent = process.current, clock.now()
+        if id:
+            connection.expect_bell(id)
+        reply = None
+        try:
+            reply = await connection.send(caller.packed(step, channel), step.within)
+        except TROUBLE as error:
+            return Begun(began_in, step, trouble(error, sent))
+        finally:
+            if id and (reply is None or reply.__class__ is bytes):
+                connection.forget_bell(id)
+        if reply.__class__ is bytes:
+            return Begun(began_in, step, Answer(reply, sent, clock.now()))
+        session = AsyncSession(caller, self._loops, self._bells, self._pool, connection, id)
+        if reply.__class__ is ReplyError:
+            return await drivers.aask(step, session, rest(step.within, sent))
+        return Begun(began_in, step, Answer(reply, sent, clock.now()), session)
 
     def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
         """Run many scripts at once for the watchdog, on a connection of its own."""

@@ -6,9 +6,8 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from django_redislock import clock, process
+from django_redislock import clock
 from django_redislock.backends import drivers
-from django_redislock.backends.drivers import Begun
 from django_redislock.backends.redis.async_connection import retrieve
 from django_redislock.backends.redis.calling import trouble
 from django_redislock.backends.redis.connection import rest
@@ -35,59 +34,6 @@ if TYPE_CHECKING:
     from django_redislock.rules.steps import Call, Listen, Tell
 
 Result = TypeVar("Result")
-
-
-def ask(step: Call, caller: Caller, pool: ConnectionPool) -> Begun:
-    """Do the first step of a flow on an idle connection: few steps for the usual answer."""
-    listens = bool(step.listening)
-    connection = pool.take_idle(to_wait=listens) if caller.scripting and not step.replicas else None
-    channel = caller.channel_on(connection, step.name) if connection is not None else ""
-    if connection is None or (listens and not channel):
-        return drivers.ask(step, Session(caller, pool, connection))
-    began_in, sent = process.current, clock.now()
-    try:
-        reply = connection.ask(caller.packed(step, channel), step.within)
-    except TROUBLE as error:
-        pool.drop(connection)
-        return Begun(began_in, step, trouble(error, sent, was_sent=not isinstance(error, NotSent)))
-    except BaseException:
-        pool.drop(connection)
-        raise
-    if reply.__class__ is ReplyError:  # Nothing was done.
-        left = rest(step.within, sent)
-        return drivers.ask(step, Session(caller, pool, connection), left)
-    answer = Answer(reply, sent, clock.now())
-    if reply.__class__ is not bytes:
-        return Begun(began_in, step, answer, Session(caller, pool, connection))
-    pool.give(connection)
-    return Begun(began_in, step, answer)
-
-
-async def aask(
-    step: Call, caller: Caller, loops: Loops, bells: Loops, pool: ConnectionPool
-) -> Begun:
-    """See ask()."""
-    connection = loops.current() if caller.scripting and not step.replicas else None
-    channel = caller.channel_on(connection, step.name) if connection is not None else ""
-    if connection is None or (step.listening and not channel):
-        return await drivers.aask(step, AsyncSession(caller, loops, bells, pool))
-    began_in, sent = process.current, clock.now()
-    if step.listening:
-        connection.expect_bell(step.listening)
-    reply = None
-    try:
-        reply = await connection.send(caller.packed(step, channel), step.within)
-    except TROUBLE as error:
-        return Begun(began_in, step, trouble(error, sent))
-    finally:
-        if step.listening and (reply is None or reply.__class__ is bytes):
-            connection.forget_bell(step.listening)
-    if reply.__class__ is bytes:
-        return Begun(began_in, step, Answer(reply, sent, clock.now()))
-    session = AsyncSession(caller, loops, bells, pool, connection, step.listening)
-    if reply.__class__ is ReplyError:
-        return await drivers.aask(step, session, rest(step.within, sent))
-    return Begun(began_in, step, Answer(reply, sent, clock.now()), session)
 
 
 class Session(drivers.Blocking):
