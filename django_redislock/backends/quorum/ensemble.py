@@ -40,7 +40,7 @@ class Ensemble:
     nobody.
     """
 
-    bells: deque[bytes] = deque()  # Nobody is rung here; see Pool.
+    rings: deque[bytes] = deque()  # Nobody is rung here; see Pool.
 
     def __init__(self, members: Sequence[Member]) -> None:
         self._seats = [_Seat(member) for member in members]

@@ -56,7 +56,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf
         self._subscribing: dict[str, asyncio.Future[Any]] = {}  # By the prefix of the locks.
-        self._bells: dict[str, deque[bytes]] = {}
+        # What was heard for each lease id that is in here. All other rings are dropped.
+        self.rings: dict[str, deque[bytes]] = {}
         self._listeners: dict[str, asyncio.Future[None]] = {}
         self.opened_at = clock.now()
         self.closed: Exception | None = None
@@ -113,19 +114,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Find out whether a connection is alive that is rung on *channel*: else it closes."""
         self.send(subscription(channel), seconds).add_done_callback(retrieve)
 
-    def expect_bell(self, id: str) -> None:  # noqa: A002
-        """Keep the rings for *id* until forget_bell()."""
-        self._bells.setdefault(id, deque())
-
-    def forget_bell(self, id: str) -> None:  # noqa: A002
-        """Drop what comes for *id*."""
-        self._bells.pop(id, None)
-
-    async def bell(self, id: str, seconds: float) -> bytes | None:  # noqa: A002
-        """See Connection.bell(), for the rings for *id*."""
+    async def next_ring(self, id: str, seconds: float) -> bytes | None:  # noqa: A002
+        """See Connection.next_ring(); for *id* there is an entry in *rings*."""
         if self.closed:
             raise self.closed
-        rings = self._bells[id]
+        rings = self.rings[id]
         if not rings and seconds > 0:
             listener = self._listeners[id] = self._loop.create_future()
             alarm = self._loop.call_later(seconds, _wake, listener)
@@ -188,14 +181,14 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if item[0] in SUBSCRIBED:
             self._answered(None)  # It comes in the order of the commands, like a reply.
         elif item[0] == UNSUBSCRIBED:
-            for rings in self._bells.values():
+            for rings in self.rings.values():
                 rings.append(b"")  # Whom it concerns finds out by asking.
             for listener in self._listeners.values():
                 _wake(listener)
         elif item[0] in RUNG:
             id = id_of(item[2])  # noqa: A001
-            if id in self._bells:
-                self._bells[id].append(item[2])
+            if id in self.rings:
+                self.rings[id].append(item[2])
                 if waiting := self._listeners.get(id):
                     _wake(waiting)
 

@@ -51,9 +51,9 @@ class Connection:
         "_unasked",
         "_unread",
         "_unsubscribed",
-        "bells",
         "channels",
         "opened_at",
+        "rings",
     )
 
     def __init__(self, redis_connection: redis.Connection) -> None:
@@ -62,7 +62,7 @@ class Connection:
         # TLS has no such flag, nor have all systems; then it is sent at once.
         self._more = 0 if isinstance(self._socket, ssl.SSLSocket) else _MSG_MORE
         self._reader = reader()
-        self.bells: deque[bytes] = deque()  # Rings that came while a reply was awaited.
+        self.rings: deque[bytes] = deque()  # Rings that came while a reply was awaited.
         self._seconds = -1.0
         self._unasked: type[list[Any]] = Push  # What the server sends by itself.
         self.opened_at = clock.now()
@@ -149,10 +149,10 @@ class Connection:
             else:
                 raise item if isinstance(item, ReplyError) else ConnectionError("out of step")
 
-    def bell(self, seconds: float) -> bytes | None:
+    def next_ring(self, seconds: float) -> bytes | None:
         """The next ring, or None if there is none within *seconds*, or there will be none."""
-        if self.bells:
-            return self.bells.popleft()
+        if self.rings:
+            return self.rings.popleft()
         if seconds <= 0 or self._is_deaf():
             return None
         self._limit(seconds)
@@ -168,7 +168,7 @@ class Connection:
             self._unread -= 1
         else:
             raise ConnectionError("out of step")
-        return self.bells.popleft() if self.bells else b""
+        return self.rings.popleft() if self.rings else b""
 
     def close(self) -> None:
         """Close it. In a forked child only the child's copy is closed, without a shutdown."""
@@ -200,7 +200,7 @@ class Connection:
 
     def _pushed(self, item: list[Any]) -> None:
         if item[0] in RUNG:
-            self.bells.append(item[2])
+            self.rings.append(item[2])
         else:
             note(item, self.channels)
             self._unsubscribed |= item[0] == UNSUBSCRIBED

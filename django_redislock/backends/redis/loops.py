@@ -25,52 +25,54 @@ class Loops:
     def __init__(self, dialer: Dialing) -> None:
         self._dialer = dialer
         # By the id of the loop, which no other has as long as the first one is referred to.
-        self._loop_connections: dict[int, ReferenceType[_LoopConnection]] = {}
+        self._loops: dict[int, ReferenceType[_Loop]] = {}
 
     def current(self) -> AsyncConnection | None:
         """The open connection of the running loop, if there is one."""
-        reference = self._loop_connections.get(id(asyncio.get_running_loop()))
-        loop_connection = reference() if reference is not None else None
-        return loop_connection.open_connection if loop_connection is not None else None
+        reference = self._loops.get(id(asyncio.get_running_loop()))
+        loop = reference() if reference is not None else None
+        connection = loop.connection if loop is not None else None
+        return connection if connection is not None and connection.closed is None else None
 
     async def connection(self, seconds: float) -> AsyncConnection:
         """The open connection of the running loop, or a new one within so many seconds."""
-        return await self._of_running_loop().get(seconds)
+        return self.current() or await self._running().dialed(seconds)
 
     def replace(self, connection: AsyncConnection) -> None:
         """Give the running loop another connection; the one it has is closed."""
-        loop_connection = self._of_running_loop()
-        former = loop_connection.connection
-        loop_connection.keep(connection)
+        loop = self._running()
+        former = loop.connection
+        loop.keep(connection)
         if former is not None:
             former.close()
 
     def abandon(self) -> None:
         """In a forked child: free its copies of the parent's connections."""
-        every = [reference() for reference in list(self._loop_connections.values())]
+        loops = [reference() for reference in list(self._loops.values())]
         # A transport must not be collected before its loop.
-        self._inherited = [one for one in every if one is not None]
-        for one in self._inherited:
-            if one.connection is not None:
-                one.connection.abandon()
+        self._inherited = [loop for loop in loops if loop is not None]
+        for loop in self._inherited:
+            if loop.connection is not None:
+                loop.connection.abandon()
 
-    def _of_running_loop(self) -> _LoopConnection:
-        loop = asyncio.get_running_loop()
-        reference = self._loop_connections.get(id(loop))
-        loop_connection = reference() if reference is not None else None
-        if loop_connection is None:
-            loop_connection = _LoopConnection(self._dialer, loop)
-            self._loop_connections[id(loop)] = ref(loop_connection, partial(self._forget, id(loop)))
-            loop_connection.close_with_loop()
-        return loop_connection
+    def _running(self) -> _Loop:
+        """What the running loop has, from now on if it has nothing yet."""
+        running = asyncio.get_running_loop()
+        reference = self._loops.get(id(running))
+        loop = reference() if reference is not None else None
+        if loop is None:
+            loop = _Loop(self._dialer, running)
+            self._loops[id(running)] = ref(loop, partial(self._forget, id(running)))
+            loop.close_at_end()
+        return loop
 
-    def _forget(self, loop_id: int, reference: ReferenceType[_LoopConnection]) -> None:
-        if self._loop_connections.get(loop_id) is reference:  # Else there is a new one.
-            del self._loop_connections[loop_id]
+    def _forget(self, loop_id: int, reference: ReferenceType[_Loop]) -> None:
+        if self._loops.get(loop_id) is reference:  # Else there is a new one.
+            del self._loops[loop_id]
 
 
-class _LoopConnection:
-    """The connection of one event loop, closed with it.
+class _Loop:
+    """What one event loop has: a connection, which is closed with it.
 
     The connection refers to this, and the loop to the connection as long as that is open.
     """
@@ -78,19 +80,11 @@ class _LoopConnection:
     def __init__(self, dialer: Dialing, loop: asyncio.AbstractEventLoop) -> None:
         self.connection: AsyncConnection | None = None
         self._dialer = dialer
-        self._loop = loop
+        self._loop = loop  # Kept, so that no other has its id.
         self._dial: _Dial | None = None
 
-    @property
-    def open_connection(self) -> AsyncConnection | None:
-        """The connection, unless it is lost or not there yet."""
-        return (
-            self.connection if self.connection is not None and not self.connection.closed else None
-        )
-
-    async def get(self, seconds: float) -> AsyncConnection:
-        if connection := self.open_connection:
-            return connection
+    async def dialed(self, seconds: float) -> AsyncConnection:
+        """A new connection within so many seconds, the same for all who ask meanwhile."""
         if self._dial is None or self._dial.is_over():
             self._dial = _Dial(asyncio.create_task(self._connect(seconds)))
         return await self._dial.result(seconds)
@@ -104,7 +98,7 @@ class _LoopConnection:
         """Have a new connection, and be kept by it."""
         self.connection, connection.owner = connection, self
 
-    def close_with_loop(self) -> None:
+    def close_at_end(self) -> None:
         """Have the connection closed when asyncio.run() ends the loop, or somebody as it does.
 
         They close the asynchronous generators that the loop was told of, and nobody else is told.

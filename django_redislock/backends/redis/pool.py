@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 class Lendable(Protocol):
     """What a pool lends."""
 
-    bells: deque[bytes]  # What it was rung that nobody has heard yet.
+    rings: deque[bytes]  # Those that nobody has heard yet.
 
     def close(self) -> None: ...
     def cut(self) -> None: ...
@@ -66,6 +66,7 @@ class Pool(Generic[Lent]):
     def __init__(self, dial: Callable[[float], Lent], limit: int) -> None:
         self._dial = dial
         self._limit = limit
+        self._few = limit - self.KEPT_BACK  # So many may exist and be used by waiters, all of them.
         self._idle: list[Lent] = []
         # Those that exist, and the room for those that are being dialed. Not a count: one that an
         # exception of a signal handler made us lose makes room again when it is collected.
@@ -118,15 +119,15 @@ class Pool(Generic[Lent]):
         except IndexError:
             return None
         # Asked when it is taken already: of those who come at the same time, the last ones see it.
-        if to_wait and self._is_crowded():
+        if to_wait and len(self._taken) > self._few and self._is_crowded():
             self.give(connection)
             return None
         return connection
 
     def give(self, connection: Lent) -> None:
         """Return a connection that is in step: all its replies were read, or are known to come."""
-        if connection.bells:
-            connection.bells.clear()  # Nobody waits for them any more.
+        if connection.rings:
+            connection.rings.clear()  # Nobody waits for them any more.
         self._idle.append(connection)
         if self._retired:
             self.close()
@@ -379,7 +380,7 @@ class SharedBell:
         """Drop what comes for *id*. Takes no lock: a thread that a fork ended may hold it."""
         self._rings.pop(id, None)
 
-    def bell(self, id: str, seconds: float) -> bytes | None:  # noqa: A002
+    def next_ring(self, id: str, seconds: float) -> bytes | None:  # noqa: A002
         """The next ring for *id*, or None if there is none within *seconds*."""
         self._check_open()
         try:
@@ -426,7 +427,7 @@ class SharedBell:
 
     def _read(self, connection: Connection) -> None:
         while True:
-            ring = connection.bell(self.CHECK_EVERY)
+            ring = connection.next_ring(self.CHECK_EVERY)
             if ring is None:
                 # A node of a cluster ends a channel when its slot has moved.
                 if not (self._rings and connection.channels):

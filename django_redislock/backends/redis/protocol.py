@@ -40,9 +40,10 @@ def packed(*command: str | bytes | int) -> bytes:
     """A command as the server reads it."""
     # No int is handed to hiredis: printing one runs pending signal handlers, and if one of them
     # raises (Ctrl-C, Celery's soft time limit), hiredis 3.5 reads through a null pointer.
-    safe = tuple([b"%d" % item if item.__class__ is int else item for item in command])
+    if int in map(type, command):
+        command = tuple([b"%d" % item if item.__class__ is int else item for item in command])
     # The stubs of hiredis speak of a tuple of one.
-    data: bytes = hiredis.pack_command(safe)  # type: ignore[arg-type]
+    data: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]
     return data
 
 

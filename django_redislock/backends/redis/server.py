@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django_redislock import clock, process
@@ -129,7 +130,7 @@ class Server:
             return await drivers.aask(step, self.async_session())
         began_in, sent = process.current, clock.now()
         if id:
-            connection.expect_bell(id)
+            connection.rings.setdefault(id, deque())
         reply = None
         try:
             reply = await connection.send(caller.packed(step, channel), step.within)
@@ -137,7 +138,7 @@ class Server:
             return Begun(began_in, step, trouble(error, sent))
         finally:
             if id and (reply is None or reply.__class__ is bytes):
-                connection.forget_bell(id)
+                connection.rings.pop(id, None)
         if reply.__class__ is bytes:
             return Begun(began_in, step, Answer(reply, sent, clock.now()))
         session = AsyncSession(caller, self._loops, self._bells, self._pool, connection, id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -113,11 +114,11 @@ class Session(drivers.Blocking):
         try:
             if self._bell is not None:
                 self._give()  # Others need it meanwhile.
-                return _bell(self._bell.bell(step.id, step.seconds))
+                return _bell(self._bell.next_ring(step.id, step.seconds))
             if self._connection is None:
                 raise Unanswered("the connection was lost", now, now)
             while True:
-                ring = self._connection.bell(until - now)
+                ring = self._connection.next_ring(until - now)
                 if ring is None or id_of(ring) == step.id:
                     return _bell(ring)
                 now = clock.now()
@@ -243,13 +244,13 @@ class AsyncSession(drivers.Awaiting):
         begun = clock.now()
         assert self._rung is not None
         try:
-            return _bell(await self._rung.bell(step.id, step.seconds))
+            return _bell(await self._rung.next_ring(step.id, step.seconds))
         except TROUBLE as error:
             raise trouble(error, begun) from error
 
     def close(self) -> None:
         if self._rung is not None:
-            self._rung.forget_bell(self._id)
+            self._rung.rings.pop(self._id, None)
 
     def _lacks_bell(self, step: Call) -> bool:
         """Whether a connection for rings alone is needed, and not there yet."""
@@ -276,7 +277,7 @@ class AsyncSession(drivers.Awaiting):
             # Nobody asks anything on it, so that nobody would notice its end.
             rung.subscribe_again(channel, step.within)
         self._rung, self._id = rung, step.listening
-        rung.expect_bell(step.listening)
+        rung.rings.setdefault(step.listening, deque())
 
     def _channel(self, step: Call | Tell) -> str:
         """Where we are rung."""

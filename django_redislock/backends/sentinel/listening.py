@@ -89,4 +89,4 @@ class Listener:
             if not self._sentinels.is_behind(master):
                 with suppress(redis_errors.ConnectionError):  # It became known in another way.
                     self._learn(master, asked)
-            connection.bell(self.ASK_EVERY)
+            connection.next_ring(self.ASK_EVERY)
