@@ -47,7 +47,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._transport: Any = writer.transport
         self._loop = asyncio.get_running_loop()
         self._reader = reader()
-        self._rings = rings_as(redis_connection.get_protocol())
+        self._rings = rings_as(redis_connection.protocol)
         self._unasked: type[list[Any]] = Push  # What the server sends by itself.
         # A view: what comes by TLS is written into slices of it, and a slice of bytes is a copy.
         self._buffer = memoryview(bytearray(CHUNK))

@@ -137,7 +137,7 @@ class Connection:
     def subscribe(self, channel: str, seconds: float) -> None:
         """Be rung on *channel* from now on, too. In RESP2 it then does nothing else."""
         self.send(subscription(channel), seconds)
-        self._unasked = rings_as(self._redis_connection.get_protocol())
+        self._unasked = rings_as(self._redis_connection.protocol)
         while True:
             item = self._item()
             if isinstance(item, self._unasked):

@@ -31,7 +31,7 @@ def reader() -> hiredis.Reader:
     return hiredis.Reader(replyError=ReplyError, notEnoughData=NOTHING)
 
 
-def rings_as(protocol: int) -> type[list[Any]]:
+def rings_as(protocol: int | str) -> type[list[Any]]:
     """What rings come as on a connection that is subscribed, by its version of RESP."""
     return Push if protocol == 3 else list
 
