@@ -337,7 +337,7 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan(
     # Prepared by a connection: one that was interrupted is given up.
     with told() if by_flow else nullcontext():
         places, orphaned = sweep(use, locks, prepare=enter)
-    assert {"ask", "Connection.ask", "Holds._take_over"} <= places
+    assert {"Server.ask", "Connection.ask", "Holds._take_over"} <= places
     assert are_in_the_watchdog(places)
     assert ({"_acquire", "Begun.tell", "Holds._attempt", "Holds._release"} <= places) is by_flow
     assert orphaned <= TOO_EARLY
@@ -407,7 +407,7 @@ def test_r4_an_interrupt_anywhere_in_a_task_leaves_no_orphan(locks: Locks) -> No
             runner.run(aenter())
 
         places, orphaned = sweep(use, locks, prepare=use)
-        assert {"AsyncConnection.buffer_updated", "aask", "Holds._take_over"} <= places
+        assert {"AsyncConnection.buffer_updated", "Server.aask", "Holds._take_over"} <= places
         assert are_in_the_watchdog(places)
         assert orphaned <= TOO_EARLY
         use()
