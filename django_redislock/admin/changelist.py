@@ -151,7 +151,17 @@ class Rows:
         return self
 
 
-class HeldLockList(ChangeList):
+class PlainList(ChangeList):
+    """An empty list offers no actions, and one of all rows counts them once, below."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        self.show_admin_actions = bool(self.result_count)
+        if not (self.query or self.has_active_filters):
+            self.full_result_count = self.result_count
+
+
+class HeldLockList(PlainList):
     """Filters, sorts and pages held locks."""
 
     queryset: Rows
@@ -171,12 +181,6 @@ class HeldLockList(ChangeList):
         )
         self.clear_all_filters_qs = self.get_query_string(remove=list(self.get_filters_params()))
         return rows
-
-    def get_results(self, request: HttpRequest) -> None:
-        super().get_results(request)
-        self.show_admin_actions = bool(self.result_count)
-        if not (self.query or self.has_active_filters):
-            self.full_result_count = self.result_count
 
     def get_ordering_field_columns(self) -> dict[int, Any]:
         """What the heads of the columns show: the order that was chosen, else the one there is."""

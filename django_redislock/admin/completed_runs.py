@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from django.contrib import admin
 
 from django_redislock.admin import markup
+from django_redislock.admin.changelist import PlainList
 from django_redislock.completed_runs import CompletedRun
 from django_redislock.humanize import visible
 
@@ -35,6 +36,10 @@ class CompletedRunAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     ordering = ("-completed_at", "-pk")
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[PlainList]:
+        """Most sites have no such runs."""
+        return PlainList
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Only a run is the proof that it has completed."""

@@ -71,6 +71,24 @@ def test_an_empty_page_says_why(sign_in: Callable[..., Client]) -> None:
     assert says not in shown
 
 
+def test_an_empty_page_offers_no_actions_and_counts_no_results(
+    sign_in: Callable[..., Client],
+) -> None:
+    client = sign_in("forgetter")
+    actions, results = '<div class="actions">', "0 results"
+    empty = text(client.get(LIST))
+    assert actions not in empty
+    assert results not in empty
+    assert "0 completed runs" not in empty
+    add_run("lottery")
+    shown = text(client.get(LIST))
+    assert actions in shown
+    assert "Show all" not in shown
+    in_vain = text(client.get(LIST, {"q": "raffle"}))
+    assert actions not in in_vain
+    assert f"{results} (<a" in in_vain  # Which leads back to all.
+
+
 def test_nobody_adds_or_changes(sign_in: Callable[..., Client]) -> None:
     client = sign_in("root")
     run = add_run("lottery")
