@@ -18,16 +18,16 @@ local function raise_mark(fence)
   redis.pcall('ZADD', FENCE, 'GT', fence, 'last')
 end
 
--- The lease of a waiter who was rung is a claim: it has a channel and only a short time.
+-- With a *channel* it is handed over: whoever was rung there must confirm it within a short time.
 local function grant(token, id, ttl, renews, owner, fence, us, channel)
   local ms = string.sub(us, 1, -4)
-  local state, claim, px = 'h', '0', ttl
+  local state, confirm_by, px = 'h', '0', ttl
   if channel ~= '' then
-    -- A claim's key outlives the claim, or a lapsed one would leave no trace of who let it lapse.
-    state, claim, px = 'c', digits(ms + math.min(CLAIM, ttl)), ttl + CLAIM
+    -- The key outlives that time, or nobody would know who has let it pass.
+    state, confirm_by, px = 'c', digits(ms + math.min(CONFIRM_WITHIN, ttl)), ttl + CONFIRM_WITHIN
   end
   local head = token .. state .. renews .. '00000' .. id .. '|' .. fence .. '|' .. ms .. '|' .. ttl
-  call('SET', LOCK, head .. '|' .. claim .. '|' .. channel .. '|' .. owner, 'PX', px)
+  call('SET', LOCK, head .. '|' .. confirm_by .. '|' .. channel .. '|' .. owner, 'PX', px)
   if HELD then
     redis.pcall('ZADD', HELD, ms + px, LOCK)
     -- Leases that expired leave their entry behind; now and then is enough to drop those.

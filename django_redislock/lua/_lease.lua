@@ -5,11 +5,11 @@
 -- ARGV  each operation names its own; `channel`, on which the asking connection is rung, or '', is
 --       added for those that end with it, see scripts.py
 --
--- lock     token(32) state(1) renews(1) renewals(5) id(16) "|" fence "|" since "|" ttl "|" claim "|" channel "|" owner
---          state: h held; c claimed (handed over, not yet confirmed); k kept by min_hold (cooling)
+-- lock     token(32) state(1) renews(1) renewals(5) id(16) "|" fence "|" since "|" ttl "|" confirm_by "|" channel "|" owner
+--          state: h held; c handed over, to be confirmed; k kept by min_hold (cooling)
 --          renews: r if its owner is going to renew it, a third of the ttl from now; else -
---          since: server time of the grant; ttl: as granted, or made longer since; claim: server time at which it lapses;
---          all in ms
+--          since: server time of the grant; ttl: as granted, or made longer since; confirm_by: server time
+--          until which a hand-over can be confirmed, and 0 for any other lease; all in ms
 --
 -- Scripts do not roll back, so every read that can fail comes before the first write. The index
 -- is only a hint for listings: trouble with it (pcall) never fails an operation on the lock.
@@ -18,7 +18,7 @@
 -- "include"): each run of a script creates all the functions it passes by.
 
 local call = redis.call
-local CLAIM = 1000 -- ms a handed-over lease waits for its owner's confirmation
+local CONFIRM_WITHIN = 1000 -- ms a handed-over lease waits for its owner's confirmation
 local WAITER_TTL = 6000 -- ms a waiter's entry lives without a look; a waiter looks every 2000 ms
 local DAY = 86400000 -- ms
 local SIGHT = 8192 -- bytes that are answered of what others may have written; all of ours is shorter, see rules/stored.py

@@ -30,13 +30,13 @@ local function note_past(value, ended, ms)
   redis.pcall('PEXPIRE', PAST, 2 * DAY)
 end
 
--- Somebody meets a lease that is not renewed yet, and may never be, or one that was never taken up:
+-- Somebody meets a lease that is not renewed yet, and may never be, or that nobody has confirmed in time:
 -- should it expire, its owner is known.
 local function note_met(value, ms)
-  local state, renewals, since, claim =
+  local state, renewals, since, confirm_by =
     string.match(value, '^([hc])[r-](%d%d%d%d%d)%x+|%d+|(%d+)|%d+|(%d+)|', 33)
   if renewals == '00000' then
-    if state == 'h' and ms - since >= NOTED or state == 'c' and tonumber(claim) <= ms then
+    if state == 'h' and ms - since >= NOTED or state == 'c' and tonumber(confirm_by) <= ms then
       note_past(value, '')
     end
   end

@@ -1,8 +1,12 @@
 -- queue: how a lock passes from one owner to the next.
 --
--- queue    the waiters' tokens by ticket
--- waiters  token -> expiry(ms) "|" channel "|" ttl(ms) "|" renews "|" id "|" owner
+-- queue    the waiters. Each has two members, both with its ticket as their score: its token, and its record, which
+--          begins with it: token(32) "|" expiry(ms) "|" channel "|" ttl(ms) "|" renews "|" id "|" owner
+--          With equal scores the shorter member comes first, so a waiter's token stands before its record.
 
+local RECORD = '^[^|]+|(%d+)|([^|]*)|(%d+)|([r-])|(%x+)|(.*)$'
+
+-- Of a lease, and of both members of a waiter.
 local function is_of(value, token)
   return string.sub(value, 1, 32) == token
 end
@@ -28,53 +32,59 @@ local function ring(channel, words)
   return heard
 end
 
--- fence, since, claim, channel of a lease; nothing if the value is not one of ours.
+-- fence, since, confirm_by, channel of a lease; nothing if the value is not one of ours.
 local function read(value)
   if string.match(value, '^[hck][r-]%d%d%d%d%d%x+()|', 33) == 56 then
     return string.match(value, '^|(%d+)|(%d+)|%d+|(%d+)|([^|]*)|', 56)
   end
 end
 
-local function first_waiter()
-  return call('ZRANGE', QUEUE, 0, 0)[1]
+-- Takes the first waiter out of the queue: {token, ticket, record, ticket}, or {} if nobody waits.
+local function pop_waiter()
+  return call('ZPOPMIN', QUEUE, 2)
 end
 
+-- Takes a waiter out of the queue; returns its ticket, or nothing if it was not there.
 local function dequeue(token)
-  call('ZREM', QUEUE, token)
-  call('HDEL', WAITERS, token)
+  local ticket = call('ZSCORE', QUEUE, token)
+  if ticket then
+    for _, member in ipairs(call('ZRANGE', QUEUE, ticket, ticket, 'BYSCORE')) do
+      if is_of(member, token) then
+        call('ZREM', QUEUE, member)
+      end
+    end
+  end
+  return ticket
 end
 
--- Grants the lock to *token*, the first waiter, or to the next one who can be rung, as a claim, and returns that token.
--- If the first is *me*, who is awake and asking, returns it without a grant; nil without waiters.
-local function hand_over(token, previous, me)
+-- Grants the lock, unconfirmed, to *first* or to the next waiter who can be rung; returns its token, or nil if there is
+-- none. *me* is awake and asking: if it is the first, returns it without a grant. Whoever comes before has been
+-- taken out of the queue by then; a server that accepts no writes refuses that, but would let PUBLISH pass.
+local function hand_over(first, previous, me)
+  local token, _, record = unpack(first)
   while token and token ~= me do
     local us = clock()
-    local record = call('HGET', WAITERS, token) or ''
-    local expiry, channel, ttl, renews, id, owner =
-      string.match(record, '^(%d+)|([^|]*)|(%d+)|([r-])|(%x+)|(.*)$')
+    local expiry, channel, ttl, renews, id, owner = string.match(record or '', RECORD)
     -- A ring that nobody receives tells of a killed waiter at once. The bell brings the server
     -- time of the grant; the waiter learns the fence from it too.
     local fence = next_fence(previous, us)
-    -- A server that accepts no writes would let PUBLISH pass, and refuses this.
-    call('PEXPIRE', QUEUE, WAITER_TTL)
     local rung = expiry
       and tonumber(expiry) > milliseconds(us)
       and ring(channel, 'granted ' .. id .. ' ' .. fence .. ' ' .. us) > 0
-    dequeue(token)
     if rung then
       raise_mark(fence)
       grant(token, id, ttl, renews, owner, fence, us, channel)
       return token
     end
-    token = first_waiter()
+    token, _, record = unpack(pop_waiter())
   end
   return token
 end
 
--- Ends the current lease: the next waiter has the lock, or nobody has.
-local function pass_on(value, head)
-  -- What is not ours tells no fence.
-  if not (head and hand_over(head, read(value) or call('ZSCORE', FENCE, 'last'))) then
+-- Ends the current lease: the next waiter has the lock, or nobody has. *first* is that waiter, if taken out already.
+local function pass_on(value, first)
+  local previous = read(value) or call('ZSCORE', FENCE, 'last') -- what is not ours tells no fence
+  if not hand_over(first or pop_waiter(), previous) then
     call('DEL', LOCK)
     if HELD then
       redis.pcall('ZREM', HELD, LOCK)

@@ -9,7 +9,7 @@
 --         {'busy', ms until the current lease must have ended, value of lock or its beginning, server time in ms}
 --         {'done', value of done, server time in ms} or {'finished', ms since}, if it is pointless
 --         {'endless'} if the key has no expiry, so that waiting for it would never end
-local LOCK, QUEUE, WAITERS, FENCE, DONE, FINISHED, PAST, RUNS, HELD, RAN = unpack(KEYS)
+local LOCK, QUEUE, FENCE, DONE, FINISHED, PAST, RUNS, HELD, RAN = unpack(KEYS)
 -- include _lease
 -- include _grant
 local token, id, ttl, mode, ticket, markers, renews, owner, channel = unpack(ARGV)
@@ -55,7 +55,7 @@ end
 -- include _past
 if done_before then
   if value and is_of(value, token) and state_of(value) ~= 'k' then
-    pass_on(value, first_waiter())
+    pass_on(value)
   end
   dequeue(token)
   return done_before
@@ -66,7 +66,7 @@ local ms = milliseconds(us)
 local left, previous
 if value then
   local state = state_of(value)
-  local fence, since, claim, claimant = read(value)
+  local fence, since, confirm_by, rung_at = read(value)
   if is_of(value, token) and state ~= 'k' then
     if state == 'c' then
       call('PEXPIRE', LOCK, ttl)
@@ -88,19 +88,18 @@ if value then
     return { 'endless' }
   end
   note_met(value, ms)
-  if not claim then
+  if not confirm_by then
     list_until(digits(ms + left)) -- not ours
   elseif state == 'c' then
-    left = math.min(left, claim - ms)
+    left = math.min(left, confirm_by - ms)
     if left <= 0 then
-      -- Nobody confirmed: the claimant's whole process is suspect. Its entries are passed over
-      -- until it looks again, so that a stopped process delays the others once, not per waiter.
-      local process = string.match(claimant, '^(.*):')
+      -- Nobody confirmed: the whole process that was rung is suspect. Its waiters are passed over
+      -- until they look again, so that a stopped process delays the others once, not per waiter.
+      local process = string.match(rung_at, '^(.*):')
       if process ~= string.match(channel, '^(.*):') then
-        local records = call('HGETALL', WAITERS)
-        for i = 1, #records, 2 do
-          if string.match(records[i + 1], '^%d+|([^|]*):%d+|') == process then
-            dequeue(records[i])
+        for _, member in ipairs(call('ZRANGE', QUEUE, 0, -1)) do
+          if string.match(member, '^[^|]+|%d+|([^|]*):%d+|') == process then
+            call('ZREM', QUEUE, string.sub(member, 1, 32), member)
           end
         end
       end
@@ -111,11 +110,8 @@ end
 
 if not left then
   previous = previous or call('ZSCORE', FENCE, 'last')
-  local head = hand_over(first_waiter(), previous, token)
-  if not head or head == token then
-    if head then
-      dequeue(token)
-    end
+  local next_one = hand_over(pop_waiter(), previous, token)
+  if not next_one or next_one == token then
     local fence = next_fence(previous, us)
     raise_mark(fence)
     grant(token, id, ttl, renews, owner, fence, us, '')
@@ -124,32 +120,29 @@ if not left then
     end
     return fence
   end
-  value, left = call('GET', LOCK), CLAIM
+  value, left = call('GET', LOCK), CONFIRM_WITHIN
 end
 
 if mode ~= 'queue' then
+  call('PEXPIRE', QUEUE, 1, 'GT') -- as in _absence.lua: one that is no master must not say so
   if mode == 'last' then
     dequeue(token)
-  else
-    call('PEXPIRE', QUEUE, 1, 'GT') -- as in _absence.lua: one that is no master must not say so
   end
   if state_of(value) == 'c' then
-    left = math.max(call('PTTL', LOCK) - CLAIM, 1) -- of the lease, as look shows it
+    left = math.max(call('PTTL', LOCK) - CONFIRM_WITHIN, 1) -- of the lease, as look shows it
   end
   return { 'busy', left, string.sub(value, 1, SIGHT), ms }
 end
 
-if ticket == '0' then
+local queued_before = dequeue(token)
+if queued_before then
+  ticket = digits(queued_before)
+elseif ticket == '0' then
   -- Not the bare clock: when it is set back, newcomers would overtake.
   local last = call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
   ticket = next_fence(last, us)
 end
-local entry = { digits(ms + WAITER_TTL), channel, ttl, renews, id, owner }
-call('HSET', WAITERS, token, table.concat(entry, '|'))
-local queued = call('ZADD', QUEUE, 'NX', ticket, token)
-if queued == 0 then
-  ticket = digits(call('ZSCORE', QUEUE, token))
-end
-call('PEXPIRE', WAITERS, WAITER_TTL)
+local record = { token, digits(ms + WAITER_TTL), channel, ttl, renews, id, owner }
+call('ZADD', QUEUE, ticket, token, ticket, table.concat(record, '|'))
 call('PEXPIRE', QUEUE, WAITER_TTL)
-return { 'queued', ticket, left, us, queued }
+return { 'queued', ticket, left, us, queued_before and 0 or 1 }

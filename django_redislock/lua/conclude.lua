@@ -7,7 +7,7 @@
 --       recognised_for: ms in which a duplicate of the run is (see _runs.lua), 0 if it is no run of a task
 --       kept: how its records are, see _runs.lua too
 -- returns as release does
-local LOCK, QUEUE, WAITERS, FENCE, DONE, FORCED, PAST, FINISHED, RUNS, HELD, RAN = unpack(KEYS)
+local LOCK, QUEUE, FENCE, DONE, FORCED, PAST, FINISHED, RUNS, HELD, RAN = unpack(KEYS)
 -- include _lease
 -- include _grant
 -- include _queue
@@ -15,7 +15,6 @@ local LOCK, QUEUE, WAITERS, FENCE, DONE, FORCED, PAST, FINISHED, RUNS, HELD, RAN
 -- include _absence
 local token, id, min_hold, once, owner, ended, run, recognised_for, kept = unpack(ARGV)
 local value = call('GET', LOCK)
-local head = call('ZRANGE', QUEUE, 0, 0)[1]
 if not value or not is_of(value, token) then
   -- A resend may come late. Its owner must know whether the first try was carried out, and so what
   -- is to stay behind does, or the lease has ended by itself.
@@ -36,25 +35,23 @@ local _, since = read(value)
 local left = math.min(since + min_hold - ms, min_hold)
 local cooling = left > 0
 if cooling then
-  local record = head and call('HGET', WAITERS, head)
+  local record = call('ZRANGE', QUEUE, 0, 1)[2]
   call('PEXPIRE', LOCK, left)
   call('SETRANGE', LOCK, 32, 'k')
   if HELD then
     redis.pcall('ZADD', HELD, ms + left, LOCK)
   end
-  if record then
+  local _, channel, _, _, id = string.match(record or '', RECORD)
+  if channel then
     -- Or the first waiter would sleep until the end that the lease had before.
-    local channel, id = string.match(record, '^%d+|([^|]*)|%d+|[r-]|(%x+)|')
     ring(channel, 'look ' .. id .. ' ' .. digits(left))
   end
+else
+  pass_on(value)
 end
 if once ~= '0' then
   -- A server out of memory refuses SET as the first write of a script, but not as a later one.
-  call('PEXPIRE', LOCK, cooling and left or CLAIM)
   call('SET', DONE, digits(ms) .. '|' .. owner, 'PX', once)
-end
-if not cooling then
-  pass_on(value, head)
 end
 if ended ~= '' then
   note_past(value, ended, ms)

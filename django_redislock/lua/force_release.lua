@@ -1,7 +1,7 @@
 -- force_release: an operator ends exactly the lease that was shown to him, held or cooling.
 -- ARGV  id of the lease, or of what is not ours, see _sight.lua; id of this request (16 characters)
 -- returns {'released', value}, {'gone', ''} or {'taken', value of the lock now}; of a value, its beginning
-local LOCK, QUEUE, WAITERS, FENCE, FORCED, PAST, HELD = unpack(KEYS)
+local LOCK, QUEUE, FENCE, FORCED, PAST, HELD = unpack(KEYS)
 -- include _lease
 -- include _grant
 -- include _queue
@@ -20,7 +20,7 @@ if id ~= wanted then
   return { 'taken', value }
 end
 local left = call('PTTL', LOCK)
-pass_on(value, first_waiter())
+pass_on(value)
 -- So that the holder's next renewal says "forced", however late within its lease it comes.
 call('SET', FORCED, request .. value, 'PX', digits(math.max(left, 0) + 60000))
 if strange == '' then

@@ -2,15 +2,13 @@
 -- ARGV  how many waiters to name
 -- returns {server time in ms, {{ticket, id, owner}, ...}, {entry of past, ...}}
 -- What is not ours in the place of a queue or of a past (pcall) must not hide the rest.
-local QUEUE, WAITERS, PAST = unpack(KEYS)
+local QUEUE, PAST = unpack(KEYS)
 -- include _lease
 local ms = milliseconds(clock())
 local waiters = {}
-local queue = redis.pcall('ZRANGE', QUEUE, 0, ARGV[1] - 1, 'WITHSCORES')
-for i = 1, #queue, 2 do
-  local record = redis.pcall('HGET', WAITERS, queue[i])
-  local expiry, id, owner =
-    string.match(tostring(record), '^(%d+)|[^|]*|%d+|[r-]|(%x+)|(.*)$')
+local queue = redis.pcall('ZRANGE', QUEUE, 0, 2 * ARGV[1] - 1, 'WITHSCORES')
+for i = 1, #queue, 2 do -- of tokens and records, see _queue.lua
+  local expiry, id, owner = string.match(queue[i], '^[^|]+|(%d+)|[^|]*|%d+|[r-]|(%x+)|(.*)$')
   if expiry and tonumber(expiry) > ms then
     table.insert(waiters, { digits(queue[i + 1]), string.sub(id, 1, 16), string.sub(owner, 1, SIGHT) })
   end

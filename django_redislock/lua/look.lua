@@ -3,7 +3,7 @@
 -- ARGV  -
 -- returns {value or its beginning, ms until it ends (-1 never, -2 free), live waiters, server time in ms,
 --         id, what it is if it is not ours}; see _sight.lua
-local LOCK, QUEUE, WAITERS, PAST, HELD = unpack(KEYS)
+local LOCK, QUEUE, PAST, HELD = unpack(KEYS)
 -- include _lease
 -- include _grant
 -- include _queue
@@ -12,11 +12,11 @@ local LOCK, QUEUE, WAITERS, PAST, HELD = unpack(KEYS)
 local ms = milliseconds(clock())
 local value, id, strange = sight()
 local left = call('PTTL', LOCK)
-local _, _, claim = read(value)
+local _, _, confirm_by = read(value)
 note_met(value, ms)
-if claim and state_of(value) == 'c' and left >= 0 then
-  -- What is shown of a claim is the lease that it becomes.
-  left = claim - ms > 0 and math.max(left - CLAIM, 1) or -2
+if confirm_by and state_of(value) == 'c' and left >= 0 then
+  -- What is shown of a hand-over is the lease that it becomes.
+  left = confirm_by - ms > 0 and math.max(left - CONFIRM_WITHIN, 1) or -2
 end
 if left == -2 then
   value, id, strange = '', '', ''
@@ -25,11 +25,11 @@ if left == -2 then
     redis.pcall('ZREM', HELD, LOCK)
   end
 end
-local waiting = tonumber(redis.pcall('ZCARD', QUEUE)) or 0
+local waiting = (tonumber(redis.pcall('ZCARD', QUEUE)) or 0) / 2
 if waiting > 0 and waiting <= 1000 then
   waiting = 0
-  for _, record in ipairs(redis.pcall('HVALS', WAITERS)) do
-    if tonumber(string.match(record, '^(%d+)|') or 0) > ms then
+  for _, member in ipairs(redis.pcall('ZRANGE', QUEUE, 0, -1)) do
+    if tonumber(string.match(member, RECORD) or 0) > ms then
       waiting = waiting + 1
     end
   end

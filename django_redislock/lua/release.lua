@@ -1,18 +1,21 @@
 -- release: end a lease, only for the owner's token, and hand the lock to the next waiter.
 -- ARGV  token
 -- returns 'released', or why not: 'gone', 'taken', 'forced'
-local LOCK, QUEUE, WAITERS, FENCE, FORCED, HELD = unpack(KEYS)
+local LOCK, QUEUE, FENCE, FORCED, HELD = unpack(KEYS)
 -- include _lease
 local token = ARGV[1]
 local value = call('GET', LOCK)
-local head = call('ZRANGE', QUEUE, 0, 0)[1]
+local first
 
-if value and not head and string.sub(value, 1, 33) == token .. 'h' then
-  call('DEL', LOCK)
-  if HELD then
-    redis.pcall('ZREM', HELD, LOCK)
+if value and string.sub(value, 1, 33) == token .. 'h' then
+  first = call('ZPOPMIN', QUEUE, 2) -- the first waiter, see _queue.lua
+  if not first[1] then
+    call('DEL', LOCK)
+    if HELD then
+      redis.pcall('ZREM', HELD, LOCK)
+    end
+    return 'released'
   end
-  return 'released'
 end
 
 -- include _grant
@@ -22,6 +25,6 @@ if not value or not is_of(value, token) then
   return absence(value, token)
 end
 if state_of(value) ~= 'k' then
-  pass_on(value, head)
+  pass_on(value, first)
 end
 return 'released'

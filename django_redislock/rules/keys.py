@@ -25,8 +25,7 @@ class Keys(NamedTuple):
     """The keys of one lock. Each script is given those that it names, see scripts.py."""
 
     lock: str  # String: the current lease, see lua/_lease.lua. Its TTL is the lease's.
-    queue: str  # Sorted set: waiter's token -> ticket.
-    waiters: str  # Hash: waiter's token -> how to ring it and what to grant it.
+    queue: str  # Sorted set: of each waiter its token and its record -> ticket, see lua/_queue.lua.
     done: str  # String: set while a `once` of this name is done.
     forced: str  # String: the lease that an operator released last, and by which request.
     past: str  # List: the last leases that lasted a while, see lua/_past.lua.
@@ -96,8 +95,7 @@ def lock_keys(prefix: str, name: str) -> Keys:
     base = f"{prefix}:{{{quote(name, safe=_PLAIN)}}}:"
     return Keys(
         lock=base + "lock",
-        queue=base + "queue",
-        waiters=base + "waiters",
+        queue=base + "waiting",  # Under "queue" stood another form, with a hash beside it.
         done=base + "done",
         forced=base + "forced",
         past=base + "past",

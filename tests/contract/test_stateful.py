@@ -232,7 +232,7 @@ class LockMachine(RuleBasedStateMachine):
         try:
             while self.holder is not None or self.queue:
                 self.release()
-            assert not self.redis.exists(self.keys.lock, self.keys.queue, self.keys.waiters)
+            assert not self.redis.exists(self.keys.lock, self.keys.queue)
         finally:
             for actor in self.actors:
                 actor.close()
@@ -282,8 +282,8 @@ class LockMachine(RuleBasedStateMachine):
         """Whoever waits is in the queue, and can be rung."""
 
         def queued() -> bool:
-            records = self.redis.hvals(self.keys.waiters)
-            channels = [record.split(b"|")[1] for record in records]
+            records = self.redis.zrange(self.keys.queue, 0, -1)[1::2]  # After each token.
+            channels = [record.split(b"|")[2] for record in records]
             rung = sum(count for _, count in self.redis.pubsub_numsub(*channels))
             return len(channels) == len(self.queue) == rung
 

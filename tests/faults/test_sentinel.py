@@ -15,9 +15,10 @@ from django_redislock.backends.registry import backends
 from django_redislock.backends.sentinel.backend import SentinelBackend
 from tests.conftest import Locks
 from tests.support.faults import lease_of, takes
+from tests.support.others import queued
 from tests.support.processes import hear, say
 from tests.support.servers import Sentinel
-from tests.support.stored import NAME, is_held_by, is_left_clean, keys_of
+from tests.support.stored import NAME, is_held_by, is_left_clean
 from tests.support.topologies import SERVICE, await_copies, can_be_rung
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import Blocking, Caller, InLoop, in_thread
@@ -165,7 +166,7 @@ def test_a_lease_that_the_replica_knows_goes_on_there_and_waiters_come_back_in_o
             wait_until(lambda: lease.renewals > renewals)
             assert is_held_by(locks, lease)
             wait_until(lambda: can_be_rung(locks, watched.master) == len(waiting))
-            before = locks.redis.zrange(keys_of(locks).queue, 0, -1)
+            before = queued(locks)
         for number, (lock, caller, acquired) in enumerate(waiting):
             assert acquired.result(HUNG)
             order.append(number)
@@ -173,7 +174,7 @@ def test_a_lease_that_the_replica_knows_goes_on_there_and_waiters_come_back_in_o
             assert not any(one.done() for one in later)
             caller.release(lock)
     assert order == [0, 1, 2, 3]
-    assert len(before) == 4
+    assert before == 4
 
 
 # --- a server that was the master ----------------------------------------------------------------

@@ -821,11 +821,10 @@ def trouble(request: pytest.FixtureRequest, locks: Locks, make_proxy: MakeProxy)
         locks.redis.replicaof("127.0.0.1", 1)
     else:
         keys = lock_keys(locks.prefix, "lottery")
-        locks.redis.delete(keys.lock, keys.held, keys.queue, keys.waiters, keys.past)
+        locks.redis.delete(keys.lock, keys.held, keys.queue, keys.past)
         locks.redis.lpush(keys.lock, "x")
         locks.redis.set(keys.held, "x")
         locks.redis.set(keys.queue, "x")
-        locks.redis.set(keys.waiters, "x")
         locks.redis.set(keys.past, "x")
     yield request.param
     if request.param == "read-only":

@@ -385,8 +385,9 @@ def test_listings_and_acquires_read_of_huge_values_only_the_beginning(
     client.rpush(keys.past, "x" * HUGE)
     client.hset(keys.runs, "skip", "x" * HUGE)
     client.zadd(keys.ran, {keys.lock: 9e15})
-    client.zadd(keys.queue, {"t" * 32: 1})
-    client.hset(keys.waiters, "t" * 32, f"{10**13}|bell|30000|r|{'1' * 16}|" + "x" * HUGE)
+    token = "t" * 32
+    record = f"{token}|{10**13}|bell|30000|r|{'1' * 16}|" + "x" * HUGE
+    client.zadd(keys.queue, {token: 1, record: 1})
     sent()
     assert not distributed_lock(NAME, wait=0).acquire()
     assert listed() == {NAME: "foreign"}

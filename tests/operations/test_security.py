@@ -192,7 +192,7 @@ def test_waiters_are_shown_without_their_tokens(locks: Locks, spawn: Any) -> Non
     with distributed_lock("lottery"):
         spawn(wait_for, "lottery")
         wait_until(lambda: waiters("lottery") == 1)
-        (token,) = locks.redis.zrange(lock_keys(locks.prefix, "lottery").queue, 0, -1)
+        token, _ = locks.redis.zrange(lock_keys(locks.prefix, "lottery").queue, 0, -1)
         assert token.decode() not in repr(held.detail("lottery"))
 
 

@@ -36,7 +36,7 @@ def is_held_by(locks: Locks, lease: Lease | None) -> bool:
 def is_left_clean(locks: Locks, name: str = NAME) -> bool:
     """Whether nobody holds the lock or waits for it."""
     keys = keys_of(locks, name)
-    return not locks.redis.exists(keys.lock, keys.queue, keys.waiters)
+    return not locks.redis.exists(keys.lock, keys.queue)
 
 
 def immortal(locks: Locks) -> list[bytes]:
@@ -47,8 +47,8 @@ def immortal(locks: Locks) -> list[bytes]:
 
 def channels(locks: Locks, name: str = NAME) -> list[bytes]:
     """Where those are rung who wait for the lock."""
-    waiters: list[bytes] = locks.redis.hvals(keys_of(locks, name).waiters)  # type: ignore[assignment]
-    return [waiter.split(b"|")[1] for waiter in waiters]
+    members: list[bytes] = locks.redis.zrange(keys_of(locks, name).queue, 0, -1)  # type: ignore[assignment]
+    return [record.split(b"|")[2] for record in members[1::2]]  # After each waiter's token.
 
 
 _SCRIPTS = [script for script in vars(scripts).values() if isinstance(script, Script)]

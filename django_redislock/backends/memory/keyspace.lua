@@ -59,6 +59,13 @@ local function get(key, kind)
   return values[key]
 end
 
+-- The same for a range of it; its numbers are looked at before the key is.
+local function get_range(key, kind, start, stop)
+  integer(start)
+  integer(stop)
+  return get(key, kind)
+end
+
 -- What a key holds, to be added to.
 local function make(key, kind)
   local value = get(key, kind)
@@ -223,7 +230,7 @@ function commands.STRLEN(key)
 end
 
 function commands.GETRANGE(key, start, stop)
-  local value = get(key, 'string') or ''
+  local value = get_range(key, 'string', start, stop) or ''
   local first, last = bounds(start, stop, #value)
   return first <= last and string.sub(value, first, last) or ''
 end
@@ -275,22 +282,10 @@ function commands.HDEL(key, ...)
   return removed
 end
 
-function commands.HEXISTS(key, field)
-  return fields_of(key).fields[field] and 1 or 0
-end
-
 function commands.HGETALL(key)
   local hash, all = fields_of(key), {}
   for _, field in ipairs(hash.order) do
     table.insert(all, field)
-    table.insert(all, hash.fields[field])
-  end
-  return all
-end
-
-function commands.HVALS(key)
-  local hash, all = fields_of(key), {}
-  for _, field in ipairs(hash.order) do
     table.insert(all, hash.fields[field])
   end
   return all
@@ -319,7 +314,7 @@ function commands.LINDEX(key, index)
 end
 
 function commands.LRANGE(key, start, stop)
-  local elements = get(key, 'list') or {}
+  local elements = get_range(key, 'list', start, stop) or {}
   return part(elements, bounds(start, stop, #elements))
 end
 
@@ -343,7 +338,7 @@ function commands.LSET(key, index, element)
 end
 
 function commands.LTRIM(key, start, stop)
-  local elements = get(key, 'list') or {}
+  local elements = get_range(key, 'list', start, stop) or {}
   local left = part(elements, bounds(start, stop, #elements))
   if #left == 0 then
     drop(key)
@@ -355,27 +350,46 @@ end
 
 -- --- sorted sets ---
 
+local ZADD_OPTIONS = { NX = true, GT = true, CH = true }
+
 function commands.ZADD(key, ...)
-  local options = { ... }
-  local member = table.remove(options)
-  local score = score_of(table.remove(options))
-  local set = make(key, 'zset')
-  local before = set.scores[member]
-  local kept = before
-    and (has(options, 'NX') or (has(options, 'GT') and score <= before) or score == before)
-  if not kept then
-    set.scores[member], set.ordered = score, nil
-    set.count = set.count + (before and 0 or 1)
+  local args, options, scores = { ... }, {}, {}
+  while ZADD_OPTIONS[args[1]] do
+    table.insert(options, table.remove(args, 1))
   end
-  if has(options, 'CH') then
-    return kept and 0 or 1
+  for i = 1, #args, 2 do
+    scores[i] = score_of(args[i])
   end
-  return before and 0 or 1
+  local set, added, changed = make(key, 'zset'), 0, 0
+  for i = 1, #args, 2 do
+    local score, member = scores[i], args[i + 1]
+    local before = set.scores[member]
+    local kept = before
+      and (has(options, 'NX') or (has(options, 'GT') and score <= before) or score == before)
+    if not kept then
+      set.scores[member], set.ordered = score, nil
+      changed = changed + 1
+    end
+    if not before then
+      set.count, added = set.count + 1, added + 1
+    end
+  end
+  return has(options, 'CH') and changed or added
 end
 
-function commands.ZREM(key, member)
+function commands.ZREM(key, ...)
   local set = get(key, 'zset')
-  return set and remove_members(key, set, { member }) or 0
+  return set and remove_members(key, set, { ... }) or 0
+end
+
+function commands.ZPOPMIN(key, count)
+  local set, most = get(key, 'zset'), integer(count)
+  local members = part(ordered(set), 1, math.min(most, set and set.count or 0))
+  local popped = told(set, members, { 'WITHSCORES' })
+  if set then
+    remove_members(key, set, members)
+  end
+  return popped
 end
 
 function commands.ZSCORE(key, member)
@@ -396,7 +410,7 @@ end
 function commands.ZRANGE(key, start, stop, ...)
   local options = { ... }
   if not has(options, 'BYSCORE') then
-    local set = get(key, 'zset')
+    local set = get_range(key, 'zset', start, stop)
     local members = ordered(set)
     return told(set, part(members, bounds(start, stop, #members)), options)
   end
@@ -407,12 +421,15 @@ function commands.ZRANGE(key, start, stop, ...)
     members = by_score(key, start, stop)
   end
   local limit = has(options, 'LIMIT')
-  local offset, count = integer(options[limit + 1]), integer(options[limit + 2])
-  return told(get(key, 'zset'), part(members, offset + 1, math.min(offset + count, #members)), options)
+  if limit then
+    local offset, count = integer(options[limit + 1]), integer(options[limit + 2])
+    members = part(members, offset + 1, math.min(offset + count, #members))
+  end
+  return told(get(key, 'zset'), members, options)
 end
 
 function commands.ZREVRANGE(key, start, stop, ...)
-  local set = get(key, 'zset')
+  local set = get_range(key, 'zset', start, stop)
   local members = reversed(ordered(set))
   return told(set, part(members, bounds(start, stop, #members)), { ... })
 end
@@ -423,7 +440,7 @@ function commands.ZREMRANGEBYSCORE(key, least, most)
 end
 
 function commands.ZREMRANGEBYRANK(key, start, stop)
-  local set = get(key, 'zset')
+  local set = get_range(key, 'zset', start, stop)
   local first, last = bounds(start, stop, set and set.count or 0)
   -- To put a long index in order costs time, and most often nothing is to go.
   return set and first <= last and remove_members(key, set, part(ordered(set), first, last)) or 0

@@ -116,8 +116,8 @@ RESENDS_ARE_STRANGERS = instead("if is_of(value, token) and state ~= 'k' then", 
 
 # Without P3: a release is not compared with the token of the lease.
 ANYBODY_RELEASES = instead(
-    "if value and not head and string.sub(value, 1, 33) == token .. 'h' then",
-    "if value and not head then",
+    "if value and string.sub(value, 1, 33) == token .. 'h' then",
+    "if value then",
 )
 
 # Without the end of R2: a resend is told "yours" without restarting the ttl.
@@ -125,7 +125,8 @@ RESENDS_ONLY_CONFIRM = instead("call('PEXPIRE', LOCK, ttl, 'GT') -- it may be la
 
 # Without the claim time of R14: whoever was rung has the lock for its whole ttl.
 HAND_OVERS_ARE_GRANTS = instead(
-    "state, claim, px = 'c', digits(ms + math.min(CLAIM, ttl)), ttl + CLAIM", "px = 60000"
+    "state, confirm_by, px = 'c', digits(ms + math.min(CONFIRM_WITHIN, ttl)), ttl + CONFIRM_WITHIN",
+    "px = 60000",
 )
 
 # A renewal brings back a lease that the server has lost.

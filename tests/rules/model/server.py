@@ -29,7 +29,7 @@ class Lease(NamedTuple):
         return self.value[:32].decode()
 
     @property
-    def is_claim(self) -> bool:
+    def is_unconfirmed(self) -> bool:
         return self.value[32:33] == b"c"
 
     @property
@@ -37,8 +37,8 @@ class Lease(NamedTuple):
         return int(self.value.split(b"|")[1])
 
     @property
-    def claim(self) -> int:
-        """Until when a claim can be confirmed, in ms."""
+    def confirm_by(self) -> int:
+        """Until when it can be confirmed, in ms; 0 if nobody has to."""
         return int(self.value.split(b"|")[4])
 
 
@@ -123,7 +123,8 @@ class Server:
             self._known[entries] = Kept(
                 entries,
                 Lease(lock.content, lock.ends) if lock else None,
-                tuple(member.decode() for member in queue.content[::2]) if queue else (),
+                # Of each waiter its token, the score of that, its record, and the score of that.
+                tuple(token.decode() for token in queue.content[::4]) if queue else (),
             )
         return self._known[entries]
 

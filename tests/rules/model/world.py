@@ -33,7 +33,7 @@ OPERATION_TIMEOUT = TTL / 3
 EPOCH = 1_000_000  # What the server's clock shows at the beginning.
 NAME = "lottery"
 OWNER = Owner()
-CLAIM_MS = int(flows.CLAIM * 1000)
+CONFIRM_WITHIN = int(flows.CLAIM * 1000)  # ms
 
 
 def renew(renewal: Renewal, deadline: float, ends: float) -> Flow[float]:
@@ -469,12 +469,12 @@ class World:
                 if not _belongs(lease, _token(who, state.clients[who].round)):
                     raise Violation(f"P1: {who} holds a lock that the server has given up")
         if lease is not None:
-            longest = TTL * 1000 + (CLAIM_MS if lease.is_claim else 0)
+            longest = TTL * 1000 + (CONFIRM_WITHIN if lease.is_unconfirmed else 0)
             if lease.ends is None or lease.ends - _ms(state.time) > longest:
                 raise Violation(f"P2: the lease of {lease.token[:2]} outlives its ttl")
-            if lease.is_claim and lease.claim - _ms(state.time) > CLAIM_MS:
+            if lease.is_unconfirmed and lease.confirm_by - _ms(state.time) > CONFIRM_WITHIN:
                 raise Violation(
-                    f"P6: the claim of {lease.token[:2]} delays the others for too long"
+                    f"P6: {lease.token[:2]}, who confirms nothing, delays the others for too long"
                 )
         for who, client in enumerate(state.clients):
             token = _token(who, client.round)
@@ -489,7 +489,7 @@ def _check_server(before: State, after: State, step: Call | Tell) -> State:
     """What a command did to the lock; returns the state with the highest fence noted."""
     was, now = before.kept.lease, after.kept.lease
     token = next((arg for arg in step.args if isinstance(arg, str)), "")
-    lapsed = was is not None and was.is_claim and was.claim <= _ms(before.time)
+    lapsed = was is not None and was.is_unconfirmed and was.confirm_by <= _ms(before.time)
     if was is not None and was.token != token and not lapsed and now != was:
         raise Violation(f"P3: a command of {token[:2]} touched the lease of {was.token[:2]}")
     if now is not None and (was is None or now.fence != was.fence):
