@@ -1,7 +1,8 @@
-"""System checks. Each id has a section in docs/checks.md; ids are never used again.
+"""System checks. Each id has a section in docs/checks.md, and is never used again.
 
-E001 to W019 judge the settings alone. E020 to W039 ask the server, which ``manage.py check`` does
-with ``--deploy`` only. (Those of tasks are in django_redislock.celery.checks, from W050 on.)
+E001 to W019 judge the settings alone. E020 to W039 are what the doctor finds at the servers, which
+are dialed by ``manage.py check --deploy`` only. From E050 on they are those of tasks, in
+django_redislock.celery.checks.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import doctor
-from django_redislock.backends.memory.backend import InMemoryBackend
 from django_redislock.backends.registry import make
 from django_redislock.conf import CURE, DEFAULT_LOCATION, aliases, conf, given, is_set, parse
+from django_redislock.doctor.addresses import is_this_machine, of_sentinels, of_servers, parsed
+from django_redislock.doctor.caches import shared_caches
 from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
@@ -29,45 +31,6 @@ if TYPE_CHECKING:
 
 TAG = "django_redislock"
 
-# What the doctor may find. (That a cache shares the database is known without asking: W004.)
-_FOUND = {
-    ("server", "warn"): "W020",
-    ("server", "fail"): "E020",
-    ("version", "warn"): "W021",
-    ("version", "fail"): "E021",
-    ("cluster", "warn"): "W022",
-    ("cluster", "fail"): "E022",
-    ("rights", "fail"): "E023",
-    ("scripting", "warn"): "W024",
-    ("eviction", "warn"): "W025",
-    ("eviction", "fail"): "E025",
-    ("persistence", "warn"): "W026",
-    ("persistence", "fail"): "E026",
-    ("replication", "warn"): "W027",
-    ("replication", "fail"): "E027",
-    ("clock", "warn"): "W028",
-    ("sentinels", "warn"): "W032",
-    ("sentinels", "fail"): "E032",
-    ("isolation", "warn"): "W033",
-    ("ttl", "warn"): "W035",
-    ("quorum", "warn"): "W034",
-    ("quorum", "fail"): "E034",
-    ("keys", "fail"): "E029",
-    ("index", "warn"): "W030",
-    ("locks", "warn"): "W031",
-    ("locks", "fail"): "E031",
-    ("memory", "warn"): "W036",
-    ("records", "warn"): "W037",
-}
-
-# What to do about settings that are refused: malformed, of no use to the backend, or missing.
-_REFUSED = {
-    "E001": "REDISLOCK has a dictionary for each alias, as in CACHES. Durations are seconds, as a"
-    " number or a timedelta.",
-    "E002": "Until this is put right, every lock of this alias raises this error.",
-    "E004": "All machines must name the same server, or each of them locks for itself.",
-}
-
 
 def register_checks() -> None:
     """Let ``manage.py check`` run them."""
@@ -77,45 +40,14 @@ def register_checks() -> None:
     checks.register(check_servers, TAG, deploy=True)
 
 
+# --- the settings ---------------------------------------------------------------------------------
+
+
 def check_settings(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
     """Whether REDISLOCK can work, as far as can be said without asking a server."""
     return list(_check_settings())
-
-
-def check_passwords(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[checks.CheckMessage]:
-    """Whether a password stands where Django's own error pages would show it."""
-    return [
-        checks.Warning(
-            f"REDISLOCK[{one.alias!r}]['LOCATION'] contains a password, and Django's error reports"
-            " show it: they hide what is called PASSWORD, but look into no URL.",
-            hint="Move it to OPTIONS: {'username': ..., 'password': ...}.",
-            id="django_redislock.W007",
-        )
-        for one, _ in _configured()
-        if any(parts.get("password") for parts in doctor.addresses(one.location, {}))
-    ]
-
-
-def check_servers(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[checks.CheckMessage]:
-    """What ``manage.py locks doctor`` finds wrong with the servers."""
-    found: list[checks.CheckMessage] = []
-    for one, backend in _configured():
-        if isinstance(backend, InMemoryBackend):
-            continue
-        for finding in doctor.examine(one.alias):
-            id = _FOUND.get((finding.about, finding.level))  # noqa: A001
-            if id is None:
-                continue
-            kind = checks.Error if finding.level == "fail" else checks.Warning
-            text = f"REDISLOCK[{one.alias!r}], {finding.about}: {finding.says}."
-            found.append(kind(text, hint=finding.advice, id=f"django_redislock.{id}"))
-    return found
 
 
 def _check_settings() -> Iterator[checks.CheckMessage]:
@@ -125,10 +57,10 @@ def _check_settings() -> Iterator[checks.CheckMessage]:
         yield _refused(error, "E001")
         return
     if not is_set() and settings.DEBUG:
-        yield checks.Warning(
+        yield _warning(
+            "W001",
             f"REDISLOCK is not set, so locks are kept on {DEFAULT_LOCATION} while DEBUG is on.",
-            hint=f"{CURE}.",
-            id="django_redislock.W001",
+            f"{CURE}.",
         )
     for alias in dict.fromkeys([DEFAULT_ALIAS, *names]):
         refused_as = "E004"
@@ -145,63 +77,132 @@ def _check_settings() -> Iterator[checks.CheckMessage]:
 
 
 def _refused(error: ImproperlyConfigured, id: str) -> checks.CheckMessage:  # noqa: A002
-    return checks.Error(str(error), hint=_REFUSED[id], id=f"django_redislock.{id}")
+    hints = {
+        "E001": "REDISLOCK has a dictionary for each alias, as in CACHES. Durations are seconds, as"
+        " a number or a timedelta.",
+        "E002": "Until this is put right, every lock of this alias raises this error.",
+        "E004": "All machines must name the same server, or each of them locks for itself.",
+    }
+    return _error(id, str(error), hints[id])
 
 
 def _check_alias(conf: Conf, backend: Backend) -> Iterator[checks.CheckMessage]:
     where = f"REDISLOCK[{conf.alias!r}]"
-    if isinstance(backend, InMemoryBackend):
+    if not backend.supports_processes:
         if not settings.DEBUG:
-            yield checks.Warning(
+            yield _warning(
+                "W005",
                 f"{where} keeps locks in memory, and DEBUG is off: they exclude nothing outside of"
                 " one process.",
-                hint="Use django_redislock.backends.RedisBackend.",
-                id="django_redislock.W005",
+                "Use django_redislock.backends.RedisBackend.",
             )
         return
-    for alias in doctor.shared_caches(conf):
-        yield checks.Warning(
+    for alias in shared_caches(conf):
+        yield _warning(
+            "W004",
             f"{where} and CACHES[{alias!r}] use the same database: the cache's clear() flushes all"
             " locks.",
-            hint="Give locks a database number of their own, such as .../1 in LOCATION or, behind"
+            "Give locks a database number of their own, such as .../1 in LOCATION or, behind"
             " sentinels, OPTIONS['db'].",
-            id="django_redislock.W004",
         )
-    for parts in [*doctor.servers(conf), *doctor.sentinels(conf)]:
-        if timeout := parts.get("socket_timeout"):
-            yield from _check_timeout(float(timeout), conf, where)
-        host = str(parts.get("host", "localhost"))
-        exposed = "connection_class" not in parts  # As of rediss:// and unix://.
-        if parts.get("password") and exposed and not doctor.is_this_machine(host):
-            yield checks.Warning(
-                f"{where} sends its password to {host} over a connection that is not encrypted.",
-                hint="Use rediss://, or a tunnel that ends on this machine.",
-                id="django_redislock.W006",
-            )
+    for address in [*of_servers(conf), *of_sentinels(conf)]:
+        yield from _check_timeout(address, conf, where)
+        yield from _check_encryption(address, where)
 
 
-def _check_timeout(timeout: float, conf: Conf, where: str) -> Iterator[checks.CheckMessage]:
+def _check_timeout(
+    address: dict[str, Any], conf: Conf, where: str
+) -> Iterator[checks.CheckMessage]:
+    timeout = float(address.get("socket_timeout") or 0)
     says = f"{where}: socket_timeout is {timeout:g} s and TTL is {conf.ttl:g} s"
     hint = "Make socket_timeout at most a third of TTL, or leave it out."
     if timeout >= conf.ttl:
-        yield checks.Error(
+        yield _error(
+            "E003",
             f"{says}: a lease may have ended before its grant or its renewal is known to have"
             " failed.",
-            hint=hint,
-            id="django_redislock.E003",
+            hint,
         )
     elif timeout > conf.ttl / 3:
-        yield checks.Warning(
-            f"{says}: a renewal that is not answered cannot be repeated in time.",
-            hint=hint,
-            id="django_redislock.W003",
+        yield _warning(
+            "W003", f"{says}: a renewal that is not answered cannot be repeated in time.", hint
         )
 
 
-def _configured() -> Iterator[tuple[Conf, Backend]]:
-    """The aliases whose settings are well-formed; check_settings() complains about the others."""
+def _check_encryption(address: dict[str, Any], where: str) -> Iterator[checks.CheckMessage]:
+    host = str(address.get("host", "localhost"))
+    is_exposed = "connection_class" not in address  # redis-py has one for rediss:// and unix://.
+    if address.get("password") and is_exposed and not is_this_machine(host):
+        yield _warning(
+            "W006",
+            f"{where} sends its password to {host} over a connection that is not encrypted.",
+            "Use rediss://, or a tunnel that ends on this machine.",
+        )
+
+
+# --- for deployment -------------------------------------------------------------------------------
+
+
+def check_passwords(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[checks.CheckMessage]:
+    """Whether a password stands where Django's own error pages would show it."""
+    return [
+        _warning(
+            "W007",
+            f"REDISLOCK[{alias!r}]['LOCATION'] contains a password, and Django's error reports"
+            " show it: they hide what is called PASSWORD, but look into no URL.",
+            "Move it to OPTIONS: {'username': ..., 'password': ...}.",
+        )
+        for alias, one in _configured()
+        if any(address.get("password") for address in parsed(one.location, {}))
+    ]
+
+
+def check_servers(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[checks.CheckMessage]:
+    """What ``manage.py locks doctor`` finds wrong with the servers."""
+    return [
+        _message(
+            checks.Error if finding.level == "fail" else checks.Warning,
+            finding.id,
+            f"REDISLOCK[{alias!r}], {finding.about}: {finding.says}.",
+            finding.advice,
+        )
+        for alias, _ in _configured()
+        for finding in doctor.examine(alias)
+        # check_settings() knows W004 and W005 without asking.
+        if finding.id and finding.id not in {"W004", "W005"}
+    ]
+
+
+def _configured() -> Iterator[tuple[str, Conf]]:
+    """The aliases that have a backend; check_settings() complains about the others."""
     with suppress(ImproperlyConfigured):
         for alias in aliases():
             with suppress(ImproperlyConfigured):
                 one = conf(alias)
-                yield one, make(one)
+                make(one)
+                yield alias, one
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def _error(id: str, says: str, hint: str) -> checks.CheckMessage:  # noqa: A002
+    return _message(checks.Error, id, says, hint)
+
+
+def _warning(id: str, says: str, hint: str) -> checks.CheckMessage:  # noqa: A002
+    return _message(checks.Warning, id, says, hint)
+
+
+def _message(
+    kind: type[checks.Error | checks.Warning],
+    id: str,  # noqa: A002
+    says: str,
+    hint: str,
+) -> checks.CheckMessage:
+    # A finding of somebody else's backend has an id of its own, such as "shop.W001".
+    return kind(says, hint=hint, id=id if "." in id else f"django_redislock.{id}")

@@ -7,7 +7,8 @@ import math
 import secrets
 import threading
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from weakref import ReferenceType, ref
 
 from django_redislock import clock, signals
@@ -22,12 +23,13 @@ from django_redislock.rules.steps import Answer, Call
 from django_redislock.rules.stored import Holding, kept_as
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 
     from django_redislock.backends.drivers import Begun
     from django_redislock.backends.watchdog import Watchdog
     from django_redislock.conf import Conf
     from django_redislock.exceptions import LostReason
+    from django_redislock.findings import Finding
     from django_redislock.lease import Lease
     from django_redislock.rules.options import Options, Terms
     from django_redislock.rules.steps import Flow, Outcome, Performer
@@ -59,8 +61,28 @@ class Seen(NamedTuple):
     where: str = ""  # On which servers, if there are several: "host:6379", or "2 of 3".
 
 
+class TakesCommands(Protocol):
+    """A server that runs plain commands, as the doctor needs it to."""
+
+    @property
+    def scripting(self) -> bool:
+        """Whether it allows scripts, as far as this process knows."""
+
+    def commands(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]:
+        """Run commands in one round trip; an error reply is returned.
+
+        Raises:
+            LockUnavailable: The server did not answer, or is the wrong one.
+        """
+
+
 class Backend(ABC):
     """One alias of REDISLOCK: a place where locks are kept, shared by all threads and loops."""
+
+    # What a backend can. The doctor, system checks and tasks look at these, never at its class.
+    supports_processes = True  # Its locks keep out other processes, not only other threads.
+    supports_failover = False  # If a server fails, a replica takes over.
+    supports_majority = False  # A majority of its servers decides, so some may stay away.
 
     clock: Callable[[], float] = staticmethod(clock.now)
     in_buckets = False  # Whether names are spread over buckets, see rules/keys.py.
@@ -233,6 +255,27 @@ class Backend(ABC):
         """Note that *lease* is lost if its end has passed."""
         if reason := lease.grant.lost_reason(self.clock()):
             self.lost(lease, reason)
+
+    # --- being examined -----------------------------------------------------------------------
+
+    def examine(self) -> Iterator[Finding]:
+        """What may endanger the locks here, besides the state of each of servers().
+
+        `manage.py locks doctor` prints it; `manage.py check --deploy` reports each with an id.
+
+        Raises:
+            LockUnavailable: No server answers, so there is nothing more to examine.
+        """
+        return iter(())
+
+    @contextmanager
+    def servers(self) -> Iterator[Mapping[str, TakesCommands]]:
+        """For the block, the servers of this alias by address; none, unless overridden."""
+        yield {}
+
+    def keeps(self, server: TakesCommands, name: str) -> bool:
+        """Whether *server*, one of servers(), keeps the lock *name*."""
+        return True
 
     # --- looking ------------------------------------------------------------------------------
 

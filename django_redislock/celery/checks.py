@@ -1,6 +1,6 @@
-"""System checks of tasks: what their options promise and Celery's settings do not keep.
+"""System checks of tasks: options that contradict each other, or Celery's settings.
 
-E050, E051 and W050 to W058; see docs/celery.md.
+Each id has a section in docs/checks.md; these begin with E050 and W050.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
+    from django_redislock.rules.options import Terms
+
 GREEN_POOLS = {"gevent", "eventlet"}
 LONGEST_WAIT = 60.0  # Seconds that a run may keep a worker slot waiting.
 
@@ -42,18 +44,15 @@ def check_tasks(app_configs: Any, **kwargs: Any) -> list[checks.CheckMessage]:
     tasks = [task for task in app.tasks.values() if isinstance(task, SingleInstanceTask)]
     for task in tasks:
         messages += _check(task)
-    if tasks and (pool := str(app.conf.worker_pool)) in GREEN_POOLS:
-        messages.append(
-            checks.Warning(
-                f"worker_pool is {pool!r}, and there are single-instance tasks: a greenlet that"
-                " computes for long without yielding keeps the watchdog from renewing the leases"
-                " of its process, and another worker may start the same task.",
-                hint="Give tasks that compute a ttl above the longest such stretch, or run them in"
-                " a prefork worker.",
-                id="django_redislock.W058",
-            )
-        )
+    if tasks:
+        messages += _check_pool(app)
     return messages
+
+
+checks.register(check_tasks, "django_redislock")
+
+
+# --- the application ------------------------------------------------------------------------------
 
 
 def _import_tasks(app: Celery) -> Iterator[checks.CheckMessage]:
@@ -82,11 +81,27 @@ def _failure_of(
         ][-1]
         # If the module itself is not found, the last line is one of importlib.
         place = "" if file == importlib.__file__ else f" ({file}, line {line})"
-        yield checks.Warning(
+        yield _warning(
+            "W057",
             f"Celery cannot import all tasks: {type(error).__name__}: {error}{place}.",
-            hint="A worker does not start like this. Tasks that are not imported are not checked.",
-            id="django_redislock.W057",
+            "A worker does not start like this. Tasks that are not imported are not checked.",
         )
+
+
+def _check_pool(app: Celery) -> Iterator[checks.CheckMessage]:
+    pool = str(app.conf.worker_pool)
+    if pool in GREEN_POOLS:
+        yield _warning(
+            "W058",
+            f"worker_pool is {pool!r}, and there are single-instance tasks: a greenlet that"
+            " computes for long without yielding keeps the watchdog from renewing the leases"
+            " of its process, and another worker may start the same task.",
+            "Give tasks that compute a ttl above the longest such stretch, or run them in"
+            " a prefork worker.",
+        )
+
+
+# --- a task ---------------------------------------------------------------------------------------
 
 
 def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
@@ -94,107 +109,148 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
     try:
         known = aliases()
         if options.using not in known:
-            yield checks.Error(
+            yield _error(
+                "E050",
                 f"Task {task.name} uses the alias {options.using!r}, which is not in REDISLOCK.",
-                hint=f"Its aliases are: {', '.join(map(repr, known)) or 'none'}.",
-                id="django_redislock.E050",
+                f"Its aliases are: {', '.join(map(repr, known)) or 'none'}.",
             )
             return
         terms = terms_of(options.lock_options(), conf(options.using))
-        cannot_tell_newest = options.unique_queued == NEWEST and on_quorum(task)
+        yield from _check_newest(task)
     except ImproperlyConfigured:
         return  # The checks of the settings say so.
-    if cannot_tell_newest:
-        yield checks.Error(
+    for check in (
+        _check_key,
+        _check_visibility,
+        _check_time_limit,
+        _check_wait,
+        _check_results,
+        _check_acknowledgement,
+        _check_calls_during_a_run,
+    ):
+        yield from check(task, terms)
+
+
+def _check_newest(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
+    options = task.single_instance_options
+    if options.unique_queued == NEWEST and on_quorum(task):
+        yield _error(
+            "E051",
             f'Task {task.name} has unique_queued="newest", but REDISLOCK[{options.using!r}] is a'
             " quorum, whose servers may each know another call as the last.",
-            hint="Say unique_queued=True, or name an alias with one server by using=.",
-            id="django_redislock.E051",
+            "Say unique_queued=True, or name an alias with one server by using=.",
         )
-    max_hold = None if math.isinf(terms.max_hold) else terms.max_hold
-    time_limit = task.app.conf.task_time_limit if task.time_limit is None else task.time_limit
-    redelivered_after = visibility_timeout(task.app)
 
+
+def _check_key(task: SingleInstanceTask, terms: Terms) -> Iterator[checks.CheckMessage]:
     # Of the class: autoretry lays a function of its own over the task's run.
     _, *names = inspect.signature(type(task).run).parameters
-    if options.key is None and names:
+    if task.single_instance_options.key is None and names:
         yield _warning(
-            task,
             "W050",
-            f"takes arguments ({', '.join(names)}) but names no key, so one run with any"
-            " arguments keeps out all others",
+            f"Task {task.name} takes arguments ({', '.join(names)}) but names no key, so one run"
+            " with any arguments keeps out all others.",
             f'Put what tells runs apart into the key: key="{task.name}:{{{names[0]}}}"; or say'
             f' that one lock for all is meant: key="{task.name}".',
         )
-    longest = max(max_hold or 0.0, time_limit or 0.0)
+
+
+def _check_visibility(task: SingleInstanceTask, terms: Terms) -> Iterator[checks.CheckMessage]:
+    limits = (terms.max_hold, _time_limit(task))
+    longest = max((limit for limit in limits if math.isfinite(limit)), default=0.0)
+    redelivered_after = visibility_timeout(task.app)
     if acks_late(task) and longest > redelivered_after:
         yield _warning(
-            task,
             "W051",
-            f"may run for {longest:g} s and has acks_late, but the broker may deliver it again"
-            f" after {redelivered_after:g} s (visibility_timeout)",
+            f"Task {task.name} may run for {longest:g} s and has acks_late, but the broker may"
+            f" deliver it again after {redelivered_after:g} s (visibility_timeout).",
             "It would not run twice, but go back and forth meanwhile. Raise visibility_timeout in"
             " broker_transport_options above its longest run.",
         )
-    if max_hold is not None and time_limit is not None and time_limit > max_hold:
+
+
+def _check_time_limit(task: SingleInstanceTask, terms: Terms) -> Iterator[checks.CheckMessage]:
+    time_limit = _time_limit(task)
+    if math.isfinite(time_limit) and time_limit > terms.max_hold:
         yield _warning(
-            task,
             "W052",
-            f"has a hard time limit of {time_limit:g} s, but its lease ends after {max_hold:g} s"
-            " (max_hold), while it still may run",
+            f"Task {task.name} has a hard time limit of {time_limit:g} s, but its lease ends after"
+            f" {terms.max_hold:g} s (max_hold), while it still may run.",
             "Let max_hold be above the time limit.",
         )
+
+
+def _check_wait(task: SingleInstanceTask, terms: Terms) -> Iterator[checks.CheckMessage]:
     if terms.wait > LONGEST_WAIT:
         yield _warning(
-            task,
             "W053",
-            f"may keep a worker slot waiting for {terms.wait:g} s",
+            f"Task {task.name} may keep a worker slot waiting for {terms.wait:g} s.",
             'on_conflict="retry" comes back later and leaves the slot to others meanwhile.',
         )
+
+
+def _check_results(task: SingleInstanceTask, terms: Terms) -> Iterator[checks.CheckMessage]:
     if acks_late(task) and not task.ignore_result and not shows_results(task):
         there_is_none = isinstance(task.backend, DisabledBackend)
         why = "there is no result backend that tells" if there_is_none else "rpc:// does not tell"
         yield _warning(
-            task,
             "W054",
-            f"has acks_late, but {why} a duplicate delivery whether the first one has reported",
+            f"Task {task.name} has acks_late, but {why} a duplicate delivery whether the first one"
+            " has reported.",
             "Set a result_backend that keeps results. Or set ignore_result=True on the task: then"
             " what follows it in a chain may start twice.",
         )
+
+
+def _check_acknowledgement(task: SingleInstanceTask, terms: Terms) -> Iterator[checks.CheckMessage]:
+    options = task.single_instance_options
     after_success = [name for name in ("min_hold", "once") if getattr(options, name)]
     # With "retry" the others come back, and one of them does the work.
     if after_success and options.on_conflict != "retry" and not acks_late(task):
         yield _warning(
-            task,
             "W055",
-            f"has {' and '.join(after_success)}, but its message is acknowledged before it"
-            " runs: if its worker is killed, the work is done by nobody, since the others have"
-            " skipped",
+            f"Task {task.name} has {' and '.join(after_success)}, but its message is acknowledged"
+            " before it runs: if its worker is killed, the work is done by nobody, since the"
+            " others have skipped.",
             "Set acks_late=True on the task, or task_acks_late: then the broker delivers it again."
             " reject_on_worker_lost=True does so when the process of the task alone is killed."
             " Silence this if it must rather not be done than be started twice.",
         )
+
+
+def _check_calls_during_a_run(
+    task: SingleInstanceTask, terms: Terms
+) -> Iterator[checks.CheckMessage]:
+    options = task.single_instance_options
+    retry = 'on_conflict="retry" makes one more run of all the calls that are made during a run'
     if options.unique_queued and options.on_conflict == "wait":
         yield _warning(
-            task,
             "W056",
-            "has unique_queued, but a call that is made while it runs keeps a worker slot waiting,"
-            " and goes back to the queue only when the wait is over",
-            'on_conflict="retry" makes one more run of all the calls that are made during a run,'
-            " and leaves the slot to others meanwhile.",
+            f"Task {task.name} has unique_queued, but a call that is made while it runs keeps a"
+            " worker slot waiting, and goes back to the queue only when the wait is over.",
+            f"{retry}, and leaves the slot to others meanwhile.",
         )
     if options.unique_queued and options.on_conflict == "skip":
         yield _warning(
-            task,
             "W056",
-            "has unique_queued, but a call that is made while it runs is skipped, and with it what"
-            " changed since that run began",
-            'on_conflict="retry" makes one more run of all the calls that are made during a run.',
+            f"Task {task.name} has unique_queued, but a call that is made while it runs is skipped,"
+            " and with it what changed since that run began.",
+            f"{retry}.",
         )
 
 
-def _warning(task: SingleInstanceTask, id: str, what: str, hint: str) -> checks.Warning:  # noqa: A002
-    return checks.Warning(f"Task {task.name} {what}.", hint=hint, id=f"django_redislock.{id}")
+def _time_limit(task: SingleInstanceTask) -> float:
+    """Seconds after which Celery kills a run; infinite if it does not."""
+    limit = task.app.conf.task_time_limit if task.time_limit is None else task.time_limit
+    return math.inf if limit is None else limit
 
 
-checks.register(check_tasks, "django_redislock")
+# --- messages -------------------------------------------------------------------------------------
+
+
+def _error(id: str, says: str, hint: str) -> checks.CheckMessage:  # noqa: A002
+    return checks.Error(says, hint=hint, id=f"django_redislock.{id}")
+
+
+def _warning(id: str, says: str, hint: str) -> checks.CheckMessage:  # noqa: A002
+    return checks.Warning(says, hint=hint, id=f"django_redislock.{id}")

@@ -16,7 +16,6 @@ from celery.utils import uuid
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import task_runs
-from django_redislock.backends.quorum.backend import QuorumBackend
 from django_redislock.backends.registry import backends
 from django_redislock.celery.defer import LONGEST_PAUSE
 from django_redislock.celery.message import carried, seconds_left
@@ -49,7 +48,7 @@ def is_exempt(task: Task, options: Mapping[str, Any]) -> bool:
 
 def on_quorum(task: Task) -> bool:
     """Whether several servers keep the locks of a task, each for itself."""
-    return isinstance(backends[task.single_instance_options.using], QuorumBackend)
+    return backends[task.single_instance_options.using].supports_majority
 
 
 def check_backend(task: Task) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +14,13 @@ from django.contrib.auth.models import Permission
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from django_redislock import distributed_lock, doctor, held, task_runs
+from django_redislock import LockUnavailable, distributed_lock, doctor, held, task_runs
+from django_redislock.backends import RedisBackend
+from django_redislock.backends.base import Backend
+from django_redislock.backends.quorum import backend as quorum_backend
+from django_redislock.checks import check_servers
+from django_redislock.doctor import keyspace, reach, rights
+from django_redislock.findings import Finding
 from django_redislock.rules.keys import index_key, lock_keys, ran_index_key
 from django_redislock.testing import IN_MEMORY
 from tests.support.matrix import everywhere
@@ -23,6 +30,10 @@ from tests.support.stored import immortal
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from django_redislock.backends.base import TakesCommands
+    from django_redislock.rules.steps import Call, Outcome, Performer
     from tests.conftest import Locks, MakeProxy, MakeServer
     from tests.support.quorums import MakeQuorum
     from tests.support.servers import Server
@@ -30,16 +41,16 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.usefixtures("locks"), pytest.mark.django_db]
 
-SLOW = doctor.SLOW_ROUND_TRIP
+SLOW = reach.SLOW_ROUND_TRIP
 
 
 @pytest.fixture(autouse=True)
 def no_server_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine is no slow server."""
-    monkeypatch.setattr(doctor, "SLOW_ROUND_TRIP", HUNG)
+    monkeypatch.setattr(reach, "SLOW_ROUND_TRIP", HUNG)
 
 
-def findings(using: str = "default") -> dict[str, doctor.Finding]:
+def findings(using: str = "default") -> dict[str, Finding]:
     return {finding.about: finding for finding in doctor.examine(using)}
 
 
@@ -117,7 +128,7 @@ def test_a_server_that_refuses_connections_fails(locks: Locks, make_proxy: MakeP
 def test_a_server_that_is_slow_is_warned_of(
     locks: Locks, make_proxy: MakeProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "SLOW_ROUND_TRIP", SLOW)
+    monkeypatch.setattr(reach, "SLOW_ROUND_TRIP", SLOW)
     proxy = make_proxy(locks.server)
     locks.on(proxy)
     proxy.rule("PING", "delayreply:0.03", times=None)
@@ -307,7 +318,7 @@ def test_a_held_lock_that_is_not_in_the_index_is_found(locks: Locks) -> None:
 
 
 def test_the_look_at_the_keys_is_bounded(locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "MOST_KEYS", 1000)
+    monkeypatch.setattr(keyspace, "MOST_KEYS", 1000)
     pipeline = locks.redis.pipeline(transaction=False)
     for number in range(20_000):
         pipeline.set(f"other:{number}", "x", ex=60)
@@ -361,6 +372,84 @@ def test_locks_in_memory_are_one_warning(settings: Any) -> None:
     settings.REDISLOCK = {"default": IN_MEMORY}
     (finding,) = findings().values()
     assert (finding.about, finding.level) == ("server", "warn")
+
+
+# --- a backend of somebody else -------------------------------------------------------------------
+
+
+class Theirs(Backend):
+    """One that knows nothing of ours, but has one inside to keep its locks."""
+
+    def _start(self) -> None:
+        super()._start()
+        self.inside = RedisBackend(self.conf)
+        self.watchdog = self.inside.watchdog
+
+    def session(self) -> Performer:
+        return self.inside.session()
+
+    def async_session(self) -> Performer:
+        return self.inside.async_session()
+
+    def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
+        return self.inside.call_many(calls)
+
+    def examine(self) -> Iterator[Finding]:
+        yield Finding("mirror", "ok", "both halves are equal")
+        yield Finding("tape", "warn", "it is nearly full", "Change it.", id="shop.W001")
+
+
+class OfOneProcess(Theirs):
+    supports_processes = False
+
+
+class WithServers(Theirs):
+    @contextmanager
+    def servers(self) -> Iterator[dict[str, TakesCommands]]:
+        yield {"one": self.inside, "two": self.inside}
+
+
+class Silent(Theirs):
+    def examine(self) -> Iterator[Finding]:
+        raise LockUnavailable(self.prefix, "the tape is torn")
+
+
+def examined_as(backend: type[Backend], locks: Locks, **settings: Any) -> dict[str, Finding]:
+    locks.configure(BACKEND=f"{__name__}.{backend.__name__}", **settings)
+    return findings()
+
+
+def test_a_backend_of_somebody_else_tells_its_findings_and_has_a_lock_tried(locks: Locks) -> None:
+    found = examined_as(Theirs, locks)
+    assert list(found) == ["mirror", "tape", "rights"]
+    assert (found["rights"].level, found["rights"].says) == ("ok", "a lock was taken and released")
+    assert "tape" in run()[1]
+    (warning,) = check_servers()
+    assert (warning.id, warning.hint) == ("shop.W001", "Change it.")
+    assert warning.msg == "REDISLOCK['default'], tape: it is nearly full."
+    nobody = examined_as(Theirs, locks, LOCATION="redis://127.0.0.1:1/0")
+    assert nobody["rights"].level == "fail"
+    assert [one.id for one in check_servers()] == ["shop.W001", "django_redislock.E023"]
+
+
+def test_a_backend_of_somebody_else_within_one_process_is_said_to_be_that(locks: Locks) -> None:
+    found = examined_as(OfOneProcess, locks)
+    assert list(found) == ["server", "mirror", "tape"]
+    assert found["server"].says == "OfOneProcess keeps locks within one process"
+    assert [one.id for one in check_servers()] == ["shop.W001"]
+
+
+def test_servers_of_somebody_elses_backend_are_examined_like_ours(locks: Locks) -> None:
+    found = examined_as(WithServers, locks)
+    assert {"mirror", "server", "version", "rights", "persistence", "keys"} <= set(found)
+    assert found["persistence"].says.startswith("all servers: a restart of the server frees locks")
+    assert "django_redislock.W026" in [one.id for one in check_servers()]
+
+
+def test_a_backend_of_somebody_else_that_does_not_answer_is_a_finding(locks: Locks) -> None:
+    (finding,) = examined_as(Silent, locks).values()
+    assert (finding.about, finding.level, finding.id) == ("server", "fail", "E020")
+    assert "the tape is torn" in finding.says
 
 
 # --- rights ---------------------------------------------------------------------------------------
@@ -426,7 +515,7 @@ def test_without_the_right_to_ask_much_is_unknown_and_nothing_breaks(locks: Lock
 def test_rights_that_another_doctor_keeps_from_being_tried_are_not_said_to_be_fine(
     locks: Locks,
 ) -> None:
-    with held_by_other(doctor.PROBE):
+    with held_by_other(rights.PROBE):
         finding = findings()["rights"]
     assert finding.level == "warn"
     assert finding.says.startswith("not tried: lock 'django_redislock.doctor' is held")
@@ -618,13 +707,13 @@ def test_no_connection_to_a_server_of_a_quorum_stays(
     with distributed_lock("lottery"):
         pass
     before = [quorum.clients(server, "ours") for server in range(3)]
-    make, made = doctor._Server, []
+    make, made = quorum_backend.Server, []
 
-    def make_and_keep(*args: Any) -> doctor._Server:
+    def make_and_keep(*args: Any) -> quorum_backend.Server:
         made.append(make(*args))  # Or their connections would go when they are collected.
         return made[-1]
 
-    monkeypatch.setattr(doctor, "_Server", make_and_keep)
+    monkeypatch.setattr(quorum_backend, "Server", make_and_keep)
     examination = doctor.examine("default")
     next(examination)
     assert [len(quorum.clients(server, "ours")) for server in range(3)] == [2, 2, 2]

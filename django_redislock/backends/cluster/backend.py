@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ from redis.connection import parse_url
 from django_redislock import clock, humanize
 from django_redislock.backends import drivers
 from django_redislock.backends.base import Backend, Names
+from django_redislock.backends.cluster import examination
 from django_redislock.backends.cluster.node import Node, check_node
 from django_redislock.backends.cluster.sessions import AsyncClusterSession, ClusterSession
 from django_redislock.backends.cluster.slots import Slots
@@ -32,13 +34,14 @@ from django_redislock.rules.replies import NamesReply
 from django_redislock.rules.steps import Answer, Call, Unanswered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from django_redislock.backends.base import Seen
+    from django_redislock.backends.base import Seen, TakesCommands
     from django_redislock.backends.drivers import Begun
     from django_redislock.backends.redis.dialing import Dialer
     from django_redislock.backends.watchdog import Watchdog
     from django_redislock.conf import Conf
+    from django_redislock.findings import Finding
     from django_redislock.rules.steps import Outcome
 
 FIRST_PAGE = 32  # Names that are asked of each bucket at least.
@@ -53,6 +56,7 @@ class ClusterBackend(Backend):
 
     in_buckets = True
     in_parts = True
+    supports_failover = True
 
     def __init__(self, conf: Conf) -> None:
         where = f"REDISLOCK[{conf.alias!r}]"
@@ -229,6 +233,18 @@ class ClusterBackend(Backend):
             yield first, by_node[first], call(first)
             for node, outcomes in zip(others, answers, strict=True):
                 yield node, by_node[node], outcomes
+
+    # --- being examined -------------------------------------------------------------------------
+
+    def examine(self) -> Iterator[Finding]:
+        yield from examination.slots(self)
+
+    @contextmanager
+    def servers(self) -> Iterator[Mapping[str, TakesCommands]]:
+        yield {node.address: node for node in self.slots.nodes()}
+
+    def keeps(self, server: TakesCommands, name: str) -> bool:
+        return self.slots.last_keeper(name) is server
 
     # --- looking --------------------------------------------------------------------------------
 

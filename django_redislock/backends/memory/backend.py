@@ -39,6 +39,8 @@ OUTAGE = "the server does not answer, as a test has it"
 class InMemoryBackend(Backend):
     """Locks within this process. They exclude threads and tasks, not processes."""
 
+    supports_processes = False
+
     def __init__(self, conf: Conf) -> None:
         if conf.replicas_ack:
             raise ImproperlyConfigured(

@@ -9,6 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import clock, humanize
 from django_redislock.backends.base import Backend, Names
+from django_redislock.backends.quorum import examination
 from django_redislock.backends.quorum.ensemble import Ensemble
 from django_redislock.backends.quorum.fences import Fences
 from django_redislock.backends.quorum.lines import AsyncLine, Line
@@ -26,9 +27,11 @@ from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules.steps import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from django_redislock.backends.base import TakesCommands
     from django_redislock.conf import Conf
+    from django_redislock.findings import Finding
     from django_redislock.rules.steps import Call, Outcome
 
 LOCATION_IS = "['redis://host-1:6379/0', 'redis://host-2:6379/0', 'redis://host-3:6379/0']"
@@ -46,6 +49,7 @@ class QuorumBackend(Backend):
     """
 
     in_parts = True
+    supports_majority = True
 
     def __init__(self, conf: Conf) -> None:
         where = f"REDISLOCK[{conf.alias!r}]"
@@ -131,9 +135,12 @@ class QuorumBackend(Backend):
     def _voting(self) -> Voting:
         return Voting(self._caller, self.members, self._fences)
 
+    def examine(self) -> Iterator[Finding]:
+        yield from examination.majority(self)
+
     @contextmanager
-    def servers(self) -> Iterator[dict[str, Server]]:
-        """Each of the servers by itself, by its name, with connections of its own for the block."""
+    def servers(self) -> Iterator[Mapping[str, TakesCommands]]:
+        """See Backend.servers(). Each server has connections of its own for the block."""
         limit = self._most_connections
         servers = {member.name: Server(self, member.dialer, limit) for member in self.members}
         try:

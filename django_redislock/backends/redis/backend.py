@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -16,6 +17,9 @@ from django_redislock.backends.redis.dialing import PROTOCOLS
 from django_redislock.backends.redis.server import Server
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from django_redislock.backends.base import TakesCommands
     from django_redislock.backends.redis.dialing import Dialing
     from django_redislock.conf import Conf
 
@@ -75,3 +79,7 @@ class RedisBackend(Server, Backend):
 
     def operation_timeout(self, ttl: float) -> float:
         return self._timeout or super().operation_timeout(ttl)
+
+    @contextmanager
+    def servers(self) -> Iterator[Mapping[str, TakesCommands]]:
+        yield {self.conf.address: self}

@@ -10,12 +10,16 @@ from redis.connection import parse_url
 
 from django_redislock.backends.redis.backend import RedisBackend
 from django_redislock.backends.redis.checking import checked_dialer
+from django_redislock.backends.sentinel import examination
 from django_redislock.backends.sentinel.dialing import MasterDialer, check_master
 from django_redislock.backends.sentinel.sentinels import Sentinels, check_sentinel
 from django_redislock.humanize import address_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from django_redislock.backends.redis.dialing import Dialer
+    from django_redislock.findings import Finding
 
 # Client options that say where a server is, and what to write instead.
 _NOT_FOR_SERVERS = dict.fromkeys(
@@ -40,12 +44,16 @@ class SentinelBackend(RedisBackend):
     """
 
     location_is = "['redis://host-1:26379', 'redis://host-2:26379', 'redis://host-3:26379']"
+    supports_failover = True
     _dialer: MasterDialer
 
     @property
     def sentinels(self) -> Sentinels:
         """Those who say which server is the master."""
         return self._dialer.sentinels
+
+    def examine(self) -> Iterator[Finding]:
+        yield from examination.sentinels(self)
 
     def _make_dialer(
         self, location: str | tuple[str, ...], options: dict[str, Any], where: str

@@ -239,7 +239,7 @@ class Command(BaseCommand):
                 what = f"REDISLOCK[{using!r}]" if using else "The admin"
                 self.stdout.write(self.style.MIGRATE_HEADING(what))
             for finding in findings:
-                printed.append({"alias": using, **vars(finding)})
+                printed.append({"alias": using, **finding.as_dict()})
                 if options["json"]:
                     continue
                 level = styles[finding.level](f"{finding.level:4}")

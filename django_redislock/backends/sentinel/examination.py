@@ -1,0 +1,77 @@
+"""Whether sentinels can have a replica take over, and whether a master that is cut off stops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django_redislock.backends.redis.errors import ReplyError
+from django_redislock.findings import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django_redislock.backends.sentinel.backend import SentinelBackend
+
+FEWEST_SENTINELS = 3
+
+
+def sentinels(backend: SentinelBackend) -> Iterator[Finding]:
+    """Examine the sentinels, and their master.
+
+    Raises:
+        LockUnavailable: There is no master that answers.
+    """
+    (info,) = backend.commands(("INFO", "replication"))
+    yield _agreement(backend)
+    # The server tells this number only if min-replicas-to-write is set.
+    if not isinstance(info, ReplyError) and b"min_slaves_good_slaves" in info:
+        yield Finding("isolation", "ok", "a master without its replicas grants nothing")
+        return
+    yield Finding(
+        "isolation",
+        "warn",
+        "a master that is cut off goes on granting to those who reach it, beside its successor",
+        "Set min-replicas-to-write 1 and min-replicas-max-lag 10 on all servers; or REPLICAS_ACK.",
+        id="W033",
+    )
+
+
+def _agreement(backend: SentinelBackend) -> Finding:
+    """Whether the sentinels are enough, and agree."""
+    service, number = backend.sentinels.service, len(backend.conf.location)
+    said = backend.sentinels.ask_each(
+        backend.within, ("SENTINEL", "MASTER", service), ("SENTINEL", "CKQUORUM", service)
+    )
+    silent = [place for place, replies in said.items() if isinstance(replies, Exception)]
+    answers = [replies for replies in said.values() if not isinstance(replies, Exception)]
+    states = [state for state, _ in answers if isinstance(state, dict)]
+    masters = {b"%s:%s" % (state[b"ip"], state[b"port"]) for state in states}
+    refusals = [quorum for _, quorum in answers if isinstance(quorum, ReplyError)]
+    named = ", ".join(sorted(master.decode() for master in masters))
+    if refusals or len(masters) > 1:
+        return Finding(
+            "sentinels",
+            "fail",
+            f"they could not agree on a failover: {refusals[0]}"
+            if refusals
+            else f"they name different masters: {named}",
+            "Let all of them run, and see what SENTINEL CKQUORUM and their logs say.",
+            id="E032",
+        )
+    if silent:
+        return Finding(
+            "sentinels",
+            "warn",
+            f"{len(silent)} of {number} do not answer: {', '.join(silent)}",
+            "Start them, or put LOCATION and OPTIONS['sentinel_kwargs'] right.",
+            id="W032",
+        )
+    if number < FEWEST_SENTINELS or number % 2 == 0:
+        return Finding(
+            "sentinels",
+            "warn",
+            f"LOCATION names {number}; a majority must be alive for a failover",
+            "Run three or five, on machines that do not fail together, and name all of them.",
+            id="W032",
+        )
+    return Finding("sentinels", "ok", f"all {number} answer, and call {named} the master")

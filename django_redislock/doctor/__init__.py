@@ -1,0 +1,13 @@
+"""Is the server fit to keep locks? Each finding says ok, warn or fail, and what to do.
+
+``manage.py locks doctor`` and ``manage.py check --deploy`` are made of these. A module is a topic.
+"""
+
+from __future__ import annotations
+
+from django_redislock.doctor.examination import examine
+from django_redislock.doctor.permissions import examine_admin
+from django_redislock.doctor.rights import minimal_acl
+from django_redislock.findings import Finding
+
+__all__ = ["Finding", "examine", "examine_admin", "minimal_acl"]

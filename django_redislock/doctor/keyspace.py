@@ -1,0 +1,138 @@
+"""What the keys under the prefix say: locks that do not end, keys that do not expire, the index."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django_redislock.backends.redis.errors import ReplyError
+from django_redislock.findings import Finding
+from django_redislock.held import look_at
+from django_redislock.humanize import counted
+from django_redislock.rules.keys import lock_keys, name_of
+from django_redislock.rules.options import DEFAULT_ALIAS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from django_redislock.doctor.server import Server
+    from django_redislock.held import HeldLock
+
+MOST_KEYS = 20_000  # That are looked at.
+MOST_NAMED = 5
+
+
+def keyspace(server: Server) -> Iterator[Finding]:
+    """Look at a bounded part of the keys for what should not be there."""
+    backend = server.backend
+    cursor, scanned = "0", 0
+    odd: list[HeldLock] = []
+    endless: list[str] = []
+    unlisted = 0
+    while True:
+        reply = server.run("SCAN", cursor, "MATCH", f"{backend.prefix}:{{*", "COUNT", 1000)
+        if isinstance(reply, ReplyError):
+            yield Finding("keys", "ok", "not looked through: SCAN is not allowed")
+            return
+        cursor, keys = reply[0].decode(), reply[1]
+        scanned += 1000
+        names = {key: name for key in keys if (name := _lock_name(backend.prefix, key))}
+        odd_here = [one for one in look_at(names.values(), using=backend.alias) if _is_odd(one)]
+        odd += odd_here
+        # An odd lock is told as such alone: one that is not ours need not be in the index.
+        unlisted += len(_unlisted(server, names) - {lock.name for lock in odd_here})
+        endless += _endless(server, [key for key in keys if key not in names])
+        if cursor == "0" or scanned >= MOST_KEYS:
+            break
+    part = "" if cursor == "0" else f" among the first {scanned} keys"
+    yield _locks(odd, part, backend.alias)
+    yield _keys(endless, part)
+    yield _index(unlisted, part)
+
+
+def _lock_name(prefix: str, key: bytes) -> str | None:
+    """The name of the lock with this key; None if it is another key."""
+    name = name_of(prefix, key.decode(errors="replace"))
+    # A key may only look like ours: then the name leads to another one.
+    return name if name and lock_keys(prefix, name).lock.encode() == key else None
+
+
+def _is_odd(lock: HeldLock) -> bool:
+    return bool(lock.strange) or lock.expires_in is None or lock.ends_late
+
+
+def _unlisted(server: Server, names: Mapping[bytes, str]) -> set[str]:
+    """Those of the locks with these keys that are not in the index."""
+    prefix = server.backend.prefix
+    scores = server.run_all(
+        [("ZSCORE", lock_keys(prefix, name).held, key) for key, name in names.items()]
+    )
+    return {name for name, score in zip(names.values(), scores, strict=True) if score is None}
+
+
+def _endless(server: Server, keys: list[bytes]) -> list[str]:
+    """Those of *keys* that have no expiry."""
+    times = server.run_all([("PTTL", key) for key in keys])
+    pairs = zip(keys, times, strict=True)
+    return [key.decode(errors="backslashreplace") for key, left in pairs if left == -1]
+
+
+def _locks(odd: list[HeldLock], part: str, alias: str) -> Finding:
+    """What is said of locks that will not become free when they should."""
+    never = [lock.name for lock in odd if lock.expires_in is None]
+    foreign = [lock.name for lock in odd if lock.strange and lock.expires_in is not None]
+    late = [lock.name for lock in odd if lock.ends_late]
+    if not odd:
+        return Finding("locks", "ok", f"every lock is ours and ends within its ttl{part}")
+    says = [
+        f"{counted(len(names), 'lock')} {what}: {_first(names)}"
+        for names, what in (
+            (never, "will never become free"),
+            (foreign, "held by what is not ours"),
+            (late, "held beyond the ttl, since the server's clock was set back"),
+        )
+        if names
+    ]
+    using = "" if alias == DEFAULT_ALIAS else f" --alias {alias}"
+    return Finding(
+        "locks",
+        "fail" if never else "warn",
+        "; ".join(says) + part,
+        f"manage.py locks release NAME{using} shows what is there, asks, and frees the lock. If it"
+        " is not ours, find out who wrote it.",
+        id="E031" if never else "W031",
+    )
+
+
+def _keys(endless: list[str], part: str) -> Finding:
+    """What is said of other keys that never expire."""
+    if not endless:
+        return Finding("keys", "ok", f"every other key has an expiry{part}")
+    never = "never expires" if len(endless) == 1 else "never expire"
+    return Finding(
+        "keys",
+        "fail",
+        f"{counted(len(endless), 'key')} {never}{part}: {_first(endless)}",
+        "Nothing of ours does that: find out who wrote that, then delete it.",
+        id="E029",
+    )
+
+
+def _index(unlisted: int, part: str) -> Finding:
+    """What is said of held locks that lists do not show."""
+    if not unlisted:
+        return Finding("index", "ok", f"every held lock is in the index{part}")
+    verb, them = ("is", "it") if unlisted == 1 else ("are", "them")
+    return Finding(
+        "index",
+        "warn",
+        f"{counted(unlisted, 'held lock')} {verb} missing in the index{part}, so lists do not"
+        f" show {them}",
+        "A renewed lock comes back into it by itself. Did somebody delete the index?",
+        id="W030",
+    )
+
+
+def _first(names: list[str]) -> str:
+    """The first of many."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(map(repr, names[:MOST_NAMED])) + more

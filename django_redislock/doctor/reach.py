@@ -1,0 +1,87 @@
+"""Whether a server answers, how fast, and whether the ttl leaves time for that."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+from django_redislock.backends.cluster.node import NoCluster
+from django_redislock.backends.cluster.slots import DifferentClusters
+from django_redislock.backends.redis.errors import ReplyError, TooOld, described
+from django_redislock.exceptions import LockUnavailable
+from django_redislock.findings import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django_redislock.backends.base import Backend
+    from django_redislock.doctor.server import Server
+
+SLOW_ROUND_TRIP = 0.01  # Seconds.
+ROUND_TRIPS = 2  # That the time for one operation must be enough for.
+
+
+def distance(server: Server) -> Iterator[Finding]:
+    """How long a round trip takes, and whether the ttl leaves time for it."""
+    took = []
+    for _ in range(5):
+        started = time.perf_counter()
+        reply = server.run("PING")
+        took.append(time.perf_counter() - started)
+        if isinstance(reply, ReplyError):
+            raise LockUnavailable(server.backend.prefix, str(reply)) from reply
+    median = statistics.median(took)
+    says = f"answers, in {median * 1000:.1f} ms"
+    if median > SLOW_ROUND_TRIP:
+        advice = (
+            "An uncontended lock costs two round trips. Use a server that is closer, and no ttl"
+            f" below {_shortest_ttl(server.backend, median):.3g} s."
+        )
+        yield Finding("server", "warn", says, advice, id="W020")
+    else:
+        yield Finding("server", "ok", says)
+    yield from _ttl(server.backend, median)
+
+
+def _ttl(backend: Backend, round_trip: float) -> Iterator[Finding]:
+    ttl, least = backend.conf.ttl, ROUND_TRIPS * round_trip
+    if backend.operation_timeout(ttl) >= least:
+        return
+    if backend.operation_timeout(math.inf) >= least:
+        advice = f"Set TTL to {_shortest_ttl(backend, round_trip):.3g} or more."
+    else:
+        advice = f"Set OPTIONS['socket_timeout'] to {least:.3g} or more, and TTL to thrice that."
+    yield Finding(
+        "ttl",
+        "warn",
+        f"TTL is {ttl:g} s, too short for a round trip of {round_trip * 1000:.0f} ms: locks are not"
+        " granted, or lost as they are not renewed in time",
+        f"{advice} The same is true of each lock with a ttl of its own.",
+        id="W035",
+    )
+
+
+def _shortest_ttl(backend: Backend, round_trip: float) -> float:
+    """The shortest ttl with which an answer comes in time, and another try may follow."""
+    return ROUND_TRIPS * round_trip / backend.operation_timeout(1.0)
+
+
+def no_answer(using: str, error: LockUnavailable) -> Finding:
+    """What is wrong with a server that does not answer, or is of no use."""
+    problem = error.__cause__ or error
+    cause, says = problem.__cause__ or problem, described(problem)
+    if isinstance(cause, TooOld):
+        return Finding("version", "fail", says, "Use a newer server.", id="E021")
+    if isinstance(cause, NoCluster | DifferentClusters):
+        advice = f"Put LOCATION of REDISLOCK[{using!r}] right."
+        return Finding("cluster", "fail", says, advice, id="E022")
+    return Finding(
+        "server",
+        "fail",
+        f"no answer: {says}",
+        f"Check LOCATION and OPTIONS of REDISLOCK[{using!r}], the network, and whether the"
+        " server runs.",
+        id="E020",
+    )

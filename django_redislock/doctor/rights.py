@@ -1,0 +1,87 @@
+"""Whether the user may do all that locks need, and the least rights that suffice."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from django_redislock.backends.redis.errors import ReplyError
+from django_redislock.exceptions import LockError
+from django_redislock.findings import Finding
+from django_redislock.lock import distributed_lock
+from django_redislock.rules import scripts
+from django_redislock.rules.keys import IN_BUCKETS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django_redislock.doctor.server import Server
+
+PROBE = "django_redislock.doctor"  # A lock that is taken and released to see whether it works.
+
+# What a connection needs before and beside the scripts.
+_CONNECTION = "auth eval evalsha hello info ping publish select subscribe"
+# For listings: `manage.py locks`, the admin.
+_LISTINGS = "zcount zrange"
+# Of those and of what scripts call: used on a cluster only, and never used there.
+_ON_CLUSTERS = {"asking", "cluster|slots", "spublish", "ssubscribe"}
+_NOT_ON_CLUSTERS = {"publish", "select", "subscribe"}
+
+
+def rights(server: Server) -> Iterator[Finding]:
+    """Whether a lock can be taken there, and whether scripts are allowed."""
+    backend = server.backend
+    rules = minimal_acl(backend.prefix, replicas=backend.conf.replicas_ack > 0)
+    finding = take_and_release(server.own_name(PROBE), backend.alias)
+    if finding.level != "warn":
+        line = f"A user with no more rights than needed: ACL SETUSER redislock on >PASSWORD {rules}"
+        finding = replace(finding, advice=line)
+    if finding.level == "fail":
+        yield finding
+        return
+    user = server.run("ACL", "WHOAMI")
+    if finding.level == "ok" and not isinstance(user, ReplyError):
+        user = user.decode(errors="replace")
+        finding = replace(finding, says=f"{finding.says} as user {user!r}")
+    yield finding
+    if server.scripting:
+        yield Finding("scripting", "ok", "scripts are allowed")
+    else:
+        yield Finding(
+            "scripting",
+            "warn",
+            "scripts are forbidden: waiters poll, nobody is served in turn, operations take more"
+            " round trips; tasks, lists and force release are unavailable",
+            "Allow +eval and +evalsha.",
+            id="W024",
+        )
+
+
+def take_and_release(name: str, using: str) -> Finding:
+    """Whether the lock *name* can be taken."""
+    # Another doctor may have it, as when all servers start at the same time.
+    lock = distributed_lock(name, ttl=10, wait=1, renew=False, using=using)
+    try:
+        if not lock.acquire():
+            problem = f"not tried: lock {name!r} is held, as by another doctor"
+            return Finding("rights", "warn", problem, "Run it again.")
+        lock.release()
+    except LockError as error:
+        advice = "Let the user of the locks do all that they need."
+        return Finding("rights", "fail", f"a lock cannot be taken: {error}", advice, id="E023")
+    return Finding("rights", "ok", "a lock was taken and released")
+
+
+def minimal_acl(prefix: str, *, replicas: bool = False) -> str:
+    """The ACL rules that suffice for all operations on locks under *prefix*, and no more."""
+    every = [one for one in vars(scripts).values() if isinstance(one, scripts.Script)]
+    source = b"".join(script.source for script in every)
+    called = {name.decode().lower() for name in re.findall(rb"p?call\('([A-Z]+)'", source)}
+    words = {*_CONNECTION.split(), *_LISTINGS.split(), *called, *(["wait"] if replicas else [])}
+    if prefix.endswith(IN_BUCKETS):
+        words = words - _NOT_ON_CLUSTERS | _ON_CLUSTERS
+    else:
+        words -= _ON_CLUSTERS
+    rights = " ".join(f"+{word}" for word in sorted(words))
+    return f"resetkeys ~{prefix}:* resetchannels &{prefix}:bell:* -@all {rights}"

@@ -1,0 +1,121 @@
+"""A server under examination: its version, whether it is one of a cluster, and its clock."""
+
+from __future__ import annotations
+
+import time
+from functools import cached_property
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from django_redislock.backends.redis.dialing import OLDEST_VERSION
+from django_redislock.backends.redis.errors import ReplyError
+from django_redislock.findings import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django_redislock.backends.base import Backend, TakesCommands
+
+CLOCK_DIFFERENCE = 1.0  # Seconds.
+
+
+class Server:
+    """One of the servers that keep the locks of a backend."""
+
+    def __init__(self, backend: Backend, connected: TakesCommands, place: str) -> None:
+        self.backend = backend
+        self.place = place  # Its address.
+        self._connected = connected
+
+    @property
+    def scripting(self) -> bool:
+        """Whether it allows scripts, as far as this process knows."""
+        return self._connected.scripting
+
+    @cached_property
+    def info(self) -> dict[str, str]:
+        """Its INFO; empty if it does not allow us to ask."""
+        reply = self.run("INFO")
+        if isinstance(reply, ReplyError):
+            return {}
+        lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
+        return {key: value for key, colon, value in lines if colon}
+
+    def number(self, key: str) -> int:
+        """A number in its INFO; 0 if it is missing."""
+        value = self.info.get(key, "0")
+        return int(value) if value.isdecimal() else 0
+
+    def run(self, *command: str | int | bytes) -> Any:
+        """Run one command; an error reply is returned."""
+        return self.run_all([command])[0]
+
+    def run_all(self, commands: list[tuple[str | bytes | int, ...]]) -> list[Any]:
+        """Run commands in one round trip; an error reply is returned."""
+        return self._connected.commands(*commands) if commands else []
+
+    def own_name(self, name: str) -> str:
+        """*name*, or one that begins so: the name of a lock that this server keeps."""
+        names = (f"{name}-{number}" if number else name for number in count())
+        return next(one for one in names if self.backend.keeps(self._connected, one))
+
+
+def version(server: Server) -> Iterator[Finding]:
+    info = server.info
+    if "valkey_version" in info:
+        yield Finding("version", "ok", f"Valkey {info['valkey_version']}")
+        return
+    version = info.get("redis_version", "")
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if not numbers:
+        yield Finding(
+            "version", "warn", "unknown: the server does not tell", "Allow +info.", id="W021"
+        )
+    elif numbers < OLDEST_VERSION:
+        yield Finding(
+            "version",
+            "fail",
+            f"Redis {version}",
+            "Use Redis 7.0 or newer, or any Valkey.",
+            id="E021",
+        )
+    else:
+        yield Finding("version", "ok", f"Redis {version}")
+
+
+def cluster_mode(server: Server) -> Iterator[Finding]:
+    """Whether a server of a cluster is used by a backend that does not know clusters."""
+    backend = server.backend
+    if backend.in_buckets:
+        return
+    if not server.number("cluster_enabled"):
+        yield Finding("cluster", "ok", "a server of its own, not one of a cluster")
+        return
+    yield Finding(
+        "cluster",
+        "fail",
+        f"the server is one of a cluster, which {type(backend).__name__} cannot use",
+        "Use django_redislock.backends.ClusterBackend.",
+        id="E022",
+    )
+
+
+def clock(server: Server) -> Iterator[Finding]:
+    before = time.time()
+    reply = server.run("TIME")
+    after = time.time()
+    if isinstance(reply, ReplyError):
+        return  # Then no lock works either, which rights() has said.
+    seconds, microseconds = map(int, reply)
+    difference = seconds + microseconds / 1_000_000 - (before + after) / 2
+    if abs(difference) < CLOCK_DIFFERENCE:
+        yield Finding("clock", "ok", "the server's clock and this machine's agree")
+        return
+    ahead = "ahead of" if difference > 0 else "behind"
+    yield Finding(
+        "clock",
+        "warn",
+        f"the server's clock is {abs(difference):.1f} s {ahead} this machine's",
+        "Locks do not mind, but jobs that start at a time of day do. Let NTP set both.",
+        id="W028",
+    )

@@ -1,0 +1,30 @@
+"""What an examination found: ``manage.py locks doctor`` and ``check --deploy`` print these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One point that was examined."""
+
+    about: str  # One word, which never changes.
+    level: Level
+    says: str
+    advice: str = ""  # What to do, unless all is well.
+    # Of the system check that reports it: "E020" of this package, "shop.W001" of yours. Without an
+    # id, only the doctor reports it.
+    id: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        """What ``locks doctor --json`` prints of it."""
+        return {
+            "about": self.about,
+            "level": self.level,
+            "says": self.says,
+            "advice": self.advice,
+        }
