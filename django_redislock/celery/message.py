@@ -56,8 +56,8 @@ def carrying(options: Mapping[str, Any], **added: Any) -> dict[str, Any]:
 def call_of_id(options: Mapping[str, Any]) -> str | None:
     """Which call is made by an apply_async() with these options, one of which is a task id.
 
-    Under an id that the program has chosen there may be many. But the rest of a canvas has had its
-    ids before, and may be published twice by a task that is delivered twice.
+    There may be many under an id that the program has chosen. What is part of a canvas had its id
+    before; a publisher that is delivered twice publishes it twice, and that is one call.
 
     Returns:
         None if nothing tells it from another call under the same id.
@@ -66,11 +66,13 @@ def call_of_id(options: Mapping[str, Any]) -> str | None:
     if options.get("retries"):
         return had
     publisher = get_current_worker_task()
-    own = None if publisher is None else carried(publisher.request.headers).get("call")
+    if publisher is None:
+        return had or str(uuid())
+    own = carried(publisher.request.headers).get("call") or publisher.request.id
     # What is part of a canvas, and what replaces a task, was frozen; that has given it a reply_to.
-    if publisher is not None and (options.get("reply_to") or options.get("parent_id")):
+    if options.get("reply_to") or options.get("parent_id"):
         return had or own
-    # A program may pass all headers on, as for tracing, and so those of another call.
+    # A program may pass all headers on, as for tracing, and so those of its own call.
     return had if had and had != own else str(uuid())
 
 

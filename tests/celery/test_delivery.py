@@ -198,6 +198,19 @@ class TestAnotherCall:
         stage.wait_until_idle()
         assert stage.count(key, "start") == 3
 
+    @pytest.mark.row("duplicate-finished")
+    def test_a_canvas_that_a_plain_task_publishes_runs_once_for_each_of_its_runs(
+        self, stage: Stage
+    ) -> None:
+        key, nightly, publish = stage.key(), stage.key(), stage.task("publish_canvas")
+        for times in (1, 2):
+            publisher = publish.apply_async((key, nightly))
+            stage.wait_for(key, "end", times)
+        stage.wait_until_idle()
+        stage.app.send_task(publish.name, (key, nightly), task_id=publisher.id)
+        stage.wait_for_log(f"{nightly}]: lock {key!r} is duplicate")
+        assert stage.count(key, "start") == 2
+
     def test_while_the_lock_cools_down_it_is_a_conflict(self, stage: Stage) -> None:
         key, nightly, cooling = stage.key(), stage.key(), stage.task("cooling")
         assert stage.result(cooling.apply_async((key,), task_id=nightly)) == f"did {key}"

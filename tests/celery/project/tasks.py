@@ -9,7 +9,7 @@ import os
 import time
 from typing import Any
 
-from celery import Task, shared_task
+from celery import Task, group, shared_task
 from django.db import transaction
 
 from django_redislock import LockTimeout
@@ -461,3 +461,9 @@ def collect(results: Any) -> Any:
 def append(result: Any, more: Any) -> list[Any]:
     """What comes next in a chain."""
     return [result, more]
+
+
+@shared_task
+def publish_canvas(key: str, task_id: str) -> None:
+    """Publish a canvas whose only member has an id that somebody has chosen."""
+    group([late.si(key).set(task_id=task_id)]).apply_async()
