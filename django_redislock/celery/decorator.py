@@ -12,7 +12,7 @@ from celery.exceptions import Ignore, Retry
 from celery.local import Proxy
 
 from django_redislock.celery.arguments import packed
-from django_redislock.celery.lock_name import naming, validates_models
+from django_redislock.celery.lock_name import naming, validation_of
 from django_redislock.celery.message import call_of_id, carried, carrying
 from django_redislock.celery.options import (
     HOUR,
@@ -73,7 +73,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
             return  # It is abstract.
         _check_body(body)
         options = cls.single_instance_options = SingleInstance.parse(inherited(cls))
-        named = naming(options.key, body, bound=bound, validates=validates_models(unguarded))
+        named = naming(options.key, body, bound=bound, validation=validation_of(unguarded))
         cls._naming = None if named is None else staticmethod(named)
         if run is unguarded:  # Else it is inherited, with the lock.
             cls.run = guarded(run)

@@ -7,6 +7,7 @@ import json
 import re
 from datetime import date, time
 from enum import Enum
+from inspect import getclosurevars, isfunction
 from string import Formatter
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -23,7 +24,11 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def naming(
-    key: str | Callable[..., str] | None, run: Any, *, bound: bool = False, validates: bool = False
+    key: str | Callable[..., str] | None,
+    run: Any,
+    *,
+    bound: bool = False,
+    validation: Mapping[str, Any] | None = None,
 ) -> Naming | None:
     """Return what makes the name of the lock of the arguments of a run.
 
@@ -34,7 +39,8 @@ def naming(
         key: The option of that name.
         run: The function of the task.
         bound: Whether it is given the task first, which is no argument of a run.
-        validates: Whether Celery makes the models of pydantic that it is annotated with.
+        validation: How Celery makes the models of pydantic that it is annotated with, see
+            validation_of(); None if it makes none.
 
     Raises:
         InvalidLockName: The key wants arguments that the task does not take.
@@ -44,11 +50,13 @@ def naming(
     signature = inspect.signature(run)
     itself = (None,) if bound else ()
     own = next(iter(signature.parameters), "") if bound else ""
-    models = _models(run) if validates else {}
+    models = {} if validation is None else _models(run)
 
     def see(name: str, value: Any) -> Any:
         model = models.get(name)
-        return value if model is None or value is None else model.model_validate(value)
+        if model is None or value is None:
+            return value
+        return model.model_validate(value, **(validation or {}))
 
     if isinstance(key, str):
         formatted = formatter(key, run, see=see if models else None, show=_shown)
@@ -77,10 +85,22 @@ def naming(
     return name_of
 
 
-def validates_models(run: Any) -> bool:
-    """Whether the ``run`` of a task class is wrapped for the option pydantic of Celery."""
+def validation_of(run: Any) -> dict[str, Any] | None:
+    """What Celery tells pydantic when it makes the models that ``run`` of a task is annotated with.
+
+    Returns:
+        The options of model_validate(); None if it makes none: the task has no pydantic=True.
+    """
     wrapper = getattr(run, "__func__", run)
-    return hasattr(wrapper, "__wrapped__") and wrapper.__globals__["__name__"] == "celery.app.base"
+    if not hasattr(wrapper, "__wrapped__") or wrapper.__globals__["__name__"] != "celery.app.base":
+        return None
+    # They stand nowhere else. The wrapper validates itself, or by a function from Celery 5.6 on.
+    known = getclosurevars(wrapper).nonlocals
+    for one in tuple(known.values()):
+        if isfunction(one) and one.__module__ == "celery.app.base":
+            known = {**getclosurevars(one).nonlocals, **known}
+    tells = {"celery_app": known.get("app"), "celery_task_name": known.get("task_name")}
+    return {"strict": known.get("strict"), "context": {**known.get("context", {}), **tells}}
 
 
 def _first_name(field: str | None) -> str:

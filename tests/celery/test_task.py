@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -212,6 +212,30 @@ class TestKey:
         task = make(pay, key=key, pydantic=True)
         assert task(Order(pk=7)) == task({"pk": 7}) == "order:7"
         assert task.delay({"pk": 7}).get() == "order:7"
+
+    def test_a_validator_is_told_what_celery_tells_it(self, redislock: LockTestKit) -> None:
+        pydantic = pytest.importorskip("pydantic")
+
+        class Order(pydantic.BaseModel):  # type: ignore[name-defined,misc]
+            pk: int
+
+            @pydantic.field_validator("pk", mode="before")
+            @classmethod
+            def of_shop(cls, pk: Any, info: Any) -> Any:
+                assert info.context["celery_app"].tasks[info.context["celery_task_name"]]
+                return info.context["first"] + pk
+
+        def pay(order: Any) -> str:
+            return current_lease().name  # type: ignore[union-attr]
+
+        pay.__annotations__["order"] = Order
+        how = {"pydantic": True, "pydantic_context": {"first": 1000}}
+        for strict, is_refused in ((False, False), (True, True)):
+            task = make(pay, key="order:{order.pk}", pydantic_strict=strict, **how)
+            assert task({"pk": 7}) == "order:1007"
+            refused = pytest.raises(InvalidLockName, match="valid integer")
+            with refused if is_refused else nullcontext():
+                assert task({"pk": 7.0}) == "order:1007"
 
     @pytest.mark.parametrize(
         "key",
