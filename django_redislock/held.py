@@ -41,8 +41,9 @@ from django_redislock.task_runs import MOST_NAMES, Record, Records, Run, record,
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from django_redislock.backends.base import Backend, Seen
+    from django_redislock.backends.base import Backend
     from django_redislock.held_lock import State
+    from django_redislock.rules.replies import LookReply
 
 audit = logging.getLogger("django_redislock.audit")
 
@@ -131,7 +132,8 @@ def get(name: str, *, using: str = DEFAULT_ALIAS) -> HeldLock | None:
         LockUnavailable: The server did not or could not answer.
     """
     backend = backends[using]
-    return _read_seen(backend, backend.look_many([check_name(name)])[0])
+    name = check_name(name)
+    return _read_look(backend, name, backend.look_many([name])[0])
 
 
 def look_at(names: Iterable[str], *, using: str = DEFAULT_ALIAS) -> Iterator[HeldLock]:
@@ -142,7 +144,8 @@ def look_at(names: Iterable[str], *, using: str = DEFAULT_ALIAS) -> Iterator[Hel
     """
     backend, remaining = backends[using], iter(names)
     while some := [*islice(remaining, LOOKED_AT_ONCE)]:
-        yield from filter(None, (_read_seen(backend, seen) for seen in backend.look_many(some)))
+        looks = zip(some, backend.look_many(some), strict=True)
+        yield from filter(None, (_read_look(backend, *look) for look in looks))
 
 
 def detail(name: str, *, using: str = DEFAULT_ALIAS) -> Detail:
@@ -156,7 +159,7 @@ def detail(name: str, *, using: str = DEFAULT_ALIAS) -> Detail:
     name = check_name(name)
     inspect = Call(scripts.INSPECT, name, (MOST_WAITERS_NAMED,), backend.within)
     looked, inspected = backend.ask_many([backend.look(name), inspect])
-    lock = _read_seen(backend, backend.seen(name, looked))
+    lock = _read_look(backend, name, backend.seen(name, looked))
     found = InspectReply(*inspected)
     now = in_seconds(found.server_ms)
     return Detail(
@@ -309,33 +312,33 @@ def tells_where(alias: str) -> bool:
     return backends[alias].in_parts
 
 
-def _read_seen(backend: Backend, seen: Seen) -> HeldLock | None:
+def _read_look(backend: Backend, name: str, look: LookReply) -> HeldLock | None:
     """What the server showed of a lock; None if nobody holds it."""
-    holding = seen.holding
+    holding, expires_in = look.holding, look.expires_in
     if holding is None:
         return None
     state: State = "held"
     if holding.state == "foreign":
         state = "foreign"
-    elif seen.expires_in is None:
+    elif expires_in is None:
         state = "no-expiry"
     elif holding.state == "cooling":
         state = "cooling"
-    elif holding.renews and holding.ttl and seen.expires_in < _least_left(backend, holding.ttl):
+    elif holding.renews and holding.ttl and expires_in < _least_left(backend, holding.ttl):
         state = "overdue"
     return HeldLock(
-        name=seen.name,
+        name=name,
         alias=backend.alias,
         state=state,
         id=holding.id,
         owner=holding.owner,
         fence=holding.fence,
-        held_for=None if holding.since is None else max(0.0, seen.server_time - holding.since),
-        expires_in=seen.expires_in,
-        waiters=seen.waiters,
+        held_for=None if holding.since is None else max(0.0, look.server_time - holding.since),
+        expires_in=expires_in,
+        waiters=int(look.waiters),
         renewals=holding.renewals,
         ttl=holding.ttl,
-        where=seen.where,
+        where=look.where,
         strange=holding.strange,
         gone=state != "cooling" and is_gone(holding.owner.host, holding.owner.pid),
     )

@@ -314,4 +314,4 @@ class Lock(Holds):
     def _look(self, backend: Backend) -> Flow[bool]:
         name = check_name(self.name)
         value = yield from flows.ask(backend.look(name))
-        return backend.seen(name, value).holding is not None
+        return not backend.seen(name, value).is_free

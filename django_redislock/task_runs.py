@@ -179,11 +179,11 @@ def _records(backend: Backend, names: list[str]) -> list[Record | None]:
     # is not, the run may just have ended, and have noted that since we asked. So they are asked for
     # once more: a run that has begun then too, and does not hold the lock, never ended.
     runs = [(name, one) for name, (_, begun) in noted.items() for one in begun]
-    seen = backend.look_many([name + one.permit for name, one in runs])
+    looks = backend.look_many([name + one.permit for name, one in runs])
     over = {
         (name, one.lease_id)
-        for (name, one), lock in zip(runs, seen, strict=True)
-        if lock.holding is None or lock.holding.id != one.lease_id
+        for (name, one), look in zip(runs, looks, strict=True)
+        if (holding := look.holding) is None or holding.id != one.lease_id
     }
     noted |= _ask_noted(backend, list(dict.fromkeys(name for name, _ in over)))
     found = []

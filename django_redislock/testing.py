@@ -139,7 +139,7 @@ class LockTestKit:
 
     def _is_locked(self, name: str, using: str) -> bool:
         backend = backends[using]
-        return backend.look_many([check_name(name)])[0].holding is not None
+        return not backend.look_many([check_name(name)])[0].is_free
 
 
 def _in_memory(alias: str) -> Backend:

@@ -18,9 +18,9 @@ from django_redislock.process import tell_after_fork
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import BUCKETS, IN_BUCKETS, index_key, name_of
 from django_redislock.rules.options import MOST_COMBINATIONS, operation_timeout, terms_of
-from django_redislock.rules.replies import LookReply, NamesReply, in_seconds
+from django_redislock.rules.replies import LookReply, NamesReply
 from django_redislock.rules.steps import Answer, Call
-from django_redislock.rules.stored import Holding, kept_as
+from django_redislock.rules.stored import kept_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -50,17 +50,6 @@ class Names(NamedTuple):
     silent: Sequence[str] = ()  # The servers that did not answer, whose names are missing in both.
 
 
-class Seen(NamedTuple):
-    """A lock as the server shows it."""
-
-    name: str
-    holding: Holding | None  # None: it is free.
-    expires_in: float | None  # Seconds; None if it is free or has no expiry.
-    waiters: int
-    server_time: float  # Seconds since the epoch.
-    where: str = ""  # On which servers, if there are several: "host:6379", or "2 of 3".
-
-
 class TakesCommands(Protocol):
     """A server that runs plain commands, as the doctor needs it to."""
 
@@ -86,7 +75,7 @@ class Backend(ABC):
 
     clock: Callable[[], float] = staticmethod(clock.now)
     in_buckets = False  # Whether names are spread over buckets, see rules/keys.py.
-    in_parts = False  # Whether there are several servers, and Seen says where a lock is kept.
+    in_parts = False  # Whether there are several servers, and a look says where a lock is.
     watchdog: Watchdog  # Of all leases; on a cluster each node has its own instead.
 
     def __init__(self, conf: Conf) -> None:
@@ -317,22 +306,14 @@ class Backend(ABC):
         """The step that looks at a lock; see seen()."""
         return Call(scripts.LOOK, name, (), self.within)
 
-    def look_many(self, names: Sequence[str]) -> list[Seen]:
+    def look_many(self, names: Sequence[str]) -> list[LookReply]:
         """The state of many locks, in few round trips."""
         values = self.ask_many([self.look(name) for name in names]) if names else []
         return [self.seen(name, value) for name, value in zip(names, values, strict=True)]
 
-    def seen(self, name: str, value: list[Any]) -> Seen:
-        """Read the answer of the look script."""
-        look = LookReply(*value)
-        return Seen(
-            name=name,
-            holding=look.holding,
-            expires_in=look.expires_in,
-            waiters=int(look.waiters),
-            server_time=in_seconds(look.server_ms),
-            where=look.where,
-        )
+    def seen(self, name: str, value: list[Any]) -> LookReply:
+        """Read the answer of the look script about the lock *name*."""
+        return LookReply(*value)
 
 
 def _tell(lease: Lease) -> None:

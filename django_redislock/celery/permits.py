@@ -160,15 +160,15 @@ class Permits:
         answers = self.backend.ask_many(calls)
         if self.marker.id and (ago := int(answers.pop())) >= 0:
             return Finished(ago / 1000)
-        seen = [self.backend.seen(*one) for one in zip(names, answers, strict=True)]
+        looks = map(self.backend.seen, names, answers)
         taken = {
-            one.name: Busy(
-                one.holding,
-                math.inf if one.expires_in is None else one.expires_in,
-                one.server_time,
+            name: Busy(
+                holding,
+                math.inf if look.expires_in is None else look.expires_in,
+                look.server_time,
             )
-            for one in seen
-            if one.holding is not None
+            for name, look in zip(names, looks, strict=True)
+            if (holding := look.holding) is not None
         }
         for busy in taken.values():
             if self._is_own(busy):

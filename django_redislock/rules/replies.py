@@ -158,7 +158,7 @@ class LookReply(NamedTuple):
     server_ms: bytes
     id: bytes
     strange: bytes  # What it is, if it is not ours.
-    where: str = ""  # On how many servers, if a quorum was asked: "2 of 3".
+    where: str = ""  # On which servers, if there are several: "host:6379", or "2 of 3".
 
     @property
     def is_free(self) -> bool:
@@ -176,6 +176,11 @@ class LookReply(NamedTuple):
     def fence(self) -> int:
         """The fence of its lease; 0 if that is not ours."""
         return fence_in(self.value)
+
+    @property
+    def server_time(self) -> float:
+        """Seconds since the epoch."""
+        return in_seconds(self.server_ms)
 
     @property
     def expires_in(self) -> float | None:

@@ -36,12 +36,13 @@ from django_redislock.rules.steps import Answer, Call, Unanswered
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from django_redislock.backends.base import Seen, TakesCommands
+    from django_redislock.backends.base import TakesCommands
     from django_redislock.backends.drivers import Begun
     from django_redislock.backends.redis.dialing import Dialer
     from django_redislock.backends.watchdog import Watchdog
     from django_redislock.conf import Conf
     from django_redislock.findings import Finding
+    from django_redislock.rules.replies import LookReply
     from django_redislock.rules.steps import Outcome
 
 FIRST_PAGE = 32  # Names that are asked of each bucket at least.
@@ -285,7 +286,7 @@ class ClusterBackend(Backend):
         names = [name for key in keys if (name := self.name_in(key))]
         return Names(names, totals, tuple(dict.fromkeys(silent)))
 
-    def seen(self, name: str, value: list[Any]) -> Seen:
+    def seen(self, name: str, value: list[Any]) -> LookReply:
         return super().seen(name, value)._replace(where=self.slots.last_keeper(name).address)
 
 
