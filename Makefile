@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-admin demo-stop test test-quick jepsen bench lint types imports clean
+.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-admin demo-stop test test-quick mutants jepsen bench lint types imports clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ test: $(VENV)/test ## Run the test suite, in about a quarter of an hour
 
 test-quick: $(VENV)/test ## Run the tests that answer within a minute: rules, API, locks on one server
 	@exec $(PYTEST) --quick tests/rules tests/contract tests/package $(ARGS)
+
+mutants: $(VENV)/test ## Change the code in a thousand places: do tests notice? (ARGS='--sample 50 --seed 1')
+	@exec nice -n 19 $(BIN)/python -m tests.mutants $(ARGS)
 
 jepsen: $(VENV)/test ## Break servers and clients for a minute per backend: which updates are lost?
 	@exec $(BIN)/python -m tests.jepsen --seconds $(SECONDS) --seed $(SEED) $(ARGS)

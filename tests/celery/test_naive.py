@@ -18,7 +18,7 @@ from tests import ROOT
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_with_a_naive_lock_every_test_of_the_table_fails() -> None:
-    command = [sys.executable, "-m", "pytest", "-m", "row", "-q", "-rA", "--tb=no", "-n", "4"]
+    command = [sys.executable, "-m", "pytest", "-m", "row", "-q", "-rA", "--tb=no", "-n", "2"]
     tests = map(str, sorted((ROOT / "tests" / "celery").glob("test_*.py")))
     run = subprocess.run(
         [*command, "-p", "no:randomly", *tests],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -55,6 +56,7 @@ def test_a_lease_is_renewed_while_the_body_runs(own_stage: Stage, pool: str) -> 
     results = []
     while not own_stage.count(key, "end"):
         results.append(own_stage.result(own_stage.send("brisk", key)))
+        time.sleep(0.5)
     assert own_stage.result(sent) == f"did {key}"
     assert len(results) > 1
     assert all(one["skipped"] == "busy" for one in results[:-1])
