@@ -613,9 +613,9 @@ def test_the_servers_of_a_quorum_have_the_same_options(settings: Settings) -> No
     backend = backends["default"]
     assert isinstance(backend, QuorumBackend)
     assert backend.operation_timeout(60) == 2
-    assert [member.name for member in backend.members] == ["a:6379", "b:6379", "/c"]
-    for member in backend.members:
-        dialer: Any = member.dialer
+    assert [server.name for server in backend.quorum] == ["a:6379", "b:6379", "/c"]
+    for server in backend.quorum:
+        dialer: Any = server.dialer
         assert dialer._sync_class(**dialer._sync).password == "secret"
 
 

@@ -13,7 +13,7 @@ import uvloop
 from asgiref.sync import async_to_sync
 
 from django_redislock import distributed_lock
-from django_redislock.backends.quorum import members
+from django_redislock.backends.quorum import servers as quorum_servers
 from tests.support.matrix import everywhere
 from tests.support.waiting import wait_until
 
@@ -112,7 +112,7 @@ def test_of_a_loop_that_has_ended_no_connection_stays(
 def test_nor_does_a_loop_that_is_dropped_while_a_silent_server_of_a_quorum_is_dialed(
     make_quorum: MakeQuorum, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(members, "DIAL_AGAIN_AFTER", 0.0)
+    monkeypatch.setattr(quorum_servers, "DIAL_AGAIN_AFTER", 0.0)
     quorum = make_quorum()
     quorum.configure(socket_timeout=1.0)
     quorum.proxies[1].blackhole()

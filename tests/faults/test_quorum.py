@@ -24,8 +24,8 @@ from django_redislock import (
     single_instance_task,
 )
 from django_redislock.backends.quorum.backend import QuorumBackend
+from django_redislock.backends.quorum.connections import AsyncQuorumConnection, QuorumConnection
 from django_redislock.backends.quorum.fences import MOST_LEAD
-from django_redislock.backends.quorum.lines import AsyncLine, Line
 from django_redislock.backends.redis.dialing import Dialer
 from django_redislock.backends.redis.protocol import packed
 from django_redislock.backends.registry import backends
@@ -459,8 +459,8 @@ def test_an_acquire_that_was_not_answered_leaves_nothing_behind(
 def test_who_is_needed_for_a_majority_is_dialed_though_nobody_is_trusted(
     quorum: Quorum, caller: Caller
 ) -> None:
-    for member in backend().members:
-        member.failed(TimeoutError("as if it had not answered a moment ago"))
+    for server in backend().quorum:
+        server.failed(TimeoutError("as if it had not answered a moment ago"))
     with caller.block(distributed_lock(NAME, wait=0)) as lease:
         assert lease.held
 
@@ -477,7 +477,7 @@ def test_a_loop_that_stands_still_while_it_dials_does_no_harm(quorum: Quorum) ->
         return await acquiring
 
     assert asyncio.run(stand_still())
-    assert all(member.is_trusted for member in backend().members)
+    assert all(server.is_trusted for server in backend().quorum)
 
 
 def test_a_connection_that_comes_late_is_there_for_the_next_try(
@@ -664,19 +664,20 @@ def test_a_forked_child_has_connections_of_its_own(quorum: Quorum) -> None:
 def test_a_server_whose_answers_come_late_keeps_its_connection(
     server: Server, key_prefix: str
 ) -> None:
-    line = Dialer(server.url, {}, types=(Line, AsyncLine)).dial(HUNG)
-    assert isinstance(line, Line)
+    types = QuorumConnection, AsyncQuorumConnection
+    connection = Dialer(server.url, {}, types=types).dial(HUNG)
+    assert isinstance(connection, QuorumConnection)
     now = clock.now()
     for sent in (now - 2 * HUNG, now):
-        line.post(packed("BLPOP", key_prefix, 0), 1, math.inf)
-        line.leave(sent)
+        connection.post(packed("BLPOP", key_prefix, 0), 1, math.inf)
+        connection.leave(sent)
     server.client().rpush(key_prefix, "the answer to the first question")
-    wait_until(lambda: select.select([line], [], [], 0)[0])
-    line.post(packed("PING"), 1, HUNG)  # The oldest that is not answered was sent just now.
-    line.leave(now)
+    wait_until(lambda: select.select([connection], [], [], 0)[0])
+    connection.post(packed("PING"), 1, HUNG)  # The oldest that is not answered was sent just now.
+    connection.leave(now)
     with pytest.raises(TimeoutError):
-        line.post(packed("PING"), 1, 0.0)
-    line.close()
+        connection.post(packed("PING"), 1, 0.0)
+    connection.close()
 
 
 def test_threads_share_no_connection(quorum: Quorum) -> None:

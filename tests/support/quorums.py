@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from django_redislock.backends.quorum import members
+from django_redislock.backends.quorum import servers as quorum_servers
 from django_redislock.rules.keys import fence_key, lock_keys
 from tests.support.stored import NAME
 from tests.support.waiting import HUNG
@@ -107,7 +107,7 @@ def dial_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Else the others would go on without that server.
     """
-    monkeypatch.setattr(members, "DIAL_WITHIN", HUNG)
+    monkeypatch.setattr(quorum_servers, "DIAL_WITHIN", HUNG)
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redislock import clock, humanize
 from django_redislock.backends.base import Backend, Names
 from django_redislock.backends.quorum import examination
+from django_redislock.backends.quorum.connections import AsyncQuorumConnection, QuorumConnection
 from django_redislock.backends.quorum.ensemble import Ensemble
 from django_redislock.backends.quorum.fences import Fences
-from django_redislock.backends.quorum.lines import AsyncLine, Line
-from django_redislock.backends.quorum.members import Member
-from django_redislock.backends.quorum.sessions import AsyncSession, Session, vote
+from django_redislock.backends.quorum.servers import QuorumServer
+from django_redislock.backends.quorum.sessions import AsyncSession, Session
 from django_redislock.backends.quorum.voting import NoMajority, Voting
 from django_redislock.backends.redis.calling import Caller, trouble
 from django_redislock.backends.redis.checking import check_timeout, checked_dialer, checked_options
@@ -59,8 +59,8 @@ class QuorumBackend(Backend):
                 f"{where}['REPLICAS_ACK'] must be 0: the servers of a quorum have no replicas that"
                 " count. A majority of them is what makes a grant safe."
             )
-        self.members = _members(conf.location, options, where)
-        timeouts = [member.dialer.timeout for member in self.members]
+        self.quorum = _quorum(conf.location, options, where)
+        timeouts = [server.dialer.timeout for server in self.quorum]
         for number, timeout in enumerate(timeouts):
             check_timeout(timeout, f"{where}['LOCATION'][{number}]: socket_timeout")
         self._timeout = max(filter(None, timeouts), default=None)
@@ -71,14 +71,14 @@ class QuorumBackend(Backend):
         self._caller = Caller(self.alias, self.prefix, self.process)
         self._fences = Fences(self.prefix)
         limit = self._most_connections - Pool.BESIDE
-        self._pool = Pool(lambda seconds: Ensemble(self.members), limit)
+        self._pool = Pool(lambda seconds: Ensemble(self.quorum), limit)
         self._watchdog_ensemble: Ensemble | None = None
         self.watchdog = Watchdog(self, self)
 
     def after_fork(self) -> None:
         # Only this process's copies are closed; the parent goes on using its own.
-        for member in self.members:
-            member.after_fork()
+        for server in self.quorum:
+            server.after_fork()
         self._pool.abandon()
         self.close_watchdog()
         super().after_fork()
@@ -103,13 +103,13 @@ class QuorumBackend(Backend):
         return Session(self._voting(), self._pool)
 
     def async_session(self) -> AsyncSession:
-        return AsyncSession(self._voting(), self.members)
+        return AsyncSession(self._voting(), self.quorum)
 
     def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
         """See watchdog.Renewer."""
         begun = self.clock()
         if self._watchdog_ensemble is None:
-            self._watchdog_ensemble = Ensemble(self.members)
+            self._watchdog_ensemble = Ensemble(self.quorum)
         try:
             return self._call_many(calls, self._watchdog_ensemble)
         except Exception as error:  # noqa: BLE001 - told apart by trouble()
@@ -125,7 +125,7 @@ class QuorumBackend(Backend):
     def _call_many(self, calls: Sequence[Call], ensemble: Ensemble) -> list[Outcome]:
         ensemble.connect(min(call.within for call in calls))
         sent = clock.now()
-        values = vote(self._voting().answers(calls), ensemble)
+        values = ensemble.vote(self._voting().answers(calls))
         now = clock.now()
         return [
             value.as_trouble(sent) if isinstance(value, NoMajority) else Answer(value, sent, now)
@@ -133,7 +133,7 @@ class QuorumBackend(Backend):
         ]
 
     def _voting(self) -> Voting:
-        return Voting(self._caller, self.members, self._fences)
+        return Voting(self._caller, self.quorum, self._fences)
 
     def examine(self) -> Iterator[Finding]:
         yield from examination.majority(self)
@@ -142,7 +142,7 @@ class QuorumBackend(Backend):
     def servers(self) -> Iterator[Mapping[str, TakesCommands]]:
         """See Backend.servers(). Each server has connections of its own for the block."""
         limit = self._most_connections
-        servers = {member.name: Server(self, member.dialer, limit) for member in self.members}
+        servers = {one.name: Server(self, one.dialer, limit) for one in self.quorum}
         try:
             yield servers
         finally:
@@ -156,7 +156,9 @@ class QuorumBackend(Backend):
         return found._replace(names=names)
 
 
-def _members(location: str | tuple[str, ...], options: dict[str, Any], where: str) -> list[Member]:
+def _quorum(
+    location: str | tuple[str, ...], options: dict[str, Any], where: str
+) -> list[QuorumServer]:
     """The servers.
 
     Raises:
@@ -169,7 +171,7 @@ def _members(location: str | tuple[str, ...], options: dict[str, Any], where: st
             f" {FEWEST_SERVERS}, such as {LOCATION_IS}, not of {len(list(filter(None, urls)))}."
             " With an even number no more of them may fail than with one less."
         )
-    members: dict[str, Member] = {}
+    servers: dict[str, QuorumServer] = {}
     for number, url in enumerate(urls):
         of_url = f"{where}['LOCATION'][{number}]"
         dialer = checked_dialer(
@@ -177,13 +179,13 @@ def _members(location: str | tuple[str, ...], options: dict[str, Any], where: st
             options,
             of_url,
             f"{where}['OPTIONS']",
-            types=(Line, AsyncLine),
+            types=(QuorumConnection, AsyncQuorumConnection),
             protocols=PROTOCOLS,
         )
         name = humanize.address_of(url)
-        if name in members:
+        if name in servers:
             raise ImproperlyConfigured(
                 f"{of_url} names {name} twice, also with another database: a server has one vote."
             )
-        members[name] = Member(name, dialer)
-    return list(members.values())
+        servers[name] = QuorumServer(name, dialer)
+    return list(servers.values())

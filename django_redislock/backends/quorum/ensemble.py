@@ -1,225 +1,358 @@
-"""One connection to each server of a quorum, all of them asked at the same time."""
+"""One connection to each server of a quorum, all of them asked at the same time.
+
+A thread has an ensemble of its own for a flow; a task's consists of the connections of its event
+loop. What both do is written once, as generators: they yield what to wait for, a function that
+blocks or a coroutine function, and are sent what it returned.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import selectors
+from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent import futures
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from django_redislock import clock
-from django_redislock.backends.quorum.lines import Line
-from django_redislock.backends.quorum.members import (
+from django_redislock.backends.quorum.connections import AsyncQuorumConnection, QuorumConnection
+from django_redislock.backends.quorum.patience import Patience
+from django_redislock.backends.quorum.servers import (
+    QuorumServer,
     dialing_time,
     is_worth_more_time,
     is_worth_waiting,
     majority_of,
-    note_late,
     to_dial,
 )
-from django_redislock.backends.quorum.patience import Patience
 from django_redislock.backends.redis.calling import trouble
 from django_redislock.backends.redis.errors import TROUBLE, is_wrong_server
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from django_redislock.backends.quorum.members import Member
-    from django_redislock.backends.quorum.voting import Replies, Round
-    from django_redislock.backends.redis.connection import Connection
+    from django_redislock.backends.quorum.voting import Question, Replies
     from django_redislock.rules.steps import Trouble
 
+Result = TypeVar("Result")
+OneConnection = TypeVar("OneConnection", QuorumConnection, AsyncQuorumConnection)
+Waits = Generator[Callable[[], Any], Any, Result]
 
-class Ensemble:
-    """Connections to all servers of a quorum, used by one thread at a time.
+
+class _Ensemble(ABC, Generic[OneConnection]):
+    """What blocking and awaiting ensembles have in common.
 
     Each question is sent to all before any answer is read, and what comes first is read first. An
     answer that is not needed any more is read and dropped later, so that the slowest server delays
     nobody.
     """
 
-    rings: deque[bytes] = deque()  # Nobody is rung here; see Pool.
+    def __init__(self, servers: Sequence[QuorumServer]) -> None:
+        self._servers = servers
+        self._connections: dict[QuorumServer, OneConnection] = {}
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self._seats = [_Seat(member) for member in members]
-        # Looked up here: gevent and eventlet leave only those that let other greenlets run. Not
-        # epoll's where there is a choice, which a forked child would share.
-        selector = getattr(selectors, "PollSelector", selectors.DefaultSelector)
-        self._lines: selectors.BaseSelector = selector()  # With the number of the server.
+    def _connecting(self, within: float) -> Waits[None]:
+        """Dial each server to which there is no connection, or one on which an answer is late.
 
-    def connect(self, within: float) -> None:
-        """Dial whom there is no connection to, or one on which an answer is late.
-
-        Waits for those who may answer, or for a majority; see dialing_time(). A connection that
-        comes later is for the next one who asks.
+        Waits for the servers that may answer, or for a majority; see dialing_time(). A connection
+        that comes later is for the next flow.
 
         Args:
             within: Seconds that an answer may take.
         """
-        of, fit = len(self._seats), self._fit(within)
+        of, fit = len(self._servers), self._fit(within)
         if len(fit) == of:
             return
-        lacking = {s: seat.member for s, seat in enumerate(self._seats) if s not in fit}
-        for server in to_dial(lacking, of):
-            seat = self._seats[server]
-            seat.dial = seat.dial or seat.member.dial()
-        dials = {seat.dial: s for s, seat in enumerate(self._seats) if seat.dial is not None}
+        lacking = [server for server in self._servers if server not in fit]
+        dials = self._dial(to_dial(lacking, of), within)
         patience = Patience(dialing_time(within))
         while dials:
-            awaited = [self._seats[server].member for server in dials.values()]
+            awaited = list(dials.values())
             waits = is_worth_waiting(awaited, len(self._fit(within)), of)
             seconds = patience.part() if waits else 0.0
-            done, _ = futures.wait(dials, seconds, futures.FIRST_COMPLETED)
+            done = yield partial(self._some_of, dials, seconds)
             for dial in done:
                 self._adopt(dials.pop(dial), dial, within)
             if not done and not seconds:
                 if waits:
-                    note_late(awaited)
+                    for server in awaited:
+                        server.failed(TimeoutError("Timeout connecting to server"))
                 return
 
-    def ask(self, question: Round) -> Replies:
-        """What the servers say, as far as it is needed and comes in time."""
-        begun, patience = clock.now(), Patience(question.within)
+    def _voting(self, votes: Generator[Question, Replies, Result]) -> Waits[Result]:
+        """Ask all that a vote wants to ask, and return what it comes to."""
+        try:
+            question = next(votes)
+            while True:
+                replies = yield from self._asking(question)
+                question = votes.send(replies)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+    def _asking(self, question: Question) -> Waits[Replies]:
+        """What the servers reply, as far as it is needed and comes in time."""
+        of, begun, patience = len(self._servers), clock.now(), Patience(question.within)
         is_enough, is_patient = question.is_enough, False
         said: Replies = {}
-        awaited = self._post(question, said, begun)
-        while awaited and not (is_enough and is_enough(said)):
-            seconds = patience.part()
-            events = self._lines.select(seconds)
-            for key, _ in events:
-                self._hear(key.data, said, awaited, begun)
-            if events or seconds:
-                continue
-            answers = sum(found.__class__ is list for found in said.values())
-            if not is_patient and is_worth_more_time(answers, len(awaited), len(self._seats)):
-                is_patient, patience = True, Patience(question.within)
-            else:
-                late = TimeoutError("the server did not answer in time")
-                for server in awaited:
-                    self._seats[server].member.failed(late)
-                    said[server] = trouble(late, begun)
-                break
-        for server in awaited:
-            self._line(server).leave(begun)
-        return said
-
-    def close(self) -> None:
-        """Close all connections. In a forked child only the child's copies are closed."""
-        for server, seat in enumerate(self._seats):
-            self._close(server)
-            seat.dial = None  # What comes of it is closed when it is collected.
-
-    def cut(self) -> None:
-        """From any thread: what is under way fails, and so does whatever comes next."""
-        for seat in self._seats:
-            if seat.line is not None:
-                seat.line.cut()
-
-    def _post(self, question: Round, said: Replies, begun: float) -> set[int]:
-        """Send a question. Returns whose answers are to come."""
-        replies = len(question.commands)
-        data = b"".join(question.commands)
-        left_out = self._left_out(question.within)
-        awaited = set()
+        awaited: set[QuorumServer] = set()
+        fit = self._fit(question.within)
+        # A server that owes an answer to an earlier question is asked only if it is needed.
+        asked = fit if len(fit) >= majority_of(of) else set(self._connections)
         for server in question.among:
-            seat = self._seats[server]
-            if seat.line is None or server in left_out:
-                said[server] = seat.member.trouble(begun)
+            if server not in asked:
+                said[server] = server.trouble(begun)
                 continue
-            line, commands = seat.line, data
-            if not question.scripts <= line.known:
-                commands = b"".join(question.in_full())
-                line.known |= question.scripts
+            connection, commands = self._connections[server], question.commands
+            if not question.scripts <= connection.known:
+                commands = question.in_full()
+                connection.known |= question.scripts
             try:
-                is_sent = line.post(commands, replies, math.inf)
+                self._post(server, connection, commands)
             except TROUBLE as error:
                 said[server] = self._fail(server, error, begun)
+            else:
+                awaited.add(server)
+        while awaited and not (is_enough and is_enough(said)):
+            seconds = patience.part()
+            heard: Replies = yield partial(self._hear, awaited, begun, seconds)
+            for server, found in heard.items():
+                awaited.remove(server)
+                said[server] = found
+                if found.__class__ is list:
+                    server.is_trusted = True
+                    if any(map(is_wrong_server, found)):
+                        self._close(server)  # Only a new connection may lead to the right one.
+            if heard or seconds:
                 continue
-            awaited.add(server)
-            if not is_sent:
-                self._lines.modify(line, selectors.EVENT_READ | selectors.EVENT_WRITE, server)
-        return awaited
+            answers = sum(found.__class__ is list for found in said.values())
+            if is_patient or not is_worth_more_time(answers, len(awaited), of):
+                late = TimeoutError("the server did not answer in time")
+                for server in awaited:
+                    server.failed(late)
+                    said[server] = trouble(late, begun)
+                break
+            is_patient, patience = True, Patience(question.within)
+        self._leave(awaited, begun)
+        return said
 
-    def _left_out(self, within: float) -> set[int]:
-        """Who owes an answer to an earlier question; nobody, if there is no majority without."""
-        every, fit = range(len(self._seats)), self._fit(within)
-        return set(every) - fit if len(fit) >= majority_of(len(every)) else set()
+    def _fit(self, within: float) -> set[QuorumServer]:
+        """The servers to which there is a connection on which no answer is late."""
+        return {server for server in self._servers if self._is_fit(server, within)}
 
-    def _fit(self, within: float) -> set[int]:
-        """To whom there is a connection on which no answer is late."""
-        return {server for server in range(len(self._seats)) if self._is_fit(server, within)}
-
-    def _is_fit(self, server: int, within: float) -> bool:
-        line = self._seats[server].line
+    def _is_fit(self, server: QuorumServer, within: float) -> bool:
+        connection = self._connections.get(server)
         try:
-            return line is not None and not line.is_late(within)
+            return connection is not None and not connection.is_late(within)
         except TROUBLE:
             self._close(server)
             return False
 
-    def _hear(self, server: int, said: Replies, awaited: set[int], begun: float) -> None:
-        """Send and read as much as takes no time."""
-        line = self._line(server)
-        try:
-            if not line.is_sent and line.flush():
-                self._lines.modify(line, selectors.EVENT_READ, server)
-            line.collect()
-        except TROUBLE as error:
-            failure = self._fail(server, error, begun)
-            if server in awaited:
-                awaited.remove(server)
-                said[server] = failure
-            return
-        if server in awaited and line.is_answered:
-            awaited.remove(server)
-            said[server] = line.replies
-            self._seats[server].member.is_trusted = True
-            if any(map(is_wrong_server, line.replies)):
-                self._close(server)  # Only a new connection may lead to the right one.
-
-    def _line(self, server: int) -> Line:
-        line = self._seats[server].line
-        assert line is not None
-        return line
-
-    def _adopt(self, server: int, dial: futures.Future[Connection], within: float) -> None:
-        """Take a new connection, if it is one and is still wanted."""
-        seat = self._seats[server]
-        seat.dial = None
-        if dial.exception() is not None:
-            return
-        line = dial.result()
-        assert isinstance(line, Line)
-        if self._is_fit(server, within):
-            line.close()  # The late answer has come meanwhile.
-            return
-        self._close(server)
-        seat.line = line
-        self._lines.register(line, selectors.EVENT_READ, server)
-
-    def _fail(self, server: int, error: BaseException, sent: float) -> Trouble:
+    def _fail(self, server: QuorumServer, error: BaseException, sent: float) -> Trouble:
         """Give a connection up."""
         if isinstance(error, TimeoutError):
-            self._seats[server].member.failed(error)
+            server.failed(error)
         self._close(server)
         return trouble(error, sent)
 
-    def _close(self, server: int) -> None:
-        line, self._seats[server].line = self._seats[server].line, None
-        if line is not None:
+    def _close(self, server: QuorumServer) -> None:
+        connection = self._connections.pop(server, None)
+        if connection is not None:
+            connection.close()
+
+    @abstractmethod
+    def _dial(self, servers: Sequence[QuorumServer], within: float) -> dict[Any, QuorumServer]:
+        """Dial these. Returns the servers by their dials, those too that are under way already."""
+
+    @abstractmethod
+    def _some_of(self, dials: Mapping[Any, QuorumServer], seconds: float) -> Any:
+        """Wait for some of the dials to end, and return those that have."""
+
+    @abstractmethod
+    def _adopt(self, server: QuorumServer, dial: Any, within: float) -> None:
+        """Take a new connection, if it was made and is still wanted."""
+
+    @abstractmethod
+    def _post(
+        self, server: QuorumServer, connection: OneConnection, commands: Sequence[bytes]
+    ) -> None:
+        """Send a question."""
+
+    @abstractmethod
+    def _hear(self, awaited: Collection[QuorumServer], begun: float, seconds: float) -> Any:
+        """Wait for answers, and return what has come of some of the servers."""
+
+    @abstractmethod
+    def _leave(self, awaited: Collection[QuorumServer], begun: float) -> None:
+        """Wait no more for these servers' replies to a question of that time."""
+
+
+class Ensemble(_Ensemble[QuorumConnection]):
+    """Used by one thread at a time."""
+
+    rings: deque[bytes] = deque()  # Nobody is rung here; see Pool.
+
+    def __init__(self, servers: Sequence[QuorumServer]) -> None:
+        super().__init__(servers)
+        self._dials: dict[QuorumServer, futures.Future[Any]] = {}  # Under way.
+        # Looked up here: gevent and eventlet leave only those that let other greenlets run. Not
+        # epoll's where there is a choice, which a forked child would share.
+        selector = getattr(selectors, "PollSelector", selectors.DefaultSelector)
+        self._selector: selectors.BaseSelector = selector()
+
+    def connect(self, within: float) -> None:
+        """Have connections, as far as they come in time for answers that may take so long."""
+        return _perform(self._connecting(within))
+
+    def vote(self, votes: Generator[Question, Replies, Result]) -> Result:
+        """Ask what a vote asks, and return what it comes to."""
+        return _perform(self._voting(votes))
+
+    def close(self) -> None:
+        """Close all connections. In a forked child only the child's copies are closed."""
+        for server in [*self._connections]:
+            self._close(server)
+        self._dials.clear()  # What comes of these is closed when it is collected.
+
+    def cut(self) -> None:
+        """From any thread: what is under way fails, and so does whatever comes next."""
+        for connection in [*self._connections.values()]:
+            connection.cut()
+
+    def _dial(self, servers: Sequence[QuorumServer], within: float) -> dict[Any, QuorumServer]:
+        for server in servers:
+            if server not in self._dials:
+                self._dials[server] = server.dial()
+        return {dial: server for server, dial in self._dials.items()}
+
+    def _some_of(self, dials: Mapping[Any, QuorumServer], seconds: float) -> Any:
+        return futures.wait(dials, seconds, futures.FIRST_COMPLETED).done
+
+    def _adopt(self, server: QuorumServer, dial: Any, within: float) -> None:
+        del self._dials[server]
+        if dial.exception() is not None:
+            return
+        connection: QuorumConnection = dial.result()
+        if self._is_fit(server, within):
+            connection.close()  # The late answer has come meanwhile.
+            return
+        self._close(server)
+        self._connections[server] = connection
+        self._selector.register(connection, selectors.EVENT_READ, server)
+
+    def _post(
+        self, server: QuorumServer, connection: QuorumConnection, commands: Sequence[bytes]
+    ) -> None:
+        if not connection.post(b"".join(commands), len(commands), math.inf):
+            both = selectors.EVENT_READ | selectors.EVENT_WRITE
+            self._selector.modify(connection, both, server)
+
+    def _hear(self, awaited: Collection[QuorumServer], begun: float, seconds: float) -> Replies:
+        """Send and read as much as takes no time."""
+        heard: Replies = {}
+        for key, _ in self._selector.select(seconds):
+            server: QuorumServer = key.data
+            connection = self._connections[server]
+            found: list[Any] | Trouble = connection.replies
+            try:
+                if not connection.is_sent and connection.flush():
+                    self._selector.modify(connection, selectors.EVENT_READ, server)
+                connection.collect()
+            except TROUBLE as error:
+                found = self._fail(server, error, begun)
+            else:
+                if not connection.is_answered:
+                    continue
+            if server in awaited:
+                heard[server] = found
+        return heard
+
+    def _leave(self, awaited: Collection[QuorumServer], begun: float) -> None:
+        for server in awaited:
+            self._connections[server].leave(begun)
+
+    def _close(self, server: QuorumServer) -> None:
+        if (connection := self._connections.get(server)) is not None:
             with suppress(KeyError):  # An exception of a signal handler came before it was there.
-                self._lines.unregister(line)
-            line.close()
+                self._selector.unregister(connection)
+        super()._close(server)
 
 
-class _Seat:
-    """The place of one server."""
+class AsyncEnsemble(_Ensemble[AsyncQuorumConnection]):
+    """Used by one task: the connections of its event loop, which are shared by all of its tasks."""
 
-    __slots__ = ("dial", "line", "member")
+    def __init__(self, servers: Sequence[QuorumServer]) -> None:
+        super().__init__(servers)
+        # By server, the replies to the last question.
+        self._replies: dict[QuorumServer, list[asyncio.Future[Any]]] = {}
 
-    def __init__(self, member: Member) -> None:
-        self.member = member
-        self.line: Line | None = None
-        self.dial: futures.Future[Connection] | None = None  # Under way.
+    async def connect(self, within: float) -> None:
+        """See Ensemble.connect()."""
+        current = {server: server.current() for server in self._servers}
+        self._connections = {server: one for server, one in current.items() if one is not None}
+        if len(self._fit(within)) < len(self._servers):
+            for _ in range(2):  # What has come while this loop stood still is read.
+                await asyncio.sleep(0)
+            await _aperform(self._connecting(within))
+
+    async def vote(self, votes: Generator[Question, Replies, Result]) -> Result:
+        """See Ensemble.vote()."""
+        return await _aperform(self._voting(votes))
+
+    def _dial(self, servers: Sequence[QuorumServer], within: float) -> dict[Any, QuorumServer]:
+        return {server.adial(within): server for server in servers}
+
+    async def _some_of(self, dials: Mapping[Any, QuorumServer], seconds: float) -> Any:
+        first = asyncio.FIRST_COMPLETED
+        done, _ = await asyncio.wait(dials, timeout=seconds, return_when=first)
+        return done
+
+    def _adopt(self, server: QuorumServer, dial: Any, within: float) -> None:
+        if (connection := server.current()) is not None:
+            self._connections[server] = connection
+
+    def _post(
+        self, server: QuorumServer, connection: AsyncQuorumConnection, commands: Sequence[bytes]
+    ) -> None:
+        self._replies[server] = connection.post(commands)
+
+    async def _hear(
+        self, awaited: Collection[QuorumServer], begun: float, seconds: float
+    ) -> Replies:
+        # They come in order, so the last one tells that all have come.
+        servers = {self._replies[server][-1]: server for server in awaited}
+        done = await self._some_of(servers, seconds)
+        return {servers[last]: self._found(servers[last], begun) for last in done}
+
+    def _found(self, server: QuorumServer, begun: float) -> list[Any] | Trouble:
+        try:
+            return [reply.result() for reply in self._replies[server]]
+        except TROUBLE as error:
+            return trouble(error, begun)
+
+    def _leave(self, awaited: Collection[QuorumServer], begun: float) -> None:
+        """Late replies are nobody's: the connection drops them by itself."""
+
+
+def _perform(waits: Waits[Result]) -> Result:
+    """Wait for what is to be waited for, blocking this thread."""
+    try:
+        wait = next(waits)
+        while True:
+            wait = waits.send(wait())
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
+async def _aperform(waits: Waits[Result]) -> Result:
+    """See _perform(), without blocking the event loop."""
+    try:
+        wait = next(waits)
+        while True:
+            wait = waits.send(await wait())
+    except StopIteration as end:
+        result: Result = end.value
+        return result

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from django_redislock.backends.quorum.members import majority_of
+from django_redislock.backends.quorum.servers import majority_of
 from django_redislock.backends.redis.errors import ReplyError
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.findings import Finding

@@ -1,13 +1,12 @@
 """How the answers of several independent servers become one (Redlock), without I/O.
 
-A vote is a generator: it yields a :class:`Round`, which is what some servers are asked at the same
-time, is sent what each of them said, and returns the one answer that a flow awaits. So the rules of
-the lock know nothing of a quorum, and blocking and asynchronous code differ only in who performs
-the rounds.
+A vote is a generator. It yields a :class:`Question`, which some servers are asked at the same time,
+is sent their replies, and returns the one answer that a flow awaits. So the rules of the lock know
+nothing of a quorum, and blocking and asynchronous code differ only in how they ask.
 
 The rules are those of https://redis.io/docs/latest/develop/use/patterns/distributed-locks/: a lock
 is held if a majority has granted it, for the ttl less the time that took and the drift of the
-clocks, and what only a minority has granted is given back at once.
+clocks. A grant of a mere minority is given back at once.
 """
 
 from __future__ import annotations
@@ -18,38 +17,58 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock import clock
-from django_redislock.backends.quorum.members import majority_of
+from django_redislock.backends.quorum.servers import majority_of
 from django_redislock.backends.redis.calling import lacks_script, trouble
 from django_redislock.backends.redis.errors import ReplyError
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import as_try
+from django_redislock.rules.replies import (
+    ENDLESS,
+    FORCED,
+    FREE,
+    RELEASED,
+    RENEWED,
+    AcquireArgs,
+    AnnounceArgs,
+    BusyReply,
+    DoneReply,
+    FinishedReply,
+    ForceReleaseReply,
+    InspectReply,
+    LookReply,
+    NamesReply,
+    RunsReply,
+    TurnReply,
+    read_try,
+)
 from django_redislock.rules.steps import Call, NotDone, Refused, Trouble, Unanswered
+from django_redislock.rules.stored import noted_at
 
 if TYPE_CHECKING:
     from django_redislock.backends.quorum.fences import Fences
-    from django_redislock.backends.quorum.members import Member
+    from django_redislock.backends.quorum.servers import QuorumServer
     from django_redislock.backends.redis.calling import Caller
     from django_redislock.rules.scripts import Script
 
-UNDO_WITHIN = 0.5  # Seconds that giving back what a minority has granted may take.
+UNDO_WITHIN = 0.5  # Seconds that giving a minority's grants back may take.
 
 
-class Round(NamedTuple):
+class Question(NamedTuple):
     """What some of the servers are asked at the same time."""
 
-    commands: Sequence[bytes]  # Packed.
-    within: float  # Seconds after which answers are no longer awaited.
-    among: Iterable[int]  # Which servers, by their place in LOCATION.
-    is_enough: Callable[[Replies], bool] | None = None  # Whether what has come decides; None: all.
-    scripts: frozenset[Script] = frozenset()  # Those that the commands run.
-    in_full: Callable[[], Sequence[bytes]] = list  # The commands with the text of these.
+    commands: Sequence[bytes]  # Packed. If they run scripts, these come last.
+    within: float  # Seconds after which replies are no longer awaited.
+    among: Iterable[QuorumServer]
+    is_enough: Callable[[Replies], bool] | None = None  # Whether these replies decide; None: all.
+    scripts: frozenset[Script] = frozenset()  # That the commands run.
+    in_full: Callable[[], Sequence[bytes]] = list  # The commands with the text of the scripts.
 
 
-# What servers said: their replies, in the order of the commands, or why there are none.
-Replies = dict[int, "list[Any] | Trouble"]
-# What one script came to on each server: what it returned, or why it returned nothing.
-Outcomes = dict[int, Any]
-Vote = Generator[Round, Replies, Any]
+# Of each server: its replies, in the order of the commands, or why there are none.
+Replies = dict["QuorumServer", "list[Any] | Trouble"]
+# The same for one script alone: its reply, or why there is none.
+Outcomes = dict["QuorumServer", Any]
+Vote = Generator[Question, Replies, Any]
 
 
 class NoMajority(Exception):
@@ -83,22 +102,21 @@ class NoMajority(Exception):
 class Voting:
     """The votes of one flow."""
 
-    def __init__(self, caller: Caller, members: Sequence[Member], fences: Fences) -> None:
+    def __init__(self, caller: Caller, servers: Sequence[QuorumServer], fences: Fences) -> None:
         """Prepare to ask.
 
         Args:
             caller: Packs scripts.
-            members: The servers.
-            fences: See there.
+            servers: All of them, in the order of LOCATION.
+            fences: Has the servers give out the same fence.
         """
         self._caller = caller
-        self._members = members
-        self._every = range(len(members))
-        self._majority = majority_of(len(members))
+        self._servers = servers
+        self._majority = majority_of(len(servers))
         self._fences = fences
-        # Servers on which an undo of this flow's token may still be on its way. It would end what
-        # the token is granted there next, so their grants do not count (R4).
-        self._suspect: set[int] = set()
+        # Servers on which an undo of this flow's token may still be on its way. It would end the
+        # token's next grant there, so their grants do not count (R4).
+        self._suspect: set[QuorumServer] = set()
 
     def answer(self, call: Call) -> Vote:
         """Have a script run on all servers. Returns what one server would.
@@ -111,61 +129,64 @@ class Voting:
         if call.script is scripts.ANNOUNCE:
             return (yield from self._announce(call))
         if call.script is scripts.LEAVE:
-            return self._merged(call.script, (yield from self._leave(call, self._every)))
+            return self._merged(call.script, (yield from self._leave(call, self._servers)))
         is_enough = self._is_agreed if call.script in _WORDS else None
-        (outcomes,) = yield from self._ask([call], self._every, is_enough)
+        (outcomes,) = yield from self._ask([call], self._servers, is_enough)
         return self._merged(call.script, outcomes)
 
-    def answers(self, calls: Sequence[Call]) -> Generator[Round, Replies, list[Any]]:
+    def answers(self, calls: Sequence[Call]) -> Generator[Question, Replies, list[Any]]:
         """As answer(), for many; in the place of an answer there may be a NoMajority."""
         merged: list[Any] = []
-        for call, outcomes in zip(calls, (yield from self._ask(calls, self._every)), strict=True):
+        for call, outcomes in zip(calls, (yield from self._ask(calls, self._servers)), strict=True):
             try:
                 merged.append(self._merged(call.script, outcomes))
             except NoMajority as error:
                 merged.append(error)
         return merged
 
-    # --- what takes more than one round -------------------------------------------------------
+    # --- what takes more than one question ----------------------------------------------------
 
     def _acquire(self, call: Call) -> Vote:
         attempt = as_try(call)  # Nobody queues up: each server would have another order.
+        args = AcquireArgs(*call.args)  # type: ignore[arg-type]
         if self._fences.are_unknown:
-            question = Round([self._fences.question()], call.within, self._every, self._is_heard)
-            self._fences.learn((yield question))
-        has_markers = call.args[5] != ""
-        is_enough = self._is_decided_by_all if has_markers else self._is_decided
-        (outcomes,) = yield from self._ask([attempt], self._every, is_enough, self._fences.before())
-        granted, refusals = {}, []
-        for server, value in outcomes.items():
-            if value.__class__ is list:
-                refusals.append(value)
-            elif value.__class__ is bytes and server not in self._suspect:
-                granted[server] = int(value)
-        done = [value for value in refusals if value[0] in _POINTLESS]
+            time = self._fences.question()
+            replies = yield Question([time], call.within, self._servers, self._is_heard)
+            self._fences.learn(map(_last, replies.values()))
+        is_enough = self._is_decided_by_all if args.markers else self._is_decided
+        raised = self._fences.before()
+        (outcomes,) = yield from self._ask([attempt], self._servers, is_enough, raised)
+        granted = {
+            server: int(reply)
+            for server, reply in outcomes.items()
+            if reply.__class__ is bytes and server not in self._suspect
+        }
+        refusals = [read_try(one) for one in outcomes.values() if one.__class__ is list]
+        done = [one for one in refusals if isinstance(one, _POINTLESS)]
         if len(granted) >= self._majority and not done:
             return (yield from self._raise_fences(call, granted))
         lack = None
         if not refusals or (not done and len(granted) + len(refusals) < self._majority):
             lack = self._no_majority(outcomes)
             if lack.is_transient:
-                # Of those who did not answer, some may have granted it. The flow asks again with
-                # the same token, or undoes it everywhere.
+                # A server that did not answer may have granted it. The flow asks again with the
+                # same token, or undoes it everywhere.
                 raise lack
         in_question = [
             server
-            for server, value in outcomes.items()
-            if value.__class__ is bytes or value.__class__ is Unanswered
+            for server, reply in outcomes.items()
+            if reply.__class__ is bytes or reply.__class__ is Unanswered
         ]
         if in_question:
-            token, within = call.args[0], min(UNDO_WITHIN, call.within)
-            yield from self._leave(Call(scripts.LEAVE, call.name, (token,), within), in_question)
+            within = min(UNDO_WITHIN, call.within)
+            leave = Call(scripts.LEAVE, call.name, (args.token,), within)
+            yield from self._leave(leave, in_question)
         if lack is not None:
             raise lack
-        # What one server knows to be done was done, also if the others have lost it.
-        return done[0] if done else self._busy(refusals, len(granted))
+        # If one server knows it to be done, it is, although the others may have lost that.
+        return [*(done[0] if done else self._busy(refusals, len(granted)))]
 
-    def _raise_fences(self, call: Call, granted: dict[int, int]) -> Vote:
+    def _raise_fences(self, call: Call, granted: dict[QuorumServer, int]) -> Vote:
         """Have a majority of the servers know the greatest fence, so that the next one is greater.
 
         Any two majorities have a server in common. That server gives out no fence twice; but the
@@ -175,64 +196,66 @@ class Voting:
         behind = [server for server, value in granted.items() if value < fence]
         missing = self._majority - (len(granted) - len(behind))
         if missing > 0:
-            replies = yield Round((self._fences.raised(fence),), call.within, behind)
+            replies = yield Question((self._fences.raised(fence),), call.within, behind)
             raised = sum(
-                found.__class__ is list and not isinstance(found[0], ReplyError)
+                found.__class__ is list and found[0].__class__ is not ReplyError
                 for found in replies.values()
             )
             if raised < missing:
                 raise NoMajority(
-                    f"{self._majority - missing + raised} of {len(self._members)} servers noted"
+                    f"{self._majority - missing + raised} of {len(self._servers)} servers noted"
                     f" the fence, and {self._majority} are needed",
                     is_transient=True,
                 )
         return b"%d" % fence
 
-    def _leave(self, leave: Call, among: Iterable[int]) -> Generator[Round, Replies, Outcomes]:
+    def _leave(
+        self, leave: Call, among: Iterable[QuorumServer]
+    ) -> Generator[Question, Replies, Outcomes]:
         """Undo what these servers have granted, or may have."""
         (outcomes,) = yield from self._ask([leave], among)
-        self._suspect.update(s for s, found in outcomes.items() if isinstance(found, Trouble))
+        silent = [one for one, reply in outcomes.items() if isinstance(reply, Trouble)]
+        self._suspect.update(silent)
         return outcomes
 
-    def _busy(self, refusals: list[list[Any]], granted: int) -> list[Any]:
-        """What a try is answered that has no majority: who has, and until when that is so."""
-        busy = [value for value in refusals if value[0] == b"busy"]
+    def _busy(self, refusals: list[Any], granted: int) -> Any:
+        """The answer to a try that has no majority: who has the lock, and until when."""
+        busy = [one for one in refusals if isinstance(one, BusyReply)]
         if not busy or len(refusals) - len(busy) >= self._majority:
-            return next(value for value in refusals if value[0] != b"busy")
-        ends = sorted(int(left) for _, left, *_ in busy)
-        tokens = Counter(value[:32] for _, _, value, _ in busy)
-        holder = tokens.most_common(1)[0][0]
-        # One server's clock has noted when it was granted, so the same one's says how long ago.
-        told = next([value, now] for _, _, value, now in busy if value[:32] == holder)
-        # It is free when as many servers are as a majority still needs.
-        return [b"busy", ends[min(self._majority - granted, len(ends)) - 1], *told]
+            return next(one for one in refusals if not isinstance(one, BusyReply))
+        holder = Counter(one.token for one in busy).most_common(1)[0][0]
+        # Of one server: its clock has noted when the lease was granted, and says how long ago.
+        told = next(one for one in busy if one.token == holder)
+        # The lock is free when as many servers are as a majority still needs.
+        ends = sorted(int(one.left_ms) for one in busy)
+        return told._replace(left_ms=ends[min(self._majority - granted, len(ends)) - 1])
 
     def _announce(self, call: Call) -> Vote:
         """Of several who announce a run at the same time, at least one has to be let through."""
-        (outcomes,) = yield from self._ask([call], self._every)
-        waiting, votes = Counter(self._values(outcomes)).most_common(1)[0]
+        (outcomes,) = yield from self._ask([call], self._servers)
+        waiting, votes = Counter(self._replies(outcomes)).most_common(1)[0]
         if votes < self._majority or not waiting:
             return b""
         if noted := [server for server, found in outcomes.items() if found == b""]:
-            retract = Call(scripts.RETRACT, call.name, call.args[:1], call.within)
-            yield from self._ask([retract], noted)
+            task_id = AnnounceArgs(*call.args).id  # type: ignore[arg-type]
+            yield from self._ask([Call(scripts.RETRACT, call.name, (task_id,), call.within)], noted)
         return waiting
 
-    # --- one round ----------------------------------------------------------------------------
+    # --- one question -------------------------------------------------------------------------
 
     def _ask(
         self,
         calls: Sequence[Call],
-        among: Iterable[int],
+        among: Iterable[QuorumServer],
         is_enough: Callable[[Replies], bool] | None = None,
         before: Sequence[bytes] = (),
-    ) -> Generator[Round, Replies, list[Outcomes]]:
-        """Have scripts run, with plain commands *before* them; what each script came to."""
+    ) -> Generator[Question, Replies, list[Outcomes]]:
+        """Have scripts run, after plain commands *before* them; what each script came to."""
 
         def in_full() -> list[bytes]:
             return [*before, *self._caller.commands(calls, in_full=True)]
 
-        question = Round(
+        question = Question(
             [*before, *self._caller.commands(calls)],
             calls[0].within,
             among,
@@ -263,79 +286,83 @@ class Voting:
         granted = refused = 0
         for server, found in replies.items():
             if found.__class__ is list:
-                last = found[-1]
-                if last.__class__ is bytes:
+                reply = _last(found)
+                if reply.__class__ is bytes:
                     granted += server not in self._suspect
-                elif last.__class__ is list:
+                elif reply.__class__ is list:
                     refused += 1
                 else:
-                    return False  # All that lack the script are to be told it.
-        return granted >= self._majority or refused > len(self._members) - self._majority
+                    return False  # Each server that lacks the script is to be told it.
+        return granted >= self._majority or refused > len(self._servers) - self._majority
 
     def _is_decided_by_all(self, replies: Replies) -> bool:
         """As _is_decided(), of an acquire that a done marker would make pointless.
 
-        A round ends by itself when all have answered, and a grant is decided no sooner: the last
-        server may be the only one that knows the marker.
+        A grant needs every reply: the last server may be the only one that knows the marker.
         """
-        last = [found[-1] for found in replies.values() if found.__class__ is list]
-        refusals = [value for value in last if value.__class__ is list]
-        is_pointless = any(value[0] in _POINTLESS for value in refusals)
-        return is_pointless or len(refusals) > len(self._members) - self._majority
+        refusals = [reply for reply in map(_last, replies.values()) if reply.__class__ is list]
+        is_pointless = any(isinstance(read_try(reply), _POINTLESS) for reply in refusals)
+        return is_pointless or len(refusals) > len(self._servers) - self._majority
 
     def _is_agreed(self, replies: Replies) -> bool:
-        """Whether a majority says the same word."""
+        """Whether a majority says the same word as the server that answered last."""
         words = [_word(found) for found in replies.values()]
         return len(words) >= self._majority and words.count(words[-1]) >= self._majority
 
     def _merged(self, script: Script, outcomes: Outcomes) -> Any:
         """The one answer that those of the servers come to."""
-        values = self._values(outcomes)
+        replies = self._replies(outcomes)
         word = _WORDS.get(script)
         if word is None:
-            return _MERGED.get(script, _greatest)(values, len(self._members))
-        if values.count(word) >= self._majority:
+            return _MERGED.get(script, _greatest)(replies, len(self._servers))
+        if replies.count(word) >= self._majority:
             return word
-        others = [value for value in values if value != word]
-        if len(others) <= len(self._members) - self._majority:
-            raise self._no_majority(outcomes)  # Those who did not answer might make one.
-        return b"forced" if b"forced" in others else Counter(others).most_common(1)[0][0]
+        others = [reply for reply in replies if reply != word]
+        if len(others) <= len(self._servers) - self._majority:
+            raise self._no_majority(outcomes)  # The silent servers might make one.
+        return FORCED if FORCED in others else Counter(others).most_common(1)[0][0]
 
-    def _values(self, outcomes: Outcomes) -> list[Any]:
+    def _replies(self, outcomes: Outcomes) -> list[Any]:
         """What the servers answered, in the order of LOCATION."""
-        values = [found for found in outcomes.values() if not isinstance(found, Trouble)]
-        if len(values) < self._majority:
+        replies = [found for found in outcomes.values() if not isinstance(found, Trouble)]
+        if len(replies) < self._majority:
             raise self._no_majority(outcomes)
-        return values
+        return replies
 
     def _no_majority(self, outcomes: Outcomes) -> NoMajority:
         """Why the answers come to nothing."""
-        troubles = {s: found for s, found in outcomes.items() if isinstance(found, Trouble)}
+        troubles = {one: found for one, found in outcomes.items() if isinstance(found, Trouble)}
         problems = dict.fromkeys(self._suspect, "may still undo what it grants")
-        problems |= {s: found.problem for s, found in troubles.items()}
-        says = [f"{self._members[server].name}: {text}" for server, text in problems.items()]
+        problems |= {server: found.problem for server, found in troubles.items()}
+        says = [f"{server.name}: {text}" for server, text in problems.items()]
         refused = sum(isinstance(found, Refused) for found in troubles.values())
         error = NoMajority(
-            f"{len(outcomes) - len(problems)} of {len(self._members)} servers answered, and"
+            f"{len(outcomes) - len(problems)} of {len(self._servers)} servers answered, and"
             f" {self._majority} are needed ({'; '.join(says)})",
-            # Those who do not refuse may come to be a majority.
-            is_transient=len(self._members) - refused >= self._majority,
+            # The servers that do not refuse may come to be a majority.
+            is_transient=len(self._servers) - refused >= self._majority,
             is_done_nowhere=all(isinstance(found, NotDone) for found in outcomes.values()),
         )
         error.__cause__ = next((found.__cause__ for found in troubles.values()), None)
         return error
 
 
-# Of a server whose answer was not needed any more.
+# Of a server whose reply was not needed any more.
 _LEFT = Unanswered("its answer was not awaited", 0.0, 0.0)
 
-# What an acquire is answered if what it is wanted for is done.
-_POINTLESS = {b"done", b"finished"}
+# How an acquire is answered if what it is wanted for is done.
+_POINTLESS = (DoneReply, FinishedReply)
+
+
+def _last(found: Any) -> Any:
+    """The last reply of a server, such as a fence; None if it has none."""
+    return found[-1] if found.__class__ is list else None
 
 
 def _word(found: Any) -> bytes | None:
-    """The one word that a server said last, such as a fence; None if it said anything else."""
-    return found[-1] if found.__class__ is list and found[-1].__class__ is bytes else None
+    """The last reply of a server, if it is one word."""
+    last = _last(found)
+    return last if last.__class__ is bytes else None
 
 
 def _lacks_script(found: Any) -> bool:
@@ -346,116 +373,103 @@ def _lacks_script(found: Any) -> bool:
 
 # --- how answers come to one ----------------------------------------------------------------
 
-# What is said for a lease by those who have it.
+# What a server says for a lease that it keeps.
 _WORDS = {
-    scripts.RENEW: b"renewed",
-    scripts.RELEASE: b"released",
-    scripts.CONCLUDE: b"released",
+    scripts.RENEW: RENEWED,
+    scripts.RELEASE: RELEASED,
+    scripts.CONCLUDE: RELEASED,
 }
 
 
-FREE = -2  # Milliseconds that a key is said to last which is not there; see lua/look.lua.
-ENDLESS = -1
-
-
-def _forced(values: list[list[bytes]], of: int) -> list[bytes]:
+def _forced(replies: list[Any], of: int) -> list[Any]:
     """Released, if a look would have shown the lease.
 
     A minority may still keep a lease that its holder has released.
     """
-    released = [value for value in values if value[0] == b"released"]
-    others = [value for value in values if value[0] != b"released"]
+    answers = [ForceReleaseReply(*reply) for reply in replies]
+    others = [one for one in answers if one.word != RELEASED]
     if len(others) <= of - majority_of(of):
-        return released[0]
-    return list(Counter(map(tuple, others)).most_common(1)[0][0])
+        return [*next(one for one in answers if one.word == RELEASED)]
+    return [*Counter(others).most_common(1)[0][0]]
 
 
-def _look(values: list[list[Any]], of: int) -> list[Any]:
+def _look(replies: list[Any], of: int) -> list[Any]:
     """The lease that most know, for as long as a majority has it, and how many know it."""
-    held = [value for value in values if int(value[1]) != FREE]
-    ids = Counter(value[4] for value in held)
+    looks = [LookReply(*reply) for reply in replies]
+    held = [one for one in looks if not one.is_free]
+    ids = Counter(one.id for one in held)
     id, known = ids.most_common(1)[0] if ids else (b"", 0)  # noqa: A001
-    silent = of - len(values)
+    silent = of - len(looks)
     if known + silent < majority_of(of):
-        server_ms = values[0][3]
-        return [b"", FREE, 0, server_ms, b"", b"", ""]
-    held = sorted((value for value in held if value[4] == id), key=_left, reverse=True)
-    newest = max(held, key=lambda value: _number(value[0].split(b"|", 2)[1:2]))
-    left = held[min(majority_of(of), known) - 1][1]
-    return [newest[0], left, 0, *newest[3:], f"{known} of {of}"]
+        return [*LookReply(b"", FREE, 0, looks[0].server_ms, b"", b"")]
+    held = sorted((one for one in held if one.id == id), key=_left, reverse=True)
+    newest = max(held, key=lambda one: one.fence)
+    left_ms = held[min(majority_of(of), known) - 1].left_ms
+    return [*newest._replace(left_ms=left_ms, waiters=0, where=f"{known} of {of}")]
 
 
-def _left(value: list[Any]) -> float:
-    return math.inf if int(value[1]) == ENDLESS else int(value[1])
+def _left(look: LookReply) -> float:
+    return math.inf if int(look.left_ms) == ENDLESS else int(look.left_ms)
 
 
-def _names(values: list[list[Any]], of: int) -> list[Any]:
+def _names(replies: list[Any], of: int) -> list[Any]:
     """All that any server knows: one that was away when a lock was granted does not know it."""
+    pages = [NamesReply(*reply) for reply in replies]
     scores: dict[bytes, bytes] = {}
-    for _, found in values:
-        for key, score in zip(found[::2], found[1::2], strict=True):
+    for page in pages:
+        for key, score in page.scores:
             scores.setdefault(key, score)
-    total = max(len(scores), *(int(total) for total, _ in values))
-    return [total, [item for pair in scores.items() for item in pair]]
+    total = max(len(scores), *(int(page.total) for page in pages))
+    return [*NamesReply(total, [item for pair in scores.items() for item in pair])]
 
 
-def _inspected(values: list[list[Any]], of: int) -> list[Any]:
+def _inspected(replies: list[Any], of: int) -> list[Any]:
     """What the server knows that has noted the last lease."""
-    return max(values, key=lambda value: _number(value[2][-1:], 2))
+    return max(replies, key=lambda reply: InspectReply(*reply).last_since)
 
 
-def _last_runs(values: list[list[Any]], of: int) -> list[Any]:
+def _last_runs(replies: list[Any], of: int) -> list[Any]:
     """The last run of each kind that any server has noted; each notes it by its own clock.
 
-    Of a run that has not ended, only if a majority may say so: one that is about to begin is known
-    to some servers already, and a server that has missed the end of a run takes it for one that
-    never ended.
+    A run that has not ended counts only if a majority may say so. Of one that is about to begin,
+    some servers know already; and to a server that missed its end, a run seems never to end.
     """
-    now_ms = max(values, key=lambda value: max(map(_when, value[1:5])))[0]
-    success, failure, skip = (max((v[place] for v in values), key=_when) for place in (1, 2, 3))
-    # They are counted from the last success on.
-    skips = max(value[6] for value in values if value[1] == success)
-    started = [{_field(note, 3): note for note in value[5]} for value in values]  # By their leases.
+    answers = [RunsReply(*reply) for reply in replies]
+    newest = max(
+        answers,
+        key=lambda one: max(map(noted_at, (one.success, one.failure, one.skip, one.unended))),
+    )
+    success = max((one.success for one in answers), key=noted_at)
+    started = [one.started_by_lease_id for one in answers]
     note_of = ChainMap(*started)
     begun = Counter(lease for here in started for lease in here)
-    unended = begun + Counter(_field(value[4], 2) for value in values)
-    enough = majority_of(of) - (of - len(values))
-    never = [value[4] for value in values if unended[_field(value[4], 2)] >= enough]
-    under_way = sorted(note_of[lease] for lease in begun if begun[lease] >= enough)
-    last_unended = max(never, key=_when, default=b"")
-    return [now_ms, success, failure, skip, last_unended, under_way, skips]
+    unended = begun + Counter(one.unended_lease_id for one in answers)
+    enough = majority_of(of) - (of - len(answers))
+    never = [one.unended for one in answers if unended[one.unended_lease_id] >= enough]
+    merged = newest._replace(
+        success=success,
+        failure=max((one.failure for one in answers), key=noted_at),
+        skip=max((one.skip for one in answers), key=noted_at),
+        unended=max(never, key=noted_at, default=b""),
+        started=sorted(note_of[lease] for lease in begun if begun[lease] >= enough),
+        # They are counted from the last success on.
+        skips=max(one.skips for one in answers if one.success == success),
+    )
+    return [*merged]
 
 
-def _greatest(values: list[int], of: int) -> int:
-    return max(values)
+def _greatest(replies: list[int], of: int) -> int:
+    return max(replies)
 
 
-def _last_call(values: list[int], of: int) -> int:
+def _last_call(replies: list[int], of: int) -> int:
     """Milliseconds since the last call that any server knows of; -1 if none does."""
-    return min((ago for ago in values if ago >= 0), default=-1)
+    return min((ago for ago in replies if ago >= 0), default=-1)
 
 
-def _soonest(values: list[list[Any]], of: int) -> list[Any]:
-    """The earliest of the turns: one who comes too early asks again."""
-    return min(values, key=lambda value: int(value[2]))
-
-
-def _when(note: bytes) -> int:
-    """When a run was noted; 0 if none was."""
-    return _number([note])
-
-
-def _number(notes: Sequence[bytes], place: int = 0) -> int:
-    """The number in that place of the one note, if there is one; 0 if somebody else wrote it."""
-    for note in notes:
-        if (field := _field(note, place)).isdigit():
-            return int(field)
-    return 0
-
-
-def _field(note: bytes, place: int) -> bytes:
-    """What is in that place of a note; b"" if there is nothing."""
-    return b"".join(note.split(b"|", place + 1)[place : place + 1])
+def _soonest(replies: list[Any], of: int) -> list[Any]:
+    """The earliest of the turns: a run that comes too early asks again."""
+    return min(replies, key=lambda reply: int(TurnReply(*reply).left_ms))
 
 
 _MERGED: dict[Script, Callable[[list[Any], int], Any]] = {

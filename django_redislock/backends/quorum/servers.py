@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from django_redislock import clock
-from django_redislock.backends.quorum.lines import AsyncLine
+from django_redislock.backends.quorum.connections import AsyncQuorumConnection
 from django_redislock.backends.redis.calling import trouble
 from django_redislock.backends.redis.dialing import begin_to_dial
 from django_redislock.backends.redis.loops import Loops
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from concurrent.futures import Future
 
     from django_redislock.backends.redis.async_connection import AsyncConnection
@@ -28,7 +28,7 @@ DIALING = 4  # Times as long as an answer may take,
 LONGEST_DIALING = 0.375  # or so many seconds if that is less.
 
 
-class Member:
+class QuorumServer:
     """One server of a quorum.
 
     A server that did not answer is dialed again now and then, but nobody waits for it, as long as
@@ -40,13 +40,16 @@ class Member:
         self.dialer = dialer
         self._start()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
     def _start(self) -> None:
         self.loops = Loops(self.dialer)
         self.is_trusted = True  # Whether it is waited for.
         self._dial_at = clock.now()
         self._error: BaseException = ConnectionError("it was not reached yet")
-        # Under way, by the ids of their loops. The timer that ends one keeps it, and so its loop
-        # does, which may be dropped.
+        # Under way, by the ids of their loops. Weak: the timer that ends a dial refers to it, and
+        # it to its loop, which may be dropped.
         self._dials: WeakValueDictionary[int, asyncio.Task[AsyncConnection]] = WeakValueDictionary()
 
     def after_fork(self) -> None:
@@ -63,11 +66,17 @@ class Member:
         return self.is_trusted or clock.now() >= self._dial_at
 
     def dial(self) -> Future[Connection]:
-        """A new connection, made by a thread of its own; also who comes late may have it."""
+        """A new connection, made in a thread of its own: if it comes late, a later user has it."""
         self._dial_at = clock.now() + DIAL_AGAIN_AFTER
         outcome = begin_to_dial(self.dialer, DIAL_WITHIN)
         outcome.add_done_callback(self._dialed)
         return outcome
+
+    def current(self) -> AsyncQuorumConnection | None:
+        """The open connection of the running loop, if there is one."""
+        connection = self.loops.current()
+        assert connection is None or isinstance(connection, AsyncQuorumConnection)
+        return connection
 
     def adial(self, seconds: float) -> asyncio.Task[AsyncConnection]:
         """The connection of the running loop, as soon as it is there; see dial().
@@ -78,9 +87,8 @@ class Member:
         if (under_way := self._dials.get(id(loop))) is not None:
             return under_way
         self._dial_at = clock.now() + DIAL_AGAIN_AFTER
-        line = self.loops.current()
-        if isinstance(line, AsyncLine):
-            task = loop.create_task(self._succeed(line, seconds))
+        if (connection := self.current()) is not None:
+            task = loop.create_task(self._succeed(connection, seconds))
         else:
             task = loop.create_task(self.loops.connection(DIAL_WITHIN))
         self._dials[id(loop)] = task
@@ -88,13 +96,13 @@ class Member:
         task.add_done_callback(self._dialed)
         return task
 
-    async def _succeed(self, line: AsyncLine, seconds: float) -> AsyncConnection:
-        """A new connection in place of one, unless the answer that is late there comes before."""
+    async def _succeed(self, former: AsyncQuorumConnection, seconds: float) -> AsyncConnection:
+        """A new connection in place of *former*, unless the late answer comes there before."""
         async with asyncio.timeout(DIAL_WITHIN):
             new = await self.dialer.adial(DIAL_WITHIN)
-        if line.is_open and not line.is_late(seconds):
+        if former.is_open and not former.is_late(seconds):
             new.close()
-            return line
+            return former
         self.loops.replace(new)
         return new
 
@@ -104,11 +112,7 @@ class Member:
         if (error := dial.exception()) is not None:
             self.failed(error)
         else:
-            self.connected()
-
-    def connected(self) -> None:
-        """It can be reached."""
-        self.is_trusted = True
+            self.is_trusted = True
 
     def failed(self, error: BaseException) -> None:
         """It cannot be reached, or does not answer."""
@@ -118,45 +122,47 @@ class Member:
             self._dial_at = clock.now() + DIAL_AGAIN_AFTER
 
     def trouble(self, sent: float) -> Trouble:
-        """What it means to a flow that it could not be asked."""
+        """What it means to a flow that this server could not be asked."""
         return trouble(self._error, sent, was_sent=False)
 
 
 def dialing_time(within: float) -> float:
-    """Seconds that connections are waited for, by who has so many for an answer.
+    """Seconds to wait for connections, if an answer may take *within* seconds.
 
-    Apart from these, as no lease runs meanwhile: to connect takes several round trips.
+    They come on top of it: to connect takes several round trips, and no lease runs meanwhile.
     """
     return max(within, min(LONGEST_DIALING, DIALING * within))
 
 
-def to_dial(lacking: dict[int, Member], of: int) -> Iterable[int]:
-    """Which servers to dial: those that may be, or all if there would be no majority with these.
+def to_dial(lacking: Sequence[QuorumServer], of: int) -> Sequence[QuorumServer]:
+    """The servers to dial: those that may be, or all if there would be no majority with these.
 
     Args:
-        lacking: Those to whom there is no connection that is fit.
+        lacking: The servers without a fit connection.
         of: How many servers there are.
     """
-    due = [server for server, member in lacking.items() if member.may_be_dialed]
+    due = [server for server in lacking if server.may_be_dialed]
     return due if of - len(lacking) + len(due) >= majority_of(of) else lacking
 
 
-def is_worth_waiting(awaited: Iterable[Member], connected: int, of: int) -> bool:
-    """Whether connections that are on their way are waited for: as long as one is that of a server
-    which has not failed before, or there is no majority without them.
+def is_worth_waiting(awaited: Iterable[QuorumServer], connected: int, of: int) -> bool:
+    """Whether to wait for connections that are on their way.
+
+    That is so if one of them is to a server that has not failed before, or if there is no majority
+    without them.
 
     Args:
         awaited: The servers of those connections.
-        connected: How many servers there is a connection to.
+        connected: To how many servers there is a fit connection.
         of: How many servers there are.
     """
-    return connected < majority_of(of) or any(member.is_trusted for member in awaited)
+    return connected < majority_of(of) or any(server.is_trusted for server in awaited)
 
 
 def is_worth_more_time(answers: int, awaited: int, of: int) -> bool:
-    """Whether answers that are late are waited for once more as long.
+    """Whether to wait for late answers once more as long.
 
-    The time is short since those that are not needed cost each lease a part of it. Without a
+    The time is short, since answers that are not needed cost each lease a part of it. But without a
     majority there is no lease.
 
     Args:
@@ -167,12 +173,6 @@ def is_worth_more_time(answers: int, awaited: int, of: int) -> bool:
     return answers < majority_of(of) <= answers + awaited
 
 
-def note_late(awaited: Iterable[Member]) -> None:
-    """Note that the time for connections to these servers is over."""
-    for member in awaited:
-        member.failed(TimeoutError("Timeout connecting to server"))
-
-
 def majority_of(servers: int) -> int:
-    """How many of so many servers any other majority has one in common with."""
+    """How many of so many servers are more than half: any two majorities have one in common."""
     return servers // 2 + 1

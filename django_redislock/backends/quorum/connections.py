@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Line(Connection):
-    """A blocking connection that never blocks: who uses it waits for several at once.
+class QuorumConnection(Connection):
+    """A blocking connection that never blocks: its ensemble waits for several at once.
 
-    A question may be left before all of its replies have come. They are dropped when they come, as
-    the server answers in order.
+    A question may be left before all of its replies have come. The server answers in order, so they
+    are known and dropped when they come.
     """
 
     __slots__ = ("_awaited", "_dropped", "_unsent", "known", "replies")
@@ -43,12 +43,12 @@ class Line(Connection):
         self.replies: list[Any] = []  # Those of them that have come.
         # For each reply that will be dropped when it comes: when its question was sent.
         self._dropped: deque[float] = deque()
-        # Scripts that the server was told on this connection. One that was started anew knows none,
-        # and the reply that says so may be one that nobody awaits.
+        # Scripts that the server was told on this connection. A server that was started anew knows
+        # none of them; the reply that says so may be one of the dropped.
         self.known: set[Script] = set()
 
     def fileno(self) -> int:
-        """What the operating system calls it."""
+        """The descriptor of its socket, by which a selector knows it."""
         return self._socket.fileno()
 
     def post(self, commands: bytes, replies: int, seconds: float) -> bool:
@@ -65,7 +65,7 @@ class Line(Connection):
         return self.flush()
 
     def is_late(self, seconds: float) -> bool:
-        """Whether a question that nobody awaits any more is not answered after so many seconds."""
+        """Whether a question that was left is not answered after so many seconds."""
         if self._dropped:
             self.collect()
         return bool(self._dropped) and clock.now() - self._dropped[0] > seconds
@@ -116,18 +116,18 @@ class Line(Connection):
                 self.replies.append(item)
 
     def leave(self, sent: float) -> None:
-        """Wait no more for the replies to the question that was sent at that time."""
+        """Drop the replies to the last question, sent at that time, that have not come yet."""
         if missing := self._awaited - len(self.replies):
             self._dropped.extend(repeat(sent, missing))
             self._awaited = len(self.replies)
 
 
-class AsyncLine(AsyncConnection):
+class AsyncQuorumConnection(AsyncConnection):
     """A connection of an event loop, which is not given up because an answer is late."""
 
     def __init__(self, redis_connection: redis.asyncio.Connection) -> None:
         super().__init__(redis_connection)
-        self.known: set[Script] = set()  # See Line.
+        self.known: set[Script] = set()  # See QuorumConnection.
         # The last reply to each question, and when it was sent.
         self._questions: deque[tuple[asyncio.Future[Any], float]] = deque()
 
