@@ -124,7 +124,7 @@ def test_locking_goes_on_while_the_slot_of_a_lock_moves_to_and_fro(
         for _ in range(6):
             begun = time.monotonic()
             wait_until(lambda begun=begun: lockers.since(begun) >= 5)  # type: ignore[misc]
-            cluster.move(name, another(cluster, cluster.keeper(name)))
+            cluster.move(name, another(cluster, cluster.owner_node(name)))
         moved = time.monotonic()
         wait_until(lambda: lockers.since(moved) >= 20)
         lockers.stop()
@@ -139,7 +139,7 @@ def test_a_lease_and_its_waiters_move_with_the_slot(
     cluster = make_cluster("redis")
     locks = cluster.locks(settings, key_prefix, **PATIENT)
     name = "lottery"
-    target = another(cluster, cluster.keeper(name))
+    target = another(cluster, cluster.owner_node(name))
     with Blocking() as threads, InLoop() as tasks:
         with threads.block(distributed_lock(name, ttl=6)) as lease:
             waiting = line_up(locks, name, (threads, tasks, threads, tasks))
@@ -165,7 +165,7 @@ def test_waiters_that_share_a_bell_find_the_slot_that_has_moved(
     cluster = make_cluster("valkey")
     locks = cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS={"max_connections": 4})
     name = "lottery"
-    home = cluster.keeper(name)
+    home = cluster.owner_node(name)
     away = another(cluster, home)
     with Blocking() as threads:
         with threads.block(distributed_lock(name, ttl=30)):
@@ -198,7 +198,7 @@ def test_r13_while_a_slot_is_on_its_way_who_waits_tries_again_and_others_are_tol
     cluster = make_cluster("valkey")
     locks = cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
     name = "lottery"
-    source = cluster.keeper(name)
+    source = cluster.owner_node(name)
     target = another(cluster, source)
     with distributed_lock(name):
         pass  # Its bucket has a mark of fences: some keys are there, and others are not.
@@ -235,7 +235,7 @@ def test_a_waiter_does_not_rely_on_a_bell_that_ended_while_nobody_read_it(
     cluster = make_cluster("valkey")
     locks = cluster.locks(settings, key_prefix).configure(OPTIONS=UNHURRIED)
     name, holder = "lottery", distributed_lock("lottery", wait=0, ttl=60)
-    home = cluster.keeper(name)
+    home = cluster.owner_node(name)
     with Blocking() as threads, InLoop() as tasks:
         for _ in range(2):
             assert tasks.acquire(holder)
@@ -258,7 +258,7 @@ def test_r13_what_has_one_key_follows_an_ask(
     cluster = make_cluster("redis")
     cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
     name = "lottery"
-    source = cluster.keeper(name)
+    source = cluster.owner_node(name)
     target = another(cluster, source)
     with distributed_lock(name):
         pass
@@ -269,7 +269,7 @@ def test_r13_what_has_one_key_follows_an_ask(
     assert asyncio.run(backend().arun(flows.ask(call)))[1:4] == [b"", b"", b""]
     assert held.record(name) is None
     assert asked(target) == before + 3
-    assert cluster.keeper(name) is source
+    assert cluster.owner_node(name) is source
 
 
 def test_a_script_reaches_a_node_also_if_the_first_call_of_a_batch_is_turned_away(
@@ -281,7 +281,7 @@ def test_a_script_reaches_a_node_also_if_the_first_call_of_a_batch_is_turned_awa
     source, target, _ = cluster.servers
     gone, first, second = islice(cluster.names_on(source), 3)
     with distributed_lock(gone), distributed_lock(first), distributed_lock(second):
-        node = backend().slots.last_keeper(gone)
+        node = backend().slots.last_owner_node(gone)
         cluster.begin_move(gone, target)
         cluster.move_keys(gone, target)
         with source.client() as client:
@@ -303,13 +303,13 @@ def test_what_is_said_while_a_slot_is_on_its_way_recommends_no_other_backend(
     cluster = make_cluster("valkey")
     cluster.locks(settings, key_prefix, **PATIENT).configure(OPTIONS=UNHURRIED)
     name = "lottery"
-    target = another(cluster, cluster.keeper(name))
+    target = another(cluster, cluster.owner_node(name))
     with distributed_lock(name, ttl=12) as lease:
         cluster.begin_move(name, target)
         cluster.move_keys(name, target)
         wait_until(lambda: "Could not renew lock 'lottery' yet: ASK " in caplog.text)
         (outcome,) = (
-            backend().slots.last_keeper(name).call_many([Call(scripts.RUNS, name, (), HUNG)])
+            backend().slots.last_owner_node(name).call_many([Call(scripts.RUNS, name, (), HUNG)])
         )
         assert str(outcome.__cause__) == outcome.problem  # type: ignore[union-attr]
         assert "ClusterBackend" not in caplog.text
@@ -521,7 +521,7 @@ def test_r7_a_node_that_hangs_delays_no_renewal_on_another(
     one, other, _ = cluster.servers
     hanging = distributed_lock(cluster.name_on(one), ttl=12)
     assert hanging.acquire()
-    node = backend().slots.last_keeper(hanging.name)
+    node = backend().slots.last_owner_node(hanging.name)
     renew_many, under_way = node.renew_many, threading.Event()
 
     def noted(calls: Any) -> Any:
@@ -606,7 +606,7 @@ def test_a_slot_that_no_node_keeps_harms_no_lock_on_the_node_that_kept_it(
     names = islice(cluster.names_on(former), 2)
     kept, unkept = (Call(scripts.RUNS, name, (), HUNG) for name in names)
     with distributed_lock(kept.name, ttl=6) as lease:
-        node = backend().slots.last_keeper(kept.name)
+        node = backend().slots.last_owner_node(kept.name)
         for server in cluster.servers:
             cluster.tell(server, "DELSLOTS", slot_of(unkept.name))
         wait_until(lambda: found("cluster") == [("fail", "1 of 16384 slots are kept by no node")])
@@ -695,7 +695,7 @@ def test_a_child_does_not_ask_another_node_for_what_its_parent_asked(
     name = "lottery"
     child = spawn(fork_behind_a_redirection, name)
     assert child.read() == "knows the nodes"
-    cluster.move(name, another(cluster, cluster.keeper(name)))
+    cluster.move(name, another(cluster, cluster.owner_node(name)))
     child.send("moved")
     said = dict([child.read(), child.read()])
     assert said["parent"] is True
@@ -709,7 +709,7 @@ def fork_behind_a_redirection(name: str) -> None:
         pass
     say("knows the nodes")
     hear()
-    node, parent = backend().slots.last_keeper(name), os.getpid()
+    node, parent = backend().slots.last_owner_node(name), os.getpid()
     ask = node.ask
 
     def ask_and_fork(step: Call) -> Any:

@@ -247,7 +247,7 @@ class Nodes(Replicated):
     def start(self) -> None:
         cluster = Cluster(self.kind, replicas=1, node_timeout=DOWN_AFTER)
         self._cluster = self.stack.enter_context(cluster)
-        assert cluster.keeper(NAME) is cluster.servers[0], "only this one has a replica"
+        assert cluster.owner_node(NAME) is cluster.servers[0], "only this one has a replica"
         self.setting = cluster.setting()
 
     def plan_failover(self) -> bool:

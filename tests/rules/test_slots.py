@@ -40,11 +40,11 @@ class Talk:
     """What each node says about who keeps the slots, and who has been asked."""
 
     def __init__(self, **said: Any) -> None:
-        self.said = {{"A": A, "B": B, "C": C}[node]: keeper for node, keeper in said.items()}
+        self.said = {{"A": A, "B": B, "C": C}[node]: says for node, says in said.items()}
         self.asked: list[str] = []
         self.slots = slots.Slots(self.said, self._dialer_to, StubNode, HUNG)  # type: ignore[arg-type]
 
-    def keeper(self) -> str:
+    def owner_node(self) -> str:
         return self.slots.find(NAME, HUNG).address
 
     def lose(self, address: str, error: Exception = CUT_OFF) -> None:
@@ -95,25 +95,25 @@ class StubDialer:
 )
 def test_r13_a_node_that_was_lost_is_not_believed_that_it_keeps_a_lock(error: Exception) -> None:
     talk = Talk(A=A, B=C)
-    assert talk.keeper() == A
+    assert talk.owner_node() == A
     talk.lose(A, error)
-    wait_until(lambda: talk.keeper() == C)
-    assert talk.keeper() == C
+    wait_until(lambda: talk.owner_node() == C)
+    assert talk.owner_node() == C
 
 
 @pytest.mark.proves("R13")
 def test_r13_nor_is_another_that_has_not_heard_of_it_if_a_third_has() -> None:
     talk = Talk(A=A, B=A, C=C)
-    assert talk.keeper() == A
+    assert talk.owner_node() == A
     talk.lose(A)
-    wait_until(lambda: talk.keeper() == C)
+    wait_until(lambda: talk.owner_node() == C)
 
 
 @pytest.mark.proves("R13")
 def test_r13_while_all_say_that_a_lost_node_keeps_a_lock_it_is_asked_again() -> None:
     talk = Talk(A=A, B=A, C=A)
     for _ in range(3):
-        assert talk.keeper() == A
+        assert talk.owner_node() == A
         talk.lose(A)
     talk.said[B] = C
     wait_until(lambda: lost_or_at(talk, C))
@@ -121,7 +121,7 @@ def test_r13_while_all_say_that_a_lost_node_keeps_a_lock_it_is_asked_again() -> 
 
 def lost_or_at(talk: Talk, address: str) -> bool:
     """Whether a lock is looked for there; if not, it was in vain."""
-    if talk.keeper() == address:
+    if talk.owner_node() == address:
         return True
     talk.lose(A)
     return False
@@ -130,7 +130,7 @@ def lost_or_at(talk: Talk, address: str) -> bool:
 def test_while_nothing_new_is_said_one_node_is_asked_at_a_time(now: list[float]) -> None:
     """A master may be away for long, and a cluster may have many nodes."""
     talk = Talk(A=A, B=A, C=A)
-    assert talk.keeper() == A
+    assert talk.owner_node() == A
     asked = []
     for seconds in (1.0, 0.2, 0.2, 1.0):
         now[0] += seconds
@@ -142,7 +142,7 @@ def test_while_nothing_new_is_said_one_node_is_asked_at_a_time(now: list[float])
 
 def test_a_node_that_is_silent_is_not_waited_for_each_time(now: list[float]) -> None:
     talk = Talk(A=A, B=A, C=TimeoutError())
-    assert talk.keeper() == A
+    assert talk.owner_node() == A
     asked = []
     for seconds in (9.0, 2.0, 9.0):
         now[0] += seconds
@@ -156,7 +156,7 @@ def test_a_node_that_is_silent_is_not_waited_for_each_time(now: list[float]) -> 
     talk.asked.clear()
     talk.lose(A)
     assert talk.asked == [B, C]
-    assert talk.keeper() == C
+    assert talk.owner_node() == C
 
 
 @pytest.fixture
@@ -169,12 +169,12 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_a_refusal_that_concerns_a_call_has_nobody_asked_who_keeps_the_lock() -> None:
     talk = Talk(A=A, B=C)
-    assert talk.keeper() == A
+    assert talk.owner_node() == A
     before = len(talk.asked)
     talk.slots.judge(
         talk.slots.found(NAME, None), CALL, trouble(ReplyError("NOPERM no permissions"), 0)
     )
-    assert talk.keeper() == A
+    assert talk.owner_node() == A
     assert len(talk.asked) == before
 
 
@@ -183,13 +183,13 @@ def test_a_refusal_that_concerns_a_call_has_nobody_asked_who_keeps_the_lock() ->
 )
 def test_an_answer_that_names_no_node_is_none(first: Any) -> None:
     talk = Talk(A=first, B=C)
-    assert talk.keeper() == C
+    assert talk.owner_node() == C
 
 
 def test_if_no_node_knows_who_keeps_a_lock_they_are_asked_again() -> None:
     """As while a cluster is being made."""
     talk = Talk(A="", B="")
     with pytest.raises(redis_errors.ConnectionError, match=f"{A}: .*; {B}: "):
-        talk.keeper()
+        talk.owner_node()
     talk.said[B] = C
-    assert talk.keeper() == C
+    assert talk.owner_node() == C

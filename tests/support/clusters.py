@@ -146,7 +146,7 @@ class Cluster(Group):
         """The name of a node among the others."""
         return str(self.tell(server, "MYID").decode())
 
-    def keeper(self, name: str) -> Server:
+    def owner_node(self, name: str) -> Server:
         """The master that keeps a lock, as the masters say that are there."""
         slot = slot_of(name)
         for server in self.servers:
@@ -173,20 +173,20 @@ class Cluster(Group):
 
     def begin_move(self, name: str, to: Server) -> None:
         """Let the slot of a lock be on its way from one master to another."""
-        slot, source = slot_of(name), self.keeper(name)
+        slot, source = slot_of(name), self.owner_node(name)
         self.tell(to, "SETSLOT", slot, "IMPORTING", self.id_of(source))
         self.tell(source, "SETSLOT", slot, "MIGRATING", self.id_of(to))
 
     def move_keys(self, name: str, to: Server) -> None:
         """Take along what is there."""
-        slot, source = slot_of(name), self.keeper(name)
+        slot, source = slot_of(name), self.owner_node(name)
         while keys := self.tell(source, "GETKEYSINSLOT", slot, 100):
             with source.client() as client:
                 client.migrate(to.host, to.port, keys, 0, 5000)
 
     def end_move(self, name: str, to: Server) -> None:
         """Let all know that it has arrived."""
-        slot, source = slot_of(name), self.keeper(name)
+        slot, source = slot_of(name), self.owner_node(name)
         for server in (to, source, *self.servers):
             if server.running:
                 self.tell(server, "SETSLOT", slot, "NODE", self.id_of(to))

@@ -133,7 +133,7 @@ class ClusterBackend(Backend):
         self.slots.retire()
 
     def watchdog_of(self, name: str) -> Watchdog:
-        return self.slots.last_keeper(name).watchdog
+        return self.slots.last_owner_node(name).watchdog
 
     def operation_timeout(self, ttl: float) -> float:
         return self._timeout or super().operation_timeout(ttl)
@@ -147,7 +147,7 @@ class ClusterBackend(Backend):
         return AsyncClusterSession(self.slots)
 
     def ask(self, step: Call) -> Begun:
-        node = self.slots.keeper(step.name)
+        node = self.slots.owner_node(step.name)
         if node is None:
             return super().ask(step)
         sent = self.clock()
@@ -159,7 +159,7 @@ class ClusterBackend(Backend):
         return begun
 
     async def aask(self, step: Call) -> Begun:
-        node = self.slots.keeper(step.name)
+        node = self.slots.owner_node(step.name)
         if node is None:
             return await super().aask(step)
         sent = self.clock()
@@ -208,7 +208,7 @@ class ClusterBackend(Backend):
         Of what no node keeps, the node is None.
         """
         begun, problem = clock.now(), None
-        if any(self.slots.keeper(calls[number].name) is None for number in numbers):
+        if any(self.slots.owner_node(calls[number].name) is None for number in numbers):
             problem = self.slots.settle(self.within)
         by_node: dict[Node, list[int]] = {}
         for number in numbers:
@@ -245,7 +245,7 @@ class ClusterBackend(Backend):
         yield {node.address: node for node in self.slots.nodes()}
 
     def keeps(self, server: TakesCommands, name: str) -> bool:
-        return self.slots.last_keeper(name) is server
+        return self.slots.last_owner_node(name) is server
 
     # --- looking --------------------------------------------------------------------------------
 
@@ -275,7 +275,7 @@ class ClusterBackend(Backend):
                 totals += found.total
                 parts.append(entries(bucket, found))
             elif isinstance(outcome, Unanswered):
-                silent.append(self.slots.last_keeper(_IN_BUCKET[bucket]).address)
+                silent.append(self.slots.last_owner_node(_IN_BUCKET[bucket]).address)
                 problem = outcome
             else:
                 raise LockUnavailable(self.prefix, outcome.problem) from outcome.__cause__
@@ -287,7 +287,7 @@ class ClusterBackend(Backend):
         return Names(names, totals, tuple(dict.fromkeys(silent)))
 
     def seen(self, name: str, value: list[Any]) -> LookReply:
-        return super().seen(name, value)._replace(where=self.slots.last_keeper(name).address)
+        return super().seen(name, value)._replace(where=self.slots.last_owner_node(name).address)
 
 
 def _moved(url: str, address: str) -> str:

@@ -27,9 +27,9 @@ def slots(backend: ClusterBackend) -> Iterator[Finding]:
     if problem is not None:
         raise LockUnavailable(backend.prefix, described(problem)) from problem
     said = backend.slots.ask_location(backend.within)
-    answers = [ranges for ranges in said.values() if not isinstance(ranges, Exception)]
+    answers = [one for one in said.values() if not isinstance(one, Exception)]
     wrong = {place: one for place, one in said.items() if isinstance(one, Exception)}
-    kept = max((sum(last - first + 1 for first, last in one) for one in answers), default=0)
+    kept = max((slot_map.owned for slot_map in answers), default=0)
     if kept < REDIS_CLUSTER_HASH_SLOTS:
         yield Finding(
             "cluster",

@@ -1,7 +1,7 @@
-"""Which node of a cluster keeps which locks.
+"""Which node of a cluster owns which locks: its owner node.
 
-redis-py's own map of slots asks by clients of its own, which retry behind the caller's back and
-know no common time limit (rule R5). So only its reading of the answer is used here.
+redis-py has a map of slots too. But it asks by clients of its own, which retry behind the caller's
+back and know no common time limit (rule R5).
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ import asyncio
 import threading
 from concurrent.futures import Future
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from redis import exceptions as redis_errors
-from redis.cluster import parse_cluster_slots
-from redis.crc import key_slot
 
-from django_redislock import clock, humanize
+from django_redislock import clock
 from django_redislock.backends.cluster.node import is_lost
+from django_redislock.backends.cluster.slot_map import SLOT_OF, SlotMap, read_slot_map
 from django_redislock.backends.redis.errors import TROUBLE, ReplyError, described, is_transient
 from django_redislock.backends.redis.protocol import packed
-from django_redislock.rules.keys import BUCKETS, bucket_of, hash_tag
+from django_redislock.rules.keys import bucket_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,41 +28,30 @@ if TYPE_CHECKING:
     from django_redislock.backends.redis.dialing import Dialer
     from django_redislock.rules.steps import Call, Outcome
 
-SLOT_OF = [key_slot(hash_tag(bucket).encode()) for bucket in range(BUCKETS)]
-
 SOONEST = 0.1  # Seconds from one inquiry to the next.
 
-# Seconds for which a node that was lost, or did not answer, is asked after all others, and is not
-# believed if one of these says something else.
+# Seconds for which a node that was lost, or did not answer, is asked after all others. If another
+# node disagrees with it, that one is believed.
 LOST_FOR = 10.0
-# Seconds until one whose answer ended no doubt is asked again though another answers: a master may
-# be away for long, and a cluster may have many nodes.
+# Seconds for which a node whose answer ended no doubt is asked after all others: a master may be
+# away for long, and a cluster may have many nodes.
 NO_NEWS_FOR = 1.0
 
 
 class NoNode(redis_errors.RedisError):
-    """No node says who keeps the slots, and none would if it was asked again."""
+    """No node says which one owns the slots, and none would if it was asked again."""
 
 
 class DifferentClusters(redis_errors.RedisError):
     """Nodes in LOCATION know nothing of each other."""
 
 
-class _Map(NamedTuple):
-    """Who keeps what, as one node says."""
-
-    said_by: str
-    keepers: dict[int, str]  # Addresses, by bucket.
-    nodes: set[str]  # Addresses of all that it names; replicas know as much as masters.
-    ids: set[bytes]  # Of the same.
-
-
 class Slots:
-    """Which node keeps which bucket of locks, as the nodes have said last.
+    """Which node owns which bucket of locks, as the nodes have said last.
 
-    They are asked when it is in doubt: by one thread, for all who want to know meanwhile. A node
-    that is cut off from the others may not know that it has lost its slots. So after a node was
-    lost, whoever says that it keeps them is not believed if another node names a different one.
+    They are asked when that is in doubt: by one thread, for all callers meanwhile. A node that is
+    cut off from the others may not know that it has lost its slots. So after a node was lost, a
+    reply that names it is ignored if another node names a new owner.
     """
 
     def __init__(
@@ -87,27 +75,27 @@ class Slots:
         self._node_at = node_at
         self._patience = patience
         self._nodes: dict[str, Node] = {}  # By address.
-        self._keepers: dict[int, Node] = {}  # By bucket.
+        self._owner_nodes: dict[int, Node] = {}  # By bucket.
         self._in_doubt = True
-        # When a node was lost that kept a bucket, by the bucket and its address; since the last
-        # answer that named another node for each of them.
+        # When an owner node was lost, by the bucket and its address. Emptied by an answer that
+        # names another node for each of them.
         self._doubts: dict[tuple[int, str], float] = {}
-        self._asked_last: dict[str, float] = {}  # Nodes that were of no help: until when.
+        self._asked_last: dict[str, float] = {}  # Until when a node that was of no help is.
         self._retired = False
-        # One that a signal handler may enter while its thread is within: what is done there may be
-        # done twice.
+        # A signal handler may enter it while its own thread is within: every change under it may be
+        # made twice.
         self._lock = threading.RLock()
         self._inquiry: Future[None] | None = None
         self._asked_at = -SOONEST
         self._compared = False  # Whether all in LOCATION are known to be of one cluster.
 
-    def keeper(self, name: str) -> Node | None:
-        """The node that keeps the lock *name*; None if that is to be asked first."""
-        return None if self._in_doubt else self._keepers.get(bucket_of(name))
+    def owner_node(self, name: str) -> Node | None:
+        """The owner node of the lock *name*; None if the nodes are to be asked first."""
+        return None if self._in_doubt else self._owner_nodes.get(bucket_of(name))
 
-    def last_keeper(self, name: str) -> Node:
-        """The node that kept it when that was known last."""
-        return self._keepers.get(bucket_of(name)) or self._node(self._location[0])
+    def last_owner_node(self, name: str) -> Node:
+        """Its owner node when that was known last."""
+        return self._owner_nodes.get(bucket_of(name)) or self._node(self._location[0])
 
     def nodes(self) -> list[Node]:
         """All of them that are in use."""
@@ -120,15 +108,15 @@ class Slots:
             node.retire()
 
     def find(self, name: str, seconds: float) -> Node:
-        """The node that keeps the lock *name*, within so many seconds; or redis-py's exception."""
-        return self.keeper(name) or self.found(name, self.settle(seconds / 2))
+        """The owner node of the lock *name*, within so many seconds; or redis-py's exception."""
+        return self.owner_node(name) or self.found(name, self.settle(seconds / 2))
 
     async def afind(self, name: str, seconds: float) -> Node:
         """See find(), without blocking the event loop."""
-        return self.keeper(name) or self.found(name, await self._asettle(seconds / 2))
+        return self.owner_node(name) or self.found(name, await self._asettle(seconds / 2))
 
     def settle(self, seconds: float) -> Exception | None:
-        """Have the nodes asked who keeps what; returns what went wrong."""
+        """Have the nodes asked. Returns what went wrong."""
         inquiry = self._inquire()
         return _problem(inquiry, seconds) if inquiry else None
 
@@ -139,34 +127,34 @@ class Slots:
         return _problem(inquiry, 0) if inquiry else None
 
     def found(self, name: str, problem: Exception | None) -> Node:
-        """The node that keeps the lock *name* after an inquiry, or redis-py's exception."""
-        # An inquiry may fail though the node is well: who kept the lock may keep it still.
-        node = self._keepers.get(bucket_of(name))
+        """The owner node of the lock *name* after an inquiry, or redis-py's exception."""
+        # An inquiry may fail although the node is well: it may be the owner node still.
+        node = self._owner_nodes.get(bucket_of(name))
         if node is not None and (problem is None or is_transient(problem)):
             return node
         slot = SLOT_OF[bucket_of(name)]
         raise problem or redis_errors.ConnectionError(f"no node of the cluster keeps slot {slot}")
 
-    def ask_location(self, seconds: float) -> dict[str, Any]:
-        """What each node in LOCATION says: the ranges of slots that are kept, or trouble."""
-        said: dict[str, Any] = {}
+    def ask_location(self, seconds: float) -> dict[str, SlotMap | Exception]:
+        """What each node in LOCATION says, or why it says nothing."""
+        said: dict[str, SlotMap | Exception] = {}
         for address in self._location:
             try:
-                said[address] = parse_cluster_slots(_answer(self._dialers[address], seconds))
+                said[address] = _ask(address, self._dialers[address], seconds)
             except TROUBLE as error:
                 said[address] = error
         return said
 
     def judge(self, node: Node, call: Call, outcome: Outcome) -> Redirection | None:
-        """Learn from what came of a call who keeps its lock; returns where to ask instead."""
+        """Learn about the owner node from what came of a call. Returns where to ask instead."""
         redirection = node.redirection(outcome)
         if redirection is not None and not redirection.asking:
-            keeper = self.node(redirection)
+            owner_node = self.node(redirection)
             with self._lock:
-                self._keepers[bucket_of(call.name)] = keeper
-                self._doubts.pop((bucket_of(call.name), keeper.address), None)
-                # Who has the slot knows most about all slots, and so is asked first.
-                first = {keeper.address: self._dialer(keeper.address)}
+                self._owner_nodes[bucket_of(call.name)] = owner_node
+                self._doubts.pop((bucket_of(call.name), owner_node.address), None)
+                # It is asked first: the node that has got a slot knows most about all of them.
+                first = {owner_node.address: self._dialer(owner_node.address)}
                 self._dialers = first | self._dialers
             self._in_doubt = True
         elif is_lost(outcome):
@@ -176,7 +164,7 @@ class Slots:
                 self._doubts[bucket_of(call.name), node.address] = clock.now()
                 self._ask_last(node.address, LOST_FOR)
             self._in_doubt = True
-            # Now: of a process that only renews its leases, nobody would ask before the next lock.
+            # Now: if this process only renews its leases, nobody would ask before its next lock.
             self._inquire()
         return redirection
 
@@ -207,21 +195,21 @@ class Slots:
         with self._lock:
             if self._inquiry is not None:
                 return self._inquiry
-            if clock.now() < self._asked_at + SOONEST and self._keepers:
+            if clock.now() < self._asked_at + SOONEST and self._owner_nodes:
                 return None
             inquiry = self._inquiry = Future()
         try:
             threading.Thread(
-                target=self._ask, args=(inquiry,), name="redislock-cluster", daemon=True
+                target=self._carry_out, args=(inquiry,), name="redislock-cluster", daemon=True
             ).start()
         except RuntimeError:  # No more threads, or the interpreter is shutting down.
-            self._ask(inquiry)
+            self._carry_out(inquiry)
         except BaseException:  # Of a signal handler: maybe nobody asks, and others would wait.
             self._inquiry = None
             raise
         return inquiry
 
-    def _ask(self, inquiry: Future[None]) -> None:
+    def _carry_out(self, inquiry: Future[None]) -> None:
         problem: BaseException | None = None
         try:
             self._learn(self._answers())
@@ -234,20 +222,20 @@ class Slots:
         else:
             inquiry.set_exception(problem)
 
-    def _answers(self) -> list[_Map]:
-        """What nodes say, until one ends all doubt; once, what all in LOCATION say that answer."""
+    def _answers(self) -> list[SlotMap]:
+        """What nodes say, until one ends all doubt. The first time, all in LOCATION are asked."""
         begun = clock.now()
         with self._lock:
             last = dict(self._asked_last)
             asked = sorted(self._dialers.items(), key=lambda one: max(last.get(one[0], 0), begun))
-        answers: list[_Map] = []
+        answers: list[SlotMap] = []
         errors: dict[str, Exception] = {}
         share = self._patience / max(2, len(asked))
         for address, dialer in asked:
             if answers and last.get(address, 0) > begun:
-                break  # It, and those after it, are asked only if nobody else answers.
+                break  # It, and each after it, is asked only if no other answers.
             try:
-                answer = _map(address, _answer(dialer, share))
+                answer = _ask(address, dialer, share)
             except TROUBLE as error:
                 errors[address] = error
                 with self._lock:
@@ -271,15 +259,15 @@ class Slots:
         until = clock.now() + seconds
         self._asked_last[address] = max(until, self._asked_last.get(address, 0))
 
-    def _doubtful(self, answer: _Map) -> int:
-        """For how many buckets of nodes that were lost an answer names no other node."""
+    def _doubtful(self, answer: SlotMap) -> int:
+        """How many buckets of lost nodes an answer gives no other owner node."""
         return sum(
-            answer.keepers.get(bucket, address) == address
+            answer.owner_nodes.get(bucket, address) == address
             for (bucket, address), lost_at in list(self._doubts.items())
             if clock.now() < lost_at + LOST_FOR
         )
 
-    def _learn(self, answers: list[_Map]) -> None:
+    def _learn(self, answers: list[SlotMap]) -> None:
         if not self._compared:
             first, *others = answers
             for other in others:
@@ -290,48 +278,33 @@ class Slots:
                     )
             self._compared = True
         best = min(answers, key=self._doubtful)
-        keepers = {bucket: self._node(address) for bucket, address in best.keepers.items()}
-        named = best.nodes.union(self._location)  # Whom to ask next time.
+        owners = {bucket: self._node(address) for bucket, address in best.owner_nodes.items()}
+        named = best.nodes.union(self._location)  # The nodes to ask next time.
         with self._lock:
-            self._keepers |= keepers
+            self._owner_nodes |= owners
             if not self._doubtful(best):
                 self._doubts.clear()
             self._in_doubt = False
-            used = {node.address for node in self._keepers.values()}
+            used = {node.address for node in self._owner_nodes.values()}
             unused = [self._nodes.pop(one) for one in self._nodes.keys() - used]
-            for place in self._dialers.keys() - named - used:
-                del self._dialers[place]
-                self._asked_last.pop(place, None)
-            for place in named:
-                self._dialer(place)
+            for address in self._dialers.keys() - named - used:
+                del self._dialers[address]
+                self._asked_last.pop(address, None)
+            for address in named:
+                self._dialer(address)
         for node in unused:
             node.retire()
 
 
-def _answer(dialer: Dialer, seconds: float) -> Any:
-    """What a node says about who keeps what; it names one at least."""
+def _ask(address: str, dialer: Dialer, seconds: float) -> SlotMap:
+    """What the node at *address* says; it names an owner node at least."""
     with closing(dialer.dial(seconds / 2)) as connection:
         reply = connection.ask(packed("CLUSTER", "SLOTS"), seconds / 2)
     if isinstance(reply, ReplyError):
         raise reply
     if not reply:  # It is of no cluster yet, or no longer.
         raise redis_errors.ConnectionError("it knows of no node that keeps slots")
-    return reply
-
-
-def _map(address: str, reply: Any) -> _Map:
-    """What the answer of the node at *address* says."""
-    host = address.rpartition(":")[0].strip("[]")
-    keepers: dict[int, str] = {}
-    nodes: set[str] = set()
-    for (low, high), known in parse_cluster_slots(reply, current_host=host).items():
-        keeper, *replicas = (
-            humanize.address(*one) for one in (known["primary"], *known["replicas"])
-        )
-        nodes.update((keeper, *replicas))
-        keepers |= {bucket: keeper for bucket, slot in enumerate(SLOT_OF) if low <= slot <= high}
-    ids = {node[2] for _, _, *named in reply for node in named}
-    return _Map(address, keepers, nodes, ids)
+    return read_slot_map(address, reply)
 
 
 def _problem(inquiry: Future[None], seconds: float) -> Exception | None:
