@@ -12,7 +12,7 @@ Nothing here is imported before it is used: locks need no database.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from django.core.exceptions import FieldDoesNotExist
 from django.db import DatabaseError, Error, connections, transaction
@@ -30,7 +30,21 @@ if TYPE_CHECKING:
     from django.db.models import Model, QuerySet
 
     from django_redislock.completed_runs import CompletedRun
-    from django_redislock.lease import Lease
+    from django_redislock.rules.stored import Owner
+
+
+class FencedLease(Protocol):
+    """A lease, as far as a database has to know it: django_redislock.Lease is one."""
+
+    name: str
+    fence: int
+    id: str
+    owner: Owner
+
+    @property
+    def alias(self) -> str: ...
+    def ensure_held(self) -> None: ...
+
 
 _NO_DATABASE = "django.db.backends.dummy"  # What Django makes of an alias without an engine.
 
@@ -92,7 +106,7 @@ def _order(name: str, using: str) -> str:
 
 
 @contextmanager
-def atomic(lease: Lease, using: str) -> Iterator[None]:
+def atomic(lease: FencedLease, using: str) -> Iterator[None]:
     """See Lease.atomic()."""
     check_database(using, "using")
     check_outermost(lease.name, using)
@@ -133,7 +147,7 @@ def _rolled_back(name: str) -> TransactionManagementError:
     )
 
 
-def _claim(lease: Lease, using: str) -> bool:
+def _claim(lease: FencedLease, using: str) -> bool:
     """Write down that this lease is the one that writes; others wait here until its commit.
 
     Returns:
@@ -171,7 +185,7 @@ def _claim(lease: Lease, using: str) -> bool:
     )
 
 
-def _make_row(lease: Lease, using: str) -> None:
+def _make_row(lease: FencedLease, using: str) -> None:
     """Make the row of a lock, before the transaction that claims it.
 
     Two who make it at once both go on to claim it. Within their transactions one of them would
@@ -225,7 +239,7 @@ def completed_run(name: str, using: str) -> CompletedRun | None:
             connection.close()  # Whoever waits for the lock now keeps no idle one meanwhile.
 
 
-def note_completed(lease: Lease, using: str) -> None:
+def note_completed(lease: FencedLease, using: str) -> None:
     """Note in the open transaction of a lease that its run is completed, if that is committed."""
     from django_redislock.completed_runs import CompletedRun
     from django_redislock.fences import Fence
@@ -251,7 +265,7 @@ class FencedUpdate(NamedTuple):
     refused: int  # Rows that a later lease has written, and that stay as they are.
 
 
-def fenced_update(queryset: QuerySet[Any], lease: Lease, /, **values: Any) -> FencedUpdate:
+def fenced_update(queryset: QuerySet[Any], lease: FencedLease, /, **values: Any) -> FencedUpdate:
     """Update the rows that no later lease has written, and write the fence of this one into them.
 
     The rows need a field ``fence``, as those of FencedModel have, so no table of fences is needed.

@@ -12,7 +12,7 @@ from django_redislock.fences import Fence, FencedModel
 from django_redislock.humanize import visible
 
 if TYPE_CHECKING:
-    from django_redislock import held
+    from django_redislock import held_lock
 
 __all__ = ["CompletedRun", "Fence", "FencedModel", "HeldLock", "LockPage"]
 
@@ -34,7 +34,7 @@ class HeldLock(models.Model):
     browsers and proxies rewrite, so the key is base64.
     """
 
-    lock: held.HeldLock  # Only those that are made by of() have it.
+    lock: held_lock.HeldLock  # Only those that are made by of() have it.
 
     key = models.CharField(primary_key=True, max_length=1000, editable=False)
 
@@ -58,7 +58,7 @@ class HeldLock(models.Model):
         return cls(key=packed.decode().rstrip("="))
 
     @classmethod
-    def of(cls, lock: held.HeldLock) -> HeldLock:
+    def of(cls, lock: held_lock.HeldLock) -> HeldLock:
         """The page of a lock that is held."""
         page = cls.named(lock.name, lock.alias)
         page.lock = lock
