@@ -26,7 +26,7 @@ from django_redislock.backends.redis.checking import (
     checked_options,
 )
 from django_redislock.backends.redis.connection import rest
-from django_redislock.backends.redis.errors import TROUBLE
+from django_redislock.backends.redis.errors import TROUBLE, described
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import BUCKETS, bucket_of
@@ -238,7 +238,11 @@ class ClusterBackend(Backend):
     # --- being examined -------------------------------------------------------------------------
 
     def examine(self) -> Iterator[Finding]:
-        yield from examination.slots(self)
+        problem = self.slots.settle(self.within)
+        if problem is not None:
+            raise LockUnavailable(self.prefix, described(problem)) from problem
+        said = self.slots.ask_location(self.within)
+        yield examination.coverage(said, len(self.slots.nodes()))
 
     @contextmanager
     def servers(self) -> Iterator[Mapping[str, TakesCommands]]:

@@ -7,31 +7,22 @@ from typing import TYPE_CHECKING
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 
 from django_redislock.backends.redis.errors import described
-from django_redislock.exceptions import LockUnavailable
 from django_redislock.findings import Finding
 from django_redislock.humanize import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping
 
-    from django_redislock.backends.cluster.backend import ClusterBackend
+    from django_redislock.backends.cluster.slot_map import SlotMap
 
 
-def slots(backend: ClusterBackend) -> Iterator[Finding]:
-    """Examine the slots.
-
-    Raises:
-        LockUnavailable: No node says who keeps them.
-    """
-    problem = backend.slots.settle(backend.within)
-    if problem is not None:
-        raise LockUnavailable(backend.prefix, described(problem)) from problem
-    said = backend.slots.ask_location(backend.within)
+def coverage(said: Mapping[str, SlotMap | Exception], nodes: int) -> Finding:
+    """Whether all slots are kept, by what each node in LOCATION says of *nodes* that keep some."""
     answers = [one for one in said.values() if not isinstance(one, Exception)]
     wrong = {place: one for place, one in said.items() if isinstance(one, Exception)}
     kept = max((slot_map.owned for slot_map in answers), default=0)
     if kept < REDIS_CLUSTER_HASH_SLOTS:
-        yield Finding(
+        return Finding(
             "cluster",
             "fail",
             f"{REDIS_CLUSTER_HASH_SLOTS - kept} of {REDIS_CLUSTER_HASH_SLOTS} slots are kept by no"
@@ -39,15 +30,13 @@ def slots(backend: ClusterBackend) -> Iterator[Finding]:
             "Let redis-cli --cluster check say what is wrong, and --cluster fix put it right.",
             id="E022",
         )
-    elif wrong:
+    if wrong:
         problems = ", ".join(f"{place}: {described(error)}" for place, error in wrong.items())
-        yield Finding(
+        return Finding(
             "cluster",
             "warn",
             f"{len(wrong)} of {len(said)} in LOCATION cannot be asked: {problems}",
             "Start them, or put LOCATION right.",
             id="W022",
         )
-    else:
-        nodes = counted(len(backend.slots.nodes()), "node")
-        yield Finding("cluster", "ok", f"all slots are kept; {nodes} keep locks")
+    return Finding("cluster", "ok", f"all slots are kept; {counted(nodes, 'node')} keep locks")

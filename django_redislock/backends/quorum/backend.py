@@ -136,7 +136,8 @@ class QuorumBackend(Backend):
         return Voting(self._caller, self.quorum, self._fences)
 
     def examine(self) -> Iterator[Finding]:
-        yield from examination.majority(self)
+        with self.servers() as servers:
+            yield examination.majority(servers)
 
     @contextmanager
     def servers(self) -> Iterator[Mapping[str, TakesCommands]]:

@@ -12,26 +12,25 @@ from django_redislock.exceptions import LockUnavailable
 from django_redislock.findings import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping
 
-    from django_redislock.backends.quorum.backend import QuorumBackend
+    from django_redislock.backends.base import TakesCommands
 
 
-def majority(backend: QuorumBackend) -> Iterator[Finding]:
+def majority(servers: Mapping[str, TakesCommands]) -> Finding:
     """Examine the servers as one quorum."""
-    with backend.servers() as servers:
-        by_id: dict[str, list[str]] = {}
-        silent = []
-        for place, server in servers.items():
-            try:
-                (info,) = server.commands(("INFO", "server"))
-            except LockUnavailable:
-                silent.append(place)
-                continue
-            told = None if isinstance(info, ReplyError) else re.search(rb"run_id:(\w+)", info)
-            by_id.setdefault(told[1].decode() if told else place, []).append(place)
-        same = [places for places in by_id.values() if len(places) > 1]
-        yield _judge(list(servers), silent, same)
+    by_id: dict[str, list[str]] = {}
+    silent = []
+    for place, server in servers.items():
+        try:
+            (info,) = server.commands(("INFO", "server"))
+        except LockUnavailable:
+            silent.append(place)
+            continue
+        told = None if isinstance(info, ReplyError) else re.search(rb"run_id:(\w+)", info)
+        by_id.setdefault(told[1].decode() if told else place, []).append(place)
+    same = [places for places in by_id.values() if len(places) > 1]
+    return _judge(list(servers), silent, same)
 
 
 def _judge(places: list[str], silent: list[str], same: list[list[str]]) -> Finding:

@@ -53,7 +53,9 @@ class SentinelBackend(RedisBackend):
         return self._dialer.sentinels
 
     def examine(self) -> Iterator[Finding]:
-        yield from examination.sentinels(self)
+        (replication,) = self.commands(("INFO", "replication"))
+        yield examination.agreement(self.sentinels, len(self.conf.location), self.within)
+        yield examination.isolation(replication)
 
     def _make_dialer(
         self, location: str | tuple[str, ...], options: dict[str, Any], where: str

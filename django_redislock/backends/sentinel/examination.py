@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django_redislock.backends.redis.errors import ReplyError
 from django_redislock.findings import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from django_redislock.backends.sentinel.backend import SentinelBackend
+    from django_redislock.backends.sentinel.sentinels import Sentinels
 
 FEWEST_SENTINELS = 3
 
 
-def sentinels(backend: SentinelBackend) -> Iterator[Finding]:
-    """Examine the sentinels, and their master.
-
-    Raises:
-        LockUnavailable: There is no master that answers.
-    """
-    (info,) = backend.commands(("INFO", "replication"))
-    yield _agreement(backend)
+def isolation(replication: Any) -> Finding:
+    """Whether a master that is cut off stops, by its answer to INFO replication."""
     # The server tells this number only if min-replicas-to-write is set.
-    if not isinstance(info, ReplyError) and b"min_slaves_good_slaves" in info:
-        yield Finding("isolation", "ok", "a master without its replicas grants nothing")
-        return
-    yield Finding(
+    if not isinstance(replication, ReplyError) and b"min_slaves_good_slaves" in replication:
+        return Finding("isolation", "ok", "a master without its replicas grants nothing")
+    return Finding(
         "isolation",
         "warn",
         "a master that is cut off goes on granting to those who reach it, beside its successor",
@@ -36,11 +27,11 @@ def sentinels(backend: SentinelBackend) -> Iterator[Finding]:
     )
 
 
-def _agreement(backend: SentinelBackend) -> Finding:
-    """Whether the sentinels are enough, and agree."""
-    service, number = backend.sentinels.service, len(backend.conf.location)
-    said = backend.sentinels.ask_each(
-        backend.within, ("SENTINEL", "MASTER", service), ("SENTINEL", "CKQUORUM", service)
+def agreement(sentinels: Sentinels, number: int, within: float) -> Finding:
+    """Whether the sentinels, so many in LOCATION, are enough, and agree."""
+    service = sentinels.service
+    said = sentinels.ask_each(
+        within, ("SENTINEL", "MASTER", service), ("SENTINEL", "CKQUORUM", service)
     )
     silent = [place for place, replies in said.items() if isinstance(replies, Exception)]
     answers = [replies for replies in said.values() if not isinstance(replies, Exception)]
