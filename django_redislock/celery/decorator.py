@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 from celery import Task
@@ -13,7 +14,7 @@ from celery.local import Proxy
 
 from django_redislock.celery.arguments import packed
 from django_redislock.celery.lock_name import naming, validation_of
-from django_redislock.celery.message import call_of_id, carried, carrying
+from django_redislock.celery.message import call_of_id, carried, carrying, visibility_timeout
 from django_redislock.celery.options import (
     HOUR,
     NEWEST,
@@ -111,6 +112,15 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
             raise Ignore("Replaced by new task")
         return replace(sig)
 
+    @cached_property
+    def redelivered_after(self) -> float:
+        """Seconds after which the broker delivers an unacknowledged message again."""
+        return visibility_timeout(self.app)
+
+    @cached_property
+    def _own_name(self) -> str:
+        return check_name(str(self.name))
+
     @property
     def lease(self) -> Lease | None:
         """The lease of the current run; the same as current_lease()."""
@@ -118,7 +128,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
 
     def lock_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """The name of the lock of a run with these arguments."""
-        return self._naming(tuple(args), kwargs) if self._naming else check_name(str(self.name))
+        return self._naming(tuple(args), kwargs) if self._naming else self._own_name
 
     def apply_async(
         self,

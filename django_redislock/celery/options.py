@@ -9,6 +9,7 @@ import difflib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from celery import Task
@@ -110,13 +111,12 @@ class SingleInstance:
         _check_together(parsed, options)
         return parsed
 
-    def lock_options(self, wait: float | None = None) -> Options:
-        """How the lock of a run is taken; *wait*, if given, in place of what on_conflict says."""
-        if wait is None:
-            wait = self.wait if self.on_conflict == "wait" else 0.0
+    @cached_property
+    def lock_options(self) -> Options:
+        """How the lock of a run is taken at first."""
         return Options(
             ttl=self.ttl,
-            wait=wait,
+            wait=self.wait if self.on_conflict == "wait" else 0.0,
             renew=self.renew,
             max_hold=self.max_hold,
             min_hold=self.min_hold,

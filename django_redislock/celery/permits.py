@@ -73,7 +73,8 @@ class Permits:
         """
         check_name(self.names[-1])
         began = self.backend.clock()
-        give_up = began + self.backend.terms(self.options.lock_options(wait)).wait
+        options = self.options.lock_options
+        give_up = began + (self.backend.terms(options).wait if wait is None else wait)
         outcome = self._take(locks, began if since is None else since, give_up)
         if isinstance(outcome, Busy) and since is None:
             lock_timed_out.send_robust(
@@ -109,7 +110,7 @@ class Permits:
                 asked_for, wait = [first], min(left, LONGEST_IN_ONE_QUEUE)
                 refused.clear()
             for name in asked_for:
-                lock = Lock(name, self.options.lock_options(wait))
+                lock = Lock(name, self.options.lock_options._replace(wait=wait))
                 outcome = self._acquire(lock, locks, began)
                 if isinstance(outcome, Lease):
                     return self._unless_in_the_way(lock, outcome)

@@ -11,7 +11,7 @@ import inspect
 import logging
 import os
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from celery._state import _task_stack  # It has no public name; see TaskRun._ite
 from celery.exceptions import Ignore, Retry, TaskPredicate
 
 from django_redislock import effects, signals, task_runs
-from django_redislock.activity import Activity, busy_with
+from django_redislock.activity import Activity, current_activity
 from django_redislock.backends.registry import backends
 from django_redislock.celery import line, queued
 from django_redislock.celery.arguments import unpacked
@@ -32,7 +32,6 @@ from django_redislock.celery.message import (
     is_delivered,
     shows_results,
     stores_result,
-    visibility_timeout,
 )
 from django_redislock.celery.options import DATABASE, NEWEST, Conflict
 from django_redislock.celery.permits import Permits
@@ -54,6 +53,7 @@ logger = logging.getLogger("django_redislock.celery")
 
 # Seconds for which a finished run is recognised, on top of the visibility timeout.
 RECOGNISED_FOR = 86_400.0
+NO_DUPLICATES = RunMarker("", RECOGNISED_FOR)  # Only a broker makes some.
 # Seconds after its success within which a run is expected to have stored its result.
 REPORTS_WITHIN = 10.0
 # Skips that are what min_hold and once are for: nobody need look after them.
@@ -62,6 +62,8 @@ EXPECTED_SKIPS = ("cooling", "done")
 
 # Celery's own tasks that call another one for each item of their message.
 _CALL_FOR_ITEMS = {"celery.map", "celery.starmap"}
+
+NO_TRANSACTION = nullcontext()
 
 # The run whose body this thread, greenlet or asyncio task is in.
 _running: ContextVar[TaskRun | None] = ContextVar("redislock_run", default=None)
@@ -170,12 +172,15 @@ class TaskRun:
         self.publish_replacement: Callable[[], Any] | None = None  # After its commit.
         self.delivered = is_delivered(request)
         self.activity = Activity(task=task.name, task_id=self.id)
-        self.call: str = carried(request.headers).get("call") or ""  # Of those under one id.
-        # By which duplicates of it are recognised, see lua/_task_of.lua. Only a broker makes some.
-        which = f"{self.id}/{self.call}:{request.replaced_task_nesting or 0}.{request.retries or 0}"
-        self.marker = RunMarker(
-            which if self.delivered else "", visibility_timeout(task.app) + RECOGNISED_FOR
-        )
+        self.call = ""  # Which of the calls under its id it is, if the caller chose the id.
+        self.marker = NO_DUPLICATES
+        if self.delivered:
+            self.call = carried(request.headers).get("call") or ""
+            tries = f"{request.replaced_task_nesting or 0}.{request.retries or 0}"
+            # By which duplicates of it are recognised, see lua/_task_of.lua.
+            self.marker = RunMarker(
+                f"{self.id}/{self.call}:{tries}", task.redelivered_after + RECOGNISED_FOR
+            )
 
     def __str__(self) -> str:
         return f"{self.task.name}[{self.id}]" if self.id else str(self.task.name)
@@ -194,6 +199,7 @@ class TaskRun:
 
     def execute(self, body: Callable[..., Any]) -> Any:
         """Execute *body* under the lock, or do what is done instead; return the result."""
+        was_busy_with = current_activity.set(self.activity)
         try:
             result = self._execute(body)
         except Deferred:
@@ -203,18 +209,23 @@ class TaskRun:
         except _Replaced:
             result = None
         except BaseException:
-            self._waits_no_more()
+            if self.delivered:
+                self._waits_no_more()
             raise
-        self._waits_no_more()
+        finally:
+            current_activity.reset(was_busy_with)
+        if self.delivered:
+            self._waits_no_more()
         return self.publish_replacement() if self.publish_replacement else result
 
     def _execute(self, body: Callable[..., Any]) -> Any:
-        with busy_with(self.activity), ExitStack() as locks:
+        with ExitStack() as locks:
             if self.options.atomic is not None:
                 effects.check_outermost(self.name, self.options.atomic, of_task=True)
             try:
                 # Asked before the lock, which whoever is done already need not wait for.
-                outcome = self._completed() or self._ask_for_lock(locks)
+                found = self._completed() if self.options.once == DATABASE else None
+                outcome = found or self._ask_for_lock(locks)
                 if isinstance(outcome, Busy):
                     if self._comes_back(outcome):
                         outcome = self._stand_in_line(outcome, locks)
@@ -247,7 +258,8 @@ class TaskRun:
         if options.limit > 1:
             permits = Permits(self.name, options, self.marker, self.activity, self._is_own)
             return permits.take(locks, wait, since)
-        lock = self._lock = Lock(self.name, options.lock_options(wait), self.marker)
+        how = options.lock_options if wait is None else options.lock_options._replace(wait=wait)
+        lock = self._lock = Lock(self.name, how, self.marker)
         locks.push(lock)
         return lock.attempt(since=since)
 
@@ -307,8 +319,8 @@ class TaskRun:
 
     def _run_body(self, body: Callable[..., Any], lease: Lease | None) -> Any:
         self.lease = lease
-        self._waits_no_more(starts=True)
         if self.delivered:
+            self._waits_no_more(starts=True)
             # If the body publishes its retry, that has not been deferred yet.
             carry(self.request, tries=None, since=None, raised=None)
         with ExitStack() as at_end:
@@ -319,13 +331,10 @@ class TaskRun:
                 with self._noting("start"):
                     task_runs.note_start(self.name, lease, using=self.options.using)
             at_end.callback(_running.reset, _running.set(self))
-            with self._transaction():
-                self._report_start()
-                try:
-                    result = body(*self.args, **self.kwargs)
-                except Ignore:
-                    if self.publish_replacement is None:
-                        raise
+            with self._transaction() if self.options.atomic is not None else NO_TRANSACTION:
+                if self.task.reports_start:
+                    self._report_start()
+                result = body(*self.args, **self.kwargs)
             if self.publish_replacement:
                 raise _Replaced
             if self._has_retried and (lease is None or self._still_has(lease)):
@@ -336,25 +345,26 @@ class TaskRun:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """What the body is within: with the option atomic, a transaction.
+        """The transaction of the option atomic, with the body in it.
 
-        With once="database" it ends at once if an earlier one has completed a run under this lock,
-        and else notes, at its end, that this one has.
+        With once="database" it ends at once if an earlier transaction has completed a run under
+        this lock; else it notes at its end that this one has.
         """
         lease, database = self.lease, self.options.atomic
-        if database is None:
-            yield
-            return
-        assert lease is not None  # See options.py: atomic excludes a run without its lock.
+        # See options.py: atomic excludes a run without its lock.
+        assert lease is not None
+        assert database is not None
         with lease.atomic(database):
-            # Others may have completed one since it was asked for the first time. No more of them
-            # do from here on: the fence is claimed.
-            if found := self._completed():
+            # The first look was before the lock was granted, so another run may have been completed
+            # since. From here on none can be: the fence is claimed.
+            if self.options.once == DATABASE and (found := self._completed()):
                 raise _CompletedBefore(found)
             try:
                 yield
             except TaskPredicate as end:
-                # To Celery that is no error, and so nobody would be told.
+                if self.publish_replacement and isinstance(end, Ignore):
+                    return  # Committed; then the replacement is published.
+                # Celery does not call it an error, so nobody else tells of it.
                 level = logging.INFO if isinstance(end, Retry) else logging.WARNING
                 message = "%s ends by %s, so what it wrote to database %r is rolled back"
                 logger.log(level, message, self, type(end).__name__, database)
@@ -364,12 +374,9 @@ class TaskRun:
                 effects.note_completed(lease, database)
 
     def _completed(self) -> Done | Finished | None:
-        """What the database knows of a run under this lock, with once="database"."""
-        options = self.options
-        if options.once != DATABASE:
-            return None
-        assert options.atomic is not None  # See options.py.
-        run = effects.completed_run(self.name, options.atomic)
+        """What the database knows of a completed run under this lock."""
+        assert self.options.atomic is not None  # See options.py: once="database" needs it.
+        run = effects.completed_run(self.name, self.options.atomic)
         if run is None:
             return None
         return Finished(run.ago) if self.id and run.task_id == self.id else Done(run.by, run.ago)
@@ -591,7 +598,7 @@ class TaskRun:
 
     def _report_start(self) -> None:
         """In place of Celery; see SingleInstanceTask.reports_start."""
-        if self.task.reports_start and self.delivered and stores_result(self.task):
+        if self.delivered and stores_result(self.task):
             meta = {"pid": os.getpid(), "hostname": self.request.hostname}
             self.task.backend.store_result(self.id, meta, states.STARTED, request=self.request)
 

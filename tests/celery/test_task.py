@@ -36,6 +36,7 @@ from django_redislock.celery import (
 )
 from django_redislock.celery.options import OPTIONS
 from django_redislock.humanize import duration
+from tests.support.calls import counted_calls
 from tests.support.celery_app import EAGER, celery_app
 from tests.support.processes import python
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from django_redislock.testing import LockTestKit
+    from tests.conftest import Locks
 
 _names = count(1)
 
@@ -52,6 +54,10 @@ def app() -> Iterator[Celery]:
     """An application in eager mode. The shared tasks of a test end with it."""
     with celery_app(**EAGER) as app:
         yield app
+
+
+# Of the package, in an eager run under a free lock.
+MOST_CALLS = 115
 
 
 class Colour(str, Enum):  # noqa: UP042 - a StrEnum shows its value
@@ -890,3 +896,14 @@ draw(7)
 single_instance_task(limit="3")  # type: ignore[call-overload]
 """)
     python("-m", "mypy", "--strict", str(program), timeout=170)
+
+
+class TestTheWay:
+    def test_a_run_is_a_short_one(self, locks: Locks) -> None:
+        task, runs = make(lambda: None), []
+        for _ in range(10):
+            with counted_calls() as calls:
+                task.apply()
+            runs.append(calls)
+        shortest = min(runs, key=len)
+        assert len(shortest) <= MOST_CALLS, shortest
