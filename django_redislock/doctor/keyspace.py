@@ -18,32 +18,34 @@ if TYPE_CHECKING:
     from django_redislock.held import HeldLock
 
 MOST_KEYS = 20_000  # That are looked at.
+SCANNED_AT_ONCE = 1_000
 MOST_NAMED = 5
 
 
 def keyspace(server: Server) -> Iterator[Finding]:
     """Look at a bounded part of the keys for what should not be there."""
     backend = server.backend
-    cursor, scanned = "0", 0
+    pattern = f"{backend.prefix}:{{*"
+    cursor, scanned = b"0", 0
     odd: list[HeldLock] = []
     endless: list[str] = []
     unlisted = 0
     while True:
-        reply = server.run("SCAN", cursor, "MATCH", f"{backend.prefix}:{{*", "COUNT", 1000)
+        reply = server.run("SCAN", cursor, "MATCH", pattern, "COUNT", SCANNED_AT_ONCE)
         if isinstance(reply, ReplyError):
             yield Finding("keys", "ok", "not looked through: SCAN is not allowed")
             return
-        cursor, keys = reply[0].decode(), reply[1]
-        scanned += 1000
+        cursor, keys = reply
+        scanned += SCANNED_AT_ONCE
         names = {key: name for key in keys if (name := _lock_name(backend.prefix, key))}
         odd_here = [one for one in look_at(names.values(), using=backend.alias) if _is_odd(one)]
         odd += odd_here
         # An odd lock is told as such alone: one that is not ours need not be in the index.
         unlisted += len(_unlisted(server, names) - {lock.name for lock in odd_here})
         endless += _endless(server, [key for key in keys if key not in names])
-        if cursor == "0" or scanned >= MOST_KEYS:
+        if cursor == b"0" or scanned >= MOST_KEYS:
             break
-    part = "" if cursor == "0" else f" among the first {scanned} keys"
+    part = "" if cursor == b"0" else f" among the first {scanned} keys"
     yield _locks(odd, part, backend.alias)
     yield _keys(endless, part)
     yield _index(unlisted, part)

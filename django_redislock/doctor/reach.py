@@ -7,9 +7,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING
 
-from django_redislock.backends.cluster.node import NoCluster
-from django_redislock.backends.cluster.slots import DifferentClusters
-from django_redislock.backends.redis.errors import ReplyError, TooOld, described
+from django_redislock.backends.redis.errors import NotOneCluster, ReplyError, TooOld, described
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.findings import Finding
 
@@ -74,7 +72,7 @@ def no_answer(using: str, error: LockUnavailable) -> Finding:
     cause, says = problem.__cause__ or problem, described(problem)
     if isinstance(cause, TooOld):
         return Finding("version", "fail", says, "Use a newer server.", id="E021")
-    if isinstance(cause, NoCluster | DifferentClusters):
+    if isinstance(cause, NotOneCluster):
         advice = f"Put LOCATION of REDISLOCK[{using!r}] right."
         return Finding("cluster", "fail", says, advice, id="E022")
     return Finding(

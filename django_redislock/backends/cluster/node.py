@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from redis import exceptions as redis_errors
-
 from django_redislock import clock, humanize
 from django_redislock.backends.redis.calling import trouble
 from django_redislock.backends.redis.dialing import check_version
-from django_redislock.backends.redis.errors import TROUBLE, Exhausted, ReplyError
+from django_redislock.backends.redis.errors import TROUBLE, Exhausted, NotOneCluster, ReplyError
 from django_redislock.backends.redis.server import Server
 from django_redislock.rules.steps import Answer, Refused
 
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 _HOLDS_ON = frozenset({"BUSY", "LOADING", "NOREPLICAS", "TRYAGAIN"})
 
 
-class NoCluster(redis_errors.RedisError):
+class NoCluster(NotOneCluster):
     """What answers is no node of a cluster."""
 
 

@@ -17,7 +17,13 @@ from redis import exceptions as redis_errors
 from django_redislock import clock
 from django_redislock.backends.cluster.node import is_lost
 from django_redislock.backends.cluster.slot_map import SLOT_OF, SlotMap, read_slot_map
-from django_redislock.backends.redis.errors import TROUBLE, ReplyError, described, is_transient
+from django_redislock.backends.redis.errors import (
+    TROUBLE,
+    NotOneCluster,
+    ReplyError,
+    described,
+    is_transient,
+)
 from django_redislock.backends.redis.protocol import packed
 from django_redislock.rules.keys import bucket_of
 
@@ -42,7 +48,7 @@ class NoNode(redis_errors.RedisError):
     """No node says which one owns the slots, and none would if it was asked again."""
 
 
-class DifferentClusters(redis_errors.RedisError):
+class DifferentClusters(NotOneCluster):
     """Nodes in LOCATION know nothing of each other."""
 
 

@@ -37,6 +37,10 @@ class NoResp3(TooOld):
     """What answers does not speak RESP3."""
 
 
+class NotOneCluster(redis_errors.RedisError):
+    """LOCATION does not lead to nodes of one cluster."""
+
+
 class ReplyError(redis_errors.ResponseError):
     """An error reply of the server; its first word is the code."""
 
