@@ -27,18 +27,18 @@ class CompletedRuns(models.QuerySet["CompletedRun"]):
     """Rows of CompletedRun."""
 
     def of(self, name: str) -> CompletedRuns:
-        """That of the lock of this name: one, or none."""
+        """The run of the lock of this name, if there is one."""
         return self.filter(key=Fence.key_of(name))
 
     def matching(self, text: str) -> CompletedRuns:
-        """Those with this text in the name of the lock, or in the task or its id, in any case."""
+        """The runs with this text in the name of the lock, the task or its id, in any case."""
         fields = ("name", "task", "task_id")
         return self.filter(reduce(or_, (Q((f"{field}__icontains", text)) for field in fields)))
 
     def forget(self, *, by: str = "", reason: str = "") -> int:
         """Delete exactly these rows, so that their locks' next runs do the work again.
 
-        Each is written to the log for audits.
+        The log for audits has a line for each.
 
         Args:
             by: Who does it, for that log.
@@ -53,19 +53,18 @@ class CompletedRuns(models.QuerySet["CompletedRun"]):
             # By its id: a run that has completed since then has a row of its own.
             if self.model.objects.using(rows.db).filter(pk=row.pk).delete()[0]:
                 forgotten += 1
-                # Names, operators and reasons are what somebody wrote: %r, so that none forges a
-                # line.
+                # Names, operators and reasons may come from anybody: with %r none forges a line.
                 text = "Lock %r (%s): run %r in database %r forgotten by %r, reason %r"
                 audit.warning(text, row.name, row.alias, row.by, rows.db, by, reason)
         return forgotten
 
     def prune(self, before: datetime, *, by: str = "", reason: str = "") -> int:
-        """Delete the rows that are so old that no redelivery of their runs can come any more.
+        """Delete the rows of runs that are so old that no redelivery can come any more.
 
-        It is one statement, and one line of the log for audits, however many they are.
+        It is one statement, and one line of the log for audits.
 
         Args:
-            before: Those are meant that were completed before.
+            before: Delete runs that were completed before this.
             by: Who does it, for that log.
             reason: Why, for that log.
 
@@ -80,13 +79,13 @@ class CompletedRuns(models.QuerySet["CompletedRun"]):
 
 
 class CompletedRun(models.Model):
-    """A run with once="database": its row was committed together with what the run has written."""
+    """A run with once="database". Its row was committed together with the work."""
 
     id = models.BigAutoField(primary_key=True)
     key = models.CharField(max_length=64, unique=True)  # As that of a Fence.
     name = models.CharField(max_length=200)
     alias = models.CharField(max_length=200)
-    # Of any length: what is too long for its column would fail a run when its work is done.
+    # Of any length: a name too long for its column would fail a run when its work is done.
     task = models.TextField()
     task_id = models.TextField()  # "" if the task was called directly.
     place = models.TextField()  # Where it ran, as "host:pid".
@@ -108,7 +107,7 @@ class CompletedRun(models.Model):
         return f"{self.place} {self.task_id or self.task}".strip()
 
     def as_dict(self) -> dict[str, Any]:
-        """What ``manage.py locks --json`` prints of it."""
+        """The keys of ``manage.py locks --json``."""
         return {
             "name": self.name,
             "alias": self.alias,

@@ -40,13 +40,13 @@ class Conf:
     release_before_commit: str = RELEASES_BEFORE_COMMIT[0]
     records: int = 10_000  # Of so many locks the records of task runs are kept.
     records_for: float = 30 * 86_400.0  # After the last run.
-    longest_retry_after: float = 30.0  # What LockErrorsMiddleware says of a held lock.
+    longest_retry_after: float = 30.0  # LockErrorsMiddleware's, while somebody holds the lock.
 
     @property
     def address(self) -> str:
-        """Where the server is, without user, password and options; "" if that cannot be told.
+        """Where the server is, without user, password and options; "" if the URL does not tell.
 
-        That of sentinels begins with the name of what they watch.
+        An address of sentinels begins with the name of the service that they watch.
         """
         urls = [self.location] if isinstance(self.location, str) else self.location
         places = ", ".join(filter(None, map(_address, urls)))
@@ -55,12 +55,12 @@ class Conf:
 
 
 def _address(url: str) -> str:
-    """Where *url* leads; "" if it is malformed, or that might show a part of its password."""
+    """Where *url* leads; "" if it is malformed, or the address might show a part of a password."""
     try:
         address, parts = address_of(url), urlsplit(url)
     except ValueError:
         return ""
-    # An odd sign in a password may have ended the host too early: then it may be in anything.
+    # An odd sign in a password may have ended the host too early. Then any part may contain it.
     return "" if "@" in parts.path + parts.query + parts.fragment else address
 
 

@@ -53,7 +53,7 @@ LOOKED_AT_ONCE = 1000
 MOST_WAITERS_NAMED = 100
 MOST_COMPARED = 1000  # Names of each index, to find similar ones.
 
-# What keeps us from looking; see problem().
+# Errors that keep us from looking; see problem().
 TROUBLE = (LockUnavailable, InvalidLockName, ImproperlyConfigured)
 
 
@@ -137,7 +137,7 @@ def get(name: str, *, using: str = DEFAULT_ALIAS) -> HeldLock | None:
 
 
 def look_at(names: Iterable[str], *, using: str = DEFAULT_ALIAS) -> Iterator[HeldLock]:
-    """Those of *names* that are held, in few round trips; names that come from the server's keys.
+    """The held locks among *names*, in few round trips. The names are taken from the server's keys.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
@@ -180,7 +180,7 @@ def detail(name: str, *, using: str = DEFAULT_ALIAS) -> Detail:
 
 
 def record_of(detail: Detail) -> Record | None:
-    """What became of the task runs under a lock; those under a permit are the task's.
+    """The record of the task runs under a lock. A permit has the record of its task.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
@@ -192,14 +192,14 @@ def record_of(detail: Detail) -> Record | None:
 
 
 def unknown(detail: Detail, record: Record | None) -> str:
-    """That nothing is known of a lock and its record, as a sentence; "" if anything is."""
+    """A sentence that nothing is known of a lock; "" if anything is."""
     if detail.lock or detail.waiters or detail.past or record:
         return ""
     return "Nothing is known of it: no lease of a second or longer, and no run of a task."
 
 
 def similar(name: str, *, using: str = DEFAULT_ALIAS) -> Sequence[str]:
-    """Up to three other names like *name*, the most similar first: what may have been meant.
+    """Up to three other names like *name*, the most similar first, in case it is misspelt.
 
     They are looked for among up to 1,000 locks that are held and 1,000 that tasks ran under last.
 
@@ -243,11 +243,11 @@ def force_release(
     """
     backend = backends[using]
     name = check_name(name)
-    # What cannot be encoded is no lease id, but a typing error on a shell that is not UTF-8. By the
-    # request's own id the server knows it again, if its first answer is lost.
+    # An id that cannot be encoded is a typing error on a shell that is not UTF-8. The second
+    # argument is an id of this request: the server recognises it if the first answer was lost.
     args = id.encode(errors="replace"), secrets.token_hex(8)
     call = Call(scripts.FORCE_RELEASE, name, args, backend.within)
-    # Owners, operators and reasons are what somebody wrote: %r, so that none forges a line.
+    # Owners, operators and reasons may come from anybody: with %r none forges a line of the log.
     try:
         reply = ForceReleaseReply(*backend.run(flows.ask(call)))
     except LockUnavailable:
@@ -267,8 +267,8 @@ def force_release(
     return True
 
 
-def why_kept(name: str, *, using: str = DEFAULT_ALIAS) -> str:
-    """Why force_release() found nothing to release, as a sentence that says who has the lock now.
+def why_not_released(name: str, *, using: str = DEFAULT_ALIAS) -> str:
+    """A sentence that says who has the lock now, after force_release() found nothing to release.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
@@ -293,7 +293,7 @@ def problem(error: Exception, alias: str) -> str:
 
 
 def silence(silent: Iterable[str], alias: str) -> dict[str, str]:
-    """What to say of servers that did not answer while others did, by server."""
+    """The problem of each server that did not answer while others did."""
     return {
         server: visible(
             f"The server {server} ({alias}) did not answer all that was asked; locks that it keeps"
@@ -313,7 +313,7 @@ def tells_where(alias: str) -> bool:
 
 
 def _read_look(backend: Backend, name: str, look: LookReply) -> HeldLock | None:
-    """What the server showed of a lock; None if nobody holds it."""
+    """Judge what the server shows of a lock; None if nobody holds it."""
     holding, expires_in = look.holding, look.expires_in
     if holding is None:
         return None

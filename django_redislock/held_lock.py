@@ -31,26 +31,26 @@ class HeldLock(Jsonable):
     name: str
     alias: str
     state: State
-    id: str  # Lease id: what force_release() wants to see again.
+    id: str  # Lease id, for force_release().
     fence: int | None
     owner: Owner
     held_for: float | None
     expires_in: float | None
-    ttl: float | None = None  # As granted, or as made longer since.
+    ttl: float | None = None  # As granted, or as renew(ttl=...) has made it longer.
     renewals: int
     waiters: int
     where: str = ""  # Which of several servers keeps it.
     gone: bool = False  # Its owner was a process of this host, and does not exist any more.
-    strange: str = ""  # What it is, if its state is "foreign": "a list of 3 elements".
+    strange: str = ""  # Of a foreign lock, the kind of value: "a list of 3 elements".
 
     @property
     def holder(self) -> str:
-        """Its owner in one line; of what is not ours, what it is."""
+        """Its owner in one line; of a foreign lock, the kind of value."""
         return self.strange or str(self.owner)
 
     @property
     def ends(self) -> str:
-        """What its end depends on, as a clause behind ``expires_in``; "" if on nothing."""
+        """A clause to put behind ``expires_in``: what becomes of the lock then; "" if unknown."""
         if self.expires_in is None or self.state == "foreign":
             return ""
         return "and is free then" if self.state == "cooling" else "unless it is renewed"
@@ -67,7 +67,7 @@ class HeldLock(Jsonable):
 
     @property
     def note(self) -> str:
-        """What an operator should know beside the state, as sentences; "" if there is nothing."""
+        """Sentences that an operator should read beside the state; "" if there are none."""
         if self.state == "foreign":
             never = " It has no expiry, so the lock would never become free."
             return (
@@ -84,7 +84,7 @@ class HeldLock(Jsonable):
         return ""
 
     def as_dict(self) -> dict[str, Any]:
-        """What is printed of it. The note says what is strange."""
+        """The fields that are printed; ``note`` says what ``strange`` does."""
         printed = {**super().as_dict(), "note": self.note or None}
         del printed["strange"]
         return printed
@@ -96,7 +96,7 @@ class HeldLocks(list[HeldLock]):
     Attributes:
         total: How many there are in all, by the server's index.
         partial: Whether there may be more than were asked for or looked at.
-        silent: Which of several servers did not answer. What they keep is not in the list.
+        silent: The servers that did not answer, if there are several. Their locks are missing.
     """
 
     total: int = 0
@@ -106,7 +106,7 @@ class HeldLocks(list[HeldLock]):
 
 @dataclass(frozen=True, kw_only=True)
 class Waiter(Jsonable):
-    """One who is queued for a lock."""
+    """An owner who is queued for a lock."""
 
     id: str  # Of the lease it will have.
     owner: Owner
@@ -117,7 +117,7 @@ class Waiter(Jsonable):
 class PastLease(Jsonable):
     """A lease that has ended.
 
-    Noted are those that lasted a second, were renewed, released by force, or a task's.
+    Noted are leases that lasted a second, were renewed, were released by force, or were a task's.
     """
 
     id: str
@@ -147,7 +147,7 @@ class Detail:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which locks are meant; what is empty does not matter.
+    """Which locks are meant. An empty field admits all.
 
     Attributes:
         search: Is part of the name, or of what is known about the owner, in any case.
@@ -166,12 +166,12 @@ class Selection:
     older_than: float | None = None
 
     def __post_init__(self) -> None:
-        # As names are. What is typed or pasted may be another form of the same letters.
+        # As names are: typed or pasted text may be another form of the same letters.
         for part in ("search", "prefix"):
             object.__setattr__(self, part, unicodedata.normalize("NFC", getattr(self, part)))
 
     def check(self) -> None:
-        """Refuse a state that there is not: no lock would ever be in it, which looks healthy.
+        """Refuse an unknown state: no lock would ever be in it, which would look healthy.
 
         Raises:
             ValueError: The state is none of those.
@@ -181,7 +181,7 @@ class Selection:
             raise ValueError(f"state must be one of {known}, or empty, not {self.state!r}.")
 
     def admits(self, lock: HeldLock) -> bool:
-        """Whether *lock* is one of those that are meant."""
+        """Whether *lock* is meant."""
         owner = lock.owner
         return (
             (not self.state or self.state in _states(lock))
@@ -196,7 +196,7 @@ class Selection:
         )
 
     def narrow(self, names: list[str]) -> list[str]:
-        """Those of *names* worth a look; if a name is searched for, the best ones first."""
+        """The *names* worth a look; in a search, those that match come first."""
         if self.prefix:
             names = [name for name in names if name.startswith(self.prefix)]
         if self.search:

@@ -10,7 +10,7 @@ _LONGEST = 100 * 365 * 86400  # Nobody means more than a hundred years.
 
 
 def visible(text: str) -> str:
-    r"""*text* with all that is not seen written out, such as \u202e, which turns text around."""
+    r"""Write out unprintable characters of *text*, such as \u202e, which turns text around."""
     if text.isprintable():
         return text
     return "".join(
@@ -38,7 +38,7 @@ def duration(seconds: float | None) -> str:
 
 
 def counted(number: int, thing: str) -> str:
-    """As in 1 lock, 2 locks."""
+    """1 lock, 2 locks."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
@@ -60,7 +60,7 @@ def parse_duration(text: str) -> float:
 
 
 def address(host: str, port: int) -> str:
-    """Where a server is, as it stands in a URL."""
+    """The address of a server, as in a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -1,4 +1,4 @@
-"""Answers requests that met a lock: busy is the client's to try again, unavailable is ours."""
+"""Answers requests that found a lock busy, or no server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LockErrorsMiddleware(MiddlewareMixin):
     longest_retry_after: float | None = None
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
-        """Called by Django with what a view has raised, after its transaction was rolled back."""
+        """Answer for a view that has raised. Django has rolled its transaction back."""
         if isinstance(exception, LockTimeout):
             logger.info("Answered a request with %s: %s", self.busy_status, exception)
             text = "Somebody else is at this. Try again in {} s; it may take longer."

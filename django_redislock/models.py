@@ -18,7 +18,7 @@ __all__ = ["CompletedRun", "Fence", "FencedModel", "HeldLock", "LockPage"]
 
 
 class _NoRows(models.Manager["HeldLock"]):
-    """Whoever asks for rows finds none: ``dumpdata``, say, asks each model."""
+    """Finds no rows: ``dumpdata``, say, asks each model."""
 
     def get_queryset(self) -> models.QuerySet[HeldLock]:
         return super().get_queryset().none()

@@ -1,4 +1,4 @@
-"""What is known of the runs of a task: how the last ones ended, and which are under way.
+"""Records of task runs: how the last ones ended, and which are under way.
 
 Also which call waits in the broker's queue to run, of tasks that are queued one at a time.
 """
@@ -20,7 +20,7 @@ from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
 from django_redislock.rules.replies import RunsReply, TurnReply, in_seconds
 from django_redislock.rules.steps import Call
-from django_redislock.rules.stored import Owner, read_begun_run, read_noted_run
+from django_redislock.rules.stored import Owner, read_noted_run, read_started_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +44,7 @@ class Run(Jsonable):
     ago: float
     lasted: float | None  # None: it was skipped, or its end is not known.
     why: str  # Why it was skipped: "busy", "cooling", "done" or "duplicate"; else "".
-    owner: Owner  # Who ran it; of one that was skipped, who did not.
+    owner: Owner  # Who ran it, or skipped it.
 
     @property
     def gone(self) -> bool:
@@ -52,7 +52,7 @@ class Run(Jsonable):
         return is_gone(self.owner.host, self.owner.pid)
 
     def __str__(self) -> str:
-        """What became of it, for humans. The owner's part is what anybody may have written."""
+        """What became of it, for humans. Its owner may be text from anybody."""
         when = f"{duration(self.ago)} ago"
         if self.lasted is not None:
             when = f"{when}, took {duration(self.lasted)}"
@@ -65,7 +65,7 @@ class Run(Jsonable):
 
 @dataclass(frozen=True, kw_only=True)
 class Record(Jsonable):
-    """What became of the task runs under one lock. None: there was none, as far back as is kept.
+    """What became of the task runs under one lock. None: no such run is known.
 
     Attributes:
         name: The lock.
@@ -90,7 +90,7 @@ class Record(Jsonable):
 
     @property
     def last(self) -> dict[str, Run]:
-        """The last run of each kind that is known, by what humans call it."""
+        """The last run of each kind, if it is known, by a name for humans."""
         runs = {
             "last success": self.last_success,
             "last failure": self.last_failure,
@@ -115,7 +115,7 @@ class Records(list[Record]):
 
     Attributes:
         partial: Whether there are more than it has.
-        silent: Which of several servers did not answer. What they keep is not in the list.
+        silent: The servers that did not answer, if there are several. Their records are missing.
     """
 
     partial: bool = False
@@ -125,7 +125,7 @@ class Records(list[Record]):
 def records(
     *, using: str = DEFAULT_ALIAS, limit: int = 1000, task: str = "", prefix: str = ""
 ) -> Records:
-    """What became of the task runs under up to *limit* locks, the last to run first.
+    """The records of up to *limit* locks, the last to run first.
 
     Args:
         using: Alias in REDISLOCK.
@@ -156,7 +156,7 @@ def records(
 
 
 def record(name: str, *, using: str = DEFAULT_ALIAS) -> Record | None:
-    """What became of the task runs under the lock *name*; None if it has seen none.
+    """The record of the lock *name*; None if no run under it is known.
 
     Raises:
         InvalidLockName: The name cannot be a lock's name.
@@ -165,8 +165,8 @@ def record(name: str, *, using: str = DEFAULT_ALIAS) -> Record | None:
     return _records(backends[using], [check_name(name)])[0]
 
 
-class _Begun(NamedTuple):
-    """A run that has begun, and whose end is not noted."""
+class _Started(NamedTuple):
+    """A run that has started, and whose end is not noted."""
 
     permit: str  # "#2" of a task with a limit, else "".
     lease_id: str
@@ -174,23 +174,22 @@ class _Begun(NamedTuple):
 
 
 def _records(backend: Backend, names: list[str]) -> list[Record | None]:
-    noted = _ask_noted(backend, names)
-    # A run that has begun is under way as long as its lease is the one that holds the lock. If it
-    # is not, the run may just have ended, and have noted that since we asked. So they are asked for
-    # once more: a run that has begun then too, and does not hold the lock, never ended.
-    runs = [(name, one) for name, (_, begun) in noted.items() for one in begun]
+    noted = _noted(backend, names)
+    # A run that has started is under way while its lease holds the lock. Otherwise it may have
+    # noted its end since we asked, so ask again: if no end is noted then, the run never ended.
+    runs = [(name, one) for name, (_, started) in noted.items() for one in started]
     looks = backend.look_many([name + one.permit for name, one in runs])
     over = {
         (name, one.lease_id)
         for (name, one), look in zip(runs, looks, strict=True)
         if (holding := look.holding) is None or holding.id != one.lease_id
     }
-    noted |= _ask_noted(backend, list(dict.fromkeys(name for name, _ in over)))
+    noted |= _noted(backend, list(dict.fromkeys(name for name, _ in over)))
     found = []
     for name in names:
-        record, begun = noted[name]
-        under_way = tuple(one.run for one in begun if (name, one.lease_id) not in over)
-        unended = [one.run for one in begun if (name, one.lease_id) in over]
+        record, started = noted[name]
+        under_way = tuple(one.run for one in started if (name, one.lease_id) not in over)
+        unended = [one.run for one in started if (name, one.lease_id) in over]
         last_unended = max(
             filter(None, [record.last_unended, *unended]), key=lambda run: run.at, default=None
         )
@@ -199,34 +198,34 @@ def _records(backend: Backend, names: list[str]) -> list[Record | None]:
     return found
 
 
-def _ask_noted(backend: Backend, names: list[str]) -> dict[str, tuple[Record, list[_Begun]]]:
-    """What the server has noted of the runs under each lock, see lua/runs.lua."""
+def _noted(backend: Backend, names: list[str]) -> dict[str, tuple[Record, list[_Started]]]:
+    """Ask for the notes of the runs under each lock, see lua/runs.lua."""
     calls = [Call(scripts.RUNS, name, (), backend.within) for name in names]
     noted = {}
     for name, answer in zip(names, backend.ask_many(calls) if calls else (), strict=True):
         runs = RunsReply(*answer)
         now = in_seconds(runs.server_ms)
-        last_begun = _read_begun(b"|" + runs.unended, now)
+        last_started = _read_started(b"|" + runs.unended, now)
         record = Record(
             name=name,
             alias=backend.alias,
             last_success=_read_run(runs.success, now),
             last_failure=_read_run(runs.failure, now),
             last_skip=_read_run(runs.skip, now),
-            last_unended=last_begun and last_begun.run,
+            last_unended=last_started and last_started.run,
             skips=int(runs.skips),
         )
-        begun = (_read_begun(note, now) for note in runs.started)
-        noted[name] = record, list(filter(None, begun))
+        started = (_read_started(note, now) for note in runs.started)
+        noted[name] = record, list(filter(None, started))
     return noted
 
 
-def _read_begun(note: bytes, now: float) -> _Begun | None:
-    if (begun := read_begun_run(note)) is None:
+def _read_started(note: bytes, now: float) -> _Started | None:
+    if (found := read_started_run(note)) is None:
         return None
-    permit, noted = begun
+    permit, noted = found
     run = Run(at=noted.at, ago=max(0.0, now - noted.at), lasted=None, why="", owner=noted.owner)
-    return _Begun(permit, noted.why, run)
+    return _Started(permit, noted.why, run)
 
 
 def _read_run(note: bytes, now: float) -> Run | None:
@@ -241,29 +240,29 @@ def _read_run(note: bytes, now: float) -> Run | None:
 
 
 def note_skip(name: str, why: str, *, using: str) -> None:
-    """Note that what this thread is busy with did not happen because of the lock *name*.
+    """Note that the run of this thread was skipped because of the lock *name*.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    _ask(scripts.SKIP, name, why, current_owner().packed, kept=True, using=using)
+    _call(scripts.SKIP, name, why, current_owner().packed, notes=True, using=using)
 
 
 def note_start(name: str, lease: Lease, *, using: str) -> None:
-    """Note that a run begins that holds a permit of many; an acquire tells of its own name only.
+    """Note that a run with a permit begins. The acquire has noted it under the permit alone.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
     permit = lease.name.removeprefix(name)
-    begun = permit, lease.id, current_owner().packed
-    _ask(scripts.START, name, *begun, kept=True, using=using)
+    args = permit, lease.id, current_owner().packed
+    _call(scripts.START, name, *args, notes=True, using=using)
 
 
 def note_end(
     name: str, marker: flows.RunMarker, lease: Lease, *, success: bool, lasted: float, using: str
 ) -> None:
-    """Note how a run ended that held a permit of many; a release tells of its own name only.
+    """Note how a run with a permit ended. The release notes it under the permit alone.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
@@ -272,7 +271,7 @@ def note_end(
     times = flows.milliseconds(lasted), flows.milliseconds(marker.recognised_for)
     owner, permit = current_owner().packed, lease.name.removeprefix(name)
     ended = (what, times[0], owner, marker.id, times[1], permit, lease.id)
-    _ask(scripts.FINISH, name, *ended, kept=True, using=using)
+    _call(scripts.FINISH, name, *ended, notes=True, using=using)
 
 
 def note_retried(name: str, marker: flows.RunMarker, *, using: str) -> None:
@@ -284,7 +283,7 @@ def note_retried(name: str, marker: flows.RunMarker, *, using: str) -> None:
     recognised_for = flows.milliseconds(marker.recognised_for)
     # Its start, and that of its lease, end with the release or with note_end().
     retried = "retried", 0, b"", marker.id, recognised_for, "", ""
-    _ask(scripts.FINISH, name, *retried, kept=True, using=using)
+    _call(scripts.FINISH, name, *retried, notes=True, using=using)
 
 
 def forget_start(name: str, lease: Lease, *, using: str) -> None:
@@ -293,9 +292,9 @@ def forget_start(name: str, lease: Lease, *, using: str) -> None:
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    # As for a retry, of which no end is noted; and without the id of a run, nothing at all.
+    # As for a retry, no end is noted; without the id of a run, nothing else is either.
     retried = "retried", 0, b"", "", 0, "", lease.id
-    _ask(scripts.FINISH, name, *retried, kept=True, using=using)
+    _call(scripts.FINISH, name, *retried, notes=True, using=using)
 
 
 def announce(
@@ -330,7 +329,7 @@ def announce(
     times = flows.milliseconds(ttl), flows.milliseconds(delay) if delay > 0 else 0
     end = "" if math.isinf(lives) else flows.milliseconds(max(lives, 0.0))
     asked = task_id, *times, end, arguments
-    waiting: bytes = _ask(scripts.ANNOUNCE, name, *asked, using=using)
+    waiting: bytes = _call(scripts.ANNOUNCE, name, *asked, using=using)
     return waiting.decode()
 
 
@@ -343,7 +342,7 @@ def requeue(name: str, task_id: str, ttl: float, *, using: str) -> float | None:
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    ago = int(_ask(scripts.REQUEUE, name, task_id, flows.milliseconds(ttl), using=using))
+    ago = int(_call(scripts.REQUEUE, name, task_id, flows.milliseconds(ttl), using=using))
     return None if ago < 0 else ago / 1000
 
 
@@ -353,7 +352,7 @@ def retract(name: str, task_id: str, *, keep: float = 0.0, using: str) -> bytes:
     Args:
         name: The lock of its run.
         task_id: Its id.
-        keep: Seconds for which the server keeps what is returned, should it be delivered again.
+        keep: Seconds for which the server keeps the arguments, in case of a second delivery.
         using: The alias of the lock.
 
     Returns:
@@ -363,7 +362,7 @@ def retract(name: str, task_id: str, *, keep: float = 0.0, using: str) -> bytes:
         LockUnavailable: The server did not or could not answer.
     """
     kept_for = flows.milliseconds(keep) if keep else 0
-    found: bytes = _ask(scripts.RETRACT, name, task_id, kept_for, using=using)
+    found: bytes = _call(scripts.RETRACT, name, task_id, kept_for, using=using)
     return found
 
 
@@ -398,7 +397,7 @@ def stand_in_line(
     began = busy.server_time if holding.since is None else holding.since
     times = math.floor(began * 1000), flows.milliseconds(left)
     args = (task_id, ticket, *times, holding.state, math.ceil(spacing * 1000), permits)
-    turn = TurnReply(*_ask(scripts.STAND_IN_LINE, name, *args, using=using))
+    turn = TurnReply(*_call(scripts.STAND_IN_LINE, name, *args, using=using))
     return int(turn.ticket), int(turn.before), in_seconds(turn.left_ms)
 
 
@@ -408,13 +407,13 @@ def leave_line(name: str, task_id: str, *, using: str) -> None:
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    _ask(scripts.LEAVE_LINE, name, task_id, using=using)
+    _call(scripts.LEAVE_LINE, name, task_id, using=using)
 
 
-def _ask(
-    script: Script, name: str, *args: str | bytes | int, kept: bool = False, using: str
+def _call(
+    script: Script, name: str, *args: str | bytes | int, notes: bool = False, using: str
 ) -> Any:
-    """Run a script, which is told how records are *kept* if it notes one."""
+    """Run a script; if it *notes* a run, it is told how records are kept."""
     backend = backends[using]
-    args = (*args, backend.kept) if kept else args
+    args = (*args, backend.kept) if notes else args
     return backend.run(flows.ask(Call(script, name, args, backend.within)))

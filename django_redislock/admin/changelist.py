@@ -49,8 +49,8 @@ class Rows:
         aliases: All that are known, chosen or not.
         problems: Why locks are not there, by their alias, or by the one of its servers that is
             silent.
-        order: What they are sorted by: what was chosen, else the name; of too many locks what is
-            left of their leases, which is the order of the server.
+        order: The columns that were chosen, else the name. If there are too many locks, the time
+            that is left of their leases: the server lists them in that order.
         as_of: When they were read, in seconds since the epoch; None if no server answered.
         partial: Whether the filter or the order was applied to a part of the locks only.
         seconds: How long it took to load them.
@@ -64,7 +64,7 @@ class Rows:
         self.locks: list[held.HeldLock] = []
         self.aliases = self._known_aliases()
         using = [alias for alias in self.aliases if chosen in {"", alias}]
-        self._offered: list[held.HeldLock] = []  # Whatever is chosen, its hosts and tasks are.
+        self._offered: list[held.HeldLock] = []  # The filters offer their hosts and tasks.
         self._latest_first = order[:1] == [("expires_in", True)]
         self._paged = ""  # The alias of which the server gives one page at a time.
         self._total = 0  # How many that alias has.
@@ -86,7 +86,7 @@ class Rows:
         self.seconds = time.monotonic() - started
 
     def _load(self, alias: str, only: Selection, *, pageable: bool) -> None:
-        """Load the locks of an alias, all if they are few; of too many those that are wanted."""
+        """Load all locks of an alias if they are few, else those that are wanted."""
         found = held.list(using=alias, limit=LOADED, latest_first=self._latest_first)
         self.problems |= held.silence(found.silent, alias)
         self._offered += found
@@ -105,7 +105,7 @@ class Rows:
             return []
 
     def choices(self, field: str) -> list[str]:
-        """What to filter by: what the owners have in this field."""
+        """The values that owners have in this field, to filter by."""
         found = {getattr(lock.owner, field) for lock in self._offered}
         return sorted(found - {""})[:MOST_CHOICES]
 
@@ -147,7 +147,7 @@ class Rows:
         return self
 
     def filter(self, *, pk__in: list[str]) -> Rows:
-        """For the action, which goes by what the ticked boxes carry."""
+        """For the action. It uses the leases in the ticked boxes instead."""
         return self
 
 
@@ -183,7 +183,7 @@ class HeldLockList(PlainList):
         return rows
 
     def get_ordering_field_columns(self) -> dict[int, Any]:
-        """What the heads of the columns show: the order that was chosen, else the one there is."""
+        """The order that the heads show: the chosen one, else the one in use."""
         columns: dict[int, Any] = super().get_ordering_field_columns()
         if columns or not hasattr(self, "queryset"):
             return columns
@@ -203,7 +203,7 @@ class HeldLockList(PlainList):
 
 
 class LockFilter(SimpleListFilter):
-    """Offers what the locks on the page have."""
+    """Offers the values of the locks on the page."""
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
         found = self.offered(request.held_locks)
@@ -217,7 +217,7 @@ class LockFilter(SimpleListFilter):
         return rows.choices(str(self.parameter_name))
 
     def label(self, value: str) -> str:
-        """What a choice is called."""
+        """The text of a choice."""
         return markup.breakable(visible(value))
 
     def queryset(self, request: Any, queryset: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The admin's page of completed runs: what once="database" goes by, and a way to forget it."""
+"""The admin's page of completed runs (once="database"), with a way to forget them."""
 
 from __future__ import annotations
 
@@ -42,44 +42,44 @@ class CompletedRunAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return PlainList
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Only a run is the proof that it has completed."""
+        """Only a run can complete itself."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Nobody changes what has been."""
+        """Nobody changes the past."""
         return False
 
     def delete_model(self, request: HttpRequest, obj: CompletedRun) -> None:
-        """Forget one."""
+        """Forget one run."""
         self._forget(request, self.get_queryset(request).filter(pk=obj.pk))
 
     def delete_queryset(self, request: HttpRequest, queryset: CompletedRuns) -> None:  # type: ignore[override]
-        """Forget those that were ticked."""
+        """Forget the ticked runs."""
         self._forget(request, queryset)
 
     def _forget(self, request: HttpRequest, runs: Any) -> None:
         runs.forget(by=f"{request.user.get_username()} in the admin")
 
-    # Names and ids are what somebody wrote: what is not seen is written out.
+    # Names and ids may come from anybody: unprintable characters are written out.
 
     @admin.display(description="name", ordering="name")
     def lock(self, obj: CompletedRun) -> SafeString:
-        """That of the lock."""
+        """The name of the lock."""
         return markup.name(obj.name)
 
     @admin.display(description="alias", ordering="alias")
     def in_redislock(self, obj: CompletedRun) -> str:
-        """Where its lock was kept."""
+        """The alias of the lock."""
         return visible(obj.alias)
 
     @admin.display(description="task", ordering="task")
     def of_task(self, obj: CompletedRun) -> SafeString:
-        """By its full name."""
+        """Its full name."""
         return markup.name(obj.task)
 
     @admin.display(description="task id", ordering="task_id")
     def of_task_id(self, obj: CompletedRun) -> SafeString:
-        """That of the call."""
+        """The id of the call."""
         return markup.name(obj.task_id)
 
     @admin.display(description="ran on", ordering="place")
@@ -89,5 +89,5 @@ class CompletedRunAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.display(description="fence", ordering="fence")
     def token(self, obj: CompletedRun) -> str:
-        """It is there to be compared, so it has no thousands separators."""
+        """To be compared, so without thousands separators."""
         return str(obj.fence)

@@ -1,4 +1,4 @@
-"""What the admin shows of a lock, as HTML. Names and owners are what anybody may have written."""
+"""A lock as HTML, for the admin. Names and owners may come from anybody."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ STATES = {
 
 
 def name(text: str) -> SafeString:
-    """A lock's name; what is not seen is written out, and it cannot turn its neighbours around."""
+    """A lock's name, with unprintable characters written out. It cannot turn its neighbours."""
     shown = visible(text)
     return format_html('<bdi class="redislock-name" title="{}">{}</bdi>', shown, breakable(shown))
 
 
 def breakable(text: str) -> SafeString:
-    """*text*, which goes on in another line behind what stands between its words, if it must."""
+    """*text*, which may be broken behind the signs between its words."""
     first, *others = _BETWEEN.split(text)
     return format_html("{}{}", first, format_html_join("", "<wbr>{}", ((part,) for part in others)))
 
 
 def state(lock: HeldLock) -> SafeString:
-    """Badges: which permit of how many it is, what an operator looks for, or else its state."""
+    """Badges: the permit, and the troubles of the lock or else its state."""
     badges = []
     if lock.owner.permit:
         badges.append(("permit", f"permit {visible(lock.owner.permit)}", PERMIT))
@@ -67,14 +67,14 @@ def badge(kind: str, label: str, meaning: str = "") -> SafeString:
 
 
 def holder(lock: HeldLock) -> SafeString:
-    """Its owner; of what is not ours, what it is."""
+    """Its owner; of a foreign lock, the kind of value."""
     if lock.state == "foreign":
         return _lines([("doing", lock.strange)])
     return owner(lock.owner, gone=lock.gone)
 
 
 def owner(who: Owner, *, gone: bool = False) -> SafeString:
-    """Where it is, and what it is busy with."""
+    """Its host and pid, and what it is doing."""
     return _lines(
         [
             ("place", visible(who.place) or "unknown"),
@@ -122,7 +122,7 @@ def counting(seconds: float | None, direction: str) -> SafeString:
 
 
 def expiry(lock: HeldLock, says: str = "") -> SafeString:
-    """When it ends, what there is to say of that, and a gauge."""
+    """When it ends, a note on that, and a gauge."""
     if lock.expires_in is None:
         return format_html('<span class="redislock-never">{}</span>', "never")
     clock = counting(lock.expires_in, "down")
@@ -168,7 +168,7 @@ def facts(lock: HeldLock) -> list[tuple[str, Any]]:
 
 
 def _meaning(lock: HeldLock) -> str:
-    """What its badges mean."""
+    """The meaning of its badges."""
     permit = PERMIT if lock.owner.permit else ""
     late = lock.note if lock.ends_late else ""
     return " ".join(filter(None, (permit, _state_means(lock), late, GONE * lock.gone)))
@@ -180,7 +180,7 @@ def _state_means(lock: HeldLock) -> str:
 
 
 def waiter(one: Waiter) -> tuple[SafeString, SafeString]:
-    """A line of the queue: who, and for how long."""
+    """A line of the queue: the owner, and how long it has waited."""
     return owner(one.owner), counting(one.waiting_for, "up")
 
 
@@ -196,7 +196,7 @@ def past(lease: PastLease) -> dict[str, Any]:
 
 
 def record(found: Record) -> list[tuple[str, Any]]:
-    """What became of the runs of a task, as labels and values."""
+    """A record, as labels and values."""
     lines = [
         ("Under way", _under_way(found.under_way)),
         *((kind.capitalize(), visible(str(run))) for kind, run in found.last.items()),
@@ -222,7 +222,7 @@ def never_ended(found: Record) -> str:
 
 
 def last_lease(found: Detail) -> str:
-    """Who held it last, for a line."""
+    """The last lease, for a line."""
     lease = found.past[-1]
     ago = duration(max(0.0, found.server_time - (lease.until or lease.since)))
     word = "until" if lease.until else "since"

@@ -74,7 +74,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         css = {"all": ("django_redislock/held.css",)}
         js = ("django_redislock/held.js",)
 
-    # --- who may what -------------------------------------------------------------------------
+    # --- permissions --------------------------------------------------------------------------
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Nobody makes locks here."""
@@ -102,7 +102,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return HeldLockList
 
     def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
-        """With the alias, or where a lock is kept, if there are several."""
+        """Add the alias, or the server, if there are several."""
         many = ("alias",) * _has_many_aliases() + ("where",) * _has_many_servers()
         return (*self.list_display, *many)
 
@@ -117,7 +117,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return response
 
     def _around(self, cl: HeldLockList) -> dict[str, Any]:
-        """What the page shows beside the table."""
+        """The context beside the table."""
         rows, started = cl.queryset, time.monotonic()
         beside = panels.beside(rows, cl.query, cl.params)
         if beside["free"]:
@@ -145,7 +145,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.display(ordering="name")
     def name(self, obj: LockPage) -> SafeString:
-        """The name, with what is not seen written out."""
+        """The name, with unprintable characters written out."""
         return markup.name(obj.name)
 
     @admin.display(ordering="state")
@@ -155,7 +155,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.display(ordering="holder")
     def holder(self, obj: LockPage) -> SafeString:
-        """Where the owner is, and what it is busy with."""
+        """The owner's host and pid, and what it is doing."""
         return markup.holder(obj.lock)
 
     @admin.display(ordering="held_for")
@@ -175,7 +175,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.display(ordering="waiters")
     def waiters(self, obj: LockPage) -> SafeString:
-        """How many wait; stands out if any do."""
+        """How many wait. It stands out if any do."""
         return markup.waiters(obj.lock.waiters)
 
     @admin.display(ordering="fence")
@@ -185,7 +185,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.display(ordering="alias")
     def alias(self, obj: LockPage) -> str:
-        """Where it is kept."""
+        """Its alias in REDISLOCK."""
         return visible(obj.alias)
 
     @admin.display(ordering="where")
@@ -235,7 +235,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return TemplateResponse(request, template, context)
 
     def _page_context(self, request: HttpRequest, title: str) -> dict[str, Any]:
-        """What each page of an admin site is made with."""
+        """The context of each page of an admin site."""
         request.current_app = self.admin_site.name
         return {
             **self.admin_site.each_context(request),
@@ -260,11 +260,11 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         permissions=["force_release"], description="Force release selected %(verbose_name_plural)s"
     )
     def force_release(self, request: HttpRequest, queryset: Any) -> HttpResponse:
-        """From the list: what was ticked, each box for one lease, goes to the confirmation."""
+        """Confirm the ticked leases of the list."""
         return self._confirm(request, request.POST.getlist(helpers.ACTION_CHECKBOX_NAME))
 
     def force_release_view(self, request: HttpRequest) -> HttpResponse:
-        """Asks for confirmation, and having it releases exactly the leases that were shown."""
+        """Ask for confirmation; once confirmed, release exactly the leases that were shown."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
         if not self.has_force_release_permission(request):
@@ -333,7 +333,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 messages.error(request, f"The lock “{page}” {outcome}. {problem}")
 
     def _release(self, request: HttpRequest, page: LockPage, id: str) -> None:  # noqa: A002
-        """Release one lease, and say what came of it."""
+        """Release one lease, and say how that ended."""
         lock = f"The lock “{page}”"
         reason = request.POST.get("reason", "")[:200]
         by = f"{request.user.get_username()} in the admin"
@@ -352,7 +352,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             self.log_change(request, page, f"Released by force: {done} {visible(reason)}".strip())
             messages.success(request, f"{lock} was released. {effect}{_who_follows(page)}")
         else:
-            why = held.why_kept(page.name, using=page.alias)
+            why = held.why_not_released(page.name, using=page.alias)
             messages.warning(request, f"{lock} was not released. {why}")
 
 
@@ -370,7 +370,7 @@ def _is_there(page: LockPage, id: str) -> bool:  # noqa: A002
 
 
 def _sections(detail: held.Detail) -> dict[str, Any]:
-    """What the page of a lock shows of its lease, its queue and its past."""
+    """The context for the lease, the queue and the past of a lock."""
     lock = detail.lock
     return {
         "detail": detail,
@@ -385,7 +385,7 @@ def _sections(detail: held.Detail) -> dict[str, Any]:
 
 
 def _outcome(seen: held.HeldLock | None, id: str) -> tuple[str, str]:  # noqa: A002
-    """What was released, for the log, and what that means to its holder.
+    """Say what was released, for the log, and what that means to its holder.
 
     *seen* is the lock as it was just before; None if it changed in between.
     """

@@ -1,4 +1,4 @@
-"""What stands beside the list of held locks: tasks that are only skipped, and free locks."""
+"""The panels beside the list of held locks: tasks that are only skipped, and free locks."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _free(rows: Rows, query: str, chosen: dict[str, str]) -> list[dict[str, Any]
 
 
 def _similar(rows: Rows, query: str) -> list[dict[str, Any]]:
-    """Known locks with names like what was searched for in vain."""
+    """Known locks with similar names, if a search finds nothing."""
     found = []
     for alias in rows.aliases:
         if query.strip() and alias not in rows.problems:
@@ -113,12 +113,11 @@ def _is_stuck(record: held.Record) -> bool:
 
 
 def _at_work(names: list[str], alias: str) -> set[str]:
-    """Those of *names*, of locks of tasks, that a run holds and renews as it should.
+    """The locks of tasks among *names* under which a run is at work.
 
-    So is one that cools down: its run has succeeded.
-
-    A command that holds one, forgotten in some terminal, is no run. Of a task with a limit it is
-    enough that a run holds one of the permits. The first permit says how many there are.
+    A run is at work if it holds the lock, or one of the permits, and renews it as it should. A lock
+    that cools down counts too: its run has succeeded. A command that holds a lock, forgotten in
+    some terminal, is no run. The first permit says how many permits there are.
     """
     first = {f"{name}#1": name for name in names}
     locks = {lock.name: lock for lock in held.look_at([*names, *first], using=alias)}
@@ -145,7 +144,7 @@ def _limit(permit: held.HeldLock) -> int:
 
 
 def _free_at(alias: str, search: str) -> dict[str, str]:
-    """The names of those of one alias, and what became of each the last time."""
+    """The free locks of one alias, by name, and what became of each the last time."""
     found = {
         one.name: markup.last_runs(one)
         for one in held.records(using=alias, limit=RECORDS)
@@ -153,7 +152,7 @@ def _free_at(alias: str, search: str) -> dict[str, str]:
     }
     for lock in held.look_at([*found], using=alias):
         del found[lock.name]
-    with suppress(InvalidLockName):  # What is searched for need not be a name.
+    with suppress(InvalidLockName):  # A search need not be for a name.
         detail = held.detail(search, using=alias)
         if detail.past and not detail.lock:
             found.setdefault(detail.name, markup.last_lease(detail))

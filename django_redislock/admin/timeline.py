@@ -1,4 +1,4 @@
-"""Where the bars go in the picture of who held a lock recently: shares of the width, no pixels."""
+"""The picture of who held a lock recently. Positions are shares of the width, not pixels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Bar:
 
     x: str  # Percent, as SVG wants it: never with a decimal comma.
     width: str
-    ended: str  # done, failed, forced, expired or held: what colours it.
+    ended: str  # Its colour: done, failed, forced, expired or held.
     says: str
 
 
@@ -52,11 +52,11 @@ class Timeline:
 
     lanes: list[Lane]
     ticks: list[Tick]
-    says: str  # For those who do not see it.
+    says: str  # For those who do not see the picture.
 
     @property
     def legend(self) -> list[str]:
-        """What the colours mean, of those that are there."""
+        """The colours that are used."""
         used = {bar.ended for lane in self.lanes for bar in lane.bars}
         return [ended for ended in COLOURED if ended in used]
 

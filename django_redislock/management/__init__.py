@@ -29,7 +29,7 @@ def release_on_sigterm() -> Iterator[None]:
 
     Python runs signal handlers in the main thread alone: in another thread this does nothing. A
     child that is forked within the block dies of SIGTERM on the spot, as it would without this:
-    what it has inherited is its parent's to clean up.
+    its parent cleans up.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

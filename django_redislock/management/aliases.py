@@ -1,4 +1,4 @@
-"""The aliases that a command is about. A server that does not answer must not hide the others."""
+"""Asks several aliases. A server that does not answer must not hide the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Listed(NamedTuple):
     locks: list[held.HeldLock]
     total: int  # How many are held, whichever were asked for.
     partial: bool  # Whether there may be more.
-    problems: dict[str, str]  # By alias: why its locks are not there, or not all of them.
+    problems: dict[str, str]  # By alias: why some or all of its locks are missing.
 
 
 def named(alias: str | None) -> list[str]:
@@ -34,10 +34,10 @@ def named(alias: str | None) -> list[str]:
     return [alias]
 
 
-def ask(
+def ask_each(
     aliases: list[str], question: Callable[[str], Answer]
 ) -> tuple[dict[str, Answer], dict[str, str]]:
-    """What each alias answers to *question*; and of those that do not answer in full, why."""
+    """Ask each alias. Return the answers, and why aliases did not answer, or not in full."""
     answers: dict[str, Answer] = {}
     problems: dict[str, str] = {}
     for alias in aliases:
@@ -53,7 +53,7 @@ def ask(
 
 def listed(aliases: list[str], limit: int, only: held.Selection | None = None) -> Listed:
     """Up to *limit* held locks of each alias."""
-    answers, problems = ask(aliases, lambda one: held.list(using=one, limit=limit, only=only))
+    answers, problems = ask_each(aliases, lambda one: held.list(using=one, limit=limit, only=only))
     return Listed(
         locks=[lock for some in answers.values() for lock in some],
         total=sum(some.total for some in answers.values()),

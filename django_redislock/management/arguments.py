@@ -1,4 +1,4 @@
-"""The arguments of ``manage.py locks``: what may be given to each act, and what is meant by it."""
+"""The arguments of each act of ``manage.py locks``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 NAME = "of a lock, as list prints it; write -- before one that begins with a dash"
 
-# What chooses locks, as in held.Selection, by what is chosen if nothing is said.
+# Options that choose locks, as in held.Selection, and their defaults.
 CHOICES: dict[str, Any] = {
     "host": "",
     "task": "",
@@ -170,7 +170,7 @@ def selection(options: dict[str, Any]) -> held.Selection:
 
 
 def spelled(options: dict[str, Any]) -> str:
-    """What chooses locks among *options*, in the form in which it was typed."""
+    """The *options* that choose locks, as they were typed."""
     words = [
         f"--{key.replace('_', '-')} {_spelled(value) if key == 'older_than' else pasteable(value)}"
         for key in CHOICES
@@ -190,14 +190,14 @@ def _spelled(seconds: float) -> str:
 
 
 def _add_common(parser: CommandParser) -> None:
-    # They may stand before or after the act: SUPPRESS, or the act's would undo the command's.
+    # They may stand before or after the act. Without SUPPRESS the act's default would win.
     parser.add_argument(
         "--alias", default=SUPPRESS, help="only the locks of this alias of REDISLOCK"
     )
     parser.add_argument(
         "--json", action="store_true", default=SUPPRESS, help="print JSON, for programs"
     )
-    # It has none, but who writes scripts for all commands need not know.
+    # There are none to skip. Scripts for all commands need not know that.
     parser.add_argument("--skip-checks", action="store_true", default=SUPPRESS, help=SUPPRESS)
 
 

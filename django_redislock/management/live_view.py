@@ -1,4 +1,4 @@
-"""What ``manage.py locks watch`` shows: the held locks, and what changed since the last look."""
+"""``manage.py locks watch``: the held locks, and what changed since the last look."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class LiveView:
     def look(
         self, lines: int | None = None, columns: int | None = None
     ) -> tuple[list[str], list[str]]:
-        """Look again: what there is, and what is wrong with servers.
+        """Look again; return the lines to show, and the problems of servers.
 
         Args:
-            lines: That there is room for; None if that does not matter.
+            lines: How many there is room for; None if that does not matter.
             columns: The same.
         """
         found = aliases.listed(self._aliases, MOST_LOCKS)
         self._note(found)
-        # Those that are waited for, and have been held longest, matter most.
+        # Locks with the most waiters, then those held longest, matter most.
         locks = sorted(found.locks, key=lambda lock: (-lock.waiters, -(lock.held_for or 0.0)))
         several = len(self._aliases) > 1
         problems = [
@@ -73,7 +73,7 @@ class LiveView:
         before = self._before
         now = {(lock.alias, lock.name): lock for lock in found.locks}
         if before is not None:
-            # Of those whose server is silent nothing is known: they are as they were.
+            # If a server is silent, its locks count as unchanged.
             now = {key: lock for key, lock in before.items() if key[0] in found.problems} | now
         self._before = now
         # Which of too many locks are listed differs from look to look.
@@ -96,7 +96,7 @@ class LiveView:
 def _share(
     room: int, rows: int, queues: list[str], events: list[str]
 ) -> tuple[int, list[str], list[str]]:
-    """So much of each as fits into *room* lines: the locks first, and of the events the latest."""
+    """Fit everything into *room* lines: the locks come first, and the latest events stay."""
     below = sum(len(part) + 1 for part in (queues, events) if part)
     rows = min(rows, max(room - below, room // 2, 2))
     room -= rows + 1

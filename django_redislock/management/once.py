@@ -77,7 +77,7 @@ def forget(
     if bool(names) == (older_than is not None):
         raise CommandError("Say which runs: NAME..., or --older-than TIME.", returncode=USAGE)
     rows = _rows(alias, database)
-    ask = partial(console.confirm, yes=yes or dry_run, done="forgotten")
+    confirm = partial(console.confirm, yes=yes or dry_run, done="forgotten")
     log = {"by": operator(), "reason": reason}
     forgotten = 0
     unknown: list[str] = []
@@ -87,7 +87,7 @@ def forget(
             total = rows.filter(completed_at__lt=before).count()
             if total:
                 old = f"{counted(total, 'completed run')} older than {duration(older_than)}"
-                ask(f"Forget {old}?")
+                confirm(f"Forget {old}?")
             if total and not dry_run:
                 forgotten = rows.prune(before, **log)
         else:
@@ -97,7 +97,7 @@ def forget(
             total = len(runs)
             if total:
                 table = partial(terminal.completed, runs)
-                ask(f"Forget {counted(total, 'completed run')}?", table=table)
+                confirm(f"Forget {counted(total, 'completed run')}?", table=table)
             if total and not dry_run:
                 forgotten = rows.filter(pk__in=[run.pk for run in runs]).forget(**log)
     if json:
@@ -132,7 +132,7 @@ def _ago(seconds: float) -> datetime:
 
 @contextmanager
 def _asking(database: str) -> Iterator[None]:
-    """Errors of this database become exit statuses; what was written is committed in any case."""
+    """Turn errors of this database into exit statuses. Commit, also without autocommit."""
     try:
         yield
         if is_by_hand(connections[database]):

@@ -38,7 +38,7 @@ def show(
     if names and chosen:
         raise CommandError("NAME goes with neither --task nor --prefix.", returncode=USAGE)
     if no_success_for is not None:
-        _check_kept(no_success_for, [alias or DEFAULT_ALIAS] if names else aliases.named(alias))
+        _check_known(no_success_for, [alias or DEFAULT_ALIAS] if names else aliases.named(alias))
     known, problems, partial = _records(names, alias, task, prefix)
     found = known if no_success_for is None else _overdue(known, no_success_for, bool(chosen))
     notes = {one.name: _what_else_is_known(one) for one in found if not one.known}
@@ -81,9 +81,9 @@ def show(
 def _records(
     names: list[str], alias: str | None, task: str, prefix: str
 ) -> tuple[list[held.Record], dict[str, str], bool]:
-    """What became of the runs under these locks, or all that are chosen.
+    """The records of these locks, or of all that are chosen.
 
-    Also which aliases do not tell, and why; and whether there are more.
+    Also the problems by alias, and whether there are more records.
     """
     if names:
         using = alias or DEFAULT_ALIAS
@@ -92,7 +92,7 @@ def _records(
             for name in dict.fromkeys(map(check_name, names))
         ]
         return found, {}, False
-    answers, problems = aliases.ask(
+    answers, problems = aliases.ask_each(
         aliases.named(alias),
         lambda using: held.records(using=using, limit=MOST_NAMES, task=task, prefix=prefix),
     )
@@ -100,20 +100,20 @@ def _records(
     return found, problems, any(records.partial for records in answers.values())
 
 
-def _check_kept(no_success_for: float, using: list[str]) -> None:
+def _check_known(no_success_for: float, using: list[str]) -> None:
     """Refuse to judge by records that are not kept for so long."""
     for alias in using:
-        kept = conf.conf(alias).records_for
-        if no_success_for > kept:
+        longest = conf.conf(alias).records_for
+        if no_success_for > longest:
             raise CommandError(
-                f"--no-success-for must be {duration(kept)} at most: records are not kept for"
+                f"--no-success-for must be {duration(longest)} at most: records are not kept for"
                 f" longer, see REDISLOCK[{alias!r}]['RECORDS_FOR'].",
                 returncode=USAGE,
             )
 
 
 def _overdue(known: list[held.Record], no_success_for: float, together: bool) -> list[held.Record]:
-    """Those without a success so long; together, any success counts for all of them."""
+    """The locks without a success for so long. If *together*, any success counts for all."""
     overdue = [
         one for one in known if not one.last_success or one.last_success.ago > no_success_for
     ]
@@ -121,7 +121,7 @@ def _overdue(known: list[held.Record], no_success_for: float, together: bool) ->
 
 
 def _good_news(known: list[held.Record], no_success_for: float | None, together: bool) -> str:
-    """Why no lock is shown."""
+    """A sentence instead of an empty table."""
     if not together:
         return f"Each had a success in the last {duration(no_success_for)}."
     ago, name = min((one.last_success.ago, one.name) for one in known if one.last_success)
@@ -129,7 +129,7 @@ def _good_news(known: list[held.Record], no_success_for: float | None, together:
 
 
 def _what_else_is_known(record: held.Record) -> str:
-    """What is known of a name under which no task has run; "" if nothing is."""
+    """A note on a name under which no task has run; "" if nothing is known of it."""
     name, using = record.name, record.alias
     detail = held.detail(name, using=using)
     leases = len(detail.past) + bool(detail.lock)

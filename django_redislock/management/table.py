@@ -10,7 +10,7 @@ from django_redislock.humanize import visible
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-CUT = "..."  # In the place of what is left out.
+CUT = "..."  # Marks a cut.
 LEAST_CUT = 12  # Columns that a cut cell has at least; less of it would say nothing.
 
 
@@ -90,7 +90,7 @@ def indented(lines: Iterable[str]) -> Iterator[str]:
 
 def _columns_of(char: str) -> int:
     if unicodedata.category(char) in {"Mn", "Me"} or "\u1160" <= char <= "\u11ff":
-        return 0  # It is drawn upon or into the letter before it.
+        return 0  # Drawn on the letter before it.
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
 
 

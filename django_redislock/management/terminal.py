@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 HEADERS = ("NAME", "STATE", "HELD FOR", "EXPIRES IN", "WAITERS", "HOLDER", "DOING", "LEASE")
 
-# What a shell takes as it is: letters of any language, and these.
+# A shell takes these as they are, and letters of any language.
 _UNQUOTED = re.compile(r"[\w@%+:,./-][\w@%+=:,./-]*")
 
 
 def pasteable(name: str) -> str:
-    r"""A lock's name in the form in which a shell gives it back, should it be pasted.
+    r"""Quote a lock's name for a shell, so that it can be pasted.
 
-    What is not seen is written as bytes in ``$'...'``, which POSIX, bash, zsh, ksh and busybox
+    Unprintable characters become bytes in ``$'...'``, which POSIX, bash, zsh, ksh and busybox
     know: $'a\342\200\256b' has the character U+202E, which turns text around.
     """
     if _UNQUOTED.fullmatch(name) and name.isprintable():
@@ -181,12 +181,12 @@ def completed(
 
 
 def place(owner: Owner) -> str:
-    """Where the owner is: host:pid."""
+    """The owner's host:pid."""
     return owner.place or "unknown"
 
 
 def doing(owner: Owner) -> str:
-    """What the owner is busy with."""
+    """The owner's task, request or command."""
     return " ".join(filter(None, (owner.task, owner.task_id))) or owner.path or owner.command or "-"
 
 
@@ -224,7 +224,7 @@ def _expiry(lock: HeldLock) -> str:
 
 
 def _record(found: Record) -> Iterator[str]:
-    """What became of the runs under one lock."""
+    """The lines of one record."""
     for kind, run in found.last.items():
         yield visible(f"{kind:14}{run}")
     if found.skips:

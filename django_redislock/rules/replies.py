@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from django_redislock.rules.stored import (
     Holding,
-    begun_lease_id,
     fence_in,
     noted_lease_id,
     read_holding,
     read_noted_lease,
+    started_lease_id,
     token_in,
 )
 
@@ -252,7 +252,7 @@ class RunsReply(NamedTuple):
     failure: bytes
     skip: bytes
     unended: bytes
-    started: list[bytes]  # See stored.read_begun_run().
+    started: list[bytes]  # See stored.read_started_run().
     skips: int  # Since the last success.
 
     @property
@@ -263,7 +263,7 @@ class RunsReply(NamedTuple):
     @property
     def started_by_lease_id(self) -> dict[str, bytes]:
         """The notes of the runs that have begun."""
-        return {begun_lease_id(note): note for note in self.started}
+        return {started_lease_id(note): note for note in self.started}
 
 
 class TurnReply(NamedTuple):

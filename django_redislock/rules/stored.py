@@ -271,12 +271,12 @@ def noted_lease_id(note: bytes) -> str:
     return _fields(note, 4)[2]
 
 
-def begun_lease_id(note: bytes) -> str:
-    """The same, from what read_begun_run() reads."""
+def started_lease_id(note: bytes) -> str:
+    """The same, from what read_started_run() reads."""
     return noted_lease_id(note.partition(b"|")[2])
 
 
-def read_begun_run(note: bytes) -> tuple[str, NotedRun] | None:
+def read_started_run(note: bytes) -> tuple[str, NotedRun] | None:
     """The permit ("#2", or "") and the note of a run that has begun."""
     permit, _, rest = note.partition(b"|")
     run = read_noted_run(rest)

@@ -49,11 +49,11 @@ class Command(BaseCommand):
     requires_system_checks = ()  # It must help also when something is wrong.
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Those of the acts, see arguments.py."""
+        """Add the arguments of the acts, see arguments.py."""
         arguments.add_acts(parser, self.get_version())
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """As from a shell, whose terminal may lack letters, and whose ``| head`` may close."""
+        """Run from a shell: its terminal may lack letters, and ``| head`` may close the pipe."""
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
@@ -63,7 +63,7 @@ class Command(BaseCommand):
             finally:
                 sys.stdout.flush()
         except BrokenPipeError:
-            # Nobody reads on. Python must not find out once more when it exits.
+            # Nobody reads on. Without this Python would complain once more at its exit.
             for stream in (sys.stdout, sys.stderr):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             sys.exit(FOUND)
@@ -72,7 +72,7 @@ class Command(BaseCommand):
             sys.exit(INTERRUPTED)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """As https://no-color.org asks of all programs."""
+        """Respect NO_COLOR, see https://no-color.org."""
         if os.environ.get("NO_COLOR") and not options["force_color"]:
             options["no_color"] = True
         return super().execute(*args, **options)
@@ -162,11 +162,12 @@ class Command(BaseCommand):
             )
         elif any(released):
             self.stdout.write(f"Released {counted(sum(released), 'lock')}.")
-        kept = [name for (name, _), done in outcomes if not done]
-        if kept:
+        left = [name for (name, _), done in outcomes if not done]
+        if left:
             raise CommandError(
                 "\n".join(
-                    f"{pasteable(name)} was not released. {_why_kept(name, using)}" for name in kept
+                    f"{pasteable(name)} was not released. {_why_not_released(name, using)}"
+                    for name in left
                 ),
                 returncode=FOUND,
             )
@@ -276,7 +277,7 @@ class Command(BaseCommand):
                 self.stdout.write(MAIN_SCREEN, ending="")
                 self.stdout.flush()
 
-    # --- the rest ---------------------------------------------------------------------------------
+    # --- force release ----------------------------------------------------------------------------
 
     def _force_release(self, leases: list[tuple[str, str]], using: str, reason: str) -> list[bool]:
         """End these leases by force; say of each whether it was there to end."""
@@ -296,15 +297,15 @@ class Command(BaseCommand):
         return released
 
     def _confirm(self, locks: list[held.HeldLock], *, yes: bool) -> None:
-        """Show what is meant, and ask."""
+        """Show these locks, and ask."""
         question = f"Release {counted(len(locks), 'lock')}? The holders are not stopped."
         table = partial(terminal.locks, locks)
         self.console.confirm(question, table=table, yes=yes, done="released")
 
 
-def _why_kept(name: str, using: str) -> str:
-    """Why it was not released; if nobody holds it, perhaps since it is misspelt."""
-    why = held.why_kept(name, using=using)
+def _why_not_released(name: str, using: str) -> str:
+    """Why it was not released. If nobody holds it, the name may be misspelt."""
+    why = held.why_not_released(name, using=using)
     if held.get(name, using=using) is None:
         why = f"{why} {terminal.meant(held.similar(name, using=using))}".rstrip()
     return why
@@ -330,7 +331,7 @@ def _with_id(lease: str, alias: str | None) -> held.HeldLock:
 
 
 def _none_of(total: int, options: dict[str, Any], *, partial: bool = False) -> str:
-    """That none of the held locks is one of those that were asked for."""
+    """A sentence instead of an empty table."""
     asked = arguments.spelled(options)
     if not (total and asked):
         return "No lock is held."
