@@ -188,6 +188,14 @@ class TestAnotherCall:
             stage.wait_for(key, "end", times)
         stage.wait_until_idle()
 
+    def test_by_send_task_its_header_says_so(self, stage: Stage) -> None:
+        key, nightly, name = stage.key(), stage.key(), stage.task("late").name
+        for times in (1, 2):
+            call = {"redislock": {"call": f"night {times}"}}
+            stage.app.send_task(name, (key,), task_id=nightly, headers=call)
+            stage.wait_for(key, "end", times)
+        stage.wait_until_idle()
+
     @pytest.mark.parametrize("headers", [False, True])
     def test_a_task_that_calls_itself_under_its_own_id_goes_on(
         self, stage: Stage, headers: bool
