@@ -112,6 +112,14 @@ def test_every_file_and_function_in_the_architecture_exists() -> None:
     assert missing == []
 
 
+def test_each_idea_of_the_ten_second_questions_has_one_place() -> None:
+    table = ARCHITECTURE.read_text().partition("## Ten-second questions")[2].partition("\n## ")[0]
+    _, *places = re.findall(r"^\| [^|]+ \| ([^|]+) \|", table, flags=re.MULTILINE)
+    assert len(places) > 20
+    assert [place for place in places[1:] if not re.fullmatch(f"`{CODE}`", place)] == []
+    assert len(set(places)) == len(places)
+
+
 def test_every_method_that_the_architecture_names_without_its_file_exists() -> None:
     files = [*PACKAGE.rglob("*.py")]
     defined = {name for path in files for name in lines_of_definitions(path)}
