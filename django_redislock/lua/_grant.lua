@@ -28,11 +28,9 @@ local function grant(token, id, ttl, renews, owner, fence, us, channel)
   end
   local head = token .. state .. renews .. '00000' .. id .. '|' .. fence .. '|' .. ms .. '|' .. ttl
   call('SET', LOCK, head .. '|' .. confirm_by .. '|' .. channel .. '|' .. owner, 'PX', px)
-  if HELD then
-    redis.pcall('ZADD', HELD, ms + px, LOCK)
-    -- Leases that expired leave their entry behind; now and then is enough to drop those.
-    if string.sub(us, -1) == '0' then
-      redis.pcall('ZREMRANGEBYSCORE', HELD, '-inf', ms - 60000)
-    end
+  redis.pcall('ZADD', HELD, ms + px, LOCK)
+  -- Leases that expired leave their entry behind; now and then is enough to drop those.
+  if string.sub(us, -1) == '0' then
+    redis.pcall('ZREMRANGEBYSCORE', HELD, '-inf', ms - 60000)
   end
 end

@@ -1,7 +1,7 @@
 -- lease: how a lock is written down. Every operation begins with its keys, then with this file.
 --
--- KEYS  each operation names those it may touch, see keys.py; FENCE and the indexes, which come
---       last, are common to all names, or on a cluster to those of one bucket
+-- KEYS  each operation names those it may touch, see keys.py; FENCE and the indexes, HELD and RAN, are common to
+--       all names, or on a cluster to those of one bucket
 -- ARGV  each operation names its own; `channel`, on which the asking connection is rung, or '', is
 --       added for those that end with it, see scripts.py
 --

@@ -86,8 +86,6 @@ local function pass_on(value, first)
   local previous = read(value) or call('ZSCORE', FENCE, 'last') -- what is not ours tells no fence
   if not hand_over(first or pop_waiter(), previous) then
     call('DEL', LOCK)
-    if HELD then
-      redis.pcall('ZREM', HELD, LOCK)
-    end
+    redis.pcall('ZREM', HELD, LOCK)
   end
 end

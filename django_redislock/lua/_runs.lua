@@ -80,7 +80,7 @@ local function note(what, ms, lasted, why, owner, kept)
   local lasts, most = string.match(kept, '^(%d+)/(%d+)$')
   local waits_until = math.max(time_of(redis.pcall('HGET', RUNS, 'queued')), time_of(redis.pcall('HGET', RUNS, 'last')))
   redis.pcall('PEXPIRE', RUNS, digits(math.max(lasts, waits_until - ms)))
-  if RAN and redis.pcall('ZADD', RAN, ms, LOCK) == 1 then
+  if redis.pcall('ZADD', RAN, ms, LOCK) == 1 then
     make_room(ms, lasts, most)
   end
 end

@@ -9,7 +9,7 @@
 --         {'busy', ms until the current lease must have ended, value of lock or its beginning, server time in ms}
 --         {'done', value of done, server time in ms} or {'finished', ms since}, if it is pointless
 --         {'endless'} if the key has no expiry, so that waiting for it would never end
-local LOCK, QUEUE, FENCE, DONE, FINISHED, PAST, RUNS, HELD, RAN = unpack(KEYS)
+local LOCK, QUEUE, FENCE, PAST, HELD, DONE, FINISHED, RUNS, RAN = unpack(KEYS)
 -- include _lease
 -- include _grant
 local token, id, ttl, mode, ticket, markers, renews, owner, channel = unpack(ARGV)
@@ -41,9 +41,7 @@ end
 
 -- What keeps the lock from becoming free, and no grant has put into the index, is to be listed.
 local function list_until(score)
-  if HELD then
-    redis.pcall('ZADD', HELD, score, LOCK)
-  end
+  redis.pcall('ZADD', HELD, score, LOCK)
 end
 
 if type(value) == 'table' then
@@ -74,9 +72,7 @@ if value then
     else
       call('PEXPIRE', LOCK, ttl, 'GT') -- it may be late, and the lease have been made longer since
     end
-    if HELD then
-      redis.pcall('ZADD', HELD, 'GT', ms + ttl, LOCK)
-    end
+    redis.pcall('ZADD', HELD, 'GT', ms + ttl, LOCK)
     if started then
       started('', id, tonumber(since), owner, kept)
     end

@@ -38,9 +38,7 @@ if cooling then
   local record = call('ZRANGE', QUEUE, 0, 1)[2]
   call('PEXPIRE', LOCK, left)
   call('SETRANGE', LOCK, 32, 'k')
-  if HELD then
-    redis.pcall('ZADD', HELD, ms + left, LOCK)
-  end
+  redis.pcall('ZADD', HELD, ms + left, LOCK)
   local _, channel, _, _, id = string.match(record or '', RECORD)
   if channel then
     -- Or the first waiter would sleep until the end that the lease had before.

@@ -21,7 +21,7 @@ end
 if left == -2 then
   value, id, strange = '', '', ''
   -- What never ends stays in the index until somebody sees that it has gone, see acquire.lua.
-  if HELD and redis.pcall('ZSCORE', HELD, LOCK) == 'inf' then
+  if redis.pcall('ZSCORE', HELD, LOCK) == 'inf' then
     redis.pcall('ZREM', HELD, LOCK)
   end
 end

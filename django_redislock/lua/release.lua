@@ -11,9 +11,7 @@ if value and string.sub(value, 1, 33) == token .. 'h' then
   first = call('ZPOPMIN', QUEUE, 2) -- the first waiter, see _queue.lua
   if not first[1] then
     call('DEL', LOCK)
-    if HELD then
-      redis.pcall('ZREM', HELD, LOCK)
-    end
+    redis.pcall('ZREM', HELD, LOCK)
     return 'released'
   end
 end

@@ -23,7 +23,7 @@ if state and state ~= 'k' then
     -- Its owner has made it longer; whoever looks judges the time that is left by this.
     call('SETRANGE', LOCK, #value - #rest - #granted, ttl .. rest)
   end
-  if HELD and renewals ~= '00000' then
+  if renewals ~= '00000' then
     local ends = milliseconds(clock()) + ttl
     if newest then
       redis.pcall('ZADD', HELD, ends, LOCK)

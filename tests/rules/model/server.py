@@ -14,8 +14,7 @@ from django_redislock.backends.memory.interpreter import Interpreter, Key
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.scripts import Script
 
-# As on a cluster, where scripts do without them; they are for listings only.
-INDEXES = {"held", "ran"}
+INDEXES = {"held", "ran"}  # They are for listings only, and so no part of what is kept.
 
 
 class Lease(NamedTuple):
@@ -64,6 +63,7 @@ class Server:
 
     def __init__(self, name: str, instead: Mapping[Script, Script]) -> None:
         self._keys = lock_keys("model", name)
+        self._indexes = {getattr(self._keys, key) for key in INDEXES}
         self._instead = instead
         self._interpreter = Interpreter()
         self._known: dict[tuple[Key, ...], Kept] = {}
@@ -105,15 +105,18 @@ class Server:
         for channel in subscribed:
             server.listen(channel.encode())
         script = self._instead.get(script, script)
-        keys = [getattr(self._keys, key) for key in script.keys if key not in INDEXES]
-        answer, rings = server.run(script, us, keys, args)
+        answer, rings = server.run(script, us, script.given(self._keys), args)
         for channel in subscribed:
             server.stop_listening(channel.encode())
         rung = [
             (channel.decode(), tuple(message.decode().split()))
             for channel, message in zip(rings[::2], rings[1::2], strict=True)
         ]
-        entries = sorted(key._replace(content=_frozen(key.content)) for key in server.every_key())
+        entries = sorted(
+            key._replace(content=_frozen(key.content))
+            for key in server.every_key()
+            if key.name.decode() not in self._indexes
+        )
         return Ran(self._keep(tuple(entries)), _frozen(answer), tuple(rung))
 
     def _keep(self, entries: tuple[Key, ...]) -> Kept:
