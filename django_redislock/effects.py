@@ -68,8 +68,8 @@ def check_database(alias: object, argument: str) -> None:
 def check_outermost(name: str, using: str, *, of_task: bool = False) -> None:
     """Refuse a transaction that would not be committed where its block ends.
 
-    No connection is opened for it: who asks may wait for the lock first, for longer than a database
-    lets an idle connection live.
+    It opens no connection: the caller may wait for the lock first, for longer than a database lets
+    an idle connection live.
 
     Raises:
         LockMisuse: The message shows the right order.
@@ -111,7 +111,7 @@ def atomic(lease: FencedLease, using: str) -> Iterator[None]:
     check_database(using, "using")
     check_outermost(lease.name, using)
     connection = connections[using]
-    # Only there it is a question; for others, Django would make a table to find out.
+    # Asked of MySQL alone: to find out about another database, Django would make a table.
     if connection.vendor == "mysql" and not connection.features.supports_transactions:
         raise LockMisuse(
             lease.name,
@@ -139,7 +139,7 @@ def atomic(lease: FencedLease, using: str) -> Iterator[None]:
 
 
 def _rolled_back(name: str) -> TransactionManagementError:
-    """Django says nothing when a block ends whose transaction is not to be committed."""
+    """The error for a block whose transaction Django would roll back silently."""
     return TransactionManagementError(
         f"The transaction under lock {name!r} is rolled back, though its block has ended without an"
         " error: an error of the database was caught within it, or its connection was closed. Catch"
@@ -148,10 +148,10 @@ def _rolled_back(name: str) -> TransactionManagementError:
 
 
 def _claim(lease: FencedLease, using: str) -> bool:
-    """Write down that this lease is the one that writes; others wait here until its commit.
+    """Write down that this lease writes now. Any other waits here until its commit.
 
     Returns:
-        Whether that was done. Else there is no row for the lock yet.
+        Whether that was done. If not, there is no row for the lock yet.
 
     Raises:
         StaleFence: A later lease has written.
@@ -168,7 +168,7 @@ def _claim(lease: FencedLease, using: str) -> bool:
         fence=lease.fence, lease_id=lease.id, claimed_at=timezone.now()
     ):
         return True
-    # What was read before in this transaction, as in a TestCase, must not answer for what is there.
+    # FOR UPDATE reads the current row, not the snapshot of an outer transaction, as in a TestCase.
     others = row.exclude(is_not_newer, alias=lease.alias).select_for_update()
     other = others.values_list("alias", "fence").first()
     if other is None:
@@ -188,8 +188,8 @@ def _claim(lease: FencedLease, using: str) -> bool:
 def _make_row(lease: FencedLease, using: str) -> None:
     """Make the row of a lock, before the transaction that claims it.
 
-    Two who make it at once both go on to claim it. Within their transactions one of them would
-    have to fail, by a deadlock or because its snapshot is too old.
+    If two make it at once, both go on to claim it. Within their transactions one of them would have
+    to fail, by a deadlock or because its snapshot is too old.
     """
     from django_redislock.fences import Fence
 
@@ -210,7 +210,7 @@ def missing_table(model: type[Model], using: str) -> str:
         if model._meta.db_table in connections[using].introspection.table_names():
             return ""
     except Error:
-        return ""  # It does not answer, which the first error says better.
+        return ""  # The database does not answer: the first error says that better.
     return (
         f"database {using!r} has no table of {model._meta.verbose_name_plural}. Run `manage.py"
         f" migrate django_redislock --database={using}`; a router that answers allow_migrate() must"
@@ -219,7 +219,7 @@ def missing_table(model: type[Model], using: str) -> str:
 
 
 def completed_run(name: str, using: str) -> CompletedRun | None:
-    """The run that has noted in its transaction that it is completed; None if there is none.
+    """The completed run of a name; None if there is none.
 
     Raises:
         LockMisuse: The table is missing.
@@ -236,11 +236,11 @@ def completed_run(name: str, using: str) -> CompletedRun | None:
         raise
     finally:
         if not was_open:
-            connection.close()  # Whoever waits for the lock now keeps no idle one meanwhile.
+            connection.close()  # Not to be idle while the caller waits for the lock.
 
 
 def note_completed(lease: FencedLease, using: str) -> None:
-    """Note in the open transaction of a lease that its run is completed, if that is committed."""
+    """Note in the open transaction of a lease that its run is completed."""
     from django_redislock.completed_runs import CompletedRun
     from django_redislock.fences import Fence
 
@@ -269,7 +269,7 @@ def fenced_update(queryset: QuerySet[Any], lease: FencedLease, /, **values: Any)
     """Update the rows that no later lease has written, and write the fence of this one into them.
 
     The rows need a field ``fence``, as those of FencedModel have, so no table of fences is needed.
-    Select rows by what does not change, such as their key.
+    Select rows by something that does not change, such as their key.
 
     Args:
         queryset: The rows.
@@ -281,7 +281,7 @@ def fenced_update(queryset: QuerySet[Any], lease: FencedLease, /, **values: Any)
 
     Raises:
         LockLost: The lease has ended. Nothing was written.
-        TypeError: The model has no such field, *values* has one, or *lease* is none.
+        TypeError: The model has no field for the fence, *values* has one, or *lease* is no lease.
     """
     if not hasattr(lease, "ensure_held"):
         raise TypeError(f"fenced_update was given what is not a lease: {lease!r}.")
@@ -299,10 +299,10 @@ def fenced_update(queryset: QuerySet[Any], lease: FencedLease, /, **values: Any)
 
 
 def _by_key(rows: QuerySet[Any]) -> QuerySet[Any]:
-    """The same rows, selected by their keys alone if other tables have a say in it.
+    """The same rows, selected by their keys alone if the query has other tables too.
 
-    For these, Django puts all that is asked into a subquery. Of that, a database that has waited
-    for another transaction does not ask again, and so would not see a fence that is newer now.
+    With those, Django puts all conditions into a subquery. A database that has waited for another
+    transaction does not evaluate that again, and so would not see a newer fence.
     """
     if rows.query.count_active_tables() <= 1:  # As Django decides it.
         return rows
@@ -317,7 +317,7 @@ def _count_now(rows: QuerySet[Any]) -> int:
     """How many rows there are for an update."""
     if connections[rows.db].vendor != "mysql":
         return rows.count()
-    # At REPEATABLE READ, what only reads sees what was there at its transaction's first read.
+    # At REPEATABLE READ, a plain read sees the state at its transaction's first read.
     return len(rows.select_for_update().values_list("pk"))
 
 

@@ -39,12 +39,12 @@ class Fence(models.Model):
 
     @staticmethod
     def key_of(name: str) -> str:
-        """What stands for the name of a lock, whatever the database takes for the same text."""
+        """The name of a lock as a key, which is unlike that of any other name in any collation."""
         return hashlib.sha256(name.encode()).hexdigest()
 
 
 class FencedModel(models.Model):
-    """A model whose rows know the fence that they were last written under; see fenced_update()."""
+    """A model whose rows keep the fence that they were last written under; see fenced_update()."""
 
     fence = models.BigIntegerField(default=0, editable=False)
 

@@ -1,7 +1,7 @@
 """The transactions that this thread has open in databases: whether there are any, and their end.
 
-A lock that is released before the commit lets its next holder read what was there before. So each
-release asks here whether a transaction is open: it is told to the log, or put off to the end.
+If a lock is released before the commit, its next holder reads the old state. So each release asks
+here whether a transaction is open. If one is, the release is logged, or put off to its end.
 
 Nothing here opens a connection, or imports django.db into a program that does not use it.
 """
@@ -45,7 +45,7 @@ def _used() -> list[BaseDatabaseWrapper]:
 class _ThisThread(threading.local):
     @cached_property
     def connections(self) -> list[BaseDatabaseWrapper]:
-        """Those of _used(). Making that list takes longer than a release may."""
+        """What _used() finds, kept: to make that list takes longer than a release may."""
         if "django.db" in sys.modules:
             _listen()
         return _used()
@@ -55,9 +55,9 @@ _this_thread = _ThisThread()
 
 
 def watch_connections() -> None:
-    """Notice each connection that is opened from now on, and those that are open, of all threads.
+    """Notice the open connections of all threads, and each that is opened from now on.
 
-    Whoever used a lock before may have looked when there was none yet.
+    A thread that used a lock before may have looked when there was none yet.
     """
     global _this_thread  # noqa: PLW0603 - that of all threads at once
     _listen()
@@ -117,13 +117,13 @@ def by_hand() -> str | None:
 
 
 def at_end(then: Callable[[bool], object]) -> bool:
-    """Have *then* called once, when all transactions are over that this thread has open now.
+    """Have *then* called once, when all transactions that this thread has open now are over.
 
     It is told whether all of them were committed. The end of an inner block, which is a savepoint,
-    is not the end of the transaction. Those with autocommit off do not count: see by_hand().
+    is not the end of the transaction. Transactions with autocommit off do not count: see by_hand().
 
-    If the thread ends without ending them, *then* is dropped and never called. So it is if the
-    garbage collector finds what has kept it, or the interpreter exits.
+    *then* is never called if the thread ends without ending them, if only the garbage collector
+    finds them, or if the interpreter exits.
 
     Returns:
         Whether a transaction is open. If not, *then* will not be called.
@@ -141,9 +141,9 @@ def at_end(then: Callable[[bool], object]) -> bool:
     ends = _Ends(then, len(connections))
     for connection in connections:
         connection.on_commit(_Mark(ends), robust=True)
-        # Django notes the savepoints that a callback was registered in, and forgets it when one of
-        # them is rolled back. There is no public way to register one for the outermost block, so
-        # they are taken out again; but not that of a TestCase, at whose end the test is over.
+        # Django notes the savepoints that a callback was registered in. When one of them is rolled
+        # back, it forgets the callback. There is no public way to register one for the outermost
+        # block, so they are taken out again; but not that of a TestCase, which ends with the test.
         savepoints, *_ = connection.run_on_commit[-1]
         savepoints.difference_update(connection.savepoint_ids[-open_blocks(connection) :])
     return True
@@ -162,10 +162,10 @@ _life = _Life()
 
 
 class _Mark:
-    """What a connection keeps as long as its transaction is open.
+    """A callback that a connection keeps as long as its transaction is open.
 
-    Django tells nobody of a rollback. But it calls the callbacks of on_commit() at a commit, and
-    forgets them at any end, also if the connection is closed. So this one is called, or deleted.
+    Django announces no rollback. But it calls the callbacks of on_commit() at a commit, and forgets
+    them at any end, also if the connection is closed. So this one is called, or deleted.
     """
 
     is_over = False

@@ -1,7 +1,7 @@
-"""What the server keeps, and how it is written down.
+"""How the values on the server are written and read.
 
-Nobody else puts it together or takes it apart. The layout is that of lua/_lease.lua. What is read
-may have been written by anybody, so reading never raises.
+The layout of a lease is that of lua/_lease.lua. Anybody may have written a value, so reading one
+never raises.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LONGEST_OWNER = 4096  # Bytes: with the rest of a lease fewer than may be seen, 
 LONGEST_FIELD = 200  # Characters of each field of an owner.
 LONGEST_ID = 960  # Bytes of its task id, which is cut in one way however long the others are.
 
-_STATES = {"h": "held", "c": "claimed", "k": "cooling"}
+_STATES = {"h": "held", "c": "unconfirmed", "k": "cooling"}
 _RENEWS = ("-", "r")
 
 
@@ -38,26 +38,26 @@ def new_identity() -> Identity:
 
 
 def renews_flag(renews: bool) -> str:
-    """As the server keeps whether an owner is going to renew its lease."""
+    """Whether an owner is going to renew its lease, as the server keeps it."""
     return _RENEWS[renews]
 
 
 def renewal_count(renews: bool, count: int) -> str:
-    """As the server keeps how often a lease was renewed, after :func:`renews_flag`."""
+    """The same, and after it how often the lease was renewed."""
     return f"{_RENEWS[renews]}{min(count, 99_999):05}"
 
 
 class DoneMarkers(NamedTuple):
-    """Which done markers make an acquire pointless; see lua/_done_markers.lua."""
+    """The done markers that make an acquire pointless; see lua/_done_markers.lua."""
 
     once: bool = False  # That of a `once` of this name.
-    # Those of this task run, and of its task. None if it is no run; "" for one without an id.
+    # Those of this task run, and of its task. None if it is no run; "" for a run without an id.
     run: str | None = None
-    kept: str = ""  # How the records of runs are kept, see kept_as(), if it is one.
+    kept: str = ""  # For a run, how records are kept: see kept_as().
 
     @property
     def packed(self) -> str:
-        """As scripts take it; "" if there is none to look at."""
+        """As scripts take them; "" if there is none to look at."""
         if not self.once and self.run is None:
             return ""
         return f"{self.once:d}{self.kept}|{self.run or ''}"
@@ -72,11 +72,11 @@ def kept_as(records_for: float, records: int) -> str:
 
 
 def is_number(text: str, digits: int = 14) -> bool:
-    """Whether what the server keeps may be a number of ours; anybody may have written it.
+    """Whether *text* may be a number of ours; anybody may have written it.
 
     Args:
-        text: What stands there.
-        digits: How many it may have; a time in ms that a calendar has has 14 at most.
+        text: A part of a value.
+        digits: How many it may have at most. A time in ms that a calendar knows has 14.
     """
     return len(text) <= digits and text.isascii() and text.isdecimal()
 
@@ -109,7 +109,7 @@ class Owner:
 
     @classmethod
     def unpack(cls, data: str) -> Owner:
-        """Read what :attr:`packed` wrote. Whatever else it may be, it never raises."""
+        """Read what :attr:`packed` wrote. Never raises."""
         try:
             found = json.loads(data)
         except (ValueError, RecursionError):
@@ -117,7 +117,7 @@ class Owner:
         if not isinstance(found, dict):
             return cls()
         known = {
-            # What cannot be encoded could not be shown either.
+            # Text that cannot be encoded could not be shown either.
             field.name: str(found[field.name])[:LONGEST_FIELD].encode(errors="replace").decode()
             for field in fields(cls)
             if field.name != "pid" and field.name in found
@@ -140,7 +140,7 @@ class Owner:
 
 
 def _short_id(task_id: str) -> str:
-    """A task id as the server keeps it: runs know their duplicates by it, so no two look alike."""
+    """A task id as the server keeps it. No two look alike: runs know their duplicates by it."""
     if len(task_id) <= LONGEST_FIELD and len(json.dumps(task_id)) <= LONGEST_ID:
         return task_id
     digest = hashlib.sha256(task_id.encode(errors="replace")).hexdigest()
@@ -151,9 +151,9 @@ def _short_id(task_id: str) -> str:
 class Holding:
     """The current lease of a lock as the server knows it: what anyone may see of it."""
 
-    id: str  # The lease id. Of what is not ours, what stands for it: see lua/_sight.lua.
+    id: str  # The lease id. Of a value that is not ours, an id made of it: see lua/_sight.lua.
     owner: Owner
-    state: str  # "held", "claimed" (handed over, not yet confirmed), "cooling" or "foreign".
+    state: str  # "held", "unconfirmed" (handed over), "cooling" or "foreign".
     fence: int | None = None
     since: float | None = None  # Server time of the grant, seconds since the epoch.
     ttl: float | None = None  # Seconds it lasts unless renewed.
@@ -167,7 +167,7 @@ def read_holding(data: bytes, id: str = "", strange: str = "") -> Holding:  # no
 
     Args:
         data: The value, or as much of it as the server answers.
-        id: What stands for it, if the server said so: see lua/_sight.lua.
+        id: Its id, if the server made one: see lua/_sight.lua.
         strange: What it is, if the server says that it is not ours.
     """
     value = data.decode(errors="replace")
@@ -191,7 +191,7 @@ def read_holding(data: bytes, id: str = "", strange: str = "") -> Holding:  # no
 
 
 def _described(strange: str) -> str:
-    """What the server says of something strange, in words: "list 3" is a list of 3 elements."""
+    """What the server says of a strange value, in words: "list 3" is a list of 3 elements."""
     kind, _, size = strange.rpartition(" ")
     if not kind:
         return "a string"
@@ -200,7 +200,7 @@ def _described(strange: str) -> str:
 
 
 def read_done(value: bytes) -> tuple[float | None, Owner]:
-    """When it was done, by server time, and by whom: a done marker is when(ms) "|" owner."""
+    """Read a done marker, when(ms) "|" owner: when it was set, by server time, and by whom."""
     at, owner = _fields(value, 2)
     return int(at) / 1000 if is_number(at) else None, Owner.unpack(owner)
 
@@ -216,8 +216,8 @@ def fence_in(value: bytes) -> int:
     return int(fence) if is_number(fence, 19) else 0
 
 
-def read_claim(value: bytes) -> tuple[bytes, bytes, bytes] | None:
-    """What confirms a hand-over, as lua/renew.lua takes it; None if the lease is no claim."""
+def confirmation_of(value: bytes) -> tuple[bytes, bytes, bytes] | None:
+    """The arguments of lua/renew.lua that confirm a lease; None unless it is unconfirmed."""
     if value[32:33] != b"c":
         return None
     return value[:32], value.split(b"|", 4)[3], value[33:34] + b"00000"

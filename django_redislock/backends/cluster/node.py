@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from django_redislock.backends.redis.dialing import Dialing
     from django_redislock.rules.steps import Call, Outcome
 
-# Transient error replies that say nothing about who keeps a slot.
+# Transient error replies that say nothing about the owner node of a slot.
 _HOLDS_ON = frozenset({"BUSY", "LOADING", "NOREPLICAS", "TRYAGAIN"})
 
 
 class NoCluster(NotOneCluster):
-    """What answers is no node of a cluster."""
+    """The server that answers is no node of a cluster."""
 
 
 class Redirection(NamedTuple):
-    """Who keeps a slot, by the answer of a node that does not."""
+    """The owner node of a slot, as another node names it."""
 
     address: str
-    asking: bool  # It is about to keep it, and wants to be asked so, and for this once.
+    asking: bool  # The slot is on its way there: ask it once, after ASKING.
 
 
 class Node(Server):
@@ -73,14 +73,14 @@ class Node(Server):
         return self._in_its_words(super().call_many(calls))
 
     def _in_its_words(self, outcomes: list[Outcome]) -> list[Outcome]:
-        """Say of a redirection what the node has said; elsewhere it means the wrong backend."""
+        """Let redirections quote the node; on a server of its own they mean the wrong backend."""
         for outcome in outcomes:
             if isinstance(outcome, Refused) and self.redirection(outcome):
                 outcome.problem = str(outcome.__cause__)
         return outcomes
 
     def call_asking(self, call: Call) -> Outcome:
-        """Run a script though the slot is not yet this node's, which another one has told us."""
+        """Run a script although the slot is still on its way to this node."""
         begun, was_sent = clock.now(), False
 
         def ask(connection: Connection) -> Outcome:
@@ -96,7 +96,7 @@ class Node(Server):
             return trouble(error, begun, was_sent=was_sent)
 
     def redirection(self, outcome: Outcome) -> Redirection | None:
-        """Where an answer of this node leads to; None if it leads nowhere else."""
+        """The node that an answer of this one names in its place; None if it names none."""
         error = outcome.__cause__ if isinstance(outcome, Refused) else None
         if not (isinstance(error, ReplyError) and error.code in {"ASK", "MOVED"}):
             return None
@@ -123,12 +123,12 @@ def check_node(hello: Any) -> None:
 
 
 def is_lost(outcome: Outcome) -> bool:
-    """Whether a node may keep its slots no longer: it did not answer, or says so."""
+    """Whether a node may own its slots no longer: it did not answer, or says so."""
     if isinstance(outcome, Answer):
         return False
     cause = outcome.__cause__
     if isinstance(outcome, Refused):
-        # What refuses already when it is dialed may be another server, which has its address now.
+        # If it refuses already when it is dialed, another server may have its address now.
         return cause is not None and not isinstance(cause, ReplyError)
     if isinstance(cause, ReplyError):
         return cause.code not in _HOLDS_ON

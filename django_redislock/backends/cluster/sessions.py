@@ -1,8 +1,8 @@
-"""What one flow asks for, done on the node that keeps its lock: see rules.steps.Performer.
+"""Performs the steps of one flow on the owner node of its lock: see rules.steps.Performer.
 
-A node that does not keep it says who does, and has done nothing. So that one is asked, within the
-time of the same step. Whatever else a cluster answers while slots are on their way is for the flow,
-which tries again with the same token.
+Any other node does nothing, and names the owner node. That one is then asked within the time of the
+same step. All other answers while slots are on their way are for the flow, which tries again with
+the same token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from django_redislock.backends.cluster.slots import Slots
     from django_redislock.rules.steps import Bell, Call, Listen, Outcome, Performer, Tell
 
-MOST_REDIRECTIONS = 4  # In one step; nodes that do not agree send one to and fro.
+MOST_REDIRECTIONS = 4  # In one step: nodes that do not agree name each other.
 
 
 class _OfNode(ABC):
@@ -137,7 +137,7 @@ class AsyncClusterSession(_OfNode, drivers.Awaiting):
 
 
 def _answered(slots: Slots, node: Node, step: Call, outcome: Outcome) -> Answer:
-    """What came of asking the node that a slot is on its way to."""
+    """The answer of the node that a slot is on its way to."""
     if isinstance(outcome, Answer):
         return outcome
     if slots.judge(node, step, outcome) is not None:  # The slot has gone elsewhere meanwhile.
@@ -147,4 +147,4 @@ def _answered(slots: Slots, node: Node, step: Call, outcome: Outcome) -> Answer:
 
 
 def _in_a_circle(begun: float) -> NotDone:
-    return NotDone("the nodes of the cluster do not agree who keeps it", begun, clock.now())
+    return NotDone("the nodes of the cluster do not agree which one keeps it", begun, clock.now())

@@ -23,7 +23,7 @@ from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import channel, lock_keys, name_of
 from django_redislock.rules.steps import Answer, Bell, Call, Refused
-from django_redislock.rules.stored import read_claim
+from django_redislock.rules.stored import confirmation_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -152,7 +152,7 @@ class InMemoryBackend(Backend):
         for key in self.interpreter.every_key():
             name = name_of(self.prefix, key.name.decode())
             value = self.interpreter.perform("GET", key.name, us=self._us) if name else None
-            if name and value and (confirmation := read_claim(value)):
+            if name and value and (confirmation := confirmation_of(value)):
                 self._perform(Call(scripts.RENEW, name, confirmation, self.within), "")
 
     def _look_after(self, lease: Lease) -> None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 LOCATION_IS = "['redis://host-1:6379/0', 'redis://host-2:6379/0', 'redis://host-3:6379/0']"
 FEWEST_SERVERS = 3
-# Small against the ttl: what is waited for a server that is down is lost for the lease.
+# Small against the ttl: the time waited for a server that is down is lost for the lease.
 LONGEST_OPERATION = 0.5  # Seconds.
 OPERATIONS_IN_A_TTL = 10
 
@@ -88,7 +88,7 @@ class QuorumBackend(Backend):
         self._pool.retire()
 
     def prepare_watchdog(self) -> None:
-        """See watchdog.Renewer: nobody has a claim here, as no lock is handed over."""
+        """See watchdog.Renewer: no lock is handed over here, so there is nothing to confirm."""
 
     def close_watchdog(self) -> None:
         """See watchdog.Renewer."""

@@ -8,11 +8,11 @@ PARTS = 4
 
 
 class Patience:
-    """Seconds to wait for others. They do not pass while this thread or event loop stands still.
+    """Seconds to wait for servers. They do not pass while this thread or event loop stands still.
 
-    Who does not run hears nothing, however fast the servers answer, and cannot go on with a
-    connection that is half made. So it is waited in parts, and a part that took longer than it was
-    to take counts no more than that.
+    A thread that stands still hears no answer, however fast it comes, and cannot go on with a
+    connection that is half made. So the time is spent in parts, and a part that takes longer than
+    it was meant to counts no more.
     """
 
     __slots__ = ("_begun", "_left", "_longest", "_part")
@@ -24,7 +24,7 @@ class Patience:
         self._part = 0.0
 
     def part(self) -> float:
-        """Seconds to wait now, after the last part is over; 0 if it is time to look once more."""
+        """Seconds to wait now that the last part is over; 0 to look once more without waiting."""
         now = clock.now()
         self._left -= min(now - self._begun, self._part)
         self._begun = now

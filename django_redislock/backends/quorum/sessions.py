@@ -1,4 +1,4 @@
-"""What one flow asks for, done on all servers: see rules.steps.Performer."""
+"""Performs the steps of one flow on all servers: see rules.steps.Performer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _NobodyQueues:
     """A waiter comes back by itself, so no flow asks to be rung."""
 
     def tell(self, step: Any) -> Any:
-        raise AssertionError("a quorum queues nobody: there is no bell, and no claim to confirm")
+        raise AssertionError("a quorum queues nobody: there is no bell, and nothing to confirm")
 
     listen = tell
 
