@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
@@ -26,9 +27,9 @@ from django_redislock.celery.options import (
 )
 from django_redislock.celery.queued import check_backend, is_exempt, publish_once
 from django_redislock.celery.run import (
+    TaskRun,
     current_lease,
-    function_of,
-    guarded,
+    is_running,
     note_published_retry,
     replace_after_commit,
 )
@@ -55,8 +56,9 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
     abstract = True
     single_instance: Mapping[str, Any] = {}
 
-    # Celery's track_started, which is switched off: Celery stores the state STARTED before the lock
-    # is asked for, and so overwrites the result of a finished run that is delivered again.
+    # Whether to report STARTED, in place of Celery's track_started, which is switched off: Celery
+    # reports before the lock is asked for, so it overwrites the result of a finished run that is
+    # delivered again.
     reports_start = False
 
     single_instance_options: ClassVar[SingleInstance] = SingleInstance()  # The same, checked.
@@ -64,11 +66,11 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # Celery makes a class of each task, with the function as `run`, and lays autoretry around
-        # that. The lock belongs between the two: autoretry may act on a LockTimeout.
+        # Celery makes a class of each task, with the function as `run`, and then wraps autoretry
+        # around that. The lock is wrapped first, so that autoretry may act on a LockTimeout.
         run = inspect.getattr_static(cls, "run")
         unguarded = getattr(run, "unguarded", run)
-        body, bound = function_of(unguarded)
+        body, bound = _function_of(unguarded)
         refuse_attributes(cls, body)
         if run is Task.run:
             return  # It is abstract.
@@ -77,11 +79,11 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         named = naming(options.key, body, bound=bound, validation=validation_of(unguarded))
         cls._naming = None if named is None else staticmethod(named)
         if run is unguarded:  # Else it is inherited, with the lock.
-            cls.run = guarded(run)
+            cls.run = _guarded(run)
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
-        """Called by Celery when the task gets to know its app, and so the settings."""
+        """Called by Celery when the task is bound to its app, and so to the settings."""
         super().on_bound(app)
         if cls.track_started:
             cls.reports_start, cls.track_started = True, False
@@ -89,10 +91,10 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
     def retry(self, *args: Any, **options: Any) -> Retry:
         """As Celery's. A run that has published its retry is no success, however it ends.
 
-        What the caller has hidden in argsrepr and kwargsrepr stays hidden, which Celery forgets.
+        The argsrepr and kwargsrepr of the caller, by which it hides arguments, come along.
         """
         if "headers" in options:
-            # They take the place of the message's own; what the message carries of ours stays.
+            # They replace the message's headers, but not what it carries of ours.
             options = carrying(options, **carried(self.request.headers))
         if not args and "args" not in options and "kwargs" not in options:
             hidden = {name: vars(self.request).get(name) for name in ("argsrepr", "kwargsrepr")}
@@ -106,7 +108,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         return retry
 
     def on_replace(self, sig: Any) -> Any:
-        """As Celery's; but a body that is a transaction is committed first."""
+        """As Celery's, but after the commit of a body that is a transaction."""
         replace = super().on_replace
         if replace_after_commit(self, lambda: replace(sig)):
             raise Ignore("Replaced by new task")
@@ -145,8 +147,8 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         if task_id and (call := call_of_id(options)):
             options = carrying(options, call=call)
 
-        def publish(task_id: str | None, **carried: str) -> AsyncResult:
-            how = carrying(options, **carried) if carried else options
+        def publish(task_id: str | None, **added: str) -> AsyncResult:
+            how = carrying(options, **added) if added else options
             return super(SingleInstanceTask, self).apply_async(
                 args, kwargs, task_id, producer, link, link_error, shadow, **how
             )
@@ -162,6 +164,37 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
             check_backend(self)
             arguments = packed(self, args, kwargs, options)
         return publish_once(self, name, publish, arguments, expires=expires, **when)
+
+
+def _function_of(run: Any) -> tuple[Callable[..., Any], bool]:
+    """The function behind a task class's ``run``, and whether it is given the task."""
+    bound = not isinstance(run, staticmethod)
+    return inspect.unwrap(run if bound else run.__func__), bound
+
+
+def _guarded(run: Any) -> Callable[..., Any]:
+    """The method ``run`` of a task class, with the lock around it."""
+    function, bound = _function_of(run)
+
+    @functools.wraps(function)
+    def guarded_run(task: Task, *args: Any, **kwargs: Any) -> Any:
+        body = run.__get__(task, type(task))
+        if type(task).run is not guarded_run and is_running(task.request):
+            return body(*args, **kwargs)  # Called by super().run() of a subclass.
+        return TaskRun(task, args, kwargs).execute(body)
+
+    guarded_run.unguarded = run  # type: ignore[attr-defined]
+    if not bound:  # The method is given the task, also if its body is not.
+        guarded_run.__signature__ = _with_self(function)  # type: ignore[attr-defined]
+    return guarded_run
+
+
+def _with_self(function: Callable[..., Any]) -> inspect.Signature:
+    signature = inspect.signature(function)
+    # No two parameters may have the same name.
+    name = "_task" if "self" in signature.parameters else "self"
+    itself = inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY)
+    return signature.replace(parameters=[itself, *signature.parameters.values()])
 
 
 @overload

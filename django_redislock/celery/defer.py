@@ -53,20 +53,20 @@ def defer(
     *,
     turn: Turn | None = None,
     until: float | None = None,
-    begun: bool = False,
+    started: bool = False,
 ) -> Deferred:
     """Publish this run again, under its id, and return what to raise: it ends without a result.
 
     Args:
         task: The task, during its run.
-        seconds: Until what is in its way is expected to be gone. It comes back after a shorter
-            time at first, and no later than after half of the visibility timeout: until then the
-            worker keeps a delayed message, and a message that is kept longer is delivered twice.
-        turn: Its turn in the line of deferred runs, in place of *seconds* and of what is a short
-            time at first.
+        seconds: Until the lock is expected to be free. The first pauses are shorter. None is longer
+            than half of the visibility timeout: a worker keeps the delayed message, which the
+            broker would deliver again.
+        turn: Its turn in the line of deferred runs. It says how long the pause is, in place of
+            *seconds*.
         until: When to be back at the latest, in seconds since the epoch.
-        begun: Whether an earlier delivery has started the work, so that it was in time, and this
-            one must not expire: it is there in case that one dies.
+        started: Whether an earlier delivery has started the work, and so was in time. Then this
+            one, which is there in case that one dies, does not expire.
 
     Raises:
         Deferred: The broker does not take the message, but has the old one still.
@@ -82,13 +82,13 @@ def defer(
     else:
         tries, pause = 0, turn.pause()
         carry(task.request, ticket=turn.ticket)
-    expires = None if begun else task.request.expires
+    expires = None if started else task.request.expires
     left = min(math.inf if until is None else until - now, seconds_left(expires))
     # Not all at the same moment, which is too late for all but one of them.
     last = max(left, 0.0) * random.uniform(LAST_PART, 1.0)
     countdown = min(pause, LONGEST_PAUSE, visibility_timeout(task.app) / 2, last)
     if waits_in_broker(task.app):
-        # It takes whole seconds only, and at least one. A turn is rather not missed.
+        # The broker counts whole seconds, and at least one. A turn is rounded down, to not miss it.
         countdown = max(math.floor(countdown) if turn else math.ceil(countdown), 1)
     carry(task.request, tries=tries, since=before.get("since", now))
     try:

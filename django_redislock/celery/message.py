@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 # The header in which a message of ours carries a dictionary:
 #   "tries"       how often its run was deferred in a row, since it last stood in line
 #   "since"       when it was deferred for the first time, in seconds since the epoch
-#   "raised"      the lock has kept the body from beginning; a retry that was published because of
+#   "raised"      the lock has kept the body from starting, so a retry that was published because of
 #                 that is no retry of the body
 #   "ticket"      its position in the line of deferred runs, see line.py
-#   "call"        which of the calls under one task id it is; what is delivered again says the same,
-#                 and so does a retry
+#   "call"        which of the calls under one task id it is, the same in redeliveries and retries
 #   "queued"      the lock name under which its call was announced (see queued.py), until the body
 #                 starts
 HEADER = "redislock"
@@ -103,8 +102,8 @@ def shows_results(task: Task) -> bool:
 
 def ignores_result(task: Task) -> bool:
     """Whether the result of this run is not wanted: as the caller said, else as the task says."""
-    # `task.request.ignore_result` is False also if the caller said nothing: that is the default of
-    # the request's class. Only what the caller said is in the request's own dictionary.
+    # The request's class says False if the caller said nothing. What the caller said is in the
+    # request's own dictionary.
     return bool(vars(task.request).get("ignore_result", task.ignore_result))
 
 

@@ -1,6 +1,6 @@
-"""The options of single_instance_task: what there is, and what is refused at import.
+"""The options of single_instance_task, and what is refused at import.
 
-Also the Conflict, which is what the option on_conflict gives to a function.
+Also the Conflict, which the option on_conflict gives to a function.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HOUR = 3600.0
 
 @dataclass(frozen=True)
 class Conflict:
-    """What a function given as on_conflict is told. Its return value is the task's result."""
+    """What a function given as on_conflict gets. Its return value is the task's result."""
 
     task: Task
     args: tuple[Any, ...]
@@ -66,7 +66,7 @@ class SingleInstance:
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> SingleInstance:
-        """Check the options, as given by hand; None is as if it was not given.
+        """Check the options as they were written. None is as if one was not given.
 
         Raises:
             TypeError: An option is not known.
@@ -177,7 +177,7 @@ def _check_choice(
         raise ValueError(f"{name} must be one of {listed}{rest}, not {choice!r}.")
 
 
-# Options that serve others: which ones, and what says that they are of use.
+# Options that serve others: which they serve, and whether they are of use with these options.
 _SERVES: dict[str, tuple[set[str], Callable[[Mapping[str, Any]], bool]]] = {
     "wait": ({"on_conflict"}, lambda options: options.get("on_conflict") == "wait"),
     "conflict_deadline": (
@@ -189,10 +189,10 @@ _SERVES: dict[str, tuple[set[str], Callable[[Mapping[str, Any]], bool]]] = {
 
 
 def inherited(cls: type) -> dict[str, Any]:
-    """The options that a class of tasks says in ``single_instance``, and those it is derived from.
+    """The options in ``single_instance`` of a class of tasks, merged with those of its bases.
 
     Raises:
-        TypeError: One of them says something else there.
+        TypeError: One of the classes has something else there.
     """
     layers = [(one, vars(one).get("single_instance", {})) for one in reversed(cls.__mro__)]
     for one, layer in layers:
@@ -205,10 +205,10 @@ def inherited(cls: type) -> dict[str, Any]:
 
 
 def merge(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Put options together that classes and a decorator give; the later ones win, one by one.
+    """Merge the options of classes and of a decorator, one by one. The later one wins.
 
-    None is as if an option was not given. An option that has served another, such as wait, goes
-    with that if a later one says something else.
+    None is as if an option was not given. An option that serves another, such as wait, is dropped
+    if a later layer changes that other so that it is of no use.
     """
     merged: dict[str, Any] = {}
     for layer in layers:
@@ -239,15 +239,15 @@ def refuse_attributes(cls: type, body: Callable[..., Any]) -> None:
     code = body.__code__ if is_decorated and inspect.isfunction(body) else None
     where = f", {code.co_filename}:{code.co_firstlineno}" if code else ""
     given = ", ".join(f'"{name}": {value!r}' for name, value in unheard.items())
-    line = f"single_instance={{{given}}}" if is_decorated else f"single_instance = {{{given}}}"
+    instead = f"single_instance={{{given}}}" if is_decorated else f"single_instance = {{{given}}}"
     raise TypeError(
         f"{', '.join(map(repr, unheard))} of the task {said.get('name') or cls.__name__}{where}"
-        f" would have no effect: options of the lock are not attributes of a task. Write {line}."
+        f" would have no effect: options of the lock are not attributes of a task. Write {instead}."
     )
 
 
 def _is_behaviour(value: Any) -> bool:
-    """Whether an attribute is a method or the like: of the class's own, and no value."""
+    """Whether an attribute is a method or the like, and no value."""
     return callable(value) or hasattr(value, "__get__")
 
 
@@ -266,8 +266,8 @@ _CELERYS_OPTIONS = frozenset(
 def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return our options and Celery's, and refuse what is neither.
 
-    Celery makes an attribute of the task of whatever it is given. So a misspelt option would be
-    accepted, and the lock would be held for longer, or keep out less, than its author thinks.
+    Celery makes an attribute of the task of each option, whatever it is. So it would accept a
+    misspelt one, and the lock would be held for longer, or keep out less, than its author thinks.
 
     Raises:
         TypeError: An option belongs to nobody.
@@ -282,14 +282,14 @@ def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _unknown(names: Iterable[str], known: Iterable[str]) -> str:
-    lines = []
+    found = []
     for name in names:
         close = difflib.get_close_matches(name, list(known), n=1)
         hint = _CALLED_ELSEWHERE.get(name) or (f"did you mean {close[0]!r}?" if close else "")
-        lines.append(f"{name!r}" + (f" ({hint})" if hint else ""))
+        found.append(f"{name!r}" + (f" ({hint})" if hint else ""))
     ours = ", ".join(sorted(OPTIONS))
     return (
-        f"single_instance_task does not know the option {', '.join(lines)}. Its own options are"
+        f"single_instance_task does not know the option {', '.join(found)}. Its own options are"
         f" {ours}; all of @shared_task are taken too. An attribute of your own belongs on the"
         " class given as base=."
     )

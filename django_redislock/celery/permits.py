@@ -1,9 +1,9 @@
 """limit=N: a run needs one permit of N, and each permit is a lock of its own.
 
-The permits of the name "report" are the locks "report#1", "report#2" and so on. So each has its
-own lease, expiry, renewal and fence, is a row of its own for operators, and can be released by
-force alone; no counter can drift. What it costs: a look at all of them before and after a grant,
-and no order among those who wait.
+The permits of the name "report" are the locks "report#1", "report#2" and so on. Each has its own
+lease, expiry, renewal and fence, is a row of its own for operators, and can be released by force
+alone; no counter can drift. This costs a look at all of them before and after a grant, and runs
+that wait have no order.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from django_redislock.celery.options import SingleInstance
     from django_redislock.rules.flows import RunMarker
 
-LONGEST_IN_ONE_QUEUE = 1.0  # Seconds; one who waits stands in that of one permit at a time.
+LONGEST_IN_ONE_QUEUE = 1.0  # Seconds that a run waits for one permit before it looks at all.
 
 
 @dataclass(frozen=True)
 class Permits:
-    """The permits of one name, of which a run wants one."""
+    """The permits of one name, of which a run takes one."""
 
     name: str
     options: SingleInstance
-    marker: RunMarker  # What the run leaves when it succeeds, and knows duplicates by.
+    marker: RunMarker  # By which duplicates of the run are recognised after its success.
     activity: Activity  # The task and its id, as operators will see them.
-    is_own: Callable[[Busy], bool]  # Whether an earlier delivery of the run is in the way.
+    is_own: Callable[[Busy], bool]  # Whether an earlier delivery of the run has this permit.
 
     @cached_property
     def names(self) -> list[str]:
@@ -60,7 +60,7 @@ class Permits:
     ) -> Lease | Busy | Finished:
         """Take one of the permits; the end of *locks* releases it.
 
-        To receivers of signals it is one wait, for the name, however many permits are asked for.
+        Receivers of signals are told of one wait, for the name.
 
         Args:
             locks: See there.
@@ -87,9 +87,9 @@ class Permits:
         return outcome
 
     def _take(self, locks: ExitStack, began: float, give_up: float) -> Lease | Busy | Finished:
-        # Permits that were not granted although a look found them free. They count as taken until
-        # some time has passed: on a quorum, what only minorities keep looks free as long as they
-        # keep it, and so would be asked for without an end.
+        # Permits that looked free and were not granted. They count as taken for a while: on a
+        # quorum, a permit that only a minority keeps looks free, and would be asked for again and
+        # again.
         refused: dict[str, Busy] = {}
         while True:
             left = max(give_up - self.backend.clock(), 0.0)
@@ -103,8 +103,7 @@ class Permits:
                 wait = 0.0
             else:
                 first = min(taken, key=lambda name: taken[name].expires_in)
-                # If none of them will ever end, that is an error, and not a wait that runs out.
-                # The acquire of one of them raises it.
+                # If none of them ever ends, an acquire of one is to raise that as an error.
                 if not left and taken[first].expires_in < math.inf:
                     return taken[first]
                 asked_for, wait = [first], min(left, LONGEST_IN_ONE_QUEUE)
@@ -114,7 +113,7 @@ class Permits:
                 outcome = self._acquire(lock, locks, began)
                 if isinstance(outcome, Lease):
                     return self._unless_in_the_way(lock, outcome)
-                if self._is_own(outcome):
+                if self.is_own(outcome):
                     return outcome
                 if not wait:
                     refused[name] = outcome
@@ -131,9 +130,9 @@ class Permits:
         return outcome
 
     def _unless_in_the_way(self, lock: Lock, lease: Lease) -> Lease | Busy | Finished:
-        """Give the permit back if the task has got another one, or has finished, meanwhile.
+        """Give the permit back if a duplicate of the run has one too, or has finished meanwhile.
 
-        Each run looks after its grant, so of two duplicates at least one sees the other; both may.
+        Each looks after its own grant, so at least one of two duplicates sees the other.
         """
         if not self.marker.id:
             return lease
@@ -148,17 +147,16 @@ class Permits:
         return others
 
     def _look(self, names: Iterable[str]) -> dict[str, Busy] | Busy | Finished:
-        """See in one round trip which of these permits are taken, by whom.
+        """Return which of these permits are taken, and by whom, in one round trip.
 
-        If the run must not take one, because its task has finished or another delivery of it has
-        a permit, it is that which is returned.
+        Or why the run must not take one: it has finished, or another delivery of it has a permit.
         """
         names = list(names)
-        calls = [self.backend.look(name) for name in names]
+        steps = [self.backend.look(name) for name in names]
         if self.marker.id:
-            call = Call(scripts.FINISHED, self.name, (self.marker.id,), self.backend.within)
-            calls.append(call)
-        answers = self.backend.ask_many(calls)
+            args = (self.marker.id,)
+            steps.append(Call(scripts.FINISHED, self.name, args, self.backend.within))
+        answers = self.backend.ask_many(steps)
         if self.marker.id and (ago := int(answers.pop())) >= 0:
             return Finished(ago / 1000)
         looks = map(self.backend.seen, names, answers)
@@ -172,10 +170,6 @@ class Permits:
             if (holding := look.holding) is not None
         }
         for busy in taken.values():
-            if self._is_own(busy):
+            if self.is_own(busy):
                 return busy
         return taken
-
-    def _is_own(self, busy: Busy) -> bool:
-        """Whether another delivery of the same run has this permit."""
-        return bool(self.marker.id) and self.is_own(busy)

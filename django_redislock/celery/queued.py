@@ -1,9 +1,9 @@
 """unique_queued: of the calls with one key, only one waits in the broker's queue at a time.
 
-A call is announced before it is published, and retracted when the body of its run starts, or when
-it is known that no body will. Until then it stands for every other call with the same key, which
-is not published. An economy, and no guarantee: ``send_task`` and other applications publish
-without asking. What must not run twice at a time is kept apart by the lock around the body.
+A call is announced before it is published. It is retracted when the body of its run starts, or when
+it is known that none will. Until then it stands for every other call with the same key, which is
+not published. This is an economy, and no guarantee: ``send_task`` and other applications publish
+without asking. The lock around the body keeps apart what must not run twice at a time.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_redislock.celery")
 
-# A call that something else depends on is published: it must have a result of its own. One whose
-# task id is chosen by the caller, as that of the last in a chain, is looked for under it.
+# Options of a call that needs a result of its own, and so is published: something depends on it, or
+# its caller looks for it under a task id that it has chosen.
 _DEPENDENTS = ("link", "link_error", "chain", "chord", "group_id", "task_id")
 
 
@@ -76,11 +76,10 @@ def publish_once(
     countdown: float | None = None,
     eta: Any = None,
 ) -> AsyncResult:
-    """Publish a call, unless one with the same key waits in the queue; return its result.
+    """Publish a call, unless another one that waits in the queue stands for it.
 
-    That one runs with its own arguments, or with *arguments* if there are any. It stands for
-    this one only if it runs no later and expires no earlier; else this one is published, and stands
-    for those to come.
+    That one has the same key, runs no later and expires no earlier. It runs with its own arguments,
+    or with *arguments* if there are any. A call that is published stands for those to come.
 
     Args:
         task: The task.
@@ -90,6 +89,9 @@ def publish_once(
         expires: When its message expires, as Celery takes it.
         countdown: Seconds until it is to run.
         eta: When it is to run.
+
+    Returns:
+        Its result, or that of the call that stands for it.
     """
     task_id = uuid()
     try:
@@ -98,11 +100,12 @@ def publish_once(
         if not waiting:
             return publish(task_id, queued=name)
     except BaseException:
-        # Also of an interrupt, which may come after the announcement and before its answer.
+        # Also after an interrupt: the announcement may have been carried out.
         retract(task, name, task_id)
         raise
-    message = "Did not publish %s: %s waits in the queue, with the same key %r"
-    logger.info(message, task.name, waiting, name)
+    logger.info(
+        "Did not publish %s: %s waits in the queue, with the same key %r", task.name, waiting, name
+    )
     return task.AsyncResult(waiting)
 
 
@@ -128,11 +131,11 @@ def _announce(
 
 
 def retract(task: Task, name: str, task_id: str, *, keep: float = 0.0) -> bytes | None:
-    """The call *task_id* does not wait in the queue, or no longer.
+    """Let the call *task_id* stand for others no longer.
 
     Returns:
-        The packed arguments of the last call that it stands for, which the server goes on keeping
-        for *keep* seconds; b"" if it is to run with its own; None if the server does not say.
+        The packed arguments of the last call that it stands for, which the server keeps for *keep*
+        more seconds; b"" if it is to run with its own; None if the server does not answer.
     """
     options: SingleInstance = task.single_instance_options
     try:
@@ -148,20 +151,20 @@ def retract(task: Task, name: str, task_id: str, *, keep: float = 0.0) -> bytes 
 
 
 def requeue(task: Task, name: str, task_id: str, *, expires: Any) -> float | None:
-    """The call *task_id* goes back into the queue, and stands for others there as before.
+    """Let the call *task_id*, which goes back into the queue, stand for others as before.
 
     Args:
         task: The task.
         name: The lock of the run.
         task_id: The id of the call.
-        expires: When its message expires, as that says.
+        expires: When its message expires, as the message says it.
 
     Returns:
         How many seconds ago it last stood for another call; None if it has not.
     """
     options: SingleInstance = task.single_instance_options
-    # Nothing is heard of it until it comes back, which may be after the longest pause; queued_ttl
-    # counts from then on.
+    # It is heard of again when it comes back, after the longest pause at the latest; queued_ttl
+    # counts from then.
     ttl = min(LONGEST_PAUSE + options.queued_ttl, seconds_left(expires))
     try:
         return task_runs.requeue(name, task_id, ttl, using=options.using)
@@ -181,8 +184,8 @@ def _retract_revoked(sender: Any = None, request: Any = None, **kwargs: Any) -> 
 
 
 def _retract_failed(sender: Any = None, task_id: str = "", **kwargs: Any) -> None:
-    """In a worker: a task has failed, perhaps in its before_start(), and so before its run."""
-    # A failure that Celery's main process reports is none of the request that is under way here.
+    """In a worker: a task has failed, perhaps in its before_start(), so before its run."""
+    # Celery's main process reports failures too, of requests that are not under way there.
     if sender is not None and sender.request.id == task_id:
         _retract_unstarted(sender, sender.request)
 

@@ -1,13 +1,12 @@
-"""One run of a single-instance task: the lock around its body, and what happens instead of it.
+"""One run of a single-instance task: its body under the lock, or what happens instead.
 
-A run begins each time that Celery starts the task: for a message that a broker delivered, in eager
-mode, or in a direct call. It ends with its body, or is skipped, or is deferred to a later delivery.
+There is one each time that Celery starts the task: for a message that a broker delivered, in eager
+mode, or in a direct call. It executes its body, or is skipped, or is deferred to a later delivery.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import os
 import time
@@ -51,14 +50,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_redislock.celery")
 
-# Seconds for which a finished run is recognised, on top of the visibility timeout.
+# Seconds for which duplicates of a finished run are recognised, beyond the visibility timeout.
 RECOGNISED_FOR = 86_400.0
 NO_DUPLICATES = RunMarker("", RECOGNISED_FOR)  # Only a broker makes some.
-# Seconds after its success within which a run is expected to have stored its result.
+# Seconds that a run has after its success to store its result.
 REPORTS_WITHIN = 10.0
-# Skips that are what min_hold and once are for: nobody need look after them.
+# Skips that min_hold and once are for, so they are no warning.
 EXPECTED_SKIPS = ("cooling", "done")
-
 
 # Celery's own tasks that call another one for each item of their message.
 _CALL_FOR_ITEMS = {"celery.map", "celery.starmap"}
@@ -83,49 +81,22 @@ def current_lease() -> Lease | None:
     return running.lease
 
 
-def function_of(run: Any) -> tuple[Callable[..., Any], bool]:
-    """The function behind a task class's ``run``, and whether it is given the task."""
-    bound = not isinstance(run, staticmethod)
-    return inspect.unwrap(run if bound else run.__func__), bound
-
-
-def guarded(run: Any) -> Callable[..., Any]:
-    """The method ``run`` of a task class, with the lock around it."""
-    function, bound = function_of(run)
-
-    @functools.wraps(function)
-    def guarded_run(task: Task, *args: Any, **kwargs: Any) -> Any:
-        body = run.__get__(task, type(task))
-        running = _running.get()
-        overridden = type(task).run is not guarded_run
-        if overridden and running is not None and running.request is task.request:
-            return body(*args, **kwargs)  # Called by super().run() of a subclass.
-        return TaskRun(task, args, kwargs).execute(body)
-
-    guarded_run.unguarded = run  # type: ignore[attr-defined]
-    if not bound:  # The method is given the task, also if its body is not.
-        guarded_run.__signature__ = _with_self(function)  # type: ignore[attr-defined]
-    return guarded_run
-
-
-def _with_self(function: Callable[..., Any]) -> inspect.Signature:
-    signature = inspect.signature(function)
-    # No two parameters may have the same name.
-    name = "_task" if "self" in signature.parameters else "self"
-    itself = inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY)
-    return signature.replace(parameters=[itself, *signature.parameters.values()])
+def is_running(request: Any) -> bool:
+    """Whether the body of the run of *request* is under way here."""
+    running = _running.get()
+    return running is not None and running.request is request
 
 
 def note_published_retry(request: Any) -> None:
-    """The run of *request* has published its own retry; one that was called directly cannot."""
+    """Note that a run has published its retry. One that is called directly cannot."""
     request.redislock_retried = not request.called_directly
 
 
 def replace_after_commit(task: Task, replace: Callable[[], Any]) -> bool:
-    """Put off *replace*, which publishes what replaces a run, until the body of that is committed.
+    """Have *replace*, which publishes the replacement of a run, called after its commit.
 
     Returns:
-        Whether it will be called, after the transaction. If there is none, it is not.
+        Whether there is a transaction, so that it will be called.
     """
     running = _running.get()
     if running is None or running.request is not task.request or running.options.atomic is None:
@@ -135,10 +106,7 @@ def replace_after_commit(task: Task, replace: Callable[[], Any]) -> bool:
 
 
 class _EndedByRetry(Exception):
-    """Tells the lock that the body is no success, although it has returned *result*.
-
-    It has published its own retry.
-    """
+    """Tells the lock that the body is no success: it has returned *result*, and will be retried."""
 
     def __init__(self, result: object) -> None:
         super().__init__(result)
@@ -146,11 +114,11 @@ class _EndedByRetry(Exception):
 
 
 class _Replaced(Exception):
-    """Tells the lock that the body is no success: it has replaced itself, and is committed."""
+    """Tells the lock that the body is no success: it is committed, and will be replaced."""
 
 
 class _CompletedBefore(Exception):
-    """Takes a run out of its transaction before the body: the database has *found* it done."""
+    """Leaves the transaction before the body: the database has *found* that it is done."""
 
     def __init__(self, found: Done | Finished) -> None:
         super().__init__(found)
@@ -167,7 +135,7 @@ class TaskRun:
         self.id: str = request.id or ""  # "" if it is called directly.
         self._lock: Lock | None = None  # Each permit has one of its own.
         self.lease: Lease | None = None  # While the body runs.
-        self._given_under: str | None = None  # Where the server keeps what the body was given.
+        self._arguments_of: str | None = None  # The lock of which the server keeps its arguments.
         self._turn: Turn | None = None  # In the line of deferred runs, if it stands there.
         self.publish_replacement: Callable[[], Any] | None = None  # After its commit.
         self.delivered = is_delivered(request)
@@ -189,13 +157,13 @@ class TaskRun:
     def name(self) -> str:
         """That of the lock.
 
-        Not made before execute(), which retracts the call of a run that fails: the arguments may
-        look different after their way through the broker, and to a key function be wrong.
+        Made within execute(), which retracts the call if that fails: a key function may not take
+        the arguments as they are after their way through the broker.
         """
         name: str = self.task.lock_name(self.args, self.kwargs)
         return name
 
-    # --- the way of a run ---------------------------------------------------------------------
+    # --- under the lock -----------------------------------------------------------------------
 
     def execute(self, body: Callable[..., Any]) -> Any:
         """Execute *body* under the lock, or do what is done instead; return the result."""
@@ -223,7 +191,7 @@ class TaskRun:
             if self.options.atomic is not None:
                 effects.check_outermost(self.name, self.options.atomic, of_task=True)
             try:
-                # Asked before the lock, which whoever is done already need not wait for.
+                # The database is asked first: a run that is done need not wait for the lock.
                 found = self._completed() if self.options.once == DATABASE else None
                 outcome = found or self._ask_for_lock(locks)
                 if isinstance(outcome, Busy):
@@ -244,15 +212,14 @@ class TaskRun:
     def _ask_for_lock(
         self, locks: ExitStack, wait: float | None = None, since: float | None = None
     ) -> Lease | Busy | Done | Finished:
-        """Ask for the lock, or for a permit; the end of *locks* releases what is granted.
-
-        A lock is given to *locks* before it is asked for: a soft time limit may be raised right
-        after the grant. The end of a lock that was not granted does nothing.
+        """Ask for the lock, or for a permit.
 
         Args:
-            locks: See there.
+            locks: Its end releases what is granted. It has the lock before that is asked for, since
+                a soft time limit may be raised right after the grant. The end of a lock that was
+                not granted does nothing.
             wait: Seconds to wait; None: as on_conflict says.
-            since: When it was asked for the first time, if this is not that.
+            since: When it was asked for the first time, if it was before.
         """
         options = self.options
         if options.limit > 1:
@@ -267,17 +234,19 @@ class TaskRun:
         """Whether it is to be deferred until others have had their turn; see _decide()."""
         if not self.delivered or self._is_own(busy):
             return False
-        return self._has_begun or self._is_patient
+        return self._body_has_started or self._is_patient
 
     def _is_own(self, busy: Busy) -> bool:
         """Whether an earlier delivery of this run has the lock, or keeps it by min_hold.
 
-        What cools down after another call under this id is a conflict like any other.
+        A lock that cools down after another call under this id is a conflict like any other.
         """
+        if not self.delivered:
+            return False
         return busy.holding.owner.is_task(self.id) and not (busy.cooling and self.call)
 
     def _stand_in_line(self, busy: Busy, locks: ExitStack) -> Lease | Busy | Done | Finished:
-        """Take a position in the line of deferred runs; if its turn is near, wait for that here."""
+        """Take a position in the line of deferred runs; wait here for a turn that is near."""
         since = backends[self.options.using].clock()
         self._turn = line.stand(self.task, self.name, busy)
         if self._turn is None or not self._turn.is_near:
@@ -289,16 +258,16 @@ class TaskRun:
 
     @functools.cached_property
     def _item_of(self) -> str:
-        """The task of Celery's that has called this one for an item of its message; "" if none.
+        """The task of Celery's that calls this one for an item of its message; "" if none.
 
-        These are celery.map and celery.starmap, the latter also for chunks().
+        It is celery.map or celery.starmap, which serves chunks() too.
         """
         stack = [task.name for task in _task_stack.stack]
         called = self.request.called_directly and _running.get() is None
         return stack[-2] if called and stack[-2:-1] and stack[-2] in _CALL_FOR_ITEMS else ""
 
     def _wait_as_item(self, busy: Busy, locks: ExitStack) -> Lease | Busy | Done | Finished:
-        """Wait here for the lock: the message is not of this run alone, so it cannot go back."""
+        """Wait here for the lock: the message has other items too, so it cannot go back."""
         since = backends[self.options.using].clock()
         logger.info(
             "%s waits in its worker slot: lock %r is %s, and it is an item of %s, whose message"
@@ -311,7 +280,7 @@ class TaskRun:
         return self._ask_for_lock(locks, self.options.conflict_deadline, since)
 
     def _give_back(self, lease: Lease) -> None:
-        """End the lease of a run that has not been, and so is neither a success nor a failure."""
+        """End the lease of a run whose body was not executed: neither a success nor a failure."""
         assert self._lock is not None  # See options.py: once excludes permits.
         self._lock.undo()
         with self._noting("end"):
@@ -325,8 +294,8 @@ class TaskRun:
             carry(self.request, tries=None, since=None, raised=None)
         with ExitStack() as at_end:
             if lease is not None and self.options.limit > 1:
-                # A lock notes start and end of its run, but a permit does so under a name of its
-                # own. The end is noted before the permit is given back.
+                # A lock notes start and end of its run itself. A permit does so under a name of its
+                # own, so they are noted here; the end before the permit is given back.
                 at_end.push(functools.partial(self._note_end, lease, time.monotonic()))
                 with self._noting("start"):
                     task_runs.note_start(self.name, lease, using=self.options.using)
@@ -365,9 +334,13 @@ class TaskRun:
                 if self.publish_replacement and isinstance(end, Ignore):
                     return  # Committed; then the replacement is published.
                 # Celery does not call it an error, so nobody else tells of it.
-                level = logging.INFO if isinstance(end, Retry) else logging.WARNING
-                message = "%s ends by %s, so what it wrote to database %r is rolled back"
-                logger.log(level, message, self, type(end).__name__, database)
+                logger.log(
+                    logging.INFO if isinstance(end, Retry) else logging.WARNING,
+                    "%s ends by %s, so what it wrote to database %r is rolled back",
+                    self,
+                    type(end).__name__,
+                    database,
+                )
                 raise
             goes_on = self._has_retried or self.publish_replacement is not None
             if self.options.once == DATABASE and not goes_on:
@@ -383,7 +356,7 @@ class TaskRun:
 
     @property
     def _has_retried(self) -> bool:
-        """Whether the body has published its own retry, so that it is no success."""
+        """Whether the body has published its retry, so that it is no success."""
         return getattr(self.request, "redislock_retried", False)
 
     # --- without the lock ---------------------------------------------------------------------
@@ -401,18 +374,18 @@ class TaskRun:
             case Finished(ago):
                 return self._end_as_duplicate(self.id, ago)
         holder = found.holder
-        if self.delivered and self._is_own(found):
+        if self._is_own(found):
             if found.cooling:
                 return self._end_as_duplicate(holder, found.ago)
             # Delivered twice, or again after a crash; or a retry that was published before its
             # first try let go. A skip would acknowledge the only copy of the work.
             # Its body has started, so it cannot stand for calls made now.
             self._retract_call(starts=True)
-            raise self._defer("its own earlier delivery holds it", found, begun=True)
-        # Work that has begun is not dropped because somebody else got in between.
-        if self.delivered and self._has_begun:
+            raise self._defer("its own earlier delivery holds it", found, started=True)
+        # Work that has started is not dropped because another run got in between.
+        if self.delivered and self._body_has_started:
             raise self._defer("a retry finds it held", found)
-        # A call that others were not published for is not dropped because its wait is over.
+        # A call that stands for others is not dropped because its wait is over.
         waits_for_others = policy == "wait" and self._announced_as is not None
         if self._is_patient or waits_for_others:
             until = self._defer_until(self._requeue_call())
@@ -444,7 +417,7 @@ class TaskRun:
         if policy == "retry" and (until := self._defer_until()) is not None:
             logger.warning("Deferred %s: %s", self, error)
             raise defer(self.task, self.options.conflict_deadline, until=until)
-        if not self._has_begun:
+        if not self._body_has_started:
             carry(self.request, raised=True)
         raise error
 
@@ -453,16 +426,16 @@ class TaskRun:
         return self.options.on_conflict == "retry"
 
     @property
-    def _has_begun(self) -> bool:
-        """Whether this is a Celery retry of a run whose body has begun.
+    def _body_has_started(self) -> bool:
+        """Whether this is a Celery retry of a body that was executed.
 
-        A retry that the lock alone brought about meets on_conflict as its first try did, so that
-        max_retries bounds it.
+        If the lock kept the body from that, the retry meets on_conflict as the first try did, so
+        that max_retries bounds it.
         """
         return bool(self.request.retries) and not carried(self.request.headers).get("raised")
 
     def _end_as_duplicate(self, by: str, ago: float | None) -> Any:
-        """End a delivery of a run that has succeeded before; its result is left alone.
+        """End a delivery of a run that has succeeded before. Its result is left alone.
 
         Args:
             by: Which run that was, or who has run it.
@@ -475,9 +448,9 @@ class TaskRun:
         if reports and not is_reported and ago is not None and ago < REPORTS_WITHIN:
             # Its body has ended, so it cannot stand for calls made now.
             self._retract_call(starts=True)
-            raise defer(self.task, REPORTS_WITHIN - ago, begun=True)
+            raise defer(self.task, REPORTS_WITHIN - ago, started=True)
         skipped = self._skip("duplicate", f"duplicate, of {self.id}", by=by, ago=ago)
-        # Where nobody can look, a second report is worse than the small chance that there was none.
+        # If nobody can look, there may be no report at all; that is rare, and better than two.
         if is_reported or (reports and not seen):
             raise Ignore
         return skipped
@@ -486,8 +459,8 @@ class TaskRun:
         """When this run must be back, in seconds since the epoch; None if it cannot be deferred.
 
         Args:
-            last_call_ago: How many seconds ago it last stood for another call, from which
-                conflict_deadline counts again.
+            last_call_ago: How many seconds ago it last stood for another call; conflict_deadline
+                counts from then.
         """
         if not self.delivered:
             return None
@@ -499,20 +472,20 @@ class TaskRun:
         return until if now < until else None
 
     def _defer(
-        self, why: str, busy: Busy, *, until: float | None = None, begun: bool = False
+        self, why: str, busy: Busy, *, until: float | None = None, started: bool = False
     ) -> Deferred:
         logger.info("Deferred %s: lock %r is %s, and %s", self, self.name, busy, why)
-        turn = None if begun else self._turn
-        return defer(self.task, busy.expires_in, turn=turn, until=until, begun=begun)
+        turn = None if started else self._turn
+        return defer(self.task, busy.expires_in, turn=turn, until=until, started=started)
 
     def _skip(self, why: str, says: str, *, ago: float | None = None, **who: str) -> dict[str, Any]:
         """End this run without its body, visibly: a canvas goes on with the marked value.
 
         Args:
             why: As the result tells.
-            says: The same as the log tells: what the lock is.
-            ago: How many seconds ago it became so.
-            who: The holder, or by whom it became so; and the reason, if one is to be told.
+            says: As the log tells: what the lock is.
+            ago: How many seconds it has been so.
+            who: The holder, or who made it so; and the reason, if one is to be told.
         """
         result: dict[str, Any] = {"skipped": why, "lock": self.name, **who}
         if ago is not None:
@@ -530,7 +503,7 @@ class TaskRun:
     # --- its call in the broker's queue, see queued.py and line.py ----------------------------
 
     def _waits_no_more(self, *, starts: bool = False) -> None:
-        """Its body starts, or has ended, or never will."""
+        """Leave the broker's queue and the line: the body starts, has ended, or never will."""
         self._retract_call(starts=starts)
         if self._turn or (self.delivered and "ticket" in carried(self.request.headers)):
             line.leave(self.task, self.name, self.id)
@@ -539,22 +512,22 @@ class TaskRun:
 
     @property
     def _announced_as(self) -> str | None:
-        # Not self.name: after their way through the broker, which makes lists of tuples, the
-        # arguments may look different.
+        # Not self.name: a key function may make another name of the arguments as the broker gives
+        # them back, such as a list for a tuple.
         return carried(self.request.headers).get("queued") if self.delivered else None
 
     def _retract_call(self, *, starts: bool = False) -> None:
-        """Its call waits no longer; if its body starts, it is given the last call's arguments.
+        """Let its call stand for no others. If the body starts, give it the last one's arguments.
 
-        The server keeps those until the end of the body if the broker does so with the message,
-        which has the first call's and may be delivered again.
+        With acks_late the server keeps these until the body ends. The message, which has the first
+        call's arguments, may be delivered again until then.
         """
-        if not (name := self._announced_as or self._given_under):
+        if not (name := self._announced_as or self._arguments_of):
             return
         keep = self.marker.recognised_for if starts and acks_late(self.task) else 0.0
         last = queued.retract(self.task, name, self.id, keep=keep)
         carry(self.request, queued=None)
-        self._given_under = name if last and keep else None
+        self._arguments_of = name if last and keep else None
         if last and starts:
             self._take(last)
         if last is None and starts and self.options.unique_queued == NEWEST:
@@ -564,7 +537,7 @@ class TaskRun:
         """Run with the arguments of the last call, in place of the first one's.
 
         Raises:
-            LockMisuse: They name another lock, by the time that they are read here.
+            LockMisuse: They name another lock here, after the broker has changed them.
         """
         args, kwargs, shown = unpacked(self.task.app, last)
         name = self.task.lock_name(tuple(args), kwargs)
@@ -576,8 +549,8 @@ class TaskRun:
                 " key of what looks the same on both sides of the broker",
             )
         request = self.request
-        # Celery's tracer has the same list and dictionary, and gives them to on_success() and the
-        # signals. With pickle the one is a tuple, and these are told of the first call's.
+        # Celery's tracer passes the same list and dictionary to on_success() and the signals. With
+        # pickle the list is a tuple, so these get the first call's arguments.
         if isinstance(request.args, list):
             request.args[:] = args
         else:
@@ -589,7 +562,7 @@ class TaskRun:
         logger.info("%s runs with the arguments of the last call with its key", self)
 
     def _requeue_call(self) -> float | None:
-        """Returns how many seconds ago it last stood for another call."""
+        """Go on standing for others. Returns how many seconds ago it last did."""
         if not (name := self._announced_as):
             return None
         return queued.requeue(self.task, name, self.id, expires=self.request.expires)
@@ -597,7 +570,7 @@ class TaskRun:
     # --- reports and records ------------------------------------------------------------------
 
     def _report_start(self) -> None:
-        """In place of Celery; see SingleInstanceTask.reports_start."""
+        """Report STARTED in place of Celery; see SingleInstanceTask.reports_start."""
         if self.delivered and stores_result(self.task):
             meta = {"pid": os.getpid(), "hostname": self.request.hostname}
             self.task.backend.store_result(self.id, meta, states.STARTED, request=self.request)
@@ -616,7 +589,7 @@ class TaskRun:
             )
 
     def _still_has(self, lease: Lease) -> bool:
-        """Whether the run still has its lock at its end; asks the server if nobody else knows."""
+        """Whether the run still has its lock at its end. Asks the server if that alone knows."""
         with self._noting("end"), suppress(LockLost):
             lease.ensure_held()
             return True
@@ -624,7 +597,7 @@ class TaskRun:
 
     @contextmanager
     def _noting(self, what: str) -> Iterator[None]:
-        """A record that Redis does not take is logged; the run goes on."""
+        """Log a record that Redis does not take, and go on."""
         try:
             yield
         except LockUnavailable as error:
