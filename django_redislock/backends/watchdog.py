@@ -116,26 +116,25 @@ class Watchdog:
         # done then; but while it sleeps until then, acquires that are as long need not wake it.
         self._first_over = math.inf
 
-    def watch(self, lease: Lease) -> None:
-        """Look after a new lease."""
+    def watch(self, lease: Lease, due: float | None = None) -> None:
+        """Leave a lease for the thread, and wake that if it would look too late.
+
+        Args:
+            lease: It; if it was left before, what was said then counts no more.
+            due: When to look after it: at that time, or when it ends. By default, as a new one.
+        """
         grant = lease.grant
+        if due is not None:
+            due = min(due, grant.ends)
         # Without jitter: a later lease is then due later, and an idle watchdog is not woken by
         # every acquire.
-        if grant.is_claimed:
+        elif grant.is_claimed:
             self._renewer.prepare_watchdog()
-            first = grant.deadline - min(CLAIM, grant.ttl) * 2 / 3
+            due = grant.deadline - min(CLAIM, grant.ttl) * 2 / 3
         elif grant.auto_renew:
-            first = min(grant.granted_at + grant.ttl / 3, grant.deadline)
+            due = min(grant.granted_at + grant.ttl / 3, grant.deadline)
         else:
-            first = grant.deadline
-        self._leave(lease, first)
-
-    def look_at(self, lease: Lease, due: float) -> None:
-        """Look after a lease at that time, or when it ends; no more when it was due before."""
-        self._leave(lease, min(due, lease.grant.ends))
-
-    def _leave(self, lease: Lease, due: float) -> None:
-        """Leave a lease for the thread, and wake that if it would look too late."""
+            due = grant.deadline
         due = (due // GRAIN + 1) * GRAIN
         new = self._new
         new.append((due, ref(lease)))
@@ -199,7 +198,7 @@ class Watchdog:
             # A bug of ours must not cost the other leases their renewal.
             logger.exception("The watchdog met an error; it goes on")
             for lease in due:
-                self.look_at(lease, self._backend.clock() + SOONEST_RETRY)
+                self.watch(lease, self._backend.clock() + SOONEST_RETRY)
         return True
 
     def _wait_until_due(self) -> list[Lease] | None:
@@ -303,7 +302,7 @@ class Watchdog:
             if renewal is None:
                 # What is left until max_hold is hardly longer than what the lease has already. Or
                 # it was renewed by hand just now, and then the next renewal is ours again.
-                self.look_at(lease, self._next_time(grant, now))
+                self.watch(lease, self._next_time(grant, now))
                 continue
             if grant.newly_abandoned():
                 logger.warning(
@@ -338,13 +337,13 @@ class Watchdog:
             except LockLost as lost:
                 self._backend.lost(lease, lost.reason)
             else:
-                self.look_at(lease, self._next_time(grant, now, random.uniform(0.9, 1.0)))
+                self.watch(lease, self._next_time(grant, now, random.uniform(0.9, 1.0)))
 
     def _has_handed_over(self, lease: Lease, now: float) -> bool:
         """Whether it is another watchdog's, which then has it."""
         watchdog = self._backend.watchdog_of(lease.name)
         if watchdog is not self:
-            watchdog.look_at(lease, now)
+            watchdog.watch(lease, now)
         return watchdog is not self
 
     def _next_time(self, grant: Grant, now: float, jitter: float = 1.0) -> float:
@@ -381,4 +380,4 @@ class Watchdog:
         pause = max(SOONEST_RETRY, min(grant.ttl / 10, 1.0))
         if grant.is_claimed and now < grant.deadline:
             pause = SOONEST_RETRY
-        self.look_at(lease, now + pause)
+        self.watch(lease, now + pause)

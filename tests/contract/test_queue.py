@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_redislock import distributed_lock
-from django_redislock.backends.redis.pool import SharedBell
+from django_redislock.backends.redis.shared_bell import SharedBell
 from django_redislock.backends.watchdog import Watchdog
 from django_redislock.rules import scripts
 from tests.support.faults import (

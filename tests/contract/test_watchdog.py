@@ -257,15 +257,15 @@ def test_a_bug_within_a_batch_does_not_make_it_renew_twice_from_then_on(
 ) -> None:
     with distributed_lock("lottery", ttl=6) as lease:
         watchdog = backends["default"].watchdog_of("lottery")
-        look_at, calls = watchdog.look_at, []
+        watch, calls = watchdog.watch, []
 
         def fail_once(lease: Lease, due: float) -> None:
-            look_at(lease, due)
+            watch(lease, due)
             calls.append(lease)
             if len(calls) == 1:
                 raise ZeroDivisionError("a bug")
 
-        monkeypatch.setattr(watchdog, "look_at", fail_once)
+        monkeypatch.setattr(watchdog, "watch", fail_once)
         wait_until(lambda: len(calls) >= 2)
         assert "watchdog met an error; it goes on" in caplog.text
 
@@ -391,7 +391,7 @@ def test_a_try_for_a_long_lease_leaves_time_for_short_ones(
     # Half-open is the connection that renews, as one is whose state a firewall has dropped.
     hung = proxy.rule_for_script(scripts.RENEW.sha, "hang_before")
     renewals = lease.renewals
-    backends["default"].watchdog_of("lottery").look_at(lease, 0)  # As if it were due.
+    backends["default"].watchdog_of("lottery").watch(lease, 0)  # As if it were due.
     hung.wait()
     if late:
         assert all(lock.acquire() for lock in short)

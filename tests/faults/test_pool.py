@@ -19,8 +19,9 @@ from django_redislock.backends.redis import pool as pool_module
 from django_redislock.backends.redis.connection import Connection
 from django_redislock.backends.redis.dialing import Dialer
 from django_redislock.backends.redis.errors import Crowded, Exhausted
-from django_redislock.backends.redis.pool import ConnectionPool, SharedBell
+from django_redislock.backends.redis.pool import ConnectionPool
 from django_redislock.backends.redis.protocol import packed
+from django_redislock.backends.redis.shared_bell import SharedBell, SharedBells
 from django_redislock.backends.registry import backends
 from tests.support.faults import loses, takes
 from tests.support.matrix import SECURED
@@ -41,7 +42,8 @@ SOON = 5.0  # Seconds within which whoever may go on must have gone on.
 
 @pytest.fixture
 def pool(server: Server) -> Iterator[ConnectionPool]:
-    pool = ConnectionPool(Dialer(server.url, {}).dial, LIMIT)
+    dial = Dialer(server.url, {}).dial
+    pool = ConnectionPool(dial, LIMIT, SharedBells(dial))
     yield pool
     pool.retire()
 
@@ -255,7 +257,7 @@ def test_a_signal_handler_may_use_the_pool_while_its_thread_does(
 
     def work() -> None:
         end(pool, pool.take(HUNG))
-        pool.shared_bell("prefix:bell:1", HUNG)
+        pool.bells.open("prefix:bell:1", HUNG)
 
     def handle(_: int) -> None:
         while lent and (pool._waiting or len(lent) < LIMIT):
@@ -264,7 +266,7 @@ def test_a_signal_handler_may_use_the_pool_while_its_thread_does(
             connection = pool.take(SOON)
             assert works(connection)
             pool.give(connection)
-            assert pool.shared_bell("prefix:bell:2", HUNG).closed is False
+            assert pool.bells.open("prefix:bell:2", HUNG).closed is False
 
     assert at_each_step(work, handle) > 50
     lent += [pool.take(HUNG) for _ in range(LIMIT)]
@@ -349,7 +351,7 @@ def test_a_dial_that_fails_gives_its_place_back(server: Server) -> None:
             raise failures.pop()
         return dial(seconds)
 
-    pool = ConnectionPool(faulty, LIMIT)
+    pool = ConnectionPool(faulty, LIMIT, SharedBells(faulty))
     while failures:
         with pytest.raises(ConnectionRefusedError):
             pool.take(HUNG)
@@ -379,11 +381,11 @@ def test_a_shared_bell_has_closed_its_connection_before_another_is_opened(
 
     def close_and_look(connection: Connection) -> None:
         # Another pool's, of a test before, may be closed meanwhile.
-        if any(connection is bell._connection for bell in pool._bells.values()):
-            seen.append(pool.shared_bell("another", HUNG))
+        if any(connection is bell._connection for bell in pool.bells._bells.values()):
+            seen.append(pool.bells.open("another", HUNG))
         close(connection)
 
     monkeypatch.setattr(Connection, "close", close_and_look)
-    bell = pool.shared_bell("nobody", HUNG)
+    bell = pool.bells.open("nobody", HUNG)
     wait_until(lambda: bell.closed)  # Nobody listens to it.
     assert seen == [bell]

@@ -24,6 +24,7 @@ from django.db.transaction import atomic
 
 import django_redislock
 from django_redislock import LockLost, LockMisuse, distributed_lock, held, single_instance_task
+from django_redislock.backends.redis.dialing import DIALS_BY_NAME, Dialer
 from django_redislock.rules import flows, scripts
 from django_redislock.signals import lock_acquired, lock_released
 from tests.support.backends import UNHURRIED, forbid_scripting
@@ -381,6 +382,22 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan_of_a_transaction(
     places, orphaned = sweep(use, locks, prepare=enter)
     assert {"Holds._keep", "Grant.keep begins", "at_end", "_Mark.__init__ begins"} <= places
     assert orphaned <= {*TOO_EARLY, "Holds._end_kept begins"}
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # redis-py's
+def test_an_interrupt_anywhere_in_a_dial_by_name_leaves_room_for_as_many_others(
+    locks: Locks,
+) -> None:
+    dialer = Dialer(locks.server.url.replace("127.0.0.1", "localhost"), {})
+    places = set()
+    for step in range(2000):
+        with InterruptAt(step) as interruption:
+            dialer.dial(HUNG).close()
+        if not interruption.place:
+            break
+        places.add(interruption.place)
+    assert {"Dialer.dial", "_in_thread"} <= places
+    wait_until(lambda: len(dialer._places._items) == DIALS_BY_NAME)
 
 
 @pytest.mark.proves("R4")

@@ -193,6 +193,7 @@ class Ensemble(_Ensemble[QuorumConnection]):
     """Used by one thread at a time."""
 
     rings: deque[bytes] = deque()  # Nobody is rung here; see Pool.
+    room: object = None  # See Pool.
 
     def __init__(self, servers: Sequence[QuorumServer]) -> None:
         super().__init__(servers)

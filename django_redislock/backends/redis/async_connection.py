@@ -19,8 +19,8 @@ from django_redislock.backends.redis.protocol import (
     UNSUBSCRIBED,
     Push,
     id_of,
+    new_reader,
     note,
-    reader,
     rings_as,
     subscription,
 )
@@ -46,7 +46,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._writer = writer  # Kept: it would close the transport when it is collected.
         self._transport: Any = writer.transport
         self._loop = asyncio.get_running_loop()
-        self._reader = reader()
+        self._reader = new_reader()
         self._rings = rings_as(redis_connection.protocol)
         self._unasked: type[list[Any]] = Push  # What the server sends by itself.
         # A view: what comes by TLS is written into slices of it, and a slice of bytes is a copy.
@@ -159,28 +159,26 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._reader.feed(self._buffer, 0, nbytes)  # type: ignore[arg-type] # any buffer
-        while (item := self._reader.gets()) is not NOTHING:
-            if isinstance(item, self._unasked):
+        reader, unasked = self._reader, self._unasked
+        reader.feed(self._buffer, 0, nbytes)  # type: ignore[arg-type] # any buffer
+        while (item := reader.gets()) is not NOTHING:
+            if isinstance(item, unasked):
                 self._pushed(item)
-            else:
-                self._answered(item)
+                if item[0] not in SUBSCRIBED:
+                    continue
+                item = None  # It comes in the order of the commands, like a reply.
+            # Popped last: an exception of a signal handler must not hide a future from _lose().
+            future, _ = self._awaited[0]
+            if future is not None and not future.done():
+                future.set_result(item)
+            self._awaited.popleft()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lose(exc or ConnectionError("the server closed the connection"))
 
-    def _answered(self, item: Any) -> None:
-        # Popped last: an exception of a signal handler must not hide a future from _lose().
-        future, _ = self._awaited[0]
-        if future is not None and not future.done():
-            future.set_result(item)
-        self._awaited.popleft()
-
     def _pushed(self, item: list[Any]) -> None:
         note(item, self.channels)
-        if item[0] in SUBSCRIBED:
-            self._answered(None)  # It comes in the order of the commands, like a reply.
-        elif item[0] == UNSUBSCRIBED:
+        if item[0] == UNSUBSCRIBED:
             for rings in self.rings.values():
                 rings.append(b"")  # Whom it concerns finds out by asking.
             for listener in self._listeners.values():

@@ -7,6 +7,7 @@ server's work, and it retries behind the caller's back (rules R5, R15).
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 from collections import deque
@@ -22,8 +23,8 @@ from django_redislock.backends.redis.protocol import (
     SUBSCRIBED,
     UNSUBSCRIBED,
     Push,
+    new_reader,
     note,
-    reader,
     rings_as,
     subscription,
 )
@@ -43,6 +44,7 @@ class Connection:
 
     __slots__ = (
         "__weakref__",
+        "_is_plain",
         "_more",
         "_reader",
         "_redis_connection",
@@ -54,15 +56,20 @@ class Connection:
         "channels",
         "opened_at",
         "rings",
+        "room",
     )
 
     def __init__(self, redis_connection: redis.Connection) -> None:
         self._redis_connection = redis_connection  # Kept: it closes the socket when collected.
         self._socket: socket.socket = redis_connection._sock  # type: ignore[assignment] # connected
+        is_tls = isinstance(self._socket, ssl.SSLSocket)
+        # Whether bytes may be written to it as to any file.
+        self._is_plain = not is_tls and os.name == "posix"
         # TLS has no such flag, nor have all systems; then it is sent at once.
-        self._more = 0 if isinstance(self._socket, ssl.SSLSocket) else _MSG_MORE
-        self._reader = reader()
+        self._more = 0 if is_tls else _MSG_MORE
+        self._reader = new_reader()
         self.rings: deque[bytes] = deque()  # Rings that came while a reply was awaited.
+        self.room: object = None  # What it takes in a pool.
         self._seconds = -1.0
         self._unasked: type[list[Any]] = Push  # What the server sends by itself.
         self.opened_at = clock.now()
@@ -93,9 +100,16 @@ class Connection:
         """
         if seconds != self._seconds:
             self._limit(seconds)
-        sock, reader = self._socket, self._reader
+        sock, reader, sent = self._socket, self._reader, 0
         try:
-            sock.sendall(command)
+            if self._is_plain:
+                # There is mostly room. sendall() would ask the system for it first.
+                try:
+                    sent = os.write(sock.fileno(), command)
+                except BlockingIOError:
+                    sent = 0
+            if sent < len(command):
+                sock.sendall(command[sent:])
         except (ConnectionError, ssl.SSLEOFError) as error:
             raise NotSent(str(error)) from error
         if self._unread:
@@ -172,7 +186,10 @@ class Connection:
 
     def close(self) -> None:
         """Close it. In a forked child only the child's copy is closed, without a shutdown."""
-        self._redis_connection.disconnect()  # type: ignore[no-untyped-call]
+        try:
+            self._redis_connection.disconnect()  # type: ignore[no-untyped-call]
+        finally:
+            self._socket.close()  # Also if a signal handler has interrupted redis-py at that.
 
     @property
     def is_open(self) -> bool:

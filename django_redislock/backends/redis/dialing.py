@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from ipaddress import ip_address
 from queue import Empty
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import ref
 
 import redis.asyncio
 from redis import exceptions as redis_errors
@@ -143,9 +144,9 @@ class Dialer:
     def after_fork(self) -> None:
         """In a forked child: none of the parent's dials is under way."""
         # No semaphore, which a signal handler that dials while its thread does would wait for.
-        self._places: Inbox[None] = Inbox()
+        self._places: Inbox[_Place] = Inbox()
         for _ in range(DIALS_BY_NAME):
-            self._places.put(None)
+            self._places.put(_Place(self._places))
 
     def dial(self, seconds: float) -> Connection:
         """A new blocking connection, or redis-py's exception."""
@@ -155,18 +156,17 @@ class Dialer:
         # time. So a thread does it, which is left alone once the time is over: nobody then refers
         # to its connection, which closes it.
         until = time.monotonic() + seconds
-        places = self._places
+        try:
+            place = [self._places.get(timeout=seconds)]
+        except Empty as error:
+            raise _dial_timeout() from error
 
         def dial() -> Connection:
             try:
                 return self._dial(seconds)
             finally:
-                places.put(None)
+                place.clear()
 
-        try:
-            places.get(timeout=seconds)
-        except Empty as error:
-            raise _dial_timeout() from error
         outcome = _in_thread(dial)
         try:
             return outcome.result(max(until - time.monotonic(), 0))
@@ -183,14 +183,15 @@ class Dialer:
                     redis_connection.send_command(*_HELLO)
                     hello = _named(redis_connection.read_response())
             self._judge(hello)
-        except redis_errors.RedisError as error:
+        except BaseException as error:
             redis_connection.disconnect()
             _check_hello(error)
-            raise
-        except AttributeError as error:
-            redis_connection.disconnect()
             # redis-py takes it for granted that HELLO is answered by a map.
-            if error.name == "get" and error.obj is redis_connection.handshake_metadata:
+            if (
+                isinstance(error, AttributeError)
+                and error.name == "get"
+                and error.obj is redis_connection.handshake_metadata
+            ):
                 raise NoResp3(_NO_RESP3) from error
             raise
         return self._type(redis_connection)
@@ -236,6 +237,23 @@ class Dialer:
         if self.protocol == 3 and not isinstance(hello, dict):
             raise NoResp3(_NO_RESP3)
         self._check(hello)
+
+
+class _Place:
+    """A place for one dial by name. When nobody has it any more, it is there for the next one.
+
+    So none is lost if an exception of a signal handler comes before the dial has begun.
+    """
+
+    __slots__ = ("_places",)
+
+    def __init__(self, places: Inbox[_Place]) -> None:
+        self._places = ref(places)
+
+    def __del__(self) -> None:
+        places = self._places()
+        if places is not None:
+            places.put(_Place(places))
 
 
 _NO_RESP3 = (

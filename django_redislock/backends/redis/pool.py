@@ -1,4 +1,4 @@
-"""The blocking connections of one process: lent one by one, or listened to together.
+"""The blocking connections of one process, lent one by one.
 
 Nothing here takes a mutex. A signal handler may use a lock while its own thread is in the midst of
 a pool, and so may a destructor that the garbage collector runs: either would wait for that mutex
@@ -8,10 +8,7 @@ interrupted, and is right after each of them.
 
 from __future__ import annotations
 
-import math
-import threading
 from collections import deque
-from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -21,13 +18,13 @@ from django_redislock import clock
 from django_redislock.backends.inbox import Inbox
 from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.errors import Crowded, Exhausted
-from django_redislock.backends.redis.protocol import id_of
-from django_redislock.rules.keys import prefix_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from weakref import ReferenceType
 
     from django_redislock.backends.redis.connection import Connection
+    from django_redislock.backends.redis.shared_bell import SharedBells
 
 Result = TypeVar("Result")
 
@@ -36,6 +33,7 @@ class Lendable(Protocol):
     """What a pool lends."""
 
     rings: deque[bytes]  # Those that nobody has heard yet.
+    room: Any  # What it takes in the pool.
 
     def close(self) -> None: ...
     def cut(self) -> None: ...
@@ -45,9 +43,12 @@ Lent = TypeVar("Lent", bound=Lendable)
 
 
 class Room:
-    """Room for one more connection in a pool: taken by whoever dials it."""
+    """Room for one connection in a pool: taken to dial it, and then kept by it."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "connection")
+
+    def __init__(self) -> None:
+        self.connection: ReferenceType[Lendable] | None = None
 
 
 class Pool(Generic[Lent]):
@@ -68,9 +69,9 @@ class Pool(Generic[Lent]):
         self._limit = limit
         self._few = limit - self.KEPT_BACK  # So many may exist and be used by waiters, all of them.
         self._idle: list[Lent] = []
-        # Those that exist, and the room for those that are being dialed. Not a count: one that an
+        # The room of those that exist or are being dialed. Not a count: a connection that an
         # exception of a signal handler made us lose makes room again when it is collected.
-        self._taken: set[ref[Any]] = set()
+        self._taken: set[ReferenceType[Room]] = set()
         self._waiting: deque[Inbox[Lent | Room]] = deque()  # Who came first is first.
         self._retired = False
         self._abandoned = False  # Whether it is the parent's, and this the forked child.
@@ -146,7 +147,7 @@ class Pool(Generic[Lent]):
         again, or it might be lent to two.
         """
         connection.cut()
-        self._leave(connection)
+        self._leave(connection.room)
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -169,8 +170,10 @@ class Pool(Generic[Lent]):
         """
         self._abandoned = True
         for reference in list(self._taken):
-            if not isinstance(found := reference(), Room) and found is not None:
-                found.close()
+            room = reference()
+            connection = room.connection() if room and room.connection else None
+            if connection is not None:
+                connection.close()
 
     def _take(self, room: Room | None, seconds: float, patience: float) -> Lent:
         begun = clock.now()
@@ -182,10 +185,11 @@ class Pool(Generic[Lent]):
             begun = max(begun, clock.now() - seconds / 2)
         try:
             connection = self._dial(rest(seconds, begun))
-            self._taken.add(ref(connection, self._taken.discard))
+            connection.room, room.connection = room, ref(connection)
             return connection
-        finally:
+        except BaseException:
             self._leave(room)
+            raise
 
     # --- whose turn it is -----------------------------------------------------------------------
 
@@ -242,15 +246,15 @@ class Pool(Generic[Lent]):
         # Of several who take the last one at the same time nobody has it, and they try again.
         return room if len(self._taken) <= self._limit else None
 
-    def _leave(self, what: Lent | Room | None) -> None:
-        """Have it take no room any more."""
-        if what is not None:
-            self._taken.discard(ref(what))
+    def _leave(self, room: Room | None) -> None:
+        """Have the room be free again."""
+        if room is not None:
+            self._taken.discard(ref(room))
             self._serve()
 
     def _end(self, connection: Lent) -> None:
         connection.close()
-        self._leave(connection)
+        self._leave(connection.room)
 
     def _is_crowded(self) -> bool:
         """Whether less is left than is kept back from waiters."""
@@ -261,178 +265,18 @@ class Pool(Generic[Lent]):
 
 
 class ConnectionPool(Pool["Connection"]):
-    """The pool of one server's connections, on which waiters are rung."""
+    """The pool of one server's connections; it tells the shared bells of one that was lost."""
 
     BESIDE = 2  # That of a SharedBell, too.
 
-    def __init__(
-        self, dial: Callable[[float], Connection], limit: int, *, shares_bells: bool = False
-    ) -> None:
-        """Dial nobody yet.
-
-        Args:
-            dial: Makes a connection within so many seconds.
-            limit: How many may be lent.
-            shares_bells: No connection is kept by a waiter, as in RESP2 it could do nothing else.
-        """
-        self.shares_bells = shares_bells
-        self._bells: dict[str, SharedBell] = {}  # By the prefix of the locks they are for.
-        self._lost_at = -math.inf  # Of the connections that are older, more may be lost by now.
+    def __init__(self, dial: Callable[[float], Connection], limit: int, bells: SharedBells) -> None:
         super().__init__(dial, limit)
-
-    @property
-    def lacks_bell(self) -> bool:
-        """Whether one has to be opened for whoever begins to wait now."""
-        return self.shares_bells and all(bell.closed for bell in list(self._bells.values()))
-
-    def shared_bell(self, channel: str, seconds: float) -> SharedBell:
-        """The bell of waiters without a connection of their own, for locks of the same prefix.
-
-        If there is none, a new one opens on *channel* within so many seconds.
-        """
-        prefix = prefix_in(channel)
-        bell = self._bells.get(prefix)
-        if bell is None:
-            bell = self._bells.setdefault(prefix, SharedBell(self._dial, channel, seconds))
-        while bell.closed:
-            former, new = bell, SharedBell(self._dial, channel, seconds)
-            # Of several threads that see it closed, all come to the same one.
-            bell = self._bells[prefix] = former.followed_by(new)
-            if bell is new and former.lost:
-                self._lost_at = clock.now()
-        bell.open()
-        return bell
+        self.bells = bells
 
     def drop(self, connection: Connection) -> None:
         super().drop(connection)
-        # The next connection may lead to another server, after a failover behind one address. So
-        # who shares a bell comes back, and opens another one; but once for all that are lost.
-        if connection.opened_at > self._lost_at:
-            self._lost_at = clock.now()
-            for bell in list(self._bells.values()):
-                bell.cut()
+        self.bells.lost(connection)
 
     def abandon(self) -> None:
         super().abandon()
-        for bell in self._bells.values():
-            bell.abandon()
-
-
-class SharedBell:
-    """One connection on which all waiters are rung that found none for themselves.
-
-    A thread reads it, hands each ring to the waiter it is for, and ends when none is left.
-    """
-
-    CHECK_EVERY = 2.0  # Seconds after which a connection on which nothing came is tested.
-
-    def __init__(self, dial: Callable[[float], Connection], channel: str, seconds: float) -> None:
-        """Make it; open() opens it, within so many seconds for each of the two steps."""
-        self.channel = channel
-        self.closed = False
-        self.lost = False  # Whether it is closed because it could not be opened, or was lost.
-        self._rings: dict[str, Inbox[bytes | None]] = {}  # By lease id; None: it is closed.
-        self._connection: Connection | None = None
-        self._opened: Future[None] = Future()
-        self._opens_until = clock.now() + 2 * seconds
-        self._next: dict[str, SharedBell] = {}
-        # Whoever takes it out starts it.
-        self._unstarted = [
-            threading.Thread(
-                target=self._run, args=(dial, seconds), name="redislock-bell", daemon=True
-            )
-        ]
-
-    def open(self) -> None:
-        """Begin to open it, unless somebody has begun.
-
-        Raises:
-            Exhausted: There is no thread to read it.
-        """
-        with suppress(IndexError):
-            thread = self._unstarted.pop()
-            try:
-                thread.start()
-            except RuntimeError as error:
-                self.lost = True
-                self.cut()
-                raise Exhausted(f"no thread to listen for rings: {error}") from error
-
-    def followed_by(self, other: SharedBell) -> SharedBell:
-        """The one in its place once it is closed: *other*, unless there is one already."""
-        return self._next.setdefault("", other)
-
-    def expect(self, id: str, seconds: float) -> None:  # noqa: A002
-        """Keep the rings for *id* until forget(); wait until the connection is open."""
-        self._rings[id] = Inbox()
-        self.open()
-        try:
-            self._opened.result(seconds)
-        except TimeoutError:
-            if clock.now() > self._opens_until:
-                # An exception of a signal handler has ended who was to open it.
-                self.lost = True
-                self.cut()
-            raise
-        self._check_open()
-
-    def forget(self, id: str) -> None:  # noqa: A002
-        """Drop what comes for *id*. Takes no lock: a thread that a fork ended may hold it."""
-        self._rings.pop(id, None)
-
-    def next_ring(self, id: str, seconds: float) -> bytes | None:  # noqa: A002
-        """The next ring for *id*, or None if there is none within *seconds*."""
-        self._check_open()
-        try:
-            ring = self._rings[id].get(timeout=max(seconds, 0))
-        except Empty:
-            return None
-        self._check_open()
-        return ring
-
-    def cut(self) -> None:
-        """From any thread: those who wait for a ring are told that the connection was lost."""
-        self.closed = True
-        if self._connection is not None:
-            self._connection.cut()
-
-    def abandon(self) -> None:
-        """In a forked child: close its copy of the connection."""
-        self.closed = True
-        if self._connection is not None:
-            self._connection.close()
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ConnectionError("the connection was lost")
-
-    def _run(self, dial: Callable[[float], Connection], seconds: float) -> None:
-        try:
-            self._connection = dial(seconds)
-            self._check_open()  # It may have been cut meanwhile.
-            self._connection.subscribe(self.channel, seconds)
-            self._opened.set_result(None)
-            self._read(self._connection)
-        except Exception as error:  # noqa: BLE001 - it is raised where it is awaited
-            self.lost = True
-            if not self._opened.done():
-                self._opened.set_exception(error)
-        finally:
-            # Before others may open a new one, or for a moment there would be one too many.
-            if self._connection is not None:
-                self._connection.close()
-            self.closed = True
-            for rings in list(self._rings.values()):
-                rings.put(None)
-
-    def _read(self, connection: Connection) -> None:
-        while True:
-            ring = connection.next_ring(self.CHECK_EVERY)
-            if ring is None:
-                # A node of a cluster ends a channel when its slot has moved.
-                if not (self._rings and connection.channels):
-                    return
-                # Nobody asks anything on this connection, so that nobody would notice its end.
-                connection.subscribe(self.channel, self.CHECK_EVERY)
-            elif ring and (rings := self._rings.get(id_of(ring))) is not None:
-                rings.put(ring)
+        self.bells.abandon()

@@ -26,7 +26,7 @@ SUBSCRIBED = {b"subscribe", b"ssubscribe"}
 UNSUBSCRIBED = b"sunsubscribe"
 
 
-def reader() -> hiredis.Reader:
+def new_reader() -> hiredis.Reader:
     """A parser of replies."""
     return hiredis.Reader(replyError=ReplyError, notEnoughData=NOTHING)
 

@@ -23,6 +23,7 @@ from django_redislock.backends.redis.pool import ConnectionPool
 from django_redislock.backends.redis.protocol import packed
 from django_redislock.backends.redis.renewing import RenewingConnection
 from django_redislock.backends.redis.sessions import AsyncSession, Session
+from django_redislock.backends.redis.shared_bell import SharedBells
 from django_redislock.backends.watchdog import Watchdog
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules.steps import Answer
@@ -61,7 +62,7 @@ class Server:
         self._caller = Caller(backend.alias, backend.prefix, backend.process)
         most = most_connections - ConnectionPool.BESIDE
         resp3 = dialer.protocol == 3
-        self._pool = ConnectionPool(dialer.dial, most, shares_bells=not resp3)
+        self._pool = ConnectionPool(dialer.dial, most, SharedBells(dialer.dial, for_all=not resp3))
         self._loops = Loops(dialer)
         self._bells = self._loops if resp3 else Loops(dialer)  # On which waiters are rung.
         self._renewing_connection = RenewingConnection(dialer, self._caller)

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from django_redislock.backends.redis.calling import Caller
     from django_redislock.backends.redis.connection import Connection
     from django_redislock.backends.redis.loops import Loops
-    from django_redislock.backends.redis.pool import ConnectionPool, SharedBell
+    from django_redislock.backends.redis.pool import ConnectionPool
+    from django_redislock.backends.redis.shared_bell import SharedBell
     from django_redislock.rules.steps import Call, Listen, Tell
 
 Result = TypeVar("Result")
@@ -58,7 +59,7 @@ class Session(drivers.Blocking):
         begun = sent = clock.now()
         was_sent = False
         listens = bool(step.listening) and self._bell is None and self._caller.scripting
-        if listens and not self._id and self._pool.lacks_bell:
+        if listens and not self._id and self._pool.bells.lacks_one:
             # To open it takes several round trips, and most locks are free. Who waits already,
             # and has lost a bell, has no time to lose: he is passed over until he has another.
             answer = self.call(as_try(step))
@@ -136,7 +137,7 @@ class Session(drivers.Blocking):
 
     def _become_rung(self, step: Call, begun: float) -> None:
         """Have a connection on which the server rings us, our own or that of a shared bell."""
-        if self._pool.shares_bells:
+        if self._pool.bells.for_all:
             self._share_bell(step, begun)
             return
         try:
@@ -150,7 +151,7 @@ class Session(drivers.Blocking):
 
     def _share_bell(self, step: Call, begun: float) -> None:
         self._id = step.listening
-        self._bell = self._pool.shared_bell(self._caller.new_channel(step.name), step.within)
+        self._bell = self._pool.bells.open(self._caller.new_channel(step.name), step.within)
         self._bell.expect(self._id, rest(step.within, begun))
 
     def _give(self) -> None:
