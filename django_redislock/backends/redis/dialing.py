@@ -239,19 +239,16 @@ class Dialer:
         self._check(hello)
 
 
-class _Place:
+class _Place(ref["Inbox[_Place]"]):
     """A place for one dial by name. When nobody has it any more, it is there for the next one.
 
     So none is lost if an exception of a signal handler comes before the dial has begun.
     """
 
-    __slots__ = ("_places",)
-
-    def __init__(self, places: Inbox[_Place]) -> None:
-        self._places = ref(places)
+    __slots__ = ()
 
     def __del__(self) -> None:
-        places = self._places()
+        places = self()
         if places is not None:
             places.put(_Place(places))
 
