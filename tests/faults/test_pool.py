@@ -16,6 +16,7 @@ import pytest
 
 from django_redislock import LockUnavailable, clock, distributed_lock
 from django_redislock.backends.redis import pool as pool_module
+from django_redislock.backends.redis import shared_bell
 from django_redislock.backends.redis.connection import Connection
 from django_redislock.backends.redis.dialing import Dialer
 from django_redislock.backends.redis.errors import Crowded, Exhausted
@@ -230,7 +231,7 @@ def at_each_step(work: Callable[[], None], handler: Callable[[int], None]) -> in
     steps = count()
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
-        if frame.f_code.co_filename != pool_module.__file__:
+        if frame.f_code.co_filename not in {pool_module.__file__, shared_bell.__file__}:
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
