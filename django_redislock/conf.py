@@ -1,4 +1,4 @@
-"""The REDISLOCK setting: one alias for each place where locks are kept, checked and frozen."""
+"""The REDISLOCK setting: the checked settings of each alias."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class Conf:
         An address of sentinels begins with the name of the service that they watch.
         """
         urls = [self.location] if isinstance(self.location, str) else self.location
-        places = ", ".join(filter(None, map(_address, urls)))
+        addresses = ", ".join(filter(None, map(_address, urls)))
         service = self.options.get("service_name")
-        return f"{service}, of the sentinels {places}" if service else places
+        return f"{service}, of the sentinels {addresses}" if service else addresses
 
 
 def _address(url: str) -> str:

@@ -175,7 +175,7 @@ def _meaning(lock: HeldLock) -> str:
 
 
 def _state_means(lock: HeldLock) -> str:
-    """The note on what will never become free says more."""
+    """The meaning of its state; if it will never become free, the note says more."""
     return lock.note if lock.state in {"foreign", "no-expiry"} else STATES[lock.state][1]
 
 
