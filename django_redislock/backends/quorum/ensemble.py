@@ -53,18 +53,17 @@ class _Ensemble(ABC, Generic[OneConnection]):
         self._servers = servers
         self._connections: dict[QuorumServer, OneConnection] = {}
 
-    def _connecting(self, within: float) -> Waits[None]:
-        """Dial each server to which there is no connection, or one on which an answer is late.
+    def _connecting(self, fit: set[QuorumServer], within: float) -> Waits[None]:
+        """Dial the other servers than these, to which there is a fit connection.
 
-        Waits for the servers that may answer, or for a majority; see dialing_time(). A connection
-        that comes later is for the next flow.
+        Waits for those that may answer, or for a majority; see dialing_time(). A connection that
+        comes later is for the next flow.
 
         Args:
+            fit: See _fit().
             within: Seconds that an answer may take.
         """
-        of, fit = len(self._servers), self._fit(within)
-        if len(fit) == of:
-            return
+        of = len(self._servers)
         lacking = [server for server in self._servers if server not in fit]
         dials = self._dial(to_dial(lacking, of), within)
         patience = Patience(dialing_time(within))
@@ -140,15 +139,14 @@ class _Ensemble(ABC, Generic[OneConnection]):
 
     def _fit(self, within: float) -> set[QuorumServer]:
         """The servers to which there is a connection on which no answer is late."""
-        return {server for server in self._servers if self._is_fit(server, within)}
-
-    def _is_fit(self, server: QuorumServer, within: float) -> bool:
-        connection = self._connections.get(server)
-        try:
-            return connection is not None and not connection.is_late(within)
-        except TROUBLE:
-            self._close(server)
-            return False
+        fit = set()
+        for server, connection in [*self._connections.items()]:
+            try:
+                if not connection.is_late(within):
+                    fit.add(server)
+            except TROUBLE:
+                self._close(server)
+        return fit
 
     def _fail(self, server: QuorumServer, error: BaseException, sent: float) -> Trouble:
         """Give a connection up."""
@@ -205,7 +203,9 @@ class Ensemble(_Ensemble[QuorumConnection]):
 
     def connect(self, within: float) -> None:
         """Have connections, as far as they come in time for answers that may take so long."""
-        return _perform(self._connecting(within))
+        fit = self._fit(within)
+        if len(fit) < len(self._servers):
+            _perform(self._connecting(fit, within))
 
     def vote(self, votes: Generator[Question, Replies, Result]) -> Result:
         """Ask what a vote asks, and return what it comes to."""
@@ -236,7 +236,7 @@ class Ensemble(_Ensemble[QuorumConnection]):
         if dial.exception() is not None:
             return
         connection: QuorumConnection = dial.result()
-        if self._is_fit(server, within):
+        if server in self._fit(within):
             connection.close()  # The late answer has come meanwhile.
             return
         self._close(server)
@@ -296,7 +296,7 @@ class AsyncEnsemble(_Ensemble[AsyncQuorumConnection]):
         if len(self._fit(within)) < len(self._servers):
             for _ in range(2):  # What has come while this loop stood still is read.
                 await asyncio.sleep(0)
-            await _aperform(self._connecting(within))
+            await _aperform(self._connecting(self._fit(within), within))
 
     async def vote(self, votes: Generator[Question, Replies, Result]) -> Result:
         """See Ensemble.vote()."""
