@@ -38,6 +38,7 @@ class Keys(NamedTuple):
     ran: str  # Sorted set: the index of all locks of tasks by their last run in ms.
 
 
+@lru_cache(maxsize=4096)
 def bucket_of(name: str) -> int:
     """The bucket of the lock *name*."""
     return crc32(name.encode()) % BUCKETS
