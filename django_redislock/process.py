@@ -6,8 +6,13 @@ import os
 import socket
 import threading
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 from weakref import WeakSet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Value = TypeVar("Value")
 
 
 class Process:
@@ -47,6 +52,28 @@ def this() -> Process:
 def tell_after_fork(one: Forked) -> None:
     """Call ``after_fork()`` of *one* in each child that is forked from now on."""
     _to_tell.add(one)
+
+
+class cached_property(Generic[Value]):  # noqa: N801 - it is the standard library's, but for this
+    """As functools.cached_property, without the mutex that it has before Python 3.12.
+
+    A fork in the midst of it would leave the mutex taken in the child, which then waits for ever.
+    """
+
+    def __init__(self, function: Callable[[Any], Value]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    @overload
+    def __get__(self, one: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, one: object, owner: type) -> Value: ...
+    def __get__(self, one: object, owner: type) -> Self | Value:
+        if one is None:
+            return self
+        value: Value = self._function(one)
+        vars(one)[self._function.__name__] = value  # Found before this from now on.
+        return value
 
 
 def is_gone(host: str, pid: int | None) -> bool:

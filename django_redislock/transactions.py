@@ -13,13 +13,13 @@ import inspect
 import logging
 import sys
 import threading
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from django.conf import settings
 
 from django_redislock.exceptions import LockMisuse
+from django_redislock.process import cached_property
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 from celery import Task
@@ -33,6 +32,7 @@ from django_redislock.celery.run import (
     note_published_retry,
     replace_after_commit,
 )
+from django_redislock.process import cached_property
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
 

@@ -9,12 +9,12 @@ import difflib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from celery import Task
 
 from django_redislock.effects import check_database
+from django_redislock.process import cached_property
 from django_redislock.rules.arguments import SHORTEST_TTL, database, flag, seconds, text
 from django_redislock.rules.options import DEFAULT_ALIAS, MOST_PERMITS, Options
 

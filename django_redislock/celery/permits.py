@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from django_redislock.activity import Activity, busy_with
 from django_redislock.backends.registry import backends
 from django_redislock.lease import Lease
 from django_redislock.lock import Lock
+from django_redislock.process import cached_property
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import Busy, Finished
 from django_redislock.rules.names import check_name

@@ -38,6 +38,7 @@ from django_redislock.exceptions import LockLost, LockMisuse, LockTimeout, LockU
 from django_redislock.humanize import duration
 from django_redislock.lease import Lease
 from django_redislock.lock import Lock
+from django_redislock.process import cached_property
 from django_redislock.rules.flows import Busy, Done, Finished, RunMarker
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class TaskRun:
     def __str__(self) -> str:
         return f"{self.task.name}[{self.id}]" if self.id else str(self.task.name)
 
-    @functools.cached_property
+    @cached_property
     def name(self) -> str:
         """That of the lock.
 
@@ -256,7 +257,7 @@ class TaskRun:
             self._turn = line.stand(self.task, self.name, outcome)
         return outcome
 
-    @functools.cached_property
+    @cached_property
     def _item_of(self) -> str:
         """The task of Celery's that calls this one for an item of its message; "" if none.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from django_redislock.backends.redis.dialing import OLDEST_VERSION
 from django_redislock.backends.redis.errors import ReplyError
 from django_redislock.findings import Finding
+from django_redislock.process import cached_property
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

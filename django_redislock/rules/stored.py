@@ -10,10 +10,10 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import NamedTuple
 
 from django_redislock.humanize import counted
+from django_redislock.process import cached_property
 
 LONGEST_OWNER = 4096  # Bytes: with the rest of a lease fewer than may be seen, see lua/_lease.lua.
 

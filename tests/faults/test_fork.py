@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ import threading
 import time
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +19,7 @@ import pytest
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.backends import RedisBackend, watchdog
 from django_redislock.backends.registry import backends
-from django_redislock.rules import flows, scripts
+from django_redislock.rules import flows, scripts, stored
 from tests.support.backends import UNHURRIED
 from tests.support.faults import fork_in_c, hands_over, in_fork, runs
 from tests.support.others import add_rival, bells, queued, rival
@@ -187,6 +189,26 @@ def test_a_fork_amid_the_use_of_connections_harms_neither_side(locks: Locks, spa
     child = spawn(fork_beside_busy_threads, 20)
     assert child.read() == [True] * 20
     assert child.stderr == ""
+
+
+def test_a_fork_amid_the_first_acquire_of_a_thread_does_not_hang_the_child(
+    locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dumps(*args: Any, **kwargs: Any) -> str:
+        if threading.current_thread() is not threading.main_thread():
+            is_amid.set()
+            is_over.wait(HUNG)
+        return json.dumps(*args, **kwargs)
+
+    is_amid, is_over = threading.Event(), threading.Event()
+    monkeypatch.setattr(stored, "json", SimpleNamespace(dumps=dumps, loads=json.loads))
+    thread = in_thread(take)
+    assert is_amid.wait(HUNG)  # It writes down who it is, which it does once.
+    try:
+        assert in_fork(use_a_lock_of_its_own)
+    finally:
+        is_over.set()
+        assert thread.result(HUNG)
 
 
 def test_a_fork_amid_the_end_of_a_dial_does_not_hang_the_child(locks: Locks, proxy: Proxy) -> None:
