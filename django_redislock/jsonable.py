@@ -9,16 +9,16 @@ from django_redislock.rules.stored import Owner
 
 
 class Jsonable:
-    """A dataclass whose fields are printed under their own names.
+    """A dataclass whose fields are printed under their own names, so none is renamed or removed.
 
-    So no field is ever renamed or removed. An owner's fields stand among the others, times are
-    rounded to milliseconds, and what is not known is None.
+    An owner's fields are among the others, times are rounded to milliseconds, and None stands for
+    what is not known.
     """
 
     __slots__ = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """What is printed of it."""
+        """Return what is printed."""
         return _printed(self)
 
 

@@ -8,9 +8,9 @@ from django.dispatch import Signal
 
 
 class _Reentrant(Signal):
-    """One that a signal handler of the process, or a destructor, may send while it is being sent.
+    """A signal that a handler of SIGTERM, say, or a destructor may send while it is being sent.
 
-    Django finds the receivers under a mutex, which would be waited for for ever.
+    Django finds the receivers under a mutex that is not reentrant, so it would wait for ever.
     """
 
     def __init__(self) -> None:

@@ -12,8 +12,8 @@ from django_redislock.testing import LockTestKit
 class _Worker(RemoteTestRunner):
     """Runs tests in a process of ``test --parallel``.
 
-    One that was forked has the locks in memory already. One that was spawned has begun anew, and
-    knows of the parent nothing but the name of this class.
+    If it was forked, it has the locks in memory already. If it was spawned, it knows nothing of the
+    parent but the name of this class.
     """
 
     def run(self, test: Any) -> Any:
@@ -28,8 +28,8 @@ class _Workers(ParallelTestSuite):
 class InMemoryRunner(DiscoverRunner):
     """Keeps all locks in memory while tests, and the migrations before them, run.
 
-    So it is in each process of ``test --parallel`` too, in whichever way these are started. For
-    ``TEST_RUNNER``, or as the base of a runner of your own.
+    Also in each process of ``test --parallel``, however these are started. For ``TEST_RUNNER``, or
+    as the base of a runner of your own.
     """
 
     parallel_test_suite = _Workers

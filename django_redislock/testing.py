@@ -1,4 +1,4 @@
-"""For the tests of projects that use locks; the pytest plugin hands it out as ``redislock``."""
+"""The kit for tests of projects that use locks; the pytest plugin has it as ``redislock``."""
 
 from __future__ import annotations
 
@@ -29,16 +29,15 @@ OTHER = Owner(host="another-host", pid=1, thread="MainThread", command="simulate
 
 IN_MEMORY = {"BACKEND": f"{InMemoryBackend.__module__}.{InMemoryBackend.__qualname__}"}
 
-
-# What is said of servers in the settings of an alias; the rest holds in memory too.
+# Settings of an alias that are about servers. The others count in memory too.
 _OF_SERVERS = frozenset({"BACKEND", "LOCATION", "OPTIONS", "REPLICAS_ACK"})
 
 
 class LockTestKit:
     """What a test may do to locks: pretend that others hold them, take them away, look.
 
-    As a context manager it also keeps the locks of every alias in memory during its block,
-    beginning with none, whatever REDISLOCK says or is changed to. After it, all is as before.
+    As a context manager it also keeps the locks of every alias in memory, whatever REDISLOCK says
+    or is changed to. The block begins without locks; after it, all is as before.
     """
 
     def __init__(self) -> None:
@@ -119,9 +118,9 @@ class LockTestKit:
     def advance(self, seconds: float | timedelta) -> None:
         """Let time pass for all locks, at once: ttl, min_hold, once, max_hold and wait.
 
-        What is held in this process is renewed meanwhile as it would be, so it stays held unless
-        renew=False, max_hold or simulate_unavailable() ends it. Only locks notice: the time of
-        Python and of Django stays as it is.
+        A lease of this process is renewed meanwhile as it would be, so it stays held unless
+        renew=False, max_hold or simulate_unavailable() ends it. The clocks of Python and Django
+        stay as they are.
         """
         left = seconds_of(seconds, "seconds")
         for alias in aliases():
@@ -143,7 +142,7 @@ class LockTestKit:
 
 
 def _in_memory(alias: str) -> Backend:
-    """The backend of an alias, in memory whatever server it names; none need be named."""
+    """The backend of an alias in memory, whatever server that names, if any."""
     raw = given(alias) if is_set() or alias != DEFAULT_ALIAS else {}
     if isinstance(raw, dict):
         raw = {key: value for key, value in raw.items() if key not in _OF_SERVERS} | IN_MEMORY

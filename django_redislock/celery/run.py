@@ -178,12 +178,12 @@ class TaskRun:
         except _Replaced:
             result = None
         except BaseException:
-            if self.delivered:
+            if self._is_noted:
                 self._waits_no_more()
             raise
         finally:
             current_activity.reset(was_busy_with)
-        if self.delivered:
+        if self._is_noted:
             self._waits_no_more()
         return self.publish_replacement() if self.publish_replacement else result
 
@@ -289,7 +289,7 @@ class TaskRun:
 
     def _run_body(self, body: Callable[..., Any], lease: Lease | None) -> Any:
         self.lease = lease
-        if self.delivered:
+        if self._is_noted:
             self._waits_no_more(starts=True)
             # If the body publishes its retry, that has not been deferred yet.
             carry(self.request, tries=None, since=None, raised=None)
@@ -503,10 +503,17 @@ class TaskRun:
 
     # --- its call in the broker's queue, see queued.py and line.py ----------------------------
 
+    @property
+    def _is_noted(self) -> bool:
+        """Whether its call may be noted in the queue or the line; most messages say nothing."""
+        return self.delivered and bool(
+            self._turn or self._arguments_of or carried(self.request.headers)
+        )
+
     def _waits_no_more(self, *, starts: bool = False) -> None:
         """Leave the broker's queue and the line: the body starts, has ended, or never will."""
         self._retract_call(starts=starts)
-        if self._turn or (self.delivered and "ticket" in carried(self.request.headers)):
+        if self._turn or "ticket" in carried(self.request.headers):
             line.leave(self.task, self.name, self.id)
             carry(self.request, ticket=None)
             self._turn = None
