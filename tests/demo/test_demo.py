@@ -24,6 +24,9 @@ MANAGE = ROOT / "example_project" / "manage.py"
 # Until then, a test that stands still for a moment comes before the draw.
 LATE_NOON = "--noon-in=30"
 
+# Each server is two processes that take a second to start; some tests need no more than two.
+TWO = ("--servers", "2")
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
@@ -101,9 +104,9 @@ def test_of_four_servers_exactly_one_draws(surroundings: dict[str, str], tmp_pat
 def test_exactly_one_draws_while_a_server_of_the_locks_is_killed(
     backend: str, surroundings: dict[str, str], tmp_path: Path
 ) -> None:
-    status, lines = run_demo(surroundings, "--backend", backend)
+    status, lines = run_demo(surroundings, "--backend", backend, *TWO)
 
-    assert lines[-1] == "RESULT servers=4 draws=1 winners=10 skipped=3"
+    assert lines[-1] == "RESULT servers=2 draws=1 winners=10 skipped=1"
     assert status == 0
     (strike,) = [line for line in lines if " s  strike " in line]
     assert " is killed, pid " in strike
@@ -113,9 +116,9 @@ def test_exactly_one_draws_while_a_server_of_the_locks_is_killed(
 
 
 def test_without_the_lock_every_server_draws(surroundings: dict[str, str], tmp_path: Path) -> None:
-    status, lines = run_demo(surroundings, "--servers", "3", "--without-lock")
+    status, lines = run_demo(surroundings, *TWO, "--without-lock")
 
-    assert lines[-1] == "RESULT servers=3 draws=3 winners=30 skipped=0"
+    assert lines[-1] == "RESULT servers=2 draws=2 winners=20 skipped=0"
     assert status == 0
     assert processes_of(tmp_path) == {}
 
@@ -125,9 +128,9 @@ def test_without_the_lock_every_server_draws(surroundings: dict[str, str], tmp_p
     [
         (signal.SIGHUP, "redis", 2),
         (signal.SIGTERM, "database", 2),
-        (signal.SIGINT, "noon", 10),
-        (signal.SIGTERM, "noon", 10),
-        (signal.SIGHUP, "noon", 10),
+        (signal.SIGINT, "noon", 6),
+        (signal.SIGTERM, "noon", 6),
+        (signal.SIGHUP, "noon", 6),
     ],
 )
 def test_a_signal_ends_the_demo_and_all_its_processes(
@@ -137,7 +140,7 @@ def test_a_signal_ends_the_demo_and_all_its_processes(
     moment: str,
     processes: int,
 ) -> None:
-    with running_demo(surroundings, LATE_NOON) as demo:
+    with running_demo(surroundings, LATE_NOON, *TWO) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
             if f" s  {moment} " in line:
@@ -156,7 +159,7 @@ def test_a_signal_ends_the_demo_and_all_its_processes(
 
 
 def test_the_demo_reports_a_server_that_dies(surroundings: dict[str, str], tmp_path: Path) -> None:
-    with running_demo(surroundings, LATE_NOON) as demo:
+    with running_demo(surroundings, LATE_NOON, *TWO) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
             if "server-1" in line and "ready, pid" in line:

@@ -27,10 +27,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tests import ROOT
-from tests.support.servers import stop_process, tied_to_us
+from tests.support.nursery import environment_for, start_python
+from tests.support.servers import stop_process
 from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
@@ -72,20 +73,16 @@ class Child:
         **kwargs: Any,
     ) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
-        environment = os.environ | {
-            "DJANGO_SETTINGS_MODULE": "tests.settings",
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")])),
-            "TESTS_REDISLOCK": json.dumps(redislock),
-        }
-        start = f"{prelude}\nfrom tests.support import processes\nprocesses.main()"
-        self.process = subprocess.Popen(
-            tied_to_us([sys.executable, "-c", start]),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            env=environment,
-            bufsize=0,
+        heard, self.stdin = _pipe()
+        self._stdout, said = _pipe()
+        self.process = start_python(
+            f"{__name__}:main",
+            files=(heard.fileno(), said.fileno(), self._stderr.fileno()),
+            environment=environment_for() | {"TESTS_REDISLOCK": json.dumps(redislock)},
+            prelude=prelude,
         )
+        heard.close()
+        said.close()
         self._unread = b""
         if not isinstance(code, str):
             assert code.__qualname__ == code.__name__, "a child runs functions of a module only"
@@ -105,18 +102,16 @@ class Child:
 
     def send(self, value: Any) -> None:
         """Send what the child's hear() returns."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(value).encode() + b"\n")
+        self.stdin.write(json.dumps(value).encode() + b"\n")
 
     def read(self, timeout: float = HUNG) -> Any:
         """Return the next thing that the child said; fail if it ends or stays silent."""
-        assert self.process.stdout is not None
         deadline = time.monotonic() + timeout
         while b"\n" not in self._unread:
             left = max(0, deadline - time.monotonic())
-            if not select.select([self.process.stdout], [], [], left)[0]:
+            if not select.select([self._stdout], [], [], left)[0]:
                 raise AssertionError(f"the child said nothing for {timeout:g} s\n{self.stderr}")
-            if not (chunk := os.read(self.process.stdout.fileno(), 65536)):
+            if not (chunk := os.read(self._stdout.fileno(), 65536)):
                 code = self.process.wait(HUNG)
                 raise AssertionError(f"the child ended with {code}\n{self.stderr}")
             self._unread += chunk
@@ -143,9 +138,14 @@ class Child:
     def close(self) -> None:
         """End the child whatever its state."""
         self.kill()
-        for pipe in (self.process.stdin, self.process.stdout, self._stderr):
-            assert pipe is not None
-            pipe.close()
+        for file in (self.stdin, self._stdout, self._stderr):
+            file.close()
+
+
+def _pipe() -> tuple[BinaryIO, BinaryIO]:
+    """The end to read from, and the one to write to."""
+    reads, writes = os.pipe()
+    return os.fdopen(reads, "rb", buffering=0), os.fdopen(writes, "wb", buffering=0)
 
 
 def python(

@@ -128,8 +128,7 @@ def test_a_killed_child_is_dead(spawn: Spawn, frozen: bool) -> None:
 def test_a_child_ends_quietly_when_nobody_talks_to_it_any_more(spawn: Spawn) -> None:
     child = spawn(echo, "hello", times=1)
     child.read()
-    assert child.process.stdin is not None
-    child.process.stdin.close()
+    child.stdin.close()
     assert child.wait() == 0
     assert child.stderr == ""
 

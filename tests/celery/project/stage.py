@@ -7,12 +7,11 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import uuid
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,12 +19,12 @@ from celery.signals import before_task_publish
 from kombu import pools
 
 from django_redislock import held
-from tests import ROOT
 from tests.celery.project import PATIENCE, tasks
 from tests.celery.project.app import make_app
 from tests.support.backends import PATIENT
 from tests.support.celery_app import current
-from tests.support.servers import KINDS, Server, binary, missing, tied_to_us
+from tests.support.nursery import environment_for, start_python
+from tests.support.servers import KINDS, Server, binary, missing
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
@@ -53,27 +52,24 @@ class Worker:
     ) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
         self.name = f"worker-{uuid.uuid4().hex[:8]}"
-        environment = os.environ | {
-            "DJANGO_SETTINGS_MODULE": settings,
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")])),
-            "PYTHONUNBUFFERED": "1",
+        environment = environment_for(settings) | {
             "TESTS_CELERY": json.dumps({**stage.conf, **conf}),
             "TESTS_REDISLOCK": json.dumps(stage.redislock),
             "TESTS_JOURNAL": stage.url,
         }
-        command = [sys.executable, "-m", "celery", "-A", "tests.celery.project.app", "worker"]
+        command = ["-A", "tests.celery.project.app", "worker"]
         command += ["--hostname", f"{self.name}@%h", "--loglevel", "INFO"]
         command += ["--pool", pool, "--concurrency", str(concurrency)]
         command += ["--without-gossip", "--without-mingle", "--without-heartbeat", *options]
-        self.process = subprocess.Popen(
-            tied_to_us(command),
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            cwd=ROOT,
-            start_new_session=True,  # So that kill() reaches the children too.
-        )
+        with Path(os.devnull).open() as nothing:
+            self.process = start_python(
+                "celery.__main__:main",
+                *command,
+                files=(nothing.fileno(), self._log.fileno(), self._log.fileno()),
+                environment=environment,
+                forked=pool not in {"gevent", "eventlet"},  # They replace what others import.
+                start_new_session=True,  # So that kill() reaches the children too.
+            )
 
     @property
     def pid(self) -> int:

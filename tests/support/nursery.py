@@ -1,0 +1,209 @@
+"""Python processes that are ready at once: forks of one that has imported what takes long.
+
+To start Python with Django and Celery takes half a second of processor time, and hundreds of tests
+start some. A fork takes milliseconds. It is a child of the test's process as any other, with an
+environment, files and a session of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from tests import ROOT
+from tests.support.servers import tied_to_us
+from tests.support.waiting import HUNG
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def environment_for(settings: str = "tests.settings") -> dict[str, str]:
+    """That of a Python with these Django settings, which finds the tests."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")]))
+    return os.environ | {"DJANGO_SETTINGS_MODULE": settings, "PYTHONPATH": path}
+
+
+def start_python(
+    function: str,
+    *arguments: str,
+    files: Sequence[int],
+    environment: Mapping[str, str],
+    prelude: str = "",
+    forked: bool = True,
+    start_new_session: bool = False,
+) -> Fork | subprocess.Popen[bytes]:
+    """Call *function*, named as "module:name", in a Python of its own.
+
+    Args:
+        arguments: Of its command line.
+        files: Its stdin, stdout and stderr.
+        prelude: Source that runs before any import.
+        forked: It may be a fork, unless it has a prelude, or begins otherwise by its environment.
+    """
+    forked = forked and not prelude and sys.platform == "linux"
+    if forked and nursery().begins_as_in(environment):
+        return nursery().fork(function, arguments, files, environment, start_new_session)
+    module, _, name = function.partition(":")
+    code = f"{prelude}\nfrom {module} import {name}\n{name}()"
+    stdin, stdout, stderr = files
+    return subprocess.Popen(
+        tied_to_us([sys.executable, "-c", code, *arguments]),
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        env=environment,
+        cwd=ROOT,
+        start_new_session=start_new_session,
+    )
+
+
+class Fork:
+    """What a Popen has that tests use."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit status, if it has ended."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float = HUNG) -> int:
+        """Return the exit status once it has ended."""
+        deadline = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(0.002)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Nursery:
+    """A process that forks on demand."""
+
+    def __init__(self) -> None:
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._environment = environment_for()
+        code = f"from tests.support import nursery; nursery.serve({theirs.fileno()})"
+        self._process = subprocess.Popen(
+            tied_to_us([sys.executable, "-c", code]),
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            cwd=ROOT,
+            env=self._environment,
+        )
+        theirs.close()
+        atexit.register(self.close)
+
+    def begins_as_in(self, environment: Mapping[str, str]) -> bool:
+        """Whether a new Python would begin as this one has begun."""
+
+        def at_the_start(variables: Mapping[str, str]) -> dict[str, str]:
+            read = ("PYTHON", "LD_", "DJANGO_SETTINGS_MODULE")
+            return {name: variables[name] for name in variables if name.startswith(read)}
+
+        return at_the_start(environment) == at_the_start(self._environment)
+
+    def fork(
+        self,
+        function: str,
+        arguments: Sequence[str],
+        files: Sequence[int],
+        environment: Mapping[str, str],
+        start_new_session: bool,
+    ) -> Fork:
+        """See start_python()."""
+        job = [function, arguments, dict(environment), start_new_session, os.getpid()]
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # Its grandchild, an orphan, is to be our child.
+        try:
+            socket.send_fds(self._line, [json.dumps(job).encode()], files)
+            return Fork(int(self._line.recv(100)))
+        finally:
+            _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+    def close(self) -> None:
+        """End it."""
+        self._line.close()
+        self._process.wait(HUNG)
+
+
+@functools.cache
+def nursery() -> Nursery:
+    """That of this process, from when it is first asked for."""
+    return Nursery()
+
+
+def serve(line: int) -> None:
+    """In the nursery: fork whenever told to, until nobody is there to tell."""
+    import celery.bin.celery
+    import celery.bin.worker
+    import celery.concurrency.prefork  # noqa: F401
+    import django
+
+    django.setup()
+    with socket.socket(fileno=line) as orders:
+        while True:
+            job, files, _, _ = socket.recv_fds(orders, 1 << 20, 3)
+            if not job:
+                return
+            answer, pid = os.pipe()
+            if not (go_between := os.fork()):
+                if not (child := os.fork()):
+                    break
+                os.write(pid, str(child).encode())
+                os._exit(0)
+            os.waitpid(go_between, 0)
+            orders.send(os.read(answer, 100))
+            for file in (answer, pid, *files):
+                os.close(file)
+        os.close(answer)
+        os.close(pid)
+    _live(job, files)
+
+
+def _live(job: bytes, files: list[int]) -> None:
+    """In a fork: become what is asked for, and do it."""
+    from django.conf import settings
+
+    function, arguments, environment, start_new_session, parent = json.loads(job)
+    while os.getppid() != parent:
+        time.sleep(0.001)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    if start_new_session:
+        os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv += arguments
+    settings.REDISLOCK = json.loads(environment["TESTS_REDISLOCK"])
+    module, _, name = function.partition(":")
+    getattr(__import__(module, fromlist=[name]), name)()
+
+
+def _prctl(option: int, value: int) -> None:
+    assert ctypes.CDLL(None).prctl(option, value, 0, 0, 0) == 0
