@@ -24,7 +24,6 @@ from tests.support.waiting import HUNG, await_until, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
-    from types import TracebackType
 
     from pytest_django import Settings
 
@@ -63,12 +62,7 @@ class Limit(ABC):
     @abstractmethod
     async def __aenter__(self) -> None: ...
     @abstractmethod
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool: ...
+    async def __aexit__(self, *exc_info: object) -> bool: ...
 
 
 class AsyncioTimeout(Limit):
@@ -78,7 +72,7 @@ class AsyncioTimeout(Limit):
 
     async def __aexit__(self, *exc_info: object) -> bool:
         try:
-            await self._timeout.__aexit__(*exc_info)  # type: ignore[arg-type]
+            await self._timeout.__aexit__(*exc_info)
         except TimeoutError:
             self.is_over = True
         return self.is_over
@@ -93,13 +87,8 @@ class AnyioScope(Limit):
     async def __aenter__(self) -> None:
         self._scope = anyio.CancelScope().__enter__()
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
-        swallowed = self._scope.__exit__(exc_type, exc, traceback)
+    async def __aexit__(self, *exc_info: object) -> bool:
+        swallowed = self._scope.__exit__(*exc_info)
         self.is_over = self._scope.cancelled_caught
         return swallowed
 
@@ -118,14 +107,9 @@ class TaskGroup(Limit):
     async def _fail(self) -> None:
         raise await self._failing
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
+    async def __aexit__(self, *exc_info: object) -> bool:
         try:
-            await self._group.__aexit__(exc_type, exc, traceback)
+            await self._group.__aexit__(*exc_info)
         except ExceptionGroup:
             self.is_over = True
         return self.is_over

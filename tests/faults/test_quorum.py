@@ -492,12 +492,17 @@ def test_a_connection_that_comes_late_is_there_for_the_next_try(
     assert [len(proxy.commands("HELLO")) for proxy in quorum.proxies] == [1, 1, 1]
 
 
+def connect(quorum: Quorum, caller: Caller, socket_timeout: float) -> None:
+    """Have a connection to each server."""
+    quorum.configure(socket_timeout=socket_timeout)
+    with caller.block(distributed_lock("another")):
+        pass
+
+
 def test_a_server_that_answers_late_for_once_keeps_its_connection(
     quorum: Quorum, caller: Caller
 ) -> None:
-    quorum.configure(socket_timeout=1)
-    with caller.block(distributed_lock("another")):
-        pass
+    connect(quorum, caller, socket_timeout=1)
     for proxy in quorum.proxies:  # Twice 0.75 s is waited for it.
         proxy.rule_for_script(scripts.ACQUIRE.sha, "delayreply:1.8")
         proxy.rule("HELLO", "delay:3", times=None)
@@ -508,9 +513,7 @@ def test_a_server_that_answers_late_for_once_keeps_its_connection(
 def test_a_connection_on_which_nothing_comes_any_more_is_replaced(
     quorum: Quorum, caller: Caller
 ) -> None:
-    quorum.configure(socket_timeout=2)
-    with caller.block(distributed_lock("another")):
-        pass
+    connect(quorum, caller, socket_timeout=2)
     for proxy in quorum.proxies:
         proxy.rule_for_script(scripts.ACQUIRE.sha, "hang_before")
     with caller.block(distributed_lock(NAME, wait=0)) as lease:

@@ -32,10 +32,16 @@ EXPLAINED = Path(__file__).with_name("survivors.toml")
 RESULTS = ROOT / ".mutants.jsonl"
 
 IN_MEMORY = ("--quick", "tests/contract", "-k", "memory")
+RULES = (
+    "--quick",
+    "tests/rules",
+    "tests/contract/test_arguments.py",
+    "tests/contract/test_conf.py",
+)
 MODEL = ("tests/rules/test_model.py",)
 #: The files that are mutated, and the tests that are to notice it: one run after the other.
 ROOMS = {
-    "rules/*.py": (("--quick", "tests/rules"), IN_MEMORY, MODEL),
+    "rules/*.py": (RULES, IN_MEMORY, MODEL),
     "lua/*.lua": (
         IN_MEMORY,
         (
@@ -69,6 +75,56 @@ class Case(NamedTuple):
         return _key(self.path, self.was, self.becomes, self.nth)
 
 
+class Copy:
+    """A copy of the repository, to be mutated."""
+
+    def __init__(self, folder: Path, jobs: str) -> None:
+        ignored = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__")
+        shutil.copytree(ROOT, folder, ignore=ignored)
+        self._folder = folder
+        self._jobs = jobs
+        self._sound: set[tuple[str, ...]] = set()  # The tests that pass as the code is.
+
+    def kills(self, case: Case) -> bool:
+        """Whether a test fails with a mutant."""
+        file = self._folder / PACKAGE.relative_to(ROOT) / case.path
+        source = file.read_text()
+        for tests in ROOMS[room_of(case.path)]:
+            if tests not in self._sound and not self._pass(tests):
+                sys.exit(f"tests fail without any mutant: {' '.join(tests)}")
+            self._sound.add(tests)
+            _write(file, case.mutant.applied_to(source))
+            try:
+                if not self._pass(tests):
+                    return True
+            finally:
+                _write(file, source)
+        return False
+
+    def _pass(self, tests: tuple[str, ...]) -> bool:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *LIMITS, "-n", self._jobs, *tests],
+            cwd=self._folder,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            return process.wait(TOO_LONG) == 0
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _write(file: Path, source: str) -> None:
+    second = file.stat().st_mtime // 1 + 1
+    file.write_text(source)
+    # By its second and its length, Python knows whether it has compiled a file already.
+    os.utime(file, (second, second))
+
+
 def _key(*parts: object) -> str:
     return json.dumps(parts, ensure_ascii=False)
 
@@ -84,18 +140,13 @@ def main() -> None:
     cases = cases_of(options.paths or ["*"])
     if options.sample is not None and options.sample < len(cases):
         cases = random.Random(options.seed).sample(cases, options.sample)
-    cases.sort()
     results, explained = _known(), explanations()
     known = {key for key, killed in results.items() if killed or key in explained}
     untried = [case for case in cases if case.key not in known]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        tree = _copied(Path(folder))
-        for room in {room_of(case.path) for case in untried}:
-            if not _pass(tree, room, options.jobs):
-                sys.exit(f"the tests of {room} fail without any mutant")
+        copy = Copy(Path(folder) / "repository", options.jobs)
         for case in untried:
-            killed = not _pass_with(case, tree, options.jobs)
-            results[case.key] = killed
+            killed = results[case.key] = copy.kills(case)
             with RESULTS.open("a") as file:
                 file.write(json.dumps([case.key, killed]) + "\n")
             print(f"{'killed  ' if killed else 'SURVIVED'} {_told(case)}", flush=True)
@@ -148,54 +199,9 @@ def _known() -> dict[str, bool]:
     return dict(json.loads(line) for line in RESULTS.read_text().splitlines())
 
 
-def _copied(folder: Path) -> Path:
-    """A copy of the repository, to be mutated."""
-    ignored = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__")
-    return Path(shutil.copytree(ROOT, folder / "tree", ignore=ignored))
-
-
-def _pass_with(case: Case, tree: Path, jobs: str) -> bool:
-    """Whether the tests pass with a mutant."""
-    file = tree / PACKAGE.relative_to(ROOT) / case.path
-    source = file.read_text()
-    _write(file, case.mutant.applied_to(source))
-    try:
-        return _pass(tree, room_of(case.path), jobs)
-    finally:
-        _write(file, source)
-
-
-def _write(file: Path, source: str) -> None:
-    second = file.stat().st_mtime // 1 + 1
-    file.write_text(source)
-    # By its second and its length, Python knows whether it has compiled a file already.
-    os.utime(file, (second, second))
-
-
-def _pass(tree: Path, room: str, jobs: str) -> bool:
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
-    for tests in ROOMS[room]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *LIMITS, "-n", jobs, *tests],
-            cwd=tree,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            if process.wait(TOO_LONG) != 0:
-                return False
-        except subprocess.TimeoutExpired:
-            return False
-        finally:
-            process.terminate()
-            process.wait()
-    return True
-
-
 def _report(cases: list[Case], results: dict[str, bool], explained: set[str]) -> None:
     print(f"\n{'killed':>8} {'explained':>10} {'survive':>8}  file")
-    for path in dict.fromkeys(case.path for case in cases):
+    for path in sorted({case.path for case in cases}):
         of_file = [case.key for case in cases if case.path == path]
         left = {key for key in of_file if not results[key]}
         killed = len(of_file) - len(left)

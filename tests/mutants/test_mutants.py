@@ -129,7 +129,7 @@ def test_tests_that_fail_anyway_prove_nothing(
 ) -> None:
     (repository / "test_ages.py").write_text("def test_it():\n    assert False\n")
     code, _ = run(capsys)
-    assert code == "the tests of rules/*.py fail without any mutant"
+    assert "fail without any mutant" in str(code)
 
 
 def test_each_survivor_that_is_explained_is_a_mutant() -> None:
