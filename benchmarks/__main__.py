@@ -15,6 +15,7 @@ from benchmarks import (
     effects,
     handoff,
     idle,
+    instructions,
     memory,
     quorum,
     records,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 MEASUREMENTS = {
     "cycle": cycle.measure,
+    "instructions": instructions.measure,
     "handoff": handoff.measure,
     "contended": contended.measure,
     "idle": idle.measure,
@@ -71,7 +73,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "names", nargs="*", metavar="name", help=f"of {', '.join(MEASUREMENTS)}; default all"
     )
-    parser.add_argument("--quick", action="store_true", help="less exact, two minutes")
+    parser.add_argument("--quick", action="store_true", help="less exact, some minutes")
     parser.add_argument(
         "--write", action="store_true", help="write docs/benchmarks.md and its pictures"
     )

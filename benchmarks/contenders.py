@@ -143,8 +143,11 @@ class Ours:
         )
         django.setup()
         from django_redislock import distributed_lock
+        from django_redislock.activity import Activity, current_activity
 
         self.lock = self.alock = distributed_lock
+        # As a request to this path does: what is locked from now on has another owner.
+        self.become = lambda path: current_activity.set(Activity(path=path))
 
 
 def _ready_bytes(port: int) -> ReadyBytes:

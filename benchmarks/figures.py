@@ -35,6 +35,7 @@ class Target:
     bound: float
     measured: Mapping[str, float]  # Placement -> figure. The pinned one decides, if there is one.
     moonshot: float | None = None  # A bound beyond the bound, for the glory.
+    limited_by: str = ""  # What keeps us from more; told if the bound is not reached.
 
     @property
     def met(self) -> bool:
@@ -70,20 +71,29 @@ class Table:
     rows: Sequence[Row]
     targets: Sequence[Target] = ()
     chart: Chart | None = None
+    gain: str = ""  # What it means to a user, in one sentence; the page begins with these.
 
 
 def at_least(
-    claim: str, bound: float, measured: Mapping[str, float], moonshot: float | None = None
+    claim: str,
+    bound: float,
+    measured: Mapping[str, float],
+    moonshot: float | None = None,
+    limited_by: str = "",
 ) -> list[Target]:
     """A target to reach or exceed; none if it was not measured."""
-    return [Target(claim, "at least", bound, measured, moonshot)] if measured else []
+    return [Target(claim, "at least", bound, measured, moonshot, limited_by)] if measured else []
 
 
 def at_most(
-    claim: str, bound: float, measured: Mapping[str, float], moonshot: float | None = None
+    claim: str,
+    bound: float,
+    measured: Mapping[str, float],
+    moonshot: float | None = None,
+    limited_by: str = "",
 ) -> list[Target]:
     """A target not to exceed; none if it was not measured."""
-    return [Target(claim, "at most", bound, measured, moonshot)] if measured else []
+    return [Target(claim, "at most", bound, measured, moonshot, limited_by)] if measured else []
 
 
 def number(value: float) -> str:
@@ -91,6 +101,11 @@ def number(value: float) -> str:
     if isinstance(value, int) or value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def times(ratios: Mapping[str, float]) -> str:
+    """Ratios in a sentence: "1.33 times (one core) and 1.08 times (all cores)"."""
+    return " and ".join(f"{number(ratio)} times ({cores})" for cores, ratio in ratios.items())
 
 
 def ours(rows: Sequence[Row], column: str, **where: str | float) -> dict[str, float]:

@@ -13,9 +13,19 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from benchmarks.contenders import PYTHON_REDIS_LOCK, WAITING, Contender, contender
+from benchmarks.contenders import PYTHON_REDIS_LOCK, REDIS_PY, WAITING, Contender, contender
 from benchmarks.crew import PATIENCE, PROCESSES, Crew, Processes, Threads
-from benchmarks.figures import Chart, Row, Table, Target, at_most, ours, ours_to, percentile
+from benchmarks.figures import (
+    Chart,
+    Row,
+    Table,
+    Target,
+    at_most,
+    ours,
+    ours_to,
+    percentile,
+    times,
+)
 from benchmarks.placement import ALL_CORES, confine
 
 if TYPE_CHECKING:
@@ -33,6 +43,10 @@ CROWDS: list[tuple[type[Threads | Processes], int]] = [
     (Threads, 64),
     (Processes, 8),
 ]
+LIMITED_BY = (
+    "a release, a switch to the waiter and the waiter's Python, cold by then, are on the way of"
+    " both; the queue and the fence take the server longer than a list does"
+)
 COUNTED_WAITERS = (1, 64)
 COUNTED_HAND_OFFS = 64
 COUNTED_SECONDS = 1  # For those who need long for so many.
@@ -69,12 +83,19 @@ def measure(bench: Bench) -> list[Table]:
     """Latency with crowds of threads and of processes, then the commands a hand-off costs."""
     latencies = [row for kind, waiters in CROWDS for row in _latencies(bench, kind, waiters)]
     commands = [row for waiters in COUNTED_WAITERS for row in _commands(bench, waiters)]
+    crowd = _crowd(*CROWDS[-1])
+    ratio = ours_to(latencies, "p50 µs", PYTHON_REDIS_LOCK, waiters=crowd)
+    gain = (
+        f"From a release to the next of {crowd} it takes {times(ratio)} as long as with"
+        f" {PYTHON_REDIS_LOCK}; waiters of {REDIS_PY} ask every 100 ms."
+    )
     return [
         Table(
             "Hand-off",
             latencies,
             list(_latency_targets(latencies)),
             Chart("hand-off", "p50 µs", "shorter", group="waiters"),
+            gain if ratio else "",
         ),
         Table("Commands per hand-off", commands, list(_command_targets(commands))),
     ]
@@ -113,10 +134,10 @@ def _latencies(bench: Bench, kind: type[Threads | Processes], waiters: int) -> l
 def _latency_targets(rows: list[Row]) -> Iterator[Target]:
     for kind, waiters in CROWDS:
         crowd = _crowd(kind, waiters)
-        for column, bound, moonshot in (("p50 µs", 0.65, 0.5), ("p99 µs", 2, None)):
+        for column, bound, moonshot in (("p50 µs", 0.75, 0.65), ("p99 µs", 2, None)):
             claim = f"hand-off, {crowd} waiting: {column[:3]}, of {PYTHON_REDIS_LOCK}'s"
             ratio = ours_to(rows, column, PYTHON_REDIS_LOCK, waiters=crowd)
-            yield from at_most(claim, bound, ratio, moonshot)
+            yield from at_most(claim, bound, ratio, moonshot, LIMITED_BY)
 
 
 def _crowd(kind: type[Threads | Processes], waiters: int) -> str:
@@ -150,9 +171,8 @@ def _command_targets(rows: list[Row]) -> Iterator[Target]:
     for waiters in COUNTED_WAITERS:
         crowd = f"hand-off, {_crowd(Threads, waiters)} waiting"
         yield from at_most(f"{crowd}: client requests", 3, ours(rows, "requests", waiters=waiters))
-        yield from at_most(
-            f"{crowd}: commands in scripts", 16, ours(rows, "in scripts", waiters=waiters)
-        )
+        scripted = ours(rows, "in scripts", waiters=waiters)
+        yield from at_most(f"{crowd}: commands in scripts", 18, scripted, moonshot=16)
 
 
 @contextmanager

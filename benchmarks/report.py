@@ -22,6 +22,8 @@ PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 PICTURES = PAGE.with_suffix("")
 BEGIN = "<!-- measured: written by python -m benchmarks --write, do not edit -->"
 END = "<!-- /measured -->"
+GAINS_BEGIN = "<!-- gains: written by python -m benchmarks --write, do not edit -->"
+GAINS_END = "<!-- /gains -->"
 PACKAGES = (
     "Django",
     "redis",
@@ -37,12 +39,14 @@ PACKAGES = (
 
 
 def markdown(tables: Sequence[Table], bench: Bench, command: str) -> str:
-    """Everything measured: the targets first, then each table, then where it was measured."""
+    """Everything measured: what a user gains, the targets, then each table."""
     targets = [target for table in tables for target in table.targets]
-    parts = [f"Measured by `{command}` on {_machine(bench)}."]
+    parts = [*filter(None, [_gains(tables)]), f"Measured by `{command}` on {_machine(bench)}."]
     if targets:
         met = sum(target.met for target in targets)
         parts += [f"## Targets: {met} of {len(targets)} met", _grid(map(_target_row, targets))]
+        if missed := [target for target in targets if not target.met]:
+            parts += ["What keeps us from the others:", "\n".join(map(_limit, missed))]
     for table in tables:
         parts.append(f"## {table.title}")
         if table.chart:
@@ -58,9 +62,20 @@ def write(measured: str, tables: Sequence[Table]) -> None:
         if table.chart:
             picture = PICTURES / f"{table.chart.file}.svg"
             picture.write_text(svg(table, table.chart), encoding="utf-8")
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{measured}\n{END}{after}", encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
+    gains = _gains(tables)
+    page = _between(page, GAINS_BEGIN, gains, GAINS_END)
+    page = _between(page, BEGIN, measured.removeprefix(gains).strip(), END)
+    PAGE.write_text(page, encoding="utf-8")
+
+
+def _between(page: str, begin: str, text: str, end: str) -> str:
+    before, _, rest = page.partition(begin)
+    return f"{before}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
+
+
+def _gains(tables: Sequence[Table]) -> str:
+    return "\n".join(f"- {table.gain}" for table in tables if table.gain)
 
 
 def _machine(bench: Bench) -> str:
@@ -81,6 +96,10 @@ def _target_row(target: Target) -> Row:
         ALL_CORES: target.measured.get(ALL_CORES, ""),
         "met": "moonshot" if target.moonshot_met else "yes" if target.met else "**no**",
     }
+
+
+def _limit(target: Target) -> str:
+    return f"- *{target.claim}*: {target.limited_by or 'nothing that we know of'}."
 
 
 def _grid(rows: Iterable[Row]) -> str:
