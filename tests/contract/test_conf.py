@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
@@ -230,6 +231,22 @@ async def test_a_setting_that_names_no_server_never_leads_to_this_machine(
         settings.REDISLOCK = setting
     with pytest.raises(ImproperlyConfigured, match=re.escape(says)):
         await way.acquire(distributed_lock("lottery", wait=0))
+
+
+@pytest.mark.parametrize("name", ["_sock", "protocol"])
+def test_a_redis_py_whose_connections_lack_what_is_needed_is_refused_by_its_version(
+    name: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Changed(redis.Connection):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            delattr(self, name)
+
+    RedisBackend(conf.conf("default"))  # Not with the one that is installed.
+    monkeypatch.setattr(redis, "Connection", Changed)
+    says = rf"redis-py {re.escape(redis.__version__)} .* no {name}, .* 6\.4 to 8\.1 are known"
+    with pytest.raises(ImproperlyConfigured, match=says):
+        RedisBackend(conf.conf("default"))
 
 
 def test_an_alias_works_without_a_default_one(place: Place, settings: Settings) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import redis.asyncio
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock.backends.redis.async_connection import AsyncConnection
@@ -23,6 +24,7 @@ from django_redislock.rules.arguments import LONGEST
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+KNOWN_CLIENTS = "6.4 to 8.1"  # Versions of redis-py, of which the first and the last were tried.
 DEFAULT_MAX_CONNECTIONS = 128
 LEAST_MAX_CONNECTIONS = ConnectionPool.BESIDE + ConnectionPool.KEPT_BACK
 
@@ -50,6 +52,7 @@ def checked_dialer(
     Raises:
         ImproperlyConfigured: Names the setting and says what is wrong.
     """
+    check_client()
     try:
         check_url(url)
     except ValueError as error:
@@ -76,6 +79,24 @@ def checked_dialer(
         raise ImproperlyConfigured(
             f"{of_url} is not a URL that redis-py understands; it should look like {LOOKS_LIKE}."
         ) from None
+
+
+def check_client() -> None:
+    """Refuse a redis-py whose connections lack what is taken from them, which has no public name.
+
+    Raises:
+        ImproperlyConfigured: Names the versions that are known to work.
+    """
+    blocking = redis.Connection()  # type: ignore[no-untyped-call]
+    awaiting = redis.asyncio.Connection()
+    for connection, names in {blocking: ("_sock",), awaiting: ("_reader", "_writer")}.items():
+        for name in ("protocol", *names):
+            if not hasattr(connection, name):
+                raise ImproperlyConfigured(
+                    f"redis-py {redis.__version__} cannot be used: its connections have no {name},"
+                    f" which locks need. Versions {KNOWN_CLIENTS} are known to work; install one"
+                    " of them."
+                )
 
 
 def checked_options(options: Mapping[str, Any], of_options: str) -> tuple[dict[str, Any], int]:
