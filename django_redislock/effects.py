@@ -1,4 +1,4 @@
-"""What makes the effects of a lease true in the database.
+"""Lets the database refuse the writes of a late holder.
 
 That is lease.atomic(), once="database" of tasks, and fenced_update().
 
@@ -50,7 +50,7 @@ _NO_DATABASE = "django.db.backends.dummy"  # What Django makes of an alias witho
 
 
 def check_database(alias: object, argument: str) -> None:
-    """Refuse what is not the alias of a database; the database itself is not asked.
+    """Refuse an alias without a database; the database itself is not asked.
 
     Raises:
         ValueError: The message names the argument.
@@ -259,7 +259,7 @@ def note_completed(lease: FencedLease, using: str) -> None:
 
 
 class FencedUpdate(NamedTuple):
-    """What came of a fenced_update()."""
+    """The outcome of a fenced_update()."""
 
     updated: int  # Rows that were written.
     refused: int  # Rows that a later lease has written, and that stay as they are.

@@ -16,7 +16,7 @@ AnyModel = TypeVar("AnyModel", bound=models.Model)
 
 
 def where_written(rows: models.QuerySet[AnyModel]) -> models.QuerySet[AnyModel]:
-    """The same rows; a router may name a replica for what only reads."""
+    """The same rows, where they are written: for reads, a router may name a replica."""
     return rows.using(rows.select_for_update().db)
 
 

@@ -29,8 +29,11 @@ from django_redislock.rules.replies import (
     DoneReply,
     EndlessReply,
     FinishedReply,
+    GrantedRing,
+    LookRing,
     QueuedReply,
     in_seconds,
+    read_ring,
     read_try,
 )
 from django_redislock.rules.steps import (
@@ -343,13 +346,13 @@ def _await_bell(request: Request, look: _Look, now: float, give_up: float) -> Fl
     while True:
         bell: Bell = yield Listen(request.id, min(look.next, give_up) - now)
         now = bell.now
-        match bell.words:
-            case []:
-                return now
-            case ["look", _, left_ms]:
+        if not bell.words:
+            return now
+        match read_ring(bell.words):
+            case LookRing(left_ms=left_ms):
                 look = look._replace(next=_next_look(now, left_ms))
-            case ["granted", _, fence, granted_us]:
-                granted = _claim(request, look, int(fence), int(granted_us) / 1e6, now)
+            case GrantedRing() as ring:
+                granted = _claim(request, look, int(ring.fence), ring.server_time, now)
                 if granted is None:
                     return now
                 # The claim is confirmed without waiting for the answer, by a renewal, which never

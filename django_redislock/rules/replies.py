@@ -1,12 +1,12 @@
-"""What scripts are told and what they answer, by name, in the order of their files in lua/.
+"""The arguments of scripts, their replies and their rings, by name; the order is that of lua/*.lua.
 
-Only what takes more than one value has a name here. An answer of one word or number is that word or
-number: of an acquire, the fence that is granted.
+A reply of one value needs no name here: the fence that an acquire grants, the word that answers a
+renewal or a release.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock.rules.stored import (
     Holding,
@@ -18,20 +18,23 @@ from django_redislock.rules.stored import (
     token_in,
 )
 
-# How scripts answer for a lease, in one word.
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# The replies to a renewal or a release; others say why the lease is gone.
 RENEWED = b"renewed"
 RELEASED = b"released"
 FORCED = b"forced"
 
-FREE, ENDLESS = -2, -1  # ms that a lock lasts which is free, or whose key has no expiry.
+FREE, ENDLESS = -2, -1  # In place of the ms left: the lock is free, or its key has no expiry.
 
 
 def in_seconds(ms: bytes | str | int) -> float:
-    """What a script says in milliseconds; a time is then in seconds since the epoch."""
+    """Seconds, from a script's milliseconds; of a time, since the epoch."""
     return int(ms) / 1000
 
 
-# --- what they are told ---------------------------------------------------------------------
+# --- arguments ------------------------------------------------------------------------------
 
 
 class AcquireArgs(NamedTuple):
@@ -71,7 +74,7 @@ class AnnounceArgs(NamedTuple):
     arguments: bytes = b""
 
 
-# --- what an acquire is answered that grants nothing ----------------------------------------
+# --- replies to an acquire that grants nothing ----------------------------------------------
 
 
 class QueuedReply(NamedTuple):
@@ -134,7 +137,7 @@ _TRIES: dict[bytes, Any] = {
 
 
 def read_try(reply: Any) -> Any:
-    """What an acquire was answered, as one of the above. A fence, or what is not ours, as it is."""
+    """The reply to an acquire, as one of the above. A fence, or a strange reply, stays as it is."""
     try:
         return _TRIES[reply[0]](*reply)
     except (KeyError, IndexError, TypeError):
@@ -146,7 +149,7 @@ def is_busy(reply: Any) -> bool:
     return isinstance(read_try(reply), BusyReply)
 
 
-# --- what the other scripts answer ----------------------------------------------------------
+# --- replies of the other scripts -----------------------------------------------------------
 
 
 class LookReply(NamedTuple):
@@ -157,7 +160,7 @@ class LookReply(NamedTuple):
     waiters: int
     server_ms: bytes
     id: bytes
-    strange: bytes  # What it is, if it is not ours.
+    strange: bytes  # If the value is not ours: its type and size, see lua/_sight.lua.
     where: str = ""  # On which servers, if there are several: "host:6379", or "2 of 3".
 
     @property
@@ -202,7 +205,7 @@ class QueueEntry(NamedTuple):
 
 
 class InspectReply(NamedTuple):
-    """Who waits for a lock, and who held it."""
+    """The waiters of a lock, and its past."""
 
     server_ms: bytes
     waiters: list[list[bytes]]
@@ -221,10 +224,10 @@ class InspectReply(NamedTuple):
 
 
 class ForceReleaseReply(NamedTuple):
-    """What came of a release by force."""
+    """The outcome of a release by force."""
 
     word: bytes  # b"released", b"gone" or b"taken".
-    value: bytes  # The beginning of what was released, or of what is there now.
+    value: bytes  # The beginning of the value that was released, or that is there now.
 
 
 class NamesReply(NamedTuple):
@@ -245,7 +248,7 @@ class NamesReply(NamedTuple):
 
 
 class RunsReply(NamedTuple):
-    """What became of the task runs under a lock: notes, or b"", see stored.read_noted_run()."""
+    """The last task runs under a lock: notes, or b"", see stored.read_noted_run()."""
 
     server_ms: bytes
     success: bytes
@@ -272,3 +275,39 @@ class TurnReply(NamedTuple):
     ticket: bytes
     before: int  # How many are before it.
     left_ms: bytes  # Until its turn.
+
+
+# --- rings ----------------------------------------------------------------------------------
+
+
+class GrantedRing(NamedTuple):
+    """The lock was handed over to this waiter."""
+
+    word: str
+    id: str  # Of the lease.
+    fence: str
+    server_us: str
+
+    @property
+    def server_time(self) -> float:
+        """When it was granted, in seconds since the epoch."""
+        return int(self.server_us) / 1e6
+
+
+class LookRing(NamedTuple):
+    """The lock cools down: it is free at another time than this waiter was told."""
+
+    word: str
+    id: str  # Of the lease that the waiter wants.
+    left_ms: str
+
+
+_RINGS: dict[str, Any] = {"granted": GrantedRing, "look": LookRing}
+
+
+def read_ring(words: Sequence[str]) -> Any:
+    """A ring, as one of the above; None if it says anything else."""
+    try:
+        return _RINGS[words[0]](*words)
+    except (KeyError, IndexError, TypeError):
+        return None

@@ -149,7 +149,7 @@ def _short_id(task_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The current lease of a lock as the server knows it: what anyone may see of it."""
+    """The current lease of a lock as the server knows it, without its token."""
 
     id: str  # The lease id. Of a value that is not ours, an id made of it: see lua/_sight.lua.
     owner: Owner
@@ -159,7 +159,7 @@ class Holding:
     ttl: float | None = None  # Seconds it lasts unless renewed.
     renewals: int = 0
     renews: bool = False  # Whether its owner is going to renew it, a third of the ttl from then.
-    strange: str = ""  # What it is, if it is not ours: "a list of 3 elements".
+    strange: str = ""  # If the value is not ours: "a list of 3 elements".
 
 
 def read_holding(data: bytes, id: str = "", strange: str = "") -> Holding:  # noqa: A002
@@ -168,7 +168,7 @@ def read_holding(data: bytes, id: str = "", strange: str = "") -> Holding:  # no
     Args:
         data: The value, or as much of it as the server answers.
         id: Its id, if the server made one: see lua/_sight.lua.
-        strange: What it is, if the server says that it is not ours.
+        strange: Its type and size, if the server says that it is not ours.
     """
     value = data.decode(errors="replace")
     head, *rest = value.split("|", 6)
@@ -244,7 +244,7 @@ def read_noted_lease(entry: bytes) -> NotedLease | None:
 
 
 class NotedRun(NamedTuple):
-    """What is noted of a task run, see lua/_runs.lua. Times are seconds."""
+    """A note of a task run, see lua/_runs.lua. Times are seconds."""
 
     at: float
     lasted: float

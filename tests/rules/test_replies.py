@@ -33,6 +33,11 @@ def test_an_answer_to_a_try_that_is_not_ours_stays_as_it_is(reply: Any) -> None:
     assert not replies.is_busy(reply)
 
 
+@pytest.mark.parametrize("words", [[], ["granted", "id"], ["look"], ["idle", "id", "1"]])
+def test_a_ring_that_is_not_ours_says_nothing(words: list[str]) -> None:
+    assert replies.read_ring(words) is None
+
+
 def test_a_lock_that_is_free_or_never_ends_has_no_seconds_left() -> None:
     free = replies.LookReply(b"", replies.FREE, 0, b"1000", b"", b"")
     assert (free.holding, free.expires_in) == (None, None)

@@ -186,7 +186,7 @@ class ClusterBackend(Backend):
         """See Backend.call_many(). All nodes are asked at the same time; none fails the others."""
         outcomes: dict[int, Outcome] = {}
         left = list(range(len(calls)))
-        for _ in range(2):  # What is redirected is asked once more.
+        for _ in range(2):  # Calls that are redirected are made once more.
             moved: list[int] = []
             for node, numbers, answers in self._call_nodes(calls, left):
                 for number, outcome in zip(numbers, answers, strict=True):
@@ -203,9 +203,10 @@ class ClusterBackend(Backend):
     def _call_nodes(
         self, calls: Sequence[Call], numbers: Sequence[int]
     ) -> Iterator[tuple[Node | None, list[int], list[Outcome]]]:
-        """Run those of *calls* on the nodes that keep their locks; which are whose, and what came.
+        """Run those of *calls* on the owner nodes of their locks.
 
-        Of what no node keeps, the node is None.
+        Yields each node with the numbers of its calls and their outcomes; None in place of a node
+        for a lock that has no owner node.
         """
         begun, problem = clock.now(), None
         if any(self.slots.owner_node(calls[number].name) is None for number in numbers):

@@ -53,7 +53,7 @@ class Node(Server):
             address: Where it is, as in a URL.
             dialer: How to come to a connection.
             most_connections: See Server.
-            judge: Is told what came of each renewal.
+            judge: Is told the outcome of each renewal.
         """
         super().__init__(backend, dialer, most_connections)
         self.address = address
@@ -65,7 +65,7 @@ class Node(Server):
     def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
         outcomes = self._in_its_words(super().renew_many(calls))
         for call, outcome in zip(calls, outcomes, strict=True):
-            # Its watchdog then hands a lease over whose slot has moved.
+            # If the slot of a lease has moved, the lease goes over to another node's watchdog.
             self._judge(self, call, outcome)
         return outcomes
 
@@ -108,11 +108,11 @@ class Node(Server):
 
 
 def check_node(hello: Any) -> None:
-    """Judge what answers by its answer to HELLO.
+    """Judge a server by its answer to HELLO.
 
     Raises:
         NoCluster: It is a server of its own, or a sentinel.
-        TooOld: It lacks what the scripts need.
+        TooOld: It lacks commands that the scripts need.
     """
     check_version(hello)
     if not isinstance(hello, dict) or hello.get(b"mode") != b"cluster":

@@ -152,7 +152,7 @@ class Slots:
         return said
 
     def judge(self, node: Node, call: Call, outcome: Outcome) -> Redirection | None:
-        """Learn about the owner node from what came of a call. Returns where to ask instead."""
+        """Learn about the owner node from the outcome of a call. Returns where to ask instead."""
         redirection = node.redirection(outcome)
         if redirection is not None and not redirection.asking:
             owner_node = self.node(redirection)

@@ -1,8 +1,8 @@
 """One connection to each server of a quorum, all of them asked at the same time.
 
-A thread has an ensemble of its own for a flow; a task's consists of the connections of its event
-loop. What both do is written once, as generators: they yield what to wait for, a function that
-blocks or a coroutine function, and are sent what it returned.
+A thread has an ensemble of its own for a flow; that of a task consists of its event loop's
+connections. Both follow one text, written as generators. Each yields a wait, as a function that
+blocks or a coroutine function, and is sent its result.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ Waits = Generator[Callable[[], Any], Any, Result]
 
 
 class _Ensemble(ABC, Generic[OneConnection]):
-    """What blocking and awaiting ensembles have in common.
+    """The text that blocking and awaiting ensembles share.
 
-    Each question is sent to all before any answer is read, and what comes first is read first. An
-    answer that is not needed any more is read and dropped later, so that the slowest server delays
-    nobody.
+    Each question is sent to all servers before any reply is read, and the first to come is the
+    first to be read. A reply that is not needed any more is dropped later, so the slowest server
+    delays no flow.
     """
 
     def __init__(self, servers: Sequence[QuorumServer]) -> None:
@@ -81,7 +81,7 @@ class _Ensemble(ABC, Generic[OneConnection]):
                 return
 
     def _voting(self, votes: Generator[Question, Replies, Result]) -> Waits[Result]:
-        """Ask all that a vote wants to ask, and return what it comes to."""
+        """Ask the questions of a vote, and return its result."""
         try:
             question = next(votes)
             while True:
@@ -92,7 +92,7 @@ class _Ensemble(ABC, Generic[OneConnection]):
             return result
 
     def _asking(self, question: Question) -> Waits[Replies]:
-        """What the servers reply, as far as it is needed and comes in time."""
+        """The replies of the servers, as far as they are needed and come in time."""
         of, begun, patience = len(self._servers), clock.now(), Patience(question.within)
         is_enough, is_patient = question.is_enough, False
         said: Replies = {}
@@ -180,7 +180,7 @@ class _Ensemble(ABC, Generic[OneConnection]):
 
     @abstractmethod
     def _hear(self, awaited: Collection[QuorumServer], begun: float, seconds: float) -> Any:
-        """Wait for answers, and return what has come of some of the servers."""
+        """Wait for replies, and return those of the servers whose replies have all come."""
 
     @abstractmethod
     def _leave(self, awaited: Collection[QuorumServer], begun: float) -> None:
@@ -202,23 +202,23 @@ class Ensemble(_Ensemble[QuorumConnection]):
         self._selector: selectors.BaseSelector = selector()
 
     def connect(self, within: float) -> None:
-        """Have connections, as far as they come in time for answers that may take so long."""
+        """Have connections, as far as they come in time; replies may take *within* seconds."""
         fit = self._fit(within)
         if len(fit) < len(self._servers):
             _perform(self._connecting(fit, within))
 
     def vote(self, votes: Generator[Question, Replies, Result]) -> Result:
-        """Ask what a vote asks, and return what it comes to."""
+        """Ask the questions of a vote, and return its result."""
         return _perform(self._voting(votes))
 
     def close(self) -> None:
         """Close all connections. In a forked child only the child's copies are closed."""
         for server in [*self._connections]:
             self._close(server)
-        self._dials.clear()  # What comes of these is closed when it is collected.
+        self._dials.clear()  # Their connections are closed when they are collected.
 
     def cut(self) -> None:
-        """From any thread: what is under way fails, and so does whatever comes next."""
+        """From any thread: the question under way fails, and so does every later one."""
         for connection in [*self._connections.values()]:
             connection.cut()
 
@@ -294,7 +294,7 @@ class AsyncEnsemble(_Ensemble[AsyncQuorumConnection]):
         current = {server: server.current() for server in self._servers}
         self._connections = {server: one for server, one in current.items() if one is not None}
         if len(self._fit(within)) < len(self._servers):
-            for _ in range(2):  # What has come while this loop stood still is read.
+            for _ in range(2):  # Replies that came while this loop stood still are read.
                 await asyncio.sleep(0)
             await _aperform(self._connecting(self._fit(within), within))
 
@@ -334,11 +334,11 @@ class AsyncEnsemble(_Ensemble[AsyncQuorumConnection]):
             return trouble(error, begun)
 
     def _leave(self, awaited: Collection[QuorumServer], begun: float) -> None:
-        """Late replies are nobody's: the connection drops them by itself."""
+        """Nothing to do: the connection drops late replies by itself."""
 
 
 def _perform(waits: Waits[Result]) -> Result:
-    """Wait for what is to be waited for, blocking this thread."""
+    """Do all waits, blocking this thread."""
     try:
         wait = next(waits)
         while True:

@@ -122,7 +122,7 @@ class QuorumServer:
             self._dial_at = clock.now() + DIAL_AGAIN_AFTER
 
     def trouble(self, sent: float) -> Trouble:
-        """What it means to a flow that this server could not be asked."""
+        """The trouble for a flow, that this server could not be asked."""
         return trouble(self._error, sent, was_sent=False)
 
 

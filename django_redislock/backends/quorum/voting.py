@@ -54,7 +54,7 @@ UNDO_WITHIN = 0.5  # Seconds that giving a minority's grants back may take.
 
 
 class Question(NamedTuple):
-    """What some of the servers are asked at the same time."""
+    """Commands for some of the servers, sent at the same time."""
 
     commands: Sequence[bytes]  # Packed. If they run scripts, these come last.
     within: float  # Seconds after which replies are no longer awaited.
@@ -88,7 +88,7 @@ class NoMajority(Exception):
         self._is_done_nowhere = is_done_nowhere
 
     def as_trouble(self, sent: float) -> Trouble:
-        """What it means to a flow that asked at that time."""
+        """The trouble for a flow that asked at that time."""
         trouble: Trouble
         if self.is_transient:
             unanswered = NotDone if self._is_done_nowhere else Unanswered
@@ -144,7 +144,7 @@ class Voting:
                 merged.append(error)
         return merged
 
-    # --- what takes more than one question ----------------------------------------------------
+    # --- scripts that take more than one question ---------------------------------------------
 
     def _acquire(self, call: Call) -> Vote:
         attempt = as_try(call)  # Nobody queues up: each server would have another order.
@@ -231,7 +231,7 @@ class Voting:
         return told._replace(left_ms=ends[min(self._majority - granted, len(ends)) - 1])
 
     def _announce(self, call: Call) -> Vote:
-        """Of several who announce a run at the same time, at least one has to be let through."""
+        """Of several runs that are announced at the same time, let at least one through."""
         (outcomes,) = yield from self._ask([call], self._servers)
         waiting, votes = Counter(self._replies(outcomes)).most_common(1)[0]
         if votes < self._majority or not waiting:
@@ -250,7 +250,7 @@ class Voting:
         is_enough: Callable[[Replies], bool] | None = None,
         before: Sequence[bytes] = (),
     ) -> Generator[Question, Replies, list[Outcomes]]:
-        """Have scripts run, after plain commands *before* them; what each script came to."""
+        """Have scripts run, after plain commands *before* them; the outcomes of each script."""
 
         def in_full() -> list[bytes]:
             return [*before, *self._caller.commands(calls, in_full=True)]
@@ -278,7 +278,7 @@ class Voting:
         return merged
 
     def _is_heard(self, replies: Replies) -> bool:
-        """Whether a majority has answered, whatever it says."""
+        """Whether a majority has answered."""
         return len(replies) >= self._majority
 
     def _is_decided(self, replies: Replies) -> bool:
@@ -323,7 +323,7 @@ class Voting:
         return FORCED if FORCED in others else Counter(others).most_common(1)[0][0]
 
     def _replies(self, outcomes: Outcomes) -> list[Any]:
-        """What the servers answered, in the order of LOCATION."""
+        """The replies of the servers, in the order of LOCATION."""
         replies = [found for found in outcomes.values() if not isinstance(found, Trouble)]
         if len(replies) < self._majority:
             raise self._no_majority(outcomes)
@@ -350,7 +350,7 @@ class Voting:
 # Of a server whose reply was not needed any more.
 _LEFT = Unanswered("its answer was not awaited", 0.0, 0.0)
 
-# How an acquire is answered if what it is wanted for is done.
+# The replies to an acquire for work that is done.
 _POINTLESS = (DoneReply, FinishedReply)
 
 
@@ -373,7 +373,7 @@ def _lacks_script(found: Any) -> bool:
 
 # --- how answers come to one ----------------------------------------------------------------
 
-# What a server says for a lease that it keeps.
+# The word of a server that keeps the lease.
 _WORDS = {
     scripts.RENEW: RENEWED,
     scripts.RELEASE: RELEASED,
@@ -424,7 +424,7 @@ def _names(replies: list[Any], of: int) -> list[Any]:
 
 
 def _inspected(replies: list[Any], of: int) -> list[Any]:
-    """What the server knows that has noted the last lease."""
+    """The reply of the server that has noted the last lease."""
     return max(replies, key=lambda reply: InspectReply(*reply).last_since)
 
 
