@@ -242,14 +242,14 @@ def single_instance_task(first: Any = None, /, **options: Any) -> Any:
             was granted, so that a server whose clock is late does not run the job again. After
             a failure it is free at once.
         once: After a success, later runs are skipped for this long. A failure leaves it free.
-            "database" has them skipped as long as a row says so that is committed together with
-            what the body writes; it needs atomic.
-        on_conflict: What a run does that finds another one: "skip" returns a marked value,
+            "database" has them skipped until its row, committed with what the body writes, is
+            deleted; it needs atomic.
+        on_conflict: What a run does if it finds another one. "skip" returns a marked value,
             ``{"skipped": "busy", "lock": name, "holder": "host:pid task-id"}``, or "cooling" with
-            "by" and "ago" if that one is done and min_hold keeps the lock; "raise" raises
-            LockTimeout; "retry" comes back later, until conflict_deadline, then skips; "wait"
-            queues for the lock in its worker slot, then skips; a function is given a Conflict,
-            and its return value is the result.
+            "by" and "ago" if that one is done and min_hold keeps the lock. "raise" raises
+            LockTimeout. "retry" comes back later, until conflict_deadline, then skips. "wait"
+            queues for the lock in its worker slot, then skips. A function gets a Conflict, and
+            its return value is the result.
         conflict_deadline: How long "retry" is ready to come back.
         on_unavailable: What a run does if Redis cannot answer: "raise" raises LockUnavailable,
             "retry" comes back until conflict_deadline, then raises; "run" runs without the lock.
