@@ -65,7 +65,7 @@ def new_holder(*, for_block: bool) -> tuple[ReferenceType[object], Caller | None
     caller = NOBODY
     if hasattr(SyncToAsync.threadlocal, "main_event_loop") and (serving := _serving()):
         caller = Caller(_call_in(serving))
-        if not for_block:
+        if not for_block:  # A block ends within its call. A search looks at every task of the loop.
             caller.find_task(serving.f_locals["loop"])
     return ref(_this_thread.holder), caller
 
@@ -111,7 +111,7 @@ class Caller:
         if call is self._call:
             return True
         task = self._task() if self._task is not None else None
-        return call is not None and task is not None and _awaits(task.get_coro(), call)
+        return call is not None and task is not None and _calls(task.get_coro(), call)
 
 
 NOBODY = Caller(None)
@@ -131,7 +131,7 @@ def _serving() -> FrameType | None:
         elif (
             serving is not None
             and _runs(frame, "AsyncToSync.__call__")
-            and _awaits(frame.f_locals["awaitable"], _call_in(serving))
+            and _calls(frame.f_locals["awaitable"], _call_in(serving))
         ):
             serving = None
         frame = frame.f_back
@@ -147,11 +147,16 @@ def _call_in(frame: FrameType) -> list[Any]:
     return call
 
 
-def _awaits(coroutine: Any, call: list[Any] | None) -> bool:
-    """Whether it waits for this call to end, itself or by what it awaits."""
+def _calls(coroutine: Any, call: list[Any]) -> bool:
+    """Whether a coroutine of another thread has made the call that this thread serves."""
     give_up = time.monotonic() + LONGEST_STEP
     while getattr(coroutine, "cr_running", False) and time.monotonic() < give_up:
         time.sleep(0.0005)
+    return _awaits(coroutine, call)
+
+
+def _awaits(coroutine: Any, call: list[Any] | None) -> bool:
+    """Whether a suspended coroutine waits for this call to end, itself or by what it awaits."""
     awaited = coroutine
     while awaited is not None:
         frame = getattr(awaited, "cr_frame", None)
