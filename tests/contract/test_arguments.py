@@ -56,6 +56,12 @@ def test_what_is_not_true_or_false_is_refused(argument: str, value: Any) -> None
         distributed_lock("lottery", **{argument: value})
 
 
+@pytest.mark.parametrize("value", [1, 0, "", ["default"]], ids=repr)
+def test_what_is_no_database_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"^atomic must be True or the alias"):
+        distributed_lock("lottery", atomic=value)
+
+
 def test_a_transaction_of_its_own_and_one_to_wait_for_exclude_each_other() -> None:
     with pytest.raises(ValueError, match="atomic and release_on_commit exclude each other"):
         distributed_lock("lottery", atomic=True, release_on_commit=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any
 from weakref import ref
@@ -11,7 +12,7 @@ import pytest
 from django_redislock import LockLost, process
 from django_redislock.backends.watchdog import GRAIN
 from django_redislock.rules.arguments import SHORTEST_TTL
-from django_redislock.rules.grant import WORTH_RENEWING, Grant, drift
+from django_redislock.rules.grant import WORTH_RENEWING, Grant, drift, will_renew
 from django_redislock.rules.steps import Answer
 
 TTL = 10.0
@@ -259,3 +260,9 @@ def test_a_holder_that_has_gone_without_a_release_is_news_once() -> None:
     del gone
     assert [one.newly_abandoned(), one.newly_abandoned()] == [True, False]
     assert not in_block.newly_abandoned()
+
+
+def test_a_lease_will_be_renewed_if_that_is_worth_it() -> None:
+    assert will_renew(True, 30.0, 30.0 + WORTH_RENEWING)
+    assert not will_renew(True, 30.0, 30.0 + WORTH_RENEWING / 2)
+    assert not will_renew(False, 30.0, math.inf)

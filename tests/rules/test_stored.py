@@ -1,12 +1,34 @@
-"""What is read from the value of a lock key."""
+"""What servers keep is read as it was written, and whatever else is there as nothing of ours."""
 
 from __future__ import annotations
 
 import pytest
 
-from django_redislock.rules.stored import confirmation_of
+from django_redislock.rules.stored import (
+    LONGEST_FIELD,
+    NotedLease,
+    NotedRun,
+    Owner,
+    confirmation_of,
+    fence_in,
+    is_number,
+    noted_at,
+    noted_lease_id,
+    read_noted_lease,
+    read_noted_run,
+    read_started_run,
+    started_lease_id,
+    token_in,
+)
 
 TOKEN = b"0123456789abcdef" * 2
+DRAW = Owner("web-1", 7, task="shop.draw", task_id="abc")
+
+
+@pytest.mark.parametrize("text", ["0", "7", "12345"])
+def test_a_number_is_digits_and_as_many_as_it_may_have(text: str) -> None:
+    assert is_number(text, 5)
+    assert not any(is_number(other, 5) for other in ("", "123456", "-1", "1.5", "\u0663", "\u00b2"))
 
 
 @pytest.mark.proves("R14")
@@ -15,3 +37,62 @@ def test_an_unconfirmed_lease_is_confirmed_with_its_ttl_as_its_first_renewal(ren
     value = TOKEN + b"c" + renews + b"00000fedcba9876543210|7|1000|30000|2000|host:1|web-1 7"
     assert confirmation_of(value) == (TOKEN, b"30000", renews + b"00000")
     assert confirmation_of(value.replace(b"c" + renews, b"h" + renews)) is None
+    assert token_in(value) == TOKEN
+    assert fence_in(value) == 7
+    assert fence_in(b"of somebody else") == 0
+
+
+def test_a_run_that_has_begun_is_read_with_its_permit() -> None:
+    note = b"5000|250|fedcba|" + DRAW.packed
+    run = NotedRun(5.0, 0.25, "fedcba", DRAW)
+    assert read_noted_run(note) == run
+    assert noted_at(note) == 5000
+    assert noted_lease_id(note) == started_lease_id(b"#2|" + note) == "fedcba"
+    assert read_started_run(b"#2|" + note) == ("#2", run)
+    assert read_started_run(b"|" + note) == ("", run)
+
+
+@pytest.mark.parametrize("note", [b"", b"x", b"x|250|a|{}", b"5000|x|a|{}"])
+def test_of_what_is_no_note_there_is_no_run(note: bytes) -> None:
+    assert read_noted_run(note) is None
+    assert read_started_run(b"#2|" + note) is None
+    assert noted_at(note) == (5000 if note.startswith(b"5000|") else 0)
+
+
+def test_an_entry_of_the_timeline_is_read_with_or_without_its_end() -> None:
+    lease = NotedLease("fedcba", 7, 5.0, 6.5, "done", DRAW)
+    assert read_noted_lease(b"fedcba|7|5000|6500|done|" + DRAW.packed) == lease
+    assert read_noted_lease(b"fedcba|7|5000||done|" + DRAW.packed) == lease._replace(until=None)
+    for other in (b"", b"fedcba|x|5000|6500|done|{}", b"fedcba|7|x|6500|done|{}"):
+        assert read_noted_lease(other) is None
+
+
+def test_an_owner_is_what_was_packed() -> None:
+    assert Owner.unpack(DRAW.packed.decode()) == DRAW
+    assert b"path" not in DRAW.packed  # It has none.
+    for other in ("", "[]", "7", "[" * 100_000):
+        assert Owner.unpack(other) == Owner()
+    assert Owner.unpack('{"pid": true, "host": 7}') == Owner(host="7")
+
+
+def test_a_task_is_known_by_an_id_that_is_too_long_to_be_kept() -> None:
+    longest = "x" * LONGEST_FIELD
+    assert Owner(task_id=longest).packed.endswith(f'"{longest}"}}'.encode())
+    for task_id in (longest + "1", "\U0001f512" * 100):
+        kept = Owner.unpack(Owner(task_id=task_id).packed.decode())
+        assert len(kept.task_id) < LONGEST_FIELD
+        assert kept.is_task(task_id)
+        assert not kept.is_task(task_id + "2")
+
+
+@pytest.mark.parametrize(
+    ("owner", "place", "text"),
+    [
+        (DRAW, "web-1:7", "web-1:7 abc"),
+        (Owner("web-1", command="manage.py draw"), "web-1", "web-1 manage.py draw"),
+        (Owner(pid=7, path="/draw/"), "unknown:7", "unknown:7 /draw/"),
+        (Owner(), "", "unknown"),
+    ],
+)
+def test_an_owner_is_shown_by_where_and_what_it_is(owner: Owner, place: str, text: str) -> None:
+    assert (owner.place, str(owner)) == (place, text)
