@@ -1,10 +1,10 @@
 -- absence: why a token does not hold the lock.
 --
--- forced   what an operator released last: id of his request(16) value of the lock
+-- forced   the lease that an operator released last: id of the request(16) value of the lock
 
 local function absence(value, token)
-  -- This changes nothing, but is refused by a server that accepts no writes: one that is no master any
-  -- more must not say that a lease is gone.
+  -- Changes nothing, but a server that accepts no writes refuses it: a former master must not say that
+  -- a lease is gone.
   call('PEXPIRE', FORCED, 1, 'GT')
   if string.sub(call('GET', FORCED) or '', 17, 48) == token then
     return 'forced'

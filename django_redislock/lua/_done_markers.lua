@@ -1,8 +1,9 @@
--- done_markers: whether what an acquire is wanted for is done already.
+-- done_markers: whether the work for which a lock is wanted is done already.
 --
--- markers  which done markers count: 1 if that of a `once` of this name does, else 0; how records are kept, see
---          _runs.lua, if it is for a task run, else ''; "|"; the id of that: what has finished under
---          this id is not done again
+-- markers  which done markers to look at: once(1) kept "|" run
+--          once: 1 to look at the one of a `once` of this name, else 0
+--          kept: of a task run, how its records are kept, see _runs.lua; else ''
+--          run: of a task run, its id, or '' if it has none: under one id work is finished once
 -- include _task_of
 
 local function already_done(markers)

@@ -1,10 +1,10 @@
--- grant: write a new lease down, after its fence.
+-- grant: write down a new lease, after its fence.
 --
--- fence    one for all names, the high-water mark: 'last' -> the greatest fence that was given out
+-- fence    one mark for all names: 'last' -> the greatest fence that was given out
 --
 -- The fence of a name grows even if the mark was lost (the clock has moved on) or the clock was set
--- back (the mark is still there). A lease that is handed over needs no mark to be read: the fence of
--- the lease before it is enough.
+-- back (the mark is still there). A hand-over need not read the mark: the fence of the lease before is
+-- enough.
 
 local EXACT = 2 ^ 53 -- scores are exact up to here, which as a time is the year 2255
 
@@ -13,23 +13,23 @@ local function next_fence(previous, us)
   return previous and previous >= tonumber(us) and previous < EXACT and digits(previous + 1) or us
 end
 
--- It only rises: a lease that is handed over may have a smaller fence than one of another name.
+-- GT: a lease that is handed over may have a smaller fence than a lease of another name.
 local function raise_mark(fence)
   redis.pcall('ZADD', FENCE, 'GT', fence, 'last')
 end
 
--- With a *channel* it is handed over: whoever was rung there must confirm it within a short time.
+-- With a *channel* the lease is handed over: the waiter that was rung there must confirm it soon.
 local function grant(token, id, ttl, renews, owner, fence, us, channel)
   local ms = string.sub(us, 1, -4)
   local state, confirm_by, px = 'h', '0', ttl
   if channel ~= '' then
-    -- The key outlives that time, or nobody would know who has let it pass.
+    -- The key outlives that time, or nobody would know which waiter has let it pass.
     state, confirm_by, px = 'c', digits(ms + math.min(CONFIRM_WITHIN, ttl)), ttl + CONFIRM_WITHIN
   end
   local head = token .. state .. renews .. '00000' .. id .. '|' .. fence .. '|' .. ms .. '|' .. ttl
   call('SET', LOCK, head .. '|' .. confirm_by .. '|' .. channel .. '|' .. owner, 'PX', px)
   redis.pcall('ZADD', HELD, ms + px, LOCK)
-  -- Leases that expired leave their entry behind; now and then is enough to drop those.
+  -- Expired leases leave their entries behind; one grant in ten drops them.
   if string.sub(us, -1) == '0' then
     redis.pcall('ZREMRANGEBYSCORE', HELD, '-inf', ms - 60000)
   end

@@ -1,4 +1,4 @@
--- last call: with what a call is to run, in place of its own arguments.
+-- last call: the arguments with which a waiting call is to run, in place of its own.
 --
 -- runs      last:ID: until(ms) "|" the arguments of the last call that ID stands for, see announce.lua
 --           last: until(ms) "|": until when one of these is kept

@@ -2,8 +2,8 @@
 --
 -- KEYS  each operation names those it may touch, see keys.py; FENCE and the indexes, HELD and RAN, are common to
 --       all names, or on a cluster to those of one bucket
--- ARGV  each operation names its own; `channel`, on which the asking connection is rung, or '', is
---       added for those that end with it, see scripts.py
+-- ARGV  each operation names its own. If the last is `channel`, it is added to the others: where the
+--       asking connection is rung, or '', see scripts.py
 --
 -- lock     token(32) state(1) renews(1) renewals(5) id(16) "|" fence "|" since "|" ttl "|" confirm_by "|" channel "|" owner
 --          state: h held; c handed over, to be confirmed; k kept by min_hold (cooling)
@@ -14,7 +14,7 @@
 -- Scripts do not roll back, so every read that can fail comes before the first write. The index
 -- is only a hint for listings: trouble with it (pcall) never fails an operation on the lock.
 --
--- Operations answer the uncontended case first, and only then go on to _queue.lua (by the line
+-- Operations answer the uncontended case first, and then go on to _queue.lua (by the line
 -- "include"): each run of a script creates all the functions it passes by.
 
 local call = redis.call
@@ -23,12 +23,12 @@ local WAITER_TTL = 6000 -- ms a waiter's entry lives without a look; a waiter lo
 local DAY = 86400000 -- ms
 local SIGHT = 8192 -- bytes that are answered of what others may have written; all of ours is shorter, see rules/stored.py
 
--- Lua prints large numbers as 1.7e+15; the server wants digits.
+-- Lua prints large numbers as 1.7e+15, and the server wants digits.
 local function digits(number)
   return string.format('%.0f', number)
 end
 
--- Server time in microseconds, as digits: to put them together is cheaper than to print a number.
+-- Server time in microseconds, as digits: joining two texts is cheaper than printing a number.
 local function clock()
   local time = call('TIME')
   return time[1] .. string.sub('00000' .. time[2], -6)

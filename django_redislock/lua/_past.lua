@@ -2,10 +2,10 @@
 --
 -- past     the last leases that lasted a while, oldest first:
 --          id "|" fence "|" since(ms) "|" until(ms) "|" ended "|" owner
---          ended: done, failed or forced; a lease that was still held when it was noted has neither
---          until nor ended. Its end takes the place of that. If none comes: it expired.
+--          ended: done, failed or forced. A lease that is noted while it is held has neither until nor
+--          ended; its end replaces the entry. An entry that is not replaced is that of an expired lease.
 --
--- It is only for listings: trouble with it (pcall) never fails an operation on the lock.
+-- This is only for listings: trouble with it (pcall) never fails an operation on the lock.
 
 local NOTED = 1500 -- ms: the owner of a lease that lasts so long tells its end, see holds.py
 
@@ -30,8 +30,8 @@ local function note_past(value, ended, ms)
   redis.pcall('PEXPIRE', PAST, 2 * DAY)
 end
 
--- Somebody meets a lease that is not renewed yet, and may never be, or that nobody has confirmed in time:
--- should it expire, its owner is known.
+-- Notes a lease that another client meets before its first renewal, or that was not confirmed in time: should
+-- it expire, its owner is known.
 local function note_met(value, ms)
   local state, renewals, since, confirm_by =
     string.match(value, '^([hc])[r-](%d%d%d%d%d)%x+|%d+|(%d+)|%d+|(%d+)|', 33)

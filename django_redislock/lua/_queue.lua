@@ -6,7 +6,7 @@
 
 local RECORD = '^[^|]+|(%d+)|([^|]*)|(%d+)|([r-])|(%x+)|(.*)$'
 
--- Of a lease, and of both members of a waiter.
+-- Whether a lease, or a member of the queue, is that of *token*.
 local function is_of(value, token)
   return string.sub(value, 1, 32) == token
 end
@@ -15,11 +15,11 @@ local function state_of(value)
   return string.sub(value, 33, 33)
 end
 
--- Tells those who listen on *channel*, and returns how many that are. On a cluster it has the hash
--- tag of the keys: there a PUBLISH would go to all nodes, and count only who is connected to this one.
--- Replicas are not told: who listens to one that was the master before is not counted here, and would
--- take up what is granted to somebody else. (The bus of a cluster tells them all the same; but there a
--- master that is none any more has unsubscribed everybody.)
+-- Publishes *words* on *channel*, and returns how many clients receive them. On a cluster the channel has the
+-- hash tag of the keys: PUBLISH would go to all nodes there, and count the clients of this node alone.
+-- Replicas are not told. A waiter may still listen to a former master: it is not counted here, so the
+-- lock goes to the next waiter, and both would take it. (The bus of a cluster tells replicas all the
+-- same, but a former master has unsubscribed its clients there.)
 local function ring(channel, words)
   redis.set_repl(redis.REPL_NONE)
   local heard
@@ -32,7 +32,7 @@ local function ring(channel, words)
   return heard
 end
 
--- fence, since, confirm_by, channel of a lease; nothing if the value is not one of ours.
+-- Returns fence, since, confirm_by and channel of a lease; nothing if the value is not ours.
 local function read(value)
   if string.match(value, '^[hck][r-]%d%d%d%d%d%x+()|', 33) == 56 then
     return string.match(value, '^|(%d+)|(%d+)|%d+|(%d+)|([^|]*)|', 56)
@@ -57,16 +57,17 @@ local function dequeue(token)
   return ticket
 end
 
--- Grants the lock, unconfirmed, to *first* or to the next waiter who can be rung; returns its token, or nil if there is
--- none. *me* is awake and asking: if it is the first, returns it without a grant. Whoever comes before has been
--- taken out of the queue by then; a server that accepts no writes refuses that, but would let PUBLISH pass.
+-- Grants the lock, unconfirmed, to *first*, or to the next waiter if that cannot be rung; returns the token, or nil
+-- without waiters. If *me* comes first, it is awake and asking: returns it, and grants nothing.
+-- Each waiter was taken out of the queue before it is rung: a server that accepts no writes refuses the
+-- former, and would let PUBLISH pass.
 local function hand_over(first, previous, me)
   local token, _, record = unpack(first)
   while token and token ~= me do
     local us = clock()
     local expiry, channel, ttl, renews, id, owner = string.match(record or '', RECORD)
-    -- A ring that nobody receives tells of a killed waiter at once. The bell brings the server
-    -- time of the grant; the waiter learns the fence from it too.
+    -- If nobody receives the ring, the waiter was killed. The ring tells the waiter its fence, and the
+    -- server time of the grant.
     local fence = next_fence(previous, us)
     local rung = expiry
       and tonumber(expiry) > milliseconds(us)
@@ -81,7 +82,7 @@ local function hand_over(first, previous, me)
   return token
 end
 
--- Ends the current lease: the next waiter has the lock, or nobody has. *first* is that waiter, if taken out already.
+-- Ends the current lease: the next waiter has the lock, or nobody has. *first*: that waiter, if popped already.
 local function pass_on(value, first)
   local previous = read(value) or call('ZSCORE', FENCE, 'last') -- what is not ours tells no fence
   if not hand_over(first or pop_waiter(), previous) then

@@ -11,24 +11,24 @@
 --           started: the run that has begun, in the same form; why is the id of its lease, which
 --           tells whether it goes on. Of tasks with a limit there is one for each permit: started#2
 --           pace: when(ms) the last run ended that is counted in "|" how long(ms) runs last, on average
---           unended: the last that had begun when another one did, and had not ended
+--           unended: the last run that had not ended when another one began
 -- ran       the lock keys by the time of their last run, for listings
--- kept      how long all that stands in runs and past is kept after the last run (ms), "/", of how many locks of
---           this index. What is older, or too much, goes when a lock is new in it. `finished` stays: it is
---           a promise, and no record.
+-- kept      lasts(ms) "/" most: runs and past are kept so long after the last run, and of so many locks of this
+--           index. A lock that is new in the index drops those that are older or too many. `finished`
+--           stays: it is a promise, not a record.
 --
 -- Trouble with it (pcall) never fails an operation on the lock.
 
 local MADE_ROOM = 8 -- locks of which a new one drops the records, at most: more than one, should fewer be kept from now on
 
--- The time in ms that an entry begins with; 0 if there is none.
+-- The time in ms with which an entry begins; 0 if there is none.
 local function time_of(entry)
   return type(entry) == 'string' and tonumber(string.match(entry, '^(%d+)|')) or 0
 end
 
 local OF_WHO_WAITS = { queued = true, asked = true, terms = true }
 
--- Drops what is only a record of a lock. Who waits in the broker's queue stays, and with what calls are to run.
+-- Drops the records of a lock. The call that waits in the broker's queue stays, and the arguments of calls.
 local function drop_records(lock, ms)
   local base = string.match(lock, '^(.*}:)lock$')
   if not base then
@@ -66,7 +66,7 @@ local function make_room(ms, lasts, most)
     drop_records(oldest[i], ms)
     dropped = dropped + 1
   end
-  -- Counted from the end of the index: from its beginning, to drop none (0 to -1) would be to drop all.
+  -- The end is counted from the last one: with *dropped* = 0, 0 to -1 would be all.
   redis.pcall('ZREMRANGEBYRANK', RAN, 0, dropped - 1 - size)
 end
 
@@ -85,8 +85,8 @@ local function note(what, ms, lasted, why, owner, kept)
   end
 end
 
--- The entry of the run that has begun under a permit ('' if there is only one), and whether it is
--- that of the lease *id*.
+-- Returns the entry of the run that has begun under a permit ('' for a lock without permits), and whether
+-- that run has the lease *id*.
 local function begun(permit, id)
   local entry = redis.pcall('HGET', RUNS, 'started' .. permit)
   if type(entry) == 'string' then
@@ -104,7 +104,7 @@ local function begin(permit, id, ms, owner, kept)
   end
 end
 
--- The run of the lease *id* has ended, or has never been.
+-- Forgets the run of the lease *id*, which has ended, or has never begun.
 local function forget(permit, id)
   local _, mine = begun(permit, id)
   if mine then
@@ -112,7 +112,7 @@ local function forget(permit, id)
   end
 end
 
--- A duplicate of *id*, a task or a run, that is delivered within *recognised_for* ms does not run again.
+-- Notes that *id*, a task or a run, has finished: a duplicate within *recognised_for* ms does not run.
 local function finish(id, ms, recognised_for)
   redis.pcall('ZADD', FINISHED, ms, id)
   redis.pcall('ZREMRANGEBYSCORE', FINISHED, '-inf', ms - recognised_for)

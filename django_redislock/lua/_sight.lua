@@ -1,7 +1,7 @@
--- sight: what may be seen of the lock key, however large or strange it is.
+-- sight: the part of the lock key that may be shown, however large or strange the key is.
 --
--- What is not ours is told by its type and size, such as "list 3"; of a string, the beginning too.
--- Its id is made of just this: it is what an operator is shown before he has it deleted.
+-- A key that is not ours is described by its type and size, such as "list 3", and a string by its
+-- beginning too. Its id is made of this description, which an operator sees before deleting the key.
 
 local function size_of(kind)
   if kind == 'string' then
@@ -20,8 +20,8 @@ local function size_of(kind)
   return -1
 end
 
--- The value or its beginning, the id that stands for it, and what it is if it is not ours, else ''.
--- The id is '' if the key is not there.
+-- Returns the value or its beginning, the id that stands for it ('' without a key), and the description of
+-- a key that is not ours, else ''.
 local function sight()
   local kind = call('TYPE', LOCK).ok
   if kind == 'none' then

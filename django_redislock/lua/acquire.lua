@@ -7,8 +7,8 @@
 -- returns the fence, if it is granted; or
 --         {'queued', ticket, ms until the current lease must have ended, server time in us, 1 if newly queued}
 --         {'busy', ms until the current lease must have ended, value of lock or its beginning, server time in ms}
---         {'done', value of done, server time in ms} or {'finished', ms since}, if it is pointless
---         {'endless'} if the key has no expiry, so that waiting for it would never end
+--         {'done', value of done, server time in ms} or {'finished', ms since}, if it is pointless; or
+--         {'endless'}, if the key has no expiry, so that a wait for it would never end
 local LOCK, QUEUE, FENCE, PAST, HELD, DONE, FINISHED, RUNS, RAN = unpack(KEYS)
 -- include _lease
 -- include _grant
@@ -26,8 +26,8 @@ end
 if not value and not done_before and call('EXISTS', QUEUE) == 0 then
   local us = clock()
   local fence = us
-  -- The server's time is the next fence, if it is greater than all before, which it is unless the
-  -- clock was set back, or a quorum has raised the mark; then one command does not do.
+  -- The server's time is the next fence if it is greater than all fences before. It is not if the
+  -- clock was set back, or if a quorum has raised the mark.
   if call('ZADD', FENCE, 'GT', 'CH', us, 'last') ~= 1 then
     fence = next_fence(call('ZSCORE', FENCE, 'last'), us)
     raise_mark(fence)
@@ -39,7 +39,7 @@ if not value and not done_before and call('EXISTS', QUEUE) == 0 then
   return fence
 end
 
--- What keeps the lock from becoming free, and no grant has put into the index, is to be listed.
+-- Lists a key that keeps the lock from becoming free, and that no grant has put into the index.
 local function list_until(score)
   redis.pcall('ZADD', HELD, score, LOCK)
 end
@@ -89,8 +89,8 @@ if value then
   elseif state == 'c' then
     left = math.min(left, confirm_by - ms)
     if left <= 0 then
-      -- Nobody confirmed: the whole process that was rung is suspect. Its waiters are passed over
-      -- until they look again, so that a stopped process delays the others once, not per waiter.
+      -- Not confirmed: the process that was rung may have stopped. All its waiters are passed over
+      -- until they look again, so it delays the others once, not once for each waiter.
       local process = string.match(rung_at, '^(.*):')
       if process ~= string.match(channel, '^(.*):') then
         for _, member in ipairs(call('ZRANGE', QUEUE, 0, -1)) do
@@ -120,7 +120,7 @@ if not left then
 end
 
 if mode ~= 'queue' then
-  call('PEXPIRE', QUEUE, 1, 'GT') -- as in _absence.lua: one that is no master must not say so
+  call('PEXPIRE', QUEUE, 1, 'GT') -- as in _absence.lua: a former master must not say so
   if mode == 'last' then
     dequeue(token)
   end

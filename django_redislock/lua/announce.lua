@@ -1,13 +1,13 @@
 -- announce: a task run is about to be put into the broker's queue; one at a time waits there.
 -- ARGV  id of the task, ttl (ms), ms until it may run, ms until its message expires; '' for never
---       arguments with which the one that waits is to run in place of its own; '' for its own, '-' if they are too
---       long to be kept, so that this one is published
--- returns '' if it is to be published, else the id of the task that waits already, also for this call
+--       arguments with which the waiting task is to run in place of its own; '' for its own; '-' if they are too
+--       long to be kept, so that this task is published
+-- returns '' if it is to be published, else the id of the task that waits already, and stands for this call too
 local RUNS = unpack(KEYS)
 -- include _lease
 -- include _last_call
 local id, ttl, delay, lives, arguments = unpack(ARGV)
-local SLACK = 1000 -- what is no later and no earlier, in ms
+local SLACK = 1000 -- ms by which two times may differ and count as one
 local ms = milliseconds(clock())
 local due, dies = ms + (delay or 0), tonumber(lives) and ms + lives
 local expiry, waiting = string.match(call('HGET', RUNS, 'queued') or '', '^(%d+)|(.*)$')
@@ -25,7 +25,7 @@ if expiry and tonumber(expiry) > ms and waiting ~= id then
 end
 if arguments and arguments ~= '' then
   local fields = call('HGETALL', RUNS)
-  for i = 1, #fields, 2 do -- of those whose worker has died, or whose message the broker has dropped
+  for i = 1, #fields, 2 do -- arguments of tasks whose worker has died, or whose message was dropped
     local ends = string.match(fields[i], '^last:') and string.match(fields[i + 1], '^%d+')
     if ends and tonumber(ends) <= ms then
       call('HDEL', RUNS, fields[i])

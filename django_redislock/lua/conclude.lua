@@ -16,8 +16,8 @@ local LOCK, QUEUE, FENCE, DONE, FORCED, PAST, FINISHED, RUNS, HELD, RAN = unpack
 local token, id, min_hold, once, owner, ended, run, recognised_for, kept = unpack(ARGV)
 local value = call('GET', LOCK)
 if not value or not is_of(value, token) then
-  -- A resend may come late. Its owner must know whether the first try was carried out, and so what
-  -- is to stay behind does, or the lease has ended by itself.
+  -- A late resend. If the timeline has the end of the lease, the first try was carried out, with all that
+  -- is to stay behind. Else the lease has ended by itself.
   for _, entry in ipairs(redis.pcall('LRANGE', PAST, -40, -1)) do
     if string.match(entry, '^(%x+)|%d+|%d+|%d+|' .. ended .. '|') == id and ended ~= '' then
       return 'released'
@@ -31,7 +31,7 @@ end
 
 local ms = milliseconds(clock())
 local _, since = read(value)
--- Not longer than min_hold from now, should the clock have been set back meanwhile.
+-- At most min_hold from now, in case the clock was set back meanwhile.
 local left = math.min(since + min_hold - ms, min_hold)
 local cooling = left > 0
 if cooling then
@@ -41,7 +41,7 @@ if cooling then
   redis.pcall('ZADD', HELD, ms + left, LOCK)
   local _, channel, _, _, id = string.match(record or '', RECORD)
   if channel then
-    -- Or the first waiter would sleep until the end that the lease had before.
+    -- Else the first waiter would sleep until the time at which the lease was to end before.
     ring(channel, 'look ' .. id .. ' ' .. digits(left))
   end
 else
@@ -57,7 +57,7 @@ end
 if recognised_for ~= '0' then
   -- include _runs
   -- include _task_of
-  redis.pcall('HDEL', RUNS, 'started') -- that of this run: it has had the lock until now
+  redis.pcall('HDEL', RUNS, 'started') -- the entry of this run, which has had the lock until now
   note(ended == 'done' and 'success' or 'failure', ms, ms - since, '', owner, kept)
   if ended == 'done' and run ~= '' then
     finish(task_of(run), ms, recognised_for)

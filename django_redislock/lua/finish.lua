@@ -1,5 +1,5 @@
--- finish: note how a task run ended of which no release tells, since it held a permit of many, or
---         since it is no success: it has published its own retry.
+-- finish: note how a task run ended, if no release does: the run held one permit of many, or it has
+--         published its own retry.
 -- ARGV  success, failure or retried, how long (ms), owner, id of the run or '', recognised_for (ms), "#" and
 --       number of the permit, id of its lease, kept (see _runs.lua)
 -- returns 1

@@ -1,4 +1,4 @@
--- force_release: an operator ends exactly the lease that was shown to him, held or cooling.
+-- force_release: end exactly the lease that an operator was shown, held or cooling.
 -- ARGV  id of the lease, or of what is not ours, see _sight.lua; id of this request (16 characters)
 -- returns {'released', value}, {'gone', ''} or {'taken', value of the lock now}; of a value, its beginning
 local LOCK, QUEUE, FENCE, FORCED, PAST, HELD = unpack(KEYS)
@@ -21,7 +21,7 @@ if id ~= wanted then
 end
 local left = call('PTTL', LOCK)
 pass_on(value)
--- So that the holder's next renewal says "forced", however late within its lease it comes.
+-- The holder's next renewal then says "forced", however late within its lease it comes.
 call('SET', FORCED, request .. value, 'PX', digits(math.max(left, 0) + 60000))
 if strange == '' then
   note_past(value, 'forced', milliseconds(clock()))

@@ -1,7 +1,7 @@
--- inspect: what look does not tell: who waits, in the order they will be served, and who held it.
+-- inspect: the waiters of a lock, in the order in which they will be served, and its timeline.
 -- ARGV  how many waiters to name
 -- returns {server time in ms, {{ticket, id, owner}, ...}, {entry of past, ...}}
--- What is not ours in the place of a queue or of a past (pcall) must not hide the rest.
+-- A key of another type in the place of one of the two (pcall) must not hide the other.
 local QUEUE, PAST = unpack(KEYS)
 -- include _lease
 local ms = milliseconds(clock())

@@ -1,4 +1,4 @@
--- leave: forget a waiter whose acquire did not end in a grant that it knows of.
+-- leave: forget a token whose acquire has failed or was interrupted.
 -- ARGV  token
 -- returns 1 if it held the lock after all (which is handed on), else 0
 local LOCK, QUEUE, FENCE, RUNS, HELD = unpack(KEYS)
@@ -8,14 +8,14 @@ local LOCK, QUEUE, FENCE, RUNS, HELD = unpack(KEYS)
 local token = ARGV[1]
 local value = call('GET', LOCK)
 dequeue(token)
--- It is out already, but a server that accepts no writes refuses this: what is no master any more must not
--- say that nothing is left.
+-- Changes nothing, but a server that accepts no writes refuses it: a former master must not say that
+-- nothing is left.
 call('ZREM', QUEUE, token)
 if value and is_of(value, token) and state_of(value) ~= 'k' then
   -- include _runs
   pass_on(value)
   if string.sub(value, 35, 39) == '00000' then
-    forget('', string.sub(value, 40, 55)) -- without a renewal, its run has never been
+    forget('', string.sub(value, 40, 55)) -- without a renewal: its run has never begun
   end
   return 1
 end

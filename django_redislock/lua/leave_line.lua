@@ -1,4 +1,4 @@
--- leave_line: a task run is deferred no more: it begins, or never will.
+-- leave_line: take a task run out of the line: it begins now, or never will.
 -- ARGV  id of the task
 -- returns 1 if it stood in the line, else 0
 local LINE, DUE = unpack(KEYS)

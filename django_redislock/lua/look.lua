@@ -1,8 +1,8 @@
--- look: the state of a lock, which stays as it is; the same rule as acquire says whether it is free.
--- What is seen for the first time is noted for the timeline.
+-- look: the state of a lock, by the same rules as acquire; the lock stays as it is.
+-- A lease that is seen for the first time may be noted for the timeline, see _past.lua.
 -- ARGV  -
 -- returns {value or its beginning, ms until it ends (-1 never, -2 free), live waiters, server time in ms,
---         id, what it is if it is not ours}; see _sight.lua
+--         id, description of a key that is not ours}; see _sight.lua
 local LOCK, QUEUE, PAST, HELD = unpack(KEYS)
 -- include _lease
 -- include _grant
@@ -15,12 +15,12 @@ local left = call('PTTL', LOCK)
 local _, _, confirm_by = read(value)
 note_met(value, ms)
 if confirm_by and state_of(value) == 'c' and left >= 0 then
-  -- What is shown of a hand-over is the lease that it becomes.
+  -- An unconfirmed lease is shown as the lease that it becomes.
   left = confirm_by - ms > 0 and math.max(left - CONFIRM_WITHIN, 1) or -2
 end
 if left == -2 then
   value, id, strange = '', '', ''
-  -- What never ends stays in the index until somebody sees that it has gone, see acquire.lua.
+  -- A key without expiry stays in the index until somebody sees that it has gone, see acquire.lua.
   if redis.pcall('ZSCORE', HELD, LOCK) == 'inf' then
     redis.pcall('ZREM', HELD, LOCK)
   end

@@ -1,7 +1,7 @@
 -- names: a page of an index of locks: those that are held, or those that tasks have run under.
 -- ARGV  held or ran, where to begin, how many at most, 1 for the last first, else 0
--- returns {how many there are in all, {lock key, its place in the index, ...}}
--- What is too long for a key of ours is passed over.
+-- returns {how many there are in all, {lock key, its score in the index, ...}}
+-- A text that is too long for a key of ours is passed over.
 local HELD, RAN = unpack(KEYS)
 -- include _lease
 local which, offset, limit, last_first = unpack(ARGV)

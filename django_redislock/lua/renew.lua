@@ -15,12 +15,12 @@ if state and state ~= 'k' then
     call('PEXPIRE', LOCK, ttl)
     call('SETRANGE', LOCK, 32, 'h' .. count)
   else
-    -- Another one that may have asked for more has overtaken it, or it was sent twice.
+    -- It was sent twice, or a later one has overtaken it, which may have asked for more.
     call('PEXPIRE', LOCK, ttl, 'GT')
   end
   local granted, rest = string.match(value, '^|%d+|%d+|(%d+)(|.*)$', 56)
   if granted and tonumber(ttl) > tonumber(granted) then
-    -- Its owner has made it longer; whoever looks judges the time that is left by this.
+    -- Its owner has made it longer; listings judge the time that is left by this.
     call('SETRANGE', LOCK, #value - #rest - #granted, ttl .. rest)
   end
   if renewals ~= '00000' then

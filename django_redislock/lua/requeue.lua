@@ -1,4 +1,4 @@
--- requeue: the run that was announced goes back into the broker's queue, and goes on waiting there.
+-- requeue: keep a task run announced that goes back into the broker's queue.
 -- ARGV  id of the task, ttl (ms)
 -- returns ms since it last stood for another call that was made; -1 if it has not, or if another
 --         run is announced by now, or this one was retracted because a copy of it has started
@@ -14,7 +14,7 @@ end
 if string.match(call('HGET', RUNS, 'queued') or '', '^%d+|(.*)$') ~= id then
   return -1
 end
--- What keeps it from running keeps others from it too, so it runs no later than they would.
+-- It runs no later than another call would: the lock that keeps it from running keeps all from it.
 local its_end = string.match(call('HGET', RUNS, 'terms') or '', '|(%d*)$') or ''
 call('HSET', RUNS, 'terms', '0|' .. its_end)
 local asked = call('HGET', RUNS, 'asked')

@@ -1,5 +1,5 @@
--- retract: the run that was announced has started, or never will.
--- ARGV  id of the task, ms for which to keep with what it runs, should it be delivered again; 0 or nothing: not at all
+-- retract: end the announcement of a task run, which has started, or never will.
+-- ARGV  id of the task, ms for which to keep its arguments, should it be delivered again; 0 or nothing: not at all
 -- returns the arguments that it is to run with in place of its own, see announce.lua; '' for its own
 local RUNS = unpack(KEYS)
 -- include _lease

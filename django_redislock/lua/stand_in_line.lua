@@ -1,4 +1,4 @@
--- stand_in_line: a task run that finds the lock busy takes its position among the deferred ones, or keeps it.
+-- stand_in_line: give a task run that found the lock busy a position among the deferred runs, or the one it had.
 -- ARGV  id of the task, ticket, began, left, state, spacing, permits
 --       ticket: its position in the line, 0 for a new one at the end
 --       began: when the lease that is in its way was granted (ms, server time)
@@ -8,13 +8,13 @@
 local RUNS, LINE, DUE = unpack(KEYS)
 -- include _lease
 local id, ticket, began, left, state, spacing, permits = unpack(ARGV)
-local LATE = 3000 -- ms after its turn, when one who has not come back is given up
-local LONGEST = 60000 -- ms: nobody stays away for longer, see celery/defer.py
-local UNKNOWN = 500 -- ms that a run is taken to last, if none has ended yet
+local LATE = 3000 -- ms after its turn at which a run that has not come back is given up
+local LONGEST = 60000 -- ms for which a run stays away at most, see celery/defer.py
+local UNKNOWN = 500 -- ms that a run is assumed to last while none has ended yet
 local us = clock()
 local ms = milliseconds(us)
 
--- Whoever has not come back was revoked, or has expired, or is lost with its broker or worker.
+-- A run that has not come back was revoked, has expired, or is lost with its broker or worker.
 for _, lost in ipairs(call('ZRANGE', DUE, '-inf', digits(ms), 'BYSCORE', 'LIMIT', 0, 100)) do
   call('ZREM', LINE, lost)
   call('ZREM', DUE, lost)
@@ -29,7 +29,7 @@ if ticket == '0' then
   ticket = digits(ticket)
 end
 
--- How long runs last: of the last ones, the younger the more it counts.
+-- How long runs last on average; the last ones count most.
 local function length_of_runs()
   local at, lasted
   for _, ended in ipairs({ 'success', 'failure' }) do
@@ -51,13 +51,13 @@ local usual = math.max(length_of_runs() or math.max(lasts, UNKNOWN), tonumber(sp
 local each = usual / permits
 local rest = tonumber(left)
 if state ~= 'cooling' then
-  -- Of a run that takes longer than others nothing is known: it is looked for ever more seldom.
+  -- Nobody knows when a run ends that takes longer than usual: come back ever more seldom.
   rest = math.min(rest, math.max(usual - lasts, lasts / 10))
   if permits ~= '1' then
     rest = math.min(rest, each)
   end
 end
--- The next ones come shortly one after the other, also if runs are long: those before may be lost.
+-- The next ones come back at short intervals, also if runs are long: those before them may be lost.
 local before = call('ZCOUNT', LINE, '-inf', digits(ticket - 1))
 local turn = rest + before * math.min(each, math.max(1000, each / 10))
 

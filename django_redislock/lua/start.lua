@@ -1,4 +1,4 @@
--- start: note that a task run begins of which no acquire tells, since it holds a permit of many.
+-- start: note that a task run begins, if no acquire does: the run holds one permit of many.
 -- ARGV  "#" and number of the permit, id of its lease, owner, kept (see _runs.lua)
 -- returns 1
 local LOCK, RUNS, RAN = unpack(KEYS)
