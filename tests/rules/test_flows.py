@@ -33,6 +33,7 @@ from django_redislock.rules.flows import (
     RunMarker,
 )
 from django_redislock.rules.grant import Renewal, drift
+from django_redislock.rules.replies import AcquireArgs
 from django_redislock.rules.steps import (
     Answer,
     Bell,
@@ -170,7 +171,8 @@ def undoes(step: Any) -> bool:
 
 
 def mode_and_ticket(step: Call) -> tuple[object, object]:
-    return step.args[3], step.args[4]
+    args = AcquireArgs(*step.args)  # type: ignore[arg-type]
+    return args.mode, args.ticket
 
 
 # --- acquire: asking and being answered --------------------------------------------------------

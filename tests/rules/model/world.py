@@ -17,6 +17,7 @@ from django_redislock.exceptions import LockLost
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import Busy, Ending, Granted, Request
 from django_redislock.rules.grant import Grant, Renewal
+from django_redislock.rules.replies import AcquireArgs
 from django_redislock.rules.steps import Answer, Bell, Call, Flow, Listen, Pause, Tell
 from django_redislock.rules.stored import Owner
 from tests.rules.model.book import Book, Interrupt, Lost, Raised, Returned, Sent
@@ -453,7 +454,7 @@ class World:
 
     def _named(self, command: Command) -> str:
         step = self.book[command.node].step
-        mode = f" ({step.args[3]})" if step.script is scripts.ACQUIRE else ""
+        mode = f" ({AcquireArgs(*step.args).mode})" if step.script is scripts.ACQUIRE else ""
         return f"{command.who}'s {step.script.name}{mode}"
 
     # --- promises -------------------------------------------------------------------------------
