@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction
 
-from django_redislock.exceptions import InvalidLockName
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-Parameters = ParamSpec("Parameters")
-Returned = TypeVar("Returned")
+    from collections.abc import Callable, Collection
 
 # What an argument of other libraries is called here.
 _CALLED_HERE = {
@@ -25,30 +20,28 @@ _CALLED_HERE = {
 }
 
 
-def explaining(make: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """Let a call that cannot be right say which line to write instead."""
-    known = inspect.signature(make).parameters
+def explained(
+    error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], known: Collection[str]
+) -> Exception:
+    """What to say of a call of distributed_lock() that cannot be right: which line to write.
 
-    @functools.wraps(make)
-    def explained(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
-        try:
-            return make(*args, **kwargs)
-        except (TypeError, InvalidLockName):
-            if args and (callable(args[0]) or isinstance(args[0], classmethod | property)):
-                raise _nameless(args[0]) from None
-            if len(args) > 1:
-                raise TypeError(
-                    "distributed_lock takes only the name by position: say what the other"
-                    " arguments are, as in distributed_lock('report', ttl=30, wait=5)."
-                ) from None
-            if unknown := [name for name in kwargs if name not in known]:
-                here = _CALLED_HERE.get(unknown[0], f"one of {', '.join(list(known)[1:])}")
-                raise TypeError(
-                    f"distributed_lock takes no argument {unknown[0]!r}; pass {here}."
-                ) from None
-            raise
-
-    return explained
+    Args:
+        error: What it has raised.
+        args: Its arguments by position.
+        kwargs: Those by name.
+        known: The names of those that there are.
+    """
+    if args and (callable(args[0]) or isinstance(args[0], classmethod | property)):
+        return _nameless(args[0])
+    if len(args) > 1:
+        return TypeError(
+            "distributed_lock takes only the name by position: say what the other"
+            " arguments are, as in distributed_lock('report', ttl=30, wait=5)."
+        )
+    if unknown := [name for name in kwargs if name not in known]:
+        here = _CALLED_HERE.get(unknown[0], f"one of {', '.join(list(known)[1:])}")
+        return TypeError(f"distributed_lock takes no argument {unknown[0]!r}; pass {here}.")
+    return error
 
 
 def _nameless(function: object) -> TypeError:

@@ -1,22 +1,32 @@
-"""Who holds a lock within this process: a thread, or an asyncio task."""
+"""Who asks for a lock, and holds it: a thread or an asyncio task; for humans, an owner."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import os
+import socket
+import sys
 import threading
 import time
 from contextlib import suppress
+from functools import cache
 from inspect import currentframe, isasyncgen, iscoroutine
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
 from asgiref import sync
 from asgiref.sync import SyncToAsync
 
+from django_redislock import process
+from django_redislock.activity import current_activity
+from django_redislock.rules.stored import Owner
+
 if TYPE_CHECKING:
     from types import FrameType
+
+    from django_redislock.activity import Activity
 
 # None without a loop, where get_running_loop() would raise, ten times as slow.
 running_loop = asyncio._get_running_loop
@@ -68,6 +78,49 @@ def new_holder(*, for_block: bool) -> tuple[ReferenceType[object], Caller | None
         if not for_block:  # A block ends within its call. A search looks at every task of the loop.
             caller.find_task(serving.f_locals["loop"])
     return ref(_this_thread.holder), caller
+
+
+# --- for humans ---------------------------------------------------------------------------------
+
+
+class _LastOwner(threading.local):
+    """The owner that a thread had last, which it is until its activity or its process changes."""
+
+    process: object = None
+    activity: Activity | None = None
+    owner: Owner
+
+
+_last = _LastOwner()
+
+
+def current_owner() -> Owner:
+    """The owner that a lease granted now will have."""
+    activity = current_activity.get()
+    if _last.activity is not activity or _last.process is not process.current:
+        _last.owner = Owner(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            thread=threading.current_thread().name,
+            command=_command(),
+            path=activity.path[:200],
+            task=activity.task,
+            task_id=activity.task_id,
+            permit=activity.permit,
+        )
+        _last.activity, _last.process = activity, process.current
+    return _last.owner
+
+
+@cache
+def _command() -> str:
+    # The program and, of manage.py, the subcommand. Arguments may carry secrets.
+    path = Path(sys.argv[0] if sys.argv else "")
+    # Of "python -m celery", it is the path of celery/__main__.py.
+    program = (path.parent if path.name == "__main__.py" else path).name or "python"
+    if program in {"manage.py", "django-admin"} and len(sys.argv) > 1:
+        return f"{program} {sys.argv[1]}"[:100]
+    return program[:100]
 
 
 # --- threads that sync_to_async lends to many asyncio tasks ---------------------------------------

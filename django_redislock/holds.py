@@ -8,32 +8,38 @@ method undoes it or says that it is over.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from os import getpid
+from typing import TYPE_CHECKING, NoReturn
 
 from django_redislock import misuse, process, signals, transactions
-from django_redislock.activity import current_owner
 from django_redislock.backends.registry import backends
-from django_redislock.exceptions import LockError
-from django_redislock.holder import current_holder, must_not_block, new_holder, running_loop
+from django_redislock.exceptions import LockError, LockTimeout
+from django_redislock.holder import (
+    current_holder,
+    current_owner,
+    must_not_block,
+    new_holder,
+    running_loop,
+)
 from django_redislock.lease import Lease
 from django_redislock.rules import flows
 from django_redislock.rules.flows import Busy, Done, Finished, Granted
-from django_redislock.rules.grant import Grant, will_renew
+from django_redislock.rules.forms import FirstTry, Release
+from django_redislock.rules.grant import Grant, granted_until
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFER
 from django_redislock.rules.replies import RELEASED
-from django_redislock.rules.scripts import RELEASE
-from django_redislock.rules.steps import Answer, Notify
-from django_redislock.rules.stored import NO_MARKERS, DoneMarkers, new_identity
+from django_redislock.rules.steps import Notify
+from django_redislock.rules.stored import NO_MARKERS, DoneMarkers
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from django_redislock.backends.base import Backend
-    from django_redislock.backends.drivers import Begun
     from django_redislock.rules.options import Options, Terms
-    from django_redislock.rules.steps import Call, Flow
+    from django_redislock.rules.steps import Flow
 
 logger = logging.getLogger("django_redislock")
 
@@ -51,17 +57,16 @@ MOST_HOLDS = 1000
 class Hold:
     """What one acquire, or one entry of a block, got by a handle."""
 
-    __slots__ = ("backend", "block", "lease", "over", "process", "terms", "transaction")
+    lease: Lease | None = None
+    over = False  # Released within its block, which has not been left yet.
+    transaction: AbstractContextManager[None] | None = None  # That of the block.
 
-    def __init__(self, backend: Backend, terms: Terms, *, block: bool) -> None:
+    def __init__(self, backend: Backend, terms: Terms, block: bool) -> None:
         # A lease stays with the backend and the settings that granted it.
         self.backend = backend
         self.terms = terms
         self.block = block  # Whether leaving a block ends it.
         self.process = process.current
-        self.lease: Lease | None = None
-        self.over = False  # Released within its block, which has not been left yet.
-        self.transaction: AbstractContextManager[None] | None = None  # That of the block.
 
     def is_of(self, holder: object) -> bool:
         """Whether *holder* got it."""
@@ -76,37 +81,16 @@ class Hold:
         return self.lease is not None and self.lease.grant.may_be_held(self.backend.clock())
 
 
-def _only_step(hold: Hold, ending: flows.Ending) -> Call | None:
-    """The one step of a plain release; None if there may be more to do than that.
-
-    What is to be noted at the end must not be lost if it is interrupted, so its flow does it.
-    """
-    assert hold.lease is not None
-    call = flows.release_call(ending)
-    return call if call.script is RELEASE and not hold.lease.grant.is_lost else None
-
-
-def _is_released(begun: Begun | None) -> bool:
-    """Whether the first step has released it, and nobody is to be told."""
-    if begun is None or signals.lock_released.receivers:
-        return False
-    outcome = begun.outcome
-    return isinstance(outcome, Answer) and outcome.value == RELEASED
-
-
 class Holds:
     """What one handle holds: the private half of lock.Lock."""
 
     __slots__ = ("_holds", "_options", "_place", "_run", "name")
 
-    def __init__(
-        self, name: str, options: Options, run: flows.RunMarker | None = None, place: str = ""
-    ) -> None:
-        self.name = name
-        self._options = options
-        self._run = run  # The run of a task that it is for.
-        self._place = place  # Where it stands as a decorator.
-        self._holds: list[Hold] = []  # The newest last.
+    name: str
+    _options: Options
+    _run: flows.RunMarker | None  # The run of a task that it is for.
+    _place: str  # Where it stands as a decorator.
+    _holds: list[Hold]  # The newest last.
 
     def _own_hold(self) -> Hold | None:
         me = current_holder()
@@ -119,16 +103,16 @@ class Holds:
         """What a release or the end of a *block* ends: the caller's last, or else the only one."""
         # Of a copy: other threads take out theirs meanwhile, and one of ours would be passed over.
         every = tuple(self._holds)
-        holds = [hold for hold in every if (hold.block if block else not hold.over)]
-        if len(holds) > 1:
+        if len(every) > 1:
+            every = tuple([hold for hold in every if (hold.block if block else not hold.over)])
+        if len(every) > 1:
             me = current_holder()
-            holds = [hold for hold in holds if hold.is_of(me)]
-        return holds[-1] if holds else None
+            every = tuple([hold for hold in every if hold.is_of(me)])
+        hold = every[-1] if every else None
+        return hold if hold is not None and (hold.block if block else not hold.over) else None
 
     def _add(self, hold: Hold) -> None:
-        if not self._holds:
-            self._holds.append(hold)
-            return
+        """Note it in the handle, which holds something already."""
         me = current_holder()
         over = [other for other in tuple(self._holds) if other.over and other.is_of(me)]
         if over and not hold.block:
@@ -145,11 +129,8 @@ class Holds:
                 self._remove(oldest)
 
     def _remove(self, hold: Hold) -> None:
-        # Not suppress(), which costs each release more than the rest of this.
-        try:  # noqa: SIM105
+        with suppress(ValueError):  # It is not there any more.
             self._holds.remove(hold)
-        except ValueError:
-            pass  # It is not there any more.
 
     def _drop(self, hold: Hold, *, block: bool) -> int:
         """It counts no more. Returns how many acquires of its lease still do.
@@ -165,7 +146,10 @@ class Holds:
             left = lease.grant.unnest()
             hold.over = True
         if block or not hold.block:
-            self._remove(hold)
+            try:  # noqa: SIM105 - suppress() costs more than all the rest
+                self._holds.remove(hold)
+            except ValueError:
+                pass  # It is not there any more.
         return left
 
     # --- acquire ------------------------------------------------------------------------------
@@ -180,20 +164,23 @@ class Holds:
             since: When the wait began of which this is a part. The caller tells if it runs out.
         """
         hold = self._new_hold(block=block)
-        backend, request, begun = hold.backend, None, None
+        backend, form = hold.backend, None
         try:
             if running_loop() is not None and must_not_block():
                 raise misuse.blocks_the_loop(self.name, "`async with` or `await lock.aacquire()`")
             if self.name in backend.leases and (nested := self._nest(hold, blocking=True)):
                 return nested
-            started = backend.clock()
-            request = self._request(hold)
-            begun = backend.ask(flows.first_try(request))
-            if lease := self._taken_at_once(hold, request, begun):
-                return lease
-            return backend.run(self._attempt(hold, request, started, since), begun)
+            form = self._first_try(hold)
+            backend.begin(form)
+            if (
+                (until := granted_until(form.reply, form.sent, form.now, form.terms.certain))
+                and form.made_in is process.current
+                and not signals.lock_acquired.receivers
+            ):
+                return self._take_over(hold, form, int(form.reply), until, form.sent, until)
+            return backend.run(self._attempt(hold, form, since), form)
         except BaseException:
-            if undo := self._undo(hold, request, begun, block=block):
+            if undo := self._undo(hold, form, block=block):
                 backend.run(undo)
             raise
 
@@ -202,42 +189,60 @@ class Holds:
     ) -> Lease | Busy | Done | Finished:
         """See attempt()."""
         hold = self._new_hold(block=block)
-        backend, request, begun = hold.backend, None, None
+        backend, form = hold.backend, None
         try:
             if self._options.release_on_commit:
                 raise misuse.awaits_a_commit(self.name)
             if self.name in backend.leases and (nested := self._nest(hold, blocking=False)):
                 return nested
-            started = backend.clock()
-            request = self._request(hold)
-            begun = await backend.aask(flows.first_try(request))
-            if lease := self._taken_at_once(hold, request, begun):
-                return lease
-            return await backend.arun(self._attempt(hold, request, started, since), begun)
+            form = self._first_try(hold)
+            await backend.abegin(form)
+            if (
+                (until := granted_until(form.reply, form.sent, form.now, form.terms.certain))
+                and form.made_in is process.current
+                and not signals.lock_acquired.receivers
+            ):
+                return self._take_over(hold, form, int(form.reply), until, form.sent, until)
+            return await backend.arun(self._attempt(hold, form, since), form)
         except GeneratorExit:
-            self._undo(hold, request, begun, block=block)  # Nothing can be awaited any more.
+            self._undo(hold, form, block=block)  # Nothing can be awaited any more.
             raise
         except BaseException:
-            if undo := self._undo(hold, request, begun, block=block):
+            if undo := self._undo(hold, form, block=block):
                 await backend.arun(undo)
             raise
+
+    async def _aenter(self) -> Lease:
+        match await self.aattempt():
+            case Lease() as lease:
+                return lease
+            case outcome:
+                return self._refuse(outcome)
+
+    def _refuse(self, outcome: object) -> NoReturn:
+        assert isinstance(outcome, Busy)
+        using = self._options.using
+        raise LockTimeout(self.name, outcome.holder, outcome.expires_in, outcome.cooling, using)
 
     def _new_hold(self, *, block: bool) -> Hold:
         if self._options.atomic is not None and not block:
             raise misuse.needs_a_block(self.name)
         outer = self._own_hold() if self._holds else None
+        if getpid() != process.pid:  # Here and at the end, each time; so without a call.
+            process.this()
         # Settings that are changed while it is held count from the next lease on.
         if outer is not None and outer.may_be_held:
             backend = outer.backend
         else:
-            backend = backends[self._options.using]
-        return Hold(backend, backend.terms(self._options), block=block)
+            using = self._options.using
+            backend = backends.get(using) or backends[using]
+        return Hold(backend, backend.terms(self._options), block)
 
     def _nest(self, hold: Hold, *, blocking: bool) -> Lease | None:
         """The lease we are in already, if it may be taken again; None if we are in none."""
         me = current_holder()
         now = hold.backend.clock()
-        for lease in hold.backend.leases_of(self.name):
+        for lease in hold.backend.leases.of(self.name):
             grant = lease.grant
             if grant.is_ended or not grant.is_ours:
                 continue
@@ -259,31 +264,18 @@ class Holds:
                 raise error
         return None
 
-    def _request(self, hold: Hold) -> flows.Request:
-        terms = hold.terms
+    def _first_try(self, hold: Hold) -> FirstTry:
+        terms, options, run = hold.terms, self._options, self._run
         if terms.release_before_commit in _REFUSED:
             self._refuse_transaction(hold)
-        token, id = new_identity()  # noqa: A001
-        return flows.Request(
-            # What might have been a template was not judged by its length before.
-            check_name(self.name) if "{" in self.name else self.name,
-            token,
-            id,
-            current_owner(),
-            terms.first_ttl,
-            terms.wait,
-            terms.operation_timeout,
-            hold.backend.conf.replicas_ack,
-            self._markers(hold.backend),
-            will_renew(terms.renew, terms.first_ttl, terms.max_hold),
-            terms.unavailable_after,
-        )
-
-    def _markers(self, backend: Backend) -> DoneMarkers:
-        once, run = self._options.once > 0, self._run
+        markers = NO_MARKERS
         if run is not None:
-            return DoneMarkers(once, run.id, backend.kept)
-        return DoneMarkers(once) if once else NO_MARKERS
+            markers = DoneMarkers(options.once > 0, run.id, hold.backend.kept)
+        elif options.once:
+            markers = DoneMarkers(once=True)
+        # What might have been a template was not judged by its length before.
+        name = check_name(self.name) if "{" in self.name else self.name
+        return FirstTry(name, current_owner(), terms, hold.backend.conf.replicas_ack, markers)
 
     def _refuse_transaction(self, hold: Hold) -> None:
         """Refuse an acquire whose release would come before the commit, or never."""
@@ -293,31 +285,22 @@ class Holds:
         elif transactions.is_open():
             raise transactions.refused(self.name, hold.backend.alias, of_task=self._is_of_task)
 
-    def _taken_at_once(self, hold: Hold, request: flows.Request, begun: Begun) -> Lease | None:
-        """The lease, if the first try was granted and nobody is to be told; else None."""
-        if signals.lock_acquired.receivers or not isinstance(begun.outcome, Answer):
-            return None
-        granted = flows.granted_by(begun.outcome, request)
-        if granted is None or not begun.is_ours:
-            return None
-        lease = self._take_over(hold, request, granted)
-        hold.backend.watch(lease)
-        return lease
-
     def _attempt(
-        self, hold: Hold, request: flows.Request, started: float, since: float | None
+        self, hold: Hold, form: FirstTry, since: float | None
     ) -> Flow[Lease | Busy | Done | Finished]:
         backend = hold.backend
-        outcome = yield from flows.acquire(request, started, partial(self._take_over, hold))
+        started = form.sent or backend.clock()
+
+        def take_over(request: flows.Request, granted: Granted) -> None:
+            self._take_over(hold, form, *granted)
+
+        outcome = yield from flows.acquire(form.request(), started, take_over)
         if isinstance(outcome, Granted):
             assert hold.lease is not None
-            backend.watch(hold.lease)
             if signals.lock_acquired.receivers:
                 waited = backend.clock() - (started if since is None else since)
-                yield Notify(
-                    signals.lock_acquired,
-                    {"sender": type(self), "lease": hold.lease, "waited": waited},
-                )
+                news = {"sender": type(self), "lease": hold.lease, "waited": waited}
+                yield Notify(signals.lock_acquired, news)
             return hold.lease
         if isinstance(outcome, Busy) and since is None and signals.lock_timed_out.receivers:
             news = {
@@ -330,53 +313,41 @@ class Holds:
             yield Notify(signals.lock_timed_out, news)
         return outcome
 
-    def _take_over(self, hold: Hold, request: flows.Request, granted: Granted) -> Lease:
-        """Make the lease. Until this returns, the flow undoes the grant if it is interrupted."""
-        terms = hold.terms
+    def _take_over(
+        self, hold: Hold, form: FirstTry, fence: int, deadline: float, at: float, ends: float
+    ) -> Lease:
+        """Make the lease of a grant, and have it looked after."""
+        terms, backend, name = hold.terms, hold.backend, form.name
+        until = at + terms.max_hold
         holder, caller = new_holder(for_block=hold.block)
         grant = Grant(
-            name=request.name,
-            token=request.token,
-            ttl=terms.ttl,
-            granted_at=granted.at,
-            deadline=granted.deadline,
-            ends=granted.ends,
-            hold_until=granted.at + terms.max_hold,
-            auto_renew=terms.renew,
-            holder=holder,
-            for_block=hold.block,
-            caller=caller,
+            *(name, form.token, terms.ttl, at, deadline, ends, until, terms.renew),
+            *(holder, hold.block, caller),
         )
-        lease = hold.lease = Lease(
-            request.name, request.id, granted.fence, request.owner, hold.backend, grant
-        )
-        grant.nest()
-        self._add(hold)
+        lease = hold.lease = Lease(name, form.id, fence, form.owner, backend, grant)
+        if self._holds:
+            self._add(hold)
+        else:
+            self._holds.append(hold)
+        backend.leases.add(lease)
+        backend.watch(lease)
         return lease
 
-    def _undo(
-        self,
-        hold: Hold,
-        request: flows.Request | None = None,
-        begun: Begun | None = None,
-        *,
-        block: bool,
-    ) -> Flow[bool] | None:
-        """Interrupted: *hold* counts no more. Returns what ends its lease, if that is over.
+    def _undo(self, hold: Hold, form: FirstTry | None = None, *, block: bool) -> Flow[bool] | None:
+        """After an interrupt: drop *hold*. Returns the flow that ends its lease, if one is needed.
 
-        Of a *request* that was not judged yet, nobody knows whether it was granted.
+        The server may have granted what is in *form*, unless its flow knows; that undoes it.
         """
         if hold.process is not process.this():
             return None
         lease = hold.lease
         if lease is None:
-            if request is None or (begun is not None and begun.outcome is None):
-                return None  # Nothing was sent, or its flow has undone it.
-            return flows.undo(request.name, request.token, request.operation_timeout)
+            if form is None or form.is_told:
+                return None
+            return flows.undo(form.name, form.token, form.terms.operation_timeout)
         if self._drop(hold, block=block) > 0:
             return None
-        lease.grant.end()
-        hold.backend.forget(lease)
+        hold.backend.leases.discard(lease)
         return flows.undo(lease.name, lease.grant.token, hold.terms.operation_timeout)
 
     # --- release ------------------------------------------------------------------------------
@@ -393,12 +364,12 @@ class Holds:
                 hold.terms = hold.terms._replace(release_before_commit="ignore")
                 self._end(success, block=block, hold=hold)
                 raise transactions.never_ends(self.name, database, released=True)
-            if ending := self._let_go(hold, success, block=block):
+            if form := self._let_go(hold, success, block=block):
                 assert hold is not None
-                first = _only_step(hold, ending)
-                begun = hold.backend.ask(first) if first is not None else None
-                if not _is_released(begun):
-                    hold.backend.run(self._release(hold, ending, success), begun)
+                if form.is_plain:
+                    hold.backend.begin(form)
+                if form.reply != RELEASED or signals.lock_released.receivers:
+                    hold.backend.run(self._release(hold, form, success, block=block), form)
         except LockError:
             raise
         except BaseException:
@@ -412,12 +383,12 @@ class Holds:
         hold = None
         try:
             hold = self._hold_to_end(block=block)
-            if ending := self._let_go(hold, success, block=block):
+            if form := self._let_go(hold, success, block=block):
                 assert hold is not None
-                first = _only_step(hold, ending)
-                begun = await hold.backend.aask(first) if first is not None else None
-                if not _is_released(begun):
-                    await hold.backend.arun(self._release(hold, ending, success), begun)
+                if form.is_plain:
+                    await hold.backend.abegin(form)
+                if form.reply != RELEASED or signals.lock_released.receivers:
+                    await hold.backend.arun(self._release(hold, form, success, block=block), form)
         except (LockError, GeneratorExit):
             raise
         except BaseException:
@@ -426,8 +397,8 @@ class Holds:
                 await hold.backend.arun(undo)
             raise
 
-    def _let_go(self, hold: Hold | None, success: bool, *, block: bool) -> flows.Ending | None:
-        """Rely on the lease no more. Returns its ending, or None if an outer acquire goes on."""
+    def _let_go(self, hold: Hold | None, success: bool, *, block: bool) -> Release | None:
+        """Rely on the lease no more. Returns its release, or None if an outer acquire goes on."""
         if hold is None:
             if self._holds or not block:
                 has_none = all(one.over for one in tuple(self._holds))
@@ -436,7 +407,9 @@ class Holds:
         lease, backend, options = hold.lease, hold.backend, self._options
         assert lease is not None
         grant = lease.grant
-        if not grant.is_ours:
+        if getpid() != process.pid:
+            process.this()
+        if hold.process is not process.current:
             if not block:
                 raise misuse.belongs_to_the_parent(self.name)
             self._remove(hold)
@@ -444,31 +417,23 @@ class Holds:
         if hold.over:  # Released within the block.
             self._remove(hold)
             return None
+        now = backend.clock()
+        if now >= grant.ends:
+            backend.note_expiry(lease)  # Before it is ended, which it then would be instead.
         if self._drop(hold, block=block) > 0:
             return None
-        if hold.terms.release_before_commit in _TOLD and transactions.is_open():
-            transactions.warn(self.name, backend.alias, self._place, of_task=self._is_of_task)
-        backend.note_expiry(lease)
-        backend.forget(lease)
-        grant.end()
-        held_for = backend.clock() - grant.granted_at
+        if hold.terms.release_before_commit in _TOLD:
+            for connection in transactions.of_this_thread.connections:
+                if connection.in_atomic_block and transactions.is_open():
+                    of_task = self._is_of_task
+                    transactions.warn(self.name, backend.alias, self._place, of_task=of_task)
+                    break
+        backend.leases.discard(lease)
         # One that was renewed has a beginning in the timeline, so it must have an end.
-        noted = grant.renewals or lease.owner.task or held_for >= NOTED_FROM
-        return flows.Ending(
-            lease.name,
-            grant.token,
-            lease.id,
-            lease.owner,
-            grant.deadline,
-            grant.ends,
-            options.min_hold if success else 0.0,
-            options.once if success else 0.0,
-            hold.terms.operation_timeout,
-            block,
-            ("done" if success else "failed") if noted or self._run else "",
-            self._run,
-            backend.kept,
-        )
+        noted = grant.renewals or now - grant.granted_at >= NOTED_FROM or lease.owner.task
+        ended = ("done" if success else "failed") if noted or self._run else ""
+        min_hold, once = (options.min_hold, options.once) if success else (0.0, 0.0)
+        return Release(lease.name, grant.token, hold.terms, min_hold, once, ended, grant.lost)
 
     def _keep(self, hold: Hold, success: bool) -> str | None:
         """Let the transactions that are open hold the lease too, until they are over.
@@ -497,7 +462,7 @@ class Holds:
         finally:
             hold.lease.grant.unkeep()
 
-    def _release(self, hold: Hold, ending: flows.Ending, success: bool) -> Flow[None]:
+    def _release(self, hold: Hold, form: Release, success: bool, *, block: bool) -> Flow[None]:
         lease, backend = hold.lease, hold.backend
         assert lease is not None
         grant = lease.grant
@@ -508,6 +473,21 @@ class Holds:
                 # server, for others to wait for.
                 yield from flows.undo(self.name, grant.token, hold.terms.operation_timeout)
             raise grant.loss(now)
+        ending = flows.Ending(
+            lease.name,
+            grant.token,
+            lease.id,
+            lease.owner,
+            grant.deadline,
+            grant.ends,
+            form.min_hold,
+            form.once,
+            hold.terms.operation_timeout,
+            block,
+            form.ended,
+            self._run,
+            backend.kept,
+        )
         reason = yield from flows.release(ending)
         now = backend.clock()
         if reason is not None:

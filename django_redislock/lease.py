@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Protocol
+from weakref import ref
 
 from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.holder import running_loop
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from datetime import timedelta
     from typing import Any, NoReturn
+    from weakref import ReferenceType
 
     from django_redislock.exceptions import LostReason
     from django_redislock.rules.grant import Grant
@@ -29,13 +31,54 @@ class Keeper(Protocol):
 
     alias: str
     clock: Callable[[], float]
+    leases: Leases
 
     def run(self, flow: Flow[Any]) -> Any: ...
     async def arun(self, flow: Flow[Any]) -> Any: ...
     def operation_timeout(self, ttl: float) -> float: ...
     def lost(self, lease: Lease, reason: LostReason) -> None: ...
     def note_expiry(self, lease: Lease) -> None: ...
-    def forget(self, lease: Lease) -> None: ...
+
+
+class Leases(dict[str, "tuple[ReferenceType[Lease], ...]"]):
+    """The leases that a process relies on, by name: one, or more after a loss.
+
+    Weak: a lease that nobody refers to any more must not be renewed. Signal handlers and
+    destructors may change it wherever they interrupt, so each change is one step of the dict, and
+    no mutex is taken.
+    """
+
+    def of(self, name: str) -> list[Lease]:
+        """The leases of *name*, the newest last. Only that can be valid.
+
+        The others were lost, or will turn out to be, and are not released yet.
+        """
+        references = self.get(name)
+        if references is None:
+            return []
+        return [lease for reference in references if (lease := reference()) is not None]
+
+    def add(self, lease: Lease) -> None:
+        """Rely on a new lease."""
+        reference = (ref(lease),)
+        if self.setdefault(lease.name, reference) is not reference:
+            self._put(lease.name, reference)
+
+    def discard(self, lease: Lease) -> None:
+        """Rely on a lease no more."""
+        references = self.pop(lease.name, ())
+        if len(references) == 1 and references[0]() is lease:
+            return
+        # Not of a lease that is being collected: its own reference may still find it.
+        found = [(one, one()) for one in references]
+        if others := tuple([one for one, other in found if other not in {None, lease}]):
+            self._put(lease.name, others)
+
+    def _put(self, name: str, references: tuple[ReferenceType[Lease], ...]) -> None:
+        # What is taken out is nobody else's to put back. If another thread was faster, its leases
+        # are put together with these.
+        while self.setdefault(name, references) is not references:
+            references = (*self.pop(name, ()), *references)
 
 
 class Lease:
@@ -82,7 +125,7 @@ class Lease:
                 self.name,
                 grant.ends - now,
             )
-        self._keeper.forget(self)
+        self._keeper.leases.discard(self)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

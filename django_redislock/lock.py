@@ -5,32 +5,38 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from django_redislock import misuse
 from django_redislock.backends.registry import backends
 from django_redislock.decorating import (
     check_decorated,
-    explaining,
+    explained,
     is_awaited,
     runs_too_late,
     without_transaction,
 )
-from django_redislock.exceptions import LockLost, LockMisuse, LockTimeout, LockUnavailable
+from django_redislock.exceptions import (
+    InvalidLockName,
+    LockLost,
+    LockMisuse,
+    LockUnavailable,
+)
 from django_redislock.holder import must_not_block, running_loop
 from django_redislock.holds import Holds
 from django_redislock.lease import Lease
 from django_redislock.rules import flows
-from django_redislock.rules.flows import Busy, Done, Finished
-from django_redislock.rules.names import check_name, formatter
+from django_redislock.rules.names import check_name, checked_name, formatter
 from django_redislock.rules.options import DEFAULT_ALIAS, options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
     from datetime import timedelta
     from types import TracebackType
 
     from django_redislock.backends.base import Backend
+    from django_redislock.rules.flows import RunMarker
+    from django_redislock.rules.options import Options
     from django_redislock.rules.steps import Flow
 
     Seconds = float | timedelta
@@ -41,7 +47,23 @@ Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
 
-@explaining
+def _explaining(make: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+    """Let a call that cannot be right say which line to write instead."""
+
+    @functools.wraps(make)
+    def explaining(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+        try:
+            return make(*args, **kwargs)
+        except (TypeError, InvalidLockName) as error:
+            better = explained(error, args, kwargs, inspect.signature(make).parameters)
+            if better is error:
+                raise
+        raise better
+
+    return explaining
+
+
+@_explaining
 def distributed_lock(
     name: str,
     *,
@@ -90,7 +112,11 @@ def distributed_lock(
         from django_redislock import effects
 
         effects.check_database(options.atomic, "atomic")
-    return Lock(check_name(name, template=isinstance(name, str) and "{" in name), options)
+    try:
+        checked = checked_name(name, template="{" in name)
+    except TypeError:
+        checked = check_name(name)  # Which says that it is no string.
+    return Lock(checked, options)
 
 
 class Lock(Holds):
@@ -100,6 +126,15 @@ class Lock(Holds):
     """
 
     __slots__ = ()
+
+    def __init__(
+        self, name: str, options: Options, run: RunMarker | None = None, place: str = ""
+    ) -> None:
+        self.name = name
+        self._options = options
+        self._run = run
+        self._place = place
+        self._holds = []
 
     def __repr__(self) -> str:
         if lease := self.lease:
@@ -222,14 +257,11 @@ class Lock(Holds):
             hold.transaction.__exit__(type(error), error, error.__traceback__)
             raise
 
-    async def __aenter__(self) -> Lease:
+    # No `async def`, which would be one more coroutine.
+    def __aenter__(self) -> Coroutine[Any, Any, Lease]:
         if self._options.atomic is not None:
             raise misuse.has_no_transactions(self.name)
-        match await self.aattempt():
-            case Lease() as lease:
-                return lease
-            case outcome:
-                return self._refuse(outcome)
+        return self._aenter()
 
     async def __aexit__(
         self,
@@ -241,11 +273,6 @@ class Lock(Holds):
             await self._aend(exc_type is None, block=True)
         except (LockLost, LockMisuse, LockUnavailable) as error:
             self._leave_with(error, exc_type is None)
-
-    def _refuse(self, outcome: Busy | Done | Finished) -> NoReturn:
-        assert isinstance(outcome, Busy)
-        using = self._options.using
-        raise LockTimeout(self.name, outcome.holder, outcome.expires_in, outcome.cooling, using)
 
     def _leave_with(self, error: LockLost | LockMisuse | LockUnavailable, success: bool) -> None:
         # The work is done, or its own exception is on its way and must not be masked. A loss is

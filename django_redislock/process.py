@@ -33,7 +33,7 @@ current = Process()  # This one, or its parent while a fork made in C has not be
 
 _to_tell: WeakSet[Forked] = WeakSet()
 _untold: list[Forked] = []  # Those of them that do not know yet that this process was forked.
-_pid = current.pid  # That of the last process in which all of them know.
+pid = current.pid  # That of the last process in which all of them know.
 # By process id: a child must not wait for a mutex that a thread of its parent had at the fork.
 _telling: dict[int, threading.RLock] = {}
 
@@ -44,7 +44,7 @@ def this() -> Process:
     To be called once per operation, before it looks at what a fork changes: where a backend is
     taken, and where a lease is. All that follows may go by ``current``.
     """
-    if os.getpid() != _pid:
+    if os.getpid() != pid:
         _notice_fork()
     return current
 
@@ -105,13 +105,13 @@ def _after_fork_in_child() -> None:
 
 
 def _tell() -> None:
-    global _pid  # noqa: PLW0603 - see above
+    global pid  # noqa: PLW0603 - see above
     while _untold:
         one = _untold[-1]
         one.after_fork()
         with suppress(ValueError):  # A signal handler that used a lock meanwhile has told it, too.
             _untold.remove(one)
-    _pid = current.pid
+    pid = current.pid
 
 
 def _notice_fork() -> None:

@@ -10,8 +10,8 @@ import unicodedata
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_redislock.activity import current_owner
 from django_redislock.backends.registry import backends
+from django_redislock.holder import current_owner
 from django_redislock.humanize import duration
 from django_redislock.jsonable import Jsonable
 from django_redislock.process import is_gone

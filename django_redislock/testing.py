@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, get_args
 
@@ -12,10 +13,11 @@ from django_redislock.exceptions import LostReason
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.arguments import seconds as seconds_of
 from django_redislock.rules.flows import Granted
+from django_redislock.rules.forms import FirstTry
 from django_redislock.rules.names import check_name
-from django_redislock.rules.options import DEFAULT_ALIAS
+from django_redislock.rules.options import DEFAULT_ALIAS, Options
 from django_redislock.rules.steps import Call
-from django_redislock.rules.stored import Owner, new_identity
+from django_redislock.rules.stored import Owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,16 +60,8 @@ class LockTestKit:
     ) -> Iterator[None]:
         """Let another machine hold the lock *name* during the block."""
         backend = backends[using]
-        token, id = new_identity()  # noqa: A001
-        request = flows.Request(
-            name=check_name(name),
-            token=token,
-            id=id,
-            owner=owner,
-            ttl=ttl,
-            wait=0.0,
-            operation_timeout=backend.operation_timeout(ttl),
-        )
+        options = Options(ttl=ttl, wait=0.0, renew=False, max_hold=math.inf)
+        request = FirstTry(check_name(name), owner, backend.terms(options)).request()
         outcome = backend.run(flows.acquire(request, backend.clock()))
         if not isinstance(outcome, Granted):
             raise AssertionError(f"Lock {name!r} is held already, so nobody else can hold it.")
@@ -75,7 +69,9 @@ class LockTestKit:
             yield
         finally:
             backend.run(
-                flows.ask(Call(scripts.LEAVE, request.name, (token,), request.operation_timeout))
+                flows.ask(
+                    Call(scripts.LEAVE, request.name, (request.token,), request.operation_timeout)
+                )
             )
 
     def simulate_lost(
@@ -89,7 +85,7 @@ class LockTestKit:
             known = ", ".join(map(repr, get_args(LostReason)))
             raise ValueError(f"reason must be one of {known}, not {reason!r}.")
         backend = backends[using]
-        lease = next((one for one in backend.leases_of(check_name(name)) if one.held), None)
+        lease = next((one for one in backend.leases.of(check_name(name)) if one.held), None)
         if lease is None:
             raise AssertionError(f"Nobody in this process holds the lock {name!r}.")
         token = (lease.grant.token,)

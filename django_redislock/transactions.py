@@ -51,7 +51,7 @@ class _ThisThread(threading.local):
         return _used()
 
 
-_this_thread = _ThisThread()
+of_this_thread = _ThisThread()
 
 
 def watch_connections() -> None:
@@ -59,9 +59,9 @@ def watch_connections() -> None:
 
     A thread that used a lock before may have looked when there was none yet.
     """
-    global _this_thread  # noqa: PLW0603 - that of all threads at once
+    global of_this_thread  # noqa: PLW0603 - that of all threads at once
     _listen()
-    _this_thread = _ThisThread()
+    of_this_thread = _ThisThread()
 
 
 def _listen() -> None:
@@ -72,12 +72,12 @@ def _listen() -> None:
 
 def note_connection(**kwargs: object) -> None:
     """This thread has opened a connection; a receiver of Django's signal connection_created."""
-    _this_thread.connections = _used()
+    of_this_thread.connections = _used()
 
 
 def is_open() -> bool:
     """Whether this thread has a transaction open."""
-    for connection in _this_thread.connections:
+    for connection in of_this_thread.connections:
         if connection.in_atomic_block and _is_in_transaction(connection):
             return True
     return False

@@ -8,16 +8,17 @@ import secrets
 import threading
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
-from weakref import ReferenceType, ref
 
 from django_redislock import clock, signals
 from django_redislock.backends import drivers
 from django_redislock.exceptions import LockUnavailable
+from django_redislock.lease import Leases
 from django_redislock.process import tell_after_fork
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import BUCKETS, IN_BUCKETS, index_key, name_of
-from django_redislock.rules.options import MOST_COMBINATIONS, operation_timeout, terms_of
+from django_redislock.rules.options import MOST_COMBINATIONS, ONE_TRY, operation_timeout, terms_of
 from django_redislock.rules.replies import LookReply, NamesReply
 from django_redislock.rules.steps import Answer, Call
 from django_redislock.rules.stored import kept_as
@@ -25,12 +26,12 @@ from django_redislock.rules.stored import kept_as
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 
-    from django_redislock.backends.drivers import Begun
     from django_redislock.backends.watchdog import Watchdog
     from django_redislock.conf import Conf
     from django_redislock.exceptions import LostReason
     from django_redislock.findings import Finding
     from django_redislock.lease import Lease
+    from django_redislock.rules.forms import Form
     from django_redislock.rules.options import Options, Terms
     from django_redislock.rules.steps import Flow, Outcome, Performer
 
@@ -77,13 +78,15 @@ class Backend(ABC):
     in_buckets = False  # Whether names are spread over buckets, see rules/keys.py.
     in_parts = False  # Whether there are several servers, and a look says where a lock is.
     watchdog: Watchdog  # Of all leases; on a cluster each node has its own instead.
+    watch: Callable[[Lease], None]  # Has the watchdog look after a new lease.
 
     def __init__(self, conf: Conf) -> None:
         self.conf = conf
         self.alias = conf.alias
         self.prefix = conf.key_prefix + (IN_BUCKETS if self.in_buckets else "")
         self.kept = kept_as(conf.records_for, self._records_in_an_index)  # As scripts are told.
-        self._terms: dict[Options, Terms] = {}
+        # What options come to with the settings of this alias.
+        self.terms = lru_cache(maxsize=MOST_COMBINATIONS)(self._terms_of)
         self._start()
         tell_after_fork(self)
 
@@ -105,11 +108,7 @@ class Backend(ABC):
     def _start(self) -> None:
         """Make all that belongs to this process alone; once more in a forked child."""
         self.process = secrets.token_hex(8)
-        # Leases that this process relies on, by name: one, or more after a loss. Weak: a lease
-        # that nobody refers to any more must not be renewed. Signal handlers and destructors may
-        # change it wherever they interrupt, so each change is one step of the dict, and no mutex
-        # is taken.
-        self.leases: dict[str, tuple[ReferenceType[Lease], ...]] = {}
+        self.leases = Leases()
 
     def after_fork(self) -> None:
         """In a forked child: nothing of the parent's connections, threads and leases is ours."""
@@ -123,14 +122,8 @@ class Backend(ABC):
         """Who looks after the leases of *name* at this time: one for all, unless overridden."""
         return self.watchdog
 
-    def terms(self, options: Options) -> Terms:
-        """What options come to with the settings of this alias."""
-        terms = self._terms.get(options)
-        if terms is None:
-            terms = terms_of(options, self.conf, self.operation_timeout)
-            if len(self._terms) < MOST_COMBINATIONS:
-                self._terms[options] = terms
-        return terms
+    def _terms_of(self, options: Options) -> Terms:
+        return terms_of(options, self.conf, self.operation_timeout)
 
     def operation_timeout(self, ttl: float) -> float:
         """The operation timeout in seconds: how long a server may take for one operation."""
@@ -139,29 +132,31 @@ class Backend(ABC):
     # --- performing -------------------------------------------------------------------------
 
     @abstractmethod
-    def session(self) -> Performer:
-        """What performs the steps of one flow, blocking its thread."""
+    def session(self, form: Form | None = None) -> Performer:
+        """What performs the steps of one flow, blocking its thread.
+
+        Args:
+            form: The first step, on whose connection the others are to be performed, if it has one.
+        """
 
     @abstractmethod
-    def async_session(self) -> Performer:
+    def async_session(self, form: Form | None = None) -> Performer:
         """What performs them without blocking the event loop."""
 
-    def ask(self, step: Call) -> Begun:
-        """Do the first step of a flow, blocking this thread; run() may go on from there."""
-        return drivers.ask(step, self.session())
+    def begin(self, form: Form, /) -> None:  # noqa: B027 - a flow can do without
+        """Do the first step of a flow, if that can be done in few steps; see forms.py."""
 
-    # Those that await are no `async def`, which would be one more coroutine.
-    def aask(self, step: Call) -> Coroutine[Any, Any, Begun]:
-        """See ask(), without blocking the event loop."""
-        return drivers.aask(step, self.async_session())
+    async def abegin(self, form: Form, /) -> None:  # noqa: B027
+        """See begin(), without blocking the event loop."""
 
-    def run(self, flow: Flow[Result], begun: Begun | None = None) -> Result:
-        """Perform a flow, or what is left of it, blocking this thread."""
-        return drivers.run(flow, (begun and begun.by) or self.session(), begun)
+    def run(self, flow: Flow[Result], form: Form | None = None) -> Result:
+        """Perform a flow, blocking this thread; begin() may have done its first step."""
+        return drivers.run(flow, self.session(form), form)
 
-    def arun(self, flow: Flow[Result], begun: Begun | None = None) -> Coroutine[Any, Any, Result]:
+    # No `async def`, which would be one more coroutine.
+    def arun(self, flow: Flow[Result], form: Form | None = None) -> Coroutine[Any, Any, Result]:
         """See run(), without blocking the event loop."""
-        return drivers.arun(flow, (begun and begun.by) or self.async_session(), begun)
+        return drivers.arun(flow, self.async_session(form), form)
 
     @abstractmethod
     def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
@@ -183,39 +178,6 @@ class Backend(ABC):
                 raise LockUnavailable(call.name, outcome.problem) from outcome.__cause__
             values.append(outcome.value)
         return values
-
-    # --- knowing leases ---------------------------------------------------------------------
-
-    def leases_of(self, name: str) -> list[Lease]:
-        """The leases of *name* that this process relies on, the newest last.
-
-        All but the last were lost, or will turn out to be, and are not released yet.
-        """
-        references = self.leases.get(name)
-        if references is None:
-            return []
-        return [lease for reference in references if (lease := reference()) is not None]
-
-    def watch(self, lease: Lease) -> None:
-        """Look after a new lease."""
-        self._note(lease.name, (ref(lease),))
-        self.watchdog_of(lease.name).watch(lease)
-
-    def forget(self, lease: Lease) -> None:
-        """The lease is over; its watchdog sees that by itself."""
-        references = self.leases.pop(lease.name, ())
-        if len(references) == 1 and references[0]() is lease:
-            return
-        # Not of a lease that is being collected: its own reference may still find it.
-        found = [(one, one()) for one in references]
-        if others := tuple(one for one, other in found if other not in {None, lease}):
-            self._note(lease.name, others)
-
-    def _note(self, name: str, references: tuple[ReferenceType[Lease], ...]) -> None:
-        # What is taken out is nobody else's to put back. Whoever was faster is put together with
-        # these, most often none.
-        while self.leases.setdefault(name, references) is not references:
-            references = (*self.leases.pop(name, ()), *references)
 
     # --- keeping leases (lease.Keeper) --------------------------------------------------------
 
@@ -300,7 +262,7 @@ class Backend(ABC):
     @property
     def within(self) -> float:
         """Seconds that one try of an operation without a ttl of its own may take."""
-        return 0.75 * self.operation_timeout(self.conf.ttl)
+        return ONE_TRY * self.operation_timeout(self.conf.ttl)
 
     def look(self, name: str) -> Call:
         """The step that looks at a lock; see seen()."""

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from django_redislock.process import Process
-    from django_redislock.rules.steps import Answer, Flow, Notify, Outcome, Pause, Performer, Step
+    from django_redislock.rules.forms import Form
+    from django_redislock.rules.steps import Flow, Notify, Pause, Performer, Step
 
 logger = logging.getLogger("django_redislock")
 
@@ -25,99 +26,26 @@ Result = TypeVar("Result")
 FORKED = "the process was forked meanwhile, and this is the child"
 
 
-class Begun:
-    """The first step of a flow, done before there is a flow.
-
-    Most often its answer is all there is to do, and whoever sees that needs no flow. Every other
-    outcome is for the flow to judge, which goes on from there.
-
-    Attributes:
-        step: The step.
-        outcome: What came of it; None when the flow has been told. From then on the flow
-            undoes what is interrupted.
-        by: The performer that did it, with its connection; None if that was given back.
-        began_in: The process that did it.
-    """
-
-    __slots__ = ("began_in", "by", "outcome", "step")
-
-    def __init__(
-        self, began_in: Process, step: Call, outcome: Outcome, by: Performer | None = None
-    ) -> None:
-        self.began_in = began_in
-        self.step = step
-        self.outcome: Outcome | None = outcome
-        self.by = by
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether this process did it, and not the one that it was forked from meanwhile."""
-        return process.current is self.began_in
-
-    def tell(self, flow: Flow[Result], step: Step) -> Step:
-        """Tell *flow* what came of the *step* that it asks for; returns the next one."""
-        if step != self.step:
-            return step  # The flow was interrupted at its first step, and this one undoes that.
-        outcome, self.outcome = self.outcome, None
-        if not self.is_ours:
-            outcome = NotOurs(FORKED)
-        try:
-            return flow.throw(outcome) if isinstance(outcome, Exception) else flow.send(outcome)
-        finally:
-            del outcome  # See ask().
-
-
-def ask(step: Call, by: Performer, left: float | None = None) -> Begun:
-    """Do the first step of a flow, within so many seconds if some are gone of those it has."""
-    began_in = process.current
-    try:
-        return _begun(began_in, step, by.call(_within(step, left)), by)
-    except (Unanswered, Refused) as error:
-        # Not by a variable of this frame, which the error refers to: that would be a cycle, and
-        # keep a connection that came too late.
-        return Begun(began_in, step, error, by)
-    except BaseException:
-        by.close()
-        raise
-
-
-async def aask(step: Call, by: Performer, left: float | None = None) -> Begun:
-    """See ask()."""
-    began_in = process.current
-    try:
-        return _begun(began_in, step, await by.call(_within(step, left)), by)
-    except (Unanswered, Refused) as error:
-        return Begun(began_in, step, error, by)
-    except BaseException:
-        by.close()
-        raise
-
-
-def _within(step: Call, left: float | None) -> Call:
-    return step if left is None else step._replace(within=left)
-
-
-def _begun(began_in: Process, step: Call, answer: Answer, by: Performer) -> Begun:
-    if answer.value.__class__ is not bytes:
-        return Begun(began_in, step, answer, by)
-    by.close()  # Nothing will come on its connection.
-    return Begun(began_in, step, answer)
-
-
-def _seen_in(began_in: Process, trouble: Unanswered | Refused) -> Unanswered | Refused:
+def _seen_in(made_in: Process, trouble: Unanswered | Refused) -> Unanswered | Refused:
     """What trouble means to the process that it is seen in.
 
     A step may begin in one process and fail in two: in the one that began it, and in a child that
     was forked meanwhile. To try again or to undo is the parent's business, which goes on with the
     flow; in the child the flow ends here.
     """
-    return trouble if process.this() is began_in else NotOurs(FORKED)
+    return trouble if process.this() is made_in else NotOurs(FORKED)
 
 
-def run(flow: Flow[Result], by: Performer, begun: Begun | None = None) -> Result:
-    """Perform *flow*, blocking this thread; what was *begun* of it is not done again."""
+def run(flow: Flow[Result], by: Performer, form: Form | None = None) -> Result:
+    """Perform *flow*, blocking this thread.
+
+    Args:
+        flow: What to do.
+        by: Who does each step.
+        form: The first step, if it may be done already.
+    """
     try:
-        return _perform(flow, by, begun)
+        return _perform(flow, by, form)
     except BaseException as error:
         if getgeneratorstate(flow) != GEN_SUSPENDED:
             raise  # The flow has ended, with this error or before it; or it has not begun.
@@ -130,20 +58,18 @@ def run(flow: Flow[Result], by: Performer, begun: Begun | None = None) -> Result
 def _perform(
     flow: Flow[Result],
     by: Performer,
-    begun: Begun | None = None,
+    form: Form | None = None,
     interrupt: BaseException | None = None,
 ) -> Result:
-    began_in = process.current if begun is None else begun.began_in
+    made_in = process.current if form is None else form.made_in
     try:
-        step = next(flow) if interrupt is None else flow.throw(interrupt)
-        if begun is not None:
-            step = begun.tell(flow, step)
+        step = _first_step(flow, form) if interrupt is None else flow.throw(interrupt)
         while True:
             try:
                 # Most steps are calls: by name, without a detour.
                 answer = by.call(step) if type(step) is Call else step.perform(by)
             except BaseException as error:  # noqa: BLE001 - the flow undoes what was interrupted
-                step = _step_after(flow, error, began_in)
+                step = _step_after(flow, error, made_in)
             else:
                 step = flow.send(answer)
     except StopIteration as end:
@@ -151,10 +77,10 @@ def _perform(
         return result
 
 
-async def arun(flow: Flow[Result], by: Performer, begun: Begun | None = None) -> Result:
+async def arun(flow: Flow[Result], by: Performer, form: Form | None = None) -> Result:
     """Perform *flow* without blocking the event loop; see run()."""
     try:
-        return await _aperform(flow, by, begun)
+        return await _aperform(flow, by, form)
     except BaseException as error:
         if getgeneratorstate(flow) != GEN_SUSPENDED:
             raise
@@ -166,16 +92,14 @@ async def arun(flow: Flow[Result], by: Performer, begun: Begun | None = None) ->
 async def _aperform(
     flow: Flow[Result],
     by: Performer,
-    begun: Begun | None = None,
+    form: Form | None = None,
     interrupt: BaseException | None = None,
 ) -> Result:
-    began_in = process.current if begun is None else begun.began_in
+    made_in = process.current if form is None else form.made_in
     put_off: asyncio.CancelledError | None = None  # Until the flow wants no more undone.
     try:
         try:
-            step = next(flow) if interrupt is None else flow.throw(interrupt)
-            if begun is not None:
-                step = begun.tell(flow, step)
+            step = _first_step(flow, form) if interrupt is None else flow.throw(interrupt)
             while True:
                 try:
                     if type(step) is Call and step.shielded:
@@ -186,7 +110,7 @@ async def _aperform(
                     else:
                         raise put_off
                 except BaseException as error:  # noqa: BLE001 - cancellation too is thrown in
-                    step = _step_after(flow, error, began_in)
+                    step = _step_after(flow, error, made_in)
                 else:
                     step = flow.send(answer)
         except StopIteration as end:
@@ -199,7 +123,7 @@ async def _aperform(
             raise put_off
         return result
     finally:
-        del put_off  # See ask().
+        del put_off  # See _first_step().
 
 
 async def to_its_end(
@@ -221,14 +145,37 @@ async def to_its_end(
                 put_off = error
         return future, put_off
     finally:
-        del future, put_off  # See ask().
+        del future, put_off  # See _first_step().
 
 
-def _step_after(flow: Flow[Result], error: BaseException, began_in: Process) -> Step:
+def _first_step(flow: Flow[Result], form: Form | None) -> Step:
+    """The first step of a flow that is still to be done."""
+    step = next(flow)
+    if form is None:
+        return step
+    form.is_told = True
+    if not isinstance(step, Call) or step.shielded:
+        return step  # The flow was interrupted at its first step, and this one undoes that.
+    if process.current is not form.made_in:
+        return flow.throw(NotOurs(FORKED))
+    trouble, form.trouble = form.trouble, None
+    try:
+        if trouble is not None:
+            return flow.throw(trouble)
+    finally:
+        # An error refers to the frames that it has passed. If one of them referred to the error,
+        # that would be a cycle, and keep a connection that came too late.
+        del trouble
+    if form.reply is not None:
+        return flow.send(form.answer)
+    return step if form.left is None else step._replace(within=form.left)
+
+
+def _step_after(flow: Flow[Result], error: BaseException, made_in: Process) -> Step:
     """What the flow wants done after a step has failed: most often to undo what it has begun."""
     if isinstance(error, Unanswered | Refused):
-        return flow.throw(_seen_in(began_in, error))
-    if process.this() is began_in:
+        return flow.throw(_seen_in(made_in, error))
+    if process.this() is made_in:
         return flow.throw(error)
     flow.close()
     raise error

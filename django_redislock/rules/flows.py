@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import scripts
-from django_redislock.rules.grant import CONFIRMS, Renewal, drift, lost_because
+from django_redislock.rules.grant import (
+    CONFIRMS,
+    Renewal,
+    certain_for,
+    drift,
+    granted_until,
+    lost_because,
+)
+from django_redislock.rules.options import ONE_TRY
 from django_redislock.rules.replies import (
     FORCED,
     RELEASED,
@@ -199,7 +207,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
         try:
             answer: Answer = yield _acquire_call(request, mode, ticket, left)
             now = answer.now
-            if granted := granted_by(answer, request):
+            if granted := _granted_by(answer, request):
                 return granted
             match read_try(answer.value):
                 case bytes():
@@ -272,23 +280,19 @@ def _since(at: float | None, now: float) -> float | None:
     return None if at is None else max(0.0, now - at)
 
 
-def first_try(request: Request) -> Call:
-    """The first step of :func:`acquire`."""
-    return _acquire_call(request, request.mode, b"0", request.wait)
-
-
 def as_try(call: Call) -> Call:
     """The same question, from somebody who does not queue up if the lock is not free."""
     args = AcquireArgs(*call.args)  # type: ignore[arg-type]
     return call._replace(args=args._replace(mode="try"), listening="")
 
 
-def granted_by(answer: Answer, request: Request) -> Granted | None:
-    """What an answer to a try grants; None if it says anything else, or came too late."""
-    if answer.value.__class__ is not bytes or answer.replicas < request.replicas:
+def _granted_by(answer: Answer, request: Request) -> Granted | None:
+    """What an answer to a try grants, if anything; None also if too few replicas have it (R11)."""
+    if answer.replicas < request.replicas:
         return None
-    deadline = answer.sent + request.ttl - drift(request.ttl)
-    if answer.now >= deadline:
+    certain = certain_for(request.ttl)
+    deadline = granted_until(answer.value, answer.sent, answer.now, certain)
+    if deadline is None:
         return None
     return Granted(int(answer.value), deadline, answer.sent, deadline)
 
@@ -307,7 +311,7 @@ def _acquire_call(request: Request, mode: str, ticket: bytes, left: float) -> Ca
             renews_flag(request.renews),
             request.owner.packed,
         ),
-        0.75 * request.operation_timeout,
+        ONE_TRY * request.operation_timeout,
         request.id if mode == "queue" else "",
         request.replicas,
         patience=left,
@@ -472,7 +476,7 @@ def release(ending: Ending) -> Flow[LostReason | None]:
 
 def release_call(ending: Ending) -> Call:
     """The first step of :func:`release`."""
-    within = 0.75 * ending.operation_timeout
+    within = ONE_TRY * ending.operation_timeout
     if not (ending.min_hold or ending.once or ending.ended):
         return Call(scripts.RELEASE, ending.name, (ending.token,), within)
     return Call(
@@ -519,7 +523,7 @@ def answer_to_renewal(renewal: Renewal, operation_timeout: float) -> Flow[Answer
     Raises:
         LockUnavailable: The server refused, or did not answer twice.
     """
-    return (yield from _answer_to(renewal_call(renewal, 0.75 * operation_timeout)))
+    return (yield from _answer_to(renewal_call(renewal, ONE_TRY * operation_timeout)))
 
 
 def _answer_to(call: Call, until: float = -math.inf) -> Flow[Answer]:

@@ -18,7 +18,7 @@ from django_redislock import process
 from django_redislock.exceptions import LockLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from django_redislock.exceptions import LostReason
     from django_redislock.rules.steps import Answer
@@ -46,6 +46,24 @@ class Renewal(NamedTuple):
     renewals: int  # The count of this one, see lua/renew.lua.
     renews: bool = False  # Whether one more is to follow, see will_renew().
     lease_ttl: float = 0.0  # The ttl that the lease has if it is carried out.
+
+
+def granted_until(value: object, sent: float, now: float, certain: float) -> float | None:
+    """Until when the answer to a try grants a lock; None if it says anything else, or is late (R3).
+
+    Args:
+        value: What the server said.
+        sent: When it was asked.
+        now: When the answer came.
+        certain: Seconds for which a grant is certain, see certain_for().
+    """
+    until = sent + certain
+    return until if value.__class__ is bytes and now < until else None
+
+
+def certain_for(ttl: float) -> float:
+    """Seconds, from its sending, for which a grant or a renewal for *ttl* seconds is certain."""
+    return ttl - drift(ttl)
 
 
 def will_renew(renew: bool, ttl: float, left: float) -> bool:
@@ -88,33 +106,18 @@ class Grant:
         kept: How many of these are transactions; see holds.Holds._keep().
     """
 
-    __slots__ = (
-        "_asked",
-        "_for_block",
-        "_known_abandoned",
-        "_lost_reason",
-        "_process",
-        "_untold",
-        "auto_renew",
-        "caller",
-        "deadline",
-        "ends",
-        "granted_at",
-        "hold_until",
-        "holder",
-        "holds",
-        "is_ended",
-        "is_unanswered",
-        "kept",
-        "name",
-        "renewals",
-        "token",
-        "ttl",
-    )
+    # Of most leases these never change.
+    renewals = 0
+    is_unanswered = False
+    is_ended = False
+    holds = 1
+    kept = 0
+    _known_abandoned = False
+    lost: LostReason | None = None
+    _longer: Sequence[float] = ()  # The ttls, in seconds, of renewals that asked for more.
 
     def __init__(
         self,
-        *,
         name: str,
         token: str,
         ttl: float,
@@ -135,19 +138,10 @@ class Grant:
         self.ends = ends
         self.hold_until = hold_until
         self.auto_renew = auto_renew
-        self.renewals = 0
-        self.is_unanswered = False
-        self.is_ended = False
         self.holder = holder
         self.caller = caller
-        self.holds = 0
-        self.kept = 0
         self._for_block = for_block  # Whether the end of a block releases it.
-        self._known_abandoned = False
-        self._asked = [ttl]  # Seconds, by any renewal that asked for longer than all before.
-        self._lost_reason: LostReason | None = None
         self._process = process.current
-        self._untold = [True]  # Whoever takes this out tells of the loss.
 
     # --- what it is -----------------------------------------------------------------------------
 
@@ -159,12 +153,12 @@ class Grant:
     @property
     def is_active(self) -> bool:
         """Whether it is neither ended nor known to be lost; its end may have passed."""
-        return not self.is_ended and self._lost_reason is None and self.is_ours
+        return not self.is_ended and self.lost is None and self.is_ours
 
     @property
     def is_lost(self) -> bool:
         """Whether it is known to be lost."""
-        return self._lost_reason is not None
+        return self.lost is not None
 
     @property
     def is_claimed(self) -> bool:
@@ -187,7 +181,7 @@ class Grant:
         """Why it was lost; None if it was not."""
         if now >= self.ends and self.is_active:
             return "unreachable" if self.is_unanswered else "expired"
-        return self._lost_reason
+        return self.lost
 
     def loss(self, now: float) -> LockLost:
         """The error that says why it is not held any more."""
@@ -195,7 +189,7 @@ class Grant:
         over = ""
         if not self.is_ours:
             over = "it belongs to the process that this one was forked from"
-        elif self.is_ended and self._lost_reason is None:
+        elif self.is_ended and self.lost is None:
             over = "it was released"
         elif reason == "expired":
             over = self._setting_that_was_over(now)
@@ -219,9 +213,11 @@ class Grant:
         self.holds += 1
 
     def unnest(self) -> int:
-        """One of its acquires is over. Returns how many are left."""
-        self.holds -= 1
-        return self.holds
+        """One of its acquires is over. Returns how many are left; with the last one it is ended."""
+        left = self.holds = self.holds - 1
+        if left <= 0:
+            self.is_ended = True
+        return left
 
     def keep(self) -> bool:
         """Transactions hold it too, until they are over. Returns True."""
@@ -256,13 +252,13 @@ class Grant:
         left = self.hold_until - now
         if not self.may_be_held(now) or left <= 0:
             raise self.loss(now)
-        if ttl is not None and ttl > max(self._asked):
-            self._asked.append(ttl)
+        if ttl is not None and ttl > self.ttl:
+            vars(self).setdefault("_longer", []).append(ttl)
         # A server shortens a lease for the renewal with the greatest count. So each renewal asks
         # for the longest ttl that one with a smaller count has asked for, answered or not: the ttl
         # is noted before the count is read, and read after it.
         count = self.renewals + 1
-        lease_ttl = max(self._asked)
+        lease_ttl = max((self.ttl, *self._longer))
         ttl = min(lease_ttl, left)
         renews = will_renew(self.auto_renew, ttl, left)
         return Renewal(self.name, self.token, ttl, count, renews, lease_ttl)
@@ -316,13 +312,7 @@ class Grant:
         # The answer to a renewal that was overtaken by the release says nothing.
         if not self.is_ours or (self.is_ended and not at_release):
             return False
-        if self._lost_reason is None:
-            self._lost_reason = reason
-        try:
-            return self._untold.pop()
-        except IndexError:
-            return False
-
-    def end(self) -> None:
-        """Its owner relies on it no more."""
-        self.is_ended = True
+        if self.lost is None:
+            self.lost = reason
+        told_by = object()
+        return vars(self).setdefault("_told_by", told_by) is told_by  # One step of the dict.

@@ -30,11 +30,12 @@ def check_name(name: object, *, template: bool = False) -> str:
     """
     if not isinstance(name, str):
         raise InvalidLockName(_shown(name), f"it is {type(name).__name__}, not str")
-    return _checked(name, template)
+    return checked_name(name, template)
 
 
 @lru_cache(maxsize=4096)  # Programs use few names, many times.
-def _checked(name: str, template: bool) -> str:
+def checked_name(name: str, template: bool = False) -> str:
+    """See check_name(); without a call of Python's for a name that was seen before."""
     normal = unicodedata.normalize("NFC", name)
     try:
         size = len(normal.encode())

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from django_redislock.rules.arguments import SHORTEST_TTL, database, flag, seconds, text
+from django_redislock.rules.grant import certain_for, will_renew
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +21,7 @@ DEFER = "defer"  # It waits for the end of the transaction: release_on_commit.
 RELEASES_BEFORE_COMMIT = ("warn", "ignore", "error")  # What the settings may say.
 MOST_PERMITS = 100  # Of a task with a limit.
 LONGEST_OPERATION = 5.0  # Seconds until a server counts as not answering, whatever the ttl.
+ONE_TRY = 0.75  # Of the operation timeout.
 MOST_COMBINATIONS = 1000  # Of arguments that are kept: programs use few, many times.
 
 
@@ -49,6 +51,9 @@ class Terms(NamedTuple):
     operation_timeout: float
     unavailable_after: float
     release_before_commit: str  # What becomes of it: DEFER, or one of RELEASES_BEFORE_COMMIT.
+    renews: bool  # Whether the first grant is going to be renewed.
+    certain: float  # How long it is certainly ours.
+    one_try: float  # How long a server may take for one try.
 
 
 class Defaults(Protocol):
@@ -82,15 +87,21 @@ def terms_of(
     ttl = conf.ttl if options.ttl is None else options.ttl
     max_hold = conf.max_hold if options.max_hold is None else options.max_hold
     timeout = operation_timeout(ttl)
+    first_ttl = ttl if max_hold is None else min(ttl, max_hold)
+    renew = conf.renew if options.renew is None else options.renew
+    max_hold = math.inf if max_hold is None else max_hold
     return Terms(
         ttl=ttl,
-        first_ttl=ttl if max_hold is None else min(ttl, max_hold),
+        first_ttl=first_ttl,
         wait=conf.wait if options.wait is None else options.wait,
-        renew=conf.renew if options.renew is None else options.renew,
-        max_hold=math.inf if max_hold is None else max_hold,
+        renew=renew,
+        max_hold=max_hold,
         operation_timeout=timeout,
         unavailable_after=timeout if conf.unavailable_after is None else conf.unavailable_after,
         release_before_commit=DEFER if options.release_on_commit else conf.release_before_commit,
+        renews=will_renew(renew, first_ttl, max_hold),
+        certain=certain_for(first_ttl),
+        one_try=ONE_TRY * timeout,
     )
 
 

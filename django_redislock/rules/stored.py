@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -22,19 +21,6 @@ LONGEST_ID = 960  # Bytes of its task id, which is cut in one way however long t
 
 _STATES = {"h": "held", "c": "unconfirmed", "k": "cooling"}
 _RENEWS = ("-", "r")
-
-
-class Identity(NamedTuple):
-    """Who an acquire is, for the server and for humans."""
-
-    token: str  # The secret that proves ownership.
-    id: str  # The lease id, which stands for the token in the open, and tells nothing about it.
-
-
-def new_identity() -> Identity:
-    """A token that nobody can guess, and its lease id."""
-    digits = os.urandom(24).hex()
-    return Identity(digits[:32], digits[32:])
 
 
 def renews_flag(renews: bool) -> str:

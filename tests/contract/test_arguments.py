@@ -10,8 +10,8 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import distributed_lock
-from django_redislock.activity import current_owner
 from django_redislock.backends.registry import backends
+from django_redislock.holder import current_owner
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.options import options_of
 from tests.support.others import held_by_other

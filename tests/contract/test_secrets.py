@@ -161,11 +161,11 @@ def test_a_password_in_a_wrong_setting_is_not_shown(
 def test_the_owner_carries_no_arguments(
     program: list[str], command: str, locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from django_redislock import activity
+    from django_redislock import holder
 
     monkeypatch.setattr("sys.argv", [*program, f"--password={PASSWORD}"])
-    activity._command.cache_clear()
-    monkeypatch.setattr(activity, "_last", activity._LastOwner())
+    holder._command.cache_clear()
+    monkeypatch.setattr(holder, "_last", holder._LastOwner())
     try:
         with distributed_lock("lottery") as lease:
             assert lease.owner.command == command
@@ -173,4 +173,4 @@ def test_the_owner_carries_no_arguments(
             values = [locks.redis.dump(key) or b"" for key in keys]
             assert not any(PASSWORD.encode() in value for value in values)
     finally:
-        activity._command.cache_clear()
+        holder._command.cache_clear()

@@ -273,15 +273,23 @@ def test_a_release_that_is_interrupted_within_a_block_leaves_the_next_owner_alon
     locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock, meeting, leave = distributed_lock("lottery", wait=10), threading.Event(), Meeting()
-    backend = backends["default"]
-    ask = backend.ask
+    backend, interrupts = backends["default"], [KeyboardInterrupt]
+    begin, run = backend.begin, backend.run
 
-    def interrupted(step: Any) -> Any:
-        result = ask(step)
-        if threading.current_thread() is threading.main_thread():
-            assert meeting.wait(HUNG)
-            raise KeyboardInterrupt
+    def interrupted_first_step(form: Any) -> None:
+        begin(form)
+        if form.reply is not None:
+            interrupt()
+
+    def interrupted_flow(*args: Any) -> Any:
+        result = run(*args)
+        interrupt()
         return result
+
+    def interrupt() -> None:
+        if threading.current_thread() is threading.main_thread() and interrupts:
+            assert meeting.wait(HUNG)
+            raise interrupts.pop()
 
     def work() -> bool:
         with lock as lease:
@@ -295,7 +303,8 @@ def test_a_release_that_is_interrupted_within_a_block_leaves_the_next_owner_alon
     def body() -> None:
         with lock:
             others.append(in_thread(work))
-            monkeypatch.setattr(backend, "ask", interrupted)
+            monkeypatch.setattr(backend, "begin", interrupted_first_step)
+            monkeypatch.setattr(backend, "run", interrupted_flow)
             lock.release()
 
     with pytest.raises(KeyboardInterrupt):

@@ -79,7 +79,7 @@ def renew(token: str, ttl: int, count: str) -> tuple[Script, tuple[Any, ...]]:
 
 
 def conclude(token: str, min_hold: int) -> tuple[Script, tuple[Any, ...]]:
-    return scripts.CONCLUDE, (token, token[:16], min_hold, 0, "", "done", "", 0)
+    return scripts.CONCLUDE, (token, token[:16], min_hold, 0, "", "done", "", 0, "")
 
 
 LOOK = scripts.LOOK, ()

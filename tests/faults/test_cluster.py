@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
     from django_redislock.lock import Lock
+    from django_redislock.rules.forms import Form
     from tests.conftest import Locks, Spawn
     from tests.support.clusters import Cluster, MakeCluster
     from tests.support.servers import Server
@@ -710,14 +711,13 @@ def fork_behind_a_redirection(name: str) -> None:
     say("knows the nodes")
     hear()
     node, parent = backend().slots.last_owner_node(name), os.getpid()
-    ask = node.ask
+    begin = node.begin
 
-    def ask_and_fork(step: Call) -> Any:
-        begun = ask(step)
+    def begin_and_fork(form: Form) -> None:
+        begin(form)
         os.fork()
-        return begun
 
-    node.ask = ask_and_fork  # type: ignore[method-assign]
+    node.begin = begin_and_fork
     try:
         outcome: Any = distributed_lock(name, ttl=60).acquire()
     except LockUnavailable as error:

@@ -414,14 +414,16 @@ def wait_and_fork_in_a_signal_handler() -> None:
 
 def fork_behind_the_first_try() -> None:
     """In a child: fork when a try was answered, and nobody has looked at the answer yet."""
-    ask, parent = backend().ask, os.getpid()
+    with distributed_lock("warm-up", wait=HUNG):
+        pass  # It brings the connection.
+    begin, parent = backend().begin, os.getpid()
 
-    def ask_and_fork(step: Any) -> Any:
-        begun = ask(step)
+    def begin_and_fork(form: Any) -> None:
+        begin(form)
+        assert form.reply
         os.fork()
-        return begun
 
-    backend().ask = ask_and_fork  # type: ignore[method-assign]
+    backend().begin = begin_and_fork  # type: ignore[method-assign]
     try:
         outcome: Any = distributed_lock(NAME, wait=HUNG).acquire()
     except LockUnavailable as error:

@@ -273,7 +273,7 @@ def sweep(
                 locks.redis.delete(*keys_of(locks, name))
                 gc.collect()  # Of the lease, which the exception may still refer to.
         if not interruption.place:
-            assert step > 100
+            assert step > 50
             return places, orphaned
         places.add(interruption.place)
     pytest.fail("the end was never reached")
@@ -338,9 +338,9 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan(
     # Prepared by a connection: one that was interrupted is given up.
     with told() if by_flow else nullcontext():
         places, orphaned = sweep(use, locks, prepare=enter)
-    assert {"Server.ask", "Connection.ask", "Holds._take_over"} <= places
+    assert {"FirstSteps.begin", "Connection.ask", "Holds._take_over"} <= places
     assert are_in_the_watchdog(places)
-    assert ({"_acquire", "Begun.tell", "Holds._attempt", "Holds._release"} <= places) is by_flow
+    assert ({"_acquire", "_first_step", "Holds._attempt", "Holds._release"} <= places) is by_flow
     assert orphaned <= TOO_EARLY
     enter()  # No connection was lost on the way.
 
@@ -424,7 +424,7 @@ def test_r4_an_interrupt_anywhere_in_a_task_leaves_no_orphan(locks: Locks) -> No
             runner.run(aenter())
 
         places, orphaned = sweep(use, locks, prepare=use)
-        assert {"AsyncConnection.buffer_updated", "Server.aask", "Holds._take_over"} <= places
+        assert {"AsyncConnection.buffer_updated", "FirstSteps.abegin", "Holds._take_over"} <= places
         assert are_in_the_watchdog(places)
         assert orphaned <= TOO_EARLY
         use()

@@ -137,7 +137,7 @@ def test_a_loss_is_told_to_one_caller_only() -> None:
 
 def test_the_answer_to_a_renewal_that_the_release_overtook_is_no_loss() -> None:
     one = grant()
-    one.end()
+    one.unnest()
     assert not one.lose("taken")
     assert one.lost_reason(1.0) is None
     assert one.lose("taken", at_release=True)  # But the release's own answer may be one.
@@ -162,7 +162,7 @@ def test_the_shortest_lease_is_renewed_when_the_watchdog_looks_at_it() -> None:
 def test_p5_ending_it_does_not_hide_that_it_was_lost_before() -> None:
     one = grant()
     one.lose("forced")
-    one.end()
+    one.unnest()
     assert (one.is_lost, one.lost_reason(1.0)) == (True, "forced")
 
 

@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 from django.core.exceptions import ImproperlyConfigured
 from redis.connection import parse_url
 
-from django_redislock import clock, humanize
-from django_redislock.backends import drivers
+from django_redislock import clock, humanize, process
 from django_redislock.backends.base import Backend, Names
 from django_redislock.backends.cluster import examination
 from django_redislock.backends.cluster.node import Node, check_node
@@ -25,7 +24,6 @@ from django_redislock.backends.redis.checking import (
     checked_dialer,
     checked_options,
 )
-from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.errors import TROUBLE, described
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import scripts
@@ -37,11 +35,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from django_redislock.backends.base import TakesCommands
-    from django_redislock.backends.drivers import Begun
     from django_redislock.backends.redis.dialing import Dialer
     from django_redislock.backends.watchdog import Watchdog
     from django_redislock.conf import Conf
     from django_redislock.findings import Finding
+    from django_redislock.lease import Lease
+    from django_redislock.rules.forms import Form
     from django_redislock.rules.replies import LookReply
     from django_redislock.rules.steps import Outcome
 
@@ -132,6 +131,9 @@ class ClusterBackend(Backend):
     def retire(self) -> None:
         self.slots.retire()
 
+    def watch(self, lease: Lease) -> None:
+        self.watchdog_of(lease.name).watch(lease)
+
     def watchdog_of(self, name: str) -> Watchdog:
         return self.slots.last_owner_node(name).watchdog
 
@@ -140,47 +142,32 @@ class ClusterBackend(Backend):
 
     # --- performing -----------------------------------------------------------------------------
 
-    def session(self) -> ClusterSession:
-        return ClusterSession(self.slots)
+    def session(self, form: Form | None = None) -> ClusterSession:
+        if form is None or form.connection is None:
+            return ClusterSession(self.slots)
+        return ClusterSession(self.slots, form.server, form.server.session(form))
 
-    def async_session(self) -> AsyncClusterSession:
-        return AsyncClusterSession(self.slots)
+    def async_session(self, form: Form | None = None) -> AsyncClusterSession:
+        if form is None or form.connection is None:
+            return AsyncClusterSession(self.slots)
+        return AsyncClusterSession(self.slots, form.server, form.server.async_session(form))
 
-    def ask(self, step: Call) -> Begun:
-        node = self.slots.owner_node(step.name)
-        if node is None:
-            return super().ask(step)
-        sent = self.clock()
-        begun = node.ask(step)
-        if begun.by is not None:
-            begun.by = ClusterSession(self.slots, node, begun.by)
-        if self._is_redirected(node, begun):
-            return drivers.ask(step, self.session(), rest(step.within, sent))
-        return begun
+    def begin(self, form: Form, /) -> None:
+        form.server = node = self.slots.owner_node(form.name)
+        if node is not None:
+            node.begin(form)
+            self._learn_from(form)
 
-    async def aask(self, step: Call) -> Begun:
-        node = self.slots.owner_node(step.name)
-        if node is None:
-            return await super().aask(step)
-        sent = self.clock()
-        begun = await node.aask(step)
-        if begun.by is not None:
-            begun.by = AsyncClusterSession(self.slots, node, begun.by)
-        if self._is_redirected(node, begun):
-            return await drivers.aask(step, self.async_session(), rest(step.within, sent))
-        return begun
+    async def abegin(self, form: Form, /) -> None:
+        form.server = node = self.slots.owner_node(form.name)
+        if node is not None:
+            await node.abegin(form)
+            self._learn_from(form)
 
-    def _is_redirected(self, node: Node, begun: Begun) -> bool:
-        """Whether nothing was done, since another node keeps the lock, and this process asks it."""
-        outcome = begun.outcome
-        if outcome is None or isinstance(outcome, Answer):
-            return False
-        if not begun.is_ours:
-            return False  # In a forked child: to ask the other node is the parent's business.
-        redirected = self.slots.judge(node, begun.step, outcome) is not None
-        if redirected and begun.by is not None:
-            begun.by.close()
-        return redirected
+    def _learn_from(self, form: Form) -> None:
+        # In a forked child: to ask the other nodes is the parent's business.
+        if form.trouble is not None and form.made_in is process.current:
+            self.slots.judge(form.server, form, form.trouble)
 
     def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
         """See Backend.call_many(). All nodes are asked at the same time; none fails the others."""

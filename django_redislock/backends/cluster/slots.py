@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from django_redislock.backends.cluster.node import Node, Redirection
     from django_redislock.backends.redis.dialing import Dialer
+    from django_redislock.rules.forms import Form
     from django_redislock.rules.steps import Call, Outcome
 
 SOONEST = 0.1  # Seconds from one inquiry to the next.
@@ -151,7 +152,7 @@ class Slots:
                 said[address] = error
         return said
 
-    def judge(self, node: Node, call: Call, outcome: Outcome) -> Redirection | None:
+    def judge(self, node: Node, call: Call | Form, outcome: Outcome) -> Redirection | None:
         """Learn about the owner node from the outcome of a call. Returns where to ask instead."""
         redirection = node.redirection(outcome)
         if redirection is not None and not redirection.asking:

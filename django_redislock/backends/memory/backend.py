@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from django_redislock.conf import Conf
     from django_redislock.lease import Lease
+    from django_redislock.rules.forms import Form
     from django_redislock.rules.steps import Listen, Outcome, Pause, Tell
 
 LAST_MS = 0.001  # Seconds: a key is there until the millisecond in which it expires is over.
@@ -68,6 +69,7 @@ class InMemoryBackend(Backend):
     def _start(self) -> None:
         super()._start()
         self.watchdog = Watchdog(self, self)
+        self.watch = self.watchdog.watch
         self._listeners: dict[bytes, Callable[[str], object]] = {}
         self._numbers = count(1)
         self._handed_over = False  # Whether a waiter may not have confirmed what it was handed.
@@ -78,10 +80,10 @@ class InMemoryBackend(Backend):
         self._inherited.append(self.interpreter)
         super().after_fork()
 
-    def session(self) -> _Session:
+    def session(self, form: Form | None = None) -> _Session:
         return _Session(self)
 
-    def async_session(self) -> _AsyncSession:
+    def async_session(self, form: Form | None = None) -> _AsyncSession:
         return _AsyncSession(self)
 
     def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
@@ -133,7 +135,7 @@ class InMemoryBackend(Backend):
         """Let so many seconds pass at once. What the watchdog would have renewed is renewed."""
         left = seconds and seconds + LAST_MS
         while left > 0:
-            leases = [lease for name in list(self.leases) for lease in self.leases_of(name)]
+            leases = [lease for name in list(self.leases) for lease in self.leases.of(name)]
             for lease in leases:
                 if lease.grant.is_unanswered:
                     self._look_after(lease)  # What was not answered is tried again soon.

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from django_redislock.backends.base import TakesCommands
     from django_redislock.conf import Conf
     from django_redislock.findings import Finding
+    from django_redislock.rules.forms import Form
     from django_redislock.rules.steps import Call, Outcome
 
 LOCATION_IS = "['redis://host-1:6379/0', 'redis://host-2:6379/0', 'redis://host-3:6379/0']"
@@ -74,6 +75,7 @@ class QuorumBackend(Backend):
         self._pool = Pool(lambda seconds: Ensemble(self.quorum), limit)
         self._watchdog_ensemble: Ensemble | None = None
         self.watchdog = Watchdog(self, self)
+        self.watch = self.watchdog.watch
 
     def after_fork(self) -> None:
         # Only this process's copies are closed; the parent goes on using its own.
@@ -99,10 +101,10 @@ class QuorumBackend(Backend):
     def operation_timeout(self, ttl: float) -> float:
         return self._timeout or min(LONGEST_OPERATION, ttl / OPERATIONS_IN_A_TTL)
 
-    def session(self) -> Session:
+    def session(self, form: Form | None = None) -> Session:
         return Session(self._voting(), self._pool)
 
-    def async_session(self) -> AsyncSession:
+    def async_session(self, form: Form | None = None) -> AsyncSession:
         return AsyncSession(self._voting(), self.quorum)
 
     def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:

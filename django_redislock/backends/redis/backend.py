@@ -70,6 +70,7 @@ class RedisBackend(Server, Backend):
     def _start(self) -> None:
         super()._start()
         Server.__init__(self, self, self._dialer, self._most_connections)
+        self.watch = self.watchdog.watch
 
     def after_fork(self) -> None:
         self.abandon()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import deque
 from functools import lru_cache
 from itertools import compress, count
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,9 @@ from django_redislock import clock
 from django_redislock.backends.redis import without_scripts
 from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.errors import (
+    TROUBLE,
     NotAcknowledged,
+    NotSent,
     ReplyError,
     described,
     is_transient,
@@ -21,14 +24,20 @@ from django_redislock.backends.redis.errors import (
 )
 from django_redislock.backends.redis.protocol import packed
 from django_redislock.rules import scripts
+from django_redislock.rules.flows import milliseconds
+from django_redislock.rules.forms import FirstTry
 from django_redislock.rules.keys import channel, lock_keys, prefix_of
 from django_redislock.rules.steps import Answer, NotDone, Refused, Unanswered
+from django_redislock.rules.stored import NO_MARKERS, renews_flag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from django_redislock.backends.redis.async_connection import AsyncConnection
     from django_redislock.backends.redis.connection import Connection
+    from django_redislock.backends.redis.loops import Loops
+    from django_redislock.backends.redis.pool import ConnectionPool
+    from django_redislock.rules.forms import Form
     from django_redislock.rules.scripts import Script
     from django_redislock.rules.steps import Call, Outcome, Tell, Trouble
 
@@ -51,20 +60,20 @@ class Caller:
         self.scripting = True  # Until the server says that we may not; it is asked now and then.
         self._looks_for_scripts_at = math.inf
         self._alias = alias
-        self._prefix = prefix
+        self.prefix = prefix  # Of the locks.
         self._process = process
         self._numbers = count(1)
         self._told: set[Script] = set()  # Since the server was last seen to know no script.
 
     def channel_on(self, connection: Connection | AsyncConnection, name: str) -> str:
         """Where a connection is rung for the lock *name*; "" if it is not."""
-        return connection.channels.get(prefix_of(self._prefix, name), "")
+        return connection.channels.get(prefix_of(self.prefix, name), "")
 
     def new_channel(self, name: str) -> str:
         """A channel for one more connection of this process, to be rung for the lock *name*."""
-        return channel(prefix_of(self._prefix, name), self._process, next(self._numbers))
+        return channel(prefix_of(self.prefix, name), self._process, next(self._numbers))
 
-    def call(self, connection: Connection, calls: Sequence[Call], begun: float) -> list[Outcome]:
+    def call(self, connection: Connection, calls: Sequence[Call], started: float) -> list[Outcome]:
         """Run scripts on a blocking connection, all in one go. They must be safe to repeat.
 
         Close the connection if one of them was turned_away().
@@ -72,24 +81,24 @@ class Caller:
         Args:
             connection: Where.
             calls: The scripts, which all have the same time, and of which none asks for replicas.
-            begun: When that time began.
+            started: When that time began.
         """
         if self.scripting:
-            outcomes = self._call_in_batch(connection, calls, begun)
+            outcomes = self._call_in_batch(connection, calls, started)
             causes = (outcome.__cause__ for outcome in outcomes if isinstance(outcome, Refused))
             if not self._are_forbidden([one for one in causes if isinstance(one, ReplyError)]):
                 return outcomes
         outcomes = []
         for call in calls:
             try:
-                outcomes.append(self._call_without_scripts(connection, call, begun))
+                outcomes.append(self._call_without_scripts(connection, call, started))
             except ReplyError as error:
-                outcomes.append(trouble(error, begun))
-            begun = clock.now()  # Each takes several round trips, and so has a time of its own.
+                outcomes.append(trouble(error, started))
+            started = clock.now()  # Each takes several round trips, and so has a time of its own.
         return outcomes
 
     def _call_in_batch(
-        self, connection: Connection, calls: Sequence[Call], begun: float
+        self, connection: Connection, calls: Sequence[Call], started: float
     ) -> list[Outcome]:
         """Run scripts in one go; then those again that the server lacked, now in full.
 
@@ -101,7 +110,7 @@ class Caller:
         left = list(range(len(calls)))
         for in_full in (False, True, True):
             some = [calls[number] for number in left]
-            sent, within = clock.now(), rest(calls[0].within, begun)
+            sent, within = clock.now(), rest(calls[0].within, started)
             replies = connection.ask_all(self.commands(some, in_full=in_full), within)
             for number, reply in zip(left, replies, strict=True):
                 outcomes[number] = outcome_in_batch(reply, sent)
@@ -111,15 +120,15 @@ class Caller:
                 break
         return [outcomes[number] for number in range(len(calls))]
 
-    def call_one(self, connection: Connection, call: Call, begun: float, channel: str) -> Outcome:
+    def call_one(self, connection: Connection, call: Call, started: float, channel: str) -> Outcome:
         """As call(), for one script: with as few steps as the usual answer needs.
 
         It may ask for replicas. On *channel* this connection, or a shared one for it, is rung.
         """
         if not self.scripting:
-            return self._call_without_scripts(connection, call, begun)
+            return self._call_without_scripts(connection, call, started)
         for in_full in (False, True):
-            sent, within, acknowledged = clock.now(), rest(call.within, begun), 0
+            sent, within, acknowledged = clock.now(), rest(call.within, started), 0
             command = self.packed(call, channel, in_full=in_full)
             if call.replicas:
                 wait = packed(*_wait_for_replicas(call, within))
@@ -129,15 +138,15 @@ class Caller:
             if reply.__class__ is not ReplyError or not lacks_script(reply):
                 break
         if reply.__class__ is ReplyError and self._are_forbidden([reply]):
-            return self._call_without_scripts(connection, call, begun)
+            return self._call_without_scripts(connection, call, started)
         return _outcome(reply, acknowledged, sent)
 
-    def call_asking(self, connection: Connection, call: Call, begun: float) -> Outcome:
+    def call_asking(self, connection: Connection, call: Call, started: float) -> Outcome:
         """As call_one(), of a node of a cluster that is about to get the slot: for this one time.
 
         In full, as it may not know the script, and must not be told of a slot that is not its own.
         """
-        sent, within = clock.now(), rest(call.within, begun)
+        sent, within = clock.now(), rest(call.within, started)
         commands = [packed("ASKING"), self.packed(call, "", in_full=True)]
         if call.replicas:
             commands.append(packed(*_wait_for_replicas(call, within)))
@@ -145,11 +154,11 @@ class Caller:
         return _outcome(reply, acknowledged[0] if acknowledged else 0, sent)
 
     async def acall_one(
-        self, connection: AsyncConnection, call: Call, begun: float, channel: str
+        self, connection: AsyncConnection, call: Call, started: float, channel: str
     ) -> Outcome | None:
         """As call_one(), on a loop's connection; None if scripts are forbidden."""
         for in_full in (False, True):
-            sent, within, acknowledged = clock.now(), rest(call.within, begun), 0
+            sent, within, acknowledged = clock.now(), rest(call.within, started), 0
             command = self.packed(call, channel, in_full=in_full)
             if call.replicas:
                 wait = packed(*_wait_for_replicas(call, within))
@@ -178,13 +187,10 @@ class Caller:
         if in_full:
             if step.script is scripts.ACQUIRE:
                 self._told.clear()  # A server that lacks the first of all scripts lacks the rest.
-            keys = step.script.given(lock_keys(self._prefix, step.name))
+            keys = step.script.given(lock_keys(self.prefix, step.name))
             return packed("EVAL", step.script.source, len(keys), *keys, *args)
-        head = _head(self._prefix, step.name, step.script, len(args))
-        if step.script is not scripts.ACQUIRE:
-            return head + _bulk(args)
-        # Of a lock that is taken again, only the token and the id are new.
-        return head + _bulk(args[:2]) + _tail(args[2:])
+        head = _head(self.prefix, step.name, step.script, len(args))
+        return head + _bulk(args)
 
     def commands(self, calls: Sequence[Call], *, in_full: bool = False) -> list[bytes]:
         """What is sent for some calls; *in_full* with the text of each script, but only once."""
@@ -211,9 +217,9 @@ class Caller:
             )
         return bool(refusals)
 
-    def _call_without_scripts(self, connection: Connection, call: Call, begun: float) -> Outcome:
+    def _call_without_scripts(self, connection: Connection, call: Call, started: float) -> Outcome:
         def ask(*command: str | bytes | int) -> Any:
-            reply = connection.ask(packed(*command), rest(call.within, begun))
+            reply = connection.ask(packed(*command), rest(call.within, started))
             if isinstance(reply, ReplyError):
                 raise reply
             return reply
@@ -221,9 +227,9 @@ class Caller:
         sent, acknowledged = clock.now(), 0
         try:
             self._look_for_scripts(ask)
-            reply = without_scripts.perform(call, lock_keys(self._prefix, call.name), ask)
+            reply = without_scripts.perform(call, lock_keys(self.prefix, call.name), ask)
             if call.replicas:
-                within = rest(call.within, begun)
+                within = rest(call.within, started)
                 acknowledged = connection.ask(packed(*_wait_for_replicas(call, within)), within)
         except ReplyError as error:
             reply = error
@@ -245,6 +251,111 @@ class Caller:
         logger.warning(
             "REDISLOCK[%r]: the server allows scripts again; waiters are served in turn",
             self._alias,
+        )
+
+
+class FirstSteps:
+    """Does first steps that are forms, each on one connection of a server.
+
+    What takes more than the usual answer is left to the session of the flow: to dial, to subscribe,
+    to wait for replicas, to send the text of a script.
+    """
+
+    def __init__(
+        self, caller: Caller, pool: ConnectionPool, loops: Loops, *, ring_apart: bool
+    ) -> None:
+        """Do none yet.
+
+        Args:
+            caller: What has scripts run there.
+            pool: The blocking connections.
+            loops: Those of event loops.
+            ring_apart: Whether waiters are rung on other connections than these.
+        """
+        self._caller = caller
+        self._pool = pool
+        self._loops = loops
+        self._ring_apart = ring_apart
+
+    def begin(self, form: Form) -> None:
+        """Do a first step on an idle connection, if there is one; what comes of it is in *form*."""
+        if form.replicas or not self._caller.scripting or (form.waits and self._ring_apart):
+            return
+        command = self.command(form)
+        connection = self._pool.take_idle(to_wait=form.waits)
+        if connection is None:
+            return
+        if form.script is scripts.ACQUIRE:
+            channel = connection.channels.get(prefix_of(self._caller.prefix, form.name), "")
+            if form.waits and not channel:
+                self._pool.give(connection)
+                return
+            command += b"$%d\r\n%b\r\n" % (len(channel), channel.encode())
+        form.sent = clock.now()
+        try:
+            reply = connection.ask(command, form.terms.one_try)
+        except TROUBLE as error:
+            self._pool.drop(connection)
+            was_sent = not isinstance(error, NotSent)
+            form.trouble = trouble(error, form.sent, was_sent=was_sent)
+            return
+        except BaseException:
+            self._pool.drop(connection)
+            raise
+        if reply.__class__ is ReplyError:  # Nothing was done.
+            form.left = rest(form.terms.one_try, form.sent)
+            self._pool.give(connection)
+            return
+        form.now = clock.now()
+        form.reply = reply
+        if reply.__class__ is bytes:
+            self._pool.give(connection)
+        else:
+            form.connection = connection
+
+    async def abegin(self, form: Form) -> None:
+        """See begin(), on the connection of the event loop."""
+        if form.replicas or not self._caller.scripting or (form.waits and self._ring_apart):
+            return
+        command = self.command(form)
+        connection = self._loops.current()
+        if connection is None:
+            return
+        id = form.id if form.waits else ""  # noqa: A001
+        if form.script is scripts.ACQUIRE:
+            channel = connection.channels.get(prefix_of(self._caller.prefix, form.name), "")
+            if id and not channel:
+                return
+            command += b"$%d\r\n%b\r\n" % (len(channel), channel.encode())
+        if id:
+            connection.rings.setdefault(id, deque())
+        form.sent = clock.now()
+        try:
+            reply = await connection.send(command, form.terms.one_try)
+            if reply.__class__ is ReplyError:  # Nothing was done.
+                form.left = rest(form.terms.one_try, form.sent)
+                return
+            form.now = clock.now()
+            form.reply = reply
+            if reply.__class__ is not bytes:
+                form.connection = connection
+        except TROUBLE as error:
+            form.trouble = trouble(error, form.sent)
+        finally:
+            if id and form.connection is None:
+                connection.rings.pop(id, None)
+
+    def command(self, form: Form) -> bytes:
+        """The command of a form, but for the channel: what is the same each time is packed once."""
+        head = _head(self._caller.prefix, form.name, form.script, form.args)
+        token = form.token.encode()
+        if not isinstance(form, FirstTry):
+            return b"%b$32\r\n%b\r\n" % (head, token)
+        terms, owner = form.terms, form.owner.packed
+        first, last = _of_terms(terms.first_ttl, form.waits, terms.renews)
+        markers = b"$0\r\n\r\n" if form.markers is NO_MARKERS else _bulk((form.markers.packed,))
+        return b"%b$32\r\n%b\r\n$16\r\n%b\r\n%b%b%b$%d\r\n%b\r\n" % (
+            *(head, token, form.id.encode(), first, markers, last, len(owner), owner),
         )
 
 
@@ -297,9 +408,10 @@ def _bulk(args: Args) -> bytes:
 
 
 @lru_cache(maxsize=1024)
-def _tail(args: Args) -> bytes:
-    """What a call ends with, packed once."""
-    return _bulk(args)
+def _of_terms(ttl: float, waits: bool, renews: bool) -> tuple[bytes, bytes]:
+    """What terms say in a first try: ttl, mode and ticket; and after the markers, the flag."""
+    mode = "queue" if waits else "try"
+    return _bulk((milliseconds(ttl), mode, b"0")), _bulk((renews_flag(renews),))
 
 
 @lru_cache(maxsize=4096)

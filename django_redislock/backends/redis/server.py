@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django_redislock import clock, process
-from django_redislock.backends import drivers
-from django_redislock.backends.drivers import Begun
-from django_redislock.backends.redis.calling import Caller, trouble, turned_away
-from django_redislock.backends.redis.connection import rest
+from django_redislock import clock
+from django_redislock.backends.redis.calling import Caller, FirstSteps, turned_away
 from django_redislock.backends.redis.errors import (
     TROUBLE,
-    NotSent,
-    ReplyError,
     described,
     is_transient,
     is_wrong_server,
@@ -34,6 +28,7 @@ if TYPE_CHECKING:
     from django_redislock.backends.base import Backend
     from django_redislock.backends.redis.connection import Connection
     from django_redislock.backends.redis.dialing import Dialing
+    from django_redislock.rules.forms import Form
     from django_redislock.rules.steps import Call, Outcome
 
 Result = TypeVar("Result")
@@ -67,6 +62,9 @@ class Server:
         self._bells = self._loops if resp3 else Loops(dialer)  # On which waiters are rung.
         self._renewing_connection = RenewingConnection(dialer, self._caller)
         self.watchdog = Watchdog(backend, self)
+        # As attributes, which are called without a detour; see Backend.begin().
+        first_steps = FirstSteps(self._caller, self._pool, self._loops, ring_apart=not resp3)
+        self.begin, self.abegin = first_steps.begin, first_steps.abegin
 
     def retire(self) -> None:
         """Keep no connection that is not in use from now on; see Backend.retire()."""
@@ -86,66 +84,17 @@ class Server:
         """Whether the server allows scripts, as far as we know."""
         return self._caller.scripting
 
-    def session(self) -> Session:
-        """What performs the steps of one flow there, blocking its thread."""
-        return Session(self._caller, self._pool)
+    def session(self, form: Form | None = None) -> Session:
+        """What performs the steps of one flow there, blocking its thread; see Backend.session()."""
+        connection = form.connection if form is not None else None
+        return Session(self._caller, self._pool, connection)
 
-    def async_session(self) -> AsyncSession:
+    def async_session(self, form: Form | None = None) -> AsyncSession:
         """What performs them without blocking the event loop."""
-        return AsyncSession(self._caller, self._loops, self._bells, self._pool)
-
-    def ask(self, step: Call) -> Begun:
-        """Do the first step of a flow on an idle connection: few steps for the usual answer."""
-        pool, caller, listens = self._pool, self._caller, bool(step.listening)
-        at_once = caller.scripting and not step.replicas
-        connection = pool.take_idle(to_wait=listens) if at_once else None
-        channel = caller.channel_on(connection, step.name) if connection is not None else ""
-        if connection is None or (listens and not channel):
-            return drivers.ask(step, Session(caller, pool, connection))
-        began_in, sent = process.current, clock.now()
-        try:
-            reply = connection.ask(caller.packed(step, channel), step.within)
-        except TROUBLE as error:
-            pool.drop(connection)
-            was_sent = not isinstance(error, NotSent)
-            return Begun(began_in, step, trouble(error, sent, was_sent=was_sent))
-        except BaseException:
-            pool.drop(connection)
-            raise
-        if reply.__class__ is ReplyError:  # Nothing was done.
-            left = rest(step.within, sent)
-            return drivers.ask(step, Session(caller, pool, connection), left)
-        answer = Answer(reply, sent, clock.now())
-        if reply.__class__ is not bytes:
-            return Begun(began_in, step, answer, Session(caller, pool, connection))
-        pool.give(connection)
-        return Begun(began_in, step, answer)
-
-    async def aask(self, step: Call) -> Begun:
-        """See ask(), without blocking the event loop."""
-        caller, id = self._caller, step.listening  # noqa: A001
-        at_once = caller.scripting and not step.replicas
-        connection = self._loops.current() if at_once else None
-        channel = caller.channel_on(connection, step.name) if connection is not None else ""
-        if connection is None or (id and not channel):
-            return await drivers.aask(step, self.async_session())
-        began_in, sent = process.current, clock.now()
-        if id:
-            connection.rings.setdefault(id, deque())
-        reply = None
-        try:
-            reply = await connection.send(caller.packed(step, channel), step.within)
-        except TROUBLE as error:
-            return Begun(began_in, step, trouble(error, sent))
-        finally:
-            if id and (reply is None or reply.__class__ is bytes):
-                connection.rings.pop(id, None)
-        if reply.__class__ is bytes:
-            return Begun(began_in, step, Answer(reply, sent, clock.now()))
-        session = AsyncSession(caller, self._loops, self._bells, self._pool, connection, id)
-        if reply.__class__ is ReplyError:
-            return await drivers.aask(step, session, rest(step.within, sent))
-        return Begun(began_in, step, Answer(reply, sent, clock.now()), session)
+        session = AsyncSession(self._caller, self._loops, self._bells, self._pool)
+        if form is not None and form.connection is not None:
+            session.go_on(form.connection, form.id)
+        return session
 
     def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
         """Run many scripts at once for the watchdog, on a connection of its own."""

@@ -56,7 +56,7 @@ class Session(drivers.Blocking):
         self._id = ""
 
     def call(self, step: Call) -> Answer:
-        begun = sent = clock.now()
+        started = sent = clock.now()
         was_sent = False
         listens = bool(step.listening) and self._bell is None and self._caller.scripting
         if listens and not self._id and self._pool.bells.lacks_one:
@@ -67,20 +67,20 @@ class Session(drivers.Blocking):
                 return answer
         try:
             if listens:
-                self._become_rung(step, begun)
+                self._become_rung(step, started)
             connection = self._connection
             if connection is None:
-                within = rest(step.within, begun)
+                within = rest(step.within, started)
                 patience = step.patience + step.within / 2
                 connection = self._connection = self._pool.take(within, patience=patience)
                 # What is left of *within* is for the server: it must not seem to be silent because
                 # it was asked late.
-                begun = min(begun + step.patience, clock.now())
+                started = min(started + step.patience, clock.now())
             channel = (
                 self._bell.channel if self._bell else self._caller.channel_on(connection, step.name)
             )
             sent, was_sent = clock.now(), True
-            outcome = self._caller.call_one(connection, step, begun, channel)
+            outcome = self._caller.call_one(connection, step, started, channel)
         except TROUBLE as error:
             # After a mere refusal, as of SUBSCRIBE, the connection is in step.
             if not isinstance(error, ReplyError) or is_wrong_server(error):
@@ -96,7 +96,7 @@ class Session(drivers.Blocking):
         raise outcome  # The connection is in step.
 
     def tell(self, step: Tell) -> None:
-        begun = clock.now()
+        started = clock.now()
         try:
             if self._connection is None:
                 self._connection = self._pool.take(CLAIM / 2)
@@ -104,7 +104,7 @@ class Session(drivers.Blocking):
             self._connection.tell(self._caller.telling(step, channel))
         except TROUBLE as error:
             self._drop()
-            raise trouble(error, begun) from error
+            raise trouble(error, started) from error
         except BaseException:
             self._drop()
             raise
@@ -135,24 +135,24 @@ class Session(drivers.Blocking):
         if self._bell is not None:
             self._leave_bell()
 
-    def _become_rung(self, step: Call, begun: float) -> None:
+    def _become_rung(self, step: Call, started: float) -> None:
         """Have a connection on which the server rings us, our own or that of a shared bell."""
         if self._pool.bells.for_all:
-            self._share_bell(step, begun)
+            self._share_bell(step, started)
             return
         try:
             if self._connection is None:
                 self._connection = self._pool.take(step.within, to_wait=True)
             if not self._caller.channel_on(self._connection, step.name):
                 channel = self._caller.new_channel(step.name)
-                self._connection.subscribe(channel, rest(step.within, begun))
+                self._connection.subscribe(channel, rest(step.within, started))
         except Crowded:
-            self._share_bell(step, begun)
+            self._share_bell(step, started)
 
-    def _share_bell(self, step: Call, begun: float) -> None:
+    def _share_bell(self, step: Call, started: float) -> None:
         self._id = step.listening
         self._bell = self._pool.bells.open(self._caller.new_channel(step.name), step.within)
-        self._bell.expect(self._id, rest(step.within, begun))
+        self._bell.expect(self._id, rest(step.within, started))
 
     def _give(self) -> None:
         """Use the connection no more; others may."""
@@ -193,19 +193,22 @@ class AsyncSession(drivers.Awaiting):
         loops: Loops,
         bells: Loops,
         pool: ConnectionPool,
-        connection: AsyncConnection | None = None,
-        id: str = "",  # noqa: A002
     ) -> None:
         self._caller = caller
         self._loops = loops
         self._bells = bells
         self._pool = pool
-        self._connection = connection
+        self._connection: AsyncConnection | None = None
+        self._rung: AsyncConnection | None = None
+        self._id = ""
+
+    def go_on(self, connection: AsyncConnection, id: str) -> None:  # noqa: A002
+        """The first step was done on this connection, which listens for *id* if there is one."""
+        self._connection, self._id = connection, id
         self._rung = connection if id else None
-        self._id = id
 
     async def call(self, step: Call) -> Answer:
-        begun = sent = clock.now()
+        started = sent = clock.now()
         was_sent = False
         if step.listening and self._caller.scripting and not self._id and self._lacks_bell(step):
             answer = await self.call(as_try(step))  # See Session.call().
@@ -218,9 +221,11 @@ class AsyncSession(drivers.Awaiting):
                 if connection is None:
                     connection = self._connection = await self._loops.connection(step.within)
                 if step.listening:
-                    await self._become_rung(step, connection, begun)
+                    await self._become_rung(step, connection, started)
                 sent, was_sent = clock.now(), True
-                outcome = await self._caller.acall_one(connection, step, begun, self._channel(step))
+                outcome = await self._caller.acall_one(
+                    connection, step, started, self._channel(step)
+                )
         except TROUBLE as error:
             if is_wrong_server(error) and self._connection is not None:
                 self._connection.close()
@@ -228,26 +233,26 @@ class AsyncSession(drivers.Awaiting):
         if outcome is None:
             # Without scripts an operation is several commands between WATCH and EXEC, which cannot
             # share a connection with other tasks.
-            return await in_thread(partial(self._call_blocking, step, begun))
+            return await in_thread(partial(self._call_blocking, step, started))
         if isinstance(outcome, Answer):
             return outcome
         raise outcome
 
     async def tell(self, step: Tell) -> None:
-        begun = clock.now()
+        started = clock.now()
         assert self._connection is not None
         try:
             self._connection.tell(self._caller.telling(step, self._channel(step)))
         except TROUBLE as error:
-            raise trouble(error, begun) from error
+            raise trouble(error, started) from error
 
     async def listen(self, step: Listen) -> Bell:
-        begun = clock.now()
+        started = clock.now()
         assert self._rung is not None
         try:
             return _bell(await self._rung.next_ring(step.id, step.seconds))
         except TROUBLE as error:
-            raise trouble(error, begun) from error
+            raise trouble(error, started) from error
 
     def close(self) -> None:
         if self._rung is not None:
@@ -260,20 +265,20 @@ class AsyncSession(drivers.Awaiting):
         rung = self._bells.current()
         return rung is None or not self._caller.channel_on(rung, step.name)
 
-    async def _become_rung(self, step: Call, connection: AsyncConnection, begun: float) -> None:
+    async def _become_rung(self, step: Call, connection: AsyncConnection, started: float) -> None:
         """Have a connection on which the server rings us: *connection*, or one for rings alone."""
         rung = connection
         if self._bells is not self._loops:
-            rung = await self._bells.connection(rest(step.within, begun))
+            rung = await self._bells.connection(rest(step.within, started))
             if rung.opened_at < connection.opened_at:
                 # That for commands was lost meanwhile. After a failover behind one address the new
                 # one may lead to another server.
                 rung.close()
-                rung = await self._bells.connection(rest(step.within, begun))
+                rung = await self._bells.connection(rest(step.within, started))
         channel = self._caller.channel_on(rung, step.name)
         if not channel:
             channel = self._caller.new_channel(step.name)
-            await rung.subscribe(channel, rest(step.within, begun))
+            await rung.subscribe(channel, rest(step.within, started))
         elif rung is self._rung and rung is not connection:
             # Nobody asks anything on it, so that nobody would notice its end.
             rung.subscribe_again(channel, step.within)
@@ -287,11 +292,11 @@ class AsyncSession(drivers.Awaiting):
             return ""
         return self._caller.channel_on(connection, step.name)
 
-    def _call_blocking(self, step: Call, begun: float) -> Answer:
+    def _call_blocking(self, step: Call, started: float) -> Answer:
         session = Session(self._caller, self._pool)
         try:
             # It may have waited for a thread.
-            left = rest(step.within, begun)
+            left = rest(step.within, started)
             return session.call(step._replace(within=left, listening="", patience=0.0))
         finally:
             session.close()

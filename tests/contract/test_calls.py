@@ -1,0 +1,82 @@
+"""How many Python calls an uncontended cycle makes: each costs more than the line that makes it.
+
+A cycle takes the lock and releases it, in a process in which it is not the first one. Counted are
+the calls of functions of this package, its files, and how often the way leads from one to another;
+a coroutine that goes on counts as a call. Who makes the way longer must say here that it is so.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+import django_redislock
+from django_redislock import distributed_lock
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from tests.conftest import Locks
+
+PACKAGE = str(Path(django_redislock.__file__).parent)
+WARM = 20  # Cycles after which nothing is done for the first time.
+
+
+class Way(NamedTuple):
+    """How long the way of one cycle is."""
+
+    calls: int
+    files: int
+    switches: int  # From one file to another.
+
+
+class Trace:
+    """Follows the calls of this thread. Others, as the watchdog's, are not seen."""
+
+    def __init__(self) -> None:
+        self._files: list[str] = []
+
+    def __enter__(self) -> Self:
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        sys.setprofile(None)
+
+    def _note(self, frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            self._files.append(frame.f_code.co_filename)
+
+    @property
+    def way(self) -> Way:
+        files = self._files
+        switches = sum(one != other for one, other in pairwise(files))
+        return Way(len(files), len(set(files)), switches)
+
+
+def is_at_most(way: Way, calls: int, files: int, switches: int) -> bool:
+    return way.calls <= calls and way.files <= files and way.switches <= switches
+
+
+def test_a_cycle_is_a_short_way(locks: Locks) -> None:
+    locks.on(locks.server, TTL=60)
+    ways = []
+    for _ in range(WARM):
+        with Trace() as trace, distributed_lock("lottery"):
+            pass
+        ways.append(trace.way)
+    # The shortest: the garbage collector may have run in the others.
+    assert is_at_most(min(ways), calls=40, files=10, switches=24), min(ways)
+
+
+async def test_a_cycle_of_a_task_is_a_short_way(locks: Locks) -> None:
+    locks.on(locks.server, TTL=60)
+    ways = []
+    for _ in range(WARM):
+        with Trace() as trace:
+            async with distributed_lock("lottery"):
+                pass
+        ways.append(trace.way)
+    assert is_at_most(min(ways), calls=48, files=10, switches=26), min(ways)
