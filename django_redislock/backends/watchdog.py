@@ -16,7 +16,7 @@ from weakref import ref
 from django_redislock.backends.inbox import Inbox
 from django_redislock.exceptions import LockLost
 from django_redislock.rules import flows
-from django_redislock.rules.flows import CLAIM
+from django_redislock.rules.flows import CONFIRM_WITHIN
 from django_redislock.rules.steps import Answer
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ logger = logging.getLogger("django_redislock.watchdog")
 
 GRAIN = 1 / 64  # Seconds: leases due within the same grain are renewed in one batch.
 SOONEST_RETRY = 0.02  # Seconds after a renewal that was not answered.
-TRIES_PER_CLAIM = 4  # Of what is left of a claim, each try to confirm it gets this part.
+TRIES_TO_CONFIRM = 4  # Each try to confirm a grant gets this part of the time that is left.
 SHORTEST_TRY = 0.05  # Seconds.
 MOST_NEW = 1000  # Leases that the thread lets come before it looks which of them are over.
 # Seconds for which leases are expected to come that are as short as those that have been there.
@@ -57,7 +57,7 @@ class Renewer(Protocol):
         """Run many scripts at once, on a connection of its own."""
 
     def prepare_watchdog(self) -> None:
-        """Have that connection soon: a claim leaves little time to make one."""
+        """Have that connection soon: an unconfirmed grant leaves little time to make one."""
 
     def close_watchdog(self) -> None:
         """Close that connection; no lease is left to renew."""
@@ -130,7 +130,7 @@ class Watchdog:
         # every acquire.
         elif grant.ends > grant.deadline:  # It is claimed.
             self._renewer.prepare_watchdog()
-            due = grant.deadline - min(CLAIM, grant.ttl) * 2 / 3
+            due = grant.deadline - min(CONFIRM_WITHIN, grant.ttl) * 2 / 3
         elif grant.auto_renew:
             due = min(grant.granted_at + grant.ttl / 3, grant.deadline)
         else:
@@ -351,10 +351,9 @@ class Watchdog:
 
     def _time_for_one_try(self, grant: Grant, now: float) -> float:
         # Short enough for more than one try before the lease ends, whatever operation timeout the
-        # settings ask for; or before its claim ends, after which it counts as held only if it is
-        # confirmed.
-        if grant.is_claimed and now < grant.deadline:
-            return max((grant.deadline - now) / TRIES_PER_CLAIM, SHORTEST_TRY)
+        # settings ask for. An unconfirmed grant must be confirmed before its deadline.
+        if grant.is_unconfirmed and now < grant.deadline:
+            return max((grant.deadline - now) / TRIES_TO_CONFIRM, SHORTEST_TRY)
         return min(self._backend.operation_timeout(grant.ttl), grant.ttl / 3) / 2
 
     def _time_before_others(self, now: float, *, expecting: bool) -> float:
@@ -378,6 +377,6 @@ class Watchdog:
         if grant.unanswered():
             logger.warning("Could not renew lock %r yet: %s", lease.name, answer.problem)
         pause = max(SOONEST_RETRY, min(grant.ttl / 10, 1.0))
-        if grant.is_claimed and now < grant.deadline:
+        if grant.is_unconfirmed and now < grant.deadline:
             pause = SOONEST_RETRY
         self.watch(lease, now + pause)

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
     from django_redislock.exceptions import LostReason
 
-CLAIM = 1.0  # Seconds; the same as in lua/_lease.lua.
+CONFIRM_WITHIN = 1.0  # Seconds, after a hand-over; the same as in lua/_lease.lua.
 LOOK_EVERY = 2.0  # A waiter who may have missed the bell looks by itself, in seconds.
 UNDO_WITHIN = 1.0  # Seconds that undoing an interrupted acquire may take.
 
@@ -112,7 +112,7 @@ class Granted(NamedTuple):
     fence: int
     deadline: float  # Until when it is certainly ours.
     at: float  # When, by our clock; max_hold counts from here.
-    ends: float  # The deadline; of a claim: the deadline it has if its confirmation arrives.
+    ends: float  # The deadline; of an unconfirmed grant, the one if the confirmation arrives.
 
 
 class Busy(NamedTuple):
@@ -215,7 +215,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                 case QueuedReply() as queued:
                     # A waiter who was passed over, because it did not answer in time, may go back
                     # to its old place in the queue once. One who is late each time would cost the
-                    # others a claim each time, so it queues up at the end from then on.
+                    # others that second each time, so it queues up at the end from then on.
                     came_back = came_back or bool(queued.newly and ticket != b"0")
                     ticket = b"0" if came_back else queued.ticket
                     failures, traces = 0, True
@@ -356,17 +356,17 @@ def _await_bell(request: Request, look: _Look, now: float, give_up: float) -> Fl
             case LookRing(left_ms=left_ms):
                 look = look._replace(next=_next_look(now, left_ms))
             case GrantedRing() as ring:
-                granted = _claim(request, look, int(ring.fence), ring.server_time, now)
+                granted = _take_up(request, look, int(ring.fence), ring.server_time, now)
                 if granted is None:
                     return now
-                # The claim is confirmed without waiting for the answer, by a renewal, which never
+                # It is confirmed without waiting for the answer, by a renewal, which never
                 # grants: the release may overtake it on another connection.
                 confirmation = _renewal_args(request.token, request.ttl, CONFIRMS, request.renews)
                 yield Tell(scripts.RENEW, request.name, confirmation)
                 return granted
 
 
-def _claim(
+def _take_up(
     request: Request, look: _Look, fence: int, server_time: float, now: float
 ) -> Granted | None:
     """What a bell says that was rung at *server_time*; None if it is safer to ask.
@@ -374,17 +374,17 @@ def _claim(
     The server told its time when it answered the last look, too. The difference of the two is how
     long after that answer the lock was granted, so the grant is at least that much younger than the
     sending of the look. In this way a bell that lay unread while this process was stopped shows its
-    age. Until the watchdog has had an answer, only the claim's time is certain; the lease has its
+    age. Until the watchdog has had an answer, only CONFIRM_WITHIN is certain; the lease has its
     whole ttl if the confirmation arrives.
     """
     waited = server_time - look.server_time
     at = min(look.sent + max(waited, 0.0), now)
-    claim = min(CLAIM, request.ttl)
-    is_fresh = waited >= 0 and now < at + claim / 2
+    within = min(CONFIRM_WITHIN, request.ttl)
+    is_fresh = waited >= 0 and now < at + within / 2
     if not is_fresh or request.replicas or request.markers != NO_MARKERS:
         return None
     # Two clocks were compared over the whole wait, so they may differ by its drift, too.
-    deadline = at + claim - drift(claim + waited)
+    deadline = at + within - drift(within + waited)
     ends = at + request.ttl - drift(request.ttl + waited)
     return Granted(fence, deadline, at, ends)
 

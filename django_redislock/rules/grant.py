@@ -1,6 +1,6 @@
 """The states of a lease, and all that may change them.
 
-A lease is *claimed* if it was handed over: only the claim's time is certain, until an answer of
+A lease that was handed over is *unconfirmed*: only one second of it is certain, until an answer of
 the server *confirms* it. If none comes, it is *in doubt* from then until the end that it has if the
 confirmation arrived. An answer to a renewal makes it last longer; a renewal that is not answered
 changes nothing yet. It is *lost*, for a reason, when the server says so or its end has passed, and
@@ -96,7 +96,7 @@ class Grant:
         auto_renew: Whether the watchdog renews it.
         hold_until: When max_hold is over.
         deadline: Until when it is certainly ours.
-        ends: When it ends at the latest: later than the deadline while it is claimed.
+        ends: When it ends at the latest: later than the deadline while it is unconfirmed.
         renewals: How many were answered.
         is_unanswered: Whether the last renewal was not.
         is_ended: Whether its owner relies on it no more.
@@ -161,7 +161,7 @@ class Grant:
         return self.lost is not None
 
     @property
-    def is_claimed(self) -> bool:
+    def is_unconfirmed(self) -> bool:
         """Whether it was handed over, and no answer of the server has confirmed it yet."""
         return self.ends > self.deadline
 
@@ -273,13 +273,13 @@ class Grant:
             return None
         renewal = self.renewal(now)
         if not self.auto_renew:
-            if not self.is_claimed:
+            if not self.is_unconfirmed:
                 return None
             # In time it only confirms, see lua/renew.lua. Later it makes the lease last longer than
             # lists know, so it is a renewal.
             return renewal if now >= self.deadline else renewal._replace(renewals=CONFIRMS)
         gain = now + renewal.ttl - drift(renewal.ttl) - self.deadline
-        return renewal if self.is_claimed or gain >= WORTH_RENEWING else None
+        return renewal if self.is_unconfirmed or gain >= WORTH_RENEWING else None
 
     def answered(self, renewal: Renewal, answer: Answer, now: float) -> None:
         """Count on what the server says to a renewal.

@@ -268,7 +268,7 @@ def kill_at_each_step(victims: Victims, place: ServerPlace, role: str, action: s
             break
         killed_at.append(command.name)
         assert set(place.locks.without_ttl()) <= common, f"killed at {command}"
-        assert place.locks.redis.pttl(lock_key) <= 5000 + flows.CLAIM * 1000
+        assert place.locks.redis.pttl(lock_key) <= 5000 + flows.CONFIRM_WITHIN * 1000
         place.lose_data()
     assert len(killed_at) >= 3  # Connecting, acquiring, and what came then.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_redislock import LockTimeout, distributed_lock, held
-from django_redislock.rules.flows import CLAIM
+from django_redislock.rules.flows import CONFIRM_WITHIN
 from tests.support.matrix import everywhere, in_turn
 from tests.support.others import held_by_other, waiters
 from tests.support.waiting import HUNG, await_until, wait_until
@@ -139,7 +139,7 @@ async def test_nobody_barges_in_before_those_who_wait(way: Way, place: Place) ->
     # unless that had no time to say that it is there.
     after = None
     if await way.acquire(lock):
-        slow = time.monotonic() - released > CLAIM
+        slow = time.monotonic() - released > CONFIRM_WITHIN
         after = lock.lease.fence
         await way.release(lock)
     assert before < await waiting.result()

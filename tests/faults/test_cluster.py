@@ -400,7 +400,7 @@ def test_after_a_planned_failover_nothing_is_lost(
         threads.release(kept)
     # A failover takes a tenth of a second, and a hand-over is confirmed within one; unless the
     # machine stood still. Then the one lease that was on its way may be lost to the next in turn.
-    slow = failed_over - asked > flows.CLAIM / 2
+    slow = failed_over - asked > flows.CONFIRM_WITHIN / 2
     on_its_way = [one for one in lockers.errors if slow and "'taken'" in one]
     assert lockers.errors == on_its_way[:1]
     lockers.check()

@@ -83,7 +83,7 @@ def status_of(pid: int) -> int:
 
 def take_late_bells_too() -> None:
     """In a child: do not ask about a bell that was heard late. Nobody else wants the lock."""
-    flows.CLAIM = 20
+    flows.CONFIRM_WITHIN = 20
 
 
 def take() -> bool:
@@ -328,7 +328,7 @@ def fork_with_a_lease_that_was_just_handed_over() -> None:
     """In a child: fork before the confirmation of a hand-over was read."""
     take_late_bells_too()
     with distributed_lock(NAME) as lease:
-        assert lease.grant.is_claimed
+        assert lease.grant.is_unconfirmed
         say(in_fork(lambda: try_to_rely_on(lease)))
         lease.ensure_held(verify=True)
 

@@ -20,7 +20,7 @@ from django_redislock.backends.redis.dialing import Dialer
 from django_redislock.backends.redis.renewing import RenewingConnection
 from django_redislock.celery import current_lease, single_instance_task
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.flows import CLAIM
+from django_redislock.rules.flows import CONFIRM_WITHIN
 from django_redislock.rules.grant import drift
 from django_redislock.rules.steps import Answer, Unanswered
 from tests.support.backends import UNHURRIED
@@ -67,7 +67,7 @@ def handed_over(caller: Caller, locks: Locks, **options: Any) -> Iterator[Lease]
         with caller.block(lock) as lease:
             freed.result(HUNG)
             # The renewal that confirms a claim may be over already.
-            is_handed_over = lease.grant.is_claimed or bool(lease.renewals)
+            is_handed_over = lease.grant.is_unconfirmed or bool(lease.renewals)
             if is_handed_over:
                 yield lease
 
@@ -105,7 +105,7 @@ def stays_held(lease: Lease, locks: Locks, seconds: float) -> None:
         last = time.monotonic()
         if last - now > AT_ONCE:
             late += last - now
-        if late > CLAIM / 8:
+        if late > CONFIRM_WITHIN / 8:
             wait_until(lambda: lease.held)
         assert lease.held, f"not held {until - last:.2f} s before the end, {late:.2f} s late"
 
@@ -134,7 +134,7 @@ def test_a_watchdog_whose_connection_was_closed_for_idleness_confirms_in_time(
     with_an_idle_watchdog(locks)
     proxy.cut()
     with handed_over(caller, locks) as lease:
-        stays_held(lease, locks, CLAIM + 0.3)
+        stays_held(lease, locks, CONFIRM_WITHIN + 0.3)
         assert lease.renewals
         assert is_held_by(locks, lease)
     assert is_left_clean(locks)
@@ -147,7 +147,7 @@ def test_a_first_confirmation_that_fails_is_tried_again_within_the_claim(
 ) -> None:
     rule = proxy.rule("EVALSHA", action, match=renews)
     with handed_over(caller, locks) as lease:
-        stays_held(lease, locks, CLAIM + 0.3)
+        stays_held(lease, locks, CONFIRM_WITHIN + 0.3)
         assert rule.hits
         assert lease.renewals
     assert is_left_clean(locks)
@@ -158,7 +158,7 @@ def test_a_lease_is_held_without_a_pause_though_the_server_is_far_away(
 ) -> None:
     proxy.rule("*", "delayreply:0.1", times=None)
     with handed_over(caller, locks) as lease:
-        stays_held(lease, locks, CLAIM + 0.3)
+        stays_held(lease, locks, CONFIRM_WITHIN + 0.3)
         assert lease.renewals
 
 
@@ -326,18 +326,18 @@ async def test_the_event_loop_never_waits_for_a_lease_in_doubt(
 def test_a_run_whose_permit_is_in_doubt_at_its_end_has_succeeded(
     locks: Locks, proxy: Proxy
 ) -> None:
-    was_claimed = False
+    was_unconfirmed = False
 
     @single_instance_task(key=NAME, limit=2, on_conflict="wait", wait=HUNG, ttl=TTL)
     def body() -> None:
-        nonlocal was_claimed
+        nonlocal was_unconfirmed
         lease = current_lease()
         assert lease is not None
-        if was_claimed := lease.grant.is_claimed:
+        if was_unconfirmed := lease.grant.is_unconfirmed:
             wait_until(lambda: not lease.held)
         proxy.clear_rules()
 
-    while not was_claimed:  # Between two queues it may take a free one instead.
+    while not was_unconfirmed:  # Between two queues it may take a free one instead.
         proxy.rule("EVALSHA", "hang_before", match=renews, times=None)
         permits = [rival(f"{NAME}#{number}", ttl=60) for number in (1, 2)]
         assert all(permit.acquire() for permit in permits)
@@ -359,7 +359,7 @@ def test_a_short_block_leaves_nothing_behind_when_the_server_is_away_at_its_end(
 ) -> None:
     with handed_over(caller, locks, ttl=10.0):
         proxy.blackhole()
-        healing = threading.Timer(2 * CLAIM, proxy.heal)
+        healing = threading.Timer(2 * CONFIRM_WITHIN, proxy.heal)
         healing.start()
     healing.join()
     assert is_left_clean(locks)
@@ -386,5 +386,5 @@ def test_a_handed_over_lease_that_is_not_renewed_is_confirmed_all_the_same(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
     with handed_over(caller, locks, renew=False) as lease:
-        wait_until(lambda: not lease.grant.is_claimed)
-        stays_held(lease, locks, CLAIM)
+        wait_until(lambda: not lease.grant.is_unconfirmed)
+        stays_held(lease, locks, CONFIRM_WITHIN)

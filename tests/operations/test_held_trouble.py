@@ -10,7 +10,7 @@ import pytest
 from django_redislock import LockTimeout, LockUnavailable, distributed_lock, held
 from django_redislock.backends.registry import backends
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.flows import CLAIM
+from django_redislock.rules.flows import CONFIRM_WITHIN
 from django_redislock.rules.keys import index_key
 from django_redislock.rules.steps import Call
 from tests.support.backends import DEFAULTS
@@ -216,7 +216,7 @@ def claim_seen_twice(
             pass
     except LockTimeout as error:
         busy = error
-    return (child.pid, claimed, busy) if server_time(locks) - before < CLAIM else None
+    return (child.pid, claimed, busy) if server_time(locks) - before < CONFIRM_WITHIN else None
 
 
 def server_time(locks: Locks) -> float:

@@ -19,7 +19,7 @@ import pytest
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import (
-    CLAIM,
+    CONFIRM_WITHIN,
     LONGEST_PAUSE,
     LOOK_EVERY,
     SHORTEST_PAUSE,
@@ -456,7 +456,7 @@ def test_r14_a_handed_over_lease_is_ours_without_a_round_trip() -> None:
     # Granted 0.5 s after the look was sent, at the earliest; ours for the claim time only, until
     # the confirmation is known to have arrived.
     assert granted.at == pytest.approx(0.5)
-    assert granted.deadline == pytest.approx(0.5 + CLAIM - drift(CLAIM + 0.5))
+    assert granted.deadline == pytest.approx(0.5 + CONFIRM_WITHIN - drift(CONFIRM_WITHIN + 0.5))
     assert granted.ends == pytest.approx(0.5 + TTL - drift(TTL + 0.5))
 
 
@@ -470,7 +470,7 @@ def test_a_short_lease_is_claimed_for_its_ttl_only() -> None:
     ("granted", "read"),
     [
         pytest.param(-0.1, 0.1, id="rung before our last look"),
-        pytest.param(0.1, 0.1 + CLAIM / 2, id="read half a claim too late"),
+        pytest.param(0.1, 0.1 + CONFIRM_WITHIN / 2, id="read half a claim too late"),
         pytest.param(0.1, 3600.0, id="read after a long stop"),
     ],
 )

@@ -80,7 +80,7 @@ def test_an_answer_that_a_later_one_has_overtaken_shortens_nothing() -> None:
 
 def test_a_hand_over_is_certain_for_its_claim_and_in_doubt_until_its_end() -> None:
     one = claimed()
-    assert one.is_claimed
+    assert one.is_unconfirmed
     assert one.is_held(0.9)
     assert not one.is_held(1.0)
     assert one.is_in_doubt(1.0)
@@ -92,7 +92,7 @@ def test_a_hand_over_is_certain_for_its_claim_and_in_doubt_until_its_end() -> No
 def test_an_answer_confirms_a_hand_over_also_after_its_claim() -> None:
     one = claimed()
     is_renewed(one, sent=4.0)
-    assert not one.is_claimed
+    assert not one.is_unconfirmed
     assert one.is_held(5.0)
 
 
@@ -216,7 +216,7 @@ def test_a_confirmation_is_not_counted_as_a_renewal() -> None:
     confirmation = one.renewal_due(0.5)
     assert confirmation is not None
     one.answered(confirmation, Answer(b"renewed", 0.5, 0.6), 0.6)
-    assert (one.is_claimed, one.renewals) == (False, 0)
+    assert (one.is_unconfirmed, one.renewals) == (False, 0)
 
 
 def test_a_longer_ttl_is_that_of_the_lease_from_its_answer_on() -> None:

@@ -20,7 +20,7 @@ from django_redislock.backends.redis.errors import (
     is_wrong_server,
 )
 from django_redislock.backends.redis.protocol import id_of
-from django_redislock.rules.flows import CLAIM, as_try
+from django_redislock.rules.flows import CONFIRM_WITHIN, as_try
 from django_redislock.rules.replies import is_busy
 from django_redislock.rules.steps import Answer, Bell, Unanswered
 
@@ -99,7 +99,7 @@ class Session(drivers.Blocking):
         started = clock.now()
         try:
             if self._connection is None:
-                self._connection = self._pool.take(CLAIM / 2)
+                self._connection = self._pool.take(CONFIRM_WITHIN / 2)
             channel = self._caller.channel_on(self._connection, step.name)
             self._connection.tell(self._caller.telling(step, channel))
         except TROUBLE as error:

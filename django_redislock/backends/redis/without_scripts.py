@@ -25,7 +25,7 @@ ATTEMPTS = 32  # Transactions lost to others before the server counts as not ans
 EXACT = 2.0**53  # The same as in lua/_grant.lua.
 SIGHT = 8192  # The same as in lua/_lease.lua.
 
-_CLAIM = re.compile(rb".{32}c[r-]\d{5}[0-9a-fA-F]{16}\|\d+\|\d+\|\d+\|(\d+)\|", re.DOTALL)
+_UNCONFIRMED = re.compile(rb".{32}c[r-]\d{5}[0-9a-fA-F]{16}\|\d+\|\d+\|\d+\|(\d+)\|", re.DOTALL)
 
 Ask = Callable[..., Any]  # Runs one command and returns its reply, or raises it, a ReplyError.
 # What follows from what was read: the commands of a transaction, and the answer.
@@ -66,7 +66,7 @@ def _acquire(keys: Keys, ask: Ask, *args: Any) -> Decision:
     token, ttl = asked.token, asked.ttl
     value, left, us = _read(keys, ask)
     if _is_held_by(value, token):
-        # It may be late, and the lease have been made longer since. Not so a claim.
+        # It may be late, and the lease have been made longer since. Not so an unconfirmed grant.
         only_longer = () if value[32:33] == b"c" else ("GT",)
         confirm = ("SETRANGE", keys.lock, 32, "h")
         listed = ("ZADD", keys.held, "GT", us // 1000 + ttl, keys.lock)
@@ -81,7 +81,7 @@ def _acquire(keys: Keys, ask: Ask, *args: Any) -> Decision:
     head = token + b"h" + asked.renews + b"00000" + asked.id
     lease = b"|".join([head, fence, b"%d" % (us // 1000), b"%d" % ttl, b"0", b"", asked.owner])
     return [
-        *([("DEL", keys.lock)] if value else []),  # A claim that has lapsed.
+        *([("DEL", keys.lock)] if value else []),  # An unconfirmed grant that has lapsed.
         ("SET", keys.lock, lease, "NX", "PX", ttl),
         # The mark is all names' own, and not watched: others may have raised it further meanwhile.
         ("ZADD", keys.fence, "GT", fence, "last"),
@@ -164,9 +164,9 @@ def _read(keys: Keys, ask: Ask) -> tuple[bytes, int, int]:
 
 
 def _is_over(value: bytes, left: int, us: int) -> bool:
-    """Whether there is no lease any more, or a claim that nobody has confirmed in time."""
-    claim = _CLAIM.match(value)
-    return left == -2 or (claim is not None and int(claim[1]) <= us // 1000)
+    """Whether there is no lease any more, or one that nobody has confirmed in time."""
+    unconfirmed = _UNCONFIRMED.match(value)
+    return left == -2 or (unconfirmed is not None and int(unconfirmed[1]) <= us // 1000)
 
 
 def _is_held_by(value: bytes, token: bytes) -> bool:

@@ -78,7 +78,7 @@ def acquire_believing_old_bells(request: Request, now: float) -> Flow[Any]:
         try:
             answer = yield step
             if isinstance(step, Listen) and answer.words[:1] == ("granted",):
-                deadline = answer.now + flows.CLAIM
+                deadline = answer.now + flows.CONFIRM_WITHIN
                 flow.close()
                 return Granted(int(answer.words[2]), deadline, answer.now, answer.now + request.ttl)
             step = flow.send(answer)

@@ -34,7 +34,7 @@ OPERATION_TIMEOUT = TTL / 3
 EPOCH = 1_000_000  # What the server's clock shows at the beginning.
 NAME = "lottery"
 OWNER = Owner()
-CONFIRM_WITHIN = int(flows.CLAIM * 1000)  # ms
+CONFIRM_WITHIN = int(flows.CONFIRM_WITHIN * 1000)  # ms
 
 
 def renew(renewal: Renewal, deadline: float, ends: float) -> Flow[float]:
