@@ -128,7 +128,7 @@ class Watchdog:
             due = min(due, grant.ends)
         # Without jitter: a later lease is then due later, and an idle watchdog is not woken by
         # every acquire.
-        elif grant.ends > grant.deadline:  # It is claimed.
+        elif grant.ends > grant.deadline:  # It is unconfirmed.
             self._renewer.prepare_watchdog()
             due = grant.deadline - min(CONFIRM_WITHIN, grant.ttl) * 2 / 3
         elif grant.auto_renew:
