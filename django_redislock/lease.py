@@ -62,23 +62,40 @@ class Leases(dict[str, "tuple[ReferenceType[Lease], ...]"]):
         """Rely on a new lease."""
         reference = (ref(lease),)
         if self.setdefault(lease.name, reference) is not reference:
-            self._put(lease.name, reference)
+            self._put(lease, reference)
 
     def discard(self, lease: Lease) -> None:
         """Rely on a lease no more."""
+        references = self.get(lease.name, ())
+        only = len(references) == 1 and references[0]() is lease
+        if not only and self._others(references, lease):
+            return  # Another thread may be looking for its own just now. This one goes with that.
         references = self.pop(lease.name, ())
         if len(references) == 1 and references[0]() is lease:
             return
-        # Not of a lease that is being collected: its own reference may still find it.
-        found = [(one, one()) for one in references]
-        if others := tuple([one for one, other in found if other not in {None, lease}]):
-            self._put(lease.name, others)
+        if others := self._others(references, lease):
+            self._put(lease, others)
 
-    def _put(self, name: str, references: tuple[ReferenceType[Lease], ...]) -> None:
+    def _put(self, lease: Lease, references: tuple[ReferenceType[Lease], ...]) -> None:
         # What is taken out is nobody else's to put back. If another thread was faster, its leases
         # are put together with these.
-        while self.setdefault(name, references) is not references:
-            references = (*self.pop(name, ()), *references)
+        while self.setdefault(lease.name, references) is not references:
+            references = (*self._others(self.pop(lease.name, ()), lease), *references)
+
+    @staticmethod
+    def _others(
+        references: tuple[ReferenceType[Lease], ...], lease: Lease
+    ) -> tuple[ReferenceType[Lease], ...]:
+        """Those of other leases that are not ended."""
+        # A lease that is being collected may still be found by its own reference.
+        found = [(one, one()) for one in references]
+        return tuple(
+            [
+                one
+                for one, other in found
+                if other is not None and other is not lease and not other.grant.is_ended
+            ]
+        )
 
 
 class Lease:

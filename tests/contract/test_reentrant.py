@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 
 from django_redislock import LockLost, LockMisuse, distributed_lock
+from django_redislock.backends.registry import backends
 from tests.support.others import held_by_other
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways
@@ -297,6 +299,34 @@ async def test_releasing_a_lost_lease_does_not_forget_the_new_holder(
     with pytest.raises(LockMisuse, match="holds it already"):
         await way.acquire(distributed_lock("lottery"))
     assert await way.acquire(distributed_lock("lottery", reentrant=True))
+
+
+def test_a_release_hides_no_lease_of_another_thread(place: Place) -> None:
+    backend = backends["default"]
+    lost, new = distributed_lock("lottery"), distributed_lock("lottery")
+    here = threading.current_thread()
+    assert lost.acquire()
+    place.lose_data()
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(new.acquire).result(HUNG)
+        answers = []
+
+        class Seen(type(backend.leases)):  # type: ignore[misc]
+            """Lets the other thread look just after a change."""
+
+            def pop(self, *args: Any) -> Any:
+                taken = super().pop(*args)
+                if threading.current_thread() is here:
+                    answers.append(other.submit(try_lock, "lottery").result(HUNG))
+                return taken
+
+        backend.leases = Seen(backend.leases)
+        with pytest.raises(LockLost):
+            lost.release()
+        answers.append(other.submit(try_lock, "lottery").result(HUNG))
+        other.submit(new.release).result(HUNG)
+    assert set(answers) == {True}
+    assert "lottery" not in backend.leases
 
 
 # --- threads that sync_to_async shares -----------------------------------------------------------
