@@ -1,4 +1,4 @@
-"""What is left for a thread that waits for it."""
+"""A queue between threads that also signal handlers and destructors may use."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Item = TypeVar("Item")
 class Inbox(Generic[Item]):
     """A queue into which also a signal handler or a destructor may put, wherever it interrupts.
 
-    So may they into queue.SimpleQueue. But under Python 3.11 and 3.12 its get() waits for ever if
-    a signal handler runs when its time is just over, or for longer than that.
+    queue.SimpleQueue allows that, too. But under Python 3.11 and 3.12 its get() waits for ever if a
+    signal handler runs when the timeout is just over, or outlasts it.
     """
 
     __slots__ = ("__weakref__", "_bell", "_items")
@@ -28,12 +28,12 @@ class Inbox(Generic[Item]):
         self._bell.acquire()
 
     def put(self, item: Item) -> None:
-        """Leave *item*, and wake who waits."""
+        """Leave *item*, and wake a thread that waits."""
         self._items.append(item)
         self._ring()
 
     def get(self, timeout: float | None = None) -> Item:
-        """What was left first, as soon as there is any.
+        """Take the oldest item, as soon as there is one.
 
         Raises:
             Empty: There was none within *timeout* seconds.
@@ -45,7 +45,7 @@ class Inbox(Generic[Item]):
             with suppress(IndexError):
                 item = self._items.popleft()
                 if self._items:
-                    self._ring()  # For others who wait here.
+                    self._ring()  # For other threads that wait here.
                 return item
             if not is_rung:
                 raise Empty

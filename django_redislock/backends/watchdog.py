@@ -98,14 +98,14 @@ class Watchdog:
     def __init__(self, backend: Watched, renewer: Renewer) -> None:
         self._backend = backend
         self._renewer = renewer
-        # What others leave for the thread: leases, with when they are due; and that it has to wake.
+        # Left for the thread by others: leases, with when they are due; and a ring to wake it.
         self._new: deque[tuple[float, ReferenceType[Lease]]] = deque()
         self._bell: Inbox[None] = Inbox()
         # When the thread looks at the leases next; only it says so. -inf: it is about to. inf: it
         # has none to wait for, or there is no thread.
         self._wakes_at = math.inf
         self._thread: threading.Thread | None = None
-        self._running = threading.Lock()  # The thread has it; nobody ever waits for it.
+        self._running = threading.Lock()  # Held by the thread; no other thread waits for it.
         self._retired = False
         # The thread's own.
         self._queues: dict[float, _Queue] = {}  # By the time for one try.
@@ -120,7 +120,7 @@ class Watchdog:
         """Leave a lease for the thread, and wake that if it would look too late.
 
         Args:
-            lease: It; if it was left before, what was said then counts no more.
+            lease: If it was left before, only this time counts.
             due: When to look after it: at that time, or when it ends. By default, as a new one.
         """
         grant = lease.grant
@@ -165,7 +165,7 @@ class Watchdog:
             # deadline, and the next one tries again.
             self._thread = None
             logger.exception("Cannot start the thread that renews lock %r", name)
-        except BaseException:  # Of a signal handler: nobody knows whether it was started.
+        except BaseException:  # Of a signal handler: it may have been started or not.
             self._thread = None
             raise
 
@@ -184,7 +184,7 @@ class Watchdog:
                 return
 
     def _round(self) -> bool:
-        """Renew what is due next; False if nothing will ever be.
+        """Renew the leases that are due next; False if none ever will be.
 
         A method of its own, so that no local variable keeps the leases while it sleeps: one that
         nobody else refers to must not be renewed.
@@ -218,7 +218,7 @@ class Watchdog:
                 self._sleep(wakes_at - now)
 
     def _sleep(self, seconds: float) -> None:
-        """Sleep so long, or until somebody wakes us."""
+        """Sleep so long, or until the bell rings."""
         try:
             self._bell.get(timeout=None if seconds == math.inf else seconds)
         except Empty:
@@ -247,7 +247,7 @@ class Watchdog:
         heapq.heappush(queue.entries, due)
 
     def _sort_out(self) -> None:
-        """Drop what does not count, which may be due much later."""
+        """Drop entries that do not count; they may be due much later."""
         left = 0
         for queue in self._queues.values():
             queue.entries = [one for one in queue.entries if self._counts(one)]
@@ -300,8 +300,7 @@ class Watchdog:
                 self._backend.lost(lease, lost.reason)
                 continue
             if renewal is None:
-                # What is left until max_hold is hardly longer than what the lease has already. Or
-                # it was renewed by hand just now, and then the next renewal is ours again.
+                # Nothing to renew: max_hold is near, or renew() was just called.
                 self.watch(lease, self._next_time(grant, now))
                 continue
             if grant.newly_abandoned():

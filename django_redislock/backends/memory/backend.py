@@ -63,7 +63,7 @@ class InMemoryBackend(Backend):
         self.outages = 0  # While it is not 0, a test pretends that the server does not answer.
         self.clock = lambda: clock.now() + self._ahead
         super().__init__(conf)
-        # What the clock of a server would show; it only has to grow, so that fences do.
+        # The clock of the server that there is not; it only has to grow, so that fences do.
         self._epoch = time.time() - self.clock()
 
     def _start(self) -> None:
@@ -72,7 +72,7 @@ class InMemoryBackend(Backend):
         self.watch = self.watchdog.watch
         self._listeners: dict[bytes, Callable[[str], object]] = {}
         self._numbers = count(1)
-        self._handed_over = False  # Whether a waiter may not have confirmed what it was handed.
+        self._handed_over = False  # Whether there may be a grant that its waiter has not confirmed.
         self.interpreter = self._interpreter_of()
 
     def after_fork(self) -> None:
@@ -132,13 +132,13 @@ class InMemoryBackend(Backend):
     # --- for tests, see testing.LockTestKit ----------------------------------------------------
 
     def advance(self, seconds: float) -> None:
-        """Let so many seconds pass at once. What the watchdog would have renewed is renewed."""
+        """Let so many seconds pass at once. Leases are renewed as the watchdog would have done."""
         left = seconds and seconds + LAST_MS
         while left > 0:
             leases = [lease for name in list(self.leases) for lease in self.leases.of(name)]
             for lease in leases:
                 if lease.grant.is_unanswered:
-                    self._look_after(lease)  # What was not answered is tried again soon.
+                    self._look_after(lease)  # A renewal without an answer is tried again soon.
             step = min([left, *(lease.ttl / 3 for lease in leases if lease.grant.auto_renew)])
             if self._handed_over:
                 self._take_up()
@@ -149,7 +149,7 @@ class InMemoryBackend(Backend):
         self.wake_waiters()
 
     def _take_up(self) -> None:
-        """Confirm what was handed to waiters just now, as they would before so much time passes."""
+        """Confirm grants that waiters were handed just now, as they would before time passes."""
         self._handed_over = False
         for key in self.interpreter.every_key():
             name = name_of(self.prefix, key.name.decode())
@@ -174,21 +174,21 @@ class InMemoryBackend(Backend):
             self.watchdog.watch(lease)
 
     def wake_waiters(self) -> None:
-        """Let all who wait look at their lock again."""
+        """Let all waiters look at their locks again."""
         for ring in list(self._listeners.values()):
             ring("")
 
     # --- for the sessions -----------------------------------------------------------------------
 
     def listen(self, ring: Callable[[str], object]) -> str:
-        """Call *ring* with what is published on the channel that is returned."""
+        """Call *ring* with each message on the channel that is returned."""
         name = channel(self.prefix, self.process, next(self._numbers))
         self._listeners[name.encode()] = ring
         self.interpreter.listen(name.encode())
         return name
 
     def stop_listening(self, name: str) -> None:
-        """Nobody listens on this channel any more."""
+        """End what listen() began."""
         if self._listeners.pop(name.encode(), None) is not None:
             self.interpreter.stop_listening(name.encode())
 
@@ -268,13 +268,13 @@ class _AsyncSession(drivers.Awaiting):
 
 
 def _ring_of(session: _AsyncSession) -> Callable[[str], None]:
-    """What rings a session, from any thread. It keeps neither that nor its loop."""
+    """A function that rings a session from any thread, and keeps neither it nor its loop alive."""
     waiter, of_loop = ref(session), ref(asyncio.get_running_loop())
 
     def ring(message: str) -> None:
         session, loop = waiter(), of_loop()
         if session is not None and loop is not None:
-            with suppress(RuntimeError):  # The loop was closed while somebody waited in it.
+            with suppress(RuntimeError):  # The loop was closed while a task waited in it.
                 loop.call_soon_threadsafe(session.hear, message)
 
     return ring

@@ -48,20 +48,20 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._reader = new_reader()
         self._rings = rings_as(redis_connection.protocol)
-        self._unasked: type[list[Any]] = Push  # What the server sends by itself.
-        # A view: what comes by TLS is written into slices of it, and a slice of bytes is a copy.
+        self._push_type: type[list[Any]] = Push  # Of messages that are no replies.
+        # A view: TLS writes into slices of it, and a slice of a bytearray would be a copy.
         self._buffer = memoryview(bytearray(CHUNK))
-        # What replies are still to come, and until when; a reply to tell() is for nobody.
+        # For each reply that is still to come: its future, None after tell(), and until when.
         self._awaited: deque[tuple[asyncio.Future[Any] | None, float]] = deque()
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf
         self._subscribing: dict[str, asyncio.Future[Any]] = {}  # By the prefix of the locks.
-        # What was heard for each lease id that is in here. All other rings are dropped.
+        # Rings by lease id. Those for an id that has no entry are dropped.
         self.rings: dict[str, deque[bytes]] = {}
         self._listeners: dict[str, asyncio.Future[None]] = {}
         self.opened_at = clock.now()
         self.closed: Exception | None = None
-        self.owner: object = None  # What is kept as long as the loop has this open; see Loops.
+        self.owner: object = None  # Lives as long as the loop has this open; see Loops.
         self.channels: dict[str, str] = {}  # Where it is rung, by the prefix of the locks.
         self._transport.set_protocol(self)
 
@@ -90,16 +90,16 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._transport.write(command)
 
     async def subscribe(self, channel: str, seconds: float) -> None:
-        """Be rung on *channel* from now on, too, or on the like that another task asked for.
+        """Be rung on *channel* from now on, too, or on one that another task asked for meanwhile.
 
         In RESP2 it then does nothing else.
         """
-        self._unasked = self._rings
+        self._push_type = self._rings
         prefix = prefix_in(channel)
         subscribing = self._subscribing.get(prefix)
         if subscribing is None:
             subscribing = self._subscribing[prefix] = self.send(subscription(channel), seconds)
-            # Whoever awaits it may be cancelled; its exception is theirs, not the loop's.
+            # The task that awaits it may be cancelled. The loop must not report its exception then.
             subscribing.add_done_callback(retrieve)
         await asyncio.wait([subscribing], timeout=seconds)
         if not subscribing.done():
@@ -111,7 +111,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             raise reply
 
     def subscribe_again(self, channel: str, seconds: float) -> None:
-        """Find out whether a connection is alive that is rung on *channel*: else it closes."""
+        """Test a connection that is subscribed to *channel*: it closes unless it is answered."""
         self.send(subscription(channel), seconds).add_done_callback(retrieve)
 
     async def next_ring(self, id: str, seconds: float) -> bytes | None:  # noqa: A002
@@ -130,7 +130,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return rings.popleft() if rings else None
 
     def close(self, error: Exception | None = None) -> None:
-        """Close it at once; what is under way fails with *error*."""
+        """Close it at once. Commands without a reply fail with *error*."""
         self._lose(error or ConnectionError("the connection was closed"))
         self._transport.abort()
 
@@ -140,7 +140,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return self.closed is None and not self._loop.is_closed()
 
     def cut(self) -> None:
-        """From any thread: what is under way on it fails, and so does whatever comes next."""
+        """Break it off, from any thread: its users get an error, now or at the next use."""
         with suppress(RuntimeError):  # Its loop is closed, and with it the connection.
             self._loop.call_soon_threadsafe(self.close)
 
@@ -159,10 +159,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        reader, unasked = self._reader, self._unasked
+        reader, push_type = self._reader, self._push_type
         reader.feed(self._buffer, 0, nbytes)  # type: ignore[arg-type] # any buffer
         while (item := reader.gets()) is not NOTHING:
-            if isinstance(item, unasked):
+            if isinstance(item, push_type):
                 self._pushed(item)
                 if item[0] not in SUBSCRIBED:
                     continue
@@ -180,7 +180,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         note(item, self.channels)
         if item[0] == UNSUBSCRIBED:
             for rings in self.rings.values():
-                rings.append(b"")  # Whom it concerns finds out by asking.
+                rings.append(b"")  # Each waiter looks whether it was its channel.
             for listener in self._listeners.values():
                 _wake(listener)
         elif item[0] in RUNG:
@@ -201,8 +201,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 future.set_exception(error)
         self._awaited.clear()
 
-    # One alarm for all that is awaited. It is not taken back when a reply comes: most go off once
-    # in a while, and find that nothing is late.
+    # One alarm for all replies. A reply does not take it back: it goes off now and then, and finds
+    # that nothing is late.
 
     def _set_alarm(self, when: float) -> None:
         if self._alarm is not None:
@@ -221,7 +221,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
 
 def retrieve(future: asyncio.Future[Any]) -> None:
-    """Keep the loop from warning of an exception that nobody awaits any more."""
+    """Keep the loop from reporting an exception that no task awaits any more."""
     if not future.cancelled():
         future.exception()
 

@@ -1,4 +1,4 @@
-"""What settings must be, before anything is dialed with them."""
+"""Settings are checked before anything is dialed with them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def checked_dialer(
 
 
 def check_client() -> None:
-    """Refuse a redis-py whose connections lack what is taken from them, which has no public name.
+    """Refuse a redis-py whose connections lack the private attributes that ours take.
 
     Raises:
         ImproperlyConfigured: Names the versions that are known to work.
@@ -121,7 +121,7 @@ def checked_options(options: Mapping[str, Any], of_options: str) -> tuple[dict[s
 
 
 def check_timeout(value: object, what: str) -> None:
-    """Refuse what is no number of seconds.
+    """Refuse a value that is no number of seconds.
 
     Raises:
         ImproperlyConfigured: Names the setting.

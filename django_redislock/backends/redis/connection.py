@@ -46,11 +46,11 @@ class Connection:
         "__weakref__",
         "_is_plain",
         "_more",
+        "_push_type",
         "_reader",
         "_redis_connection",
         "_seconds",
         "_socket",
-        "_unasked",
         "_unread",
         "_unsubscribed",
         "channels",
@@ -71,7 +71,7 @@ class Connection:
         self.rings: deque[bytes] = deque()  # Rings that came while a reply was awaited.
         self.room: object = None  # What it takes in a pool.
         self._seconds = -1.0
-        self._unasked: type[list[Any]] = Push  # What the server sends by itself.
+        self._push_type: type[list[Any]] = Push  # Of messages that are no replies.
         self.opened_at = clock.now()
         self._unread = 0  # Replies to tell() that are still to come.
         self._unsubscribed = False  # Whether a channel has ended, see _is_deaf().
@@ -83,11 +83,11 @@ class Connection:
         self._socket.sendall(command)
 
     def tell(self, command: bytes) -> None:
-        """Send one packed command whose reply will be dropped: with the next one, or shortly.
+        """Send one packed command with the next one, or shortly; its reply will be dropped.
 
-        The kernel keeps it for the next one, and sends it by itself after a moment (about 0.2 s).
-        So a lease that is released at once has cost one message less, and one that is kept is
-        confirmed also by a process that is busy or stopped.
+        The kernel holds it back for the next one, for about 0.2 s at most. So a lease that is
+        released at once costs one message less. One that is kept is confirmed also if its process
+        is busy or stopped.
         """
         self._socket.sendall(command, self._more)
         self._unread += 1
@@ -128,7 +128,8 @@ class Connection:
     def ask_all(self, commands: Sequence[bytes], seconds: float) -> list[Any]:
         """Send many packed commands in one go, and return their replies; see reply()."""
         if len(commands) == 1:
-            return [self.ask(commands[0], seconds)]
+            (command,) = commands
+            return [self.ask(command, seconds)]
         replies = []
         for start in range(0, len(commands), _BATCH):
             begun, batch = clock.now(), commands[start : start + _BATCH]
@@ -141,7 +142,7 @@ class Connection:
         self._limit(seconds)
         while True:
             item = self._item()
-            if isinstance(item, self._unasked):
+            if isinstance(item, self._push_type):
                 self._pushed(item)
             elif self._unread:
                 self._unread -= 1
@@ -151,10 +152,10 @@ class Connection:
     def subscribe(self, channel: str, seconds: float) -> None:
         """Be rung on *channel* from now on, too. In RESP2 it then does nothing else."""
         self.send(subscription(channel), seconds)
-        self._unasked = rings_as(self._redis_connection.protocol)
+        self._push_type = rings_as(self._redis_connection.protocol)
         while True:
             item = self._item()
-            if isinstance(item, self._unasked):
+            if isinstance(item, self._push_type):
                 self._pushed(item)
                 if item[0] in SUBSCRIBED:
                     return
@@ -174,7 +175,7 @@ class Connection:
             item = self._item()
         except TimeoutError:
             return None
-        if isinstance(item, self._unasked):
+        if isinstance(item, self._push_type):
             self._pushed(item)
             if self._is_deaf():
                 return None
@@ -193,15 +194,15 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody has closed it here; the server may have."""
+        """Whether it was not closed here; the server may have closed it."""
         return self._socket.fileno() >= 0
 
     def cut(self) -> None:
-        """From any thread: what is under way on it fails, and so does whatever comes next."""
-        # Its user closes it: a number of a socket that is closed here may be another's by then.
+        """Break it off, from any thread: its user gets an error, now or at the next use."""
+        # Not close(): another socket might get its number while its user still reads from it.
         sock = self._socket
         with suppress(OSError):
-            if isinstance(sock, ssl.SSLSocket):  # Its own would touch what its user may be reading.
+            if isinstance(sock, ssl.SSLSocket):  # Its own touches buffers that its user may read.
                 super(ssl.SSLSocket, sock).shutdown(socket.SHUT_RDWR)
             else:
                 sock.shutdown(socket.SHUT_RDWR)
@@ -238,7 +239,7 @@ class Connection:
 
 
 def rest(within: float, begun: float) -> float:
-    """What is left of a time limit; all that an operation takes is one try."""
+    """Seconds that are left of a time limit, which is for a whole try."""
     left = within - (clock.now() - begun)
     # Hardly less counts as no less, since to set the limit of a socket is a system call.
     return within if left > 0.9 * within else max(left, _SHORTEST)

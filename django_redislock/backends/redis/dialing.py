@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 DIALS_BY_NAME = 16  # That may be under way at once, each in a thread of its own.
 
-# Seconds for which new connections of event loops share what certificates were read: to read all of
-# the system's takes a loop 40 ms. Not for good, as those of a client may be replaced any day.
+# Seconds for which new connections of event loops share certificates: to read all of the system's
+# takes a loop 40 ms. Not for good, as those of a client may be replaced any day.
 TLS_SHARED_FOR = 60.0
 
 OLDEST_VERSION = (7, 0)  # Of Redis; every Valkey is newer.
 
 PROTOCOLS = (2, 3)  # Versions of RESP.
 
-# What we decide ourselves, whatever OPTIONS says.
+# Options of redis-py that are not the user's to choose.
 _OURS: dict[str, Any] = {
     "decode_responses": False,
     "health_check_interval": 0,
@@ -64,13 +64,13 @@ class Dialing(Protocol):
         """A new connection of the running loop, or redis-py's exception; cancel it when late."""
 
     def after_fork(self) -> None:
-        """In a forked child: nothing of what the parent has begun is ours."""
+        """In a forked child: the dials of the parent are not ours."""
 
 
 def begin_to_dial(dialer: Dialing, seconds: float) -> Future[Connection]:
     """A new blocking connection, made by a thread of its own within so many seconds.
 
-    So nobody need wait for so long, and one that comes late is there for whoever comes back.
+    So no caller need wait for so long, and a late one is there for the next try.
     """
     return _in_thread(partial(dialer.dial, seconds))
 
@@ -227,7 +227,7 @@ class Dialer:
             del redis_connection.read_response
 
     def _shared_tls(self, new: Any) -> Any:
-        """What a connection knows of certificates: as long as it may, the same as one before."""
+        """The certificates for a connection: shared with those before, or the *new* ones."""
         now = time.monotonic()
         if now >= self._tls_until:
             self._tls, self._tls_until = new, now + TLS_SHARED_FOR
@@ -240,7 +240,7 @@ class Dialer:
 
 
 class _Place(ref["Inbox[_Place]"]):
-    """A place for one dial by name. When nobody has it any more, it is there for the next one.
+    """A place for one dial by name. When it is dropped, it is free for the next one.
 
     So none is lost if an exception of a signal handler comes before the dial has begun.
     """
@@ -258,7 +258,7 @@ _NO_RESP3 = (
     " Locks need Redis 7.0 or newer, or Valkey; for such a proxy set OPTIONS['protocol'] to 2"
 )
 
-# The handshake of RESP2 has no HELLO, and so does not tell what the server is.
+# The handshake of RESP2 has no HELLO, so it does not tell the server's version.
 _HELLO = ("HELLO", 2)
 
 
@@ -268,12 +268,12 @@ def _asking_for_hello() -> suppress:
 
 
 def _named(reply: Any) -> dict[Any, Any]:
-    """What RESP2 says as names and values in turn; nothing if a proxy says anything else."""
+    """The map that RESP2 spells as a list; empty if a proxy says anything else."""
     return dict(zip(reply[::2], reply[1::2], strict=False)) if isinstance(reply, list) else {}
 
 
 def _check_hello(error: BaseException) -> None:
-    """Say what it means that RESP3 is refused, which came with Redis 6."""
+    """Raise NoResp3 if *error* is the refusal of a server or proxy without RESP3."""
     text = str(error).casefold()
     if isinstance(error, redis_errors.ResponseError) and (
         "noproto" in text

@@ -1,4 +1,4 @@
-"""What goes wrong with a Redis or Valkey server, and what it means (rule R13)."""
+"""Errors of a Redis or Valkey server, and their meaning (rule R13)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import ssl
 import hiredis
 from redis import exceptions as redis_errors
 
-# What a server says that is not, or not now, the one to ask. After a failover its address may
-# lead to another one, which only a new connection reaches.
+# Error codes of a server that is not, or not now, the one to ask. After a failover its address may
+# lead to another server, which only a new connection reaches.
 _WRONG_SERVER = frozenset(
     {"CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "UNBLOCKED"}
 )
@@ -16,7 +16,7 @@ _WRONG_SERVER_TEXT = "WAIT cannot be used with replica"
 
 # Error codes after which trying again may help. All others are refusals: rights, types, memory.
 _TRANSIENT = _WRONG_SERVER | {"BUSY", "TRYAGAIN"}
-# What only a node of a cluster says. It concerns one slot, and the connection is as good as before.
+# Error codes of a node of a cluster. They concern one slot; the connection is as good as before.
 _OF_CLUSTERS = frozenset({"ASK", "CROSSSLOT", "MOVED"})
 _TRANSIENT_TEXT = ("max number of clients", _WRONG_SERVER_TEXT)
 
@@ -34,7 +34,7 @@ class TooOld(redis_errors.RedisError):
 
 
 class NoResp3(TooOld):
-    """What answers does not speak RESP3."""
+    """The server, or a proxy before it, does not speak RESP3."""
 
 
 class NotOneCluster(redis_errors.RedisError):
@@ -51,15 +51,15 @@ class ReplyError(redis_errors.ResponseError):
 
 
 class NotAcknowledged(ReplyError):
-    """What the WAIT behind a command was answered; the command itself may have been carried out."""
+    """The error reply to the WAIT behind a command, which may itself have been carried out."""
 
 
 class NotSent(ConnectionError):
     """The connection was cut before all of a command was sent: the server did not carry it out."""
 
 
-# What trouble with a server looks like. Whatever else is raised in between comes from outside: a
-# signal handler, Celery's soft time limit, a cancellation.
+# Errors that mean trouble with a server. All others come from outside: a signal handler, Celery's
+# soft time limit, a cancellation.
 TROUBLE = (OSError, EOFError, redis_errors.RedisError, hiredis.HiredisError, Exhausted)
 
 
@@ -96,7 +96,7 @@ def _is_tls_refusal(error: BaseException | None) -> bool:
 
 
 def described(error: BaseException) -> str:
-    """What an error says, for the middle of a sentence."""
+    """The text of an error, for the middle of a sentence."""
     text = (str(error) or type(error).__name__).rstrip(".")
     if isinstance(error, ReplyError) and error.code in _OF_CLUSTERS:
         return f"{text} (this server is a node of a cluster, which ClusterBackend is for)"

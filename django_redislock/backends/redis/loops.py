@@ -56,7 +56,7 @@ class Loops:
                 loop.connection.abandon()
 
     def _running(self) -> _Loop:
-        """What the running loop has, from now on if it has nothing yet."""
+        """The entry of the running loop; a new one if there is none."""
         running = asyncio.get_running_loop()
         reference = self._loops.get(id(running))
         loop = reference() if reference is not None else None
@@ -72,7 +72,7 @@ class Loops:
 
 
 class _Loop:
-    """What one event loop has: a connection, which is closed with it.
+    """One event loop and its connection, which is closed with it.
 
     The connection refers to this, and the loop to the connection as long as that is open.
     """
@@ -84,7 +84,7 @@ class _Loop:
         self._dial: _Dial | None = None
 
     async def dialed(self, seconds: float) -> AsyncConnection:
-        """A new connection within so many seconds, the same for all who ask meanwhile."""
+        """A new connection within so many seconds, the same for all tasks that ask meanwhile."""
         if self._dial is None or self._dial.is_over():
             self._dial = _Dial(asyncio.create_task(self._connect(seconds)))
         return await self._dial.result(seconds)
@@ -99,10 +99,10 @@ class _Loop:
         self.connection, connection.owner = connection, self
 
     def close_at_end(self) -> None:
-        """Have the connection closed when asyncio.run() ends the loop, or somebody as it does.
+        """Have the connection closed at the end of the loop, by asyncio.run() or in its way.
 
-        They close the asynchronous generators that the loop was told of, and nobody else is told.
-        A real one would be called back also if the loop was dropped, which is too late.
+        It closes the asynchronous generators that the loop knows, and tells nobody else. So this
+        poses as one. A real one would also be called when the loop is dropped, which is too late.
         """
         told = sys.get_asyncgen_hooks().firstiter
         if told is not None:

@@ -2,8 +2,8 @@
 
 Nothing here takes a mutex. A signal handler may use a lock while its own thread is in the midst of
 a pool, and so may a destructor that the garbage collector runs: either would wait for that mutex
-for ever. What is changed is changed by single steps of lists, sets and queues that cannot be
-interrupted, and is right after each of them.
+for ever. Each change is a single step of a list, set or queue that cannot be interrupted, and all
+is consistent after each of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Lendable(Protocol):
     """What a pool lends."""
 
     rings: deque[bytes]  # Those that nobody has heard yet.
-    room: Any  # What it takes in the pool.
+    room: Any  # See Room.
 
     def close(self) -> None: ...
     def cut(self) -> None: ...
@@ -54,27 +54,27 @@ class Room:
 class Pool(Generic[Lent]):
     """The blocking connections of one backend: never more than *limit*, each used by one thread.
 
-    The last one returned is the first one lent. If all are in use, threads queue up, and what comes
-    free goes to the one that has waited longest. A waiter for a lock keeps its connection while it
-    sleeps, so that the server can ring it; a few are kept back from waiters, or sleeping waiters
-    could starve the releases that would wake them.
+    The last one returned is the first one lent. If all are in use, threads queue up, and the one
+    that has waited longest gets the next that comes free. A waiter for a lock keeps its connection
+    while it sleeps, so that the server can ring it. A few are kept back from waiters, or sleeping
+    waiters could starve the releases that would wake them.
     """
 
     KEPT_BACK = 2
-    BESIDE = 1  # Connections of a process that are not lent: its watchdog's.
+    BESIDE = 1  # Connections outside the pool: the watchdog's.
     LOOK_EVERY = 0.5  # Seconds after which one in the queue makes sure that it was not forgotten.
 
     def __init__(self, dial: Callable[[float], Lent], limit: int) -> None:
         self._dial = dial
         self._limit = limit
-        self._few = limit - self.KEPT_BACK  # So many may exist and be used by waiters, all of them.
+        self._few = limit - self.KEPT_BACK  # Waiters may have all, if no more exist.
         self._idle: list[Lent] = []
         # The room of those that exist or are being dialed. Not a count: a connection that an
         # exception of a signal handler made us lose makes room again when it is collected.
         self._taken: set[ReferenceType[Room]] = set()
-        self._waiting: deque[Inbox[Lent | Room]] = deque()  # Who came first is first.
+        self._waiting: deque[Inbox[Lent | Room]] = deque()  # The first to come is first.
         self._retired = False
-        self._abandoned = False  # Whether it is the parent's, and this the forked child.
+        self._abandoned = False  # In a forked child: whether it was the parent's.
 
     def use(self, work: Callable[[Lent], Result], seconds: float) -> Result:
         """Lend a connection for *work* alone; see take(). It is dropped if anything is raised."""
@@ -100,7 +100,7 @@ class Pool(Generic[Lent]):
 
         Raises:
             Exhausted: All are in use, and it was not this thread's turn in time.
-            Crowded: Waiters have so many that the rest is needed for those who do not wait.
+            Crowded: Waiters have so many that the rest is kept for threads that do not wait.
         """
         connection = self.take_idle(to_wait=to_wait)
         if connection is not None:
@@ -119,7 +119,7 @@ class Pool(Generic[Lent]):
             connection = self._idle.pop()
         except IndexError:
             return None
-        # Asked when it is taken already: of those who come at the same time, the last ones see it.
+        # After taking it: of several threads that come at the same time, the last ones see it.
         if to_wait and len(self._taken) > self._few and self._is_crowded():
             self.give(connection)
             return None
@@ -128,7 +128,7 @@ class Pool(Generic[Lent]):
     def give(self, connection: Lent) -> None:
         """Return a connection that is in step: all its replies were read, or are known to come."""
         if connection.rings:
-            connection.rings.clear()  # Nobody waits for them any more.
+            connection.rings.clear()  # Their waiter is gone.
         self._idle.append(connection)
         if self._retired:
             self.close()
@@ -143,16 +143,16 @@ class Pool(Generic[Lent]):
     def disown(self, connection: Lent) -> None:
         """End a connection whose return was interrupted, as by an exception of a signal handler.
 
-        Nobody knows whether it is idle, or lent to another thread by now; so it is not given back
-        again, or it might be lent to two.
+        It may be idle, or lent to another thread by now. So it is shut down, and not given back
+        twice.
         """
         connection.cut()
         self._leave(connection.room)
 
     def close(self) -> None:
         """Close the idle connections."""
-        # One by one: a signal handler finds the others meanwhile, or the room of those. The oldest
-        # first: what comes back meanwhile stays.
+        # One by one: a signal handler that comes in between finds the others, or their room. The
+        # oldest first: connections that come back meanwhile stay.
         for _ in range(len(self._idle)):
             with suppress(IndexError):  # Others took them.
                 self._end(self._idle.pop(0))
@@ -194,7 +194,7 @@ class Pool(Generic[Lent]):
     # --- whose turn it is -----------------------------------------------------------------------
 
     def _await_turn(self, seconds: float) -> Lent | Room:
-        """What comes free when nobody has waited longer: a connection, or room for one."""
+        """Wait in the queue for a connection that comes free, or for room for one."""
         turn: Inbox[Lent | Room] = Inbox()
         until = clock.now() + seconds
         try:
@@ -212,14 +212,14 @@ class Pool(Generic[Lent]):
                 self._waiting.remove(turn)
         with suppress(Empty):
             return turn.get_nowait()
-        del turn  # What somebody is about to put there goes with it.
+        del turn  # And with it a connection that is put there just now.
         raise Exhausted(
             f"all {self._limit + self.BESIDE} connections are in use, and this process may open no"
             " more; raise OPTIONS['max_connections']"
         )
 
     def _serve(self) -> None:
-        """Give what is free to those who have waited longest."""
+        """Give free connections, and room, to the threads that have waited longest."""
         while self._waiting and (self._idle or self._has_room()):
             try:
                 found: Lent | Room | None = self._idle.pop()
@@ -229,7 +229,7 @@ class Pool(Generic[Lent]):
                 continue  # Another thread was faster.
             try:
                 turn = self._waiting.popleft()
-            except IndexError:  # Nobody waits any more.
+            except IndexError:  # No thread waits any more.
                 if isinstance(found, Room):
                     self._taken.discard(ref(found))
                 else:
@@ -243,7 +243,7 @@ class Pool(Generic[Lent]):
             return None
         room = Room()
         self._taken.add(ref(room, self._taken.discard))
-        # Of several who take the last one at the same time nobody has it, and they try again.
+        # If several threads take the last one at the same time, none gets it, and all try again.
         return room if len(self._taken) <= self._limit else None
 
     def _leave(self, room: Room | None) -> None:
@@ -267,7 +267,7 @@ class Pool(Generic[Lent]):
 class ConnectionPool(Pool["Connection"]):
     """The pool of one server's connections; it tells the shared bells of one that was lost."""
 
-    BESIDE = 2  # That of a SharedBell, too.
+    BESIDE = 2  # The watchdog's, and that of a shared bell.
 
     def __init__(self, dial: Callable[[float], Connection], limit: int, bells: SharedBells) -> None:
         super().__init__(dial, limit)

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 # long as the try, if that is more.
 SHORTEST_DIAL = 0.5
 LONGEST_DIAL = 2.0
-KEPT_FOR = 10.0  # Seconds for which a late answer is there for whoever asks the same again.
-AT_ONCE = 0.001  # Seconds in which what has come already is read.
+KEPT_FOR = 10.0  # Seconds for which a late answer is kept, in case the same is asked again.
+AT_ONCE = 0.001  # Seconds for reading answers that have come already.
 
 
 class _Question(NamedTuple):
@@ -45,9 +45,10 @@ class _Question(NamedTuple):
 class RenewingConnection:
     """A connection for renewals, used by one thread.
 
-    Far away, or while a server is busy, an answer may take longer than one try. Then the connection
-    stays: what is under way on it is not asked again, and its answer counts, from when it was sent.
-    Meanwhile a new one is dialed. If that is there before the answer, the old one was dead.
+    If a server is far away or busy, an answer may take longer than one try. Then the connection
+    stays. Calls without an answer are not sent again, and a late answer counts from when its call
+    was sent. Meanwhile a new connection is dialed. If it is there before the answer, the old one
+    was dead.
     """
 
     def __init__(self, dialer: Dialing, caller: Caller) -> None:
@@ -56,7 +57,7 @@ class RenewingConnection:
         self._connection: Connection | None = None
         self._dial: Future[Connection] | None = None  # Under way; one that comes late is not lost.
         self._asked: deque[_Question] = deque()  # Whose answers are to come, in this order.
-        self._late: dict[Call, Answer] = {}  # Answers that came when nobody awaited them.
+        self._late: dict[Call, Answer] = {}  # Answers that came after their try.
 
     def prepare(self, within: float) -> None:
         """Begin to dial, unless there is a connection or will be; from any thread.
@@ -70,11 +71,12 @@ class RenewingConnection:
     def call(self, calls: Sequence[Call]) -> list[Outcome]:
         """Run scripts in one go. They must be safe to repeat, and mean the same if repeated."""
         begun, was_sent = clock.now(), False
+        within = calls[0].within  # All have the same.
         try:
-            connection = self._connected(calls[0].within)
+            connection = self._connected(within)
             was_sent = True
             if self._caller.scripting or self._asked:
-                outcomes = self._ask(connection, calls, begun)
+                outcomes = self._ask(connection, calls, begun, within)
             else:
                 outcomes = self._caller.call(connection, calls, begun)
         except Exception as error:  # noqa: BLE001 - told apart by trouble()
@@ -88,7 +90,7 @@ class RenewingConnection:
         """Close it. In a forked child only the child's copy is closed."""
         self._drop()
         # The dial itself is not told: a thread of the parent may have had its mutex at the fork.
-        # What comes of it is nobody's, and so is closed when it is collected.
+        # Its connection is closed when it is collected.
         self._dial = None
 
     def _connected(self, within: float) -> Connection:
@@ -110,8 +112,9 @@ class RenewingConnection:
             self._connection = connection
         return self._connection
 
-    def _ask(self, connection: Connection, calls: Sequence[Call], begun: float) -> list[Outcome]:
-        within = calls[0].within
+    def _ask(
+        self, connection: Connection, calls: Sequence[Call], begun: float, within: float
+    ) -> list[Outcome]:
         asked = [call._replace(within=0.0) for call in calls]
         outcomes: dict[Call, Outcome] = {
             call: self._late.pop(call) for call in asked if call in self._late

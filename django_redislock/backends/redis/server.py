@@ -85,12 +85,12 @@ class Server:
         return self._caller.scripting
 
     def session(self, form: Form | None = None) -> Session:
-        """What performs the steps of one flow there, blocking its thread; see Backend.session()."""
+        """A performer of one flow, which blocks its thread; see Backend.session()."""
         connection = form.connection if form is not None else None
         return Session(self._caller, self._pool, connection)
 
     def async_session(self, form: Form | None = None) -> AsyncSession:
-        """What performs them without blocking the event loop."""
+        """A performer of one flow in an event loop, which awaits."""
         session = AsyncSession(self._caller, self._loops, self._bells, self._pool)
         if form is not None and form.connection is not None:
             session.go_on(form.connection, form.id)

@@ -98,7 +98,7 @@ class SharedBell:
         self._opened: Future[None] = Future()
         self._opens_until = clock.now() + 2 * seconds
         self._next: dict[str, SharedBell] = {}
-        # Whoever takes it out starts it.
+        # A list, so that only the thread that takes it out starts it.
         self._unstarted = [
             threading.Thread(
                 target=self._run, args=(dial, seconds), name="redislock-bell", daemon=True
@@ -106,7 +106,7 @@ class SharedBell:
         ]
 
     def open(self) -> None:
-        """Begin to open it, unless somebody has begun.
+        """Begin to open it, unless that has begun.
 
         Raises:
             Exhausted: There is no thread to read it.
@@ -132,14 +132,14 @@ class SharedBell:
             self._opened.result(seconds)
         except TimeoutError:
             if clock.now() > self._opens_until:
-                # An exception of a signal handler has ended who was to open it.
+                # An exception of a signal handler has ended the thread that was to open it.
                 self.lost = True
                 self.cut()
             raise
         self._check_open()
 
     def forget(self, id: str) -> None:  # noqa: A002
-        """Drop what comes for *id*. Takes no lock: a thread that a fork ended may hold it."""
+        """Drop further rings for *id*."""
         self._rings.pop(id, None)
 
     def next_ring(self, id: str, seconds: float) -> bytes | None:  # noqa: A002
@@ -153,7 +153,7 @@ class SharedBell:
         return ring
 
     def cut(self) -> None:
-        """From any thread: those who wait for a ring are told that the connection was lost."""
+        """Break it off, from any thread: its waiters are told that the connection was lost."""
         self.closed = True
         if self._connection is not None:
             self._connection.cut()
@@ -194,7 +194,7 @@ class SharedBell:
                 # A node of a cluster ends a channel when its slot has moved.
                 if not (self._rings and connection.channels):
                     return
-                # Nobody asks anything on this connection, so that nobody would notice its end.
+                # No command is sent on it, so its end would not be noticed.
                 connection.subscribe(self.channel, self.CHECK_EVERY)
             elif ring and (rings := self._rings.get(id_of(ring))) is not None:
                 rings.put(ring)

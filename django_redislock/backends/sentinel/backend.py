@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from django_redislock.backends.redis.dialing import Dialer
     from django_redislock.findings import Finding
 
-# Client options that say where a server is, and what to write instead.
+# Client options that say where a server is, each with what to write instead.
 _NOT_FOR_SERVERS = dict.fromkeys(
     ("host", "port", "path"), "the sentinels say where the servers are; leave it out"
 )
@@ -49,7 +49,7 @@ class SentinelBackend(RedisBackend):
 
     @property
     def sentinels(self) -> Sentinels:
-        """Those who say which server is the master."""
+        """The sentinels, which name the master."""
         return self._dialer.sentinels
 
     def examine(self) -> Iterator[Finding]:

@@ -46,7 +46,7 @@ class MasterDialer:
         """Dial nobody yet.
 
         Args:
-            sentinels: Whom to ask.
+            sentinels: They name the master.
             dialer_to: Makes the dialer of a server, whose address is given as in a URL.
         """
         self.sentinels = sentinels
@@ -56,8 +56,7 @@ class MasterDialer:
         self._start()
 
     def _start(self) -> None:
-        # One that a signal handler may enter while its thread is within: what is done there may be
-        # done twice.
+        # Reentrant: a signal handler may enter while its thread is within, and do the same again.
         self._lock = threading.RLock()
         self._listener: Listener | None = None
         self._master: Master | None = None
@@ -118,7 +117,7 @@ class MasterDialer:
         return dialer
 
     def _kept(self, connection: AnyConnection, dialer: Dialer) -> AnyConnection:
-        """Look after a new connection, unless it leads to what is the master no more."""
+        """Note a new connection, or close it if its server is the master no more."""
         with self._lock:
             is_master = dialer is self._dialer
             if is_master:
@@ -143,7 +142,7 @@ class MasterDialer:
 
 
 def _check_transient(master: Master, error: redis_errors.RedisError) -> None:
-    """Say what was dialed, which a timeout does not, unless the error is for good."""
+    """Raise the error with the address, which a timeout does not name, unless it is for good."""
     if is_transient(error):
         raise redis_errors.ConnectionError(
             f"{master.address}, which the sentinels call the master: {described(error)}"

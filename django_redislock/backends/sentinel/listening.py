@@ -41,7 +41,7 @@ class Listener:
         """Begin with start().
 
         Args:
-            sentinels: Whom to listen to.
+            sentinels: They tell of a new master.
             learn: Is told the master, and when it was asked for.
             is_needed: Whether to go on; asked now and then.
         """

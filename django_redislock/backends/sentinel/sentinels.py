@@ -1,4 +1,4 @@
-"""What sentinels say of the master they watch.
+"""Sentinels are asked for the master that they watch.
 
 redis-py's own Sentinel asks by clients that retry behind the caller's back and know no common time
 limit (rule R5), and it trusts the first that answers. So only its connections are used here.
@@ -32,7 +32,7 @@ class NoMaster(redis_errors.RedisError):
 
 
 class NoSentinel(redis_errors.RedisError):
-    """What answers is no sentinel."""
+    """The server that answers is no sentinel."""
 
 
 class Master(NamedTuple):
@@ -49,7 +49,7 @@ class Master(NamedTuple):
 
 
 def check_sentinel(hello: Any) -> None:
-    """Judge what answers by its answer to HELLO.
+    """Judge a server by its answer to HELLO.
 
     Raises:
         NoSentinel: It is a server that keeps data.
@@ -68,7 +68,7 @@ class Sentinels:
         """Ask nobody yet.
 
         Args:
-            service: What they call the master.
+            service: Their name for the master.
             dialers: How to reach each of them, by its address.
         """
         self.service = service
@@ -141,7 +141,7 @@ class Sentinels:
     def ask_each(
         self, seconds: float, *commands: tuple[str, ...]
     ) -> dict[str, list[Any] | Exception]:
-        """What each of them answers, by address; an error reply is returned, as is trouble."""
+        """The answers of each of them, by address; an error reply is returned, as is trouble."""
         said: dict[str, list[Any] | Exception] = {}
         for address, dialer in sorted(self._dialers.items()):
             try:
@@ -153,7 +153,7 @@ class Sentinels:
         return said
 
     def _in_turn(self, inquiry: _Inquiry | None) -> Iterator[tuple[str, Dialer]]:
-        """Those to ask, until the *inquiry* is over: who did not answer of late only in need."""
+        """Sentinels to ask until the *inquiry* is over, those that were silent of late last."""
         late = time.monotonic() - ASKED_LAST_FOR
         silent = {address for address, when in list(self._unanswered.items()) if when > late}
         for address, dialer in sorted(self._dialers.items(), key=lambda one: one[0] in silent):
