@@ -7,13 +7,23 @@ a coroutine that goes on counts as a call. Who makes the way longer must say her
 
 from __future__ import annotations
 
+import math
 import sys
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import pytest
 
 import django_redislock
 from django_redislock import distributed_lock
+from django_redislock.backends.redis.calling import Caller, FirstSteps
+from django_redislock.conf import Conf
+from django_redislock.rules import flows, scripts
+from django_redislock.rules.forms import FirstTry, Release
+from django_redislock.rules.options import Options, terms_of
+from django_redislock.rules.steps import Call
+from django_redislock.rules.stored import NO_MARKERS, DoneMarkers, Owner
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -22,6 +32,7 @@ if TYPE_CHECKING:
 
 PACKAGE = str(Path(django_redislock.__file__).parent)
 WARM = 20  # Cycles after which nothing is done for the first time.
+CALLER = Caller("default", "redislock", "process")
 
 
 class Way(NamedTuple):
@@ -80,3 +91,25 @@ async def test_a_cycle_of_a_task_is_a_short_way(locks: Locks) -> None:
                 pass
         ways.append(trace.way)
     assert is_at_most(min(ways), calls=48, files=10, switches=26), min(ways)
+
+
+@pytest.mark.parametrize("wait", [0.0, 5.0])
+@pytest.mark.parametrize("renew", [True, False])
+@pytest.mark.parametrize("markers", [NO_MARKERS, DoneMarkers(once=True, run="a-run", kept="1/2")])
+def test_a_form_is_the_call_that_its_flow_begins_with(
+    wait: float, renew: bool, markers: DoneMarkers
+) -> None:
+    unused: Any = None  # A command is made without a connection.
+    steps = FirstSteps(CALLER, unused, unused, ring_apart=False)
+    terms = terms_of(Options(wait=wait, renew=renew, max_hold=math.inf), Conf(alias="default"))
+    form = FirstTry("lottery", Owner(host="web-1", pid=7), terms, 0, markers)
+    (call,) = islice(flows.acquire(form.request(), 0.0), 1)
+    channel = "redislock:bell:process:1"
+    sent = steps.command(form) + b"$%d\r\n%s\r\n" % (len(channel), channel.encode())
+    assert sent == CALLER.packed(call, channel)
+    assert (call.within, bool(call.listening)) == (terms.one_try, form.waits)
+
+    release = Release(form.name, form.token, terms, 0.0, 0.0, "", None)
+    call = Call(scripts.RELEASE, form.name, (form.token,), terms.one_try)
+    assert release.is_plain
+    assert steps.command(release) == CALLER.packed(call, "")
