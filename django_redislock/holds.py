@@ -123,7 +123,7 @@ class Holds:
             return
         self._holds.append(hold)
         if len(self._holds) > MOST_HOLDS:
-            # Whoever lets leases run out instead of releasing them must not fill the memory.
+            # Leases that run out instead of being released must not fill the memory.
             forgotten = (one for one in tuple(self._holds) if not (one.block or one.may_be_held))
             if oldest := next(forgotten, None):
                 self._remove(oldest)
@@ -133,10 +133,10 @@ class Holds:
             self._holds.remove(hold)
 
     def _drop(self, hold: Hold, *, block: bool) -> int:
-        """It counts no more. Returns how many acquires of its lease still do.
+        """Count it no more. Returns how many acquires of its lease are left.
 
-        It stays in the list until its block ends: the end of a block looks for its hold there, and
-        would else find that of another thread.
+        A hold of a block stays in the list until the block ends. Without it, the end of the block
+        would find that of another thread there.
         """
         lease = hold.lease
         assert lease is not None
@@ -452,7 +452,7 @@ class Holds:
         return transactions.by_hand()
 
     def _end_kept(self, hold: Hold, success: bool, committed: bool) -> None:
-        """The transactions are over. Nobody is left whom an error could be told but the log."""
+        """The transactions are over. An error is logged: no code is left that could catch it."""
         if hold.over or hold.lease is None:
             return  # The release was interrupted before they held it.
         try:

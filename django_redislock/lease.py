@@ -193,8 +193,8 @@ class Lease:
 
         Raises:
             LockLost: The lease has ended.
-            LockUnavailable: With *verify*, or after a hand-over that nobody knows to be confirmed:
-                the server did not answer.
+            LockUnavailable: The server did not answer. It is asked only with *verify*, or before a
+                hand-over is known to be confirmed.
         """
         is_in_doubt = self._is_in_doubt()
         if not verify and is_in_doubt and running_loop() is not None:

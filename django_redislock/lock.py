@@ -178,8 +178,8 @@ class Lock(Holds):
 
         With release_on_commit and an open transaction, it has it when that is over.
 
-        It is that of the calling thread or asyncio task; or, if that has none and the handle has
-        just one, that one, wherever it was acquired.
+        It ends the lease of this thread or asyncio task; if that has none and the handle holds
+        exactly one, that one.
 
         Args:
             success: Whether what the lock was taken for is done: only then min_hold counts.
@@ -257,7 +257,7 @@ class Lock(Holds):
             hold.transaction.__exit__(type(error), error, error.__traceback__)
             raise
 
-    # No `async def`, which would be one more coroutine.
+    # Returns the coroutine itself: `async def` would add another.
     def __aenter__(self) -> Coroutine[Any, Any, Lease]:
         if self._options.atomic is not None:
             raise misuse.has_no_transactions(self.name)

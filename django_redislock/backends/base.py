@@ -153,7 +153,7 @@ class Backend(ABC):
         """Perform a flow, blocking this thread; begin() may have done its first step."""
         return drivers.run(flow, self.session(form), form)
 
-    # No `async def`, which would be one more coroutine.
+    # Returns the coroutine itself: `async def` would add another.
     def arun(self, flow: Flow[Result], form: Form | None = None) -> Coroutine[Any, Any, Result]:
         """See run(), without blocking the event loop."""
         return drivers.arun(flow, self.async_session(form), form)

@@ -29,9 +29,8 @@ FORKED = "the process was forked meanwhile, and this is the child"
 def _seen_in(made_in: Process, trouble: Unanswered | Refused) -> Unanswered | Refused:
     """What trouble means to the process that it is seen in.
 
-    A step may begin in one process and fail in two: in the one that began it, and in a child that
-    was forked meanwhile. To try again or to undo is the parent's business, which goes on with the
-    flow; in the child the flow ends here.
+    If the process is forked during a step, the step may fail in the parent and in the child. Only
+    the parent tries again or undoes it, and goes on with the flow; in the child the flow ends here.
     """
     return trouble if process.this() is made_in else NotOurs(FORKED)
 

@@ -172,7 +172,7 @@ def acquire(
     Args:
         request: What to ask for.
         now: When it begins.
-        take_over: Called with a grant. Until it returns, whatever interrupts the flow undoes it.
+        take_over: Called with the grant. An interrupt before it returns undoes the grant.
 
     Raises:
         LockUnavailable: The server refused, or did not answer for too long.
@@ -371,11 +371,11 @@ def _take_up(
 ) -> Granted | None:
     """What a bell says that was rung at *server_time*; None if it is safer to ask.
 
-    The server told its time when it answered the last look, too. The difference of the two is how
-    long after that answer the lock was granted, so the grant is at least that much younger than the
-    sending of the look. In this way a bell that lay unread while this process was stopped shows its
-    age. Until the watchdog has had an answer, only CONFIRM_WITHIN is certain; the lease has its
-    whole ttl if the confirmation arrives.
+    Both times come from the server's clock: that of the grant, and that of its answer to our last
+    look. Their difference, added to when we sent that look, is the earliest time of the grant on
+    our clock. So a ring that lay unread while this process was stopped is known to be old. Until
+    the watchdog has had an answer, only CONFIRM_WITHIN is certain; the lease has its whole ttl if
+    the confirmation arrives.
     """
     waited = server_time - look.server_time
     at = min(look.sent + max(waited, 0.0), now)

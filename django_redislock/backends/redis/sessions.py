@@ -60,8 +60,8 @@ class Session(drivers.Blocking):
         was_sent = False
         listens = bool(step.listening) and self._bell is None and self._caller.scripting
         if listens and not self._id and self._pool.bells.lacks_one:
-            # To open it takes several round trips, and most locks are free. Who waits already,
-            # and has lost a bell, has no time to lose: he is passed over until he has another.
+            # Most locks are free, so try without it: to open it takes several round trips. But a
+            # waiter that has lost its bell opens another at once: the server skips it until then.
             answer = self.call(as_try(step))
             if not (is_busy(answer.value) and self._caller.scripting):
                 return answer
