@@ -54,7 +54,7 @@ demo-admin: $(VENV)/demo ## Look at the page of held locks while much goes on, u
 demo-stop: $(VENV)/demo ## Stop the embedded server that the example project has started
 	@exec $(BIN)/python -m example_project.embedded_server stop
 
-test: $(VENV)/test ## Run the test suite, in about a quarter of an hour
+test: $(VENV)/test ## Run the test suite (ARGS=--everywhere: each test in every place that it is written for)
 	@exec $(PYTEST) --durations 10 --durations-min 5 $(ARGS)
 
 test-quick: $(VENV)/test ## Run the tests that answer within a minute: rules, API, locks on one server
