@@ -1,4 +1,5 @@
 -- acquire: a waiter's question "may I?"; first try, resend, look, confirmation and last look alike.
+-- KEYS  all of them with done markers; without, those up to HELD
 -- ARGV  token, id, ttl (ms), mode, ticket, markers, renews, owner, channel
 --       mode: try (do not queue), queue, last (leave the queue if not granted)
 --       ticket: place in the queue to go back to, 0 for a new one

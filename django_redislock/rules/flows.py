@@ -298,8 +298,9 @@ def _granted_by(answer: Answer, request: Request) -> Granted | None:
 
 
 def _acquire_call(request: Request, mode: str, ticket: bytes, left: float) -> Call:
+    markers = request.markers.packed
     return Call(
-        scripts.ACQUIRE,
+        scripts.ACQUIRE_MARKED if markers else scripts.ACQUIRE,
         request.name,
         (
             request.token,
@@ -307,7 +308,7 @@ def _acquire_call(request: Request, mode: str, ticket: bytes, left: float) -> Ca
             milliseconds(request.ttl),
             mode,
             ticket,
-            request.markers.packed,
+            markers,
             renews_flag(request.renews),
             request.owner.packed,
         ),

@@ -92,6 +92,8 @@ class FirstTry(Form):
         self.waits = terms.wait > 0
         self.replicas = replicas
         self.markers = markers
+        if markers is not NO_MARKERS:
+            self.script = scripts.ACQUIRE_MARKED
         self.made_in = process.current
 
     def request(self) -> Request:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import TYPE_CHECKING, TypeVar
 
@@ -53,7 +53,10 @@ def _load(name: str) -> Script:
     return Script(name, source, sha, tuple(keys.lower().split(", ")), takes_channel)
 
 
-ACQUIRE = _load("acquire")
+# An acquire with done markers: that of a task run, or of what a `once` may have done.
+ACQUIRE_MARKED = _load("acquire")
+# Any other: the same text, without the keys that only done markers need, which come last.
+ACQUIRE = replace(ACQUIRE_MARKED, keys=ACQUIRE_MARKED.keys[:5])
 RENEW = _load("renew")
 RELEASE = _load("release")
 CONCLUDE = _load("conclude")

@@ -163,7 +163,7 @@ def granted_at(seconds: float) -> int:
 
 
 def asks(step: Any) -> bool:
-    return isinstance(step, Call) and step.script is scripts.ACQUIRE
+    return isinstance(step, Call) and step.script.name == scripts.ACQUIRE.name
 
 
 def undoes(step: Any) -> bool:
@@ -183,7 +183,7 @@ def test_trying_once_asks_with_all_that_the_script_needs_and_for_no_bell() -> No
         wait=0.0, ttl=0.2501, markers=DoneMarkers(True, "a-task", "9000/10"), replicas=2
     ).step
     assert call == Call(
-        scripts.ACQUIRE,
+        scripts.ACQUIRE_MARKED,
         NAME,
         (TOKEN, ID, 251, "try", b"0", "19000/10|a-task", "-", OWNER.packed),
         within=0.75 * OPERATION_TIMEOUT,

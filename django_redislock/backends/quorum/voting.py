@@ -124,7 +124,7 @@ class Voting:
         Raises:
             NoMajority: There is no such answer.
         """
-        if call.script is scripts.ACQUIRE:
+        if call.script.name == scripts.ACQUIRE.name:
             return (yield from self._acquire(call))
         if call.script is scripts.ANNOUNCE:
             return (yield from self._announce(call))

@@ -185,7 +185,7 @@ class Caller:
         """The command that runs a script: by its SHA, or *in_full* with the whole text."""
         args = step.script.told(step.args, channel)
         if in_full:
-            if step.script is scripts.ACQUIRE:
+            if step.script.name == scripts.ACQUIRE.name:
                 self._told.clear()  # A server that lacks the first of all scripts lacks the rest.
             keys = step.script.given(lock_keys(self.prefix, step.name))
             return packed("EVAL", step.script.source, len(keys), *keys, *args)
@@ -285,7 +285,7 @@ class FirstSteps:
         connection = self._pool.take_idle(to_wait=form.waits)
         if connection is None:
             return
-        if form.script is scripts.ACQUIRE:
+        if form.script.takes_channel:
             channel = connection.channels.get(prefix_of(self._caller.prefix, form.name), "")
             if form.waits and not channel:
                 self._pool.give(connection)
@@ -322,7 +322,7 @@ class FirstSteps:
         if connection is None:
             return
         id = form.id if form.waits else ""  # noqa: A001
-        if form.script is scripts.ACQUIRE:
+        if form.script.takes_channel:
             channel = connection.channels.get(prefix_of(self._caller.prefix, form.name), "")
             if id and not channel:
                 return
