@@ -18,6 +18,7 @@ import pytest
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.backends import RedisBackend, watchdog
+from django_redislock.backends.redis.protocol import packed
 from django_redislock.backends.registry import backends
 from django_redislock.rules import flows, scripts, stored
 from tests.support.backends import UNHURRIED
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from pytest_django import Settings
 
+    from django_redislock.backends.redis.connection import Connection
     from django_redislock.lease import Lease
     from tests.conftest import Locks, Spawn
     from tests.support.proxy import Proxy
@@ -209,6 +211,26 @@ def test_a_fork_amid_the_first_acquire_of_a_thread_does_not_hang_the_child(
     finally:
         is_over.set()
         assert thread.result(HUNG)
+
+
+@pytest.mark.proves("R8")
+def test_a_fork_amid_a_write_sends_nothing_to_a_new_connection_of_the_child(locks: Locks) -> None:
+    def write_to_the_number_that_was_looked_up() -> bool:
+        """In a forked child of a signal handler that came in between."""
+        with distributed_lock(f"of {os.getpid()}", wait=0) as lease:
+            os.write(number, packed("PING"))
+            lease.ensure_held(verify=True)  # Its answer would be that of the PING.
+            return lease.held
+
+    pool = backend()._pool
+
+    def fork_amid_it(connection: Connection) -> bool:
+        nonlocal number
+        number = connection._socket.fileno()
+        return in_fork(write_to_the_number_that_was_looked_up)
+
+    number = -1
+    assert pool.use(fork_amid_it, HUNG)
 
 
 def test_a_fork_amid_the_end_of_a_dial_does_not_hang_the_child(locks: Locks, proxy: Proxy) -> None:

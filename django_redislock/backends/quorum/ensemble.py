@@ -217,6 +217,10 @@ class Ensemble(_Ensemble[QuorumConnection]):
             self._close(server)
         self._dials.clear()  # Their connections are closed when they are collected.
 
+    def abandon(self) -> None:
+        """In a forked child: close its copies."""
+        self.close()
+
     def cut(self) -> None:
         """From any thread: the question under way fails, and so does every later one."""
         for connection in [*self._connections.values()]:

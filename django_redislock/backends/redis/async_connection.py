@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from django_redislock.backends.redis.protocol import (
     SUBSCRIBED,
     UNSUBSCRIBED,
     Push,
+    free_copy,
     id_of,
     new_reader,
     note,
@@ -148,10 +148,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """In a forked child: free the copy of the socket without telling the server or the loop."""
         self.closed = ConnectionError("the connection belongs to the parent process")
         sock = self._transport.get_extra_info("socket")
-        if sock is not None and sock.fileno() >= 0:
-            null = os.open(os.devnull, os.O_RDWR)
-            os.dup2(null, sock.fileno())
-            os.close(null)
+        if sock is not None:
+            free_copy(sock)
 
     # --- asyncio.BufferedProtocol: a plain one is given a new buffer of 256 KB for each reply ---
 

@@ -23,6 +23,7 @@ from django_redislock.backends.redis.protocol import (
     SUBSCRIBED,
     UNSUBSCRIBED,
     Push,
+    free_copy,
     new_reader,
     note,
     rings_as,
@@ -191,6 +192,10 @@ class Connection:
             self._redis_connection.disconnect()  # type: ignore[no-untyped-call]
         finally:
             self._socket.close()  # Also if a signal handler has interrupted redis-py at that.
+
+    def abandon(self) -> None:
+        """In a forked child: free the copy of the socket, which interrupted code may still use."""
+        free_copy(self._socket)
 
     @property
     def is_open(self) -> bool:

@@ -37,6 +37,7 @@ class Lendable(Protocol):
 
     def close(self) -> None: ...
     def cut(self) -> None: ...
+    def abandon(self) -> None: ...
 
 
 Lent = TypeVar("Lent", bound=Lendable)
@@ -173,7 +174,9 @@ class Pool(Generic[Lent]):
             room = reference()
             connection = room.connection() if room and room.connection else None
             if connection is not None:
-                connection.close()
+                connection.abandon()
+        for connection in self._idle:
+            connection.close()
 
     def _take(self, room: Room | None, seconds: float, patience: float) -> Lent:
         begun = clock.now()

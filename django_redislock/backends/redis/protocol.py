@@ -7,6 +7,7 @@ carries nothing but rings, so that waiters need a second one.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import hiredis
@@ -15,6 +16,7 @@ from django_redislock.backends.redis.errors import ReplyError
 from django_redislock.rules.keys import prefix_in
 
 if TYPE_CHECKING:
+    import socket
     from typing import Any
 
 NOTHING = object()  # No whole reply has come yet.
@@ -67,3 +69,15 @@ def note(item: list[Any], channels: dict[str, str]) -> None:
 def id_of(ring: bytes) -> str:
     """The id of the lease that a ring is for; "" if it is for none."""
     return ring.partition(b" ")[2].partition(b" ")[0].decode(errors="replace")
+
+
+def free_copy(sock: socket.socket) -> None:
+    """In a forked child: free the copy of a socket, but not its number.
+
+    The fork may have been made by a signal handler, in the midst of a write to that number. So no
+    new connection may have it before that write was made.
+    """
+    if sock.fileno() >= 0:
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, sock.fileno())
+        os.close(null)
