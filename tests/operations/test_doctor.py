@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from django_redislock.backends.base import TakesCommands
+    from django_redislock.rules.forms import Form
     from django_redislock.rules.steps import Call, Outcome, Performer
     from tests.conftest import Locks, MakeProxy, MakeServer
     from tests.support.quorums import MakeQuorum
@@ -385,11 +386,11 @@ class Theirs(Backend):
         self.inside = RedisBackend(self.conf)
         self.watchdog = self.inside.watchdog
 
-    def session(self) -> Performer:
-        return self.inside.session()
+    def session(self, form: Form | None = None) -> Performer:
+        return self.inside.session(form)
 
-    def async_session(self) -> Performer:
-        return self.inside.async_session()
+    def async_session(self, form: Form | None = None) -> Performer:
+        return self.inside.async_session(form)
 
     def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
         return self.inside.call_many(calls)
