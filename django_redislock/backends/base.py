@@ -78,7 +78,6 @@ class Backend(ABC):
     in_buckets = False  # Whether names are spread over buckets, see rules/keys.py.
     in_parts = False  # Whether there are several servers, and a look says where a lock is.
     watchdog: Watchdog  # Of all leases; on a cluster each node has its own instead.
-    watch: Callable[[Lease], None]  # Has the watchdog look after a new lease.
 
     def __init__(self, conf: Conf) -> None:
         self.conf = conf
@@ -121,6 +120,10 @@ class Backend(ABC):
     def watchdog_of(self, name: str) -> Watchdog:
         """Who looks after the leases of *name* at this time: one for all, unless overridden."""
         return self.watchdog
+
+    def watch(self, lease: Lease) -> None:
+        """Look after a new lease. Where there is one watchdog, this is its method."""
+        self.watchdog_of(lease.name).watch(lease)
 
     def _terms_of(self, options: Options) -> Terms:
         return terms_of(options, self.conf, self.operation_timeout)

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from django_redislock.backends.watchdog import Watchdog
     from django_redislock.conf import Conf
     from django_redislock.findings import Finding
-    from django_redislock.lease import Lease
     from django_redislock.rules.forms import Form
     from django_redislock.rules.replies import LookReply
     from django_redislock.rules.steps import Outcome
@@ -130,9 +129,6 @@ class ClusterBackend(Backend):
 
     def retire(self) -> None:
         self.slots.retire()
-
-    def watch(self, lease: Lease) -> None:
-        self.watchdog_of(lease.name).watch(lease)
 
     def watchdog_of(self, name: str) -> Watchdog:
         return self.slots.last_owner_node(name).watchdog

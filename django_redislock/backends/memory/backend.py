@@ -69,7 +69,7 @@ class InMemoryBackend(Backend):
     def _start(self) -> None:
         super()._start()
         self.watchdog = Watchdog(self, self)
-        self.watch = self.watchdog.watch
+        self.watch = self.watchdog.watch  # type: ignore[method-assign] # a hop less
         self._listeners: dict[bytes, Callable[[str], object]] = {}
         self._numbers = count(1)
         self._handed_over = False  # Whether there may be a grant that its waiter has not confirmed.

@@ -75,7 +75,7 @@ class QuorumBackend(Backend):
         self._pool = Pool(lambda seconds: Ensemble(self.quorum), limit)
         self._watchdog_ensemble: Ensemble | None = None
         self.watchdog = Watchdog(self, self)
-        self.watch = self.watchdog.watch
+        self.watch = self.watchdog.watch  # type: ignore[method-assign] # a hop less
 
     def after_fork(self) -> None:
         # Only this process's copies are closed; the parent goes on using its own.

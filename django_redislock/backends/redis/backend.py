@@ -70,7 +70,7 @@ class RedisBackend(Server, Backend):
     def _start(self) -> None:
         super()._start()
         Server.__init__(self, self, self._dialer, self._most_connections)
-        self.watch = self.watchdog.watch
+        self.watch = self.watchdog.watch  # type: ignore[method-assign] # a hop less
 
     def after_fork(self) -> None:
         self.abandon()
