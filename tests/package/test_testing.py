@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from datetime import timedelta
@@ -26,15 +27,17 @@ from django_redislock.testing import LockTestKit
 from tests import ROOT
 from tests.support.others import held_by_other
 from tests.support.processes import python
-from tests.support.waiting import HUNG, wait_until
+from tests.support.waiting import HUNG, await_until, wait_until
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pytest_django import Settings
 
     from django_redislock import Lease
+    from django_redislock.lock import Lock
     from tests.conftest import Locks
     from tests.support.backends import Place
     from tests.support.ways import Way
@@ -382,6 +385,65 @@ def test_time_may_pass_while_threads_lock(redislock: LockTestKit) -> None:
         thread.join(HUNG)
     wait_until(lambda: held.get("lottery") is None)
     assert raised == []
+
+
+async def queued(lock: Lock) -> asyncio.Task[bool]:
+    """A task that waits for the lock. It hears nothing while its event loop stands still."""
+    waiter = asyncio.create_task(lock.aacquire())
+    await await_until(lambda: (seen := held.get(lock.name)) is not None and seen.waiters)
+    return waiter
+
+
+async def test_no_lock_is_handed_over_amid_a_jump(
+    redislock: LockTestKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = backends["default"]
+    assert isinstance(backend, InMemoryBackend)
+    holds, may_release, released = threading.Event(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with distributed_lock("lottery", ttl=1000):
+            holds.set()
+            may_release.wait(HUNG)
+        released.set()
+
+    def confirm_then_have_released(confirm: Callable[[], None] = backend._confirm_grants) -> None:
+        confirm()
+        may_release.set()
+        released.wait(0.3)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert holds.wait(HUNG)
+    lock = distributed_lock("lottery", ttl=1000, wait=1000)
+    waiter = await queued(lock)
+    monkeypatch.setattr(backend, "_confirm_grants", confirm_then_have_released)
+    redislock.advance(5)
+    holder.join(HUNG)
+    assert not await distributed_lock("lottery", wait=0).aacquire()
+    assert await waiter
+    await lock.arelease()
+
+
+async def test_a_release_that_read_the_clock_before_a_jump_hands_over_after_it(
+    redislock: LockTestKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = backends["default"]
+    assert isinstance(backend, InMemoryBackend)
+    run = backend.interpreter.run
+
+    def jump_then_run(*args: Any) -> Any:
+        monkeypatch.undo()
+        redislock.advance(5)
+        return run(*args)
+
+    async with distributed_lock("lottery"):
+        lock = distributed_lock("lottery", ttl=1000, wait=1000)
+        waiter = await queued(lock)
+        monkeypatch.setattr(backend.interpreter, "run", jump_then_run)
+    assert not await distributed_lock("lottery", wait=0).aacquire()
+    assert await waiter
+    await lock.arelease()
 
 
 # --- Django's own test runner ---------------------------------------------------------------------

@@ -7,6 +7,7 @@ import queue
 import time
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -72,7 +73,6 @@ class InMemoryBackend(Backend):
         self.watch = self.watchdog.watch  # type: ignore[method-assign] # a hop less
         self._listeners: dict[bytes, Callable[[str], object]] = {}
         self._numbers = count(1)
-        self._handed_over = False  # Whether there may be a grant that its waiter has not confirmed.
         self.interpreter = self._interpreter_of()
 
     def after_fork(self) -> None:
@@ -122,7 +122,6 @@ class InMemoryBackend(Backend):
         for rung, message in zip(rings[::2], rings[1::2], strict=True):
             if ring := self._listeners.get(rung):
                 ring(message.decode())
-            self._handed_over |= message.startswith(b"granted ")
         return value
 
     @property
@@ -135,27 +134,37 @@ class InMemoryBackend(Backend):
         """Let so many seconds pass at once. Leases are renewed as the watchdog would have done."""
         left = seconds and seconds + LAST_MS
         while left > 0:
-            leases = [lease for name in list(self.leases) for lease in self.leases.of(name)]
-            for lease in leases:
+            for lease in self._every_lease():
                 if lease.grant.is_unanswered:
                     self._look_after(lease)  # A renewal without an answer is tried again soon.
-            step = min([left, *(lease.ttl / 3 for lease in leases if lease.grant.auto_renew)])
-            if self._handed_over:
-                self._take_up()
-            self._ahead += step
-            left -= step
-            for lease in leases:
+            left -= self.interpreter.alone(partial(self._jump, left))
+            for lease in self._every_lease():
                 self._look_after(lease)
         self.wake_waiters()
 
-    def _take_up(self) -> None:
-        """Confirm grants that waiters were handed just now, as they would before time passes."""
-        self._handed_over = False
+    def _jump(self, most: float) -> float:
+        """Let time pass, but none that a watchdog would not have slept; return how much.
+
+        Other threads can take no lock and hand none over meanwhile.
+        """
+        self._confirm_grants()
+        renewed = (lease for lease in self._every_lease() if lease.grant.auto_renew)
+        seconds = min([most, *(lease.ttl / 3 for lease in renewed)])
+        self._ahead += seconds
+        # A thread may have read the clock, and not have run its script yet: that runs now.
+        self.interpreter.perform("TIME", us=self._us)
+        return seconds
+
+    def _confirm_grants(self) -> None:
+        """Confirm what waiters were handed just now, as they would before time passes."""
         for key in self.interpreter.every_key():
             name = name_of(self.prefix, key.name.decode())
             value = self.interpreter.perform("GET", key.name, us=self._us) if name else None
             if name and value and (confirmation := confirmation_of(value)):
                 self._perform(Call(scripts.RENEW, name, confirmation, self.within), "")
+
+    def _every_lease(self) -> list[Lease]:
+        return [lease for name in list(self.leases) for lease in self.leases.of(name)]
 
     def _look_after(self, lease: Lease) -> None:
         grant = lease.grant

@@ -11,12 +11,13 @@ from lupa.lua51 import LuaRuntime
 from django_redislock.backends.memory.errors import ReplyError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from django_redislock.rules.scripts import Script
 
 _KEYSPACE = (resources.files("django_redislock.backends.memory") / "keyspace.lua").read_bytes()
 _PERFORM = b"return redis.call(unpack(ARGV))"
+_ALONE = b"local act = ... return act()"
 
 
 class Key(NamedTuple):
@@ -46,6 +47,7 @@ class Interpreter:
         self.commands = frozenset(server[b"commands"].values())
         self._compiled: dict[str, Any] = {}  # By SHA.
         self._perform = self._lua.compile(_PERFORM)
+        self._alone = self._lua.compile(_ALONE)
 
     def run(
         self, script: Script, us: int, keys: Sequence[str], args: Sequence[str | bytes | int]
@@ -67,6 +69,14 @@ class Interpreter:
     def perform(self, *command: str | bytes | int, us: int = 0) -> Any:
         """Run one command; see run()."""
         return self._answered(self._perform, us, (), command)[0]
+
+    def alone(self, act: Callable[[], float]) -> float:
+        """Call *act*, which may run scripts; those of other threads wait until it returns.
+
+        It must wait for no other thread. Returns what *act* does.
+        """
+        seconds: float = self._alone(act)  # Lua keeps its mutex while it calls Python.
+        return seconds
 
     def every_key(self) -> list[Key]:
         """All keys."""
