@@ -70,9 +70,9 @@ def _cycle(backend: Any) -> None:
         Call(scripts.ACQUIRE, name, (token, token[:16], 30_000, "try", b"0", "", "r", "{}"), 5.0)
         for name, token in tokens.items()
     ]
-    backend.ask_many(taken)
+    backend.results_of(taken)
     released = [Call(scripts.RELEASE, name, (token,), 5.0) for name, token in tokens.items()]
-    assert set(backend.ask_many(released)) == {b"released"}
+    assert set(backend.results_of(released)) == {b"released"}
 
 
 def _cpu_seconds(client: Any) -> float:

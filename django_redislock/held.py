@@ -158,7 +158,7 @@ def detail(name: str, *, using: str = DEFAULT_ALIAS) -> Detail:
     backend = backends[using]
     name = check_name(name)
     inspect = Call(scripts.INSPECT, name, (MOST_WAITERS_NAMED,), backend.within)
-    looked, inspected = backend.ask_many([backend.look(name), inspect])
+    looked, inspected = backend.results_of([backend.look(name), inspect])
     lock = _read_look(backend, name, backend.seen(name, looked))
     found = InspectReply(*inspected)
     now = in_seconds(found.server_ms)
@@ -249,7 +249,7 @@ def force_release(
     call = Call(scripts.FORCE_RELEASE, name, args, backend.within)
     # Owners, operators and reasons may come from anybody: with %r none forges a line of the log.
     try:
-        reply = ForceReleaseReply(*backend.run(flows.ask(call)))
+        reply = ForceReleaseReply(*backend.run(flows.result_of(call)))
     except LockUnavailable:
         text = "Lock %r (%s): whether lease %r was released is unknown, by %r, reason %r"
         audit.warning(text, name, using, id, by, reason)

@@ -248,7 +248,7 @@ class Holds:
                 continue
             holder, may_be_held = grant.holder(), grant.may_be_held(now)
             is_mine = holder is me and (grant.caller is None or grant.caller.is_served())
-            if is_mine and (self._options.reentrant or grant.is_only_kept):
+            if is_mine and (self._options.reentrant or grant.is_held_by_transactions_only):
                 if not may_be_held:
                     raise grant.loss(now)
                 # First: after an interrupt where this begins, the hold has no lease to give back.
@@ -270,7 +270,7 @@ class Holds:
             self._refuse_transaction(hold)
         markers = NO_MARKERS
         if run is not None:
-            markers = DoneMarkers(options.once > 0, run.id, hold.backend.kept)
+            markers = DoneMarkers(options.once > 0, run.id, hold.backend.retention)
         elif options.once:
             markers = DoneMarkers(once=True)
         # What might have been a template was not judged by its length before.
@@ -359,7 +359,7 @@ class Holds:
             if (
                 hold is not None
                 and hold.terms.release_before_commit == DEFER
-                and (database := self._keep(hold, success))
+                and (database := self._defer(hold, success))
             ):
                 hold.terms = hold.terms._replace(release_before_commit="ignore")
                 self._end(success, block=block, hold=hold)
@@ -435,7 +435,7 @@ class Holds:
         min_hold, once = (options.min_hold, options.once) if success else (0.0, 0.0)
         return Release(lease.name, grant.token, hold.terms, min_hold, once, ended, grant.lost)
 
-    def _keep(self, hold: Hold, success: bool) -> str | None:
+    def _defer(self, hold: Hold, success: bool) -> str | None:
         """Let the transactions that are open hold the lease too, until they are over.
 
         Returns the alias of a database whose commit nobody hears of, if there is one.
@@ -447,11 +447,13 @@ class Holds:
         terms = hold.terms._replace(release_before_commit="ignore")
         theirs = Hold(hold.backend, terms, block=True)
         theirs.lease, theirs.over = lease, True
-        if transactions.at_end(partial(self._end_kept, theirs, success)):
-            theirs.over = not lease.grant.keep()  # In one step, whatever interrupts it.
+        if transactions.at_end(partial(self._end_deferred, theirs, success)):
+            theirs.over = (
+                not lease.grant.hold_for_transactions()
+            )  # In one step, whatever interrupts it.
         return transactions.by_hand()
 
-    def _end_kept(self, hold: Hold, success: bool, committed: bool) -> None:
+    def _end_deferred(self, hold: Hold, success: bool, committed: bool) -> None:
         """The transactions are over. An error is logged: no code is left that could catch it."""
         if hold.over or hold.lease is None:
             return  # The release was interrupted before they held it.
@@ -460,7 +462,7 @@ class Holds:
         except LockError as error:
             logger.error("The transaction under lock %r is over: %s", self.name, error)  # noqa: TRY400 - it is no bug
         finally:
-            hold.lease.grant.unkeep()
+            hold.lease.grant.transactions_are_over()
 
     def _release(self, hold: Hold, form: Release, success: bool, *, block: bool) -> Flow[None]:
         lease, backend = hold.lease, hold.backend
@@ -486,7 +488,7 @@ class Holds:
             block,
             form.ended,
             self._run,
-            backend.kept,
+            backend.retention,
         )
         reason = yield from flows.release(ending)
         now = backend.clock()

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_redislock")
 
 
-class Keeper(Protocol):
-    """What keeps a lease alive and answers for it: the backend that granted it."""
+class GrantingBackend(Protocol):
+    """What a lease needs of the backend that granted it."""
 
     alias: str
     clock: Callable[[], float]
@@ -110,14 +110,22 @@ class Lease:
         grant: Its state, for the package itself.
     """
 
-    __slots__ = ("__weakref__", "_callbacks", "_keeper", "fence", "grant", "id", "name", "owner")
+    __slots__ = ("__weakref__", "_backend", "_callbacks", "fence", "grant", "id", "name", "owner")
 
-    def __init__(self, name: str, id: str, fence: int, owner: Owner, keeper: Keeper, grant: Grant):  # noqa: A002 - the word of the contract
+    def __init__(
+        self,
+        name: str,
+        id: str,  # noqa: A002 - the word of the contract
+        fence: int,
+        owner: Owner,
+        backend: GrantingBackend,
+        grant: Grant,
+    ) -> None:
         self.name = name
         self.id = id
         self.fence = fence
         self.owner = owner
-        self._keeper = keeper
+        self._backend = backend
         self._callbacks: list[Callable[[Lease], object]] = []
         self.grant = grant  # Set last, see __del__.
 
@@ -133,7 +141,7 @@ class Lease:
         if grant.is_ended or grant.holds <= 0:
             return  # Nobody relied on it.
         # A destructor must not ask a server.
-        now = self._keeper.clock()
+        now = self._backend.clock()
         if grant.may_be_held(now):
             logger.warning(
                 "The held lease %s of lock %r was dropped without a release; the lock stays"
@@ -142,7 +150,7 @@ class Lease:
                 self.name,
                 grant.ends - now,
             )
-        self._keeper.leases.discard(self)
+        self._backend.leases.discard(self)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -153,7 +161,7 @@ class Lease:
     @property
     def alias(self) -> str:
         """Where the lock is: the alias in REDISLOCK."""
-        return self._keeper.alias
+        return self._backend.alias
 
     @property
     def ttl(self) -> float:
@@ -172,18 +180,18 @@ class Lease:
         It is False also while nobody knows: the lease was handed over a second ago or more, and
         the server has answered nothing since. ``ensure_held()`` asks it.
         """
-        return self.grant.is_held(self._keeper.clock())
+        return self.grant.is_held(self._backend.clock())
 
     @property
     def expires_in(self) -> float:
         """Seconds until the lease ends unless renewed; 0.0 when it is not held."""
-        now = self._keeper.clock()
+        now = self._backend.clock()
         return max(0.0, self.grant.ends - now) if self.grant.is_held(now) else 0.0
 
     @property
     def lost_reason(self) -> LostReason | None:
         """Why it was lost: "expired", "forced", "taken" or "unreachable"; None if it was not."""
-        return self.grant.lost_reason(self._keeper.clock())
+        return self.grant.lost_reason(self._backend.clock())
 
     def ensure_held(self, verify: bool = False) -> None:
         """Return if the lock is ours, raise if it is not; the check before touching the resource.
@@ -206,14 +214,14 @@ class Lease:
         if verify or is_in_doubt:
             self.renew()
         elif not self.held:
-            raise self.grant.loss(self._keeper.clock())
+            raise self.grant.loss(self._backend.clock())
 
     async def aensure_held(self, verify: bool = False) -> None:
         """See ensure_held()."""
         if verify or self._is_in_doubt():
             await self.arenew()
         elif not self.held:
-            raise self.grant.loss(self._keeper.clock())
+            raise self.grant.loss(self._backend.clock())
 
     def renew(self, ttl: float | timedelta | None = None) -> None:
         """Restart the ttl now.
@@ -228,11 +236,11 @@ class Lease:
                 renewal asks for the longer ttl again.
             ValueError: The ttl is no duration, or is shorter than that of the lease.
         """
-        self._keeper.run(self._renew(self._checked(ttl)))
+        self._backend.run(self._renew(self._checked(ttl)))
 
     async def arenew(self, ttl: float | timedelta | None = None) -> None:
         """See renew()."""
-        await self._keeper.arun(self._renew(self._checked(ttl)))
+        await self._backend.arun(self._renew(self._checked(ttl)))
 
     def on_lost(self, callback: Callable[[Lease], object]) -> None:
         """Call *callback* with this lease once if it is lost; at once if it already is.
@@ -283,7 +291,7 @@ class Lease:
                 logger.exception("An on_lost callback of lock %r failed", self.name)
 
     def _is_in_doubt(self) -> bool:
-        return self.grant.is_in_doubt(self._keeper.clock())
+        return self.grant.is_in_doubt(self._backend.clock())
 
     def _checked(self, ttl: float | timedelta | None) -> float | None:
         # It never becomes shorter: a renewal that is still on its way for the old ttl would be
@@ -299,16 +307,16 @@ class Lease:
         return length
 
     def _renew(self, ttl: float | None) -> Flow[None]:
-        keeper = self._keeper
+        backend = self._backend
         try:
-            renewal = self.grant.renewal(keeper.clock(), ttl)
+            renewal = self.grant.renewal(backend.clock(), ttl)
         except LockLost:
-            keeper.note_expiry(self)
+            backend.note_expiry(self)
             raise
-        timeout = keeper.operation_timeout(self.ttl)
+        timeout = backend.operation_timeout(self.ttl)
         answer = yield from flows.answer_to_renewal(renewal, timeout)
         try:
-            self.grant.answered(renewal, answer, keeper.clock())
+            self.grant.answered(renewal, answer, backend.clock())
         except LockLost as lost:
-            keeper.lost(self, lost.reason)
+            backend.lost(self, lost.reason)
             raise

@@ -340,5 +340,5 @@ class Lock(Holds):
 
     def _look(self, backend: Backend) -> Flow[bool]:
         name = check_name(self.name)
-        value = yield from flows.ask(backend.look(name))
+        value = yield from flows.result_of(backend.look(name))
         return not backend.seen(name, value).is_free

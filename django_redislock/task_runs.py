@@ -202,7 +202,7 @@ def _noted(backend: Backend, names: list[str]) -> dict[str, tuple[Record, list[_
     """Ask for the notes of the runs under each lock, see lua/runs.lua."""
     calls = [Call(scripts.RUNS, name, (), backend.within) for name in names]
     noted = {}
-    for name, answer in zip(names, backend.ask_many(calls) if calls else (), strict=True):
+    for name, answer in zip(names, backend.results_of(calls) if calls else (), strict=True):
         runs = RunsReply(*answer)
         now = in_seconds(runs.server_ms)
         last_started = _read_started(b"|" + runs.unended, now)
@@ -415,5 +415,5 @@ def _call(
 ) -> Any:
     """Run a script; if it *notes* a run, it is told how records are kept."""
     backend = backends[using]
-    args = (*args, backend.kept) if notes else args
-    return backend.run(flows.ask(Call(script, name, args, backend.within)))
+    args = (*args, backend.retention) if notes else args
+    return backend.run(flows.result_of(Call(script, name, args, backend.within)))

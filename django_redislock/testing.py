@@ -69,7 +69,7 @@ class LockTestKit:
             yield
         finally:
             backend.run(
-                flows.ask(
+                flows.result_of(
                     Call(scripts.LEAVE, request.name, (request.token,), request.operation_timeout)
                 )
             )
@@ -90,7 +90,9 @@ class LockTestKit:
             raise AssertionError(f"Nobody in this process holds the lock {name!r}.")
         token = (lease.grant.token,)
         backend.run(
-            flows.ask(Call(scripts.LEAVE, lease.name, token, backend.operation_timeout(lease.ttl)))
+            flows.result_of(
+                Call(scripts.LEAVE, lease.name, token, backend.operation_timeout(lease.ttl))
+            )
         )
         backend.lost(lease, reason)
         return lease

@@ -21,7 +21,7 @@ from django_redislock.rules.keys import BUCKETS, IN_BUCKETS, index_key, name_of
 from django_redislock.rules.options import MOST_COMBINATIONS, ONE_TRY, operation_timeout, terms_of
 from django_redislock.rules.replies import LookReply, NamesReply
 from django_redislock.rules.steps import Answer, Call
-from django_redislock.rules.stored import kept_as
+from django_redislock.rules.stored import retention_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -83,7 +83,9 @@ class Backend(ABC):
         self.conf = conf
         self.alias = conf.alias
         self.prefix = conf.key_prefix + (IN_BUCKETS if self.in_buckets else "")
-        self.kept = kept_as(conf.records_for, self._records_in_an_index)  # As scripts are told.
+        self.retention = retention_of(
+            conf.records_for, self._records_in_an_index
+        )  # As scripts are told.
         # What options come to with the settings of this alias.
         self.terms = lru_cache(maxsize=MOST_COMBINATIONS)(self._terms_of)
         self._start()
@@ -169,7 +171,7 @@ class Backend(ABC):
             LockUnavailable: The server did not answer.
         """
 
-    def ask_many(self, calls: Sequence[Call]) -> list[Any]:
+    def results_of(self, calls: Sequence[Call]) -> list[Any]:
         """Run many scripts at once, and return what they returned.
 
         Raises:
@@ -182,7 +184,7 @@ class Backend(ABC):
             values.append(outcome.value)
         return values
 
-    # --- keeping leases (lease.Keeper) --------------------------------------------------------
+    # --- losing leases ------------------------------------------------------------------------
 
     def lost(self, lease: Lease, reason: LostReason, *, at_release: bool = False) -> None:
         """Note that *lease* is lost, and tell everybody who wants to know, in another thread."""
@@ -252,7 +254,7 @@ class Backend(ABC):
             part = max(0, min(LISTED_AT_ONCE, end - offset))
             args = which, offset, part, int(latest_first)
             call = Call(scripts.NAMES, index_key(self.prefix), args, self.within)
-            page = NamesReply(*self.ask_many([call])[0])
+            page = NamesReply(*self.results_of([call])[0])
             names += [name for key in page.keys if (name := self.name_in(key))]
             offset += part
             if offset >= min(end, page.total):
@@ -273,7 +275,7 @@ class Backend(ABC):
 
     def look_many(self, names: Sequence[str]) -> list[LookReply]:
         """The state of many locks, in few round trips."""
-        values = self.ask_many([self.look(name) for name in names]) if names else []
+        values = self.results_of([self.look(name) for name in names]) if names else []
         return [self.seen(name, value) for name, value in zip(names, values, strict=True)]
 
     def seen(self, name: str, value: list[Any]) -> LookReply:

@@ -156,7 +156,7 @@ class Permits:
         if self.marker.id:
             args = (self.marker.id,)
             steps.append(Call(scripts.FINISHED, self.name, args, self.backend.within))
-        answers = self.backend.ask_many(steps)
+        answers = self.backend.results_of(steps)
         if self.marker.id and (ago := int(answers.pop())) >= 0:
             return Finished(ago / 1000)
         looks = map(self.backend.seen, names, answers)

@@ -1,8 +1,8 @@
 -- done_markers: whether the work for which a lock is wanted is done already.
 --
--- markers  which done markers to look at: once(1) kept "|" run
+-- markers  which done markers to look at: once(1) retention "|" run
 --          once: 1 to look at the one of a `once` of this name, else 0
---          kept: of a task run, how its records are kept, see _runs.lua; else ''
+--          retention: of a task run, how long its records are kept, and of how many locks, see _runs.lua; else ''
 --          run: of a task run, its id, or '' if it has none: under one id work is finished once
 -- include _task_of
 

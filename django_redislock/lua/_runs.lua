@@ -13,7 +13,7 @@
 --           pace: when(ms) the last run ended that is counted in "|" how long(ms) runs last, on average
 --           unended: the last run that had not ended when another one began
 -- ran       the lock keys by the time of their last run, for listings
--- kept      lasts(ms) "/" most: runs and past are kept so long after the last run, and of so many locks of this
+-- retention lasts(ms) "/" most: runs and past are kept so long after the last run, and of so many locks of this
 --           index. A lock that is new in the index drops those that are older or too many. `finished`
 --           stays: it is a promise, not a record.
 --
@@ -70,14 +70,14 @@ local function make_room(ms, lasts, most)
   redis.pcall('ZREMRANGEBYRANK', RAN, 0, dropped - 1 - size)
 end
 
-local function note(what, ms, lasted, why, owner, kept)
+local function note(what, ms, lasted, why, owner, retention)
   redis.pcall('HSET', RUNS, what, digits(ms) .. '|' .. digits(lasted) .. '|' .. why .. '|' .. owner)
   if what == 'success' then
     redis.pcall('HDEL', RUNS, 'skips')
   elseif what == 'skip' and why ~= 'duplicate' then -- the work of a duplicate is done
     redis.pcall('HINCRBY', RUNS, 'skips', 1)
   end
-  local lasts, most = string.match(kept, '^(%d+)/(%d+)$')
+  local lasts, most = string.match(retention, '^(%d+)/(%d+)$')
   local waits_until = math.max(time_of(redis.pcall('HGET', RUNS, 'queued')), time_of(redis.pcall('HGET', RUNS, 'last')))
   redis.pcall('PEXPIRE', RUNS, digits(math.max(lasts, waits_until - ms)))
   if redis.pcall('ZADD', RAN, ms, LOCK) == 1 then
@@ -87,26 +87,26 @@ end
 
 -- Returns the entry of the run that has begun under a permit ('' for a lock without permits), and whether
 -- that run has the lease *id*.
-local function begun(permit, id)
+local function run_under(permit, id)
   local entry = redis.pcall('HGET', RUNS, 'started' .. permit)
   if type(entry) == 'string' then
     return entry, string.match(entry, '^%d+|0|(%x+)|') == id
   end
 end
 
-local function begin(permit, id, ms, owner, kept)
-  local before, mine = begun(permit, id)
+local function begin(permit, id, ms, owner, retention)
+  local before, mine = run_under(permit, id)
   if not mine then
     if before then
       redis.pcall('HSET', RUNS, 'unended', before)
     end
-    note('started' .. permit, ms, 0, id, owner, kept)
+    note('started' .. permit, ms, 0, id, owner, retention)
   end
 end
 
 -- Forgets the run of the lease *id*, which has ended, or has never begun.
 local function forget(permit, id)
-  local _, mine = begun(permit, id)
+  local _, mine = run_under(permit, id)
   if mine then
     redis.pcall('HDEL', RUNS, 'started' .. permit)
   end

@@ -15,13 +15,13 @@ local LOCK, QUEUE, FENCE, PAST, HELD, DONE, FINISHED, RUNS, RAN = unpack(KEYS)
 -- include _grant
 local token, id, ttl, mode, ticket, markers, renews, owner, channel = unpack(ARGV)
 local value = redis.pcall('GET', LOCK)
-local done_before, started, kept
+local done_before, started, retention
 if markers ~= '' then
   -- include _done_markers
   -- include _runs
   done_before = already_done(markers)
-  kept = string.match(markers, '^.([^|]*)|')
-  started = kept ~= '' and begin
+  retention = string.match(markers, '^.([^|]*)|')
+  started = retention ~= '' and begin
 end
 
 if not value and not done_before and call('EXISTS', QUEUE) == 0 then
@@ -35,7 +35,7 @@ if not value and not done_before and call('EXISTS', QUEUE) == 0 then
   end
   grant(token, id, ttl, renews, owner, fence, us, '')
   if started then
-    started('', id, milliseconds(us), owner, kept)
+    started('', id, milliseconds(us), owner, retention)
   end
   return fence
 end
@@ -75,7 +75,7 @@ if value then
     end
     redis.pcall('ZADD', HELD, 'GT', ms + ttl, LOCK)
     if started then
-      started('', id, tonumber(since), owner, kept)
+      started('', id, tonumber(since), owner, retention)
     end
     return fence
   end
@@ -113,7 +113,7 @@ if not left then
     raise_mark(fence)
     grant(token, id, ttl, renews, owner, fence, us, '')
     if started then
-      started('', id, ms, owner, kept)
+      started('', id, ms, owner, retention)
     end
     return fence
   end

@@ -1,11 +1,11 @@
 -- conclude: a release that leaves something behind: a time to cool, a `once`, or a note of the lease.
 -- ARGV  token, id, min_hold (ms since the grant, 0 for none), once (ms from now, 0 for none), owner, ended, run,
---       recognised_for, kept
+--       recognised_for, retention
 --       id: that of the lease
 --       ended: done or failed if the lease is to be noted (see _past.lua), else ''
 --       run: id of the task run that ends with it, '' if it has none
 --       recognised_for: ms in which a duplicate of the run is (see _runs.lua), 0 if it is no run of a task
---       kept: how its records are, see _runs.lua too
+--       retention: how long its records are kept, see _runs.lua too
 -- returns as release does
 local LOCK, QUEUE, FENCE, DONE, FORCED, PAST, FINISHED, RUNS, HELD, RAN = unpack(KEYS)
 -- include _lease
@@ -13,7 +13,7 @@ local LOCK, QUEUE, FENCE, DONE, FORCED, PAST, FINISHED, RUNS, HELD, RAN = unpack
 -- include _queue
 -- include _past
 -- include _absence
-local token, id, min_hold, once, owner, ended, run, recognised_for, kept = unpack(ARGV)
+local token, id, min_hold, once, owner, ended, run, recognised_for, retention = unpack(ARGV)
 local value = call('GET', LOCK)
 if not value or not is_of(value, token) then
   -- A late resend. If the timeline has the end of the lease, the first try was carried out, with all that
@@ -58,7 +58,7 @@ if recognised_for ~= '0' then
   -- include _runs
   -- include _task_of
   redis.pcall('HDEL', RUNS, 'started') -- the entry of this run, which has had the lock until now
-  note(ended == 'done' and 'success' or 'failure', ms, ms - since, '', owner, kept)
+  note(ended == 'done' and 'success' or 'failure', ms, ms - since, '', owner, retention)
   if ended == 'done' and run ~= '' then
     finish(task_of(run), ms, recognised_for)
   end

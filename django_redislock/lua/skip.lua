@@ -1,9 +1,9 @@
 -- skip: note that a task run did not happen because of the lock.
--- ARGV  why, owner, kept (see _runs.lua)
+-- ARGV  why, owner, retention (see _runs.lua)
 -- returns how many were skipped since the last success
 local LOCK, RUNS, RAN = unpack(KEYS)
 -- include _lease
 -- include _runs
-local why, owner, kept = unpack(ARGV)
-note('skip', milliseconds(clock()), 0, why, owner, kept)
+local why, owner, retention = unpack(ARGV)
+note('skip', milliseconds(clock()), 0, why, owner, retention)
 return tonumber(call('HGET', RUNS, 'skips') or 0)

@@ -1,9 +1,9 @@
 -- start: note that a task run begins, if no acquire does: the run holds one permit of many.
--- ARGV  "#" and number of the permit, id of its lease, owner, kept (see _runs.lua)
+-- ARGV  "#" and number of the permit, id of its lease, owner, retention (see _runs.lua)
 -- returns 1
 local LOCK, RUNS, RAN = unpack(KEYS)
 -- include _lease
 -- include _runs
-local permit, id, owner, kept = unpack(ARGV)
-begin(permit, id, milliseconds(clock()), owner, kept)
+local permit, id, owner, retention = unpack(ARGV)
+begin(permit, id, milliseconds(clock()), owner, retention)
 return 1

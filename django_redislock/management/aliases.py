@@ -34,7 +34,7 @@ def named(alias: str | None) -> list[str]:
     return [alias]
 
 
-def ask_each(
+def of_each(
     aliases: list[str], question: Callable[[str], Answer]
 ) -> tuple[dict[str, Answer], dict[str, str]]:
     """Ask each alias. Return the answers, and why aliases did not answer, or not in full."""
@@ -53,7 +53,7 @@ def ask_each(
 
 def listed(aliases: list[str], limit: int, only: held.Selection | None = None) -> Listed:
     """Up to *limit* held locks of each alias."""
-    answers, problems = ask_each(aliases, lambda one: held.list(using=one, limit=limit, only=only))
+    answers, problems = of_each(aliases, lambda one: held.list(using=one, limit=limit, only=only))
     return Listed(
         locks=[lock for some in answers.values() for lock in some],
         total=sum(some.total for some in answers.values()),

@@ -45,7 +45,7 @@ def show(
         rows = rows.filter(completed_at__lt=_ago(older_than))
     if search:
         rows = rows.matching(search)
-    with _asking(database):
+    with _reporting_errors(database):
         found = list(rows.order_by("-completed_at", "-pk")[: limit + 1])
     shown = found[:limit]
     if json:
@@ -81,7 +81,7 @@ def forget(
     log = {"by": operator(), "reason": reason}
     forgotten = 0
     unknown: list[str] = []
-    with _asking(database):
+    with _reporting_errors(database):
         if older_than is not None:
             before = _ago(older_than)
             total = rows.filter(completed_at__lt=before).count()
@@ -131,7 +131,7 @@ def _ago(seconds: float) -> datetime:
 
 
 @contextmanager
-def _asking(database: str) -> Iterator[None]:
+def _reporting_errors(database: str) -> Iterator[None]:
     """Turn errors of this database into exit statuses. Commit, also without autocommit."""
     try:
         yield

@@ -92,7 +92,7 @@ def _records(
             for name in dict.fromkeys(map(check_name, names))
         ]
         return found, {}, False
-    answers, problems = aliases.ask_each(
+    answers, problems = aliases.of_each(
         aliases.named(alias),
         lambda using: held.records(using=using, limit=MOST_NAMES, task=task, prefix=prefix),
     )

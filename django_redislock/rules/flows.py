@@ -436,7 +436,7 @@ class Ending(NamedTuple):
     insist: bool  # Try until the lease ends, as leaving a block does.
     ended: str = ""  # "done" or "failed", if the lease is to be in the timeline.
     run: RunMarker | None = None
-    kept: str = ""  # How the records of runs are kept, see stored.kept_as().
+    retention: str = ""  # How the records of runs are kept, see stored.retention_of().
 
     @property
     def leaves_something(self) -> bool:
@@ -492,7 +492,7 @@ def release_call(ending: Ending) -> Call:
             ended=ending.ended,
             run=ending.run.id if ending.run else "",
             recognised_for=milliseconds(ending.run.recognised_for) if ending.run else 0,
-            kept=ending.kept if ending.run else "",
+            retention=ending.retention if ending.run else "",
         ),
         within,
     )
@@ -508,7 +508,7 @@ def _renewal_args(token: str, ttl: float, count: int, renews: bool) -> tuple[str
     return token, milliseconds(ttl), renewal_count(renews, count)
 
 
-def ask(call: Call) -> Flow[Any]:
+def result_of(call: Call) -> Flow[Any]:
     """Run one harmless or repeatable script, with one resend, and return what it returns.
 
     Raises:

@@ -103,7 +103,7 @@ class Grant:
         holder: Weak reference to the thread or asyncio task that it was granted to.
         caller: Whom that thread served, see holder.py; None if it belongs to a task.
         holds: How often it is held, counting reentrant acquires and open transactions.
-        kept: How many of these are transactions; see holds.Holds._keep().
+        transactions: How many of these are open transactions; see holds.Holds._defer().
     """
 
     # Of most leases these never change.
@@ -111,7 +111,7 @@ class Grant:
     is_unanswered = False
     is_ended = False
     holds = 1
-    kept = 0
+    transactions = 0
     _known_abandoned = False
     lost: LostReason | None = None
     _longer: Sequence[float] = ()  # The ttls, in seconds, of renewals that asked for more.
@@ -219,20 +219,20 @@ class Grant:
             self.is_ended = True
         return left
 
-    def keep(self) -> bool:
+    def hold_for_transactions(self) -> bool:
         """Transactions hold it too, until they are over. Returns True."""
         self.holds += 1
-        self.kept += 1
+        self.transactions += 1
         return True
 
-    def unkeep(self) -> None:
+    def transactions_are_over(self) -> None:
         """They are over, and hold it no more; unnest() was called."""
-        self.kept -= 1
+        self.transactions -= 1
 
     @property
-    def is_only_kept(self) -> bool:
+    def is_held_by_transactions_only(self) -> bool:
         """Whether nobody but transactions holds it."""
-        return 0 < self.kept == self.holds
+        return 0 < self.transactions == self.holds
 
     def newly_abandoned(self) -> bool:
         """Whether its holder is seen for the first time to have ended without a release."""

@@ -61,7 +61,7 @@ class ConcludeArgs(NamedTuple):
     ended: str  # "done", "failed" or "".
     run: str
     recognised_for: int  # ms
-    kept: str
+    retention: str
 
 
 class AnnounceArgs(NamedTuple):

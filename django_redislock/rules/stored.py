@@ -39,20 +39,20 @@ class DoneMarkers(NamedTuple):
     once: bool = False  # That of a `once` of this name.
     # Those of this task run, and of its task. None if it is no run; "" for a run without an id.
     run: str | None = None
-    kept: str = ""  # For a run, how records are kept: see kept_as().
+    retention: str = ""  # For a run, how records are kept: see retention_of().
 
     @property
     def packed(self) -> str:
         """As scripts take them; "" if there is none to look at."""
         if not self.once and self.run is None:
             return ""
-        return f"{self.once:d}{self.kept}|{self.run or ''}"
+        return f"{self.once:d}{self.retention}|{self.run or ''}"
 
 
 NO_MARKERS = DoneMarkers()
 
 
-def kept_as(records_for: float, records: int) -> str:
+def retention_of(records_for: float, records: int) -> str:
     """For how many seconds, and of how many locks, the server keeps records: see lua/_runs.lua."""
     return f"{int(records_for * 1000)}/{records}"
 

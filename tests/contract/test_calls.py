@@ -95,7 +95,9 @@ async def test_a_cycle_of_a_task_is_a_short_way(locks: Locks) -> None:
 
 @pytest.mark.parametrize("wait", [0.0, 5.0])
 @pytest.mark.parametrize("renew", [True, False])
-@pytest.mark.parametrize("markers", [NO_MARKERS, DoneMarkers(once=True, run="a-run", kept="1/2")])
+@pytest.mark.parametrize(
+    "markers", [NO_MARKERS, DoneMarkers(once=True, run="a-run", retention="1/2")]
+)
 def test_a_form_is_the_call_that_its_flow_begins_with(
     wait: float, renew: bool, markers: DoneMarkers
 ) -> None:

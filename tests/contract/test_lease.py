@@ -698,7 +698,7 @@ def test_r6_a_release_that_is_sent_again_tells_whether_it_was_carried_out(place:
     )
 
     def answer(ending: flows.Ending) -> bytes:
-        word: bytes = backends["default"].run(flows.ask(flows.release_call(ending)))
+        word: bytes = backends["default"].run(flows.result_of(flows.release_call(ending)))
         return word
 
     assert answer(ending) == b"released"

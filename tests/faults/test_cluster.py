@@ -266,8 +266,8 @@ def test_r13_what_has_one_key_follows_an_ask(
     cluster.begin_move(name, target)
     before = asked(target)
     call = Call(scripts.RUNS, name, (), HUNG)
-    assert backend().run(flows.ask(call))[1:4] == [b"", b"", b""]
-    assert asyncio.run(backend().arun(flows.ask(call)))[1:4] == [b"", b"", b""]
+    assert backend().run(flows.result_of(call))[1:4] == [b"", b"", b""]
+    assert asyncio.run(backend().arun(flows.result_of(call)))[1:4] == [b"", b"", b""]
     assert held.record(name) is None
     assert asked(target) == before + 3
     assert cluster.owner_node(name) is source

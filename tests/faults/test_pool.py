@@ -51,7 +51,7 @@ def pool(server: Server) -> Iterator[ConnectionPool]:
 
 def works(connection: Connection) -> bool:
     """Whether the server answers on that connection."""
-    return bytes(connection.ask(packed("PING"), HUNG)) == b"PONG"
+    return bytes(connection.execute(packed("PING"), HUNG)) == b"PONG"
 
 
 def idle_connections() -> list[Connection]:

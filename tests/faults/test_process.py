@@ -338,7 +338,7 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan(
     # Prepared by a connection: one that was interrupted is given up.
     with told() if by_flow else nullcontext():
         places, orphaned = sweep(use, locks, prepare=enter)
-    assert {"FirstSteps.begin", "Connection.ask", "Holds._take_over"} <= places
+    assert {"FirstSteps.begin", "Connection.execute", "Holds._take_over"} <= places
     assert are_in_the_watchdog(places)
     assert ({"_acquire", "_first_step", "Holds._attempt", "Holds._release"} <= places) is by_flow
     assert orphaned <= TOO_EARLY
@@ -380,8 +380,13 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan_of_a_transaction(
 ) -> None:
     locks.on(locks.server, TTL=30, OPTIONS=UNHURRIED)
     places, orphaned = sweep(use, locks, prepare=enter)
-    assert {"Holds._keep", "Grant.keep begins", "at_end", "_Mark.__init__ begins"} <= places
-    assert orphaned <= {*TOO_EARLY, "Holds._end_kept begins"}
+    assert {
+        "Holds._defer",
+        "Grant.hold_for_transactions begins",
+        "at_end",
+        "_Mark.__init__ begins",
+    } <= places
+    assert orphaned <= {*TOO_EARLY, "Holds._end_deferred begins"}
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # redis-py's

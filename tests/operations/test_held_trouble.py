@@ -58,7 +58,7 @@ def states_until_free(name: str = NAME) -> set[str]:
 def test_a_lock_that_was_asked_for_again_is_listed_until_it_ends(place: ServerPlace) -> None:
     args = ("0123456789abcdef" * 2, "fedcba9876543210", 60_000, "try", "0", "", "-", "owner")
     for _ in range(2):
-        assert backends["default"].run(flows.ask(Call(scripts.ACQUIRE, NAME, args, HUNG)))
+        assert backends["default"].run(flows.result_of(Call(scripts.ACQUIRE, NAME, args, HUNG)))
         assert listed() == {NAME: "held"}
         # Here it should have ended.
         place.locks.redis.zadd(index_key(place.locks.prefix), {keys_of(place.locks).lock: 1})

@@ -662,7 +662,7 @@ def releasing(**fields: Any) -> Stage:
 
 def test_a_release_says_whose_lease_it_is_and_what_shall_stay_behind() -> None:
     run = RunMarker(id="a-task", recognised_for=60.0)
-    call = releasing(min_hold=0.5, once=86_400.0, ended="done", run=run, kept="9000/10").step
+    call = releasing(min_hold=0.5, once=86_400.0, ended="done", run=run, retention="9000/10").step
     args = (TOKEN, ID, 500, 86_400_000, OWNER.packed, "done", "a-task", 60_000, "9000/10")
     assert call == Call(scripts.CONCLUDE, NAME, args, within=0.75 * OPERATION_TIMEOUT)
     nothing = (TOKEN, ID, 0, 0, OWNER.packed, "failed", "", 0, "")
@@ -850,7 +850,7 @@ def test_a_refused_renewal_is_unavailable_at_once() -> None:
 
 
 def looking() -> Stage:
-    return Stage(flows.ask(Call(scripts.LOOK, NAME, (), within=1.0)))
+    return Stage(flows.result_of(Call(scripts.LOOK, NAME, (), within=1.0)))
 
 
 def test_asking_returns_what_the_script_returned() -> None:

@@ -69,7 +69,7 @@ class StubDialer:
         self._talk.asked.append(self._address)
         return self
 
-    def ask(self, command: bytes, seconds: float) -> Any:
+    def execute(self, command: bytes, seconds: float) -> Any:
         said = self._talk.said.get(self._address, TimeoutError())
         if isinstance(said, Exception):
             raise said

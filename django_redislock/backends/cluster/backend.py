@@ -191,7 +191,7 @@ class ClusterBackend(Backend):
         Yields each node with the numbers of its calls and their outcomes; None in place of a node
         for a lock that has no owner node.
         """
-        begun, problem = clock.now(), None
+        started, problem = clock.now(), None
         if any(self.slots.owner_node(calls[number].name) is None for number in numbers):
             problem = self.slots.settle(self.within)
         by_node: dict[Node, list[int]] = {}
@@ -199,7 +199,7 @@ class ClusterBackend(Backend):
             try:
                 node = self.slots.found(calls[number].name, problem)
             except TROUBLE as error:
-                yield None, [number], [trouble(error, begun)]
+                yield None, [number], [trouble(error, started)]
             else:
                 by_node.setdefault(node, []).append(number)
         if not by_node:
@@ -210,7 +210,7 @@ class ClusterBackend(Backend):
             try:
                 return node.call_many(some)
             except LockUnavailable as error:
-                return [trouble(error.__cause__ or error, begun)] * len(some)
+                return [trouble(error.__cause__ or error, started)] * len(some)
 
         first, *others = by_node
         with ThreadPoolExecutor(max(1, len(others))) as threads:
@@ -225,7 +225,7 @@ class ClusterBackend(Backend):
         problem = self.slots.settle(self.within)
         if problem is not None:
             raise LockUnavailable(self.prefix, described(problem)) from problem
-        said = self.slots.ask_location(self.within)
+        said = self.slots.slot_maps_of_location(self.within)
         yield examination.coverage(said, len(self.slots.nodes()))
 
     @contextmanager
@@ -252,7 +252,7 @@ class ClusterBackend(Backend):
                 yield from found.scores
                 if start >= found.total:
                     return
-                found = NamesReply(*self.ask_many([page(bucket, start)])[0])
+                found = NamesReply(*self.results_of([page(bucket, start)])[0])
 
         parts: list[Iterator[tuple[bytes, bytes]]] = []
         totals, silent, problem = 0, [], None

@@ -81,19 +81,19 @@ class Node(Server):
 
     def call_asking(self, call: Call) -> Outcome:
         """Run a script although the slot is still on its way to this node."""
-        begun, was_sent = clock.now(), False
+        started, was_sent = clock.now(), False
 
-        def ask(connection: Connection) -> Outcome:
-            nonlocal begun, was_sent
-            begun, was_sent = clock.now(), True
+        def call_once(connection: Connection) -> Outcome:
+            nonlocal started, was_sent
+            started, was_sent = clock.now(), True
             return self._caller.call_asking(
-                connection, call._replace(within=call.within / 2), begun
+                connection, call._replace(within=call.within / 2), started
             )
 
         try:
-            return self._pool.use(ask, call.within / 2)
+            return self._pool.use(call_once, call.within / 2)
         except TROUBLE as error:
-            return trouble(error, begun, was_sent=was_sent)
+            return trouble(error, started, was_sent=was_sent)
 
     def redirection(self, outcome: Outcome) -> Redirection | None:
         """The node that an answer of this one names in its place; None if it names none."""

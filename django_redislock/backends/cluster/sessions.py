@@ -47,11 +47,11 @@ class _OfNode(ABC):
     def _to(self, node: Node) -> Performer:
         if self._session is None or node is not self._node:
             self.close()
-            self._node, self._session = node, self._begun(node)
+            self._node, self._session = node, self._session_at(node)
         return self._session
 
     @abstractmethod
-    def _begun(self, node: Node) -> Performer:
+    def _session_at(self, node: Node) -> Performer:
         """A new session of a node."""
 
 
@@ -61,13 +61,13 @@ class ClusterSession(_OfNode, drivers.Blocking):
     __slots__ = ()
 
     def call(self, step: Call) -> Answer:
-        begun = clock.now()
+        started = clock.now()
         try:
             node = self._slots.find(step.name, step.within)
         except TROUBLE as error:
-            raise trouble(error, begun, was_sent=False) from error
+            raise trouble(error, started, was_sent=False) from error
         for _ in range(MOST_REDIRECTIONS):
-            left = step._replace(within=rest(step.within, begun))
+            left = step._replace(within=rest(step.within, started))
             try:
                 answer: Answer = self._to(node).call(left)
             except (Unanswered, Refused) as error:
@@ -78,9 +78,9 @@ class ClusterSession(_OfNode, drivers.Blocking):
                 return answer
             node = self._slots.node(redirection)
             if redirection.asking:
-                left = step._replace(within=rest(step.within, begun))
+                left = step._replace(within=rest(step.within, started))
                 return _answered(self._slots, node, step, node.call_asking(left))
-        raise _in_a_circle(begun)
+        raise _in_a_circle(started)
 
     def tell(self, step: Tell) -> None:
         assert self._session is not None
@@ -91,7 +91,7 @@ class ClusterSession(_OfNode, drivers.Blocking):
         bell: Bell = self._session.listen(step)
         return bell
 
-    def _begun(self, node: Node) -> Performer:
+    def _session_at(self, node: Node) -> Performer:
         return node.session()
 
 
@@ -101,13 +101,13 @@ class AsyncClusterSession(_OfNode, drivers.Awaiting):
     __slots__ = ()
 
     async def call(self, step: Call) -> Answer:
-        begun = clock.now()
+        started = clock.now()
         try:
             node = await self._slots.afind(step.name, step.within)
         except TROUBLE as error:
-            raise trouble(error, begun, was_sent=False) from error
+            raise trouble(error, started, was_sent=False) from error
         for _ in range(MOST_REDIRECTIONS):
-            left = step._replace(within=rest(step.within, begun))
+            left = step._replace(within=rest(step.within, started))
             try:
                 answer: Answer = await self._to(node).call(left)
             except (Unanswered, Refused) as error:
@@ -118,10 +118,10 @@ class AsyncClusterSession(_OfNode, drivers.Awaiting):
                 return answer
             node = self._slots.node(redirection)
             if redirection.asking:
-                left = step._replace(within=rest(step.within, begun))
+                left = step._replace(within=rest(step.within, started))
                 outcome = await in_thread(partial(node.call_asking, left))
                 return _answered(self._slots, node, step, outcome)
-        raise _in_a_circle(begun)
+        raise _in_a_circle(started)
 
     async def tell(self, step: Tell) -> None:
         assert self._session is not None
@@ -132,7 +132,7 @@ class AsyncClusterSession(_OfNode, drivers.Awaiting):
         bell: Bell = await self._session.listen(step)
         return bell
 
-    def _begun(self, node: Node) -> Performer:
+    def _session_at(self, node: Node) -> Performer:
         return node.async_session()
 
 
@@ -146,5 +146,5 @@ def _answered(slots: Slots, node: Node, step: Call, outcome: Outcome) -> Answer:
     raise outcome
 
 
-def _in_a_circle(begun: float) -> NotDone:
-    return NotDone("the nodes of the cluster do not agree which one keeps it", begun, clock.now())
+def _in_a_circle(started: float) -> NotDone:
+    return NotDone("the nodes of the cluster do not agree which one keeps it", started, clock.now())

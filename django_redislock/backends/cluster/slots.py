@@ -142,12 +142,12 @@ class Slots:
         slot = SLOT_OF[bucket_of(name)]
         raise problem or redis_errors.ConnectionError(f"no node of the cluster keeps slot {slot}")
 
-    def ask_location(self, seconds: float) -> dict[str, SlotMap | Exception]:
+    def slot_maps_of_location(self, seconds: float) -> dict[str, SlotMap | Exception]:
         """What each node in LOCATION says, or why it says nothing."""
         said: dict[str, SlotMap | Exception] = {}
         for address in self._location:
             try:
-                said[address] = _ask(address, self._dialers[address], seconds)
+                said[address] = _slot_map_of(address, self._dialers[address], seconds)
             except TROUBLE as error:
                 said[address] = error
         return said
@@ -231,18 +231,18 @@ class Slots:
 
     def _answers(self) -> list[SlotMap]:
         """What nodes say, until one ends all doubt. The first time, all in LOCATION are asked."""
-        begun = clock.now()
+        started = clock.now()
         with self._lock:
             last = dict(self._asked_last)
-            asked = sorted(self._dialers.items(), key=lambda one: max(last.get(one[0], 0), begun))
+            asked = sorted(self._dialers.items(), key=lambda one: max(last.get(one[0], 0), started))
         answers: list[SlotMap] = []
         errors: dict[str, Exception] = {}
         share = self._patience / max(2, len(asked))
         for address, dialer in asked:
-            if answers and last.get(address, 0) > begun:
+            if answers and last.get(address, 0) > started:
                 break  # It, and each after it, is asked only if no other answers.
             try:
-                answer = _ask(address, dialer, share)
+                answer = _slot_map_of(address, dialer, share)
             except TROUBLE as error:
                 errors[address] = error
                 with self._lock:
@@ -303,10 +303,10 @@ class Slots:
             node.retire()
 
 
-def _ask(address: str, dialer: Dialer, seconds: float) -> SlotMap:
+def _slot_map_of(address: str, dialer: Dialer, seconds: float) -> SlotMap:
     """What the node at *address* says; it names an owner node at least."""
     with closing(dialer.dial(seconds / 2)) as connection:
-        reply = connection.ask(packed("CLUSTER", "SLOTS"), seconds / 2)
+        reply = connection.execute(packed("CLUSTER", "SLOTS"), seconds / 2)
     if isinstance(reply, ReplyError):
         raise reply
     if not reply:  # It is of no cluster yet, or no longer.

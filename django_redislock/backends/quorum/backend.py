@@ -109,14 +109,14 @@ class QuorumBackend(Backend):
 
     def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
         """See watchdog.Renewer."""
-        begun = self.clock()
+        started = self.clock()
         if self._watchdog_ensemble is None:
             self._watchdog_ensemble = Ensemble(self.quorum)
         try:
             return self._call_many(calls, self._watchdog_ensemble)
         except Exception as error:  # noqa: BLE001 - told apart by trouble()
             self.close_watchdog()
-            return [trouble(error, begun)] * len(calls)
+            return [trouble(error, started)] * len(calls)
 
     def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
         try:

@@ -85,15 +85,15 @@ class _Ensemble(ABC, Generic[OneConnection]):
         try:
             question = next(votes)
             while True:
-                replies = yield from self._asking(question)
+                replies = yield from self._replies_to(question)
                 question = votes.send(replies)
         except StopIteration as end:
             result: Result = end.value
             return result
 
-    def _asking(self, question: Question) -> Waits[Replies]:
+    def _replies_to(self, question: Question) -> Waits[Replies]:
         """The replies of the servers, as far as they are needed and come in time."""
-        of, begun, patience = len(self._servers), clock.now(), Patience(question.within)
+        of, started, patience = len(self._servers), clock.now(), Patience(question.within)
         is_enough, is_patient = question.is_enough, False
         said: Replies = {}
         awaited: set[QuorumServer] = set()
@@ -102,7 +102,7 @@ class _Ensemble(ABC, Generic[OneConnection]):
         asked = fit if len(fit) >= majority_of(of) else set(self._connections)
         for server in question.among:
             if server not in asked:
-                said[server] = server.trouble(begun)
+                said[server] = server.trouble(started)
                 continue
             connection, commands = self._connections[server], question.commands
             if not question.scripts <= connection.known:
@@ -111,12 +111,12 @@ class _Ensemble(ABC, Generic[OneConnection]):
             try:
                 self._post(server, connection, commands)
             except TROUBLE as error:
-                said[server] = self._fail(server, error, begun)
+                said[server] = self._fail(server, error, started)
             else:
                 awaited.add(server)
         while awaited and not (is_enough and is_enough(said)):
             seconds = patience.part()
-            heard: Replies = yield partial(self._hear, awaited, begun, seconds)
+            heard: Replies = yield partial(self._hear, awaited, started, seconds)
             for server, found in heard.items():
                 awaited.remove(server)
                 said[server] = found
@@ -131,10 +131,10 @@ class _Ensemble(ABC, Generic[OneConnection]):
                 late = TimeoutError("the server did not answer in time")
                 for server in awaited:
                     server.failed(late)
-                    said[server] = trouble(late, begun)
+                    said[server] = trouble(late, started)
                 break
             is_patient, patience = True, Patience(question.within)
-        self._leave(awaited, begun)
+        self._leave(awaited, started)
         return said
 
     def _fit(self, within: float) -> set[QuorumServer]:
@@ -179,11 +179,11 @@ class _Ensemble(ABC, Generic[OneConnection]):
         """Send a question."""
 
     @abstractmethod
-    def _hear(self, awaited: Collection[QuorumServer], begun: float, seconds: float) -> Any:
+    def _hear(self, awaited: Collection[QuorumServer], started: float, seconds: float) -> Any:
         """Wait for replies, and return those of the servers whose replies have all come."""
 
     @abstractmethod
-    def _leave(self, awaited: Collection[QuorumServer], begun: float) -> None:
+    def _leave(self, awaited: Collection[QuorumServer], started: float) -> None:
         """Wait no more for these servers' replies to a question of that time."""
 
 
@@ -254,7 +254,7 @@ class Ensemble(_Ensemble[QuorumConnection]):
             both = selectors.EVENT_READ | selectors.EVENT_WRITE
             self._selector.modify(connection, both, server)
 
-    def _hear(self, awaited: Collection[QuorumServer], begun: float, seconds: float) -> Replies:
+    def _hear(self, awaited: Collection[QuorumServer], started: float, seconds: float) -> Replies:
         """Send and read as much as takes no time."""
         heard: Replies = {}
         for key, _ in self._selector.select(seconds):
@@ -266,7 +266,7 @@ class Ensemble(_Ensemble[QuorumConnection]):
                     self._selector.modify(connection, selectors.EVENT_READ, server)
                 connection.collect()
             except TROUBLE as error:
-                found = self._fail(server, error, begun)
+                found = self._fail(server, error, started)
             else:
                 if not connection.is_answered:
                     continue
@@ -274,9 +274,9 @@ class Ensemble(_Ensemble[QuorumConnection]):
                 heard[server] = found
         return heard
 
-    def _leave(self, awaited: Collection[QuorumServer], begun: float) -> None:
+    def _leave(self, awaited: Collection[QuorumServer], started: float) -> None:
         for server in awaited:
-            self._connections[server].leave(begun)
+            self._connections[server].leave(started)
 
     def _close(self, server: QuorumServer) -> None:
         if (connection := self._connections.get(server)) is not None:
@@ -324,20 +324,20 @@ class AsyncEnsemble(_Ensemble[AsyncQuorumConnection]):
         self._replies[server] = connection.post(commands)
 
     async def _hear(
-        self, awaited: Collection[QuorumServer], begun: float, seconds: float
+        self, awaited: Collection[QuorumServer], started: float, seconds: float
     ) -> Replies:
         # They come in order, so the last one tells that all have come.
         servers = {self._replies[server][-1]: server for server in awaited}
         done = await self._some_of(servers, seconds)
-        return {servers[last]: self._found(servers[last], begun) for last in done}
+        return {servers[last]: self._found(servers[last], started) for last in done}
 
-    def _found(self, server: QuorumServer, begun: float) -> list[Any] | Trouble:
+    def _found(self, server: QuorumServer, started: float) -> list[Any] | Trouble:
         try:
             return [reply.result() for reply in self._replies[server]]
         except TROUBLE as error:
-            return trouble(error, begun)
+            return trouble(error, started)
 
-    def _leave(self, awaited: Collection[QuorumServer], begun: float) -> None:
+    def _leave(self, awaited: Collection[QuorumServer], started: float) -> None:
         """Nothing to do: the connection drops late replies by itself."""
 
 

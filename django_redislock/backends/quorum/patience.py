@@ -15,18 +15,18 @@ class Patience:
     it was meant to counts no more.
     """
 
-    __slots__ = ("_begun", "_left", "_longest", "_part")
+    __slots__ = ("_left", "_longest", "_part", "_started")
 
     def __init__(self, seconds: float) -> None:
         self._left = seconds
         self._longest = seconds / PARTS
-        self._begun = clock.now()
+        self._started = clock.now()
         self._part = 0.0
 
     def part(self) -> float:
         """Seconds to wait now that the last part is over; 0 to look once more without waiting."""
         now = clock.now()
-        self._left -= min(now - self._begun, self._part)
-        self._begun = now
+        self._left -= min(now - self._started, self._part)
+        self._started = now
         self._part = max(0.0, min(self._left, self._longest))
         return self._part

@@ -41,13 +41,13 @@ class Session(_NobodyQueues, drivers.Blocking):
         self._ensemble: Ensemble | None = None
 
     def call(self, step: Call) -> Answer:
-        begun = sent = clock.now()
+        started = sent = clock.now()
         try:
             if self._ensemble is None:
                 patience = step.patience + step.within / 2
                 self._ensemble = self._pool.take(step.within, patience=patience)
-                begun = min(begun + step.patience, clock.now())
-                step = step._replace(within=rest(step.within, begun))
+                started = min(started + step.patience, clock.now())
+                step = step._replace(within=rest(step.within, started))
             self._ensemble.connect(step.within)
             sent = clock.now()  # A lease does not begin while its servers are not asked yet.
             value = self._ensemble.vote(self._voting.answer(step))

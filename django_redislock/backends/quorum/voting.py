@@ -131,13 +131,15 @@ class Voting:
         if call.script is scripts.LEAVE:
             return self._merged(call.script, (yield from self._leave(call, self._servers)))
         is_enough = self._is_agreed if call.script in _WORDS else None
-        (outcomes,) = yield from self._ask([call], self._servers, is_enough)
+        (outcomes,) = yield from self._poll([call], self._servers, is_enough)
         return self._merged(call.script, outcomes)
 
     def answers(self, calls: Sequence[Call]) -> Generator[Question, Replies, list[Any]]:
         """As answer(), for many; in the place of an answer there may be a NoMajority."""
         merged: list[Any] = []
-        for call, outcomes in zip(calls, (yield from self._ask(calls, self._servers)), strict=True):
+        for call, outcomes in zip(
+            calls, (yield from self._poll(calls, self._servers)), strict=True
+        ):
             try:
                 merged.append(self._merged(call.script, outcomes))
             except NoMajority as error:
@@ -155,7 +157,7 @@ class Voting:
             self._fences.learn(map(_last, replies.values()))
         is_enough = self._is_decided_by_all if args.markers else self._is_decided
         raised = self._fences.before()
-        (outcomes,) = yield from self._ask([attempt], self._servers, is_enough, raised)
+        (outcomes,) = yield from self._poll([attempt], self._servers, is_enough, raised)
         granted = {
             server: int(reply)
             for server, reply in outcomes.items()
@@ -213,7 +215,7 @@ class Voting:
         self, leave: Call, among: Iterable[QuorumServer]
     ) -> Generator[Question, Replies, Outcomes]:
         """Undo what these servers have granted, or may have."""
-        (outcomes,) = yield from self._ask([leave], among)
+        (outcomes,) = yield from self._poll([leave], among)
         silent = [one for one, reply in outcomes.items() if isinstance(reply, Trouble)]
         self._suspect.update(silent)
         return outcomes
@@ -232,18 +234,20 @@ class Voting:
 
     def _announce(self, call: Call) -> Vote:
         """Of several runs that are announced at the same time, let at least one through."""
-        (outcomes,) = yield from self._ask([call], self._servers)
+        (outcomes,) = yield from self._poll([call], self._servers)
         waiting, votes = Counter(self._replies(outcomes)).most_common(1)[0]
         if votes < self._majority or not waiting:
             return b""
         if noted := [server for server, found in outcomes.items() if found == b""]:
             task_id = AnnounceArgs(*call.args).id  # type: ignore[arg-type]
-            yield from self._ask([Call(scripts.RETRACT, call.name, (task_id,), call.within)], noted)
+            yield from self._poll(
+                [Call(scripts.RETRACT, call.name, (task_id,), call.within)], noted
+            )
         return waiting
 
     # --- one question -------------------------------------------------------------------------
 
-    def _ask(
+    def _poll(
         self,
         calls: Sequence[Call],
         among: Iterable[QuorumServer],
@@ -442,8 +446,8 @@ def _last_runs(replies: list[Any], of: int) -> list[Any]:
     success = max((one.success for one in answers), key=noted_at)
     started = [one.started_by_lease_id for one in answers]
     note_of = ChainMap(*started)
-    begun = Counter(lease for here in started for lease in here)
-    unended = begun + Counter(one.unended_lease_id for one in answers)
+    noted_by = Counter(lease for here in started for lease in here)
+    unended = noted_by + Counter(one.unended_lease_id for one in answers)
     enough = majority_of(of) - (of - len(answers))
     never = [one.unended for one in answers if unended[one.unended_lease_id] >= enough]
     merged = newest._replace(
@@ -451,7 +455,7 @@ def _last_runs(replies: list[Any], of: int) -> list[Any]:
         failure=max((one.failure for one in answers), key=noted_at),
         skip=max((one.skip for one in answers), key=noted_at),
         unended=max(never, key=noted_at, default=b""),
-        started=sorted(note_of[lease] for lease in begun if begun[lease] >= enough),
+        started=sorted(note_of[lease] for lease in noted_by if noted_by[lease] >= enough),
         # They are counted from the last success on.
         skips=max(one.skips for one in answers if one.success == success),
     )

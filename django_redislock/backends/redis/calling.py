@@ -111,7 +111,7 @@ class Caller:
         for in_full in (False, True, True):
             some = [calls[number] for number in left]
             sent, within = clock.now(), rest(calls[0].within, started)
-            replies = connection.ask_all(self.commands(some, in_full=in_full), within)
+            replies = connection.execute_all(self.commands(some, in_full=in_full), within)
             for number, reply in zip(left, replies, strict=True):
                 outcomes[number] = outcome_in_batch(reply, sent)
             lacking = [isinstance(one, ReplyError) and lacks_script(one) for one in replies]
@@ -132,9 +132,9 @@ class Caller:
             command = self.packed(call, channel, in_full=in_full)
             if call.replicas:
                 wait = packed(*_wait_for_replicas(call, within))
-                reply, acknowledged = connection.ask_all([command, wait], within)
+                reply, acknowledged = connection.execute_all([command, wait], within)
             else:
-                reply = connection.ask(command, within)
+                reply = connection.execute(command, within)
             if reply.__class__ is not ReplyError or not lacks_script(reply):
                 break
         if reply.__class__ is ReplyError and self._are_forbidden([reply]):
@@ -150,7 +150,7 @@ class Caller:
         commands = [packed("ASKING"), self.packed(call, "", in_full=True)]
         if call.replicas:
             commands.append(packed(*_wait_for_replicas(call, within)))
-        _, reply, *acknowledged = connection.ask_all(commands, within)
+        _, reply, *acknowledged = connection.execute_all(commands, within)
         return _outcome(reply, acknowledged[0] if acknowledged else 0, sent)
 
     async def acall_one(
@@ -218,32 +218,32 @@ class Caller:
         return bool(refusals)
 
     def _call_without_scripts(self, connection: Connection, call: Call, started: float) -> Outcome:
-        def ask(*command: str | bytes | int) -> Any:
-            reply = connection.ask(packed(*command), rest(call.within, started))
+        def execute(*command: str | bytes | int) -> Any:
+            reply = connection.execute(packed(*command), rest(call.within, started))
             if isinstance(reply, ReplyError):
                 raise reply
             return reply
 
         sent, acknowledged = clock.now(), 0
         try:
-            self._look_for_scripts(ask)
-            reply = without_scripts.perform(call, lock_keys(self.prefix, call.name), ask)
+            self._look_for_scripts(execute)
+            reply = without_scripts.perform(call, lock_keys(self.prefix, call.name), execute)
             if call.replicas:
                 within = rest(call.within, started)
-                acknowledged = connection.ask(packed(*_wait_for_replicas(call, within)), within)
+                acknowledged = connection.execute(packed(*_wait_for_replicas(call, within)), within)
         except ReplyError as error:
             reply = error
         return _outcome(reply, acknowledged, sent)
 
-    def _look_for_scripts(self, ask: without_scripts.Ask) -> None:
+    def _look_for_scripts(self, execute: without_scripts.Execute) -> None:
         """Find out now and then whether scripts are allowed again; for what comes next."""
         now = clock.now()
         if now < self._looks_for_scripts_at:
             return
         self._looks_for_scripts_at = now + LOOK_FOR_SCRIPTS_EVERY
         try:
-            ask("EVAL", "return 1", 0)
-            ask("EVALSHA", "0" * 40, 0)
+            execute("EVAL", "return 1", 0)
+            execute("EVALSHA", "0" * 40, 0)
         except ReplyError as error:
             if not lacks_script(error):
                 return
@@ -293,7 +293,7 @@ class FirstSteps:
             command += b"$%d\r\n%b\r\n" % (len(channel), channel.encode())
         form.sent = clock.now()
         try:
-            reply = connection.ask(command, form.terms.one_try)
+            reply = connection.execute(command, form.terms.one_try)
         except TROUBLE as error:
             self._pool.drop(connection)
             was_sent = not isinstance(error, NotSent)

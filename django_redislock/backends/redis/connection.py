@@ -93,7 +93,7 @@ class Connection:
         self._socket.sendall(command, self._more)
         self._unread += 1
 
-    def ask(self, command: bytes, seconds: float) -> Any:
+    def execute(self, command: bytes, seconds: float) -> Any:
         """Send packed commands and return the first reply; see reply().
 
         Raises:
@@ -126,16 +126,16 @@ class Connection:
             return self.reply(seconds)
         return item
 
-    def ask_all(self, commands: Sequence[bytes], seconds: float) -> list[Any]:
+    def execute_all(self, commands: Sequence[bytes], seconds: float) -> list[Any]:
         """Send many packed commands in one go, and return their replies; see reply()."""
         if len(commands) == 1:
             (command,) = commands
-            return [self.ask(command, seconds)]
+            return [self.execute(command, seconds)]
         replies = []
         for start in range(0, len(commands), _BATCH):
-            begun, batch = clock.now(), commands[start : start + _BATCH]
+            started, batch = clock.now(), commands[start : start + _BATCH]
             self.send(b"".join(batch), seconds)
-            replies += [self.reply(rest(seconds, begun)) for _ in batch]
+            replies += [self.reply(rest(seconds, started)) for _ in batch]
         return replies
 
     def reply(self, seconds: float) -> Any:
@@ -243,8 +243,8 @@ class Connection:
             self._seconds = seconds
 
 
-def rest(within: float, begun: float) -> float:
+def rest(within: float, started: float) -> float:
     """Seconds that are left of a time limit, which is for a whole try."""
-    left = within - (clock.now() - begun)
+    left = within - (clock.now() - started)
     # Hardly less counts as no less, since to set the limit of a socket is a system call.
     return within if left > 0.9 * within else max(left, _SHORTEST)

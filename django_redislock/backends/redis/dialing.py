@@ -179,7 +179,7 @@ class Dialer:
             redis_connection.connect()
             hello = redis_connection.handshake_metadata
             if self.protocol == 2:
-                with _asking_for_hello():
+                with suppress(redis_errors.ResponseError):  # Of a proxy that knows no HELLO.
                     redis_connection.send_command(*_HELLO)
                     hello = _named(redis_connection.read_response())
             self._judge(hello)
@@ -214,7 +214,7 @@ class Dialer:
             await redis_connection.connect()
             hello = replies[0] if self.protocol == 3 else None
             if self.protocol == 2:
-                with _asking_for_hello():
+                with suppress(redis_errors.ResponseError):  # Of a proxy that knows no HELLO.
                     await redis_connection.send_command(*_HELLO)
                     hello = _named(await read())
             self._judge(hello)
@@ -260,11 +260,6 @@ _NO_RESP3 = (
 
 # The handshake of RESP2 has no HELLO, so it does not tell the server's version.
 _HELLO = ("HELLO", 2)
-
-
-def _asking_for_hello() -> suppress:
-    # A proxy that does not know it leaves the server's version unknown.
-    return suppress(redis_errors.ResponseError)
 
 
 def _named(reply: Any) -> dict[Any, Any]:

@@ -42,7 +42,7 @@ class Loops:
         """Give the running loop another connection; the one it has is closed."""
         loop = self._running()
         former = loop.connection
-        loop.keep(connection)
+        loop.adopt(connection)
         if former is not None:
             former.close()
 
@@ -91,11 +91,11 @@ class _Loop:
 
     async def _connect(self, seconds: float) -> AsyncConnection:
         connection = await self._dialer.adial(seconds)
-        self.keep(connection)
+        self.adopt(connection)
         return connection
 
-    def keep(self, connection: AsyncConnection) -> None:
-        """Have a new connection, and be kept by it."""
+    def adopt(self, connection: AsyncConnection) -> None:
+        """Have a new connection, which refers to this from now on."""
         self.connection, connection.owner = connection, self
 
     def close_at_end(self) -> None:
@@ -126,14 +126,14 @@ class _Dial:
     def __init__(self, task: asyncio.Task[AsyncConnection]) -> None:
         self.task = task
         self._callers = 0
-        self._begun = self._until = task.get_loop().time()
+        self._started = self._until = task.get_loop().time()
         task.add_done_callback(retrieve)
 
     def is_over(self) -> bool:
         return self.task.done() or self.task.cancelling() > 0
 
     async def result(self, seconds: float) -> AsyncConnection:
-        self._until = max(self._until, self._begun + seconds)
+        self._until = max(self._until, self._started + seconds)
         left = self._until - self.task.get_loop().time()
         self._callers += 1
         try:

@@ -179,15 +179,15 @@ class Pool(Generic[Lent]):
             connection.close()
 
     def _take(self, room: Room | None, seconds: float, patience: float) -> Lent:
-        begun = clock.now()
+        started = clock.now()
         if room is None:
             found = self._await_turn(patience)
             if not isinstance(found, Room):
                 return found
             room = found
-            begun = max(begun, clock.now() - seconds / 2)
+            started = max(started, clock.now() - seconds / 2)
         try:
-            connection = self._dial(rest(seconds, begun))
+            connection = self._dial(rest(seconds, started))
             connection.room, room.connection = room, ref(connection)
             return connection
         except BaseException:

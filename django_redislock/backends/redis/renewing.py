@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # long as the try, if that is more.
 SHORTEST_DIAL = 0.5
 LONGEST_DIAL = 2.0
-KEPT_FOR = 10.0  # Seconds for which a late answer is kept, in case the same is asked again.
+LATE_FOR = 10.0  # Seconds for which a late answer is kept, in case the same is asked again.
 AT_ONCE = 0.001  # Seconds for reading answers that have come already.
 
 
@@ -56,7 +56,7 @@ class RenewingConnection:
         self._caller = caller
         self._connection: Connection | None = None
         self._dial: Future[Connection] | None = None  # Under way; one that comes late is not lost.
-        self._asked: deque[_Question] = deque()  # Whose answers are to come, in this order.
+        self._questions: deque[_Question] = deque()  # Whose answers are to come, in this order.
         self._late: dict[Call, Answer] = {}  # Answers that came after their try.
 
     def prepare(self, within: float) -> None:
@@ -70,18 +70,18 @@ class RenewingConnection:
 
     def call(self, calls: Sequence[Call]) -> list[Outcome]:
         """Run scripts in one go. They must be safe to repeat, and mean the same if repeated."""
-        begun, was_sent = clock.now(), False
+        started, was_sent = clock.now(), False
         within = calls[0].within  # All have the same.
         try:
             connection = self._connected(within)
             was_sent = True
-            if self._caller.scripting or self._asked:
-                outcomes = self._ask(connection, calls, begun, within)
+            if self._caller.scripting or self._questions:
+                outcomes = self._exchange(connection, calls, started, within)
             else:
-                outcomes = self._caller.call(connection, calls, begun)
+                outcomes = self._caller.call(connection, calls, started)
         except Exception as error:  # noqa: BLE001 - told apart by trouble()
             self._drop()
-            return [trouble(error, begun, was_sent=was_sent)] * len(calls)
+            return [trouble(error, started, was_sent=was_sent)] * len(calls)
         if turned_away(outcomes):
             self._drop()
         return outcomes
@@ -96,7 +96,7 @@ class RenewingConnection:
     def _connected(self, within: float) -> Connection:
         """The connection, or a new one in place of a dead one, or redis-py's exception."""
         self._read_what_has_come()
-        if self._connection is not None and not self._asked:
+        if self._connection is not None and not self._questions:
             self._dial = None
             return self._connection
         dial = self._begin_to_dial(within)
@@ -112,58 +112,58 @@ class RenewingConnection:
             self._connection = connection
         return self._connection
 
-    def _ask(
-        self, connection: Connection, calls: Sequence[Call], begun: float, within: float
+    def _exchange(
+        self, connection: Connection, calls: Sequence[Call], started: float, within: float
     ) -> list[Outcome]:
-        asked = [call._replace(within=0.0) for call in calls]
+        wanted = [call._replace(within=0.0) for call in calls]
         outcomes: dict[Call, Outcome] = {
-            call: self._late.pop(call) for call in asked if call in self._late
+            call: self._late.pop(call) for call in wanted if call in self._late
         }
-        under_way = {question.call: question.sent for question in self._asked}
-        new = [call for call in asked if call not in under_way and call not in outcomes]
+        under_way = {question.call: question.sent for question in self._questions}
+        new = [call for call in wanted if call not in under_way and call not in outcomes]
         if new:
             sent = clock.now()
-            connection.send(b"".join(self._caller.commands(new)), rest(within, begun))
-            self._asked.extend(_Question(call, sent) for call in new)
+            connection.send(b"".join(self._caller.commands(new)), rest(within, started))
+            self._questions.extend(_Question(call, sent) for call in new)
             under_way |= dict.fromkeys(new, sent)
-        missing = under_way.keys() & set(asked)
+        missing = under_way.keys() & set(wanted)
         with suppress(TimeoutError):
             while missing:
-                call, outcome = self._read(connection, rest(within, begun))
+                call, outcome = self._read(connection, rest(within, started))
                 if call in missing:
                     outcomes[call] = outcome
                     missing.remove(call)
                 else:
-                    self._keep(call, outcome)
+                    self._note_late(call, outcome)
         late = TimeoutError("the server did not answer in time")
         outcomes |= {call: trouble(late, under_way[call]) for call in missing}
         if missing:
             self._begin_to_dial(within)
-        elif not self._asked and any(map(_needs_another_way, outcomes.values())):
-            return self._caller.call(connection, calls, begun)
-        return [outcomes[call] for call in asked]
+        elif not self._questions and any(map(_needs_another_way, outcomes.values())):
+            return self._caller.call(connection, calls, started)
+        return [outcomes[call] for call in wanted]
 
     def _read(self, connection: Connection, seconds: float) -> tuple[Call, Outcome]:
         """The next answer, and the question that it is for."""
         reply = connection.reply(seconds)
-        question = self._asked.popleft()
+        question = self._questions.popleft()
         return question.call, outcome_in_batch(reply, question.sent)
 
     def _read_what_has_come(self) -> None:
         """Keep the answers that have come since."""
         now = clock.now()
         self._late = {
-            call: answer for call, answer in self._late.items() if now < answer.now + KEPT_FOR
+            call: answer for call, answer in self._late.items() if now < answer.now + LATE_FOR
         }
         try:
-            while self._connection is not None and self._asked:
-                self._keep(*self._read(self._connection, AT_ONCE))
+            while self._connection is not None and self._questions:
+                self._note_late(*self._read(self._connection, AT_ONCE))
         except TimeoutError:
             return
         except TROUBLE:
             self._drop()
 
-    def _keep(self, call: Call, outcome: Outcome) -> None:
+    def _note_late(self, call: Call, outcome: Outcome) -> None:
         if isinstance(outcome, Answer):
             self._late[call] = outcome
 
@@ -176,7 +176,7 @@ class RenewingConnection:
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
-        self._asked.clear()
+        self._questions.clear()
         if connection is not None:
             connection.close()
 

@@ -141,14 +141,14 @@ class Server:
 
         within = max(self._within, PATIENCE)
 
-        def ask(connection: Connection) -> list[Any]:
-            replies = connection.ask_all([packed(*command) for command in commands], within)
+        def execute(connection: Connection) -> list[Any]:
+            replies = connection.execute_all([packed(*command) for command in commands], within)
             for reply in replies:
                 if is_wrong_server(reply):
                     raise reply
             return replies
 
-        return self._with_connection(ask, within)
+        return self._with_connection(execute, within)
 
     def _with_connection(
         self, work: Callable[[Connection], Result], within: float, *, last: bool = False

@@ -314,7 +314,7 @@ async def in_thread(work: Callable[[], Result]) -> Result:
             raise cancelled
         return call.result()
     finally:
-        del call, cancelled  # See drivers.ask().
+        del call, cancelled  # See drivers._first_step().
 
 
 def _bell(ring: bytes | None) -> Bell:

@@ -27,44 +27,44 @@ SIGHT = 8192  # The same as in lua/_lease.lua.
 
 _UNCONFIRMED = re.compile(rb".{32}c[r-]\d{5}[0-9a-fA-F]{16}\|\d+\|\d+\|\d+\|(\d+)\|", re.DOTALL)
 
-Ask = Callable[..., Any]  # Runs one command and returns its reply, or raises it, a ReplyError.
+Execute = Callable[..., Any]  # Runs one command and returns its reply, or raises it, a ReplyError.
 # What follows from what was read: the commands of a transaction, and the answer.
 Decision = tuple[list[tuple[str | bytes | int, ...]], Any]
 
 
-def perform(step: Call, keys: Keys, ask: Ask) -> Any:
+def perform(step: Call, keys: Keys, execute: Execute) -> Any:
     """Run an operation, and return what its script would."""
     args = [arg.encode() if isinstance(arg, str) else arg for arg in step.args]
     operation: Callable[..., Decision] = _OPERATIONS.get(step.script.name, _refuse)
     for _ in range(ATTEMPTS):
-        ask("WATCH", keys.lock)  # All that is decided here is decided by this key.
+        execute("WATCH", keys.lock)  # All that is decided here is decided by this key.
         undo = "UNWATCH"
         try:
-            commands, answer = operation(keys, ask, *args)
+            commands, answer = operation(keys, execute, *args)
             if not commands:
-                ask("UNWATCH")
+                execute("UNWATCH")
                 return answer
-            ask("MULTI")
+            execute("MULTI")
             undo = "DISCARD"
             for command in commands:
-                ask(*command)
-            if ask("EXEC") is not None:
+                execute(*command)
+            if execute("EXEC") is not None:
                 return answer
         except ReplyError:
             # A connection in the middle of a transaction would swallow the next flow's commands.
             # A refused EXEC has ended it; what matters is why.
             with suppress(ReplyError):
-                ask(undo)
+                execute(undo)
             raise
     raise ConnectionError("the lock changed hands during every try of a transaction")
 
 
-def _acquire(keys: Keys, ask: Ask, *args: Any) -> Decision:
-    asked: Any = AcquireArgs(*args)  # Texts are bytes here.
-    if asked.markers:
+def _acquire(keys: Keys, execute: Execute, *args: Any) -> Decision:
+    request: Any = AcquireArgs(*args)  # Texts are bytes here.
+    if request.markers:
         _refuse()
-    token, ttl = asked.token, asked.ttl
-    value, left, us = _read(keys, ask)
+    token, ttl = request.token, request.ttl
+    value, left, us = _read(keys, execute)
     if _is_held_by(value, token):
         # It may be late, and the lease have been made longer since. Not so an unconfirmed grant.
         only_longer = () if value[32:33] == b"c" else ("GT",)
@@ -74,12 +74,12 @@ def _acquire(keys: Keys, ask: Ask, *args: Any) -> Decision:
     if left == -1:
         return [], [b"endless"]
     if not _is_over(value, left, us):
-        ask("PEXPIRE", keys.queue, 1, "GT")  # See lua/_absence.lua.
+        execute("PEXPIRE", keys.queue, 1, "GT")  # See lua/_absence.lua.
         return [], [b"busy", left, value, us // 1000]
-    last = float(ask("ZSCORE", keys.fence, "last") or 0)
+    last = float(execute("ZSCORE", keys.fence, "last") or 0)
     fence = b"%d" % (int(last) + 1 if us <= last < EXACT else us)
-    head = token + b"h" + asked.renews + b"00000" + asked.id
-    lease = b"|".join([head, fence, b"%d" % (us // 1000), b"%d" % ttl, b"0", b"", asked.owner])
+    head = token + b"h" + request.renews + b"00000" + request.id
+    lease = b"|".join([head, fence, b"%d" % (us // 1000), b"%d" % ttl, b"0", b"", request.owner])
     return [
         *([("DEL", keys.lock)] if value else []),  # An unconfirmed grant that has lapsed.
         ("SET", keys.lock, lease, "NX", "PX", ttl),
@@ -90,10 +90,10 @@ def _acquire(keys: Keys, ask: Ask, *args: Any) -> Decision:
     ], fence
 
 
-def _renew(keys: Keys, ask: Ask, token: bytes, ttl: int, count: bytes) -> Decision:
-    value, _, us = _read(keys, ask)
+def _renew(keys: Keys, execute: Execute, token: bytes, ttl: int, count: bytes) -> Decision:
+    value, _, us = _read(keys, execute)
     if not _is_held_by(value, token):
-        return [], _absence(keys, ask, value, token)
+        return [], _absence(keys, execute, value, token)
     head, fence, since, granted, rest = value.split(b"|", 4)
     newest = value[32:33] == b"c" or count[1:] > value[34:39]
     # Else it was sent twice, or was overtaken by another one that may have asked for more.
@@ -107,12 +107,12 @@ def _renew(keys: Keys, ask: Ask, token: bytes, ttl: int, count: bytes) -> Decisi
     ], b"renewed"
 
 
-def _release(keys: Keys, ask: Ask, token: bytes, min_hold: int = 0) -> Decision:
-    value, _, us = _read(keys, ask)
+def _release(keys: Keys, execute: Execute, token: bytes, min_hold: int = 0) -> Decision:
+    value, _, us = _read(keys, execute)
     if not _is_held_by(value, token):
         # A resend finds that the first try has started the cooling.
         cooling = value[:32] == token
-        return [], b"released" if cooling else _absence(keys, ask, value, token)
+        return [], b"released" if cooling else _absence(keys, execute, value, token)
     left = min(int(value.split(b"|")[2]) + min_hold - us // 1000, min_hold)
     if left <= 0:
         return [("DEL", keys.lock), ("ZREM", keys.held, keys.lock)], b"released"
@@ -123,20 +123,20 @@ def _release(keys: Keys, ask: Ask, token: bytes, min_hold: int = 0) -> Decision:
     ], b"released"
 
 
-def _conclude(keys: Keys, ask: Ask, *args: Any) -> Decision:
-    asked: Any = ConcludeArgs(*args)
-    if asked.once or asked.recognised_for:
+def _conclude(keys: Keys, execute: Execute, *args: Any) -> Decision:
+    request: Any = ConcludeArgs(*args)
+    if request.once or request.recognised_for:
         _refuse()  # A task's: scripts have been forbidden since it began.
-    return _release(keys, ask, asked.token, asked.min_hold)
+    return _release(keys, execute, request.token, request.min_hold)
 
 
-def _leave(keys: Keys, ask: Ask, token: bytes) -> Decision:
-    commands, _ = _release(keys, ask, token)
+def _leave(keys: Keys, execute: Execute, token: bytes) -> Decision:
+    commands, _ = _release(keys, execute, token)
     return commands, int(bool(commands))
 
 
-def _look(keys: Keys, ask: Ask) -> Decision:
-    value, left, us = _read(keys, ask)
+def _look(keys: Keys, execute: Execute) -> Decision:
+    value, left, us = _read(keys, execute)
     if _is_over(value, left, us):
         value, left = b"", -2
     return [], [value, left, 0, us // 1000, b"", b""]
@@ -156,10 +156,10 @@ _OPERATIONS: dict[str, Callable[..., Decision]] = {
 }
 
 
-def _read(keys: Keys, ask: Ask) -> tuple[bytes, int, int]:
+def _read(keys: Keys, execute: Execute) -> tuple[bytes, int, int]:
     """The lock, the milliseconds until it ends (-1 never, -2 it is free), server time in us."""
-    value = ask("GETRANGE", keys.lock, 0, SIGHT - 1)
-    left, (seconds, us) = ask("PTTL", keys.lock), ask("TIME")
+    value = execute("GETRANGE", keys.lock, 0, SIGHT - 1)
+    left, (seconds, us) = execute("PTTL", keys.lock), execute("TIME")
     return value, left, int(seconds) * 1_000_000 + int(us)
 
 
@@ -173,8 +173,8 @@ def _is_held_by(value: bytes, token: bytes) -> bool:
     return value[:32] == token and value[32:33] != b"k"
 
 
-def _absence(keys: Keys, ask: Ask, value: bytes, token: bytes) -> bytes:
-    ask("PEXPIRE", keys.forced, 1, "GT")  # See lua/_absence.lua.
-    if ask("GETRANGE", keys.forced, 16, 47) == token:
+def _absence(keys: Keys, execute: Execute, value: bytes, token: bytes) -> bytes:
+    execute("PEXPIRE", keys.forced, 1, "GT")  # See lua/_absence.lua.
+    if execute("GETRANGE", keys.forced, 16, 47) == token:
         return b"forced"
     return b"taken" if value and value[:32] != token else b"gone"

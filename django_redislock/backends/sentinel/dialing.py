@@ -81,7 +81,7 @@ class MasterDialer:
         except redis_errors.RedisError as error:
             _check_transient(master, error)
             raise
-        return self._kept(connection, dialer)
+        return self._admitted(connection, dialer)
 
     async def adial(self, seconds: float) -> AsyncConnection:
         """See dial(); cancel it when late."""
@@ -93,7 +93,7 @@ class MasterDialer:
         except redis_errors.RedisError as error:
             _check_transient(master, error)
             raise
-        return self._kept(connection, dialer)
+        return self._admitted(connection, dialer)
 
     def learn(self, master: Master, asked: float) -> Dialer:
         """Take it that *master* is the master, as was said to a question *asked* at that time.
@@ -116,7 +116,7 @@ class MasterDialer:
             connection.cut()
         return dialer
 
-    def _kept(self, connection: AnyConnection, dialer: Dialer) -> AnyConnection:
+    def _admitted(self, connection: AnyConnection, dialer: Dialer) -> AnyConnection:
         """Note a new connection, or close it if its server is the master no more."""
         with self._lock:
             is_master = dialer is self._dialer

@@ -30,7 +30,7 @@ def isolation(replication: Any) -> Finding:
 def agreement(sentinels: Sentinels, number: int, within: float) -> Finding:
     """Whether the sentinels, so many in LOCATION, are enough, and agree."""
     service = sentinels.service
-    said = sentinels.ask_each(
+    said = sentinels.execute_on_each(
         within, ("SENTINEL", "MASTER", service), ("SENTINEL", "CKQUORUM", service)
     )
     silent = [place for place, replies in said.items() if isinstance(replies, Exception)]

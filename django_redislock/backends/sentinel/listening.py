@@ -85,7 +85,7 @@ class Listener:
         while self._is_needed(self):
             # After subscribing, and again: a message may be lost, and a connection half open.
             asked = time.monotonic()
-            master = self._sentinels.ask(connection, self.PATIENCE)
+            master = self._sentinels.master_named_on(connection, self.PATIENCE)
             if not self._sentinels.is_behind(master):
                 with suppress(redis_errors.ConnectionError):  # It became known in another way.
                     self._learn(master, asked)

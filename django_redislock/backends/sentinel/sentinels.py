@@ -97,7 +97,7 @@ class Sentinels:
         for address, dialer in self._in_turn(inquiry):
             try:
                 with closing(dialer.dial(share / 2)) as connection:
-                    inquiry.answers.append(self.ask(connection, share / 2))
+                    inquiry.answers.append(self.master_named_on(connection, share / 2))
             except TROUBLE as error:
                 self._note(inquiry, address, error)
         return self._result(inquiry)
@@ -115,13 +115,13 @@ class Sentinels:
                 self._note(inquiry, address, error)
         return self._result(inquiry)
 
-    def ask(self, connection: Connection, seconds: float) -> Master:
+    def master_named_on(self, connection: Connection, seconds: float) -> Master:
         """The master, as the sentinel at the other end of *connection* names it.
 
         Raises:
             NoMaster: It knows none of that name.
         """
-        return self._read(*connection.ask_all(self._question, seconds))
+        return self._read(*connection.execute_all(self._question, seconds))
 
     def is_behind(self, master: Master) -> bool:
         """Whether a majority has named a later one."""
@@ -138,7 +138,7 @@ class Sentinels:
             with closing(connection):
                 yield connection
 
-    def ask_each(
+    def execute_on_each(
         self, seconds: float, *commands: tuple[str, ...]
     ) -> dict[str, list[Any] | Exception]:
         """The answers of each of them, by address; an error reply is returned, as is trouble."""
@@ -147,7 +147,7 @@ class Sentinels:
             try:
                 with closing(dialer.dial(seconds / 2)) as connection:
                     packed_commands = [packed(*command) for command in commands]
-                    said[address] = connection.ask_all(packed_commands, seconds / 2)
+                    said[address] = connection.execute_all(packed_commands, seconds / 2)
             except TROUBLE as error:
                 said[address] = error
         return said
