@@ -22,7 +22,7 @@ from django.utils import timezone
 
 from django_redislock.exceptions import LockMisuse, StaleFence
 from django_redislock.holder import must_not_block
-from django_redislock.transactions import CURE_OF_TASK, is_by_hand, open_blocks
+from django_redislock.transactions import CURE_OF_JOB, is_by_hand, open_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,7 +87,7 @@ def check_outermost(name: str, using: str, *, of_task: bool = False) -> None:
             name,
             f"a transaction of database {using!r} is open already. It would be committed after the"
             " lock is released, and the next holder would read what was there before. "
-            + (CURE_OF_TASK if of_task else _order(name, using)),
+            + (CURE_OF_JOB if of_task else _order(name, using)),
         )
     if is_by_hand(connection):
         raise LockMisuse(

@@ -231,8 +231,9 @@ def note_collection(phase: str, info: object) -> None:
 # Between a release and the line of the program that it is owed to.
 _ON_THE_WAY = {"django_redislock", "celery", "contextlib"}
 
-CURE_OF_TASK = (
-    "Call the task after the commit, with delay_on_commit(), or outside of the transaction."
+CURE_OF_JOB = (
+    "Call it after the commit, a task with delay_on_commit() and a function by on_commit(), or"
+    " outside of the transaction."
 )
 
 _told: set[str] = set()  # The places that the log has been told of.
@@ -298,7 +299,7 @@ def _line(frame: FrameType | None) -> str:
 
 def _cure(*, of_task: bool) -> str:
     if of_task:
-        return CURE_OF_TASK
+        return CURE_OF_JOB
     cure = "Take the lock first and open the transaction under it, or pass release_on_commit=True."
     if any(one.settings_dict["ATOMIC_REQUESTS"] for one in _used() if _is_in_transaction(one)):
         cure += (

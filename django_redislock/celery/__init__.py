@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
 from django_redislock.celery import checks as _checks  # noqa: F401 - registers them
 from django_redislock.celery.decorator import SingleInstanceTask, single_instance_task
 from django_redislock.celery.options import Conflict, SingleInstance
-from django_redislock.celery.run import current_lease
+from django_redislock.jobs.run import current_lease
 
 __all__ = [
     "Conflict",

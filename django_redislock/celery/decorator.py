@@ -27,11 +27,11 @@ from django_redislock.celery.options import (
 from django_redislock.celery.queued import check_backend, is_exempt, publish_once
 from django_redislock.celery.run import (
     TaskRun,
-    current_lease,
     is_running,
     note_published_retry,
     replace_after_commit,
 )
+from django_redislock.jobs.run import current_lease
 from django_redislock.process import cached_property
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS

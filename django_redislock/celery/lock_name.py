@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
-from datetime import date, time
-from enum import Enum
 from inspect import getclosurevars, isfunction
 from string import Formatter
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from django_redislock.exceptions import InvalidLockName
+from django_redislock.jobs.naming import delivered, shown
 from django_redislock.rules.names import check_name, check_shared, formatter
 
 if TYPE_CHECKING:
@@ -59,7 +57,7 @@ def naming(
         return model.model_validate(value, **(validation or {}))
 
     if isinstance(key, str):
-        formatted = formatter(key, run, see=see if models else None, show=_shown)
+        formatted = formatter(key, run, see=see if models else None, show=shown)
         if own and any(_first_name(field) == own for _, field, _, _ in Formatter().parse(key)):
             raise _names_the_task(repr(key), own)
         return lambda args, kwargs: formatted((*itself, *args), kwargs)
@@ -72,9 +70,9 @@ def naming(
         for one in parameters:
             given = passed.arguments[one.name]
             if one.kind is one.VAR_POSITIONAL:
-                given = tuple(map(_delivered, given))
+                given = tuple(map(delivered, given))
             else:
-                given = _delivered(see(one.name, given))
+                given = delivered(see(one.name, given))
             passed.arguments[one.name] = given
         if by_name is None:
             name = key(*passed.args[len(itself) :], **passed.kwargs)
@@ -129,40 +127,6 @@ def _models(run: Any) -> dict[str, Any]:
         if models and (models == [hint] or set(get_args(hint)) == {models[0], NoneType}):
             found[name] = models[0]
     return found
-
-
-def _delivered(value: Any) -> Any:
-    """What a worker is given for *value*, if the message is in JSON."""
-    if isinstance(value, Enum) and isinstance(value, str | int | float):
-        return value.value
-    if isinstance(value, tuple | list):
-        return [_delivered(one) for one in value]
-    if isinstance(value, dict):
-        return {_json_key(name): _delivered(one) for name, one in value.items()}
-    return value
-
-
-def _json_key(name: Any) -> str:
-    if name is None or isinstance(name, bool):
-        return json.dumps(name)
-    return str(_delivered(name))
-
-
-def _shown(value: Any) -> Any:
-    """What stands for *value* in a name: the same for what is equal, in each process."""
-    value = _delivered(value)
-    return _in_order(value) if isinstance(value, list | dict | set | frozenset) else value
-
-
-def _in_order(value: Any) -> Any:
-    """The same without what differs from process to process, or by the way through a broker."""
-    if isinstance(value, list):
-        return [_in_order(one) for one in value]
-    if isinstance(value, set | frozenset):
-        return sorted((_in_order(_delivered(one)) for one in value), key=repr)
-    if isinstance(value, dict):
-        return {name: _in_order(value[name]) for name in sorted(value)}
-    return value.isoformat() if isinstance(value, date | time) else value  # A zone is lost.
 
 
 def _passed_by_name(

@@ -8,22 +8,16 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from celery import Task
 
-from django_redislock.effects import check_database
-from django_redislock.process import cached_property
-from django_redislock.rules.arguments import SHORTEST_TTL, database, flag, seconds, text
-from django_redislock.rules.options import DEFAULT_ALIAS, MOST_PERMITS, Options
+from django_redislock.jobs.options import Conflict as JobConflict
+from django_redislock.jobs.options import JobOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-CONFLICT_POLICIES = ("skip", "raise", "retry", "wait")
-UNAVAILABLE_POLICIES = ("raise", "retry", "run")
-DATABASE: Literal["database"] = "database"  # Where a `once` without an end is noted.
 
 NEWEST: Literal["newest"] = "newest"  # Whose arguments a call runs with that stands for others.
 
@@ -31,150 +25,69 @@ HOUR = 3600.0
 
 
 @dataclass(frozen=True)
-class Conflict:
+class Conflict(JobConflict):
     """What a function given as on_conflict gets. Its return value is the task's result."""
 
     task: Task
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    lock: str  # The lock's name.
-    holder: str  # Who holds it, or held it last if it is cooling, as "host:pid task-id".
-    expires_in: float  # Seconds until the holder's lease ends unless renewed, or the cooling ends.
-    cooling: bool  # Whether nobody holds it any more: a run has succeeded, and min_hold keeps it.
 
 
 @dataclass(frozen=True, kw_only=True)
-class SingleInstance:
+class SingleInstance(JobOptions):
     """The options of single_instance_task, checked. Durations are seconds."""
 
     key: str | Callable[..., str] | None = None
-    ttl: float | None = None
-    wait: float | None = None
-    renew: bool | None = None
-    max_hold: float | None = None
-    min_hold: float = 0.0
-    once: float | Literal["database"] = 0.0
-    on_conflict: str | Callable[[Conflict], Any] = "skip"
     conflict_deadline: float = HOUR
-    on_unavailable: str = "raise"
     abort_on_lost: bool = False
-    limit: int = 1
     unique_queued: bool | Literal["newest"] = False
     queued_ttl: float = HOUR
-    using: str = DEFAULT_ALIAS
-    atomic: str | None = None  # The database of the transaction around the body.
+
+    conflict_policies: ClassVar[tuple[str, ...]] = ("skip", "raise", "retry", "wait")
+    unavailable_policies: ClassVar[tuple[str, ...]] = ("raise", "retry", "run")
+    durations: ClassVar[Mapping[str, float]] = {
+        **JobOptions.durations,
+        "conflict_deadline": 0.0,
+        "queued_ttl": 1.0,
+    }
+    flags: ClassVar[tuple[str, ...]] = ("renew", "abort_on_lost")
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> SingleInstance:
-        """Check the options as they were written. None is as if one was not given.
-
-        Raises:
-            TypeError: An option is not known.
-            ValueError: One is of the wrong type or out of range; the message names it.
-        """
-        if unknown := sorted(set(raw) - OPTIONS):
-            raise TypeError(_unknown(unknown, OPTIONS))
-        options = {name: value for name, value in raw.items() if value is not None}
-        once = options.get("once")
-        if isinstance(once, str) and once != DATABASE:
-            raise ValueError(
-                f'once must be a number of seconds, a timedelta or "database", not {once!r}.'
-            )
-        for name, least in _SHORTEST_DURATIONS.items():
-            if name in options and (name, options[name]) != ("once", DATABASE):
-                options[name] = seconds(options[name], name, least=least)
-        for name in ("renew", "abort_on_lost"):
-            if name in options:
-                flag(options[name], name)
-        unique_queued = options.get("unique_queued", False)
-        if not isinstance(unique_queued, bool) and unique_queued != NEWEST:
+    def parse(cls, raw: Mapping[str, Any]) -> Self:
+        """See JobOptions.parse()."""
+        unique_queued = raw.get("unique_queued")
+        if unique_queued not in {None, NEWEST} and not isinstance(unique_queued, bool):
             raise ValueError(
                 f'unique_queued must be True, "newest" or False, not {unique_queued!r}: the call'
                 " that waits runs with its own arguments, or with those of the last call."
             )
-        if "using" in options:
-            text(options["using"], "using")
-        if "atomic" in options:
-            options["atomic"] = database(options["atomic"], "atomic")
-        _check_choice(options, "on_conflict", CONFLICT_POLICIES, or_callable=True)
-        _check_choice(options, "on_unavailable", UNAVAILABLE_POLICIES)
-        key = options.get("key")
+        key = raw.get("key")
         if not (key is None or isinstance(key, str) or callable(key)):
             raise ValueError(
                 f"key must be a format string over the task's arguments, or a function of them,"
                 f" not {key!r}."
             )
-        limit = options.get("limit", 1)
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_PERMITS:
-            raise ValueError(f"limit must be an integer, 1 to {MOST_PERMITS}, not {limit!r}.")
-        parsed = cls(**options)
-        _check_together(parsed, options)
-        return parsed
+        return super().parse(raw)
 
-    @cached_property
-    def lock_options(self) -> Options:
-        """How the lock of a run is taken at first."""
-        return Options(
-            ttl=self.ttl,
-            wait=self.wait if self.on_conflict == "wait" else 0.0,
-            renew=self.renew,
-            max_hold=self.max_hold,
-            min_hold=self.min_hold,
-            using=self.using,
-            once=0.0 if self.once == DATABASE else self.once,
-            atomic=self.atomic,
-        )
+    @classmethod
+    def unknown(cls, names: Iterable[str]) -> str:
+        """What to say of options that are neither ours nor Celery's."""
+        return _unknown(names, OPTIONS)
 
-
-OPTIONS = frozenset(field.name for field in fields(SingleInstance))
-
-_SHORTEST_DURATIONS = {
-    "ttl": SHORTEST_TTL,
-    "wait": 0.0,
-    "max_hold": SHORTEST_TTL,
-    "min_hold": 0.0,
-    "once": 0.0,
-    "conflict_deadline": 0.0,
-    "queued_ttl": 1.0,
-}
-
-
-def _check_together(options: SingleInstance, given: Mapping[str, Any]) -> None:
-    """Refuse options that exclude each other, and those *given* that have no effect."""
-    if options.wait is not None and options.on_conflict != "wait":
-        raise ValueError('wait needs on_conflict="wait": no other policy waits for the lock.')
-    policies = {options.on_conflict, options.on_unavailable}
-    if "conflict_deadline" in given and "retry" not in policies:
-        raise ValueError(
-            'conflict_deadline needs on_conflict="retry" or on_unavailable="retry": no other'
-            " policy comes back."
-        )
-    if "queued_ttl" in given and not options.unique_queued:
-        raise ValueError("queued_ttl needs unique_queued=True: without it each call is published.")
-    if options.atomic is not None:
-        check_database(options.atomic, "atomic")
-        if options.on_unavailable == "run":
+    def check_together(self, given: Mapping[str, Any]) -> None:
+        """Refuse options that exclude each other, and those *given* that have no effect."""
+        policies = {self.on_conflict, self.on_unavailable}
+        if "conflict_deadline" in given and "retry" not in policies:
             raise ValueError(
-                'atomic and on_unavailable="run" exclude each other: without a lease there is no'
-                " fence to claim. Leave one of them out."
+                'conflict_deadline needs on_conflict="retry" or on_unavailable="retry": no other'
+                " policy comes back."
             )
-    if options.once == DATABASE and options.atomic is None:
-        raise ValueError(
-            'once="database" needs atomic: without it, what the body writes and the row that says'
-            " so would not be committed together. Add atomic=True, or the alias of a database."
-        )
-    if options.once and options.limit > 1:
-        raise ValueError("once and limit exclude each other: once lets one run succeed.")
+        if "queued_ttl" in given and not self.unique_queued:
+            raise ValueError(
+                "queued_ttl needs unique_queued=True: without it each call is published."
+            )
+        super().check_together(given)
 
 
-def _check_choice(
-    options: Mapping[str, Any], name: str, choices: tuple[str, ...], *, or_callable: bool = False
-) -> None:
-    choice = options.get(name, choices[0])
-    if choice not in choices and not (or_callable and callable(choice)):
-        rest = ", or a function" if or_callable else ""
-        listed = ", ".join(map(repr, choices))
-        raise ValueError(f"{name} must be one of {listed}{rest}, not {choice!r}.")
+OPTIONS = SingleInstance.names()
 
 
 # Options that serve others: which they serve, and whether they are of use with these options.

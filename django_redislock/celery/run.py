@@ -10,16 +10,15 @@ import functools
 import logging
 import os
 import time
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from contextvars import ContextVar
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from celery import states
 from celery._state import _task_stack  # It has no public name; see TaskRun._item_of.
 from celery.exceptions import Ignore, Retry, TaskPredicate
 
-from django_redislock import effects, signals, task_runs
-from django_redislock.activity import Activity, current_activity
+from django_redislock import task_runs
+from django_redislock.activity import Activity
 from django_redislock.backends.registry import backends
 from django_redislock.celery import line, queued
 from django_redislock.celery.arguments import unpacked
@@ -32,60 +31,34 @@ from django_redislock.celery.message import (
     shows_results,
     stores_result,
 )
-from django_redislock.celery.options import DATABASE, NEWEST, Conflict
-from django_redislock.celery.permits import Permits
-from django_redislock.exceptions import LockLost, LockMisuse, LockTimeout, LockUnavailable
-from django_redislock.humanize import duration
-from django_redislock.lease import Lease
-from django_redislock.lock import Lock
+from django_redislock.celery.options import NEWEST, Conflict
+from django_redislock.exceptions import LockMisuse
+from django_redislock.jobs.run import RECOGNISED_FOR, JobRun, running
 from django_redislock.process import cached_property
 from django_redislock.rules.flows import Busy, Done, Finished, RunMarker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from contextlib import ExitStack
 
     from celery import Task
 
     from django_redislock.celery.line import Turn
     from django_redislock.celery.options import SingleInstance
+    from django_redislock.exceptions import LockUnavailable
+    from django_redislock.lease import Lease
 
-logger = logging.getLogger("django_redislock.celery")
-
-# Seconds for which duplicates of a finished run are recognised, beyond the visibility timeout.
-RECOGNISED_FOR = 86_400.0
-NO_DUPLICATES = RunMarker("", RECOGNISED_FOR)  # Only a broker makes some.
 # Seconds that a run has after its success to store its result.
 REPORTS_WITHIN = 10.0
-# Skips that min_hold and once are for, so they are no warning.
-EXPECTED_SKIPS = ("cooling", "done")
 
 # Celery's own tasks that call another one for each item of their message.
 _CALL_FOR_ITEMS = {"celery.map", "celery.starmap"}
 
-NO_TRANSACTION = nullcontext()
-
-# The run whose body this thread, greenlet or asyncio task is in.
-_running: ContextVar[TaskRun | None] = ContextVar("redislock_run", default=None)
-
-
-def current_lease() -> Lease | None:
-    """The lease under which the current task's body runs; None outside of one.
-
-    Raises:
-        LockLost: The task has abort_on_lost, and its lease is lost.
-    """
-    running = _running.get()
-    if running is None or running.lease is None:
-        return None
-    if running.options.abort_on_lost:
-        running.lease.ensure_held()
-    return running.lease
-
 
 def is_running(request: Any) -> bool:
     """Whether the body of the run of *request* is under way here."""
-    running = _running.get()
-    return running is not None and running.request is request
+    run = running.get()
+    return isinstance(run, TaskRun) and run.request is request
 
 
 def note_published_retry(request: Any) -> None:
@@ -99,10 +72,12 @@ def replace_after_commit(task: Task, replace: Callable[[], Any]) -> bool:
     Returns:
         Whether there is a transaction, so that it will be called.
     """
-    running = _running.get()
-    if running is None or running.request is not task.request or running.options.atomic is None:
+    run = running.get()
+    if not isinstance(run, TaskRun) or run.request is not task.request:
         return False
-    running.publish_replacement = replace
+    if run.options.atomic is None:
+        return False
+    run.publish_replacement = replace
     return True
 
 
@@ -118,31 +93,31 @@ class _Replaced(Exception):
     """Tells the lock that the body is no success: it is committed, and will be replaced."""
 
 
-class _CompletedBefore(Exception):
-    """Leaves the transaction before the body: the database has *found* that it is done."""
-
-    def __init__(self, found: Done | Finished) -> None:
-        super().__init__(found)
-        self.found = found
-
-
-class TaskRun:
+class TaskRun(JobRun):
     """One run of a single-instance task."""
+
+    logger = logging.getLogger("django_redislock.celery")
+    options: SingleInstance
 
     def __init__(self, task: Task, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         request = task.request
-        self.task, self.request, self.args, self.kwargs = task, request, args, kwargs
-        self.options: SingleInstance = task.single_instance_options
+        self.task, self.request = task, request
         self.id: str = request.id or ""  # "" if it is called directly.
-        self._lock: Lock | None = None  # Each permit has one of its own.
-        self.lease: Lease | None = None  # While the body runs.
+        # Its name is made within execute(), which retracts the call if that fails: a key function
+        # may not take the arguments as they are after their way through the broker.
+        super().__init__(
+            Activity(task=task.name, task_id=self.id),
+            task.single_instance_options,
+            task.lock_name,
+            args,
+            kwargs,
+            sender=task,
+        )
         self._arguments_of: str | None = None  # The lock of which the server keeps its arguments.
         self._turn: Turn | None = None  # In the line of deferred runs, if it stands there.
         self.publish_replacement: Callable[[], Any] | None = None  # After its commit.
         self.delivered = is_delivered(request)
-        self.activity = Activity(task=task.name, task_id=self.id)
         self.call = ""  # Which of the calls under its id it is, if the caller chose the id.
-        self.marker = NO_DUPLICATES
         if self.delivered:
             self.call = carried(request.headers).get("call") or ""
             tries = f"{request.replaced_task_nesting or 0}.{request.retries or 0}"
@@ -154,23 +129,17 @@ class TaskRun:
     def __str__(self) -> str:
         return f"{self.task.name}[{self.id}]" if self.id else str(self.task.name)
 
-    @cached_property
-    def name(self) -> str:
-        """That of the lock.
-
-        Made within execute(), which retracts the call if that fails: a key function may not take
-        the arguments as they are after their way through the broker.
-        """
-        name: str = self.task.lock_name(self.args, self.kwargs)
-        return name
+    @property
+    def aborts_on_lost(self) -> bool:
+        """Whether the body ends at its next look at a lease that is lost."""
+        return self.options.abort_on_lost
 
     # --- under the lock -----------------------------------------------------------------------
 
     def execute(self, body: Callable[..., Any]) -> Any:
         """Execute *body* under the lock, or do what is done instead; return the result."""
-        was_busy_with = current_activity.set(self.activity)
         try:
-            result = self._execute(body)
+            result = super().execute(body)
         except Deferred:
             raise  # Its call still waits in the broker's queue.
         except _EndedByRetry as ended:
@@ -178,58 +147,20 @@ class TaskRun:
         except _Replaced:
             result = None
         except BaseException:
-            if self._is_noted:
+            if self.delivered and self._is_noted:
                 self._waits_no_more()
             raise
-        finally:
-            current_activity.reset(was_busy_with)
-        if self._is_noted:
+        if self.delivered and self._is_noted:
             self._waits_no_more()
         return self.publish_replacement() if self.publish_replacement else result
 
-    def _execute(self, body: Callable[..., Any]) -> Any:
-        with ExitStack() as locks:
-            if self.options.atomic is not None:
-                effects.check_outermost(self.name, self.options.atomic, of_task=True)
-            try:
-                # The database is asked first: a run that is done need not wait for the lock.
-                found = self._completed() if self.options.once == DATABASE else None
-                outcome = found or self._ask_for_lock(locks)
-                if isinstance(outcome, Busy):
-                    if self._comes_back(outcome):
-                        outcome = self._stand_in_line(outcome, locks)
-                    elif self._is_patient and self._item_of:
-                        outcome = self._wait_as_item(outcome, locks)
-            except LockUnavailable as error:
-                return self._decide_without_redis(error, body)
-            if isinstance(outcome, Lease):
-                try:
-                    return self._run_body(body, outcome)
-                except _CompletedBefore as completed:
-                    self._give_back(outcome)
-                    outcome = completed.found
-            return self._decide(outcome)
-
-    def _ask_for_lock(
-        self, locks: ExitStack, wait: float | None = None, since: float | None = None
-    ) -> Lease | Busy | Done | Finished:
-        """Ask for the lock, or for a permit.
-
-        Args:
-            locks: Its end releases what is granted. It has the lock before that is asked for, since
-                a soft time limit may be raised right after the grant. The end of a lock that was
-                not granted does nothing.
-            wait: Seconds to wait; None: as on_conflict says.
-            since: When it was asked for the first time, if it was before.
-        """
-        options = self.options
-        if options.limit > 1:
-            permits = Permits(self.name, options, self.marker, self.activity, self._is_own)
-            return permits.take(locks, wait, since)
-        how = options.lock_options if wait is None else options.lock_options._replace(wait=wait)
-        lock = self._lock = Lock(self.name, how, self.marker)
-        locks.push(lock)
-        return lock.attempt(since=since)
+    def _ask_again(self, busy: Busy, locks: ExitStack) -> Lease | Busy | Done | Finished:
+        """Wait here for a busy lock if the turn of this run is near, or if it cannot go back."""
+        if self._comes_back(busy):
+            return self._stand_in_line(busy, locks)
+        if self._is_patient and self._item_of:
+            return self._wait_as_item(busy, locks)
+        return busy
 
     def _comes_back(self, busy: Busy) -> bool:
         """Whether it is to be deferred until others have had their turn; see _decide()."""
@@ -264,13 +195,13 @@ class TaskRun:
         It is celery.map or celery.starmap, which serves chunks() too.
         """
         stack = [task.name for task in _task_stack.stack]
-        called = self.request.called_directly and _running.get() is None
+        called = self.request.called_directly and running.get() is None
         return stack[-2] if called and stack[-2:-1] and stack[-2] in _CALL_FOR_ITEMS else ""
 
     def _wait_as_item(self, busy: Busy, locks: ExitStack) -> Lease | Busy | Done | Finished:
         """Wait here for the lock: the message has other items too, so it cannot go back."""
         since = backends[self.options.using].clock()
-        logger.info(
+        self.logger.info(
             "%s waits in its worker slot: lock %r is %s, and it is an item of %s, whose message"
             " cannot go back to the broker",
             self,
@@ -280,80 +211,51 @@ class TaskRun:
         )
         return self._ask_for_lock(locks, self.options.conflict_deadline, since)
 
-    def _give_back(self, lease: Lease) -> None:
-        """End the lease of a run whose body was not executed: neither a success nor a failure."""
-        assert self._lock is not None  # See options.py: once excludes permits.
-        self._lock.undo()
-        with self._noting("end"):
-            task_runs.forget_start(self.name, lease, using=self.options.using)
-
     def _run_body(self, body: Callable[..., Any], lease: Lease | None) -> Any:
-        self.lease = lease
-        if self._is_noted:
+        if self.delivered and self._is_noted:
             self._waits_no_more(starts=True)
             # If the body publishes its retry, that has not been deferred yet.
             carry(self.request, tries=None, since=None, raised=None)
-        with ExitStack() as at_end:
-            if lease is not None and self.options.limit > 1:
-                # A lock notes start and end of its run itself. A permit does so under a name of its
-                # own, so they are noted here; the end before the permit is given back.
-                at_end.push(functools.partial(self._note_end, lease, time.monotonic()))
-                with self._noting("start"):
-                    task_runs.note_start(self.name, lease, using=self.options.using)
-            at_end.callback(_running.reset, _running.set(self))
-            with self._transaction() if self.options.atomic is not None else NO_TRANSACTION:
-                if self.task.reports_start:
-                    self._report_start()
-                result = body(*self.args, **self.kwargs)
-            if self.publish_replacement:
-                raise _Replaced
-            if self._has_retried and (lease is None or self._still_has(lease)):
-                with self._noting("end"):
-                    task_runs.note_retried(self.name, self.marker, using=self.options.using)
-                raise _EndedByRetry(result)
-            return result
+        return super()._run_body(self._reporting(body) if self.task.reports_start else body, lease)
+
+    def _reporting(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(body)
+        def reporting(*args: Any, **kwargs: Any) -> Any:
+            self._report_start()
+            return body(*args, **kwargs)
+
+        return reporting
+
+    def _end(self, result: Any) -> Any:
+        if self.publish_replacement:
+            raise _Replaced
+        if self._has_retried and (self.lease is None or self._still_has(self.lease)):
+            with self._noting("end"):
+                task_runs.note_retried(self.name, self.marker, using=self.options.using)
+            raise _EndedByRetry(result)
+        return result
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """The transaction of the option atomic, with the body in it.
+    def _judging_end(self) -> Iterator[None]:
+        """Decide what commits the transaction: also a body that has replaced itself."""
+        try:
+            yield
+        except TaskPredicate as end:
+            if self.publish_replacement and isinstance(end, Ignore):
+                return  # Committed; then the replacement is published.
+            # Celery does not call it an error, so nobody else tells of it.
+            self.logger.log(
+                logging.INFO if isinstance(end, Retry) else logging.WARNING,
+                "%s ends by %s, so what it wrote to database %r is rolled back",
+                self,
+                type(end).__name__,
+                self.options.atomic,
+            )
+            raise
 
-        With once="database" it ends at once if an earlier transaction has completed a run under
-        this lock; else it notes at its end that this one has.
-        """
-        lease, database = self.lease, self.options.atomic
-        # See options.py: atomic excludes a run without its lock.
-        assert lease is not None
-        assert database is not None
-        with lease.atomic(database):
-            # The first look was before the lock was granted, so another run may have been completed
-            # since. From here on none can be: the fence is claimed.
-            if self.options.once == DATABASE and (found := self._completed()):
-                raise _CompletedBefore(found)
-            try:
-                yield
-            except TaskPredicate as end:
-                if self.publish_replacement and isinstance(end, Ignore):
-                    return  # Committed; then the replacement is published.
-                # Celery does not call it an error, so nobody else tells of it.
-                logger.log(
-                    logging.INFO if isinstance(end, Retry) else logging.WARNING,
-                    "%s ends by %s, so what it wrote to database %r is rolled back",
-                    self,
-                    type(end).__name__,
-                    database,
-                )
-                raise
-            goes_on = self._has_retried or self.publish_replacement is not None
-            if self.options.once == DATABASE and not goes_on:
-                effects.note_completed(lease, database)
-
-    def _completed(self) -> Done | Finished | None:
-        """What the database knows of a completed run under this lock."""
-        assert self.options.atomic is not None  # See options.py: once="database" needs it.
-        run = effects.completed_run(self.name, self.options.atomic)
-        if run is None:
-            return None
-        return Finished(run.ago) if self.id and run.task_id == self.id else Done(run.by, run.ago)
+    @property
+    def _goes_on(self) -> bool:
+        return self._has_retried or self.publish_replacement is not None
 
     @property
     def _has_retried(self) -> bool:
@@ -363,21 +265,18 @@ class TaskRun:
     # --- without the lock ---------------------------------------------------------------------
 
     def _decide(self, found: Busy | Done | Finished) -> Any:
-        """Decide what this run does that found the lock not free. No other place decides a skip.
+        """Decide what this run does that found the lock not free.
 
         Either it is skipped, or it is deferred, or it fails; or an earlier delivery has reported
         for it. The same as a table: docs/celery.md, "What happens to a run".
         """
-        task, policy = self.task, self.options.on_conflict
-        match found:
-            case Done(by, ago):
-                return self._skip("done", f"done, by {by}", by=by, ago=ago)
-            case Finished(ago):
-                return self._end_as_duplicate(self.id, ago)
-        holder = found.holder
+        if isinstance(found, Finished):
+            return self._end_as_duplicate(self.id, found.ago)
+        if isinstance(found, Done):
+            return super()._decide(found)
         if self._is_own(found):
             if found.cooling:
-                return self._end_as_duplicate(holder, found.ago)
+                return self._end_as_duplicate(found.holder, found.ago)
             # Delivered twice, or again after a crash; or a retry that was published before its
             # first try let go. A skip would acknowledge the only copy of the work.
             # Its body has started, so it cannot stand for calls made now.
@@ -387,6 +286,7 @@ class TaskRun:
         if self.delivered and self._body_has_started:
             raise self._defer("a retry finds it held", found)
         # A call that stands for others is not dropped because its wait is over.
+        policy = self.options.on_conflict
         waits_for_others = policy == "wait" and self._announced_as is not None
         if self._is_patient or waits_for_others:
             until = self._defer_until(self._requeue_call())
@@ -394,33 +294,24 @@ class TaskRun:
                 raise self._defer(f"on_conflict is {policy!r}", found, until=until)
         # What is raised from here on may bring about a retry, by autoretry_for or by a function.
         carry(self.request, raised=True)
-        if policy == "raise":
-            using = self.options.using
-            raise LockTimeout(self.name, holder, found.expires_in, found.cooling, using)
-        who = {"by" if found.cooling else "holder": holder}
-        if self._is_patient and self._item_of:
-            who["reason"] = f"an item of {self._item_of} cannot go back to the broker"
-        why, ago = ("cooling", found.ago) if found.cooling else ("busy", None)
-        skipped = self._skip(why, str(found), ago=ago, **who)
-        if not callable(policy):
-            return skipped
-        return policy(
-            Conflict(
-                task, self.args, self.kwargs, self.name, holder, found.expires_in, found.cooling
-            )
-        )
+        return super()._decide(found)
 
-    def _decide_without_redis(self, error: LockUnavailable, body: Callable[..., Any]) -> Any:
-        policy = self.options.on_unavailable
-        if policy == "run":
-            logger.error("%s runs WITHOUT its lock, as on_unavailable says: %s", self, error)
-            return self._run_body(body, None)
-        if policy == "retry" and (until := self._defer_until()) is not None:
-            logger.warning("Deferred %s: %s", self, error)
+    @property
+    def _reason(self) -> dict[str, str]:
+        if not (self._is_patient and self._item_of):
+            return {}
+        return {"reason": f"an item of {self._item_of} cannot go back to the broker"}
+
+    def _conflict(self, busy: Busy) -> Conflict:
+        return Conflict(**vars(super()._conflict(busy)), task=self.task)
+
+    def _check_goes_on(self, error: LockUnavailable) -> None:
+        if self.options.on_unavailable == "retry" and (until := self._defer_until()) is not None:
+            self.logger.warning("Deferred %s: %s", self, error)
             raise defer(self.task, self.options.conflict_deadline, until=until)
-        if not self._body_has_started:
+        if self.options.on_unavailable != "run" and not self._body_has_started:
             carry(self.request, raised=True)
-        raise error
+        super()._check_goes_on(error)
 
     @property
     def _is_patient(self) -> bool:
@@ -451,6 +342,7 @@ class TaskRun:
             self._retract_call(starts=True)
             raise defer(self.task, REPORTS_WITHIN - ago, started=True)
         skipped = self._skip("duplicate", f"duplicate, of {self.id}", by=by, ago=ago)
+        self._tell(skipped)
         # If nobody can look, there may be no report at all; that is rare, and better than two.
         if is_reported or (reports and not seen):
             raise Ignore
@@ -475,40 +367,16 @@ class TaskRun:
     def _defer(
         self, why: str, busy: Busy, *, until: float | None = None, started: bool = False
     ) -> Deferred:
-        logger.info("Deferred %s: lock %r is %s, and %s", self, self.name, busy, why)
+        self.logger.info("Deferred %s: lock %r is %s, and %s", self, self.name, busy, why)
         turn = None if started else self._turn
         return defer(self.task, busy.expires_in, turn=turn, until=until, started=started)
-
-    def _skip(self, why: str, says: str, *, ago: float | None = None, **who: str) -> dict[str, Any]:
-        """End this run without its body, visibly: a canvas goes on with the marked value.
-
-        Args:
-            why: As the result tells.
-            says: As the log tells: what the lock is.
-            ago: How many seconds it has been so.
-            who: The holder, or who made it so; and the reason, if one is to be told.
-        """
-        result: dict[str, Any] = {"skipped": why, "lock": self.name, **who}
-        if ago is not None:
-            result["ago"] = round(ago, 3)
-            says += f", {duration(ago)} ago"
-        level = logging.INFO if why in EXPECTED_SKIPS else logging.WARNING
-        logger.log(
-            level, "Skipped %s: lock %r is %s", self, self.name, says, extra={"data": result}
-        )
-        with self._noting("skip"):
-            task_runs.note_skip(self.name, why, using=self.options.using)
-        signals.task_skipped.send_robust(sender=self.task, result=result, task_id=self.request.id)
-        return result
 
     # --- its call in the broker's queue, see queued.py and line.py ----------------------------
 
     @property
     def _is_noted(self) -> bool:
         """Whether its call may be noted in the queue or the line; most messages say nothing."""
-        return self.delivered and bool(
-            self._turn or self._arguments_of or carried(self.request.headers)
-        )
+        return bool(self._turn or self._arguments_of or carried(self.request.headers))
 
     def _waits_no_more(self, *, starts: bool = False) -> None:
         """Leave the broker's queue and the line: the body starts, has ended, or never will."""
@@ -539,7 +407,9 @@ class TaskRun:
         if last and starts:
             self._take(last)
         if last is None and starts and self.options.unique_queued == NEWEST:
-            logger.error("%s runs with its own arguments, and not the last call's, if any", self)
+            self.logger.error(
+                "%s runs with its own arguments, and not the last call's, if any", self
+            )
 
     def _take(self, last: bytes) -> None:
         """Run with the arguments of the last call, in place of the first one's.
@@ -567,7 +437,7 @@ class TaskRun:
         request.kwargs.update(kwargs)
         request.update(shown)
         self.args, self.kwargs = tuple(args), kwargs
-        logger.info("%s runs with the arguments of the last call with its key", self)
+        self.logger.info("%s runs with the arguments of the last call with its key", self)
 
     def _requeue_call(self) -> float | None:
         """Go on standing for others. Returns how many seconds ago it last did."""
@@ -575,38 +445,10 @@ class TaskRun:
             return None
         return queued.requeue(self.task, name, self.id, expires=self.request.expires)
 
-    # --- reports and records ------------------------------------------------------------------
+    # --- reports ------------------------------------------------------------------------------
 
     def _report_start(self) -> None:
         """Report STARTED in place of Celery; see SingleInstanceTask.reports_start."""
         if self.delivered and stores_result(self.task):
             meta = {"pid": os.getpid(), "hostname": self.request.hostname}
             self.task.backend.store_result(self.id, meta, states.STARTED, request=self.request)
-
-    def _note_end(self, lease: Lease, began: float, exc_type: object, *exc_info: object) -> None:
-        if not self._still_has(lease):
-            return
-        with self._noting("end"):
-            task_runs.note_end(
-                self.name,
-                self.marker,
-                lease,
-                success=exc_type is None,
-                lasted=time.monotonic() - began,
-                using=self.options.using,
-            )
-
-    def _still_has(self, lease: Lease) -> bool:
-        """Whether the run still has its lock at its end. Asks the server if that alone knows."""
-        with self._noting("end"), suppress(LockLost):
-            lease.ensure_held()
-            return True
-        return False
-
-    @contextmanager
-    def _noting(self, what: str) -> Iterator[None]:
-        """Log a record that Redis does not take, and go on."""
-        try:
-            yield
-        except LockUnavailable as error:
-            logger.warning("The %s of %s is not noted: %s", what, self, error)

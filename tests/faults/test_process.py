@@ -471,7 +471,7 @@ def test_r4_an_interrupt_anywhere_in_a_run_of_a_task_leaves_no_orphan(
     draw = current_app.tasks[f"tests.draw-{limit}"]
     names = [NAME] if limit == 1 else [f"{NAME}#1", f"{NAME}#2"]
     places, orphaned = sweep(draw, locks, prepare=draw, names=names)
-    assert {"TaskRun._execute", "TaskRun._run_body", "Holds._take_over"} <= places
+    assert {"JobRun._execute", "JobRun._run_body", "Holds._take_over"} <= places
     assert orphaned <= TOO_EARLY
 
 

@@ -8,10 +8,11 @@ that wait have no order.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock.activity import Activity, busy_with
 from django_redislock.backends.registry import backends
@@ -21,18 +22,47 @@ from django_redislock.process import cached_property
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import Busy, Finished
 from django_redislock.rules.names import check_name
-from django_redislock.rules.steps import Call
+from django_redislock.rules.steps import Call, Notify
 from django_redislock.signals import lock_timed_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from contextlib import ExitStack
+    from collections.abc import Callable, Generator, Iterable
+    from contextlib import AsyncExitStack, ExitStack
+    from typing import TypeAlias
 
     from django_redislock.backends.base import Backend
-    from django_redislock.celery.options import SingleInstance
+    from django_redislock.jobs.options import JobOptions
     from django_redislock.rules.flows import RunMarker
+    from django_redislock.rules.steps import Flow
+
+    # What take() does next. A loop does it, blocking or awaiting, and sends the answer.
+    Taking: TypeAlias = "Generator[Steps, Any, Outcome]"
 
 LONGEST_IN_ONE_QUEUE = 1.0  # Seconds that a run waits for one permit before it looks at all.
+
+
+class _Look(NamedTuple):
+    """Ask the server all of this at once."""
+
+    calls: list[Call]
+
+
+class _Try(NamedTuple):
+    """Ask for one permit. The end of the run releases it, if it is granted."""
+
+    lock: Lock
+    activity: Activity
+    since: float
+
+
+class _GiveBack(NamedTuple):
+    """Release a permit that was granted in vain."""
+
+    lock: Lock
+
+
+Steps = _Look | _Try | _GiveBack | Notify
+Outcome = Lease | Busy | Finished
 
 
 @dataclass(frozen=True)
@@ -40,9 +70,9 @@ class Permits:
     """The permits of one name, of which a run takes one."""
 
     name: str
-    options: SingleInstance
+    options: JobOptions
     marker: RunMarker  # By which duplicates of the run are recognised after its success.
-    activity: Activity  # The task and its id, as operators will see them.
+    activity: Activity  # The job and its id, as operators will see them.
     is_own: Callable[[Busy], bool]  # Whether an earlier delivery of the run has this permit.
 
     @cached_property
@@ -57,7 +87,7 @@ class Permits:
 
     def take(
         self, locks: ExitStack, wait: float | None = None, since: float | None = None
-    ) -> Lease | Busy | Finished:
+    ) -> Outcome:
         """Take one of the permits; the end of *locks* releases it.
 
         Receivers of signals are told of one wait, for the name.
@@ -71,29 +101,90 @@ class Permits:
             InvalidLockName: The name is too long to be that of a permit.
             LockUnavailable: The server did not or could not answer.
         """
+        taking = self._taking(wait, since)
+        try:
+            step = next(taking)
+            while True:
+                try:
+                    answer = self._do(step, locks)
+                except BaseException as error:  # noqa: BLE001 - a permit may have to be given back
+                    step = taking.throw(error)
+                else:
+                    step = taking.send(answer)
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome
+
+    async def atake(self, locks: AsyncExitStack) -> Outcome:
+        """See take()."""
+        taking = self._taking(None, None)
+        try:
+            step = next(taking)
+            while True:
+                try:
+                    answer = await self._ado(step, locks)
+                except BaseException as error:  # noqa: BLE001
+                    step = taking.throw(error)
+                else:
+                    step = taking.send(answer)
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome
+
+    def _do(self, step: Steps, locks: ExitStack) -> Any:
+        match step:
+            case _Look(calls):
+                return self.backend.results_of(calls)
+            case _Try(lock, activity, since):
+                locks.pop_all()  # The permit that was asked for before was not granted.
+                locks.push(lock)  # Before the grant, see JobRun._ask_for_lock().
+                with busy_with(activity):
+                    return lock.attempt(since=since)
+            case _GiveBack(lock):
+                return lock.release(success=False)
+            case _:
+                return self.backend.run(_alone(step))
+
+    async def _ado(self, step: Steps, locks: AsyncExitStack) -> Any:
+        match step:
+            case _Look(calls):
+                return await asyncio.to_thread(self.backend.results_of, calls)
+            case _Try(lock, activity, since):
+                locks.pop_all()
+                locks.push_async_exit(lock)
+                with busy_with(activity):
+                    return await lock.aattempt(since=since)
+            case _GiveBack(lock):
+                return await lock.arelease(success=False)
+            case _:
+                return await self.backend.arun(_alone(step))
+
+    def _taking(self, wait: float | None, since: float | None) -> Taking:
+        """What take() does, step by step."""
         check_name(self.names[-1])
         began = self.backend.clock()
         options = self.options.lock_options
         give_up = began + (self.backend.terms(options).wait if wait is None else wait)
-        outcome = self._take(locks, began if since is None else since, give_up)
+        outcome = yield from self._permit(began if since is None else since, give_up)
         if isinstance(outcome, Busy) and since is None:
-            lock_timed_out.send_robust(
-                sender=Lock,
-                name=self.name,
-                using=self.backend.alias,
-                holder=outcome.holder,
-                waited=self.backend.clock() - began,
-            )
+            news = {
+                "sender": Lock,
+                "name": self.name,
+                "using": self.backend.alias,
+                "holder": outcome.holder,
+                "waited": self.backend.clock() - began,
+            }
+            yield Notify(lock_timed_out, news)
         return outcome
 
-    def _take(self, locks: ExitStack, began: float, give_up: float) -> Lease | Busy | Finished:
+    def _permit(self, began: float, give_up: float) -> Taking:
         # Permits that looked free and were not granted. They count as taken for a while: on a
         # quorum, a permit that only a minority keeps looks free, and would be asked for again and
         # again.
         refused: dict[str, Busy] = {}
         while True:
             left = max(give_up - self.backend.clock(), 0.0)
-            seen = self._look(self.names)
+            seen = yield from self._look(self.names)
             if not isinstance(seen, dict):
                 return seen
             taken = seen | refused
@@ -110,26 +201,21 @@ class Permits:
                 refused.clear()
             for name in asked_for:
                 lock = Lock(name, self.options.lock_options._replace(wait=wait))
-                outcome = self._acquire(lock, locks, began)
+                outcome = yield _Try(lock, self._activity_of(name), began)
+                assert isinstance(outcome, Lease | Busy)  # A permit has no done markers.
                 if isinstance(outcome, Lease):
-                    return self._unless_in_the_way(lock, outcome)
+                    return (yield from self._unless_in_the_way(lock, outcome))
                 if self.is_own(outcome):
                     return outcome
                 if not wait:
                     refused[name] = outcome
 
-    def _acquire(self, lock: Lock, locks: ExitStack, began: float) -> Lease | Busy:
-        """Ask for one permit, and tell operators which one of how many it is."""
-        locks.pop_all()  # The permit that was asked for before was not granted.
-        locks.push(lock)  # Before the grant, see TaskRun._ask_for_lock().
-        permit = f"{lock.name.rpartition('#')[2]}/{self.options.limit}"
-        task, task_id = self.activity.task, self.activity.task_id
-        with busy_with(Activity(task=task, task_id=task_id, permit=permit)):
-            outcome = lock.attempt(since=began)
-        assert isinstance(outcome, Lease | Busy)  # A permit has no done markers.
-        return outcome
+    def _activity_of(self, name: str) -> Activity:
+        """Tells operators which permit of how many it is."""
+        permit = f"{name.rpartition('#')[2]}/{self.options.limit}"
+        return self.activity._replace(permit=permit)
 
-    def _unless_in_the_way(self, lock: Lock, lease: Lease) -> Lease | Busy | Finished:
+    def _unless_in_the_way(self, lock: Lock, lease: Lease) -> Taking:
         """Give the permit back if a duplicate of the run has one too, or has finished meanwhile.
 
         Each looks after its own grant, so at least one of two duplicates sees the other.
@@ -137,26 +223,30 @@ class Permits:
         if not self.marker.id:
             return lease
         try:
-            others = self._look(name for name in self.names if name != lock.name)
+            others = yield from self._look(name for name in self.names if name != lock.name)
+        except GeneratorExit:
+            raise
         except BaseException:
-            lock.release(success=False)
+            yield _GiveBack(lock)
             raise
         if isinstance(others, dict):
             return lease
-        lock.release(success=False)
+        yield _GiveBack(lock)
         return others
 
-    def _look(self, names: Iterable[str]) -> dict[str, Busy] | Busy | Finished:
+    def _look(
+        self, names: Iterable[str]
+    ) -> Generator[Steps, Any, dict[str, Busy] | Busy | Finished]:
         """Return which of these permits are taken, and by whom, in one round trip.
 
         Or why the run must not take one: it has finished, or another delivery of it has a permit.
         """
         names = list(names)
-        steps = [self.backend.look(name) for name in names]
+        calls = [self.backend.look(name) for name in names]
         if self.marker.id:
             args = (self.marker.id,)
-            steps.append(Call(scripts.FINISHED, self.name, args, self.backend.within))
-        answers = self.backend.results_of(steps)
+            calls.append(Call(scripts.FINISHED, self.name, args, self.backend.within))
+        answers = yield _Look(calls)
         if self.marker.id and (ago := int(answers.pop())) >= 0:
             return Finished(ago / 1000)
         looks = map(self.backend.seen, names, answers)
@@ -173,3 +263,8 @@ class Permits:
             if self.is_own(busy):
                 return busy
         return taken
+
+
+def _alone(step: Notify) -> Flow[None]:
+    """A flow of one step."""
+    yield step

@@ -1,0 +1,1 @@
+"""Jobs: exactly one instance runs it, whatever it is."""

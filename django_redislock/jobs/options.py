@@ -1,0 +1,158 @@
+"""The options that every job has, and what is refused at import.
+
+Also the Conflict, which the option on_conflict gives to a function.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from django_redislock.effects import check_database
+from django_redislock.process import cached_property
+from django_redislock.rules.arguments import SHORTEST_TTL, database, flag, seconds, text
+from django_redislock.rules.options import DEFAULT_ALIAS, MOST_PERMITS, Options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+DATABASE: Literal["database"] = "database"  # Where a `once` without an end is noted.
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """What a function given as on_conflict gets. Its return value is the result of the run."""
+
+    job: str  # The full name of the function, the task or the command.
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    lock: str  # The lock's name.
+    holder: str  # Who holds it, or held it last if it is cooling, as "host:pid" and what that does.
+    expires_in: float  # Seconds until the holder's lease ends unless renewed, or the cooling ends.
+    cooling: bool  # Whether nobody holds it any more: a run has succeeded, and min_hold keeps it.
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """The options of a job, checked. Durations are seconds; None means the setting."""
+
+    ttl: float | None = None
+    wait: float | None = None
+    renew: bool | None = None
+    max_hold: float | None = None
+    min_hold: float = 0.0
+    once: float | Literal["database"] = 0.0
+    on_conflict: str | Callable[[Any], Any] = "skip"
+    on_unavailable: str = "raise"
+    limit: int = 1
+    using: str = DEFAULT_ALIAS
+    atomic: str | None = None  # The database of the transaction around the body.
+
+    conflict_policies: ClassVar[tuple[str, ...]] = ("skip", "raise", "wait")
+    unavailable_policies: ClassVar[tuple[str, ...]] = ("raise", "run")
+    # Durations, and the shortest of each.
+    durations: ClassVar[Mapping[str, float]] = {
+        "ttl": SHORTEST_TTL,
+        "wait": 0.0,
+        "max_hold": SHORTEST_TTL,
+        "min_hold": 0.0,
+        "once": 0.0,
+    }
+    flags: ClassVar[tuple[str, ...]] = ("renew",)
+
+    @classmethod
+    def names(cls) -> frozenset[str]:
+        """The names of all options."""
+        return frozenset(field.name for field in fields(cls))
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> Self:
+        """Check the options as they were written. None is as if one was not given.
+
+        Raises:
+            TypeError: An option is not known.
+            ValueError: One is of the wrong type or out of range; the message names it.
+        """
+        if unknown := sorted(set(raw) - cls.names()):
+            raise TypeError(cls.unknown(unknown))
+        options = {name: value for name, value in raw.items() if value is not None}
+        once = options.get("once")
+        if isinstance(once, str) and once != DATABASE:
+            raise ValueError(
+                f'once must be a number of seconds, a timedelta or "database", not {once!r}.'
+            )
+        for name, least in cls.durations.items():
+            if name in options and (name, options[name]) != ("once", DATABASE):
+                options[name] = seconds(options[name], name, least=least, endless=name == "wait")
+        for name in cls.flags:
+            if name in options:
+                flag(options[name], name)
+        if "using" in options:
+            text(options["using"], "using")
+        if "atomic" in options:
+            options["atomic"] = database(options["atomic"], "atomic")
+        _check_policy(options, "on_conflict", cls.conflict_policies, or_callable=True)
+        _check_policy(options, "on_unavailable", cls.unavailable_policies)
+        limit = options.get("limit", 1)
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_PERMITS:
+            raise ValueError(f"limit must be an integer, 1 to {MOST_PERMITS}, not {limit!r}.")
+        parsed = cls(**options)
+        parsed.check_together(options)
+        return parsed
+
+    @classmethod
+    def unknown(cls, names: list[str]) -> str:
+        """What to say of options that are not known."""
+        known = ", ".join(sorted(cls.names()))
+        return f"A job has no option {names[0]!r}. Its options are {known}."
+
+    def check_together(self, given: Mapping[str, Any]) -> None:
+        """Refuse options that exclude each other, and those *given* that have no effect."""
+        if self.wait is not None and self.on_conflict != "wait":
+            raise ValueError('wait needs on_conflict="wait": no other policy waits for the lock.')
+        if self.atomic is not None:
+            check_database(self.atomic, "atomic")
+            if self.on_unavailable == "run":
+                raise ValueError(
+                    'atomic and on_unavailable="run" exclude each other: without a lease there is'
+                    " no fence to claim. Leave one of them out."
+                )
+        if self.once == DATABASE and self.atomic is None:
+            raise ValueError(
+                'once="database" needs atomic: without it, what the body writes and the row that'
+                " says so would not be committed together. Add atomic=True, or the alias of a"
+                " database."
+            )
+        if self.once and self.limit > 1:
+            raise ValueError("once and limit exclude each other: once lets one run succeed.")
+
+    @cached_property
+    def lock_options(self) -> Options:
+        """How the lock of a run is taken at first."""
+        return Options(
+            ttl=self.ttl,
+            wait=self.wait if self.on_conflict == "wait" else 0.0,
+            renew=self.renew,
+            max_hold=self.max_hold,
+            min_hold=self.min_hold,
+            using=self.using,
+            once=0.0 if self.once == DATABASE else self.once,
+            atomic=self.atomic,
+        )
+
+
+def _check_policy(
+    options: Mapping[str, Any], name: str, choices: tuple[str, ...], *, or_callable: bool = False
+) -> None:
+    choice = options.get(name, choices[0])
+    if choice in choices or (or_callable and callable(choice)):
+        return
+    if choice == "retry":
+        raise ValueError(
+            f'{name}="retry" is for Celery tasks: only a broker brings a call back later. Write'
+            ' on_conflict="wait" with wait=, or make the function a task:'
+            f' @single_instance_task({name}="retry").'
+        )
+    rest = ", or a function" if or_callable else ""
+    listed = ", ".join(map(repr, choices))
+    raise ValueError(f"{name} must be one of {listed}{rest}, not {choice!r}.")

@@ -1,0 +1,449 @@
+"""One run of a job: its body under the lock, or what happens instead.
+
+A job is whatever one instance is to run at a time: a function, a management command, a command of a
+shell, a Celery task. All of them run like this; a Celery task adds what its broker makes possible,
+see celery/run.py. Blocking and awaiting differ only in how the lock is asked for and released.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import time
+from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from django_redislock import effects, signals, task_runs
+from django_redislock.activity import Activity, current_activity
+from django_redislock.exceptions import LockLost, LockTimeout, LockUnavailable
+from django_redislock.humanize import duration
+from django_redislock.jobs.options import DATABASE, Conflict, JobOptions
+from django_redislock.jobs.permits import Permits
+from django_redislock.jobs.skipped import Skipped
+from django_redislock.lease import Lease
+from django_redislock.lock import Lock
+from django_redislock.process import cached_property
+from django_redislock.rules.flows import Busy, Done, Finished, RunMarker
+from django_redislock.rules.names import check_name
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+    NameOf = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
+
+Result = TypeVar("Result")
+
+# Seconds for which duplicates of a finished run are recognised, beyond the visibility timeout.
+RECOGNISED_FOR = 86_400.0
+NO_DUPLICATES = RunMarker("", RECOGNISED_FOR)  # Only a broker makes some.
+# Skips that min_hold and once are for, so they are no warning.
+EXPECTED_SKIPS = ("cooling", "done")
+
+NO_TRANSACTION = nullcontext()
+
+# The run whose body this thread, greenlet or asyncio task is in.
+running: ContextVar[JobRun | None] = ContextVar("redislock_run", default=None)
+
+
+def current_lease() -> Lease | None:
+    """The lease under which the body of the current run is executed; None outside of one.
+
+    Raises:
+        LockLost: The job is a task with abort_on_lost, and its lease is lost.
+    """
+    run = running.get()
+    if run is None or run.lease is None:
+        return None
+    if run.aborts_on_lost:
+        run.lease.ensure_held()
+    return run.lease
+
+
+class _CompletedBefore(Exception):
+    """Leaves the transaction before the body: the database has *found* that it is done."""
+
+    def __init__(self, found: Done | Finished) -> None:
+        super().__init__(found)
+        self.found = found
+
+
+class JobRun:
+    """One run of a job.
+
+    Attributes:
+        lease: While the body runs; None if it runs without the lock.
+    """
+
+    logger = logging.getLogger("django_redislock.jobs")
+    marker = NO_DUPLICATES
+    lease: Lease | None = None
+    _lock: Lock | None = None  # Each permit has one of its own.
+
+    def __init__(
+        self,
+        activity: Activity,
+        options: JobOptions,
+        name_of: NameOf,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        sender: object = None,
+    ) -> None:
+        """A run that execute() or aexecute() begins.
+
+        Args:
+            activity: The full name of the job, as its task.
+            options: Those of the job.
+            name_of: Makes the name of the lock of the arguments.
+            args: The arguments of the run by position.
+            kwargs: Those by name.
+            sender: Of signals.
+        """
+        self.activity = activity
+        self.options = options
+        self.name_of = name_of
+        self.args = args
+        self.kwargs = kwargs or {}
+        self.sender = sender
+
+    def __str__(self) -> str:
+        return self.activity.task
+
+    @property
+    def aborts_on_lost(self) -> bool:
+        """Whether the body ends at its next look at a lease that is lost."""
+        return False
+
+    @cached_property
+    def name(self) -> str:
+        """That of the lock."""
+        return self.name_of(self.args, self.kwargs)
+
+    # --- under the lock -----------------------------------------------------------------------
+
+    def execute(self, body: Callable[..., Any]) -> Any:
+        """Execute *body* under the lock, or do what is done instead; return the result.
+
+        A body that raises has failed. If it did not happen because of the lock, the result is
+        Skipped.
+
+        Raises:
+            LockTimeout: The lock is not free, and on_conflict is "raise".
+            LockUnavailable: The server did not or could not answer, and on_unavailable is "raise".
+            LockLost: The lease was lost while the body ran, which did not raise.
+        """
+        was_busy_with = current_activity.set(self.activity)
+        try:
+            return self._execute(body)
+        finally:
+            current_activity.reset(was_busy_with)
+
+    async def aexecute(self, body: Callable[..., Awaitable[Any]]) -> Any:
+        """See execute(); without a transaction, since Django has no asynchronous ones."""
+        was_busy_with = current_activity.set(self.activity)
+        try:
+            return await self._aexecute(body)
+        finally:
+            current_activity.reset(was_busy_with)
+
+    def _execute(self, body: Callable[..., Any]) -> Any:
+        with ExitStack() as locks:
+            if self.options.atomic is not None:
+                effects.check_outermost(self.name, self.options.atomic, of_task=True)
+            try:
+                # The database is asked first: a run that is done need not wait for the lock.
+                found = self._completed() if self.options.once == DATABASE else None
+                outcome = found or self._ask_for_lock(locks)
+                if isinstance(outcome, Busy):
+                    outcome = self._ask_again(outcome, locks)
+            except LockUnavailable as error:
+                self._check_goes_on(error)
+                return self._run_body(body, None)
+            if isinstance(outcome, Lease):
+                try:
+                    return self._run_body(body, outcome)
+                except _CompletedBefore as completed:
+                    self._give_back(outcome)
+                    outcome = completed.found
+            return self._decide(outcome)
+
+    async def _aexecute(self, body: Callable[..., Awaitable[Any]]) -> Any:
+        async with AsyncExitStack() as locks:
+            try:
+                outcome: Any = await self._aask_for_lock(locks)
+            except LockUnavailable as error:
+                self._check_goes_on(error)
+                outcome = None
+            if outcome is None or isinstance(outcome, Lease):
+                return await self._arun_body(body, outcome)
+            return await self._adecide(outcome)
+
+    def _ask_again(self, busy: Busy, locks: ExitStack) -> Lease | Busy | Done | Finished:
+        """Ask for a busy lock in what other ways there are."""
+        return busy
+
+    def _ask_for_lock(
+        self, locks: ExitStack, wait: float | None = None, since: float | None = None
+    ) -> Lease | Busy | Done | Finished:
+        """Ask for the lock, or for a permit.
+
+        Args:
+            locks: Its end releases what is granted. It has the lock before that is asked for, since
+                a soft time limit may be raised right after the grant. The end of a lock that was
+                not granted does nothing.
+            wait: Seconds to wait; None: as on_conflict says.
+            since: When it was asked for the first time, if it was before.
+        """
+        options = self.options
+        if options.limit > 1:
+            return self._permits().take(locks, wait, since)
+        how = options.lock_options if wait is None else options.lock_options._replace(wait=wait)
+        lock = self._lock = Lock(self.name, how, self.marker)
+        locks.push(lock)
+        return lock.attempt(since=since)
+
+    async def _aask_for_lock(self, locks: AsyncExitStack) -> Lease | Busy | Done | Finished:
+        if self.options.limit > 1:
+            return await self._permits().atake(locks)
+        lock = Lock(self.name, self.options.lock_options, self.marker)
+        locks.push_async_exit(lock)
+        return await lock.aattempt()
+
+    def _permits(self) -> Permits:
+        return Permits(self.name, self.options, self.marker, self.activity, self._is_own)
+
+    def _is_own(self, busy: Busy) -> bool:
+        """Whether this run itself holds the lock, by an earlier delivery of its message."""
+        return False
+
+    def _run_body(self, body: Callable[..., Any], lease: Lease | None) -> Any:
+        self.lease = lease
+        with ExitStack() as at_end:
+            if lease is not None and self.options.limit > 1:
+                # A lock notes start and end of its run itself. A permit does so under a name of its
+                # own, so they are noted here; the end before the permit is given back.
+                at_end.push(functools.partial(self._note_end, lease, time.monotonic()))
+                self._note_start(lease)
+            at_end.callback(running.reset, running.set(self))
+            result = None  # Of a body that has replaced itself.
+            with self._transaction() if self.options.atomic is not None else NO_TRANSACTION:
+                result = body(*self.args, **self.kwargs)
+            return self._end(result)
+
+    async def _arun_body(self, body: Callable[..., Awaitable[Any]], lease: Lease | None) -> Any:
+        self.lease = lease
+        async with AsyncExitStack() as at_end:
+            if lease is not None and self.options.limit > 1:
+                at_end.push_async_exit(functools.partial(self._anote_end, lease, time.monotonic()))
+                await asyncio.to_thread(self._note_start, lease)
+            at_end.callback(running.reset, running.set(self))
+            return await body(*self.args, **self.kwargs)
+
+    def _end(self, result: Any) -> Any:
+        """The body has returned, and its transaction is committed; the lock is still held."""
+        return result
+
+    # --- a body that is a transaction ---------------------------------------------------------
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """The transaction of the option atomic, with the body in it.
+
+        With once="database" it ends at once if an earlier transaction has completed a run under
+        this lock; else it notes at its end that this one has.
+        """
+        lease, database = self.lease, self.options.atomic
+        # See options.py: atomic excludes a run without its lock.
+        assert lease is not None
+        assert database is not None
+        with lease.atomic(database):
+            # The first look was before the lock was granted, so another run may have been completed
+            # since. From here on none can be: the fence is claimed.
+            if self.options.once == DATABASE and (found := self._completed()):
+                raise _CompletedBefore(found)
+            with self._judging_end():
+                yield
+            if self.options.once == DATABASE and not self._goes_on:
+                effects.note_completed(lease, database)
+
+    def _judging_end(self) -> AbstractContextManager[None]:
+        """Decide what commits the transaction: here every body that returns, and no other."""
+        return NO_TRANSACTION
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the work goes on in another run, although the body has returned."""
+        return False
+
+    def _completed(self) -> Done | Finished | None:
+        """What the database knows of a completed run under this lock."""
+        assert self.options.atomic is not None  # See options.py: once="database" needs it.
+        run = effects.completed_run(self.name, self.options.atomic)
+        if run is None:
+            return None
+        task_id = self.activity.task_id
+        return Finished(run.ago) if task_id and run.task_id == task_id else Done(run.by, run.ago)
+
+    def _give_back(self, lease: Lease) -> None:
+        """End the lease of a run whose body was not executed: neither a success nor a failure."""
+        assert self._lock is not None  # See options.py: once excludes permits.
+        self._lock.undo()
+        with self._noting("end"):
+            task_runs.forget_start(self.name, lease, using=self.options.using)
+
+    # --- without the lock ---------------------------------------------------------------------
+
+    def _decide(self, found: Busy | Done | Finished) -> Any:
+        """Decide what this run does that found the lock not free."""
+        skipped = self._skipped_by(found)
+        self._tell(skipped)
+        return self._answer(found, skipped)
+
+    async def _adecide(self, found: Busy | Done | Finished) -> Any:
+        skipped = self._skipped_by(found)
+        with self._noting("skip"):
+            await asyncio.to_thread(self._note_skip, skipped)
+        await signals.task_skipped.asend_robust(**self._news(skipped))
+        answer = self._answer(found, skipped)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    def _skipped_by(self, found: Busy | Done | Finished) -> Skipped:
+        """The skip of this run, which the log is told of. No other place decides a skip.
+
+        Raises:
+            LockTimeout: Somebody else has the lock, and on_conflict is "raise".
+        """
+        assert not isinstance(found, Finished)  # Only messages of a broker have duplicates.
+        if isinstance(found, Done):
+            return self._skip("done", f"done, by {found.by}", by=found.by, ago=found.ago)
+        holder, using = found.holder, self.options.using
+        if self.options.on_conflict == "raise":
+            raise LockTimeout(self.name, holder, found.expires_in, found.cooling, using)
+        who = {"by" if found.cooling else "holder": holder, **self._reason}
+        why, ago = ("cooling", found.ago) if found.cooling else ("busy", None)
+        return self._skip(why, str(found), ago=ago, **who)
+
+    @property
+    def _reason(self) -> dict[str, str]:
+        """What else there is to say of a skip, if anything."""
+        return {}
+
+    def _skip(self, why: str, says: str, *, ago: float | None = None, **who: str) -> Skipped:
+        """Make the value that stands for a skip, and tell the log.
+
+        Args:
+            why: As the result tells.
+            says: As the log tells: what the lock is.
+            ago: How many seconds it has been so.
+            who: The holder, or who made it so; and the reason, if one is to be told.
+        """
+        skipped = Skipped(skipped=why, lock=self.name, **who)
+        if ago is not None:
+            skipped["ago"] = round(ago, 3)
+            says += f", {duration(ago)} ago"
+        level = logging.INFO if why in EXPECTED_SKIPS else logging.WARNING
+        extra = {"data": skipped}
+        self.logger.log(level, "Skipped %s: lock %r is %s", self, self.name, says, extra=extra)
+        return skipped
+
+    def _tell(self, skipped: Skipped) -> None:
+        """Note a skip, and send its signal."""
+        with self._noting("skip"):
+            self._note_skip(skipped)
+        signals.task_skipped.send_robust(**self._news(skipped))
+
+    def _news(self, skipped: Skipped) -> dict[str, Any]:
+        task_id = self.activity.task_id or None
+        return {"sender": self.sender, "result": skipped, "task_id": task_id}
+
+    def _answer(self, found: Busy | Done | Finished, skipped: Skipped) -> Any:
+        """The result of a run that was skipped: what on_conflict says, if it is a function."""
+        policy = self.options.on_conflict
+        if isinstance(found, Busy) and callable(policy):
+            return policy(self._conflict(found))
+        return skipped
+
+    def _conflict(self, busy: Busy) -> Conflict:
+        return Conflict(
+            job=self.activity.task,
+            args=self.args,
+            kwargs=self.kwargs,
+            lock=self.name,
+            holder=busy.holder,
+            expires_in=busy.expires_in,
+            cooling=busy.cooling,
+        )
+
+    def _check_goes_on(self, error: LockUnavailable) -> None:
+        """Return if the body is to run without the lock, since Redis cannot answer; else raise."""
+        if self.options.on_unavailable != "run":
+            raise error
+        self.logger.error("%s runs WITHOUT its lock, as on_unavailable says: %s", self, error)
+
+    # --- records ------------------------------------------------------------------------------
+
+    def _note_skip(self, skipped: Skipped) -> None:
+        task_runs.note_skip(self.name, skipped["skipped"], using=self.options.using)
+
+    def _note_start(self, lease: Lease) -> None:
+        with self._noting("start"):
+            task_runs.note_start(self.name, lease, using=self.options.using)
+
+    def _note_end(self, lease: Lease, began: float, exc_type: object, *exc_info: object) -> None:
+        if not self._still_has(lease):
+            return
+        with self._noting("end"):
+            task_runs.note_end(
+                self.name,
+                self.marker,
+                lease,
+                success=exc_type is None,
+                lasted=time.monotonic() - began,
+                using=self.options.using,
+            )
+
+    async def _anote_end(self, *what: Any) -> None:
+        await asyncio.to_thread(self._note_end, *what)
+
+    def _still_has(self, lease: Lease) -> bool:
+        """Whether the run still has its lock at its end. Asks the server if that alone knows."""
+        with self._noting("end"), suppress(LockLost):
+            lease.ensure_held()
+            return True
+        return False
+
+    @contextmanager
+    def _noting(self, what: str) -> Iterator[None]:
+        """Log a record that Redis does not take, and go on."""
+        try:
+            yield
+        except LockUnavailable as error:
+            self.logger.warning("The %s of %s is not noted: %s", what, self, error)
+
+
+def run_job(
+    job: str, name: str, body: Callable[[], Result], options: JobOptions | None = None
+) -> Result | Skipped:
+    """Run *body* under the lock *name*, with the records of the job *job*; or skip it.
+
+    For what is neither a function of a module nor a task, such as a command of a shell.
+
+    Args:
+        job: The full name of the job, as operators will read it.
+        name: The lock.
+        body: What to do. If it raises, the run has failed.
+        options: Those of a job; on_conflict is no function.
+
+    Raises:
+        LockTimeout, LockUnavailable, LockLost: See JobRun.execute().
+        InvalidLockName: The name cannot be a lock's name.
+    """
+    checked = check_name(name)
+    activity = Activity(task=job)
+    run = JobRun(activity, options or JobOptions(), lambda args, kwargs: checked)
+    result: Result | Skipped = run.execute(body)
+    return result

@@ -1,0 +1,33 @@
+"""Skipped: what a run returns that did not happen because of its lock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Skipped(dict[str, Any]):
+    """What a run returns in place of its body's result if it did not happen because of its lock.
+
+    It is a dictionary, so JSON, pickle and Celery's result backends carry it, and it is false:
+    ``if not import_catalogue("eu"): ...``. What came through JSON is a plain dictionary again.
+
+    Its keys:
+        skipped: Why: "busy" (somebody holds the lock), "cooling" (min_hold keeps it), "done" (by
+            once) or "duplicate" (of a Celery task run that has succeeded).
+        lock: The name of the lock.
+        holder: Who holds it, as "host:pid" and what that does; if it is busy.
+        by: Who did the work, or held the lock last; if it is not busy.
+        ago: How many seconds ago that was; missing if nobody knows.
+        reason: What else there is to say, if anything.
+
+    The indented JSON of the standard library writes whatever is false as ``{}``: give it
+    ``dict(skipped)``.
+    """
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return f"Skipped({super().__repr__()})"
