@@ -18,6 +18,7 @@ from django_redislock.exceptions import (
 )
 from django_redislock.lease import Lease
 from django_redislock.lock import distributed_lock
+from django_redislock.term import leadership
 
 if TYPE_CHECKING:
     from django_redislock.celery import single_instance_task
@@ -36,6 +37,7 @@ __all__ = [
     "StaleFence",
     "distributed_lock",
     "fenced_update",
+    "leadership",
     "single_instance_task",
 ]
 

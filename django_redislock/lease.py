@@ -38,6 +38,13 @@ class GrantingBackend(Protocol):
     def operation_timeout(self, ttl: float) -> float: ...
     def lost(self, lease: Lease, reason: LostReason) -> None: ...
     def note_expiry(self, lease: Lease) -> None: ...
+    def watchdog_of(self, name: str) -> Watches: ...
+
+
+class Watches(Protocol):
+    """What renews leases in time: a watchdog."""
+
+    def watch(self, lease: Lease, due: float) -> None: ...
 
 
 class Leases(dict[str, "tuple[ReferenceType[Lease], ...]"]):
@@ -241,6 +248,12 @@ class Lease:
     async def arenew(self, ttl: float | timedelta | None = None) -> None:
         """See renew()."""
         await self._backend.arun(self._renew(self._checked(ttl)))
+
+    def hold_on(self, max_silence: float) -> None:
+        """Let max_hold be over *max_silence* seconds from now. For the package's own Term."""
+        now = self._backend.clock()
+        if self.grant.hold_on(now, max_silence):
+            self._backend.watchdog_of(self.name).watch(self, now)
 
     def on_lost(self, callback: Callable[[Lease], object]) -> None:
         """Call *callback* with this lease once if it is lost; at once if it already is.

@@ -100,6 +100,8 @@ class Grant:
         renewals: How many were answered.
         is_unanswered: Whether the last renewal was not.
         is_ended: Whether its owner relies on it no more.
+        max_silence: Seconds after the last word of its owner at which max_hold is over; 0.0 if that
+            is counted from the grant.
         holder: Weak reference to the thread or asyncio task that it was granted to.
         caller: Whom that thread served, see holder.py; None if it belongs to a task.
         holds: How often it is held, counting reentrant acquires and open transactions.
@@ -110,6 +112,7 @@ class Grant:
     renewals = 0
     is_unanswered = False
     is_ended = False
+    max_silence = 0.0
     holds = 1
     transactions = 0
     _known_abandoned = False
@@ -203,6 +206,8 @@ class Grant:
             return f"renew is False, and its ttl of {self.ttl:g} s was over"
         # The last renewal is shortened to end at max_hold, less the drift of the clocks.
         if self.hold_until <= self.ends + drift(self.ttl) + WORTH_RENEWING:
+            if self.max_silence:
+                return f"its beat() was not called for {self.max_silence:g} s"
             return f"its max_hold of {self.hold_until - self.granted_at:g} s was over"
         return ""
 
@@ -242,6 +247,20 @@ class Grant:
         return True
 
     # --- what changes it ------------------------------------------------------------------------
+
+    def hold_on(self, now: float, max_silence: float) -> bool:
+        """Its owner says that it goes on: max_hold is over *max_silence* seconds from now.
+
+        Returns:
+            Whether to renew it now. The watchdog may mean to let it end: it has seen the max_hold
+            of before.
+        """
+        if not self.may_be_held(now):
+            return False
+        self.max_silence = max_silence
+        self.hold_until = now + max_silence
+        is_tried = self.is_unconfirmed or self.is_unanswered
+        return not is_tried and self.deadline - now < min(self.ttl, max_silence) / 2
 
     def renewal(self, now: float, ttl: float | None = None) -> Renewal:
         """What to send to renew it, for its own ttl or a longer one.

@@ -21,9 +21,11 @@ from django_redislock import (
     distributed_lock,
     fenced_update,
     held,
+    leadership,
 )
 from django_redislock.held import HeldLock, HeldLocks
 from django_redislock.lock import Lock
+from django_redislock.term import Term
 
 # --- the handle ----------------------------------------------------------------------------------
 
@@ -142,6 +144,21 @@ except LockError as error:
     assert_type(error.name, str)
 
 a_value_error: ValueError = InvalidLockName("'x'", "it is empty")
+
+# --- leading ---
+
+with leadership("scheduler", ttl=15, max_silence=timedelta(minutes=1)) as term:
+    assert_type(term, Term)
+    assert_type(term.held, bool)
+    assert_type(term.fence, int)
+    term.on_lost(lambda lost: print(lost.name))
+    term.beat()
+
+
+async def lead() -> None:
+    async with leadership("scheduler") as term:
+        assert_type(term, Term)
+
 
 # --- looking -------------------------------------------------------------------------------------
 

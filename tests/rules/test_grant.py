@@ -266,3 +266,33 @@ def test_a_lease_will_be_renewed_if_that_is_worth_it() -> None:
     assert will_renew(True, 30.0, 30.0 + WORTH_RENEWING)
     assert not will_renew(True, 30.0, 30.0 + WORTH_RENEWING / 2)
     assert not will_renew(False, 30.0, math.inf)
+
+
+# --- a max_hold that is counted from the last word of the owner -----------------------------------
+
+
+def test_one_that_goes_on_is_renewed_up_to_max_silence_after_its_last_word() -> None:
+    one = grant(ttl=3.0, deadline=3.0, ends=3.0, hold_until=4.0)
+    assert not one.hold_on(0.0, 4.0)  # The watchdog has time.
+    is_renewed(one, sent=1.0)
+    assert one.deadline == pytest.approx(4.0, abs=0.05)
+    assert one.renewal_due(2.0) is None  # That would hardly lengthen it.
+    assert one.hold_on(3.9, 4.0)
+    is_renewed(one, sent=3.9)
+    assert not one.hold_on(3.91, 4.0)
+    assert one.deadline == pytest.approx(6.9, abs=0.05)
+    is_renewed(one, sent=6.0)
+    assert "beat() was not called for 4 s" in one.loss(8.0).over
+
+
+def test_who_says_too_late_that_it_goes_on_has_lost_it() -> None:
+    one = grant(hold_until=END)
+    assert not one.hold_on(END, 60.0)
+    assert one.lost_reason(END) == "expired"
+
+
+def test_the_watchdog_is_not_called_while_it_tries_to_renew_already() -> None:
+    unanswered, unconfirmed = grant(), claimed()
+    unanswered.unanswered()
+    assert not unanswered.hold_on(END - 1, 60.0)
+    assert not unconfirmed.hold_on(0.9, 60.0)

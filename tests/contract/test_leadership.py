@@ -1,0 +1,161 @@
+"""leadership(): one leads at a time, and not for longer than it lives and says so."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import LockLost, LockMisuse, LockTimeout, held, leadership
+from tests.support.matrix import MEMORY, places
+from tests.support.others import waiters
+from tests.support.servers import KIND
+from tests.support.waiting import HUNG
+from tests.support.ways import both_ways
+
+if TYPE_CHECKING:
+    from django_redislock.term import Term
+    from tests.support.backends import Place
+    from tests.support.ways import Way
+
+# It is a lease, which other tests try in all places; and a max_hold that moves, tried here.
+pytestmark = places(KIND, MEMORY)
+
+
+def entered(way: Way, term: Term) -> Any:
+    """The block of a term."""
+    lock: Any = term
+    return way.entered(lock)
+
+
+@pytest.mark.parametrize("ends", [None, ValueError("of the body")], ids=["ends", "raises"])
+@both_ways
+async def test_one_leads_until_its_block_is_left_and_the_next_has_a_greater_fence(
+    way: Way, place: Place, ends: Exception | None
+) -> None:
+    async def lead() -> int:
+        async with entered(way, leadership("scheduler")) as term:
+            assert term.held
+            return term.fence
+
+    term = leadership("scheduler", ttl=timedelta(seconds=9))
+    assert not term.held
+    following: Any = None
+    with suppress(ValueError):
+        async with entered(way, term) as entered_term:
+            assert entered_term is term
+            following = way.start(lead)
+            await way.until(lambda: waiters("scheduler") == 1)
+            assert term.held
+            term.beat()
+            fence = term.fence
+            if ends is not None:
+                raise ends
+    assert await following.result() > fence
+    assert not term.held
+    with pytest.raises(LockLost, match="it was released"):
+        term.beat()
+
+
+@both_ways
+async def test_a_wait_may_be_bounded(way: Way, place: Place) -> None:
+    async def lead() -> None:
+        async with entered(way, leadership("scheduler", wait=0)):
+            raise AssertionError
+
+    async with entered(way, leadership("scheduler")):
+        with pytest.raises(LockTimeout):
+            await way.start(lead).result()
+
+
+@both_ways
+async def test_whose_term_is_lost_is_told_by_all_that_it_asks(way: Way, place: Place) -> None:
+    told: list[Term] = []
+    with pytest.raises(LockLost) as lost:  # noqa: PT012 - by leaving the block
+        async with entered(way, leadership("scheduler", ttl=1)) as term:
+            term.on_lost(told.append)
+            found = held.get("scheduler")
+            assert found is not None
+            held.force_release("scheduler", found.id)
+            await way.until(lambda: told)
+            assert not term.held
+            with pytest.raises(LockLost):
+                term.beat()
+    assert told == [term]
+    assert lost.value.reason == "forced"
+
+
+@both_ways
+async def test_a_loss_does_not_hide_what_the_body_raises(way: Way, place: Place) -> None:
+    with pytest.raises(ValueError, match="of the body"):  # noqa: PT012 - by leaving the block
+        async with entered(way, leadership("scheduler", ttl=1)) as term:
+            place.lose_data()
+            await way.until(lambda: not term.held)
+            raise ValueError("of the body")
+
+
+@both_ways
+async def test_one_term_may_begin_again(way: Way, place: Place) -> None:
+    term, fences = leadership("scheduler"), []
+    for _ in range(2):
+        async with entered(way, term):
+            assert term.held
+            fences.append(term.fence)
+    assert fences[0] < fences[1]
+
+
+def test_before_its_block_there_is_no_term(place: Place) -> None:
+    term = leadership("scheduler")
+    asks = (term.beat, lambda: term.fence, lambda: term.on_lost(print))
+    for ask in asks:
+        with pytest.raises(LockMisuse, match="its term begins with its block"):
+            ask()
+    assert repr(term) == "<Term of 'scheduler': not begun>"
+
+
+@pytest.mark.parametrize("argument", ["ttl", "wait", "max_silence"])
+def test_arguments_are_named_that_are_no_durations(argument: str) -> None:
+    options: dict[str, Any] = {argument: "soon"}
+    with pytest.raises(ValueError, match=f"^{argument} must be"):
+        leadership("scheduler", **options)
+
+
+# --- a body that hangs ---------------------------------------------------------------------------
+
+
+@both_ways
+async def test_after_too_long_a_silence_another_leads(
+    way: Way, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def lead() -> bool:
+        async with entered(way, leadership("scheduler", wait=HUNG)) as term:
+            held: bool = term.held
+            return held
+
+    with pytest.raises(LockLost, match=r"its beat\(\) was not called for 2 s"):  # noqa: PT012
+        async with entered(way, leadership("scheduler", ttl=0.5, max_silence=2)) as term:
+            began = time.monotonic()
+            following = way.start(lead)
+            await way.until(lambda: not term.held)
+            assert time.monotonic() - began > 1.8  # It was renewed until then.
+            assert await following.result()
+    assert "its beat() was not called for 2 s" in caplog.text
+
+
+@places(KIND)
+@pytest.mark.parametrize("ttl", [3, 30], ids="ttl {}".format)
+@both_ways
+async def test_who_beats_leads_on(way: Way, place: Place, ttl: float) -> None:
+    """The last beat may come when the watchdog means to let the term end, and counts all the same.
+
+    A ttl longer than max_silence changes nothing.
+    """
+    async with entered(way, leadership("scheduler", ttl=ttl, max_silence=4)) as term:
+        for _ in range(2):
+            await way.sleep(2.5)
+            term.beat()
+        await way.sleep(2)
+        assert term.held
