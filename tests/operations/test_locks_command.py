@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
@@ -33,6 +34,7 @@ from django_redislock.rules.options import Options
 from django_redislock.rules.stored import Owner
 from django_redislock.testing import LockTestKit
 from tests import ROOT
+from tests.support.nursery import environment_for, start_python
 from tests.support.others import held_by
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG, wait_until
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.conftest import Locks, MakeProxy, Spawn
+    from tests.support.nursery import Fork
+
+    Running = Fork | subprocess.Popen[bytes]
 
 pytestmark = pytest.mark.usefixtures("locks")
 
@@ -71,28 +76,28 @@ def locks_command(*args: str) -> Outcome:
 def shell(settings: Any) -> Callable[..., Outcome]:
     """Run the command as from a shell."""
 
-    def run(*args: str, answer: str = "", **environ: str) -> Outcome:
-        done = subprocess.run(
-            [sys.executable, "-m", "django", "locks", *args],
-            cwd=ROOT,
-            env=environment(settings) | environ,
-            input=answer,
-            capture_output=True,
-            text=True,
-            timeout=HUNG,
-            check=False,
-        )
-        return Outcome(done.returncode, done.stdout, done.stderr)
+    def run(*args: str, answer: str = "", forked: bool = True, **environ: str) -> Outcome:
+        with ExitStack() as stack:
+            files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
+            files[0].write(answer.encode())
+            for file in files:
+                file.seek(0)
+            process = start_python(
+                "tests.operations.manage:main",
+                *("locks", *args),
+                files=[file.fileno() for file in files],
+                environment=environment(settings) | environ,
+                forked=forked,
+            )
+            status = process.wait(HUNG)
+            said = [os.pread(file.fileno(), 1 << 24, 0).decode() for file in files[1:]]
+        return Outcome(status, *said)
 
     return run
 
 
 def environment(settings: Any) -> dict[str, str]:
-    return os.environ | {
-        "DJANGO_SETTINGS_MODULE": "tests.settings",
-        "TESTS_REDISLOCK": json.dumps(settings.REDISLOCK),
-        "PYTHONIOENCODING": "utf-8",
-    }
+    return environment_for() | {"TESTS_REDISLOCK": json.dumps(settings.REDISLOCK)}
 
 
 @pytest.fixture
@@ -152,7 +157,7 @@ def test_a_table_on_a_narrow_terminal_cuts_nothing(columns: int) -> None:
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_a_list_fits_the_terminal(
-    terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]], columns: int
+    terminal: Callable[..., tuple[Running, Any]], columns: int
 ) -> None:
     with held_by("lottery", "worker-7d9f8b6c5d-x2x4z", "lottery.tasks.draw"):
         process, read = terminal("list", COLUMNS=str(columns))
@@ -1010,11 +1015,12 @@ def test_djangos_options_after_the_act_are_heeded(shell: Callable[..., Outcome])
     assert "\x1b[" not in shell("doctor").out
     assert "Traceback" in shell("show", "", "--traceback").err
     assert "Traceback" not in shell("show", "").err
-    assert "No module named 'nowhere'" in shell("list", "--settings", "nowhere").err
+    nowhere = shell("list", "--settings", "nowhere", forked=False)
+    assert "No module named 'nowhere'" in nowhere.err
 
 
 def test_no_color_is_heeded(
-    terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]], shell: Callable[..., Outcome]
+    terminal: Callable[..., tuple[Running, Any]], shell: Callable[..., Outcome]
 ) -> None:
     coloured, read = terminal("doctor")
     coloured.wait(HUNG)
@@ -1076,7 +1082,7 @@ def test_a_question_that_nobody_answers_frees_nothing(shell: Callable[..., Outco
 
 
 def test_ctrl_c_at_the_question_frees_nothing_and_is_no_traceback(
-    terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
+    terminal: Callable[..., tuple[Running, Any]],
 ) -> None:
     with held_by("lottery"):
         for act in (("release", "lottery"), ("clean", "--all")):
@@ -1103,7 +1109,7 @@ def test_also_if_it_comes_between_the_question_and_the_wait_for_its_answer(locks
 
 
 def test_ctrl_d_at_the_question_is_no_yes(
-    terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
+    terminal: Callable[..., tuple[Running, Any]],
 ) -> None:
     with held_by("lottery"):
         process, read = terminal("release", "lottery", keys=b"\x04")
@@ -1113,7 +1119,7 @@ def test_ctrl_d_at_the_question_is_no_yes(
 
 
 def test_ctrl_c_while_it_looks_is_no_traceback(
-    terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
+    terminal: Callable[..., tuple[Running, Any]],
     locks: Locks,
     make_proxy: MakeProxy,
 ) -> None:
@@ -1297,23 +1303,21 @@ def test_watch_without_a_terminal_prints_once() -> None:
 
 
 @pytest.fixture
-def terminal(settings: Any) -> Iterator[Callable[..., tuple[subprocess.Popen[bytes], Any]]]:
+def terminal(settings: Any) -> Iterator[Callable[..., tuple[Running, Any]]]:
     """Run the command on a terminal of its own; returns it and what reads its screen."""
-    started: list[tuple[subprocess.Popen[bytes], int]] = []
+    started: list[tuple[Running, int]] = []
 
-    def run(*args: str, keys: bytes = b"", **environ: str) -> tuple[subprocess.Popen[bytes], Any]:
+    def run(*args: str, keys: bytes = b"", **environ: str) -> tuple[Running, Any]:
         ours, theirs = pty.openpty()
         os.write(ours, keys)
         os.set_blocking(ours, False)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "django", "locks", *args],
-            cwd=ROOT,
-            env=environment(settings)
+        process = start_python(
+            "tests.operations.manage:main",
+            *("locks", *args),
+            files=[theirs] * 3,
+            environment=environment(settings)
             | {"COLUMNS": "120", "LINES": "40", "TERM": "xterm"}
             | environ,
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
         )
         os.close(theirs)
         started.append((process, ours))
@@ -1421,7 +1425,7 @@ def test_a_line_is_clipped_by_its_width(line: str, columns: int, left: str) -> N
 
 @pytest.mark.parametrize(("end", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 def test_watch_shows_waiters_and_hand_offs_until_it_is_ended(
-    terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
+    terminal: Callable[..., tuple[Running, Any]],
     spawn: Spawn,
     end: signal.Signals,
     status: int,
@@ -1439,7 +1443,7 @@ def test_watch_shows_waiters_and_hand_offs_until_it_is_ended(
 
 
 def test_watch_goes_on_while_the_server_does_not_answer(
-    terminal: Callable[..., tuple[subprocess.Popen[bytes], Any]],
+    terminal: Callable[..., tuple[Running, Any]],
     locks: Locks,
     make_proxy: MakeProxy,
 ) -> None:
