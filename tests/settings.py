@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+
+import redis.utils
+
+# For each connection redis-py reads the metadata of its package, which takes longer than the rest.
+redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)
 
 SECRET_KEY = "not a secret"
 USE_TZ = True
