@@ -25,11 +25,12 @@ def wait_until(
     condition: Callable[[], T], timeout: float = HUNG, message: str = "", *, every: float = 0.005
 ) -> T:
     """Return the first true answer of *condition*; fail after *timeout* seconds without one."""
-    deadline = time.monotonic() + timeout
+    begin = time.monotonic()
     while not (answer := condition()):
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - begin
+        if waited > timeout:
             raise AssertionError(_too_late(condition, timeout, message, answer))
-        time.sleep(every)
+        time.sleep(_pause(every, waited))
     return answer
 
 
@@ -52,16 +53,22 @@ async def await_until(
     condition: Callable[[], Any], timeout: float = HUNG, message: str = "", *, every: float = 0.005
 ) -> Any:
     """See wait_until(); lets the event loop run, and *condition* may be a coroutine function."""
-    deadline = time.monotonic() + timeout
+    begin = time.monotonic()
     while True:
         answer = condition()
         if inspect.isawaitable(answer):
             answer = await answer
         if answer:
             return answer
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - begin
+        if waited > timeout:
             raise AssertionError(_too_late(condition, timeout, message, answer))
-        await asyncio.sleep(every)
+        await asyncio.sleep(_pause(every, waited))
+
+
+def _pause(every: float, waited: float) -> float:
+    """Seconds until the next look: looks cost processor time, and are rarer in a long wait."""
+    return max(every, min(waited / 20, 0.05))
 
 
 def _too_late(condition: object, timeout: float, message: str, answer: object) -> str:
