@@ -10,18 +10,20 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
+import gc
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
 from tests import ROOT
 from tests.support.servers import tied_to_us
-from tests.support.waiting import HUNG
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,23 +77,22 @@ class Fork:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
+        self._reaping = threading.Lock()  # The status is there for one thread only.
 
     def poll(self) -> int | None:
         """The exit status, if it has ended."""
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
+        with self._reaping:
+            if self.returncode is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+            return self.returncode
 
     def wait(self, timeout: float = HUNG) -> int:
         """Return the exit status once it has ended."""
-        deadline = time.monotonic() + timeout
-        while (status := self.poll()) is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout)
-            time.sleep(0.002)
-        return status
+        wait_until(lambda: self.poll() is not None, timeout, f"{self.pid} ends", every=0.002)
+        assert self.returncode is not None
+        return self.returncode
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -162,8 +163,12 @@ def serve(line: int) -> None:
     import celery.bin.worker
     import celery.concurrency.prefork  # noqa: F401
     import django
+    import pytest  # noqa: F401 - for the test modules
 
     django.setup()
+    # At its end a fork would look through all that is here for garbage, and so copy each page of
+    # it: 0.3 s of processor time instead of 0.05.
+    gc.freeze()
     with socket.socket(fileno=line) as orders:
         while True:
             job, files, _, _ = socket.recv_fds(orders, 1 << 20, 3)
