@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -19,7 +20,11 @@ LONGEST_OWNER = 4096  # Bytes: with the rest of a lease fewer than may be seen, 
 LONGEST_FIELD = 200  # Characters of each field of an owner.
 LONGEST_ID = 960  # Bytes of its task id, which is cut in one way however long the others are.
 
-_STATES = {"h": "held", "c": "unconfirmed", "k": "cooling"}
+TOKEN_LENGTH = 32
+FORCED_VALUE_AT = 16  # In the key "forced", where the value begins; see lua/_absence.lua.
+# The states of a lock, as its key holds them.
+HELD, UNCONFIRMED, COOLING = b"h", b"c", b"k"
+_STATES = {HELD: "held", UNCONFIRMED: "unconfirmed", COOLING: "cooling"}
 _RENEWS = ("-", "r")
 
 
@@ -31,6 +36,11 @@ def renews_flag(renews: bool) -> str:
 def renewal_count(renews: bool, count: int) -> str:
     """The same, and after it how often the lease was renewed."""
     return f"{_RENEWS[renews]}{min(count, 99_999):05}"
+
+
+def read_renewal_count(count: bytes) -> int:
+    """How often a lease was renewed, from what renewal_count() has written."""
+    return int(count[1:])
 
 
 class DoneMarkers(NamedTuple):
@@ -148,31 +158,59 @@ class Holding:
     strange: str = ""  # If the value is not ours: "a list of 3 elements".
 
 
+class LockValue(NamedTuple):
+    """What the lock key holds, part by part: see lua/_lease.lua. Numbers are digits."""
+
+    token: bytes
+    state: bytes  # HELD, UNCONFIRMED or COOLING.
+    renewals: bytes  # See renewal_count().
+    id: bytes
+    fence: bytes
+    since: bytes  # ms
+    ttl: bytes  # ms
+    confirm_by: bytes = b"0"  # ms
+    channel: bytes = b""
+    owner: bytes = b""
+
+    @property
+    def packed(self) -> bytes:
+        """As the server keeps it."""
+        return b"|".join([self.token + self.state + self.renewals + self.id, *self[4:]])
+
+
+_LOCK_VALUE = re.compile(
+    rb"(.{32})([hck])([r-]\d{5})([0-9a-fA-F]{16})"
+    rb"\|(\d{1,19})\|(\d{1,14})\|(\d{1,14})\|(\d{1,14})\|([^|]*)\|(.*)",
+    re.DOTALL,
+)
+
+
+def read_lock_value(value: bytes) -> LockValue | None:
+    """Take apart what the lock key holds; None if somebody else has written it."""
+    parts = _LOCK_VALUE.fullmatch(value)
+    return parts and LockValue(*parts.groups())
+
+
 def read_holding(data: bytes, id: str = "", strange: str = "") -> Holding:  # noqa: A002
-    """Read what the lock key holds, see lua/_lease.lua. Never raises: it may be anything.
+    """Say who has the lock, by what its key holds. Never raises: that may be anything.
 
     Args:
         data: The value, or as much of it as the server answers.
         id: Its id, if the server made one: see lua/_sight.lua.
         strange: Its type and size, if the server says that it is not ours.
     """
-    value = data.decode(errors="replace")
-    head, *rest = value.split("|", 6)
-    if not strange and len(head) == 55 and len(rest) == 6 and head[32] in _STATES:
-        fence, since, ttl, _, _, owner = rest
-        renews, renewals = head[33], head[34:39]
-        numbers = is_number(fence, 19) and all(map(is_number, (since, ttl, renewals)))
-        if numbers and renews in "r-":
-            return Holding(
-                id=id or head[39:],
-                owner=Owner.unpack(owner),
-                state=_STATES[head[32]],
-                fence=int(fence),
-                since=int(since) / 1000,
-                ttl=int(ttl) / 1000,
-                renewals=int(renewals),
-                renews=renews == "r",
-            )
+    lock = None if strange else read_lock_value(data)
+    if lock is not None:
+        return Holding(
+            id=id or lock.id.decode(),
+            owner=Owner.unpack(lock.owner.decode(errors="replace")),
+            state=_STATES[lock.state],
+            fence=int(lock.fence),
+            since=int(lock.since) / 1000,
+            ttl=int(lock.ttl) / 1000,
+            renewals=read_renewal_count(lock.renewals),
+            renews=lock.renewals[:1] == b"r",
+        )
     return Holding(id=id, owner=Owner(), state="foreign", strange=_described(strange))
 
 
@@ -192,21 +230,22 @@ def read_done(value: bytes) -> tuple[float | None, Owner]:
 
 
 def token_in(value: bytes) -> bytes:
-    """The token of the lease that a lock key holds."""
-    return value[:32]
+    """The token of the lease that a lock key holds; of a value that is not ours, nobody's."""
+    return value[:TOKEN_LENGTH]
 
 
 def fence_in(value: bytes) -> int:
     """The fence of the lease that a lock key holds; 0 if that is not ours."""
-    fence = _fields(value, 3)[1]
-    return int(fence) if is_number(fence, 19) else 0
+    lock = read_lock_value(value)
+    return int(lock.fence) if lock is not None else 0
 
 
 def confirmation_of(value: bytes) -> tuple[bytes, bytes, bytes] | None:
     """The arguments of lua/renew.lua that confirm a lease; None unless it is unconfirmed."""
-    if value[32:33] != b"c":
+    lock = read_lock_value(value)
+    if lock is None or lock.state != UNCONFIRMED:
         return None
-    return value[:32], value.split(b"|", 4)[3], value[33:34] + b"00000"
+    return lock.token, lock.ttl, lock.renewals[:1] + b"00000"
 
 
 class NotedLease(NamedTuple):

@@ -6,14 +6,35 @@ each other. There is no queue: a release wakes nobody, and waiters come back by 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from django_redislock.backends.redis.errors import ReplyError
 from django_redislock.rules import scripts
-from django_redislock.rules.replies import AcquireArgs, ConcludeArgs
+from django_redislock.rules.replies import (
+    ENDLESS,
+    FORCED,
+    FREE,
+    RELEASED,
+    RENEWED,
+    AcquireArgs,
+    BusyReply,
+    ConcludeArgs,
+    EndlessReply,
+    LookReply,
+)
+from django_redislock.rules.stored import (
+    COOLING,
+    FORCED_VALUE_AT,
+    HELD,
+    TOKEN_LENGTH,
+    UNCONFIRMED,
+    LockValue,
+    read_lock_value,
+    read_renewal_count,
+    token_in,
+)
 
 if TYPE_CHECKING:
     from django_redislock.rules.keys import Keys
@@ -24,8 +45,6 @@ UNAVAILABLE = "tasks under a lock and lists, details and force release of locks"
 ATTEMPTS = 32  # Transactions lost to others before the server counts as not answering.
 EXACT = 2.0**53  # The same as in lua/_grant.lua.
 SIGHT = 8192  # The same as in lua/_lease.lua.
-
-_UNCONFIRMED = re.compile(rb".{32}c[r-]\d{5}[0-9a-fA-F]{16}\|\d+\|\d+\|\d+\|(\d+)\|", re.DOTALL)
 
 Execute = Callable[..., Any]  # Runs one command and returns its reply, or raises it, a ReplyError.
 # What follows from what was read: the commands of a transaction, and the answer.
@@ -63,27 +82,35 @@ def _acquire(keys: Keys, execute: Execute, *args: Any) -> Decision:
     request: Any = AcquireArgs(*args)  # Texts are bytes here.
     if request.markers:
         _refuse()
-    token, ttl = request.token, request.ttl
+    ttl = request.ttl
     value, left, us = _read(keys, execute)
-    if _is_held_by(value, token):
+    if mine := _lease_of(request.token, value):
         # It may be late, and the lease have been made longer since. Not so an unconfirmed grant.
-        only_longer = () if value[32:33] == b"c" else ("GT",)
-        confirm = ("SETRANGE", keys.lock, 32, "h")
+        only_longer = () if mine.state == UNCONFIRMED else ("GT",)
+        confirm = ("SETRANGE", keys.lock, TOKEN_LENGTH, HELD)
         listed = ("ZADD", keys.held, "GT", us // 1000 + ttl, keys.lock)
-        return [("PEXPIRE", keys.lock, ttl, *only_longer), confirm, listed], value.split(b"|")[1]
-    if left == -1:
-        return [], [b"endless"]
+        return [("PEXPIRE", keys.lock, ttl, *only_longer), confirm, listed], mine.fence
+    if left == ENDLESS:
+        return [], [*EndlessReply(b"endless")]
     if not _is_over(value, left, us):
         execute("PEXPIRE", keys.queue, 1, "GT")  # See lua/_absence.lua.
-        return [], [b"busy", left, value, us // 1000]
+        return [], [*BusyReply(b"busy", left, value, us // 1000)]
     last = float(execute("ZSCORE", keys.fence, "last") or 0)
     fence = b"%d" % (int(last) + 1 if us <= last < EXACT else us)
-    head = token + b"h" + request.renews + b"00000" + request.id
-    lease = b"|".join([head, fence, b"%d" % (us // 1000), b"%d" % ttl, b"0", b"", request.owner])
+    lease = LockValue(
+        token=request.token,
+        state=HELD,
+        renewals=request.renews + b"00000",
+        id=request.id,
+        fence=fence,
+        since=b"%d" % (us // 1000),
+        ttl=b"%d" % ttl,
+        owner=request.owner,
+    )
     return [
         *([("DEL", keys.lock)] if value else []),  # An unconfirmed grant that has lapsed.
-        ("SET", keys.lock, lease, "NX", "PX", ttl),
-        # The mark is all names' own, and not watched: others may have raised it further meanwhile.
+        ("SET", keys.lock, lease.packed, "NX", "PX", ttl),
+        # The last fence is all names' own, and not watched: others may have raised it meanwhile.
         ("ZADD", keys.fence, "GT", fence, "last"),
         ("ZADD", keys.held, us // 1000 + ttl, keys.lock),
         ("ZREMRANGEBYSCORE", keys.held, "-inf", us // 1000 - 60_000),  # Leases that expired.
@@ -92,35 +119,38 @@ def _acquire(keys: Keys, execute: Execute, *args: Any) -> Decision:
 
 def _renew(keys: Keys, execute: Execute, token: bytes, ttl: int, count: bytes) -> Decision:
     value, _, us = _read(keys, execute)
-    if not _is_held_by(value, token):
+    lease = _lease_of(token, value)
+    if lease is None:
         return [], _absence(keys, execute, value, token)
-    head, fence, since, granted, rest = value.split(b"|", 4)
-    newest = value[32:33] == b"c" or count[1:] > value[34:39]
+    is_later = read_renewal_count(count) > read_renewal_count(lease.renewals)
+    newest = lease.state == UNCONFIRMED or is_later
     # Else it was sent twice, or was overtaken by another one that may have asked for more.
     only_longer = () if newest else ("GT",)
-    first = (b"h" + count if newest else head[32:39]) + head[39:]
-    longest = b"%d" % max(ttl, int(granted))
+    if newest:
+        lease = lease._replace(state=HELD, renewals=count)
+    lease = lease._replace(ttl=b"%d" % max(ttl, int(lease.ttl)))
     return [
         ("PEXPIRE", keys.lock, ttl, *only_longer),
-        ("SETRANGE", keys.lock, 32, b"|".join([first, fence, since, longest, rest])),
+        ("SETRANGE", keys.lock, TOKEN_LENGTH, lease.packed[TOKEN_LENGTH:]),
         ("ZADD", keys.held, *only_longer, us // 1000 + ttl, keys.lock),
-    ], b"renewed"
+    ], RENEWED
 
 
 def _release(keys: Keys, execute: Execute, token: bytes, min_hold: int = 0) -> Decision:
     value, _, us = _read(keys, execute)
-    if not _is_held_by(value, token):
+    lease = _lease_of(token, value)
+    if lease is None:
         # A resend finds that the first try has started the cooling.
-        cooling = value[:32] == token
-        return [], b"released" if cooling else _absence(keys, execute, value, token)
-    left = min(int(value.split(b"|")[2]) + min_hold - us // 1000, min_hold)
+        cooling = token_in(value) == token
+        return [], RELEASED if cooling else _absence(keys, execute, value, token)
+    left = min(int(lease.since) + min_hold - us // 1000, min_hold)
     if left <= 0:
-        return [("DEL", keys.lock), ("ZREM", keys.held, keys.lock)], b"released"
+        return [("DEL", keys.lock), ("ZREM", keys.held, keys.lock)], RELEASED
     return [
         ("PEXPIRE", keys.lock, left),
-        ("SETRANGE", keys.lock, 32, "k"),
+        ("SETRANGE", keys.lock, TOKEN_LENGTH, COOLING),
         ("ZADD", keys.held, us // 1000 + left, keys.lock),
-    ], b"released"
+    ], RELEASED
 
 
 def _conclude(keys: Keys, execute: Execute, *args: Any) -> Decision:
@@ -138,8 +168,8 @@ def _leave(keys: Keys, execute: Execute, token: bytes) -> Decision:
 def _look(keys: Keys, execute: Execute) -> Decision:
     value, left, us = _read(keys, execute)
     if _is_over(value, left, us):
-        value, left = b"", -2
-    return [], [value, left, 0, us // 1000, b"", b""]
+        value, left = b"", FREE
+    return [], [*LookReply(value, left, 0, b"%d" % (us // 1000), b"", b"")]
 
 
 def _refuse(*args: Any) -> Decision:
@@ -157,7 +187,7 @@ _OPERATIONS: dict[str, Callable[..., Decision]] = {
 
 
 def _read(keys: Keys, execute: Execute) -> tuple[bytes, int, int]:
-    """The lock, the milliseconds until it ends (-1 never, -2 it is free), server time in us."""
+    """The lock, the ms until it ends (or ENDLESS, or FREE), and server time in us."""
     value = execute("GETRANGE", keys.lock, 0, SIGHT - 1)
     left, (seconds, us) = execute("PTTL", keys.lock), execute("TIME")
     return value, left, int(seconds) * 1_000_000 + int(us)
@@ -165,16 +195,20 @@ def _read(keys: Keys, execute: Execute) -> tuple[bytes, int, int]:
 
 def _is_over(value: bytes, left: int, us: int) -> bool:
     """Whether there is no lease any more, or one that nobody has confirmed in time."""
-    unconfirmed = _UNCONFIRMED.match(value)
-    return left == -2 or (unconfirmed is not None and int(unconfirmed[1]) <= us // 1000)
+    lock = read_lock_value(value)
+    is_late = lock and lock.state == UNCONFIRMED and int(lock.confirm_by) <= us // 1000
+    return left == FREE or bool(is_late)
 
 
-def _is_held_by(value: bytes, token: bytes) -> bool:
-    return value[:32] == token and value[32:33] != b"k"
+def _lease_of(token: bytes, value: bytes) -> LockValue | None:
+    """The lease that *token* has; None if it has none, or has released it."""
+    lock = read_lock_value(value)
+    return lock if lock and lock.token == token and lock.state != COOLING else None
 
 
 def _absence(keys: Keys, execute: Execute, value: bytes, token: bytes) -> bytes:
     execute("PEXPIRE", keys.forced, 1, "GT")  # See lua/_absence.lua.
-    if execute("GETRANGE", keys.forced, 16, 47) == token:
-        return b"forced"
-    return b"taken" if value and value[:32] != token else b"gone"
+    end = FORCED_VALUE_AT + TOKEN_LENGTH - 1
+    if execute("GETRANGE", keys.forced, FORCED_VALUE_AT, end) == token:
+        return FORCED
+    return b"taken" if value and token_in(value) != token else b"gone"
