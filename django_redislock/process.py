@@ -31,7 +31,11 @@ class Forked(Protocol):
 
 current = Process()  # This one, or its parent while a fork made in C has not been noticed.
 
-_to_tell: WeakSet[Forked] = WeakSet()
+# In a forked child: what its parents have left it, and must not be collected there. The end of an
+# event loop, for one, unregisters it from a selector that it shares with the parent's.
+inherited: list[object] = []
+
+tell_after_fork: WeakSet[Forked] = WeakSet()  # In each child that is forked from now on.
 _untold: list[Forked] = []  # Those of them that do not know yet that this process was forked.
 pid = current.pid  # That of the last process in which all of them know.
 # By process id: a child must not wait for a mutex that a thread of its parent had at the fork.
@@ -47,11 +51,6 @@ def this() -> Process:
     if os.getpid() != pid:
         _notice_fork()
     return current
-
-
-def tell_after_fork(one: Forked) -> None:
-    """Call ``after_fork()`` of *one* in each child that is forked from now on."""
-    _to_tell.add(one)
 
 
 class cached_property(Generic[Value]):  # noqa: N801 - it is the standard library's, but for this
@@ -100,7 +99,7 @@ def is_gone(host: str, pid: int | None) -> bool:
 def _after_fork_in_child() -> None:
     global current  # noqa: PLW0603 - a forked child is another process
     current = Process()
-    _untold[:] = _to_tell
+    _untold[:] = tell_after_fork
     _tell()
 
 

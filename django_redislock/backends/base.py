@@ -89,7 +89,7 @@ class Backend(ABC):
         # What options come to with the settings of this alias.
         self.terms = lru_cache(maxsize=MOST_COMBINATIONS)(self._terms_of)
         self._start()
-        tell_after_fork(self)
+        tell_after_fork.add(self)
 
     @property
     def _records_in_an_index(self) -> int:

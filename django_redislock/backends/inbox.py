@@ -50,10 +50,6 @@ class Inbox(Generic[Item]):
             if not is_rung:
                 raise Empty
 
-    def get_nowait(self) -> Item:
-        """As get(), if that takes no time."""
-        return self.get(0)
-
     def empty(self) -> bool:
         """Whether nothing is left."""
         return not self._items

@@ -22,7 +22,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redislock.celery.decorator import SingleInstanceTask
 from django_redislock.celery.message import acks_late, shows_results, visibility_timeout
 from django_redislock.celery.options import NEWEST
-from django_redislock.celery.queued import on_quorum
+from django_redislock.celery.queued import by_majority
 from django_redislock.conf import aliases, conf
 from django_redislock.rules.options import terms_of
 
@@ -133,11 +133,11 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
 
 def _check_newest(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
     options = task.single_instance_options
-    if options.unique_queued == NEWEST and on_quorum(task):
+    if options.unique_queued == NEWEST and by_majority(task):
         yield _error(
             "E051",
-            f'Task {task.name} has unique_queued="newest", but REDISLOCK[{options.using!r}] is a'
-            " quorum, whose servers may each know another call as the last.",
+            f'Task {task.name} has unique_queued="newest", but a majority of servers decides for'
+            f" REDISLOCK[{options.using!r}], and each may know another call as the last.",
             "Say unique_queued=True, or name an alias with one server by using=.",
         )
 

@@ -46,8 +46,8 @@ def is_exempt(task: Task, options: Mapping[str, Any]) -> bool:
     )
 
 
-def on_quorum(task: Task) -> bool:
-    """Whether several servers keep the locks of a task, each for itself."""
+def by_majority(task: Task) -> bool:
+    """Whether a majority of servers decides about the locks of a task."""
     return backends[task.single_instance_options.using].supports_majority
 
 
@@ -55,14 +55,14 @@ def check_backend(task: Task) -> None:
     """Refuse unique_queued="newest" where the last of several calls could not be told.
 
     Raises:
-        ImproperlyConfigured: The servers of the locks are a quorum.
+        ImproperlyConfigured: A majority of servers decides about the locks.
     """
     using = task.single_instance_options.using
-    if on_quorum(task):
+    if by_majority(task):
         raise ImproperlyConfigured(
-            f'Task {task.name} has unique_queued="newest", but REDISLOCK[{using!r}] is a quorum,'
-            " whose servers may each know another call as the last. Say unique_queued=True, or"
-            " name an alias with one server by using=."
+            f'Task {task.name} has unique_queued="newest", but a majority of servers decides for'
+            f" REDISLOCK[{using!r}], and each may know another call as the last. Say"
+            " unique_queued=True, or name an alias with one server by using=."
         )
 
 
@@ -178,11 +178,6 @@ def requeue(task: Task, name: str, task_id: str, *, expires: Any) -> float | Non
         return None
 
 
-def _retract_revoked(sender: Any = None, request: Any = None, **kwargs: Any) -> None:
-    """In a worker: a message has expired, or was revoked, before it started."""
-    _retract_unstarted(sender, request)
-
-
 def _retract_failed(sender: Any = None, task_id: str = "", **kwargs: Any) -> None:
     """In a worker: a task has failed, perhaps in its before_start(), so before its run."""
     # Celery's main process reports failures too, of requests that are not under way there.
@@ -190,11 +185,12 @@ def _retract_failed(sender: Any = None, task_id: str = "", **kwargs: Any) -> Non
         _retract_unstarted(sender, sender.request)
 
 
-def _retract_unstarted(task: Any, request: Any) -> None:
-    ours = hasattr(task, "single_instance_options")
+def _retract_unstarted(sender: Any = None, request: Any = None, **kwargs: Any) -> None:
+    """In a worker: a message has expired, or was revoked, before it started."""
+    ours = hasattr(sender, "single_instance_options")
     if ours and (name := carried(request.headers).get("queued")):
-        retract(task, name, request.id)
+        retract(sender, name, request.id)
 
 
-task_revoked.connect(_retract_revoked, dispatch_uid="django_redislock.unique_queued")
+task_revoked.connect(_retract_unstarted, dispatch_uid="django_redislock.unique_queued")
 task_failure.connect(_retract_failed, dispatch_uid="django_redislock.unique_queued")

@@ -450,7 +450,7 @@ class TestNewest:
                 "LOCATION": [f"redis://127.0.0.1:{port}/0" for port in (1, 2, 3)],
             }
         }
-        with pytest.raises(ImproperlyConfigured, match="is a quorum"):
+        with pytest.raises(ImproperlyConfigured, match="a majority of servers decides"):
             self.call(own_stage, own_stage.key(), "first")
 
 

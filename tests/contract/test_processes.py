@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
@@ -18,15 +19,17 @@ import pytest
 from django_redislock import LockMisuse, distributed_lock, held
 from tests import ROOT
 from tests.support.backends import PATIENT
-from tests.support.faults import takes
+from tests.support.faults import in_fork, takes
+from tests.support.matrix import CLUSTER, QUORUM, places
 from tests.support.processes import hear, say
-from tests.support.servers import Server
+from tests.support.servers import KIND, Server
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.conftest import Locks, Spawn
+    from tests.support.backends import Place
     from tests.support.servers import Kind
 
 
@@ -196,3 +199,31 @@ def test_a_server_clock_that_is_set_back_does_not_prolong_min_hold(
         assert seen is not None
         assert seen.expires_in is not None
         assert seen.expires_in <= 60
+
+
+@places(KIND, CLUSTER, QUORUM)
+def test_a_grandchild_that_collects_its_garbage_leaves_the_event_loop_awake(place: Place) -> None:
+    """All three processes share the selector of the loop, so no copy of the loop may be closed."""
+
+    async def use_a_lock() -> None:
+        async with distributed_lock("lottery") as lease:
+            assert lease.held
+
+    def fork_once_more() -> None:
+        warnings.simplefilter("ignore")  # As an error it would stop the end of the loop.
+        loops.clear()
+        gc.collect()
+        asyncio.run(use_a_lock())
+        in_fork(gc.collect)
+
+    loops = [asyncio.new_event_loop()]  # No variable refers to it, as the child has them too.
+    try:
+        loops[0].run_until_complete(use_a_lock())
+        in_fork(fork_once_more)
+        with takes(at_most=HUNG / 2):  # At HUNG the loop wakes anyway.
+            sleeping = asyncio.to_thread(time.sleep, 0.2)
+            loops[0].run_until_complete(asyncio.wait_for(sleeping, HUNG))
+    finally:
+        loops[0].run_until_complete(loops[0].shutdown_asyncgens())  # Closes our connection.
+        loops[0].run_until_complete(loops[0].shutdown_default_executor())
+        loops[0].close()

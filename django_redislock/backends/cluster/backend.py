@@ -122,7 +122,6 @@ class ClusterBackend(Backend):
         self.slots = Slots(self._location, self._dialer_to, self._node_at, self.within)
 
     def after_fork(self) -> None:
-        self._inherited = self.slots  # A transport must not be collected before its loop.
         for node in self.slots.nodes():
             node.abandon()
         super().after_fork()

@@ -14,7 +14,7 @@ from weakref import ref
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock import clock
+from django_redislock import clock, process
 from django_redislock.backends import drivers
 from django_redislock.backends.base import Backend
 from django_redislock.backends.inbox import Inbox
@@ -59,7 +59,6 @@ class InMemoryBackend(Backend):
                 " in this process, and needs lupa for it: pip install 'django_redislock[testing]'."
             ) from error
         self._interpreter_of = Interpreter
-        self._inherited: list[Interpreter] = []  # Of the processes that this one was forked from.
         self._ahead = 0.0  # Seconds that a test has let pass at once.
         self.outages = 0  # While it is not 0, a test pretends that the server does not answer.
         self.clock = lambda: clock.now() + self._ahead
@@ -77,7 +76,7 @@ class InMemoryBackend(Backend):
 
     def after_fork(self) -> None:
         # A thread of the parent may have been in the midst of a script, so it is never closed.
-        self._inherited.append(self.interpreter)
+        process.inherited.append(self.interpreter)
         super().after_fork()
 
     def session(self, form: Form | None = None) -> _Session:

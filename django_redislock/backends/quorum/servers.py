@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from django_redislock import clock
+from django_redislock import clock, process
 from django_redislock.backends.quorum.connections import AsyncQuorumConnection
 from django_redislock.backends.redis.calling import trouble
 from django_redislock.backends.redis.dialing import begin_to_dial
@@ -56,8 +56,7 @@ class QuorumServer:
         """In a forked child: nothing of the parent's connections is ours."""
         self.dialer.after_fork()
         self.loops.abandon()
-        # Not to be collected before their loop.
-        self._inherited = self.loops, list(self._dials.values())
+        process.inherited += self._dials.values()
         self._start()
 
     @property

@@ -318,7 +318,8 @@ class Voting:
         replies = self._replies(outcomes)
         word = _WORDS.get(script)
         if word is None:
-            return _MERGED.get(script, _greatest)(replies, len(self._servers))
+            merge = _MERGED.get(script)
+            return merge(replies, len(self._servers)) if merge else max(replies)
         if replies.count(word) >= self._majority:
             return word
         others = [reply for reply in replies if reply != word]
@@ -460,10 +461,6 @@ def _last_runs(replies: list[Any], of: int) -> list[Any]:
         skips=max(one.skips for one in answers if one.success == success),
     )
     return [*merged]
-
-
-def _greatest(replies: list[int], of: int) -> int:
-    return max(replies)
 
 
 def _last_call(replies: list[int], of: int) -> int:

@@ -47,7 +47,6 @@ class RedisBackend(Server, Backend):
         # That of the URL, if there is one: redis-py lets the URL win.
         self._timeout = self._dialer.timeout
         check_timeout(self._timeout, f"{where}['LOCATION']: socket_timeout")
-        self._inherited: list[object] = []  # Of the processes that this one was forked from.
         Backend.__init__(self, conf)
 
     def _make_dialer(
@@ -74,8 +73,6 @@ class RedisBackend(Server, Backend):
 
     def after_fork(self) -> None:
         self.abandon()
-        # A transport must not be collected before its loop.
-        self._inherited.append((self._loops, self._bells))
         super().after_fork()
 
     def operation_timeout(self, ttl: float) -> float:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
 
+from django_redislock import process
 from django_redislock.backends.redis.async_connection import retrieve
 
 if TYPE_CHECKING:
@@ -48,12 +49,11 @@ class Loops:
 
     def abandon(self) -> None:
         """In a forked child: free its copies of the parent's connections."""
-        loops = [reference() for reference in list(self._loops.values())]
-        # A transport must not be collected before its loop.
-        self._inherited = [loop for loop in loops if loop is not None]
-        for loop in self._inherited:
-            if loop.connection is not None:
-                loop.connection.abandon()
+        for reference in list(self._loops.values()):
+            if (loop := reference()) is not None:
+                process.inherited.append(loop)
+                if loop.connection is not None:
+                    loop.connection.abandon()
 
     def _running(self) -> _Loop:
         """The entry of the running loop; a new one if there is none."""

@@ -214,7 +214,7 @@ class Pool(Generic[Lent]):
             with suppress(ValueError):
                 self._waiting.remove(turn)
         with suppress(Empty):
-            return turn.get_nowait()
+            return turn.get(timeout=0)
         del turn  # And with it a connection that is put there just now.
         raise Exhausted(
             f"all {self._limit + self.BESIDE} connections are in use, and this process may open no"
