@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from argparse import SUPPRESS, ArgumentTypeError
 from typing import TYPE_CHECKING, Any
 
+from django.core.management.base import CommandParser
+
 from django_redislock import held
 from django_redislock.humanize import parse_duration
+from django_redislock.management.console import BUSY
 from django_redislock.management.terminal import pasteable
 from django_redislock.rules.arguments import DEFAULT_DATABASE
 
 if TYPE_CHECKING:
-    from django.core.management.base import CommandParser
+    from argparse import Namespace
+    from collections.abc import Callable, Sequence
 
 NAME = "of a lock, as list prints it; write -- before one that begins with a dash"
 
@@ -33,6 +38,25 @@ ONCE_DEFAULTS: dict[str, Any] = {
 }
 
 
+class ActParser(CommandParser):
+    """The arguments of one act."""
+
+    takes_command = False  # Whether all that stands after the first -- is a command of its own.
+
+    def parse_known_args(  # type: ignore[override] # the namespace is always one
+        self, args: Sequence[str], namespace: Namespace | None = None
+    ) -> tuple[Namespace, list[str]]:
+        """Leave the command as it is. To argparse, its options would look like ours."""
+        if not self.takes_command:
+            return super().parse_known_args(args, namespace)
+        end = args.index("--") if "--" in args else len(args)
+        found, unknown = super().parse_known_args(args[:end], namespace)
+        found.command = list(args[end + 1 :])
+        if not found.command:
+            self.error("no COMMAND; write it after --, as in: NAME -- COMMAND ARG...")
+        return found, unknown
+
+
 def add_acts(parser: CommandParser, version: str) -> None:
     """Each act has its own; --alias, --json and Django's own options go with all."""
     parser.set_defaults(act="list", alias=None, json=False, **LIST_DEFAULTS)
@@ -41,6 +65,7 @@ def add_acts(parser: CommandParser, version: str) -> None:
         title="acts",
         metavar="ACT",
         description="manage.py locks ACT --help has the options of each.",
+        parser_class=ActParser,
     )
 
     def add_act(name: str, does: str, to: Any = acts, prefix: str = "") -> CommandParser:
@@ -92,6 +117,8 @@ def add_acts(parser: CommandParser, version: str) -> None:
         "--fail", action="store_true", help="exit with 1 if there is any such, for probes"
     )
 
+    add_run(acts, version)
+
     act = add_act(
         "release",
         "End by force the leases of the locks that are named: show them, ask, and end exactly"
@@ -118,6 +145,18 @@ def add_acts(parser: CommandParser, version: str) -> None:
     act.add_argument("--dry-run", action="store_true", help="only print what would be done")
     _add_confirmation(act)
 
+    _add_once(add_act)
+
+    add_act("doctor", "Examine whether the server is fit to keep locks.")
+
+    act = add_act("watch", "Show the held locks again and again, until Ctrl-C.")
+    act.add_argument(
+        "--interval", type=_duration, default=1.0, metavar="TIME", help="between looks (1s)"
+    )
+
+
+def _add_once(add_act: Callable[..., CommandParser]) -> None:
+    """Add the act that is about completed runs, with its own acts."""
     once = add_act(
         "once",
         'See and forget what is completed: the runs of tasks with once="database", of which a'
@@ -156,12 +195,39 @@ def add_acts(parser: CommandParser, version: str) -> None:
     act.add_argument("--dry-run", action="store_true", help="only print what would be done")
     _add_confirmation(act)
 
-    add_act("doctor", "Examine whether the server is fit to keep locks.")
 
-    act = add_act("watch", "Show the held locks again and again, until Ctrl-C.")
-    act.add_argument(
-        "--interval", type=_duration, default=1.0, metavar="TIME", help="between looks (1s)"
+def add_run(acts: Any, version: str) -> CommandParser:
+    """Add the act that runs a command under a lock."""
+    does = "run a command under a lock: where several start it, one runs it"
+    act: ActParser = acts.add_parser(
+        "run",
+        help=does,
+        usage="%(prog)s NAME [options] -- COMMAND ARG...",
+        description=f"{does[0].upper()}{does[1:]}. The exit status is that of the command; or 75:"
+        " the lock was busy, 76: the lease was lost, 3: the server did not answer.",
     )
+    act.takes_command = True
+    act.set_defaults(act="run")
+    act.add_argument("name", metavar="NAME", help="of the lock")
+    for option, convert, does in (
+        ("--ttl", _duration, "for which the lock stays if this process dies: 90s, 10m"),
+        ("--wait", _wait, "to wait for the lock; inf: for ever (not at all)"),
+        ("--min-hold", _duration, "for which the lock stays taken after a success"),
+        ("--once", _duration, "for which the work is done after a success, and skipped with 0"),
+        ("--grace", _duration, "from SIGTERM to SIGKILL if the lease is lost (10s)"),
+    ):
+        act.add_argument(option, type=convert, metavar="TIME", help=does)
+    act.add_argument("--limit", type=_limit, metavar="N", help="how many may run at a time (1)")
+    act.add_argument(
+        "--busy-exit", type=_status, metavar="STATUS", help="exit status of a skip (75)"
+    )
+    act.set_defaults(grace=10.0, busy_exit=BUSY)
+    act.add_argument(
+        "--using", "--alias", dest="alias", default=SUPPRESS, help="an alias of REDISLOCK (default)"
+    )
+    act.add_argument("--skip-checks", action="store_true", default=SUPPRESS, help=SUPPRESS)
+    _add_djangos(act, version)
+    return act
 
 
 def selection(options: dict[str, Any]) -> held.Selection:
@@ -249,3 +315,13 @@ def _duration(text: str) -> float:
         return parse_duration(text)
     except ValueError as error:
         raise ArgumentTypeError(str(error)) from None
+
+
+def _wait(text: str) -> float:
+    return math.inf if text == "inf" else _duration(text)
+
+
+def _status(text: str) -> int:
+    if not (text.isdecimal() and int(text[:4]) <= 255):
+        raise ArgumentTypeError(f"{text!r} is no exit status; write 0 to 255.")
+    return int(text)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 FOUND = 1  # Found what --fail looks for, or failed.
 USAGE = 2
 UNAVAILABLE = 3
+BUSY = 75  # EX_TEMPFAIL of sysexits.h.
+LOST = 76
 INTERRUPTED = 130
 
 

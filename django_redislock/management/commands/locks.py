@@ -17,7 +17,15 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django_redislock import doctor, held
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.humanize import counted, visible
-from django_redislock.management import aliases, arguments, once, release_on_sigterm, runs, terminal
+from django_redislock.management import (
+    aliases,
+    arguments,
+    once,
+    release_on_sigterm,
+    run,
+    runs,
+    terminal,
+)
 from django_redislock.management.console import (
     FOUND,
     INTERRUPTED,
@@ -40,11 +48,11 @@ OTHER_SCREEN, MAIN_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 
 class Command(BaseCommand):
-    """``manage.py locks list | show | runs | release | clean | once | doctor | watch``."""
+    """``manage.py locks list | show | runs | run | release | clean | once | doctor | watch``."""
 
     help = (
-        "See who holds which locks and what became of the runs of tasks, release locks by force,"
-        " and examine the server that keeps them."
+        "See who holds which locks and what became of the runs of jobs, run a command under a lock,"
+        " release locks by force, and examine the server that keeps them."
     )
     requires_system_checks = ()  # It must help also when something is wrong.
 
@@ -130,6 +138,10 @@ class Command(BaseCommand):
 
     def _runs(self, **options: Any) -> None:
         runs.show(self.console, **options)
+
+    def _run(self, **options: Any) -> None:
+        if status := run.run(self.console, **options):
+            sys.exit(status)
 
     def _release(
         self, names: list[str], lease: str | None, alias: str | None, yes: bool, **options: Any

@@ -1,0 +1,176 @@
+"""Runs another program as if this process were it. It knows nothing of locks.
+
+The program has our terminal, files and process group. Signals are passed on to it, and its exit
+status is ours. If this process is killed, so is the program: see tied.py.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from django_redislock.management import tied
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from types import FrameType
+
+NOT_EXECUTABLE, NOT_FOUND = tied.NOT_EXECUTABLE, tied.NOT_FOUND  # Exit statuses, as of a shell.
+
+# Windows lacks most of them.
+PASSED_ON = [
+    number
+    for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGQUIT", "SIGWINCH")
+    if (number := getattr(signal, name, None))
+]
+# A terminal sends these to every process in its foreground, so to the program, too.
+OF_TERMINALS = ("SIGINT", "SIGQUIT", "SIGWINCH")
+TIED_BY_KERNEL = sys.platform == "linux"
+LOOK_EVERY = 0.05  # Seconds, where no signal says that the program has ended.
+
+_END = b"\0"  # No signal has this number.
+
+
+class Child:
+    """One program."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], grace: float
+    ) -> None:
+        """A program that run() starts.
+
+        Args:
+            command: It, and its arguments.
+            environment: What it gets besides ours.
+            grace: Seconds that it has to end by itself when it is to end.
+        """
+        self._command = command
+        self._environment = os.environ | environment
+        self._grace = grace
+        # What the loop in run() has to do comes here: numbers of signals, from their handlers.
+        self._inbox, self._outbox = socket.socketpair()
+        self._outbox.setblocking(False)
+        self._kill_at: float | None = None
+
+    def run(self) -> int:
+        """Run it to its end. Returns its exit status, or 128 and the signal that killed it."""
+        with (
+            self._inbox,
+            self._outbox,
+            self._passing_signals_on(),
+            self._started() as process,
+        ):
+            while process.poll() is None:
+                self._attend_to(process)
+        status: int = process.returncode
+        return 128 - status if status < 0 else status
+
+    def end(self) -> None:
+        """Have it end, by SIGTERM, and if that takes too long by SIGKILL. Any thread may ask."""
+        self._tell(_END)
+
+    @contextmanager
+    def _started(self) -> Iterator[subprocess.Popen[bytes]]:
+        """The program while it runs. If the block raises, it is killed."""
+        # Nothing is written to this pipe: what reads it sees when this process is no more.
+        lives, ours = os.pipe()
+        try:
+            process = subprocess.Popen(
+                [*tied.command(TIED_BY_KERNEL, lives), *self._command],
+                env=self._environment,
+                pass_fds=[lives],
+            )
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(lives)
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            with suppress(BrokenPipeError):
+                os.write(ours, tied.OVER)
+            os.close(ours)
+
+    def _attend_to(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait until there is something to do, and do it."""
+        left = None if self._kill_at is None else max(self._kill_at - time.monotonic(), 0.001)
+        if not _is_main_thread():
+            left = LOOK_EVERY if left is None else min(left, LOOK_EVERY)
+        self._inbox.settimeout(left)
+        try:
+            news = self._inbox.recv(1000)
+        except TimeoutError:
+            news = b""
+        for number in news:
+            if number == _END[0] and self._kill_at is None:
+                process.terminate()
+                self._kill_at = time.monotonic() + self._grace
+            elif number in PASSED_ON and not _was_sent_by_terminal(number, process.pid):
+                process.send_signal(number)
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            process.kill()
+
+    @contextmanager
+    def _passing_signals_on(self) -> Iterator[None]:
+        """Leave signals to the loop. One that is ignored stays so, for the program as well."""
+        before = {}
+        if _is_main_thread():
+            for number in (*PASSED_ON, signal.SIGCHLD):
+                handler = signal.getsignal(number)
+                if handler is not signal.SIG_IGN or number == signal.SIGCHLD:
+                    before[number] = signal.signal(number, self._heard)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler or signal.SIG_DFL)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        self._tell(bytes([number]))
+
+    def _tell(self, news: bytes) -> None:
+        # If the box is full, the loop is about to look; if it is closed, the program has ended.
+        with suppress(OSError):
+            self._outbox.send(news)
+
+
+def cannot_run(program: str) -> tuple[int, str] | None:
+    """Why a program cannot be started: an exit status, and the reason. None if it can."""
+    if shutil.which(program):
+        return None
+    if os.sep in program and Path(program).is_dir():
+        return NOT_EXECUTABLE, "it is a directory"
+    if shutil.which(program, os.F_OK):
+        return NOT_EXECUTABLE, "it is not executable"
+    return NOT_FOUND, "command not found"
+
+
+def _was_sent_by_terminal(number: int, pid: int) -> bool:
+    """Whether a signal seems to come from our terminal, which has sent it to *pid* as well."""
+    if signal.Signals(number).name not in OF_TERMINALS:
+        return False
+    with suppress(OSError):  # There is no terminal, or the process has ended.
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+        try:
+            return os.tcgetpgrp(terminal) == os.getpgrp() == os.getpgid(pid)
+        finally:
+            os.close(terminal)
+    return False
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -1,0 +1,123 @@
+"""``manage.py locks run``: any command under a lock, as a job that has records."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from django.core.management.base import CommandError
+
+from django_redislock.exceptions import LockLost
+from django_redislock.humanize import duration, visible
+from django_redislock.jobs.options import JobOptions
+from django_redislock.jobs.run import current_lease, run_job
+from django_redislock.jobs.skipped import Skipped
+from django_redislock.management import release_on_sigterm
+from django_redislock.management.child import NOT_EXECUTABLE, Child, cannot_run
+from django_redislock.management.console import LOST, USAGE
+from django_redislock.rules.options import DEFAULT_ALIAS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from django_redislock.management.console import Console
+
+
+class _Failed(Exception):
+    """Tells the job that its body is no success: the command has ended with this status."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+def run(
+    console: Console,
+    *,
+    name: str,
+    command: Sequence[str],
+    alias: str | None,
+    grace: float,
+    busy_exit: int,
+    json: bool,
+    verbosity: int = 1,
+    **options: Any,
+) -> int:
+    """Run *command* under the lock *name*, or skip it. Returns the exit status."""
+    if json:
+        raise CommandError("What COMMAND prints is printed; leave out --json.", returncode=USAGE)
+    if problem := cannot_run(command[0]):
+        status, why = problem
+        return _end(console, status, f"{shlex.quote(command[0])}: {why}")
+    body = partial(_execute, name, command, grace)
+    try:
+        with release_on_sigterm(), _without_last_resort():
+            outcome = run_job(shlex.join(command), name, body, _options(alias, options))
+    except _Failed as failed:
+        return failed.status
+    except LockLost as lost:
+        return _end(console, LOST, str(lost))
+    except OSError as error:
+        return _end(console, NOT_EXECUTABLE, f"{shlex.quote(command[0])}: {error.strerror}")
+    if not isinstance(outcome, Skipped):
+        return 0
+    if verbosity:
+        console.err.write(_told(outcome), str)
+    return 0 if outcome["skipped"] == "done" else busy_exit
+
+
+def _options(alias: str | None, options: dict[str, Any]) -> JobOptions:
+    given = {key: options[key] for key in JobOptions.names() if options.get(key) is not None}
+    if "wait" in given:
+        given["on_conflict"] = "wait"
+    try:
+        return JobOptions.parse({**given, "using": alias or DEFAULT_ALIAS})
+    except ValueError as error:
+        raise CommandError(str(error), returncode=USAGE) from None
+
+
+def _execute(name: str, command: Sequence[str], grace: float) -> None:
+    """Run *command* to its end, which comes soon if the lease is lost.
+
+    Raises:
+        LockLost: The lease is lost.
+        _Failed: The command has failed.
+    """
+    lease = current_lease()
+    assert lease is not None  # Without an answer of the server no job runs here.
+    environment = {"REDISLOCK_NAME": name, "REDISLOCK_FENCE": str(lease.fence)}
+    child = Child(command, environment, grace)
+    lease.on_lost(lambda lost: child.end())
+    status = child.run()
+    if reason := lease.lost_reason:
+        raise LockLost(name, reason)
+    if status:
+        raise _Failed(status)
+
+
+@contextmanager
+def _without_last_resort() -> Iterator[None]:
+    """Let a project without logging print no second line of a skip."""
+    nowhere = logging.NullHandler()
+    logger = logging.getLogger("django_redislock.jobs")
+    logger.addHandler(nowhere)
+    try:
+        yield
+    finally:
+        logger.removeHandler(nowhere)
+
+
+def _told(skipped: Skipped) -> str:
+    """A skip as a line."""
+    lock, who = f"{skipped['lock']!r}", skipped.get("holder") or skipped.get("by")
+    state = {"busy": "is held by", "cooling": "cools down after", "done": "is done, by"}
+    ago = f", {duration(skipped['ago'])} ago" if "ago" in skipped else ""
+    return visible(f"Skipped: {lock} {state[skipped['skipped']]} {who}{ago}")
+
+
+def _end(console: Console, status: int, says: str) -> int:
+    console.err.write(visible(says), str)
+    return status

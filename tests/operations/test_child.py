@@ -1,0 +1,224 @@
+"""A program run as if this process were it: signals, exit statuses, and whose end ends whom."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_redislock.management.child import PASSED_ON, Child, cannot_run
+from tests import ROOT
+from tests.support.waiting import HUNG, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    Start = Callable[..., subprocess.Popen[bytes]]
+
+PARENT = """
+import fcntl, os, sys, termios
+from django_redislock.management import child
+
+if os.isatty(0):
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+child.TIED_BY_KERNEL = sys.argv[1] == "kernel"
+sys.exit(child.Child(sys.argv[2:], {"REDISLOCK_NAME": "lottery"}, 1.0).run())
+"""
+DEFAULT_TIE = "kernel" if sys.platform == "linux" else "guard"
+both_ties = pytest.mark.parametrize("tie", sorted({DEFAULT_TIE, "guard"}))
+# Tells each signal that it gets, until a line comes.
+LISTENER = """
+import os, signal, sys
+numbers = [int(number) for number in sys.argv[1:]]
+for number in numbers:
+    signal.signal(number, lambda number, frame: os.write(1, b"%d\\n" % number))
+os.write(1, b"ready\\n")
+sys.stdin.readline()
+sys.exit(5)
+"""
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a process that runs a program by Child."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def parent(
+        *program: str,
+        tie: str = DEFAULT_TIE,
+        stdin: int = subprocess.PIPE,
+        stdout: int = subprocess.PIPE,
+    ) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PARENT, tie, *program],
+            stdin=stdin,
+            stdout=stdout,
+            cwd=ROOT,
+            start_new_session=True,  # Without a terminal, or with one of its own.
+        )
+        started.append(process)
+        return process
+
+    yield parent
+    for process in started:
+        process.kill()
+        process.wait(HUNG)
+        for file in (process.stdin, process.stdout, process.stderr):
+            if file:
+                file.close()
+
+
+def line_of(process: subprocess.Popen[bytes]) -> bytes:
+    """The next line of its standard output."""
+    assert process.stdout
+    return line_from(process.stdout.fileno())
+
+
+def line_from(file: int) -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        assert select.select([file], [], [], HUNG)[0], f"no line, only {line!r}"
+        if not (byte := os.read(file, 1)):
+            break
+        line += byte
+    return line.strip()
+
+
+def listener(*numbers: int) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", LISTENER, *map(str, numbers)]
+
+
+@both_ties
+def test_the_program_has_our_files_and_environment_and_none_of_pythons_habits(
+    start: Start, tie: str
+) -> None:
+    script = "echo $REDISLOCK_NAME; grep SigIgn /proc/self/status; ls /proc/self/fd | wc -l; cat"
+    process = start("sh", "-c", script, tie=tie)
+    everything = bytes(range(256)) * 1000
+    out, _ = process.communicate(everything, HUNG)
+    name, ignored, files, sent = out.split(b"\n", 3)
+    assert name == b"lottery"
+    assert int(ignored.split()[1], 16) == 0
+    assert int(files) == 4  # With the one that ls reads.
+    assert sent == everything
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", 137), ("kill -TERM $$", 143)],
+)
+def test_its_exit_status_is_ours(script: str, status: int) -> None:
+    assert Child(["sh", "-c", script], {}, 1.0).run() == status
+
+
+def test_what_cannot_be_run_is_told_as_a_shell_does(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text, script = tmp_path / "text", tmp_path / "script"
+    text.write_text("echo no")
+    script.write_text('echo "$1"')  # It does not say by what it is to be run.
+    script.chmod(0o755)
+    programs = {"no-such-program": 127, str(tmp_path): 126, str(text): 126, str(script): 0}
+    for program, status in programs.items():
+        assert (cannot_run(program) or (0, ""))[0] == status
+        assert Child([program, "yes"], {}, 1.0).run() == status
+    said = capfd.readouterr()
+    assert said.out == "yes\n"
+    assert [line.partition(":")[0] for line in said.err.splitlines()] == [*programs][:3]
+
+
+def test_signals_are_passed_on(start: Start) -> None:
+    process = start(*listener(*PASSED_ON))
+    assert line_of(process) == b"ready"
+    for number in PASSED_ON:
+        process.send_signal(number)
+        assert line_of(process) == b"%d" % number
+    process.communicate(b"\n", HUNG)
+    assert process.returncode == 5
+
+
+def test_one_that_is_ignored_stays_so(start: Start) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # As nohup does.
+    try:
+        process = start("sh", "-c", "kill -HUP $PPID; kill -HUP $$; echo on; exit 3")
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    assert line_of(process) == b"on"
+    assert process.wait(HUNG) == 3
+
+
+def test_what_a_terminal_sends_to_both_is_not_passed_on(start: Start) -> None:
+    terminal, theirs = os.openpty()
+    process = start(*listener(signal.SIGINT, signal.SIGUSR1), stdin=theirs, stdout=theirs)
+    os.close(theirs)
+    try:
+        assert line_from(terminal) == b"ready"
+        os.write(terminal, b"\x03")
+        assert line_from(terminal) == b"^C%d" % signal.SIGINT
+        # Had it been passed on as well, it would have come before this one.
+        process.send_signal(signal.SIGUSR1)
+        assert line_from(terminal) == b"%d" % signal.SIGUSR1
+        os.write(terminal, b"\n")
+        assert process.wait(HUNG) == 5
+    finally:
+        os.close(terminal)
+
+
+@both_ties
+def test_if_we_are_killed_so_is_the_program(start: Start, tie: str) -> None:
+    process = start("sh", "-c", "trap '' TERM HUP; echo ready; exec sleep 600", tie=tie)
+    assert line_of(process) == b"ready"
+    process.kill()
+    assert line_of(process) == b""  # Nobody is left that could write.
+
+
+def test_it_is_killed_if_it_does_not_end_within_its_grace(tmp_path: Path) -> None:
+    ready, asked = tmp_path / "ready", tmp_path / "asked"
+    script = f"trap 'touch {asked}' TERM; touch {ready}; while :; do sleep 0.05; done"
+    child = Child(["sh", "-c", script], {}, 0.5)
+
+    def end() -> None:
+        wait_until(ready.exists)
+        child.end()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    assert child.run() == 137
+    assert asked.exists()
+    thread.join(HUNG)
+
+
+def test_it_is_killed_if_we_fail() -> None:
+    child = Child(["sleep", "600"], {}, 1.0)
+    pids: list[int] = []
+
+    def fail(process: subprocess.Popen[bytes]) -> None:
+        pids.append(process.pid)
+        raise KeyboardInterrupt
+
+    child._attend_to = fail  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        child.run()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+
+
+def test_it_runs_in_another_thread_too() -> None:
+    statuses: list[int] = []
+    thread = threading.Thread(target=lambda: statuses.append(Child(["true"], {}, 1.0).run()))
+    thread.start()
+    thread.join(HUNG)
+    assert statuses == [0]
+
+
+def test_our_own_handlers_are_put_back() -> None:
+    before = [signal.getsignal(number) for number in (*PASSED_ON, signal.SIGCHLD)]
+    assert Child(["true"], {}, 1.0).run() == 0
+    assert [signal.getsignal(number) for number in (*PASSED_ON, signal.SIGCHLD)] == before

@@ -1,0 +1,278 @@
+"""``manage.py locks run``, and ``python -m django_redislock run``: any command under a lock."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_redislock import held, task_runs
+from tests import ROOT
+from tests.support.nursery import environment_for, start_python
+from tests.support.others import held_by
+from tests.support.waiting import HUNG, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.conftest import Locks
+
+pytestmark = pytest.mark.usefixtures("locks")
+
+
+class Job:
+    """``manage.py locks run`` in a process of its own."""
+
+    def __init__(self, *arguments: str, redislock: dict[str, Any]) -> None:
+        self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+        with Path(os.devnull).open("rb") as nothing:
+            self.process = start_python(
+                "django.core.management:execute_from_command_line",
+                *("locks", "run", *arguments),
+                files=(nothing.fileno(), self._out.fileno(), self._err.fileno()),
+                environment=environment_for() | {"TESTS_REDISLOCK": json.dumps(redislock)},
+            )
+
+    @property
+    def out(self) -> str:
+        """What it printed so far."""
+        self._out.seek(0)
+        return self._out.read().decode()
+
+    @property
+    def err(self) -> str:
+        """The same of standard error."""
+        self._err.seek(0)
+        return self._err.read().decode()
+
+    def wait(self) -> int:
+        """Return its exit status."""
+        return self.process.wait(HUNG)
+
+    def close(self) -> None:
+        """End it whatever its state."""
+        self.process.kill()
+        self.process.wait(HUNG)
+        self._out.close()
+        self._err.close()
+
+
+@pytest.fixture
+def start(settings: Any) -> Iterator[Callable[..., Job]]:
+    """Start jobs."""
+    jobs: list[Job] = []
+
+    def job(*arguments: str) -> Job:
+        jobs.append(Job(*arguments, redislock=settings.REDISLOCK))
+        return jobs[-1]
+
+    yield job
+    for one in jobs:
+        one.close()
+
+
+def here(*arguments: str) -> tuple[int, str]:
+    """Run the command in this process, where that starts no other; its status, and what it says."""
+    err = io.StringIO()
+    try:
+        call_command("locks", "run", *arguments, stderr=err, no_color=True)
+    except SystemExit as end:
+        return int(end.code or 0), err.getvalue()
+    except CommandError as error:
+        return error.returncode, str(error)
+    return 0, err.getvalue()
+
+
+# --- a run ----------------------------------------------------------------------------------------
+
+
+def test_the_command_runs_under_the_lock_and_its_exit_status_is_ours(
+    start: Callable[..., Job],
+) -> None:
+    script = 'echo "$REDISLOCK_NAME $REDISLOCK_FENCE $*"; read line; exit 7'
+    job = start("backup", "--ttl", "5", "--", "sh", "-c", script, "-", "--ttl", "--help", "--", "x")
+    assert job.wait() == 7
+    name, fence, *arguments = job.out.split()
+    assert (name, arguments) == ("backup", ["--ttl", "--help", "--", "x"])
+    [lease] = held.detail("backup").past
+    assert str(lease.fence) == fence
+    assert lease.ended == "failed"
+    assert lease.owner.place == f"{socket.gethostname()}:{job.process.pid}"
+    assert str(lease.owner).endswith(" --ttl --help -- x")
+    assert job.err == ""
+
+
+def test_its_runs_have_records(start: Callable[..., Job]) -> None:
+    assert start("backup", "--", "true").wait() == 0
+    assert start("backup", "--", "false").wait() == 1
+    with held_by("backup"):
+        assert here("backup", "--", "ls", "-l")[0] == 75
+    record = task_runs.record("backup")
+    assert record is not None
+    runs = record.last_success, record.last_failure, record.last_skip
+    assert [run and run.owner.task for run in runs] == ["true", "false", "ls -l"]
+    assert record.last_skip is not None
+    assert record.last_skip.why == "busy"
+
+
+def test_signals_reach_the_command_and_the_lock_is_free_after_it(start: Callable[..., Job]) -> None:
+    job = start(
+        "backup", "--", "sh", "-c", "trap 'exit 9' TERM; echo on; while :; do sleep 0.05; done"
+    )
+    wait_until(lambda: job.out)
+    os.kill(job.process.pid, signal.SIGTERM)
+    assert job.wait() == 9
+    assert held.get("backup") is None
+
+
+def test_a_command_whose_lease_is_lost_is_ended(start: Callable[..., Job]) -> None:
+    script = "trap 'echo asked' TERM; echo on; while :; do sleep 0.05; done"
+    job = start("backup", "--ttl", "0.6", "--grace", "0.3", "--", "sh", "-c", script)
+    wait_until(lambda: job.out)
+    found = held.get("backup")
+    assert found is not None
+    assert held.force_release("backup", found.id, by="test", reason="")
+    assert job.wait() == 76
+    assert job.out == "on\nasked\n"
+    assert "an operator released it by force" in job.err
+
+
+def test_of_ten_that_wait_one_does_the_work_and_all_succeed(
+    start: Callable[..., Job], tmp_path: Path
+) -> None:
+    work = f"echo done >> {tmp_path}/work; sleep 0.2"
+    options = ("--wait", "inf", "--once", "1h", "--ttl", "20")
+    jobs = [start("migrate", *options, "--", "sh", "-c", work) for _ in range(10)]
+    assert [job.wait() for job in jobs] == [0] * 10
+    assert (tmp_path / "work").read_text() == "done\n"
+    told = [job.err for job in jobs if job.err]
+    assert len(told) == 9
+    assert all(re.fullmatch(r"Skipped: 'migrate' is done, by .+ ago\n", line) for line in told)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_one_that_is_ended_while_it_waits_leaves_nothing(
+    start: Callable[..., Job], number: int, status: int
+) -> None:
+    with held_by("backup"):
+        job = start("backup", "--wait", "10m", "--", "true")
+        wait_until(lambda: (lock := held.get("backup")) is not None and lock.waiters)
+        os.kill(job.process.pid, number)
+        assert job.wait() == status
+        lock = held.get("backup")
+        assert lock is not None
+        assert not lock.waiters
+
+
+# --- no run ---------------------------------------------------------------------------------------
+
+
+def test_a_skip_is_one_line_and_a_status() -> None:
+    with held_by("backup"):
+        status, line = here("backup", "--wait", "0.1", "--", "true")
+        assert status == 75
+        holder = held.get("backup")
+        assert holder is not None
+        assert line == f"Skipped: 'backup' is held by {holder.owner}\n"
+        assert here("backup", "--busy-exit", "9", "-v", "0", "--", "true") == (9, "")
+
+
+def test_after_a_success_it_cools_down_or_is_done(start: Callable[..., Job]) -> None:
+    assert start("short", "--min-hold", "10m", "--", "true").wait() == 0
+    status, line = here("short", "--", "true")
+    assert status == 75
+    assert line.startswith("Skipped: 'short' cools down after ")
+    assert start("daily", "--once", "1d", "--", "true").wait() == 0
+    status, line = here("daily", "--once", "1d", "--", "true")
+    assert status == 0
+    assert line.startswith("Skipped: 'daily' is done, by ")
+    assert " true, " in line
+
+
+def test_so_many_run_at_a_time(start: Callable[..., Job]) -> None:
+    jobs = [
+        start("export", "--limit", "2", "--", "sh", "-c", "echo on; exec sleep 600") for _ in "ab"
+    ]
+    wait_until(lambda: all(job.out for job in jobs))
+    status, line = here("export", "--limit", "2", "--", "true")
+    assert status == 75
+    assert line.startswith("Skipped: 'export' is held by ")
+
+
+def test_a_server_that_does_not_answer(locks: Locks) -> None:
+    locks.configure(LOCATION="redis://127.0.0.1:1/0")
+    status, says = here("backup", "--", "true")
+    assert status == 3
+    assert "cannot answer" in says
+
+
+def test_what_cannot_be_run_takes_no_lock(tmp_path: Path) -> None:
+    assert here("backup", "--", "no-such-program") == (127, "no-such-program: command not found\n")
+    status, says = here("backup", "--", str(tmp_path))
+    assert (status, says) == (126, f"{tmp_path}: it is a directory\n")
+    assert task_runs.record("backup") is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["backup"], "no COMMAND; write it after --"),
+        (["backup", "--"], "no COMMAND; write it after --"),
+        (["backup", "pg_dump", "-Fc", "shop"], "no COMMAND; write it after --"),
+        (["backup", "more", "--", "true"], "unrecognized arguments: more"),
+        (["--", "true"], "required: NAME"),
+        (["backup", "--ttl", "soon", "--", "true"], "--ttl: 'soon' is no duration"),
+        (["backup", "--ttl", "0.001", "--", "true"], "ttl must be at least 0.05 seconds"),
+        (["backup", "--busy-exit", "256", "--", "true"], "'256' is no exit status"),
+        (["backup", "--limit", "2", "--once", "5m", "--", "true"], "once and limit exclude"),
+        (["backup", "--using", "jobs", "--", "true"], "no alias 'jobs'"),
+        (["back\nup", "--", "true"], "Invalid lock name"),
+    ],
+)
+def test_wrong_usage_is_explained(arguments: list[str], says: str) -> None:
+    with pytest.raises(CommandError, match=says):
+        call_command("locks", "run", *arguments)
+
+
+def test_it_prints_no_json() -> None:
+    with pytest.raises(CommandError, match="leave out --json"):
+        call_command("locks", "--json", "run", "backup", "--", "true")
+
+
+# --- without a project ----------------------------------------------------------------------------
+
+
+def test_no_project_is_needed(locks: Locks) -> None:
+    def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: os.environ[name] for name in os.environ if "DJANGO" not in name}
+        return subprocess.run(
+            [sys.executable, "-m", "django_redislock", "run", *arguments],
+            cwd=ROOT,
+            env=environment | environ,
+            capture_output=True,
+            text=True,
+            timeout=HUNG,
+            check=False,
+        )
+
+    name = f"{locks.prefix}-backup"
+    done = run("--redis", locks.server.url, name, "--", "sh", "-c", "echo $REDISLOCK_FENCE; exit 4")
+    assert (done.returncode, done.stderr) == (4, "")
+    assert int(done.stdout) > 0
+    wrong = run(name, "--", "true", REDISLOCK_URL="http://127.0.0.1")
+    assert wrong.returncode == 2
+    assert "is not a URL" in wrong.stderr
+    nowhere = run(name, "--", "true")
+    assert nowhere.returncode == 2
+    assert "--redis URL" in nowhere.stderr
