@@ -1,4 +1,4 @@
-"""The command: `python -m tests.mutants [PATH ...] [--sample N] [--seed S]`.
+"""The command: `python -m tests.mutants [PATH ...] [--sample N] [--seed S] [--quick]`.
 
 The tests run on a copy of the repository, for each mutant until the first of them fails. What came
 of it is kept: the next run tries those that are new, and those that survived and nobody explains.
@@ -19,7 +19,7 @@ import tempfile
 import tomllib
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from tests import ROOT
 from tests.mutants.mutating import Mutant, mutants_of
@@ -29,36 +29,60 @@ if TYPE_CHECKING:
 
 PACKAGE = ROOT / "django_redislock"
 EXPLAINED = Path(__file__).with_name("survivors.toml")
+FORKING = Path(__file__).with_name("forking.py")
 RESULTS = ROOT / ".mutants.jsonl"
 
-IN_MEMORY = ("--quick", "tests/contract", "-k", "memory")
-RULES = (
-    "--quick",
-    "tests/rules",
-    "tests/contract/test_arguments.py",
-    "tests/contract/test_conf.py",
-)
-MODEL = ("tests/rules/test_model.py",)
+
+class Tests(NamedTuple):
+    """A run of tests."""
+
+    arguments: tuple[str, ...]  # Of pytest.
+    processes: int = 1  # More for those that mostly wait.
+
+
+def of(*names: str, only: str = "memory", processes: int = 1) -> Tests:
+    """Those of some files that answer at once, where *only* is true of their names."""
+    files = [f"tests/{name}.py" if "/" in name else f"tests/{name}" for name in names]
+    return Tests(("--quick", "-k", only, *files), processes)
+
+
+def of_rules(*names: str) -> tuple[Tests, ...]:
+    """Those of a file of rules, then what else they may break."""
+    return of(*names, only="memory or not redis"), *OF_RULES
+
+
+# In memory and on servers, tests mostly wait.
+OF_RULES = Tests(("--quick", "tests/rules")), of("contract", processes=12)
+MODEL = Tests(("tests/rules/test_model.py",))
+ON_SERVERS = of("contract", "faults", only="not memory", processes=8)
 #: The files that are mutated, and the tests that are to notice it: one run after the other.
 ROOMS = {
-    "rules/*.py": (RULES, IN_MEMORY, MODEL),
-    "lua/*.lua": (
-        IN_MEMORY,
-        (
-            "--quick",
-            "tests/operations",
-            "tests/celery",
-            "-k",
-            "held or runs or kept or line or queue",
-        ),
+    "rules/[ao]*.py": of_rules("contract/test_arguments", "contract/test_conf"),
+    "rules/f*.py": (
+        *of_rules("rules/test_flows", "contract/test_calls", "contract/test_keyspace"),
         MODEL,
-        ("--quick", "tests/contract", "-k", "not memory"),
     ),
-    "backends/redis/*.py": (("--quick", "tests/contract", "tests/faults", "-k", "not memory"),),
+    "rules/g*.py": (*of_rules("rules/test_grant", "rules/test_flows"), MODEL),
+    "rules/[kn]*.py": of_rules(
+        "rules/test_names", "contract/test_names", "contract/test_decorator"
+    ),
+    "rules/*.py": of_rules("rules/test_flows", "rules/test_replies", "rules/test_stored"),
+    "lua/*.lua": (
+        of(*(f"contract/test_{name}" for name in ("lock", "lease", "queue", "shared"))),
+        of(
+            *(f"celery/test_{name}" for name in ("task", "line", "queued", "limit")),
+            *(f"operations/test_{name}" for name in ("held", "task_runs", "records_kept")),
+            "operations/test_timeline",
+            only="test",
+            processes=4,
+        ),
+        of("contract", processes=12),
+        MODEL,
+        ON_SERVERS,
+    ),
+    "backends/redis/*.py": (ON_SERVERS,),
 }
-# A mutant may wait for ever.
-TOO_LONG = 1800.0
-LIMITS = ("--timeout", "170", "-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider")
+LIMITS = (*("--timeout", "170"), *("-p", "no:randomly"), *("-p", "no:cacheprovider"), "-n0", "-s")
 
 
 class Case(NamedTuple):
@@ -76,46 +100,97 @@ class Case(NamedTuple):
 
 
 class Copy:
-    """A copy of the repository, to be mutated."""
+    """A copy of the repository, to be mutated, and what runs its tests."""
 
-    def __init__(self, folder: Path, jobs: str) -> None:
+    def __init__(self, folder: Path, quick: bool) -> None:
         ignored = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__")
         shutil.copytree(ROOT, folder, ignore=ignored)
         self._folder = folder
-        self._jobs = jobs
-        self._sound: set[tuple[str, ...]] = set()  # The tests that pass as the code is.
+        self._quick = quick
+        self._suites: dict[Tests, Suite] = {}
 
-    def kills(self, case: Case) -> bool:
-        """Whether a test fails with a mutant."""
-        file = self._folder / PACKAGE.relative_to(ROOT) / case.path
-        source = file.read_text()
-        for tests in ROOMS[room_of(case.path)]:
-            if tests not in self._sound and not self._pass(tests):
-                sys.exit(f"tests fail without any mutant: {' '.join(tests)}")
-            self._sound.add(tests)
-            _write(file, case.mutant.applied_to(source))
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for suite in self._suites.values():
+            suite.close()
+
+    def trial(self, case: Case) -> Trial:
+        """Run the tests with a mutant until one of them fails."""
+        file = PACKAGE.relative_to(ROOT) / case.path
+        copied = self._folder / file
+        source, seconds = copied.read_text(), 0.0
+        for number, tests in enumerate(ROOMS[room_of(case.path)][: 1 if self._quick else None]):
+            suite = self._suite(tests)
+            _write(copied, case.mutant.applied_to(source))
             try:
-                if not self._pass(tests):
-                    return True
+                passed, took = suite.run(file)
+                seconds += took
+                # What is carried out at import is noticed by those who import the mutant.
+                if passed is None or (passed and not number):
+                    with Suite(self._folder, tests) as anew:
+                        passed, took = anew.run()
+                    seconds += took
             finally:
-                _write(file, source)
-        return False
+                _write(copied, source)
+            if not passed:
+                return Trial(True, seconds)
+        return Trial(False, seconds)
 
-    def _pass(self, tests: tuple[str, ...]) -> bool:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *LIMITS, "-n", self._jobs, *tests],
-            cwd=self._folder,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+    def _suite(self, tests: Tests) -> Suite:
+        if tests not in self._suites:
+            suite = self._suites[tests] = Suite(self._folder, tests)
+            if not suite.run()[0]:
+                sys.exit(f"tests fail without any mutant: {' '.join(tests.arguments)}")
+        return self._suites[tests]
+
+
+class Suite:
+    """A process that has collected tests, to run them again and again; see forking.py."""
+
+    def __init__(self, folder: Path, tests: Tests) -> None:
+        self._processes = tests.processes
+        self._process = subprocess.Popen(
+            [sys.executable, FORKING, *LIMITS, *tests.arguments],
+            cwd=folder,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "", "TMPDIR": str(folder.parent)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=0,  # Ctrl-C is for us.
         )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, mutated: Path | None = None) -> tuple[bool | None, float]:
+        """Run the tests; see forking.py for what it answers."""
+        question = json.dumps([self._processes, mutated and str(mutated)])
+        assert self._process.stdin
+        assert self._process.stdout
         try:
-            return process.wait(TOO_LONG) == 0
-        except subprocess.TimeoutExpired:
-            return False
-        finally:
-            process.terminate()
-            process.wait()
+            self._process.stdin.write(f"{question}\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return False, 0.0
+        answer = self._process.stdout.readline()
+        # Without an answer, the tests could not even be collected.
+        return tuple(json.loads(answer)) if answer else (False, 0.0)
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.communicate()
+
+
+class Trial(NamedTuple):
+    """What came of a mutant."""
+
+    killed: bool
+    seconds: float  # Of processor time.
 
 
 def _write(file: Path, source: str) -> None:
@@ -134,31 +209,36 @@ def main() -> None:
     parser.add_argument("paths", nargs="*", help="such as rules/*.py; all, by default")
     parser.add_argument("--sample", type=int, help="so many, chosen by chance")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--jobs", default="0", help="processes of pytest for a mutant")
+    parser.add_argument("--quick", action="store_true", help="run the first tests of each only")
     options = parser.parse_args()
 
-    cases = cases_of(options.paths or ["*"])
-    if options.sample is not None and options.sample < len(cases):
-        cases = random.Random(options.seed).sample(cases, options.sample)
+    every = cases_of(options.paths or ["*"])
+    chosen = every
+    if options.sample is not None and options.sample < len(every):
+        chosen = random.Random(options.seed).sample(every, options.sample)
     results, explained = _known(), explanations()
-    known = {key for key, killed in results.items() if killed or key in explained}
-    untried = [case for case in cases if case.key not in known]
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        copy = Copy(Path(folder) / "repository", options.jobs)
+    known = {key for key, trial in results.items() if trial.killed or key in explained}
+    untried = [case for case in chosen if case.key not in known]
+    with (
+        tempfile.TemporaryDirectory(prefix="mutants-") as folder,
+        Copy(Path(folder) / "repository", options.quick) as copy,
+    ):
         for case in untried:
-            killed = results[case.key] = copy.kills(case)
+            trial = results[case.key] = copy.trial(case)
             with RESULTS.open("a") as file:
-                file.write(json.dumps([case.key, killed]) + "\n")
-            print(f"{'killed  ' if killed else 'SURVIVED'} {_told(case)}", flush=True)
-    unexplained = [case for case in cases if not results[case.key] and case.key not in explained]
-    _report(cases, results, set(explained))
+                file.write(json.dumps([case.key, *trial]) + "\n")
+            outcome = "killed  " if trial.killed else "SURVIVED"
+            print(f"{outcome} {trial.seconds:6.1f} s  {_told(case)}", flush=True)
+    _report(every, results, set(explained))
+    unexplained = [case for case in chosen if not results[case.key].killed]
+    unexplained = [case for case in unexplained if case.key not in explained]
     sys.exit("\n".join(["", "survive:", *map(_told, unexplained)]) if unexplained else 0)
 
 
 def cases_of(patterns: list[str]) -> list[Case]:
     """All mutants of the files that match one of these."""
     found = []
-    for file in (file for room in ROOMS for file in sorted(PACKAGE.glob(room))):
+    for file in dict.fromkeys(file for room in ROOMS for file in sorted(PACKAGE.glob(room))):
         path = file.relative_to(PACKAGE)
         if any(map(path.match, patterns)):
             found += _cases(str(path), file)
@@ -193,19 +273,26 @@ def _line(text: str, mutant: Mutant) -> str:
     return " ".join("\n".join(text.split("\n")[lines[0] : sum(lines)]).split())
 
 
-def _known() -> dict[str, bool]:
+def _known() -> dict[str, Trial]:
     if not RESULTS.exists():
         return {}
-    return dict(json.loads(line) for line in RESULTS.read_text().splitlines())
+    lines = map(json.loads, RESULTS.read_text().splitlines())
+    return {key: Trial(killed, seconds) for key, killed, seconds in lines}
 
 
-def _report(cases: list[Case], results: dict[str, bool], explained: set[str]) -> None:
-    print(f"\n{'killed':>8} {'explained':>10} {'survive':>8}  file")
-    for path in sorted({case.path for case in cases}):
-        of_file = [case.key for case in cases if case.path == path]
-        left = {key for key in of_file if not results[key]}
-        killed = len(of_file) - len(left)
-        print(f"{killed:8} {len(left & explained):10} {len(left - explained):8}  {path}")
+def _report(cases: list[Case], results: dict[str, Trial], explained: set[str]) -> None:
+    """Print what is known of these, from this run and those before it."""
+    print(f"\n{'killed':>8} {'explained':>10} {'survive':>8} {'untried':>8}  file")
+    counted: dict[str, Counter[str]] = {}
+    for case in cases:
+        trial = results.get(case.key)
+        outcome = "untried" if trial is None else "killed" if trial.killed else "survive"
+        if outcome == "survive" and case.key in explained:
+            outcome = "explained"
+        for title in (case.path, f"{Path(case.path).parent}/*"):
+            counted.setdefault(title, Counter())[outcome] += 1
+    for title, of in sorted(counted.items(), key=lambda one: ("*" in one[0], one[0])):
+        print(f"{of['killed']:8} {of['explained']:10} {of['survive']:8} {of['untried']:8}  {title}")
 
 
 def _told(case: Case) -> str:

@@ -78,7 +78,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One that has a rule, and a test of half of it."""
     rules = tmp_path / "shop" / "rules"
     rules.mkdir(parents=True)
-    (rules / "ages.py").write_text("def is_old(age):\n    return age > 64\n")
+    (rules / "ages.py").write_text("OLD = 64\n\n\ndef is_old(age):\n    return age > OLD\n")
     (tmp_path / "test_ages.py").write_text(
         "from shop.rules.ages import is_old\n\n\n"
         "def test_it():\n    assert is_old(65)\n    assert not is_old(63)\n"
@@ -89,7 +89,9 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(program, "RESULTS", tmp_path / ".mutants.jsonl")
     monkeypatch.setattr(program, "EXPLAINED", tmp_path / "survivors.toml")
     tests = ("-p", "no:django", "-p", "no:django_redislock", "test_ages.py")
-    monkeypatch.setattr(program, "ROOMS", {"rules/*.py": (tests,)})
+    monkeypatch.setattr(
+        program, "ROOMS", {"rules/*.py": (program.Tests(tests), program.Tests(tests, 2))}
+    )
     monkeypatch.setattr("sys.argv", ["mutants"])
     return tmp_path
 
@@ -105,15 +107,19 @@ def test_a_survivor_is_an_error_until_it_is_explained(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, printed = run(capsys)
-    assert "return age >= 64" in str(code)
-    assert printed.count("killed   rules/ages.py:2") == 2
-    assert printed.count("SURVIVED rules/ages.py:2") == 1
-    assert printed.splitlines()[-1].split() == ["2", "0", "1", "rules/ages.py"]
+    assert "return age >= OLD" in str(code)
+    outcomes = [line.split() for line in printed.splitlines() if "rules/ages.py:" in line]
+    assert [(how, where) for how, *_, where in outcomes] == [
+        ("killed", "rules/ages.py:1"),  # At import.
+        ("killed", "rules/ages.py:5"),
+        ("SURVIVED", "rules/ages.py:5"),
+    ]
+    assert printed.splitlines()[-1].split() == ["2", "0", "1", "0", "rules/*"]
 
     survivor = {
         "path": "rules/ages.py",
-        "was": "return age > 64",
-        "becomes": "return age >= 64",
+        "was": "return age > OLD",
+        "becomes": "return age >= OLD",
         "why": "Nobody is 64.",
     }
     told = "".join(f"{name} = {json.dumps(value)}\n" for name, value in survivor.items())
@@ -121,7 +127,7 @@ def test_a_survivor_is_an_error_until_it_is_explained(
     code, printed = run(capsys)
     assert code == 0
     assert "SURVIVED" not in printed  # It was tried before.
-    assert printed.splitlines()[-1].split() == ["2", "1", "0", "rules/ages.py"]
+    assert printed.splitlines()[-1].split() == ["2", "1", "0", "0", "rules/*"]
 
 
 def test_tests_that_fail_anyway_prove_nothing(

@@ -40,12 +40,13 @@ from django_redislock.rules.steps import (
     Call,
     Listen,
     NotDone,
+    NotOurs,
     Pause,
     Refused,
     Tell,
     Unanswered,
 )
-from django_redislock.rules.stored import DoneMarkers, Owner, read_holding
+from django_redislock.rules.stored import DoneMarkers, Holding, Owner, read_holding
 
 if TYPE_CHECKING:
     from django_redislock.rules.steps import Flow
@@ -162,6 +163,10 @@ def granted_at(seconds: float) -> int:
     return int((EPOCH + seconds) * 1e6)
 
 
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def asks(step: Any) -> bool:
     return isinstance(step, Call) and step.script.name == scripts.ACQUIRE.name
 
@@ -211,6 +216,29 @@ def test_somebody_elses_lock_is_busy_and_tells_for_how_long() -> None:
     )
 
 
+def test_busy_tells_who_has_the_lock_and_since_when() -> None:
+    held = Busy(Holding("", OWNER, "held", since=3.0), 1.5, 9.0)
+    assert (str(held), held.ago) == ("busy, held by web-1:7", 6.0)
+    cooling = Busy(Holding("", OWNER, "cooling"), 1.5, 9.0)
+    assert (str(cooling), cooling.ago) == ("cooling, taken by web-1:7", None)
+
+
+@pytest.mark.proves("R4")
+def test_r4_a_grant_is_taken_over_or_undone() -> None:
+    taken: list[Any] = []
+    stage = Stage(flows.acquire(request(), 0.0, lambda *grant: taken.append(grant))).answers(b"7")
+    assert taken == [(request(), stage.result)]
+    stage = Stage(flows.acquire(request(), 0.0, interrupt)).answers(b"7")
+    assert undoes(stage.step)
+    with pytest.raises(KeyboardInterrupt):
+        stage.answers(1)
+
+
+def test_who_does_not_wait_asks_the_same_but_not_to_be_queued() -> None:
+    call = acquiring().step
+    assert flows.as_try(call) == acquiring(wait=0.0).step._replace(patience=call.patience)
+
+
 @pytest.mark.parametrize(
     ("marker", "done"),
     [
@@ -241,6 +269,29 @@ def test_r13_a_refusal_is_an_error_at_once_and_keeps_its_cause() -> None:
     assert isinstance(raised.value.__cause__, OSError)
 
 
+@pytest.mark.proves("R4")
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda: acquiring(replicas=1),  # It may be the WAIT behind the grant that is refused.
+        lambda: acquiring().is_silent(),
+        lambda: queued(acquiring()).rings(),
+    ],
+    ids=["replicas", "silent", "queued"],
+)
+def test_r4_a_refusal_is_undone_if_something_may_have_been_carried_out(begin: Any) -> None:
+    stage = begin().refuses()
+    assert undoes(stage.step)
+    with pytest.raises(LockUnavailable, match="NOPERM"):
+        stage.answers(0)
+
+
+@pytest.mark.proves("P10")
+def test_p10_the_acquire_of_a_parent_is_not_undone_by_its_child() -> None:
+    with pytest.raises(LockUnavailable, match="forked"):
+        acquiring().is_silent().raises(NotOurs("it was forked"))
+
+
 # --- acquire: no answer ---------------------------------------------------------------------
 
 
@@ -265,6 +316,12 @@ def test_trying_once_resends_once_then_undoes_and_says_unavailable() -> None:
     with pytest.raises(LockUnavailable, match="Timeout"):
         stage.answers(1)
     assert stage.now < 2 * OPERATION_TIMEOUT
+
+
+def test_what_ends_with_its_wait_is_not_tried_a_third_time() -> None:
+    assert undoes(acquiring(wait=0.0).is_silent(after=0.0).is_silent(after=0.0).step)
+    with pytest.raises(LockUnavailable, match="READONLY"):  # And there is nothing to undo.
+        acquiring(wait=0.0).turns_away().turns_away()
 
 
 @pytest.mark.proves("R5")
@@ -325,6 +382,8 @@ def test_an_answer_ends_the_count_of_unanswered_tries() -> None:
     stage.rings()
     assert asks(stage.step)
     assert asks(stage.is_silent().step)  # Again the first: no pause.
+    stage = acquiring().is_silent().answers([b"busy", 9000, VALUE, 9000]).sleeps()
+    assert asks(stage.is_silent().step)
 
 
 def test_a_lost_connection_while_waiting_is_a_reason_to_look_with_the_same_ticket() -> None:
@@ -393,15 +452,16 @@ def test_r11_too_few_replicas_to_the_end_are_unavailable() -> None:
         pytest.param({"replicas": 1}, {"replicas": 0}, id="replicas"),
     ],
 )
+@pytest.mark.parametrize("silent", [True, False])
 def test_a_token_whose_undo_is_unanswered_is_not_granted_again(
-    fields: dict[str, Any], answer: dict[str, Any]
+    fields: dict[str, Any], answer: dict[str, Any], silent: bool
 ) -> None:
     # That undo may still be on its way, and would end the new lease while it is relied on.
     stage = acquiring(wait=0.0, **fields).answers(b"7", **answer)
     assert undoes(stage.step)
     assert undoes(stage.is_silent().step)
     with pytest.raises(LockUnavailable):
-        stage.is_silent()
+        stage.is_silent() if silent else stage.answers(1)  # The first one may come after it.
 
 
 # --- acquire: waiting in the queue ----------------------------------------------------------
@@ -470,7 +530,7 @@ def test_a_short_lease_is_claimed_for_its_ttl_only() -> None:
     ("granted", "read"),
     [
         pytest.param(-0.1, 0.1, id="rung before our last look"),
-        pytest.param(0.1, 0.1 + CONFIRM_WITHIN / 2, id="read half a claim too late"),
+        pytest.param(0.5, 0.5 + CONFIRM_WITHIN / 2, id="read half a claim too late"),
         pytest.param(0.1, 3600.0, id="read after a long stop"),
     ],
 )
@@ -478,6 +538,15 @@ def test_a_stale_bell_is_a_reason_to_ask_not_a_grant(granted: float, read: float
     stage = queued(acquiring(wait=math.inf), after=0.0)
     stage.rings("granted", ID, 7, granted_at(granted), after=read)
     assert mode_and_ticket(stage.step) == ("queue", b"100")
+
+
+@pytest.mark.parametrize(("granted", "read"), [(0.0, 0.0), (0.5, 0.4 + CONFIRM_WITHIN / 2)])
+def test_a_bell_is_believed_from_the_last_look_on_for_half_a_claim(
+    granted: float, read: float
+) -> None:
+    stage = queued(acquiring(wait=math.inf), after=0.0)
+    stage.rings("granted", ID, 7, granted_at(granted), after=read)
+    assert isinstance(stage.step, Tell)
 
 
 @pytest.mark.parametrize("fields", [{"replicas": 1}, {"markers": A_RUN}], ids=str)
@@ -708,7 +777,7 @@ def test_r6_a_first_try_that_was_not_carried_out_proves_nothing(word: bytes, rea
 @pytest.mark.proves("R6")
 @pytest.mark.parametrize(("word", "reason"), [(b"gone", "expired"), (b"taken", "taken")])
 def test_r6_a_first_try_after_the_deadline_proves_nothing(word: bytes, reason: str) -> None:
-    assert releasing(deadline=-0.1).is_silent().answers(word).result == reason
+    assert releasing(deadline=0.0).is_silent().answers(word).result == reason
 
 
 @pytest.mark.proves("R6")
@@ -728,11 +797,12 @@ def test_r6_it_is_enough_that_one_of_the_tries_was_in_time() -> None:
 def test_r6_what_was_to_be_left_behind_is_not_taken_for_noted_once_the_lease_may_have_ended(
     left: dict[str, Any], word: bytes
 ) -> None:
+    assert releasing(**left).step.script is scripts.CONCLUDE
     # A lease that is missing while it must still last was ended by one of the tries.
     assert releasing(**left).is_silent().answers(word).result is None
     # Later, it may have ended by itself before any try was carried out.
     with pytest.raises(LockUnavailable, match="before the lease must have ended"):
-        releasing(**left).is_silent().answers(word, after=4.0)
+        releasing(**left).is_silent(after=1.0).answers(word, after=4.0)
     # That the server has noted it is certain, however late it says so.
     assert releasing(**left).is_silent().answers(b"released", after=4.0).result is None
 
@@ -754,17 +824,21 @@ def test_a_release_resends_the_same_command_once_then_says_unavailable() -> None
 
 
 def test_leaving_a_block_insists_until_the_deadline() -> None:
-    stage, tries = releasing(insist=True, deadline=60.0), 0
+    stage, tries, pauses = releasing(insist=True, deadline=60.0), 0, []
     with pytest.raises(LockUnavailable):  # noqa: PT012
         while True:
             if isinstance(stage.step, Pause):
                 assert stage.now < 60.0
-                assert 0 < stage.step.seconds <= OPERATION_TIMEOUT
+                pauses.append(stage.step.seconds)
                 stage.sleeps()
             tries += 1
             stage.is_silent(after=0.01)
     assert 60.0 <= stage.now < 60.0 + OPERATION_TIMEOUT
     assert tries > 40
+    assert 0 < pauses[0] < 0.1
+    assert max(pauses) <= OPERATION_TIMEOUT
+    with pytest.raises(LockUnavailable):
+        releasing(insist=True, deadline=1.0).is_silent(after=0.5).is_silent(after=0.5)
 
 
 def test_leaving_a_block_insists_until_the_end_that_a_confirmed_hand_over_has() -> None:
