@@ -5,6 +5,7 @@ Importing this needs neither configured settings nor Celery.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from django_redislock.exceptions import (
@@ -23,6 +24,7 @@ from django_redislock.term import leadership
 if TYPE_CHECKING:
     from django_redislock.celery import single_instance_task
     from django_redislock.effects import fenced_update
+    from django_redislock.jobs import Skipped, single_instance
 
 __version__ = "0.1.0"
 
@@ -34,22 +36,26 @@ __all__ = [
     "LockMisuse",
     "LockTimeout",
     "LockUnavailable",
+    "Skipped",
     "StaleFence",
     "distributed_lock",
     "fenced_update",
     "leadership",
+    "single_instance",
     "single_instance_task",
 ]
 
 
+# Celery is optional, and so is a database: what needs one is imported when it is asked for.
+_IMPORTED_LATER = {
+    "Skipped": "jobs",
+    "fenced_update": "effects",
+    "single_instance": "jobs",
+    "single_instance_task": "celery",
+}
+
+
 def __getattr__(name: str) -> Any:
-    # Celery is optional, and so is a database: each is imported when something of it is.
-    if name == "single_instance_task":
-        from django_redislock.celery import single_instance_task
-
-        return single_instance_task
-    if name == "fenced_update":
-        from django_redislock.effects import fenced_update
-
-        return fenced_update
+    if module := _IMPORTED_LATER.get(name):
+        return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

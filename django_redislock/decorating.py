@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
+
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
 
 # What an argument of other libraries is called here.
 _CALLED_HERE = {
@@ -20,31 +23,37 @@ _CALLED_HERE = {
 }
 
 
-def explained(
-    error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], known: Collection[str]
-) -> Exception:
-    """What to say of a call of distributed_lock() that cannot be right: which line to write.
+def explaining(make: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+    """Let a call of a decorator that cannot be right say which line to write instead."""
+    of, known = make.__name__, list(inspect.signature(make).parameters)
 
-    Args:
-        error: What it has raised.
-        args: Its arguments by position.
-        kwargs: Those by name.
-        known: The names of those that there are.
-    """
-    if args and (callable(args[0]) or isinstance(args[0], classmethod | property)):
-        return _nameless(args[0])
-    if len(args) > 1:
-        return TypeError(
-            "distributed_lock takes only the name by position: say what the other"
-            " arguments are, as in distributed_lock('report', ttl=30, wait=5)."
-        )
-    if unknown := [name for name in kwargs if name not in known]:
-        here = _CALLED_HERE.get(unknown[0], f"one of {', '.join(list(known)[1:])}")
-        return TypeError(f"distributed_lock takes no argument {unknown[0]!r}; pass {here}.")
-    return error
+    @functools.wraps(make)
+    def explaining_call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+        try:
+            return make(*args, **kwargs)
+        except TypeError:
+            if len(args) > 1:
+                problem = (
+                    f"{of} takes only the name by position: say what the other arguments are, as"
+                    f" in {of}('report', ttl=30, wait=5)."
+                )
+            elif unknown := [name for name in kwargs if name not in known]:
+                here = _CALLED_HERE.get(unknown[0], f"one of {', '.join(known[1:])}")
+                problem = f"{of} takes no argument {unknown[0]!r}; pass {here}."
+            else:
+                raise
+        raise TypeError(problem)
+
+    return explaining_call
 
 
-def _nameless(function: object) -> TypeError:
+def is_decorated(first: object) -> bool:
+    """Whether the first argument of a decorator is what it decorates, and not the name."""
+    return callable(first) or isinstance(first, classmethod | property)
+
+
+def nameless(function: object) -> TypeError:
+    """What to say of @distributed_lock without a name."""
     name = getattr(function, "__name__", "name")
     line = f"@distributed_lock({name!r})"
     check_decorated(function, line)
@@ -56,23 +65,43 @@ def _nameless(function: object) -> TypeError:
 
 def check_decorated(function: object, line: str) -> None:
     """Refuse whatever would not run under the lock if *line* stood above it."""
+    of = _decorator_of(line)
     if any(cls.__module__.partition(".")[0] == "celery" for cls in type(function).__mro__):
         # Not looked at in any other way, or Celery would set its application up.
         raise TypeError(
-            "distributed_lock was given a Celery task, and workers would run it without the lock."
+            f"{of} was given a Celery task, and workers would run it without the lock."
             f" Write @shared_task above {line}, or @single_instance_task in their place."
         )
     if inspect.isclass(function):
         raise TypeError(
-            f"distributed_lock was given the class {function.__qualname__}, and only the making of"
+            f"{of} was given the class {function.__qualname__}, and only the making of"
             f" objects would be under the lock. Write {line} above a method; for a view,"
             f' @method_decorator({line[1:]}, name="dispatch") above the class.'
         )
     if isinstance(function, staticmethod | classmethod | property) or not callable(function):
         cure = f"; write @{type(function).__name__} above {line}" * hasattr(function, "__get__")
-        raise TypeError(f"distributed_lock decorates functions, not {function!r}{cure}.")
+        raise TypeError(f"{of} decorates functions, not {function!r}{cure}.")
     if _generates(function):
-        raise runs_too_late(function)
+        raise _runs_too_late(function, of)
+
+
+def _decorator_of(line: str) -> str:
+    return line.removeprefix("@").partition("(")[0]
+
+
+def finished(function: Callable[Parameters, Returned], line: str) -> Callable[Parameters, Returned]:
+    """The same, but what it returns must not have work left to do, beyond the lock."""
+
+    @functools.wraps(function)
+    def finished_call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+        result = function(*args, **kwargs)
+        if inspect.isawaitable(result) or inspect.isgenerator(result):
+            if hasattr(result, "close"):
+                result.close()
+            raise _runs_too_late(function, _decorator_of(line))
+        return result
+
+    return finished_call
 
 
 def is_awaited(function: Callable[..., Any]) -> bool:
@@ -93,19 +122,19 @@ def _generates(function: Callable[..., Any]) -> bool:
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
-def without_transaction(function: Callable[..., Any]) -> TypeError:
+def without_transaction(function: Callable[..., Any], line: str) -> TypeError:
     name = getattr(function, "__qualname__", function)
     return TypeError(
-        f"distributed_lock with atomic cannot decorate the coroutine function {name}(): Django has"
-        " no asynchronous transactions. Decorate the function that writes, without `async`, and"
+        f"{_decorator_of(line)} with atomic cannot decorate the coroutine function {name}(): Django"
+        " has no asynchronous transactions. Decorate the function that writes, without `async`, and"
         " call it with `await sync_to_async(function)(...)`."
     )
 
 
-def runs_too_late(function: Callable[..., Any]) -> TypeError:
+def _runs_too_late(function: Callable[..., Any], of: str) -> TypeError:
     what = "the generator function " if _generates(function) else ""
     return TypeError(
-        f"distributed_lock cannot decorate {what}{getattr(function, '__qualname__', function)}():"
+        f"{of} cannot decorate {what}{getattr(function, '__qualname__', function)}():"
         " its body runs after the call has returned, when the lock is released. Use `with` within"
         " the body, or decorate the coroutine function itself."
     )

@@ -36,7 +36,7 @@ from django_redislock.rules.options import DEFAULT_ALIAS, LONGEST_OPERATION
 from django_redislock.rules.replies import RELEASED, ForceReleaseReply, InspectReply, in_seconds
 from django_redislock.rules.steps import Call
 from django_redislock.rules.stored import Owner, read_holding
-from django_redislock.task_runs import MOST_NAMES, Record, Records, Run, record, records
+from django_redislock.task_runs import MOST_NAMES, Record, Records, Run, job, record, records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -374,6 +374,7 @@ __all__ = [
     "every",
     "force_release",
     "get",
+    "job",
     "list",
     "record",
     "records",

@@ -259,7 +259,9 @@ class Holds:
             if may_be_held and holder is me and not is_mine:
                 raise misuse.shares_a_thread(self.name)
             if may_be_held and (
-                error := misuse.waits_for_itself(self.name, holder, me, blocking=blocking)
+                error := misuse.waits_for_itself(
+                    self.name, holder, me, blocking=blocking, of_job=self._run is not None
+                )
             ):
                 raise error
         return None

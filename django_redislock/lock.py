@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -11,17 +10,14 @@ from django_redislock import misuse
 from django_redislock.backends.registry import backends
 from django_redislock.decorating import (
     check_decorated,
-    explained,
+    explaining,
+    finished,
     is_awaited,
-    runs_too_late,
+    is_decorated,
+    nameless,
     without_transaction,
 )
-from django_redislock.exceptions import (
-    InvalidLockName,
-    LockLost,
-    LockMisuse,
-    LockUnavailable,
-)
+from django_redislock.exceptions import LockLost, LockMisuse, LockUnavailable
 from django_redislock.holder import must_not_block, running_loop
 from django_redislock.holds import Holds
 from django_redislock.lease import Lease
@@ -47,23 +43,7 @@ Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
 
-def _explaining(make: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """Let a call that cannot be right say which line to write instead."""
-
-    @functools.wraps(make)
-    def explaining(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
-        try:
-            return make(*args, **kwargs)
-        except (TypeError, InvalidLockName) as error:
-            better = explained(error, args, kwargs, inspect.signature(make).parameters)
-            if better is error:
-                raise
-        raise better
-
-    return explaining
-
-
-@_explaining
+@explaining
 def distributed_lock(
     name: str,
     *,
@@ -115,6 +95,8 @@ def distributed_lock(
     try:
         checked = checked_name(name, template="{" in name)
     except TypeError:
+        if is_decorated(name):
+            raise nameless(name) from None
         checked = check_name(name)  # Which says that it is no string.
     return Lock(checked, options)
 
@@ -296,7 +278,7 @@ class Lock(Holds):
 
         if is_awaited(function):
             if options.atomic is not None:
-                raise without_transaction(function)
+                raise without_transaction(function, line)
             if options.release_on_commit:
                 raise misuse.awaits_a_commit(self.name)
 
@@ -307,15 +289,12 @@ class Lock(Holds):
 
             return alocked  # type: ignore[return-value] # it is the coroutine that is returned
 
+        body = finished(function, line)
+
         @functools.wraps(function)
         def locked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
             with Lock(name_of(args, kwargs), options, place=place):
-                result = function(*args, **kwargs)
-                if inspect.isawaitable(result) or inspect.isgenerator(result):
-                    if hasattr(result, "close"):
-                        result.close()
-                    raise runs_too_late(function)
-                return result
+                return body(*args, **kwargs)
 
         return locked
 

@@ -52,7 +52,9 @@ def shares_a_thread(name: str) -> LockMisuse:
     )
 
 
-def waits_for_itself(name: str, holder: object, me: object, *, blocking: bool) -> LockMisuse | None:
+def waits_for_itself(
+    name: str, holder: object, me: object, *, blocking: bool, of_job: bool = False
+) -> LockMisuse | None:
     """The error if the wait of *me* for *holder* would never end; None if it may.
 
     Args:
@@ -60,13 +62,18 @@ def waits_for_itself(name: str, holder: object, me: object, *, blocking: bool) -
         holder: The thread or asyncio task of this process that holds it.
         me: The one that asks for it.
         blocking: Whether the wait blocks the thread.
+        of_job: Whether it is asked for by the run of a job.
     """
     if holder is me:
         who = "asyncio task" if isinstance(me, asyncio.Task) else "thread"
+        cure = (
+            "Call what does the work without the lock: of a function with @single_instance, that is"
+            " its `__wrapped__`."
+            if of_job
+            else "Pass reentrant=True to nest, or release it first."
+        )
         return LockMisuse(
-            name,
-            f"this {who} holds it already, so waiting for it would never end. Pass"
-            " reentrant=True to nest, or release it first.",
+            name, f"this {who} holds it already, so waiting for it would never end. {cure}"
         )
     if isinstance(me, asyncio.Task) and holder is this_thread():
         return LockMisuse(

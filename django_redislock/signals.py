@@ -28,6 +28,6 @@ lock_timed_out = _Reentrant()
 lock_lost = _Reentrant()
 #: An operator ended a lease. Arguments: name, using, id, holder, by.
 lock_force_released = _Reentrant()
-#: A task run did not happen because of its lock. Sender: the task. Arguments: result (the marked
-#: value; docs/celery.md has its keys), task_id.
+#: A run did not happen because of its lock. Sender: the task, or the function with its lock.
+#: Arguments: result (Skipped; docs/jobs.md and docs/celery.md have its keys), task_id (or None).
 task_skipped = _Reentrant()

@@ -1,4 +1,4 @@
-"""Records of task runs: how the last ones ended, and which are under way.
+"""Records of the runs of jobs, tasks among them: how the last ones ended, which are under way.
 
 Also which call waits in the broker's queue to run, of tasks that are queued one at a time.
 """
@@ -121,6 +121,30 @@ class Records(list[Record]):
     partial: bool = False
     silent: Sequence[str] = ()
 
+    def of_job(self, name: str) -> Record | None:
+        """One record of the job *name*, put together from these; None if it has not run.
+
+        It has the name of the job. Its skips are those since the last success under each lock.
+        """
+
+        def last(kind: str) -> Run | None:
+            runs = [run for one in self if (run := getattr(one, kind)) and run.owner.task == name]
+            return max(runs, key=lambda run: run.at, default=None)
+
+        mine = [one for one in self if name in one.tasks]
+        if not mine:
+            return None
+        return Record(
+            name=name,
+            alias=mine[0].alias,
+            last_success=last("last_success"),
+            last_failure=last("last_failure"),
+            last_skip=last("last_skip"),
+            last_unended=last("last_unended"),
+            skips=sum(one.skips for one in mine),
+            under_way=tuple(run for one in mine for run in one.under_way if run.owner.task == name),
+        )
+
 
 def records(
     *, using: str = DEFAULT_ALIAS, limit: int = 1000, task: str = "", prefix: str = ""
@@ -163,6 +187,19 @@ def record(name: str, *, using: str = DEFAULT_ALIAS) -> Record | None:
         LockUnavailable: The server did not or could not answer.
     """
     return _records(backends[using], [check_name(name)])[0]
+
+
+def job(name: str, *, using: str = DEFAULT_ALIAS) -> Record | None:
+    """What became of a job, over all names of its locks; None if no run of it is known.
+
+    Args:
+        name: The full name of the job: of the function or task, or "manage.py" and the command.
+        using: Alias in REDISLOCK.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    return records(using=using, limit=MOST_NAMES, task=name).of_job(name)
 
 
 class _Started(NamedTuple):

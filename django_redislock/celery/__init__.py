@@ -16,10 +16,18 @@ except ModuleNotFoundError as error:
         "single_instance_task needs Celery: pip install 'django_redislock[celery]'."
     ) from error
 
+from contextlib import suppress
+
 from django_redislock.celery import checks as _checks  # noqa: F401 - registers them
 from django_redislock.celery.decorator import SingleInstanceTask, single_instance_task
 from django_redislock.celery.options import Conflict, SingleInstance
 from django_redislock.jobs.run import current_lease
+from django_redislock.jobs.skipped import Skipped
+
+with suppress(ImportError):  # Optional, as it is for kombu: to YAML, a skip is any dictionary.
+    import yaml
+
+    yaml.SafeDumper.add_representer(Skipped, yaml.SafeDumper.represent_dict)
 
 __all__ = [
     "Conflict",

@@ -98,20 +98,17 @@ def add_acts(parser: CommandParser, version: str) -> None:
 
     act = add_act(
         "runs",
-        "Show what became of the runs of tasks: the last success, failure and skip, what is"
-        " under way, and what began and never ended. Without a NAME it shows all.",
+        "Show what became of the runs of jobs, tasks among them: the last success, failure and"
+        " skip, what is under way, and what began and never ended. Without a NAME it shows all.",
     )
-    act.add_argument(
-        "--task", default="", help="only locks under which this task has run, by its full name"
-    )
-    act.add_argument("--prefix", default="", help="only locks with a name that begins like this")
+    _add_choices_of_runs(act)
     act.add_argument("names", nargs="*", metavar="NAME", help=NAME)
     act.add_argument(
         "--no-success-for",
         type=_duration,
         metavar="TIME",
-        help="only those without a success so long: 90m, 26h, 3d; or not known at all. With --task"
-        " or --prefix, the latest success of any of them counts",
+        help="only those without a success so long: 90m, 26h, 3d; or not known at all. With --job,"
+        " --task or --prefix, the latest success of any of them counts",
     )
     act.add_argument(
         "--fail", action="store_true", help="exit with 1 if there is any such, for probes"
@@ -284,6 +281,20 @@ def _add_choices(act: CommandParser) -> None:
     act.add_argument("--prefix", default="", help="with a name that begins like this")
     act.add_argument(
         "--older-than", type=_duration, metavar="TIME", help="held this long: 90s, 10m, 1h30m, 2d"
+    )
+
+
+def _add_choices_of_runs(act: CommandParser) -> None:
+    act.add_argument(
+        "--task", default="", help="only locks under which this task has run, by its full name"
+    )
+    act.add_argument("--prefix", default="", help="only locks with a name that begins like this")
+    act.add_argument(
+        "--job",
+        default="",
+        metavar="JOB",
+        help="one line for a job, over all names of its locks: the full name of a function or task,"
+        " or 'manage.py NAME'",
     )
 
 

@@ -1,4 +1,4 @@
-"""``manage.py locks runs``: what became of the runs of tasks, also as a probe."""
+"""``manage.py locks runs``: what became of the runs of jobs, also as a probe."""
 
 from __future__ import annotations
 
@@ -26,20 +26,26 @@ def show(
     alias: str | None,
     task: str,
     prefix: str,
+    job: str,
     no_success_for: float | None,
     fail: bool,
     json: bool,
     **options: Any,
 ) -> None:
-    """Show the records of these locks, of all that are chosen, or of all."""
+    """Show the records of these locks, of all that are chosen, of a job, or of all."""
     if fail and no_success_for is None:
         raise CommandError("--fail goes with --no-success-for.", returncode=USAGE)
     chosen = arguments.spelled({"task": task, "prefix": prefix})
     if names and chosen:
         raise CommandError("NAME goes with neither --task nor --prefix.", returncode=USAGE)
+    if job and (names or chosen):
+        raise CommandError(
+            "--job goes with neither NAME nor --task nor --prefix.", returncode=USAGE
+        )
+    chosen = f"--job {pasteable(job)}" if job else chosen
     if no_success_for is not None:
         _check_known(no_success_for, [alias or DEFAULT_ALIAS] if names else aliases.named(alias))
-    known, problems, partial = _records(names, alias, task, prefix)
+    known, problems, partial = _records(names, alias, task, prefix, job)
     found = known if no_success_for is None else _overdue(known, no_success_for, bool(chosen))
     notes = {one.name: _what_else_is_known(one) for one in found if not one.known}
     similar = {
@@ -79,9 +85,9 @@ def show(
 
 
 def _records(
-    names: list[str], alias: str | None, task: str, prefix: str
+    names: list[str], alias: str | None, task: str, prefix: str, job: str
 ) -> tuple[list[held.Record], dict[str, str], bool]:
-    """The records of these locks, or of all that are chosen.
+    """The records of these locks, of a job, or of all that are chosen.
 
     Also the problems by alias, and whether there are more records.
     """
@@ -94,9 +100,12 @@ def _records(
         return found, {}, False
     answers, problems = aliases.of_each(
         aliases.named(alias),
-        lambda using: held.records(using=using, limit=MOST_NAMES, task=task, prefix=prefix),
+        lambda using: held.records(using=using, limit=MOST_NAMES, task=job or task, prefix=prefix),
     )
-    found = [record for records in answers.values() for record in records]
+    if job:
+        found = [one for records in answers.values() if (one := records.of_job(job))]
+    else:
+        found = [record for records in answers.values() for record in records]
     return found, problems, any(records.partial for records in answers.values())
 
 

@@ -24,10 +24,12 @@ def test_the_package_has_these_names_and_no_others() -> None:
         "LockMisuse",
         "LockTimeout",
         "LockUnavailable",
+        "Skipped",
         "StaleFence",
         "distributed_lock",
         "fenced_update",
         "leadership",
+        "single_instance",
         "single_instance_task",
     ]
     assert all(hasattr(django_redislock, name) for name in django_redislock.__all__)

@@ -17,11 +17,13 @@ from django_redislock import (
     LockLost,
     LockTimeout,
     LockUnavailable,
+    Skipped,
     StaleFence,
     distributed_lock,
     fenced_update,
     held,
     leadership,
+    single_instance,
 )
 from django_redislock.held import HeldLock, HeldLocks
 from django_redislock.lock import Lock
@@ -176,3 +178,37 @@ def in_the_database(rows: QuerySet[Permission], lease: Lease) -> None:
     assert_type(done.updated, int)
     assert_type(done.refused, int)
     fenced_update(lease, rows)  # type: ignore[arg-type]
+
+
+# --- jobs ----------------------------------------------------------------------------------------
+
+
+@single_instance
+def tidy() -> int:
+    return 1
+
+
+@single_instance("import:{source}", ttl=timedelta(seconds=60), once="database", atomic=True)
+def load(source: str) -> list[str]:
+    return [source]
+
+
+@single_instance(on_conflict="wait", wait=math.inf)
+async def fetch(source: str) -> int:
+    return 1
+
+
+class Importer:
+    @single_instance
+    def clear(self, country: str) -> int:
+        return 1
+
+
+assert_type(tidy(), int | Skipped)
+assert_type(load("eu"), list[str] | Skipped)
+assert_type(load.lock_name("eu"), str)
+assert_type(load.__wrapped__("eu"), Any)
+as_awaitable: Callable[[str], Coroutine[Any, Any, int | Skipped]] = fetch
+assert_type(Importer().clear("eu"), int | Skipped)
+load(1)  # type: ignore[arg-type]
+single_instance(limit="3")  # type: ignore[call-overload]

@@ -1,0 +1,228 @@
+"""@single_instance: a function of which only one run happens at a time, anywhere."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+
+from django_redislock.activity import Activity
+from django_redislock.decorating import (
+    check_decorated,
+    explaining,
+    finished,
+    is_awaited,
+    is_decorated,
+    without_transaction,
+)
+from django_redislock.jobs.naming import shown
+from django_redislock.jobs.options import JobOptions
+from django_redislock.jobs.run import JobRun
+from django_redislock.rules.names import check_name, formatter
+from django_redislock.rules.options import DEFAULT_ALIAS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from datetime import timedelta
+
+    from django_redislock.jobs.options import Conflict
+    from django_redislock.jobs.run import NameOf
+    from django_redislock.jobs.skipped import Skipped
+
+    Seconds = float | timedelta
+
+Parameters = ParamSpec("Parameters")
+Inner = ParamSpec("Inner")
+Returned = TypeVar("Returned")
+Returned_co = TypeVar("Returned_co", covariant=True)
+
+
+class SingleInstanceFunction(Protocol[Parameters, Returned_co]):
+    """What @single_instance makes of a function: the same, under a lock."""
+
+    __wrapped__: Callable[Parameters, Any]
+
+    def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned_co:
+        """Run it, or skip it."""
+
+    def lock_name(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> str:
+        """The name of the lock of a call with these arguments."""
+
+    @overload
+    def __get__(
+        self, instance: None, owner: Any = None
+    ) -> SingleInstanceFunction[Parameters, Returned_co]: ...
+    @overload
+    def __get__(
+        self: SingleInstanceFunction[Concatenate[Any, Inner], Any],
+        instance: object,
+        owner: Any = None,
+    ) -> Callable[Inner, Returned_co]: ...
+
+
+class Decorator(Protocol):
+    """What single_instance() returns: it makes a job of a function."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Parameters, Coroutine[Any, Any, Returned]], /
+    ) -> SingleInstanceFunction[Parameters, Coroutine[Any, Any, Returned | Skipped]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Parameters, Returned], /
+    ) -> SingleInstanceFunction[Parameters, Returned | Skipped]: ...
+
+
+@overload
+def single_instance(
+    function: Callable[Parameters, Coroutine[Any, Any, Returned]], /
+) -> SingleInstanceFunction[Parameters, Coroutine[Any, Any, Returned | Skipped]]: ...
+@overload
+def single_instance(
+    function: Callable[Parameters, Returned], /
+) -> SingleInstanceFunction[Parameters, Returned | Skipped]: ...
+@overload
+def single_instance(
+    name: str | None = None,
+    *,
+    ttl: Seconds | None = None,
+    renew: bool | None = None,
+    max_hold: Seconds | None = None,
+    min_hold: Seconds = 0,
+    once: Seconds | Literal["database"] = 0,
+    atomic: bool | str = False,
+    limit: int = 1,
+    wait: Seconds | None = None,
+    using: str = DEFAULT_ALIAS,
+    on_conflict: str | Callable[[Conflict], Any] = "skip",
+    on_unavailable: str = "raise",
+) -> Decorator: ...
+
+
+@explaining
+def single_instance(
+    name: Any = None,
+    *,
+    ttl: Seconds | None = None,
+    renew: bool | None = None,
+    max_hold: Seconds | None = None,
+    min_hold: Seconds = 0,
+    once: Seconds | Literal["database"] = 0,
+    atomic: bool | str = False,
+    limit: int = 1,
+    wait: Seconds | None = None,
+    using: str = DEFAULT_ALIAS,
+    on_conflict: str | Callable[[Conflict], Any] = "skip",
+    on_unavailable: str = "raise",
+) -> Any:
+    """Let one run of a function happen at a time, anywhere; what comes meanwhile is skipped.
+
+    For functions, coroutine functions and methods: ``@single_instance`` or
+    ``@single_instance("import:{source}", ttl=60)``. A run that is skipped returns Skipped, which is
+    false. In the body, ``django_redislock.jobs.current_lease()`` is the lease. Durations are
+    seconds or a timedelta; None means the setting in REDISLOCK.
+
+    The function has two attributes more: ``lock_name(...)`` tells the name of the lock for these
+    arguments, and ``__wrapped__`` is the function without the lock.
+
+    Args:
+        name: Name of the lock: a format string over the function's arguments, defaults applied.
+            Default: the module and qualified name of the function, whatever its arguments are.
+        ttl: How long the lease lasts unless renewed: a dead process blocks others no longer.
+        renew: Whether the lease is renewed, every ttl/3, while the body runs.
+        max_hold: The lease is renewed at most this long.
+        min_hold: After a success the lock stays taken at least this long, counted from when it
+            was granted, so that a server whose clock is late does not run the job again.
+        once: After a success, later runs are skipped for this long. A failure leaves it free.
+            "database" has them skipped until its row, committed with what the body writes, is
+            deleted; it needs atomic.
+        atomic: Whether the body is a transaction too, see Lease.atomic(); a string is the alias in
+            DATABASES. It is committed before the lock is released. Not for coroutine functions.
+        limit: How many runs may happen at a time. Each holds a permit, a lock of its own:
+            "name#1", "name#2", …
+        wait: How long to queue for the lock with on_conflict="wait"; math.inf waits for ever.
+        using: Alias in REDISLOCK.
+        on_conflict: What a run does if it finds another one. "skip" returns Skipped. "raise" raises
+            LockTimeout. "wait" queues for the lock, then skips. A function gets a Conflict, and
+            its return value is the result.
+        on_unavailable: What a run does if Redis cannot answer: "raise" raises LockUnavailable,
+            "run" runs without the lock.
+
+    Raises:
+        TypeError, ValueError: An argument is unknown, of the wrong type or out of range; or what is
+            decorated is no function, or one whose body runs after the call.
+        InvalidLockName: The name is none, or uses an argument that the function does not take.
+    """
+    if name is not None and not (isinstance(name, str) or is_decorated(name)):
+        check_name(name)  # Which says that it is no string.
+    options = JobOptions.parse(
+        {
+            "ttl": ttl,
+            "renew": renew,
+            "max_hold": max_hold,
+            "min_hold": min_hold,
+            "once": once,
+            "atomic": atomic,
+            "limit": limit,
+            "wait": wait,
+            "using": using,
+            "on_conflict": on_conflict,
+            "on_unavailable": on_unavailable,
+        }
+    )
+    if is_decorated(name):
+        return _make_job(name, None, options)
+    return lambda function: _make_job(function, name, options)
+
+
+def _make_job(function: Callable[..., Any], name: str | None, options: JobOptions) -> Any:
+    line = "@single_instance" + (f"({name!r})" if name else "")
+    check_decorated(function, line)
+    job = full_name(function)
+    name_of = naming(name, function, job)
+    activity = Activity(task=job)
+
+    if is_awaited(function):
+        if options.atomic is not None:
+            raise without_transaction(function, line)
+
+        @functools.wraps(function)
+        async def arun(*args: Any, **kwargs: Any) -> Any:
+            run = JobRun(activity, options, name_of, args, kwargs, sender=arun)
+            return await run.aexecute(function)
+
+        return _with_name(arun, name_of)
+
+    body = finished(function, line)
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return JobRun(activity, options, name_of, args, kwargs, sender=run).execute(body)
+
+    return _with_name(run, name_of)
+
+
+def full_name(function: Callable[..., Any]) -> str:
+    """Module and qualified name of a function, by which operators know the job."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    own = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{function.__module__}.{own}"
+
+
+def naming(name: str | None, function: Callable[..., Any], job: str) -> NameOf:
+    """What makes the name of the lock of a call of *function*.
+
+    Args:
+        name: A format string over the arguments; None is the job's own name.
+        function: What is called.
+        job: The full name of the job.
+    """
+    if name is not None:
+        return formatter(name, function, show=shown)
+    own = check_name(job)
+    return lambda args, kwargs: own
+
+
+def _with_name(run: Any, name_of: NameOf) -> Any:
+    run.lock_name = lambda *args, **kwargs: name_of(args, kwargs)
+    return run

@@ -1,0 +1,1 @@
+"""Jobs: functions and commands of which one instance runs at a time."""

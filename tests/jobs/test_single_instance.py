@@ -1,0 +1,400 @@
+"""@single_instance: one run at a time of a function, a coroutine function or a method."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import pickle
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import shared_task
+from django.core.management import CommandError, call_command
+
+from django_redislock import (
+    InvalidLockName,
+    LockMisuse,
+    LockTimeout,
+    LockUnavailable,
+    Skipped,
+    held,
+    signals,
+    single_instance,
+    single_instance_task,
+)
+from django_redislock.jobs import Conflict, JobOptions, current_lease, run_job
+from django_redislock.models import CompletedRun
+from tests.support.celery_app import EAGER, celery_app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from django_redislock.testing import LockTestKit
+    from tests.conftest import Locks
+
+OTHER = "another-host:1 simulated"
+
+blocking_or_not = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+
+
+def job(*args: Any, is_async: bool = False, **options: Any) -> Callable[..., Any]:
+    """A job that returns its lock's name, or raises what it is given; called by blocking code."""
+
+    def work(source: str, raising: Exception | None = None) -> str:
+        if raising:
+            raise raising
+        lease = current_lease()
+        return lease.name if lease else "no lock"
+
+    async def awork(source: str, raising: Exception | None = None) -> str:
+        await asyncio.sleep(0)
+        return work(source, raising)
+
+    made = single_instance(*args, **options)(awork if is_async else work)
+    if not is_async:
+        return made
+    return lambda *given: asyncio.run(made(*given))
+
+
+def full_name(is_async: bool = False) -> str:
+    """That of such a job."""
+    return f"{__name__}.job.<locals>.{'awork' if is_async else 'work'}"
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+@single_instance
+def tidy() -> str:
+    """Without arguments and options."""
+    lease = current_lease()
+    assert lease is not None
+    return lease.name
+
+
+class Importer:
+    """Has jobs as methods."""
+
+    country = "eu"
+
+    @single_instance
+    def clear(self) -> str | None:
+        lease = current_lease()
+        return lease and lease.name
+
+    @single_instance("import:{self.country}:{sources}")
+    async def load(self, *sources: str) -> str | None:
+        lease = current_lease()
+        return lease and lease.name
+
+
+async def test_the_lock_is_named_after_the_function_or_its_arguments(
+    redislock: LockTestKit,
+) -> None:
+    assert await asyncio.to_thread(tidy) == f"{__name__}.tidy"
+    assert tidy.lock_name() == f"{__name__}.tidy"
+    assert tidy.__doc__ == "Without arguments and options."
+    assert tidy.__wrapped__.__name__ == "tidy"
+    importer = Importer()
+    assert await asyncio.to_thread(importer.clear) == f"{__name__}.Importer.clear"
+    # A list and a tuple are one name: that is how arguments come back from a queue.
+    assert await importer.load("a", "b") == "import:eu:['a', 'b']"
+    assert Importer.load.lock_name(importer, "a") == "import:eu:['a']"
+
+
+# --- a run that is skipped ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def skips() -> Iterator[list[dict[str, Any]]]:
+    """The skips that the signal tells of."""
+    heard: list[dict[str, Any]] = []
+
+    def hear(**news: Any) -> None:
+        heard.append(news)
+
+    signals.task_skipped.connect(hear)
+    yield heard
+    signals.task_skipped.disconnect(hear)
+
+
+@blocking_or_not
+def test_what_comes_during_a_run_is_skipped_and_everybody_is_told(
+    redislock: LockTestKit,
+    skips: list[dict[str, Any]],
+    caplog: pytest.LogCaptureFixture,
+    is_async: bool,
+) -> None:
+    run = job("import:{source}", is_async=is_async)
+    with redislock.simulate_held_by_other("import:eu"):
+        skipped = run("eu")
+        assert run("us") == "import:us"
+    assert isinstance(skipped, Skipped)
+    assert not skipped
+    assert skipped == {"skipped": "busy", "lock": "import:eu", "holder": OTHER}
+    ((news,), (record,)) = skips, held.records(prefix="import:eu")
+    assert news["result"] == skipped
+    assert news["task_id"] is None
+    assert news["sender"].lock_name("eu") == "import:eu"
+    assert (record.skips, record.last_skip and record.last_skip.why) == (1, "busy")
+    assert record.last_skip.owner.task == full_name(is_async)
+    (line,) = [one for one in caplog.records if one.name == "django_redislock.jobs"]
+    assert line.levelno == logging.WARNING
+    assert line.data == skipped  # type: ignore[attr-defined]
+    assert line.getMessage().startswith(f"Skipped {full_name(is_async)}: lock 'import:eu' is busy")
+
+
+@blocking_or_not
+def test_after_a_success_min_hold_and_once_skip_what_comes_later(
+    redislock: LockTestKit, is_async: bool
+) -> None:
+    for option, why in (({"min_hold": 60}, "cooling"), ({"once": timedelta(days=1)}, "done")):
+        run = job(why + ":{source}", is_async=is_async, **option)
+        with pytest.raises(ZeroDivisionError):
+            run("eu", ZeroDivisionError())  # No success.
+        assert run("eu") == f"{why}:eu"
+        skipped = run("eu")
+        assert list(skipped) == ["skipped", "lock", "by", "ago"]
+        assert skipped["skipped"] == why
+        assert skipped["by"].endswith(full_name(is_async))
+
+
+@blocking_or_not
+def test_a_conflict_raises_waits_or_is_given_to_a_function(
+    redislock: LockTestKit, is_async: bool
+) -> None:
+    def answer(conflict: Conflict) -> Any:
+        seen.append(conflict)
+        return later() if is_async else "sorry"
+
+    async def later() -> str:
+        return "sorry"
+
+    seen: list[Conflict] = []
+    with redislock.simulate_held_by_other("import"):
+        with pytest.raises(LockTimeout, match=OTHER):
+            job("import", is_async=is_async, on_conflict="raise")("eu")
+        run = job("import", is_async=is_async, on_conflict="wait", wait=0.01)
+        assert run("eu")["skipped"] == "busy"
+        assert job("import", is_async=is_async, on_conflict=answer)("eu") == "sorry"
+    (conflict,) = seen
+    assert (conflict.job, conflict.args) == (full_name(is_async), ("eu",))
+    assert (conflict.lock, conflict.holder, conflict.cooling) == ("import", OTHER, False)
+
+
+async def test_waiting_runs_are_served_one_after_the_other(locks: Locks) -> None:
+    inside: list[int] = []
+
+    @single_instance("import", on_conflict="wait", wait=math.inf)
+    async def load(number: int) -> int:
+        inside.append(number)
+        await asyncio.sleep(0.01)
+        assert inside == [number]
+        inside.remove(number)
+        return number
+
+    assert sorted(await asyncio.gather(*map(load, range(3)))) == [0, 1, 2]  # type: ignore[type-var]
+
+
+@blocking_or_not
+def test_without_redis_it_raises_or_runs_without_the_lock(
+    redislock: LockTestKit, caplog: pytest.LogCaptureFixture, is_async: bool
+) -> None:
+    with redislock.simulate_unavailable():
+        with pytest.raises(LockUnavailable):
+            job("import", is_async=is_async)("eu")
+        assert job("import", is_async=is_async, on_unavailable="run")("eu") == "no lock"
+    assert "runs WITHOUT its lock" in caplog.text
+
+
+async def test_limit_lets_so_many_run_at_a_time_and_notes_them_under_one_name(
+    locks: Locks,
+) -> None:
+    def work() -> str | None:
+        lease = current_lease()
+        return lease and lease.name
+
+    @single_instance("import", limit=2)
+    async def load(fail: bool = False) -> str | None:
+        both_run.set() if len(running := [*names, work()]) == 2 else None
+        names[:] = running
+        await both_run.wait()
+        if fail:
+            raise ZeroDivisionError
+        return work()
+
+    names: list[str | None] = []
+    both_run = asyncio.Event()
+    first, second = asyncio.ensure_future(load()), asyncio.ensure_future(load(fail=True))
+    await both_run.wait()
+    assert sorted(map(str, names)) == ["import#1", "import#2"]
+    with pytest.raises(ZeroDivisionError):
+        await second
+    assert await first in names
+    blocking = single_instance("import", limit=2)(work)
+    assert await asyncio.to_thread(blocking) in {"import#1", "import#2"}
+    record = held.record("import")
+    assert record is not None
+    assert record.last_success is not None
+    assert record.last_failure is not None
+    assert record.under_way == ()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_once_in_the_database_and_a_transaction_around_the_body(redislock: LockTestKit) -> None:
+    run = job("import:{source}", atomic=True, once="database")
+    with pytest.raises(ZeroDivisionError):
+        run("eu", ZeroDivisionError())
+    assert run("eu") == "import:eu"
+    skipped = run("eu")
+    assert (skipped["skipped"], skipped["lock"]) == ("done", "import:eu")
+    assert CompletedRun.objects.get().task == full_name()
+
+
+@blocking_or_not
+def test_a_run_within_itself_is_refused(redislock: LockTestKit, is_async: bool) -> None:
+    @single_instance
+    def again() -> None:
+        again()
+
+    @single_instance
+    async def again_later() -> None:
+        await again_later()
+
+    with pytest.raises(LockMisuse, match=r"never end.*`__wrapped__`"):
+        asyncio.run(again_later()) if is_async else again()  # type: ignore[func-returns-value]
+
+
+# --- records of a job -----------------------------------------------------------------------------
+
+
+@blocking_or_not
+def test_the_record_of_a_job_is_that_of_all_its_names(
+    redislock: LockTestKit, capsys: pytest.CaptureFixture[str], is_async: bool
+) -> None:
+    run = job("import:{source}", is_async=is_async)
+    assert held.job(full_name(is_async)) is None
+    run("eu")
+    with pytest.raises(ZeroDivisionError):
+        run("us", ZeroDivisionError())
+    with redislock.simulate_held_by_other("import:be"):
+        run("be")
+    run_job("backup.sh", "import:nl", lambda: None)  # Another job under such a name.
+    record = held.job(full_name(is_async))
+    assert record is not None
+    assert record.last_success is not None
+    assert record.last_failure is not None
+    assert record.last_skip is not None
+    assert record.skips == 1
+    assert {one.name for one in held.records()} == {
+        "import:eu",
+        "import:us",
+        "import:be",
+        "import:nl",
+    }
+    probe = ["locks", "runs", "--no-success-for", "1h", "--fail", "--job"]
+    call_command(*probe, full_name(is_async))
+    assert "The last success was" in capsys.readouterr().out
+    call_command("locks", "runs", "--json", "--job", full_name(is_async))
+    (shown,) = json.loads(capsys.readouterr().out)
+    assert (shown["name"], shown["skips"]) == (full_name(is_async), 1)
+    with pytest.raises(CommandError, match="No success of --job shop"):
+        call_command(*probe, "shop.other")
+    with pytest.raises(CommandError, match="--job goes with neither"):
+        call_command(*probe, "shop.other", "import:eu")
+    assert held.job("backup.sh").last_success.owner.task == "backup.sh"  # type: ignore[union-attr]
+
+
+def test_what_is_no_function_runs_as_a_job_too(redislock: LockTestKit) -> None:
+    assert run_job("backup.sh", "backup", current_lease).name == "backup"  # type: ignore[union-attr]
+    with redislock.simulate_held_by_other("backup"):
+        assert run_job("backup.sh", "backup", lambda: 1, JobOptions()) == {
+            "skipped": "busy",
+            "lock": "backup",
+            "holder": OTHER,
+        }
+
+
+# --- Skipped --------------------------------------------------------------------------------------
+
+
+def test_a_skip_is_a_dictionary_that_is_false_and_goes_anywhere() -> None:
+    skipped = Skipped(skipped="busy", lock="import:eu")
+    assert not skipped
+    again = pickle.loads(pickle.dumps(skipped))
+    assert (type(again), again) == (Skipped, skipped)
+    assert json.loads(json.dumps(skipped)) == skipped == dict(skipped)
+    assert json.loads(json.dumps(dict(skipped), indent=2)) == skipped
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_celery_has_the_same_skips(redislock: LockTestKit, serializer: str) -> None:
+    with celery_app(**EAGER):
+
+        @single_instance_task(key="import", name="tests.jobs.load", serializer=serializer)
+        def load() -> None: ...
+
+        with redislock.simulate_held_by_other("import"):
+            result = load.delay().get()
+        assert (type(result), dict(result)) == (
+            Skipped,
+            {"skipped": "busy", "lock": "import", "holder": OTHER},
+        )
+
+
+# --- refused at import ----------------------------------------------------------------------------
+
+
+def load(source: str) -> None:
+    """A function to decorate."""
+
+
+async def aload(source: str) -> None:
+    """A coroutine function to decorate."""
+
+
+def generate() -> Iterator[int]:
+    """Runs too late."""
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("options", "function", "error", "message"),
+    [
+        ({"on_conflict": "retry"}, load, ValueError, 'Write on_conflict="wait".*_task'),
+        ({"on_unavailable": "retry"}, load, ValueError, "only a broker brings a call back"),
+        ({"on_conflict": "explode"}, load, ValueError, "must be one of 'skip', 'raise', 'wait'"),
+        ({"wait": 5}, load, ValueError, 'wait needs on_conflict="wait"'),
+        ({"ttl": "60"}, load, ValueError, "ttl must be"),
+        ({"once": "database"}, load, ValueError, "needs atomic"),
+        ({"timeout": 5}, load, TypeError, "no argument 'timeout'; pass ttl="),
+        ({"name": "x", "key": "y"}, load, TypeError, "no argument 'key'; pass one of ttl"),
+        ({"name": 7}, load, InvalidLockName, "it is int, not str"),
+        ({"name": "import:{country}"}, load, InvalidLockName, "'country', which load"),
+        ({"atomic": True}, aload, TypeError, r"single_instance with atomic cannot.*aload\(\)"),
+        ({}, generate, TypeError, "single_instance cannot decorate the generator function"),
+        ({}, Importer, TypeError, "single_instance was given the class Importer"),
+        ({}, staticmethod(load), TypeError, "write @staticmethod above @single_instance"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_what_to_write(
+    options: dict[str, Any], function: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        single_instance(**options)(function)
+    if not options:
+        with pytest.raises(error, match=message):
+            single_instance(function)
+
+
+def test_a_celery_task_belongs_above() -> None:
+    with celery_app(**EAGER), pytest.raises(TypeError, match="Write @shared_task above"):
+        single_instance("import")(shared_task(load))
+
+
+def test_a_function_that_returns_work_still_to_do_is_refused(redislock: LockTestKit) -> None:
+    with pytest.raises(TypeError, match="runs after the call has returned"):
+        single_instance(lambda: aload("eu"))()
