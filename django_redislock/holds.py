@@ -27,7 +27,7 @@ from django_redislock.lease import Lease
 from django_redislock.rules import flows
 from django_redislock.rules.flows import Busy, Done, Finished, Granted
 from django_redislock.rules.forms import FirstTry, Release
-from django_redislock.rules.grant import Grant, granted_until
+from django_redislock.rules.grant import Grant, granted_by
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFER
 from django_redislock.rules.replies import RELEASED
@@ -172,12 +172,11 @@ class Holds:
                 return nested
             form = self._first_try(hold)
             backend.begin(form)
-            if (
-                (until := granted_until(form.reply, form.sent, form.now, form.terms.certain))
-                and form.made_in is process.current
-                and not signals.lock_acquired.receivers
-            ):
-                return self._take_over(hold, form, int(form.reply), until, form.sent, until)
+            granted = form.granted or granted_by(
+                form.reply, form.sent, form.now, form.terms.certain
+            )
+            if granted and form.made_in is process.current and not signals.lock_acquired.receivers:
+                return self._take_over(hold, form, *granted)
             return backend.run(self._attempt(hold, form, since), form)
         except BaseException:
             if undo := self._undo(hold, form, block=block):
@@ -197,12 +196,11 @@ class Holds:
                 return nested
             form = self._first_try(hold)
             await backend.abegin(form)
-            if (
-                (until := granted_until(form.reply, form.sent, form.now, form.terms.certain))
-                and form.made_in is process.current
-                and not signals.lock_acquired.receivers
-            ):
-                return self._take_over(hold, form, int(form.reply), until, form.sent, until)
+            granted = form.granted or granted_by(
+                form.reply, form.sent, form.now, form.terms.certain
+            )
+            if granted and form.made_in is process.current and not signals.lock_acquired.receivers:
+                return self._take_over(hold, form, *granted)
             return await backend.arun(self._attempt(hold, form, since), form)
         except GeneratorExit:
             self._undo(hold, form, block=block)  # Nothing can be awaited any more.
@@ -244,9 +242,12 @@ class Holds:
         now = hold.backend.clock()
         for lease in hold.backend.leases.of(self.name):
             grant = lease.grant
+            holder = grant.holder()
+            if holder is not me and running_loop() is None:
+                continue  # Another thread's, which can release it while this one waits.
             if grant.is_ended or not grant.is_ours:
                 continue
-            holder, may_be_held = grant.holder(), grant.may_be_held(now)
+            may_be_held = grant.may_be_held(now)
             is_mine = holder is me and (grant.caller is None or grant.caller.is_served())
             if is_mine and (self._options.reentrant or grant.is_held_by_transactions_only):
                 if not may_be_held:

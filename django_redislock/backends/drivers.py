@@ -157,6 +157,8 @@ def _first_step(flow: Flow[Result], form: Form | None) -> Step:
         return step  # The flow was interrupted at its first step, and this one undoes that.
     if process.current is not form.made_in:
         return flow.throw(NotOurs(FORKED))
+    for answer in form.answers:
+        step = flow.send(answer)
     trouble, form.trouble = form.trouble, None
     try:
         if trouble is not None:
@@ -165,9 +167,9 @@ def _first_step(flow: Flow[Result], form: Form | None) -> Step:
         # An error refers to the frames that it has passed. If one of them referred to the error,
         # that would be a cycle, and keep a connection that came too late.
         del trouble
-    if form.reply is not None:
-        return flow.send(form.answer)
-    return step if form.left is None else step._replace(within=form.left)
+    if form.left is not None and isinstance(step, Call):
+        return step._replace(within=form.left)
+    return step
 
 
 def _step_after(flow: Flow[Result], error: BaseException, made_in: Process) -> Step:

@@ -21,10 +21,11 @@ from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import scripts
 from django_redislock.rules.grant import (
     CONFIRMS,
+    DRIFT_RATE,
     Renewal,
     certain_for,
     drift,
-    granted_until,
+    granted_by,
     lost_because,
 )
 from django_redislock.rules.options import ONE_TRY
@@ -219,9 +220,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                     came_back = came_back or bool(queued.newly and ticket != b"0")
                     ticket = b"0" if came_back else queued.ticket
                     failures, traces = 0, True
-                    next_look = _next_look(now, queued.left_ms)
-                    look = _Look(answer.sent, queued.server_time, next_look)
-                    outcome = yield from _await_bell(request, look, now, give_up)
+                    outcome = yield from _await_bell(request, queued, answer, give_up)
                     if isinstance(outcome, Granted):
                         return outcome
                     now = outcome
@@ -290,11 +289,8 @@ def _granted_by(answer: Answer, request: Request) -> Granted | None:
     """What an answer to a try grants, if anything; None also if too few replicas have it (R11)."""
     if answer.replicas < request.replicas:
         return None
-    certain = certain_for(request.ttl)
-    deadline = granted_until(answer.value, answer.sent, answer.now, certain)
-    if deadline is None:
-        return None
-    return Granted(int(answer.value), deadline, answer.sent, deadline)
+    granted = granted_by(answer.value, answer.sent, answer.now, certain_for(request.ttl))
+    return granted and Granted(*granted)
 
 
 def _acquire_call(request: Request, mode: str, ticket: bytes, left: float) -> Call:
@@ -333,61 +329,78 @@ def _renounce(request: Request, answer: Answer) -> Flow[NoReturn]:
     raise Unanswered(problem, answer.sent, answer.now)
 
 
-class _Look(NamedTuple):
-    """A waiter's last look at the lock."""
+def listens_until(now: float, left_ms: bytes | str | int, give_up: float) -> float:
+    """Until when a waiter listens for the bell, before it looks at the lock by itself.
 
-    sent: float
-    server_time: float  # At that look, in seconds.
-    next: float  # When to look again, should the bell not ring.
-
-
-def _next_look(now: float, left_ms: bytes | str | int) -> float:
-    # Just after the current lease must have ended.
-    return now + min(in_seconds(left_ms) + 0.001, LOOK_EVERY)
+    That is just after the current lease must have ended, or when the wait is over.
+    """
+    return min(now + min(in_seconds(left_ms) + 0.001, LOOK_EVERY), give_up)
 
 
-def _await_bell(request: Request, look: _Look, now: float, give_up: float) -> Flow[Granted | float]:
-    """Sleep until the lock is handed to us, or until it is time to look; returns the time then."""
+def _await_bell(
+    request: Request, queued: QueuedReply, look: Answer, give_up: float
+) -> Flow[Granted | float]:
+    """Sleep until the lock is handed to us, or until it is time to look; returns the time then.
+
+    Args:
+        request: What is asked for.
+        queued: The answer to the last look.
+        look: The same, with when it was sent and when it came.
+        give_up: When the wait is over.
+    """
+    now = look.now
+    until = listens_until(now, queued.left_ms, give_up)
     while True:
-        bell: Bell = yield Listen(request.id, min(look.next, give_up) - now)
+        bell: Bell = yield Listen(request.id, until - now)
         now = bell.now
         if not bell.words:
             return now
         match read_ring(bell.words):
             case LookRing(left_ms=left_ms):
-                look = look._replace(next=_next_look(now, left_ms))
+                until = listens_until(now, left_ms, give_up)
             case GrantedRing() as ring:
-                granted = _take_up(request, look, int(ring.fence), ring.server_time, now)
+                if request.replicas or request.markers != NO_MARKERS:
+                    return now  # A ring does not say enough.
+                granted = take_up(ring, queued, look.sent, now, request.ttl)
                 if granted is None:
                     return now
                 # It is confirmed without waiting for the answer, by a renewal, which never
                 # grants: the release may overtake it on another connection.
-                confirmation = _renewal_args(request.token, request.ttl, CONFIRMS, request.renews)
-                yield Tell(scripts.RENEW, request.name, confirmation)
+                yield confirmation(request.name, request.token, request.ttl, request.renews)
                 return granted
 
 
-def _take_up(
-    request: Request, look: _Look, fence: int, server_time: float, now: float
+def take_up(
+    ring: GrantedRing, queued: QueuedReply, looked_at: float, now: float, ttl: float
 ) -> Granted | None:
-    """What a bell says that was rung at *server_time*; None if it is safer to ask.
+    """The lease that a ring hands over; None if it is safer to ask.
 
-    Both times come from the server's clock: that of the grant, and that of its answer to our last
-    look. Their difference, added to when we sent that look, is the earliest time of the grant on
-    our clock. So a ring that lay unread while this process was stopped is known to be old. Until
-    the watchdog has had an answer, only CONFIRM_WITHIN is certain; the lease has its whole ttl if
-    the confirmation arrives.
+    The ring and the answer to our last look tell the time of the server's clock: that of the grant,
+    and that of the answer. Their difference, added to when we sent that look, is the earliest time
+    of the grant on our clock. So a ring that lay unread while this process was stopped is known to
+    be old. Until the watchdog has had an answer, only CONFIRM_WITHIN is certain; the lease has its
+    whole ttl if the confirmation arrives.
+
+    Args:
+        ring: It.
+        queued: The answer to our last look.
+        looked_at: When we sent that look.
+        now: When the ring was read.
+        ttl: Seconds that were asked for.
     """
-    waited = server_time - look.server_time
-    at = min(look.sent + max(waited, 0.0), now)
-    within = min(CONFIRM_WITHIN, request.ttl)
-    is_fresh = waited >= 0 and now < at + within / 2
-    if not is_fresh or request.replicas or request.markers != NO_MARKERS:
+    waited = ring.server_time - queued.server_time
+    at = min(looked_at + max(waited, 0.0), now)
+    within = min(CONFIRM_WITHIN, ttl)
+    if waited < 0 or now >= at + within / 2:
         return None
     # Two clocks were compared over the whole wait, so they may differ by its drift, too.
     deadline = at + within - drift(within + waited)
-    ends = at + request.ttl - drift(request.ttl + waited)
-    return Granted(fence, deadline, at, ends)
+    return Granted(int(ring.fence), deadline, at, deadline + (ttl - within) * (1 - DRIFT_RATE))
+
+
+def confirmation(name: str, token: str, ttl: float, renews: bool) -> Tell:
+    """The step that confirms a lease that was taken up."""
+    return Tell(scripts.RENEW, name, _renewal_args(token, ttl, CONFIRMS, renews))
 
 
 def _backoff(failures: int) -> float:

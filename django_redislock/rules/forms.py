@@ -1,8 +1,8 @@
-"""The first step of an acquire or a release, as a form that is filled in.
+"""The first steps of an acquire or a release, as a form that is filled in.
 
-A backend may do it before there is a flow. Its usual answer needs no flow; any other is told to the
-flow, which begins with the same step and goes on from there. What an answer means is said by the
-functions that the flow calls too.
+A backend may do them before there is a flow. Their usual answers need no flow: the lock is granted,
+at once or by the bell, or it is released. Any other is told to the flow, which begins with the same
+steps and goes on from there. What an answer means is said by the functions that the flow calls too.
 """
 
 from __future__ import annotations
@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from django_redislock import process
 from django_redislock.rules import scripts
-from django_redislock.rules.flows import Request
-from django_redislock.rules.replies import AcquireArgs
-from django_redislock.rules.steps import Answer
+from django_redislock.rules.flows import Granted, Request, listens_until, take_up
+from django_redislock.rules.replies import (
+    AcquireArgs,
+    GrantedRing,
+    QueuedReply,
+    read_ring,
+    read_try,
+)
+from django_redislock.rules.steps import Answer, Bell
 from django_redislock.rules.stored import NO_MARKERS
 
 if TYPE_CHECKING:
@@ -25,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Form:
-    """What a first step is made of, and what came of it.
+    """What the first steps are made of, and what came of them.
 
     Attributes:
         script: What is run.
@@ -40,7 +46,9 @@ class Form:
         reply: What the server said; None if nothing.
         sent: When it was sent.
         now: When the reply came.
-        trouble: What happened in place of a reply.
+        bell: What the bell said after that; None if nobody listened.
+        granted: The lease that the bell has handed over, as in flows.Granted. It was confirmed.
+        trouble: What happened in place of the next answer.
         left: Seconds that it may still take, if it was refused and is to be done again.
         connection: Where it was done, kept for the flow; None if that was given back.
         server: Of several servers, the one that was asked.
@@ -58,6 +66,8 @@ class Form:
     replicas = 0
     reply: Any = None
     sent = now = 0.0
+    bell: Bell | None = None
+    granted: Granted | None = None
     trouble: Trouble | None = None
     left: float | None = None
     connection: Any = None
@@ -65,9 +75,16 @@ class Form:
     is_told = False
 
     @property
-    def answer(self) -> Answer:
-        """The reply, for the flow."""
-        return Answer(self.reply, self.sent, self.now)
+    def answers(self) -> list[Any]:
+        """What the steps that were done were answered, for the flow."""
+        answers: list[Any] = []
+        if self.reply is not None:
+            answers.append(Answer(self.reply, self.sent, self.now))
+        if self.bell is not None:
+            answers.append(self.bell)
+        if self.granted is not None:
+            answers.append(None)  # Nobody awaits the answer to a confirmation.
+        return answers
 
 
 class FirstTry(Form):
@@ -75,6 +92,7 @@ class FirstTry(Form):
 
     script = scripts.ACQUIRE
     args = len(AcquireArgs._fields) + 1
+    _queued: QueuedReply
 
     def __init__(
         self,
@@ -112,6 +130,29 @@ class FirstTry(Form):
             terms.renews,
             terms.unavailable_after,
         )
+
+    def seconds_to_listen(self) -> float:
+        """How long to listen for the bell after the answer; 0 if that is left to the flow.
+
+        With done markers it is: the bell does not say whether one is there.
+        """
+        queued = read_try(self.reply)
+        if queued.__class__ is not QueuedReply or self.markers is not NO_MARKERS:
+            return 0.0
+        self._queued = queued
+        give_up = self.sent + self.terms.wait
+        return listens_until(self.now, queued.left_ms, give_up) - self.now
+
+    def heard(self, ring: bytes | None, now: float) -> Granted | None:
+        """Note what the bell said by then. Returns the lease that is to be confirmed, if any."""
+        words = ring.decode(errors="replace").split() if ring else []
+        if words[1:2] != [self.id]:  # It was for a former waiter, say: it is better to look.
+            words = []
+        self.bell = Bell(words, now)
+        handed_over = read_ring(words)
+        if handed_over.__class__ is not GrantedRing:
+            return None
+        return take_up(handed_over, self._queued, self.sent, now, self.terms.first_ttl)
 
 
 class Release(Form):

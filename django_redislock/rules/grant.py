@@ -48,8 +48,12 @@ class Renewal(NamedTuple):
     lease_ttl: float = 0.0  # The ttl that the lease has if it is carried out.
 
 
-def granted_until(value: object, sent: float, now: float, certain: float) -> float | None:
-    """Until when the answer to a try grants a lock; None if it says anything else, or is late (R3).
+def granted_by(
+    value: Any, sent: float, now: float, certain: float
+) -> tuple[int, float, float, float] | None:
+    """What the answer to a try grants, as in flows.Granted.
+
+    None if it says anything else, or is late (R3).
 
     Args:
         value: What the server said.
@@ -58,7 +62,9 @@ def granted_until(value: object, sent: float, now: float, certain: float) -> flo
         certain: Seconds for which a grant is certain, see certain_for().
     """
     until = sent + certain
-    return until if value.__class__ is bytes and now < until else None
+    if value.__class__ is bytes and now < until:
+        return int(value), until, sent, until
+    return None
 
 
 def certain_for(ttl: float) -> float:

@@ -1,14 +1,17 @@
-"""How many Python calls an uncontended cycle makes: each costs more than the line that makes it.
+"""How many Python calls a cycle makes: each costs more than the line that makes it.
 
-A cycle takes the lock and releases it, in a process in which it is not the first one. Counted are
-the calls of functions of this package, its files, and how often the way leads from one to another;
-a coroutine that goes on counts as a call. Who makes the way longer must say here that it is so.
+A cycle takes the lock and releases it, in a process in which it is not the first one. If it is
+contended, another process has the lock before, and hands it over. Counted are the calls of
+functions of this package, its files, and how often the way leads from one to another; a coroutine
+that goes on counts as a call. Who makes the way longer must say here that it is so.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -24,9 +27,14 @@ from django_redislock.rules.forms import FirstTry, Release
 from django_redislock.rules.options import Options, terms_of
 from django_redislock.rules.steps import Call
 from django_redislock.rules.stored import NO_MARKERS, DoneMarkers, Owner
+from tests.support.others import against_rival, queued, rival
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import FrameType
+
+    from pytest_django import Settings
 
     from tests.conftest import Locks
 
@@ -93,6 +101,44 @@ async def test_a_cycle_of_a_task_is_a_short_way(locks: Locks) -> None:
     assert is_at_most(min(ways), calls=48, files=10, switches=26), min(ways)
 
 
+@contextmanager
+def handed_over_by(other: ThreadPoolExecutor, locks: Locks) -> Iterator[None]:
+    """Let another process hold the lock until this one waits for it."""
+    lock = rival("lottery")
+    assert other.submit(lock.acquire).result(HUNG)
+
+    def release() -> None:
+        wait_until(lambda: queued(locks, "lottery"), every=0.001)
+        lock.release()
+
+    released = other.submit(release)
+    yield
+    released.result(HUNG)
+
+
+def test_a_contended_cycle_is_a_short_way(locks: Locks, settings: Settings) -> None:
+    locks.on(locks.server, TTL=60)
+    ways = []
+    with against_rival(locks, settings), ThreadPoolExecutor(1) as other:
+        for _ in range(WARM):
+            with handed_over_by(other, locks), Trace() as trace, distributed_lock("lottery"):
+                pass
+            ways.append(trace.way)
+    assert is_at_most(min(ways), calls=58, files=14, switches=37), min(ways)
+
+
+async def test_a_contended_cycle_of_a_task_is_a_short_way(locks: Locks, settings: Settings) -> None:
+    locks.on(locks.server, TTL=60)
+    ways = []
+    with against_rival(locks, settings), ThreadPoolExecutor(1) as other:
+        for _ in range(WARM):
+            with handed_over_by(other, locks), Trace() as trace:
+                async with distributed_lock("lottery"):
+                    pass
+            ways.append(trace.way)
+    assert is_at_most(min(ways), calls=71, files=15, switches=44), min(ways)
+
+
 @pytest.mark.parametrize("wait", [0.0, 5.0])
 @pytest.mark.parametrize("renew", [True, False])
 @pytest.mark.parametrize(
@@ -110,6 +156,11 @@ def test_a_form_is_the_call_that_its_flow_begins_with(
     sent = steps.command(form) + b"$%d\r\n%s\r\n" % (len(channel), channel.encode())
     assert sent == CALLER.packed(call, channel)
     assert (call.within, bool(call.listening)) == (terms.one_try, form.waits)
+
+    told = steps.confirmation(form)
+    assert told == CALLER.packed(
+        flows.confirmation(form.name, form.token, terms.first_ttl, terms.renews), ""
+    )
 
     release = Release(form.name, form.token, terms, 0.0, 0.0, "", None)
     call = Call(scripts.RELEASE, form.name, (form.token,), terms.one_try)

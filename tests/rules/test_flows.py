@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from django_redislock.conf import Conf
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import (
@@ -32,7 +33,9 @@ from django_redislock.rules.flows import (
     Request,
     RunMarker,
 )
+from django_redislock.rules.forms import FirstTry
 from django_redislock.rules.grant import Renewal, drift
+from django_redislock.rules.options import Options, terms_of
 from django_redislock.rules.replies import AcquireArgs
 from django_redislock.rules.steps import (
     Answer,
@@ -518,6 +521,41 @@ def test_r14_a_handed_over_lease_is_ours_without_a_round_trip() -> None:
     assert granted.at == pytest.approx(0.5)
     assert granted.deadline == pytest.approx(0.5 + CONFIRM_WITHIN - drift(CONFIRM_WITHIN + 0.5))
     assert granted.ends == pytest.approx(0.5 + TTL - drift(TTL + 0.5))
+
+
+@pytest.mark.parametrize(
+    "ring",
+    [
+        f"granted {{id}} 7 {int((EPOCH + 0.5) * 1e6)}",
+        f"granted {{id}} 7 {int((EPOCH - 0.5) * 1e6)}",
+        f"granted {ID} 7 {int((EPOCH + 0.5) * 1e6)}",
+        "look {id} 300",
+        "what {id}",
+        "",
+    ],
+)
+@pytest.mark.parametrize("after", [0.5, 1.9])
+@pytest.mark.parametrize("options", [Options(), Options(ttl=0.4), Options(wait=1.5)])
+def test_a_form_understands_a_ring_as_its_flow_does(
+    options: Options, after: float, ring: str
+) -> None:
+    form = FirstTry(NAME, OWNER, terms_of(options, Conf(alias="default")))
+    form.reply = [b"queued", b"100", 60_000, b"%d" % int(EPOCH * 1e6), 1]
+    form.now = 0.01
+    listens = form.seconds_to_listen()
+    granted = form.heard(ring.format(id=form.id).encode() or None, form.now + after)
+
+    flow = flows.acquire(form.request(), form.sent)
+    next(flow)
+    answer, bell = form.answers
+    assert flow.send(answer) == Listen(form.id, pytest.approx(listens))
+    step = flow.send(bell)
+    assert isinstance(step, Tell) is (granted is not None)
+    if granted is not None:
+        form.granted = granted
+        with pytest.raises(StopIteration) as end:
+            flow.send(form.answers[2])
+        assert end.value.value == granted
 
 
 def test_a_short_lease_is_claimed_for_its_ttl_only() -> None:

@@ -175,18 +175,19 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._lose(exc or ConnectionError("the server closed the connection"))
 
     def _pushed(self, item: list[Any]) -> None:
+        if item[0] in RUNG:
+            id = id_of(item[2])  # noqa: A001
+            if id in self.rings:
+                self.rings[id].append(item[2])
+                if waiting := self._listeners.get(id):
+                    _wake(waiting)
+            return
         note(item, self.channels)
         if item[0] == UNSUBSCRIBED:
             for rings in self.rings.values():
                 rings.append(b"")  # Each waiter looks whether it was its channel.
             for listener in self._listeners.values():
                 _wake(listener)
-        elif item[0] in RUNG:
-            id = id_of(item[2])  # noqa: A001
-            if id in self.rings:
-                self.rings[id].append(item[2])
-                if waiting := self._listeners.get(id):
-                    _wake(waiting)
 
     def _lose(self, error: Exception) -> None:
         if self.closed:

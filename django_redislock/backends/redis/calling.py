@@ -24,7 +24,7 @@ from django_redislock.backends.redis.errors import (
 )
 from django_redislock.backends.redis.protocol import packed
 from django_redislock.rules import scripts
-from django_redislock.rules.flows import milliseconds
+from django_redislock.rules.flows import confirmation, milliseconds
 from django_redislock.rules.forms import FirstTry
 from django_redislock.rules.keys import channel, lock_keys, prefix_of
 from django_redislock.rules.steps import Answer, NotDone, Refused, Unanswered
@@ -63,7 +63,7 @@ class Caller:
         self.prefix = prefix  # Of the locks.
         self._process = process
         self._numbers = count(1)
-        self._told: set[Script] = set()  # Since the server was last seen to know no script.
+        self.told: set[Script] = set()  # Since the server was last seen to know no script.
 
     def channel_on(self, connection: Connection | AsyncConnection, name: str) -> str:
         """Where a connection is rung for the lock *name*; "" if it is not."""
@@ -177,8 +177,8 @@ class Caller:
 
         Nobody reads the reply, which would say so.
         """
-        command = self.packed(step, channel, in_full=step.script not in self._told)
-        self._told.add(step.script)
+        command = self.packed(step, channel, in_full=step.script not in self.told)
+        self.told.add(step.script)
         return command
 
     def packed(self, step: Call | Tell, channel: str, *, in_full: bool = False) -> bytes:
@@ -186,7 +186,7 @@ class Caller:
         args = step.script.told(step.args, channel)
         if in_full:
             if step.script.name == scripts.ACQUIRE.name:
-                self._told.clear()  # A server that lacks the first of all scripts lacks the rest.
+                self.told.clear()  # A server that lacks the first of all scripts lacks the rest.
             keys = step.script.given(lock_keys(self.prefix, step.name))
             return packed("EVAL", step.script.source, len(keys), *keys, *args)
         head = _head(self.prefix, step.name, step.script, len(args))
@@ -294,24 +294,34 @@ class FirstSteps:
         form.sent = clock.now()
         try:
             reply = connection.execute(command, form.terms.one_try)
+            if reply.__class__ is ReplyError:  # Nothing was done.
+                form.left = rest(form.terms.one_try, form.sent)
+            else:
+                form.now = clock.now()
+                form.reply = reply
+                if reply.__class__ is not bytes and not self._was_rung(form, connection):
+                    form.connection = connection
+                    return
         except TROUBLE as error:
             self._pool.drop(connection)
             was_sent = not isinstance(error, NotSent)
-            form.trouble = trouble(error, form.sent, was_sent=was_sent)
+            form.trouble = trouble(error, form.now or form.sent, was_sent=was_sent)
             return
         except BaseException:
             self._pool.drop(connection)
             raise
-        if reply.__class__ is ReplyError:  # Nothing was done.
-            form.left = rest(form.terms.one_try, form.sent)
-            self._pool.give(connection)
-            return
-        form.now = clock.now()
-        form.reply = reply
-        if reply.__class__ is bytes:
-            self._pool.give(connection)
-        else:
-            form.connection = connection
+        self._pool.give(connection)
+
+    def _was_rung(self, form: Form, connection: Connection) -> bool:
+        """Listen for the bell, if we are queued. Whether it has handed us the lock."""
+        if not isinstance(form, FirstTry) or not (seconds := form.seconds_to_listen()) > 0:
+            return False
+        granted = form.heard(connection.next_ring(seconds), clock.now())
+        if granted is None or scripts.RENEW not in self._caller.told:
+            return False
+        connection.tell(self.confirmation(form))
+        form.granted = granted
+        return True
 
     async def abegin(self, form: Form) -> None:
         """See begin(), on the connection of the event loop."""
@@ -337,13 +347,24 @@ class FirstSteps:
                 return
             form.now = clock.now()
             form.reply = reply
-            if reply.__class__ is not bytes:
+            if reply.__class__ is not bytes and not await self._awas_rung(form, connection):
                 form.connection = connection
         except TROUBLE as error:
-            form.trouble = trouble(error, form.sent)
+            form.trouble = trouble(error, form.now or form.sent)
         finally:
             if id and form.connection is None:
                 connection.rings.pop(id, None)
+
+    async def _awas_rung(self, form: Form, connection: AsyncConnection) -> bool:
+        """See _was_rung()."""
+        if not isinstance(form, FirstTry) or not (seconds := form.seconds_to_listen()) > 0:
+            return False
+        granted = form.heard(await connection.next_ring(form.id, seconds), clock.now())
+        if granted is None or scripts.RENEW not in self._caller.told:
+            return False
+        connection.tell(self.confirmation(form))
+        form.granted = granted
+        return True
 
     def command(self, form: Form) -> bytes:
         """The command of a form, but for the channel: what is the same each time is packed once."""
@@ -357,6 +378,12 @@ class FirstSteps:
         return b"%b$32\r\n%b\r\n$16\r\n%b\r\n%b%b%b$%d\r\n%b\r\n" % (
             *(head, token, form.id.encode(), first, markers, last, len(owner), owner),
         )
+
+    def confirmation(self, form: FirstTry) -> bytes:
+        """The command that confirms a lease that was handed over to the waiter of a form."""
+        head = _head(self._caller.prefix, form.name, scripts.RENEW, 3)
+        last = _of_confirmation(form.terms.first_ttl, form.terms.renews)
+        return b"%b$32\r\n%b\r\n%b" % (head, form.token.encode(), last)
 
 
 def trouble(error: BaseException, sent: float, *, was_sent: bool = True) -> Trouble:
@@ -412,6 +439,12 @@ def _of_terms(ttl: float, waits: bool, renews: bool) -> tuple[bytes, bytes]:
     """What terms say in a first try: ttl, mode and ticket; and after the markers, the flag."""
     mode = "queue" if waits else "try"
     return _bulk((milliseconds(ttl), mode, b"0")), _bulk((renews_flag(renews),))
+
+
+@lru_cache(maxsize=1024)
+def _of_confirmation(ttl: float, renews: bool) -> bytes:
+    """What terms say in a confirmation."""
+    return _bulk(confirmation("", "", ttl, renews).args[1:])
 
 
 @lru_cache(maxsize=4096)

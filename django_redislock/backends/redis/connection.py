@@ -113,18 +113,18 @@ class Connection:
                 sock.sendall(command[sent:])
         except (ConnectionError, ssl.SSLEOFError) as error:
             raise NotSent(str(error)) from error
-        if self._unread:
-            return self.reply(seconds)
-        # The usual case without detours: one read brings one whole reply.
-        data = sock.recv(CHUNK)
-        reader.feed(data)
-        item = reader.gets()
-        if item is NOTHING or not data:
-            return self.reply(seconds)
-        if type(item) is Push:
-            self._pushed(item)
-            return self.reply(seconds)
-        return item
+        while True:  # Most often one read brings one whole reply.
+            data = sock.recv(CHUNK)
+            if not data:
+                raise ConnectionError("the server closed the connection")
+            reader.feed(data)
+            while (item := reader.gets()) is not NOTHING:
+                if type(item) is Push:
+                    self._pushed(item)
+                elif self._unread:
+                    self._unread -= 1
+                else:
+                    return item
 
     def execute_all(self, commands: Sequence[bytes], seconds: float) -> list[Any]:
         """Send many packed commands in one go, and return their replies; see reply()."""
