@@ -6,6 +6,7 @@ status is ours. If this process is killed, so is the program: see tied.py.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -56,10 +57,10 @@ class Child:
         self._command = command
         self._environment = os.environ | environment
         self._grace = grace
-        # What the loop in run() has to do comes here: numbers of signals, from their handlers.
+        # What the loop in run() has to do comes here: the numbers of signals, and _END.
         self._inbox, self._outbox = socket.socketpair()
         self._outbox.setblocking(False)
-        self._kill_at: float | None = None
+        self._kill_at: float | None = None  # math.inf when that is done.
 
     def run(self) -> int:
         """Run it to its end. Returns its exit status, or 128 and the signal that killed it."""
@@ -76,12 +77,14 @@ class Child:
 
     def end(self) -> None:
         """Have it end, by SIGTERM, and if that takes too long by SIGKILL. Any thread may ask."""
-        self._tell(_END)
+        # If the box is full, the loop is about to look; if it is closed, the program has ended.
+        with suppress(OSError):
+            self._outbox.send(_END)
 
     @contextmanager
     def _started(self) -> Iterator[subprocess.Popen[bytes]]:
         """The program while it runs. If the block raises, it is killed."""
-        # Nothing is written to this pipe: what reads it sees when this process is no more.
+        # A guard reads it: without a last word, its end says that this process was killed.
         lives, ours = os.pipe()
         try:
             process = subprocess.Popen(
@@ -107,10 +110,11 @@ class Child:
 
     def _attend_to(self, process: subprocess.Popen[bytes]) -> None:
         """Wait until there is something to do, and do it."""
-        left = None if self._kill_at is None else max(self._kill_at - time.monotonic(), 0.001)
+        until = math.inf if self._kill_at is None else self._kill_at
+        left = max(until - time.monotonic(), 0.001)
         if not _is_main_thread():
-            left = LOOK_EVERY if left is None else min(left, LOOK_EVERY)
-        self._inbox.settimeout(left)
+            left = min(left, LOOK_EVERY)
+        self._inbox.settimeout(None if math.isinf(left) else left)
         try:
             news = self._inbox.recv(1000)
         except TimeoutError:
@@ -123,29 +127,28 @@ class Child:
                 process.send_signal(number)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             process.kill()
+            self._kill_at = math.inf
 
     @contextmanager
     def _passing_signals_on(self) -> Iterator[None]:
         """Leave signals to the loop. One that is ignored stays so, for the program as well."""
+        if not _is_main_thread():
+            yield
+            return
         before = {}
-        if _is_main_thread():
+        # Whichever thread gets a signal, its number is in the box at once. A handler of Python's
+        # would wait until this thread, which sleeps, runs on.
+        woken_before = signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
+        try:
             for number in (*PASSED_ON, signal.SIGCHLD):
                 handler = signal.getsignal(number)
                 if handler is not signal.SIG_IGN or number == signal.SIGCHLD:
-                    before[number] = signal.signal(number, self._heard)
-        try:
+                    before[number] = signal.signal(number, _left_to_loop)
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler or signal.SIG_DFL)
-
-    def _heard(self, number: int, frame: FrameType | None) -> None:
-        self._tell(bytes([number]))
-
-    def _tell(self, news: bytes) -> None:
-        # If the box is full, the loop is about to look; if it is closed, the program has ended.
-        with suppress(OSError):
-            self._outbox.send(news)
+            signal.set_wakeup_fd(woken_before)
 
 
 def cannot_run(program: str) -> tuple[int, str] | None:
@@ -157,6 +160,10 @@ def cannot_run(program: str) -> tuple[int, str] | None:
     if shutil.which(program, os.F_OK):
         return NOT_EXECUTABLE, "it is not executable"
     return NOT_FOUND, "command not found"
+
+
+def _left_to_loop(number: int, frame: FrameType | None) -> None:
+    """The handler of signals that Child looks after."""
 
 
 def _was_sent_by_terminal(number: int, pid: int) -> bool:

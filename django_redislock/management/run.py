@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError
 
 from django_redislock.exceptions import LockLost
-from django_redislock.humanize import duration, visible
+from django_redislock.humanize import visible
 from django_redislock.jobs.options import JobOptions
 from django_redislock.jobs.run import current_lease, run_job
 from django_redislock.jobs.skipped import Skipped
 from django_redislock.management import release_on_sigterm
 from django_redislock.management.child import NOT_EXECUTABLE, Child, cannot_run
 from django_redislock.management.console import LOST, USAGE
+from django_redislock.management.skips import line_of, told_once
 from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from django_redislock.management.console import Console
 
@@ -54,7 +53,7 @@ def run(
         return _end(console, status, f"{shlex.quote(command[0])}: {why}")
     body = partial(_execute, name, command, grace)
     try:
-        with release_on_sigterm(), _without_last_resort():
+        with release_on_sigterm(), told_once():
             outcome = run_job(shlex.join(command), name, body, _options(alias, options))
     except _Failed as failed:
         return failed.status
@@ -65,7 +64,7 @@ def run(
     if not isinstance(outcome, Skipped):
         return 0
     if verbosity:
-        console.err.write(_told(outcome), str)
+        console.err.write(line_of(outcome), str)
     return 0 if outcome["skipped"] == "done" else busy_exit
 
 
@@ -96,26 +95,6 @@ def _execute(name: str, command: Sequence[str], grace: float) -> None:
         raise LockLost(name, reason)
     if status:
         raise _Failed(status)
-
-
-@contextmanager
-def _without_last_resort() -> Iterator[None]:
-    """Let a project without logging print no second line of a skip."""
-    nowhere = logging.NullHandler()
-    logger = logging.getLogger("django_redislock.jobs")
-    logger.addHandler(nowhere)
-    try:
-        yield
-    finally:
-        logger.removeHandler(nowhere)
-
-
-def _told(skipped: Skipped) -> str:
-    """A skip as a line."""
-    lock, who = f"{skipped['lock']!r}", skipped.get("holder") or skipped.get("by")
-    state = {"busy": "is held by", "cooling": "cools down after", "done": "is done, by"}
-    ago = f", {duration(skipped['ago'])} ago" if "ago" in skipped else ""
-    return visible(f"Skipped: {lock} {state[skipped['skipped']]} {who}{ago}")
 
 
 def _end(console: Console, status: int, says: str) -> int:

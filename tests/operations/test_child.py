@@ -219,6 +219,8 @@ def test_it_runs_in_another_thread_too() -> None:
 
 
 def test_our_own_handlers_are_put_back() -> None:
-    before = [signal.getsignal(number) for number in (*PASSED_ON, signal.SIGCHLD)]
+    numbers = (*PASSED_ON, signal.SIGCHLD)
+    before = [signal.getsignal(number) for number in numbers]
     assert Child(["true"], {}, 1.0).run() == 0
-    assert [signal.getsignal(number) for number in (*PASSED_ON, signal.SIGCHLD)] == before
+    assert [signal.getsignal(number) for number in numbers] == before
+    assert signal.set_wakeup_fd(-1) == -1

@@ -1,0 +1,34 @@
+"""A skipped run in a shell: one line on standard error."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from django_redislock.humanize import duration, visible
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django_redislock.jobs.skipped import Skipped
+
+
+def line_of(skipped: Skipped) -> str:
+    """What became of a run, for humans."""
+    who = skipped.get("holder") or skipped.get("by")
+    state = {"busy": "is held by", "cooling": "cools down after", "done": "is done, by"}
+    ago = f", {duration(skipped['ago'])} ago" if "ago" in skipped else ""
+    return visible(f"Skipped: {skipped['lock']!r} {state[skipped['skipped']]} {who}{ago}")
+
+
+@contextmanager
+def told_once() -> Iterator[None]:
+    """Keep Python from printing the log of a skip too, in a project that configures no logging."""
+    nowhere = logging.NullHandler()
+    logger = logging.getLogger("django_redislock.jobs")
+    logger.addHandler(nowhere)
+    try:
+        yield
+    finally:
+        logger.removeHandler(nowhere)
