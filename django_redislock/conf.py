@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -87,14 +88,6 @@ def parse(alias: str, raw: object) -> Conf:
     return Conf(alias=alias, **values)
 
 
-def _ttl(value: object, where: str) -> float:
-    return seconds(value, where, least=SHORTEST_TTL)
-
-
-def _wait(value: object, where: str) -> float:
-    return seconds(value, where, endless=True)
-
-
 def _max_hold(value: object, where: str) -> float | None:
     return None if value is None else seconds(value, where, least=SHORTEST_TTL)
 
@@ -144,14 +137,6 @@ def _records(value: object, where: str) -> int:
     return value
 
 
-def _records_for(value: object, where: str) -> float:
-    return seconds(value, where, least=60.0)
-
-
-def _longest_retry_after(value: object, where: str) -> float:
-    return seconds(value, where, least=1.0, endless=True)
-
-
 def _release_before_commit(value: object, where: str) -> str:
     if not isinstance(value, str) or value not in RELEASES_BEFORE_COMMIT:
         known = ", ".join(map(repr, RELEASES_BEFORE_COMMIT))
@@ -167,16 +152,16 @@ _PARSERS: dict[str, Any] = {
     "LOCATION": _location,
     "OPTIONS": _options,
     "KEY_PREFIX": _prefix,
-    "TTL": _ttl,
-    "WAIT": _wait,
+    "TTL": partial(seconds, least=SHORTEST_TTL),
+    "WAIT": partial(seconds, endless=True),
     "RENEW": flag,
     "MAX_HOLD": _max_hold,
     "REPLICAS_ACK": _replicas,
     "UNAVAILABLE_AFTER": _unavailable_after,
     "RELEASE_BEFORE_COMMIT": _release_before_commit,
     "RECORDS": _records,
-    "RECORDS_FOR": _records_for,
-    "LONGEST_RETRY_AFTER": _longest_retry_after,
+    "RECORDS_FOR": partial(seconds, least=60.0),
+    "LONGEST_RETRY_AFTER": partial(seconds, least=1.0, endless=True),
 }
 
 

@@ -20,7 +20,7 @@ from django_redislock.rules import flows
 from django_redislock.rules.grant import Renewal
 from tests.support.faults import slack
 from tests.support.matrix import UNSCRIPTED, everywhere, needs_scripts, on_servers
-from tests.support.others import held_by_other
+from tests.support.others import ending_of, held_by_other
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways
 
@@ -683,19 +683,7 @@ def test_r6_a_release_that_is_sent_again_tells_whether_it_was_carried_out(place:
     assert lock.acquire()
     lease = lock.lease
     assert lease is not None
-    ending = flows.Ending(
-        name="lottery",
-        token=lease.grant.token,
-        id=lease.id,
-        owner=lease.owner,
-        deadline=0.0,
-        ends=0.0,
-        min_hold=0.0,
-        once=0.0,
-        operation_timeout=HUNG,
-        insist=False,
-        ended="done",
-    )
+    ending = ending_of(lease)._replace(ended="done")
 
     def answer(ending: flows.Ending) -> bytes:
         word: bytes = backends["default"].run(flows.result_of(flows.release_call(ending)))

@@ -66,22 +66,6 @@ async def test_a_reentrant_lock_nests_and_ends_with_the_outermost(way: Way, plac
 
 
 @both_ways
-async def test_one_reentrant_handle_counts_its_holds(way: Way, place: Place) -> None:
-    lock = distributed_lock("lottery", reentrant=True)
-    for _ in range(3):
-        assert await way.acquire(lock)
-    for _ in range(2):
-        await way.release(lock)
-        assert lock.lease is not None
-        assert lock.lease.held
-    await way.release(lock)
-    assert lock.lease is None
-    assert not await way.locked(lock)
-    with pytest.raises(LockMisuse):
-        await way.release(lock)
-
-
-@both_ways
 async def test_the_last_of_two_nested_handles_ends_the_lease(way: Way, place: Place) -> None:
     first, second = (distributed_lock("lottery", reentrant=True) for _ in range(2))
     assert await way.acquire(first)

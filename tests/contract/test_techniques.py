@@ -23,7 +23,7 @@ from django_redislock.backends.registry import backends
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.keys import fence_key, index_key, lock_keys
 from tests.support.matrix import everywhere, needs_scripts, on_servers, unscripted
-from tests.support.others import held_by_other, waiters
+from tests.support.others import ending_of, held_by_other, waiters
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import both_ways
@@ -299,18 +299,7 @@ def test_04_a_naive_lock_does_not_stand_this_test(
 async def test_05_a_release_by_the_wrong_owner_is_refused(way: Way, place: ServerPlace) -> None:
     backend = backends["default"]
     async with way.entered(distributed_lock("lottery")) as lease:
-        ending = flows.Ending(
-            name="lottery",
-            token="0" * 32,
-            id=lease.id,
-            owner=lease.owner,
-            deadline=0.0,
-            ends=0.0,
-            min_hold=0.0,
-            once=0.0,
-            operation_timeout=HUNG,
-            insist=False,
-        )
+        ending = ending_of(lease)._replace(token="0" * 32)
         assert backend.run(flows.release(ending)) == "taken"
         with pytest.raises(LockMisuse):
             await way.release(distributed_lock("lottery"))
@@ -359,8 +348,13 @@ async def test_07_a_reentrant_lock_counts_its_holds(way: Way, place: Place) -> N
         assert await way.acquire(lock)
     for _ in range(3):
         assert await way.locked(lock)
+        assert lock.lease is not None
+        assert lock.lease.held
         await way.release(lock)
+    assert lock.lease is None
     assert not await way.locked(lock)
+    with pytest.raises(LockMisuse):
+        await way.release(lock)
 
 
 # --- 8 -------------------------------------------------------------------------------------------

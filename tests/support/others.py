@@ -5,6 +5,7 @@ held_by_other       another machine holds the lock during a block; in whatever p
 held_by             the same, by a machine and for a task that a list can name
 rival               a lock of another process, to acquire, to hand over, to wait; on a server only.
                     It goes straight there, also while the test's own locks meet a faulty network
+ending_of           a release of a lease that its own handle does not send
 hold                what a child process does that holds the lock; see processes.py
 ==================  ===============================================================================
 """
@@ -16,10 +17,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django_redislock import distributed_lock, held
+from django_redislock.rules import flows
 from django_redislock.rules.stored import Owner
 from django_redislock.testing import LockTestKit
 from tests.support.processes import hear, say
 from tests.support.stored import NAME, immortal, keys_of, load_scripts
+from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
     from pytest_django import Settings
 
+    from django_redislock.lease import Lease
     from django_redislock.lock import Lock
     from tests.conftest import Locks
 
@@ -47,6 +51,22 @@ def held_by(
         host=host, pid=4711, thread="MainThread", task=task, task_id=task_id, permit=permit
     )
     return held_by_other(name, ttl=ttl, owner=owner)
+
+
+def ending_of(lease: Lease) -> flows.Ending:
+    """A release of *lease* that leaves nothing behind, for a flow."""
+    return flows.Ending(
+        name=lease.name,
+        token=lease.grant.token,
+        id=lease.id,
+        owner=lease.owner,
+        deadline=0.0,
+        ends=0.0,
+        min_hold=0.0,
+        once=0.0,
+        operation_timeout=HUNG,
+        insist=False,
+    )
 
 
 def add_rival(settings: Settings, locks: Locks, **options: Any) -> None:

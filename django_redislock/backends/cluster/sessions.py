@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django_redislock import clock
 from django_redislock.backends import drivers
@@ -17,11 +17,13 @@ from django_redislock.backends.redis.calling import trouble
 from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.errors import TROUBLE
 from django_redislock.backends.redis.sessions import in_thread
+from django_redislock.backends.waits import aperform, perform
 from django_redislock.rules.steps import Answer, NotDone, Refused, Unanswered
 
 if TYPE_CHECKING:
     from django_redislock.backends.cluster.node import Node
     from django_redislock.backends.cluster.slots import Slots
+    from django_redislock.backends.waits import Waits
     from django_redislock.rules.steps import Bell, Call, Listen, Outcome, Performer, Tell
 
 MOST_REDIRECTIONS = 4  # In one step: nodes that do not agree name each other.
@@ -50,26 +52,16 @@ class _OfNode(ABC):
             self._node, self._session = node, self._session_at(node)
         return self._session
 
-    @abstractmethod
-    def _session_at(self, node: Node) -> Performer:
-        """A new session of a node."""
-
-
-class ClusterSession(_OfNode, drivers.Blocking):
-    """That use, blocking its thread."""
-
-    __slots__ = ()
-
-    def call(self, step: Call) -> Answer:
+    def _call(self, step: Call) -> Waits[Answer]:
         started = clock.now()
         try:
-            node = self._slots.find(step.name, step.within)
+            node: Node = yield partial(self._find, step.name, step.within)
         except TROUBLE as error:
             raise trouble(error, started, was_sent=False) from error
         for _ in range(MOST_REDIRECTIONS):
             left = step._replace(within=rest(step.within, started))
             try:
-                answer: Answer = self._to(node).call(left)
+                answer: Answer = yield partial(self._to(node).call, left)
             except (Unanswered, Refused) as error:
                 redirection = self._slots.judge(node, step, error)
                 if redirection is None:
@@ -79,8 +71,40 @@ class ClusterSession(_OfNode, drivers.Blocking):
             node = self._slots.node(redirection)
             if redirection.asking:
                 left = step._replace(within=rest(step.within, started))
-                return _answered(self._slots, node, step, node.call_asking(left))
-        raise _in_a_circle(started)
+                outcome: Outcome = yield partial(self._call_asking, node, left)
+                return self._answered(node, step, outcome)
+        problem = "the nodes of the cluster do not agree which one keeps it"
+        raise NotDone(problem, started, clock.now())
+
+    def _answered(self, node: Node, step: Call, outcome: Outcome) -> Answer:
+        """The answer of the node that a slot is on its way to."""
+        if isinstance(outcome, Answer):
+            return outcome
+        if self._slots.judge(node, step, outcome) is not None:  # The slot has gone elsewhere.
+            now = clock.now()
+            raise NotDone("its slot is on its way to another node", now, now) from outcome
+        raise outcome
+
+    @abstractmethod
+    def _session_at(self, node: Node) -> Performer:
+        """A new session of a node."""
+
+    @abstractmethod
+    def _find(self, name: str, seconds: float) -> Any:
+        """See Slots.find()."""
+
+    @abstractmethod
+    def _call_asking(self, node: Node, call: Call) -> Any:
+        """See Node.call_asking()."""
+
+
+class ClusterSession(_OfNode, drivers.Blocking):
+    """That use, blocking its thread."""
+
+    __slots__ = ()
+
+    def call(self, step: Call) -> Answer:
+        return perform(self._call(step))
 
     def tell(self, step: Tell) -> None:
         assert self._session is not None
@@ -94,6 +118,12 @@ class ClusterSession(_OfNode, drivers.Blocking):
     def _session_at(self, node: Node) -> Performer:
         return node.session()
 
+    def _find(self, name: str, seconds: float) -> Node:
+        return self._slots.find(name, seconds)
+
+    def _call_asking(self, node: Node, call: Call) -> Outcome:
+        return node.call_asking(call)
+
 
 class AsyncClusterSession(_OfNode, drivers.Awaiting):
     """That use, without blocking the event loop."""
@@ -101,27 +131,7 @@ class AsyncClusterSession(_OfNode, drivers.Awaiting):
     __slots__ = ()
 
     async def call(self, step: Call) -> Answer:
-        started = clock.now()
-        try:
-            node = await self._slots.afind(step.name, step.within)
-        except TROUBLE as error:
-            raise trouble(error, started, was_sent=False) from error
-        for _ in range(MOST_REDIRECTIONS):
-            left = step._replace(within=rest(step.within, started))
-            try:
-                answer: Answer = await self._to(node).call(left)
-            except (Unanswered, Refused) as error:
-                redirection = self._slots.judge(node, step, error)
-                if redirection is None:
-                    raise
-            else:
-                return answer
-            node = self._slots.node(redirection)
-            if redirection.asking:
-                left = step._replace(within=rest(step.within, started))
-                outcome = await in_thread(partial(node.call_asking, left))
-                return _answered(self._slots, node, step, outcome)
-        raise _in_a_circle(started)
+        return await aperform(self._call(step))
 
     async def tell(self, step: Tell) -> None:
         assert self._session is not None
@@ -135,16 +145,8 @@ class AsyncClusterSession(_OfNode, drivers.Awaiting):
     def _session_at(self, node: Node) -> Performer:
         return node.async_session()
 
+    async def _find(self, name: str, seconds: float) -> Node:
+        return await self._slots.afind(name, seconds)
 
-def _answered(slots: Slots, node: Node, step: Call, outcome: Outcome) -> Answer:
-    """The answer of the node that a slot is on its way to."""
-    if isinstance(outcome, Answer):
-        return outcome
-    if slots.judge(node, step, outcome) is not None:  # The slot has gone elsewhere meanwhile.
-        now = clock.now()
-        raise NotDone("its slot is on its way to another node", now, now) from outcome
-    raise outcome
-
-
-def _in_a_circle(started: float) -> NotDone:
-    return NotDone("the nodes of the cluster do not agree which one keeps it", started, clock.now())
+    async def _call_asking(self, node: Node, call: Call) -> Outcome:
+        return await in_thread(partial(node.call_asking, call))

@@ -1,8 +1,7 @@
 """One connection to each server of a quorum, all of them asked at the same time.
 
 A thread has an ensemble of its own for a flow; that of a task consists of its event loop's
-connections. Both follow one text, written as generators. Each yields a wait, as a function that
-blocks or a coroutine function, and is sent its result.
+connections. Both follow one text, see waits.py.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import math
 import selectors
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent import futures
 from contextlib import suppress
 from functools import partial
@@ -31,14 +29,16 @@ from django_redislock.backends.quorum.servers import (
 )
 from django_redislock.backends.redis.calling import trouble
 from django_redislock.backends.redis.errors import TROUBLE, is_wrong_server
+from django_redislock.backends.waits import Waits, aperform, perform
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Generator, Mapping, Sequence
+
     from django_redislock.backends.quorum.voting import Question, Replies
     from django_redislock.rules.steps import Trouble
 
 Result = TypeVar("Result")
 OneConnection = TypeVar("OneConnection", QuorumConnection, AsyncQuorumConnection)
-Waits = Generator[Callable[[], Any], Any, Result]
 
 
 class _Ensemble(ABC, Generic[OneConnection]):
@@ -205,11 +205,11 @@ class Ensemble(_Ensemble[QuorumConnection]):
         """Have connections, as far as they come in time; replies may take *within* seconds."""
         fit = self._fit(within)
         if len(fit) < len(self._servers):
-            _perform(self._connecting(fit, within))
+            perform(self._connecting(fit, within))
 
     def vote(self, votes: Generator[Question, Replies, Result]) -> Result:
         """Ask the questions of a vote, and return its result."""
-        return _perform(self._voting(votes))
+        return perform(self._voting(votes))
 
     def close(self) -> None:
         """Close all connections. In a forked child only the child's copies are closed."""
@@ -300,11 +300,11 @@ class AsyncEnsemble(_Ensemble[AsyncQuorumConnection]):
         if len(self._fit(within)) < len(self._servers):
             for _ in range(2):  # Replies that came while this loop stood still are read.
                 await asyncio.sleep(0)
-            await _aperform(self._connecting(self._fit(within), within))
+            await aperform(self._connecting(self._fit(within), within))
 
     async def vote(self, votes: Generator[Question, Replies, Result]) -> Result:
         """See Ensemble.vote()."""
-        return await _aperform(self._voting(votes))
+        return await aperform(self._voting(votes))
 
     def _dial(self, servers: Sequence[QuorumServer], within: float) -> dict[Any, QuorumServer]:
         return {server.adial(within): server for server in servers}
@@ -339,25 +339,3 @@ class AsyncEnsemble(_Ensemble[AsyncQuorumConnection]):
 
     def _leave(self, awaited: Collection[QuorumServer], started: float) -> None:
         """Nothing to do: the connection drops late replies by itself."""
-
-
-def _perform(waits: Waits[Result]) -> Result:
-    """Do all waits, blocking this thread."""
-    try:
-        wait = next(waits)
-        while True:
-            wait = waits.send(wait())
-    except StopIteration as end:
-        result: Result = end.value
-        return result
-
-
-async def _aperform(waits: Waits[Result]) -> Result:
-    """See _perform(), without blocking the event loop."""
-    try:
-        wait = next(waits)
-        while True:
-            wait = waits.send(await wait())
-    except StopIteration as end:
-        result: Result = end.value
-        return result
