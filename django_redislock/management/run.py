@@ -13,9 +13,9 @@ from django_redislock.humanize import visible
 from django_redislock.jobs.options import JobOptions
 from django_redislock.jobs.run import current_lease, run_job
 from django_redislock.jobs.skipped import Skipped
-from django_redislock.management import release_on_sigterm
 from django_redislock.management.child import NOT_EXECUTABLE, Child, cannot_run
 from django_redislock.management.console import LOST, USAGE
+from django_redislock.management.sigterm import release_on_sigterm
 from django_redislock.management.skips import line_of, told_once
 from django_redislock.rules.options import DEFAULT_ALIAS
 

@@ -1,0 +1,118 @@
+"""SingleInstanceMixin: a management command of which one run happens at a time, anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.core.management.base import BaseCommand, CommandError, OutputWrapper
+
+from django_redislock.activity import Activity
+from django_redislock.exceptions import LockLost, LockTimeout, LockUnavailable
+from django_redislock.humanize import visible
+from django_redislock.jobs.decorator import naming
+from django_redislock.jobs.options import JobOptions
+from django_redislock.jobs.run import JobRun
+from django_redislock.jobs.skipped import Skipped
+from django_redislock.management.console import FOUND, UNAVAILABLE
+from django_redislock.management.sigterm import release_on_sigterm
+from django_redislock.management.skips import line_of, told_once
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    _Base = BaseCommand
+else:
+    _Base = object
+
+
+class SkippedCommand(CommandError):
+    """A run was skipped, and skip_exit says that this is an error.
+
+    Attributes:
+        skipped: What a job returns that is skipped.
+    """
+
+    def __init__(self, skipped: Skipped, returncode: int) -> None:
+        super().__init__(line_of(skipped).removeprefix("Skipped: "), returncode=returncode)
+        self.skipped = skipped
+
+
+SkippedCommand.__name__ = "Skipped"  # Django prints it before the message.
+
+
+class SingleInstanceMixin(_Base):
+    """Let one run of a management command happen at a time, anywhere; others are skipped::
+
+        class Command(SingleInstanceMixin, BaseCommand):
+            single_instance = {"name": "import:{source}", "ttl": 60}
+
+    A run that is skipped prints one line on standard error, unless verbosity is 0, and exits with
+    ``skip_exit``. SIGTERM ends the body as ``sys.exit(143)`` would, so that the lock is free at
+    once. If Redis does not answer, that is a CommandError of one line.
+
+    Attributes:
+        single_instance: The options of @single_instance, and two more. ``name`` is a format string
+            over the options of the command; default: the name of the command. ``skip_exit`` is the
+            exit status of a run that is skipped (0): 0 has call_command() return Skipped, anything
+            else has it raise a CommandError.
+    """
+
+    single_instance: ClassVar[Mapping[str, Any]] = {}
+
+    _options: ClassVar[JobOptions]
+    _name_of: ClassVar[Any]
+    _activity: ClassVar[Activity]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Check the options now, at the line that is wrong."""
+        super().__init_subclass__(**kwargs)
+        bases = cls.__mro__
+        if BaseCommand in bases and bases.index(BaseCommand) < bases.index(SingleInstanceMixin):
+            raise TypeError(
+                f"{cls.__name__} would run without its lock: write SingleInstanceMixin before the"
+                f" other base, as in class {cls.__name__}(SingleInstanceMixin, BaseCommand)."
+            )
+        given = cls.single_instance
+        if not isinstance(given, Mapping):
+            raise TypeError(
+                f"single_instance of {cls.__name__} must be a dictionary of options, such as"
+                f' {{"name": "import:{{source}}"}}, not {given!r}.'
+            )
+        skip_exit = given.get("skip_exit", 0)
+        if type(skip_exit) is not int or not 0 <= skip_exit <= 255:
+            raise ValueError(f"skip_exit must be an exit status, 0 to 255, not {skip_exit!r}.")
+        of_job = {key: value for key, value in given.items() if key not in {"name", "skip_exit"}}
+        cls._options = JobOptions.parse(of_job)
+        command = cls.__module__.rpartition(".")[2]
+        cls._name_of = staticmethod(naming(given.get("name"), _taking_options(command), command))
+        cls._activity = Activity(task=f"manage.py {command}")
+
+    def execute(self, *args: Any, **options: Any) -> Any:
+        """Run the command under its lock, or skip it."""
+        run = JobRun(self._activity, self._options, self._name_of, args, options, sender=self)
+        try:
+            with release_on_sigterm(), told_once():
+                outcome = run.execute(super().execute)
+        except (LockLost, LockTimeout, LockUnavailable) as error:
+            if error.name != run.name:
+                raise  # That of another lock, in the body.
+            status = UNAVAILABLE if isinstance(error, LockUnavailable) else FOUND
+            raise CommandError(visible(str(error)), returncode=status) from error
+        if isinstance(outcome, Skipped):
+            if status := self.single_instance.get("skip_exit", 0):
+                raise SkippedCommand(outcome, status)
+            if options.get("verbosity", 1):
+                given = options.get("stderr")
+                errors = OutputWrapper(given) if given else self.stderr
+                errors.write(line_of(outcome), str)
+        return outcome
+
+
+def _taking_options(command: str) -> Callable[..., Any]:
+    """A function that is called as the command is, for its name."""
+
+    def taking_options(*args: Any, **options: Any) -> None: ...
+
+    taking_options.__qualname__ = command
+    return taking_options

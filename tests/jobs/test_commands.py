@@ -1,0 +1,162 @@
+"""SingleInstanceMixin: management commands of which one run happens at a time."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.core.management.base import BaseCommand
+
+from django_redislock import InvalidLockName, LockTimeout, Skipped, distributed_lock, held
+from django_redislock.jobs import Conflict, current_lease
+from django_redislock.management import SingleInstanceMixin
+from tests.support.processes import say
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from django.core.management.base import CommandParser
+
+    from django_redislock.testing import LockTestKit
+    from tests.conftest import Locks, Spawn
+
+TTL = 60  # Seconds: that no test waits for.
+JOB = "manage.py test_commands"  # After this module, as Django names commands.
+
+
+class Import(SingleInstanceMixin, BaseCommand):
+    """Imports a source; which one is an option."""
+
+    requires_system_checks = ()
+    single_instance = {"name": "import:{source}", "ttl": TTL}
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("source", nargs="?", default="eu")
+
+    def handle(self, *args: Any, **options: Any) -> str:
+        lease = current_lease()
+        assert lease is not None
+        if options["source"] == "nowhere":
+            raise CommandError("No such source.")
+        return lease.name
+
+
+def variant(**options: Any) -> BaseCommand:
+    """The same command with other options."""
+    return type("Variant", (Import,), {"single_instance": options, "__module__": __name__})()
+
+
+def test_its_options_name_the_lock_and_its_runs_have_records(redislock: LockTestKit) -> None:
+    assert call_command(Import(), stdout=io.StringIO()) == "import:eu"
+    assert call_command(Import(), "us", stdout=io.StringIO()) == "import:us"
+    with pytest.raises(CommandError, match="No such source"):
+        call_command(Import(), "nowhere")
+    record = held.job(JOB)
+    assert record is not None
+    assert (record.last_success is None, record.last_failure is None) == (False, False)
+    assert call_command(variant(), stdout=io.StringIO()) == "test_commands"  # The default.
+
+
+def test_a_skip_is_one_line_and_no_error(redislock: LockTestKit) -> None:
+    told = io.StringIO()
+    with redislock.simulate_held_by_other("import:eu"):
+        skipped = call_command(Import(), stderr=told)
+        assert skipped == Skipped(
+            skipped="busy", lock="import:eu", holder="another-host:1 simulated"
+        )
+        assert told.getvalue() == "Skipped: 'import:eu' is held by another-host:1 simulated\n"
+        call_command(Import(), stderr=told, verbosity=0)
+        assert told.getvalue().count("\n") == 1
+        with pytest.raises(CommandError) as error:
+            call_command(variant(name="import:{source}", skip_exit=4))
+        assert (error.value.returncode, error.value.skipped) == (4, skipped)  # type: ignore[attr-defined]
+
+
+def test_what_the_lock_raises_is_an_error_of_one_line(redislock: LockTestKit) -> None:
+    with redislock.simulate_unavailable():
+        with pytest.raises(CommandError, match=r"^Lock 'import:eu' is unavailable") as error:
+            call_command(Import())
+        assert error.value.returncode == 3
+    with redislock.simulate_held_by_other("import:eu"):
+        with pytest.raises(CommandError, match=r"^Lock 'import:eu' is busy"):
+            call_command(variant(name="import:{source}", on_conflict="raise"))
+        ask = variant(name="import:{source}", on_conflict=answer)
+        assert call_command(ask) == (JOB, "eu")
+
+
+def answer(conflict: Conflict) -> Any:
+    return conflict.job, conflict.kwargs["source"]
+
+
+def test_errors_of_other_locks_in_the_body_are_left_alone(redislock: LockTestKit) -> None:
+    class Command(SingleInstanceMixin, BaseCommand):
+        requires_system_checks = ()
+
+        def handle(self, *args: Any, **options: Any) -> None:
+            with distributed_lock("other", wait=0):
+                pass
+
+    with redislock.simulate_held_by_other("other"), pytest.raises(LockTimeout):
+        call_command(Command())
+
+
+def run_in_shell(*args: str) -> None:
+    """In a child: as manage.py does."""
+    Import().run_from_argv(["manage.py", "test_commands", *args])
+
+
+def hold_in_shell(source: str) -> None:
+    """In a child: a command that goes on until a signal ends it."""
+
+    class Command(Import):
+        __module__ = __name__
+
+        def handle(self, *args: Any, **options: Any) -> str:
+            say("held")
+            while True:
+                time.sleep(0.01)
+
+    Command().run_from_argv(["manage.py", "test_commands", source])
+
+
+def test_in_a_shell_a_skip_exits_with_0_and_sigterm_releases(locks: Locks, spawn: Spawn) -> None:
+    holder = spawn(hold_in_shell, "eu")
+    assert holder.read() == "held"
+    second = spawn(run_in_shell, "eu")
+    assert second.wait() == 0
+    line = rf"Skipped: 'import:eu' is held by \S+:{holder.pid} {re.escape(JOB)}\n"
+    assert re.fullmatch(line, second.stderr)
+    os.kill(holder.pid, signal.SIGTERM)
+    assert holder.wait() == 128 + signal.SIGTERM
+    wait_until(lambda: held.get("import:eu") is None)
+    record = held.job(JOB)
+    assert record is not None
+    assert record.last_failure is not None
+    assert (record.last_failure.owner.pid, record.skips) == (holder.pid, 1)
+
+
+@pytest.mark.parametrize(
+    ("bases", "options", "error", "message"),
+    [
+        ((BaseCommand, SingleInstanceMixin), {}, TypeError, "write SingleInstanceMixin before"),
+        ((SingleInstanceMixin, BaseCommand), "import", TypeError, "must be a dictionary"),
+        ((SingleInstanceMixin, BaseCommand), {"skip_exit": "4"}, ValueError, "skip_exit must be"),
+        ((SingleInstanceMixin, BaseCommand), {"tll": 4}, TypeError, "A job has no option 'tll'"),
+        ((SingleInstanceMixin, BaseCommand), {"name": "a:{"}, InvalidLockName, "no format string"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_at_import(
+    bases: tuple[type, ...], options: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        type("Command", bases, {"single_instance": options})
+
+
+def test_a_name_that_uses_no_option_is_refused(redislock: LockTestKit) -> None:
+    with pytest.raises(InvalidLockName, match=r"'country', which.*does not have; it has: .*source"):
+        call_command(variant(name="import:{country}"))
