@@ -201,7 +201,8 @@ def add_run(acts: Any, version: str) -> CommandParser:
         help=does,
         usage="%(prog)s NAME [options] -- COMMAND ARG...",
         description=f"{does[0].upper()}{does[1:]}. The exit status is that of the command; or 75:"
-        " the lock was busy, 76: the lease was lost, 3: the server did not answer.",
+        " the lock was busy, 76: the lease was lost, 3: the server did not answer. -v 0 says"
+        " nothing of a skip.",
     )
     act.takes_command = True
     act.set_defaults(act="run")
@@ -317,7 +318,7 @@ def _add_confirmation(act: CommandParser) -> None:
 
 def _limit(text: str) -> int:
     if not (text.isdecimal() and text.strip("0")):
-        raise ArgumentTypeError(f"{text!r} is no number of locks; write 1 or more.")
+        raise ArgumentTypeError(f"{text!r} is no number; write 1 or more.")
     return int(text[:10])  # Lists are bounded anyway.
 
 

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 def line_of(skipped: Skipped) -> str:
     """What became of a run, for humans."""
-    who = skipped.get("holder") or skipped.get("by")
-    state = {"busy": "is held by", "cooling": "cools down after", "done": "is done, by"}
+    why, who = skipped["skipped"], skipped.get("holder") or skipped.get("by")
+    state = {"busy": "is held by", "cooling": "cools down after"}.get(why, f"is {why}, by")
     ago = f", {duration(skipped['ago'])} ago" if "ago" in skipped else ""
-    return visible(f"Skipped: {skipped['lock']!r} {state[skipped['skipped']]} {who}{ago}")
+    reason = f": {skipped['reason']}" if "reason" in skipped else ""
+    return visible(f"Skipped: {skipped['lock']!r} {state} {who}{ago}{reason}")
 
 
 @contextmanager

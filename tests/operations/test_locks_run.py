@@ -18,6 +18,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_redislock import held, task_runs
+from django_redislock.jobs.skipped import Skipped
+from django_redislock.management.skips import line_of
 from tests import ROOT
 from tests.support.nursery import environment_for, start_python
 from tests.support.others import held_by
@@ -186,6 +188,11 @@ def test_a_skip_is_one_line_and_a_status() -> None:
         assert holder is not None
         assert line == f"Skipped: 'backup' is held by {holder.owner}\n"
         assert here("backup", "--busy-exit", "9", "-v", "0", "--", "true") == (9, "")
+
+
+def test_a_skip_says_why_as_far_as_that_is_known() -> None:
+    skipped = Skipped(skipped="held", lock="backup", by="ann", ago=61.0, reason="new disk")
+    assert line_of(skipped) == "Skipped: 'backup' is held, by ann, 1 min 01 s ago: new disk"
 
 
 def test_after_a_success_it_cools_down_or_is_done(start: Callable[..., Job]) -> None:
