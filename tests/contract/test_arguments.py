@@ -12,6 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redislock import distributed_lock
 from django_redislock.backends.registry import backends
 from django_redislock.holder import current_owner
+from django_redislock.rules.arguments import database
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.options import options_of
 from tests.support.others import held_by_other
@@ -54,6 +55,11 @@ def test_a_lease_without_end_is_refused(argument: str, value: Any) -> None:
 def test_what_is_not_true_or_false_is_refused(argument: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{argument} must be True or False"):
         distributed_lock("lottery", **{argument: value})
+
+
+def test_a_database_is_named_by_its_alias_or_is_the_default_one() -> None:
+    named = [database(value, "atomic") for value in (True, "other", False, None)]
+    assert named == ["default", "other", None, None]
 
 
 @pytest.mark.parametrize("value", [1, 0, "", ["default"]], ids=repr)

@@ -4,9 +4,9 @@ A fork costs next to nothing, so a mutant costs no more than the tests until one
 shortest come first. Tests that mostly wait are shared out to several forks.
 
 The program is started in the folder to be tested, with the arguments of pytest. It reads each run
-as a line of JSON: how many processes, and the file to which a mutant has been written, or null. It
-answers with a line: whether the tests passed, null if the mutant could not be put in place, and the
-seconds of processor time that it took.
+as a line of JSON: how many processes, the file to which a mutant has been written, or null, and the
+only test to run, or "". It answers with a line: whether the tests passed, null if the mutant could
+not be put in place; the seconds of processor time that it took; and which test has failed, and how.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Forking:
 
     def __init__(self) -> None:
         self._questions, self._answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-        self._told = TemporaryFile("w+")  # noqa: SIM115 - forks write to it at their end.
+        self._told = TemporaryFile("a+b")  # noqa: SIM115 - forks write to it.
         self._took: dict[str, float] = {}  # Seconds, by test.
         self._sources: dict[Path, str] = {}  # As they were collected.
         self._is_fork = False
@@ -63,24 +63,28 @@ class Forking:
         gc.freeze()
         most = None
         for line in self._questions:
-            processes, mutated = json.loads(line)
+            processes, mutated, only = json.loads(line)
             before = _seconds()
+            self._told.seek(0)
+            self._told.truncate()
             child = os.fork()
             if not child:
-                self._run(session, processes, mutated, functions, most)
+                self._run(session, processes, mutated, only, functions, most)
             try:
                 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             finally:
                 _end_group(child)
             took = _seconds() - before
+            self._told.seek(0)
+            told = [json.loads(one) for one in self._told]
             if most is None:
                 most = int(3 + 5 * took)  # A mutant may go on for ever.
-                self._told.seek(0)
-                for one in self._told:
-                    self._took.update(json.loads(one))
+                for durations, _ in told:
+                    self._took.update(durations)
                 session.items.sort(key=lambda item: self._took.get(item.nodeid, 0.0))
             passed = None if status == NOT_IN_PLACE else status == 0
-            print(json.dumps([passed, took]), file=self._answers, flush=True)
+            failed = next((failed for _, failed in told if failed), ["", ""])
+            print(json.dumps([passed, took, *failed]), file=self._answers, flush=True)
         return True
 
     def _run(
@@ -88,6 +92,7 @@ class Forking:
         session: pytest.Session,
         processes: int,
         mutated: str | None,
+        only: str,
         functions: list[FunctionType],
         most: int | None,
     ) -> NoReturn:
@@ -99,10 +104,11 @@ class Forking:
                 resource.setrlimit(resource.RLIMIT_CPU, (most, most))
             if mutated is not None:
                 self._put_in_place(Path(mutated), functions)
+            if only:
+                session.items[:] = [item for item in session.items if item.nodeid == only]
             if processes == 1 or self._is_part(session, processes):
                 session.config.hook.pytest_runtestloop(session=session)
-                self._told.write(json.dumps(self._took) + "\n")
-                self._told.flush()
+                self._tell(self._took)
             status = 0
         except NotInPlace:
             status = NOT_IN_PLACE
@@ -122,8 +128,14 @@ class Forking:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
+            self._tell({}, report)
             os._exit(1)
         self._took[report.nodeid] = self._took.get(report.nodeid, 0.0) + report.duration
+
+    def _tell(self, took: dict[str, float], failed: pytest.TestReport | None = None) -> None:
+        """Let the process that has forked this one know."""
+        how = failed and [failed.nodeid, failed.longreprtext]
+        os.write(self._told.fileno(), json.dumps([took, how]).encode() + b"\n")
 
     def _put_in_place(self, path: Path, functions: list[FunctionType]) -> None:
         """Let what is imported be as the file is now.

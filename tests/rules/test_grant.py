@@ -12,7 +12,7 @@ import pytest
 from django_redislock import LockLost, process
 from django_redislock.backends.watchdog import GRAIN
 from django_redislock.rules.arguments import SHORTEST_TTL
-from django_redislock.rules.grant import WORTH_RENEWING, Grant, drift, will_renew
+from django_redislock.rules.grant import WORTH_RENEWING, Grant, drift, granted_until, will_renew
 from django_redislock.rules.steps import Answer
 
 TTL = 10.0
@@ -83,7 +83,7 @@ def test_a_hand_over_is_certain_for_its_claim_and_in_doubt_until_its_end() -> No
     assert one.is_unconfirmed
     assert one.is_held(0.9)
     assert not one.is_held(1.0)
-    assert one.is_in_doubt(1.0)
+    assert [one.is_in_doubt(now) for now in (0.9, 1.0, END)] == [False, True, False]
     assert one.may_be_held(END - 0.001)
     assert one.lost_reason(2.0) is None
     assert one.lost_reason(END) == "expired"
@@ -185,8 +185,17 @@ def test_the_last_renewal_is_shortened_to_end_at_max_hold() -> None:
     one = grant(hold_until=12.0)
     assert one.renewal(3.0).ttl == 9.0
     assert not one.renewal(3.0).renews
+    one = grant(hold_until=5.0)
+    assert one.renewal(4.5).ttl == 0.5
     with pytest.raises(LockLost):
-        one.renewal(12.0)
+        one.renewal(5.0)
+
+
+def test_what_is_lost_is_not_renewed() -> None:
+    one = grant()
+    one.lose("forced")
+    with pytest.raises(LockLost):
+        one.renewal(1.0)
 
 
 def test_a_renewal_that_would_hardly_lengthen_it_is_not_due() -> None:
@@ -195,8 +204,16 @@ def test_a_renewal_that_would_hardly_lengthen_it_is_not_due() -> None:
     assert one.renewal(1.0).ttl == 9.0  # By hand it is sent all the same.
 
 
+def test_a_renewal_that_lengthens_it_just_enough_is_due() -> None:
+    assert grant(deadline=END - WORTH_RENEWING, ends=END).renewal_due(0.0) is not None
+    one = grant(deadline=END - WORTH_RENEWING, ends=END - WORTH_RENEWING)
+    assert one.renewal_due(0.0) is not None
+    assert one.renewal_due(-WORTH_RENEWING / 2) is None
+
+
 def test_a_renewal_that_comes_a_little_late_for_max_hold_loses_nothing() -> None:
     one = grant(hold_until=END - 1)
+    assert one.renewal_due(END - 1) is None
     assert one.renewal_due(END - 0.5) is None
     assert one.is_held(END - 0.5)
 
@@ -206,7 +223,7 @@ def test_without_renewal_only_a_hand_over_is_confirmed() -> None:
     confirmation = claimed(auto_renew=False).renewal_due(0.5)
     assert confirmation is not None
     assert (confirmation.renewals, confirmation.renews) == (0, False)
-    late = claimed(auto_renew=False).renewal_due(1.5)  # The server notes until when it lasts now.
+    late = claimed(auto_renew=False).renewal_due(1.0)  # The server notes until when it lasts now.
     assert late is not None
     assert (late.renewals, late.renews) == (1, False)
 
@@ -250,7 +267,49 @@ def test_a_renewal_that_is_sent_late_outlasts_no_max_hold() -> None:
 def test_an_error_names_the_setting_that_was_over() -> None:
     assert "renew is False" in grant(auto_renew=False).loss(END).over
     assert "its max_hold of 10 s" in grant(hold_until=TTL).loss(END).over
+    until = END + drift(TTL) + WORTH_RENEWING  # A renewal would not have been worth it.
+    assert "its max_hold of 10.0156 s" in grant(hold_until=until).loss(END).over
+    assert grant(hold_until=until + 0.001).loss(END).over == ""
     assert grant().loss(1.0).over == ""
+
+
+def test_an_error_tells_a_release_from_a_loss_before_it() -> None:
+    one, lost = grant(), grant()
+    lost.lose("expired")
+    for each in one, lost:
+        each.unnest()
+    assert (one.loss(1.0).over, lost.loss(1.0).over) == ("it was released", "")
+
+
+def test_it_is_ended_with_the_last_of_its_acquires() -> None:
+    one = grant(caller=me)
+    one.nest()
+    assert (one.unnest(), one.is_ended) == (1, False)
+    assert (one.unnest(), one.is_ended) == (0, True)
+    assert one.caller is me
+
+
+def test_transactions_hold_it_beyond_its_block() -> None:
+    one = grant()
+    assert one.hold_for_transactions()
+    assert not one.is_held_by_transactions_only
+    assert one.unnest() == 1
+    assert one.is_held_by_transactions_only
+    assert one.hold_for_transactions()
+    assert (one.unnest(), one.is_ended) == (1, False)
+    one.transactions_are_over()
+    assert one.is_held_by_transactions_only
+    assert (one.unnest(), one.is_ended) == (0, True)
+    one.transactions_are_over()
+    assert one.transactions == 0
+    assert not one.is_held_by_transactions_only
+
+
+@pytest.mark.proves("R3")
+def test_r3_a_try_is_granted_until_its_end_and_only_before_it() -> None:
+    assert granted_until(b"7", 1.0, 3.9, certain=3.0) == 4.0
+    assert granted_until(b"7", 1.0, 4.0, certain=3.0) is None
+    assert granted_until([b"busy"], 1.0, 3.9, certain=3.0) is None
 
 
 def test_a_holder_that_has_gone_without_a_release_is_news_once() -> None:
@@ -283,6 +342,12 @@ def test_one_that_goes_on_is_renewed_up_to_max_silence_after_its_last_word() -> 
     assert one.deadline == pytest.approx(6.9, abs=0.05)
     is_renewed(one, sent=6.0)
     assert "beat() was not called for 4 s" in one.loss(8.0).over
+
+
+def test_the_watchdog_is_called_when_less_than_half_of_it_is_left() -> None:
+    one = grant(ttl=8.0, deadline=8.0, ends=8.0)
+    assert [one.hold_on(now, 60.0) for now in (4.0, 4.1)] == [False, True]
+    assert not one.hold_on(4.1, 4.0)  # Half of max_silence is enough.
 
 
 def test_who_says_too_late_that_it_goes_on_has_lost_it() -> None:

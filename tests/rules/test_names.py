@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_redislock import InvalidLockName
-from django_redislock.rules.keys import BUCKETS, IN_BUCKETS, bucket_of, lock_keys, name_of
+from django_redislock.rules.keys import (
+    BUCKETS,
+    IN_BUCKETS,
+    bucket_of,
+    channel,
+    lock_keys,
+    name_of,
+    prefix_in,
+    prefix_of,
+)
 from django_redislock.rules.names import check_name
 
 
@@ -103,6 +112,12 @@ def test_in_buckets_all_keys_of_a_name_have_the_tag_of_its_bucket(name: str) -> 
     elsewhere = f"prefix:{{{(bucket_of(name) + 1) % BUCKETS}}}:"
     assert name_of(prefix, keys.lock.replace(begin, elsewhere, 1)) is None
     assert name_of("prefix", keys.lock) is None
+
+
+@pytest.mark.parametrize("prefix", ["prefix", "prefix" + IN_BUCKETS])
+def test_a_channel_tells_for_which_locks_it_is(prefix: str) -> None:
+    begin = prefix_of(prefix, "lottery")
+    assert prefix_in(channel(begin, "host:1", 7)) == begin
 
 
 def test_the_bucket_of_a_name_is_the_same_for_ever() -> None:
