@@ -31,7 +31,7 @@ from django_redislock.held_lock import (
 from django_redislock.humanize import visible
 from django_redislock.process import is_gone
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.names import check_name
+from django_redislock.rules.names import check_name, split_permit
 from django_redislock.rules.options import DEFAULT_ALIAS, LONGEST_OPERATION
 from django_redislock.rules.replies import RELEASED, ForceReleaseReply, InspectReply, in_seconds
 from django_redislock.rules.steps import Call
@@ -187,7 +187,7 @@ def record_of(detail: Detail) -> Record | None:
     """
     owners = [lease.owner for lease in (detail.lock, *detail.past) if lease]
     is_permit = any(owner.permit for owner in owners)
-    name = detail.name.rpartition("#")[0] if is_permit else detail.name
+    name = split_permit(detail.name)[0] if is_permit else detail.name
     return record(name, using=detail.alias)
 
 

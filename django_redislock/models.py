@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from django.db import models
 
@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from django_redislock import held_lock
 
 __all__ = ["CompletedRun", "Fence", "FencedModel", "HeldLock", "LockPage"]
+
+
+class _Key(NamedTuple):
+    """What the key of a page stands for."""
+
+    alias: str
+    name: str
 
 
 class _NoRows(models.Manager["HeldLock"]):
@@ -73,21 +80,21 @@ class HeldLock(models.Model):
     @property
     def name(self) -> str:
         """The lock's name."""
-        return self._unpacked[1]
+        return self._unpacked.name
 
     @property
     def alias(self) -> str:
         """Its alias in REDISLOCK."""
-        return self._unpacked[0]
+        return self._unpacked.alias
 
     @property
-    def _unpacked(self) -> tuple[str, str]:
+    def _unpacked(self) -> _Key:
         try:
             packed = base64.urlsafe_b64decode(self.key + "=" * (-len(self.key) % 4)).decode()
         except ValueError:  # Of base64 and of UTF-8.
-            return "", ""
+            return _Key("", "")
         alias, _, name = packed.partition("\0")
-        return alias, name
+        return _Key(alias, name)
 
 
 LockPage = HeldLock

@@ -14,8 +14,8 @@ from django_redislock.admin.changelist import FREE
 from django_redislock.exceptions import InvalidLockName
 from django_redislock.humanize import duration, visible
 from django_redislock.models import LockPage
+from django_redislock.rules.names import permit_name
 from django_redislock.rules.options import MOST_PERMITS
-from django_redislock.rules.stored import is_number
 
 if TYPE_CHECKING:
     from django_redislock.admin.changelist import Rows
@@ -119,13 +119,13 @@ def _at_work(names: list[str], alias: str) -> set[str]:
     that cools down counts too: its run has succeeded. A command that holds a lock, forgotten in
     some terminal, is no run. The first permit says how many permits there are.
     """
-    first = {f"{name}#1": name for name in names}
+    first = {permit_name(name, 1): name for name in names}
     locks = {lock.name: lock for lock in held.look_at([*names, *first], using=alias)}
     others = {
-        f"{name}#{number}": name
+        permit_name(name, number): name
         for permit, name in first.items()
         if permit in locks
-        for number in range(2, _limit(locks[permit]) + 1)
+        for number in range(2, min(locks[permit].owner.permits, MOST_PERMITS) + 1)
     }
     permits = first | others
     return {
@@ -135,12 +135,6 @@ def _at_work(names: list[str], alias: str) -> set[str]:
         and lock.owner.task
         and bool(lock.owner.permit) == (lock.name in permits)
     }
-
-
-def _limit(permit: held.HeldLock) -> int:
-    """How many permits there are: of "2/5", five."""
-    limit = permit.owner.permit.rpartition("/")[2]
-    return min(int(limit), MOST_PERMITS) if is_number(limit) else 0
 
 
 def _free_at(alias: str, search: str) -> dict[str, str]:

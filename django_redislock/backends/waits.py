@@ -1,12 +1,13 @@
-"""One text for blocking and asynchronous code, where they differ only in how they wait.
+"""One text for blocking and asynchronous code, where they differ only in how a step is done.
 
-A text is a generator. It yields each wait, as a function that blocks or a coroutine function. It is
-sent the result, and what the wait raises is raised there.
+A text is a generator. It yields each step and is sent the result; what the step raises is raised
+there. In most texts a step is a wait: a function that blocks, or a coroutine function.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
+from operator import call
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -14,33 +15,35 @@ Result = TypeVar("Result")
 Waits = Generator[Callable[[], Any], Any, Result]
 
 
-def perform(waits: Waits[Result]) -> Result:
-    """Do all waits, blocking this thread."""
+def perform(text: Generator[Any, Any, Result], do: Callable[[Any], Any] = call) -> Result:
+    """Do all steps, blocking this thread."""
     try:
-        wait = next(waits)
+        step = next(text)
         while True:
             try:
-                found = wait()
+                found = do(step)
             except BaseException as error:  # noqa: BLE001 - it is for the text
-                wait = waits.throw(error)
+                step = text.throw(error)
             else:
-                wait = waits.send(found)
+                step = text.send(found)
     except StopIteration as end:
         result: Result = end.value
         return result
 
 
-async def aperform(waits: Waits[Result]) -> Result:
+async def aperform(
+    text: Generator[Any, Any, Result], do: Callable[[Any], Awaitable[Any]] = call
+) -> Result:
     """See perform(), without blocking the event loop."""
     try:
-        wait = next(waits)
+        step = next(text)
         while True:
             try:
-                found = await wait()
+                found = await do(step)
             except BaseException as error:  # noqa: BLE001 - cancellation too
-                wait = waits.throw(error)
+                step = text.throw(error)
             else:
-                wait = waits.send(found)
+                step = text.send(found)
     except StopIteration as end:
         result: Result = end.value
         return result

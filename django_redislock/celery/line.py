@@ -89,9 +89,12 @@ def stand(task: Task, name: str, busy: Busy) -> Turn | None:
 
 def time_in_slot(task: Task) -> float:
     """Seconds that the current run may wait in its worker slot."""
-    conf, said = task.app.conf, task.request.timelimit or (None, None)
-    hard, soft = said[0] or task.time_limit, said[1] or task.soft_time_limit
-    limits = (hard or conf.task_time_limit, soft or conf.task_soft_time_limit)
+    conf = task.app.conf
+    hard, soft = task.request.timelimit or (None, None)
+    limits = (
+        hard or task.time_limit or conf.task_time_limit,
+        soft or task.soft_time_limit or conf.task_soft_time_limit,
+    )
     return min([IN_SLOT, *(float(limit) * OF_TIME_LIMIT for limit in limits if limit)])
 
 

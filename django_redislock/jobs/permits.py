@@ -12,16 +12,19 @@ import asyncio
 import math
 import random
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock.activity import Activity, busy_with
 from django_redislock.backends.registry import backends
+from django_redislock.backends.waits import aperform, perform
 from django_redislock.lease import Lease
 from django_redislock.lock import Lock
 from django_redislock.process import cached_property
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import Busy, Finished
-from django_redislock.rules.names import check_name
+from django_redislock.rules.names import check_name, permit_name, split_permit
+from django_redislock.rules.replies import in_seconds
 from django_redislock.rules.steps import Call, Notify
 from django_redislock.signals import lock_timed_out
 
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from django_redislock.rules.flows import RunMarker
     from django_redislock.rules.steps import Flow
 
-    # What take() does next. A loop does it, blocking or awaiting, and sends the answer.
+    # What take() does, see waits.py.
     Taking: TypeAlias = "Generator[Steps, Any, Outcome]"
 
 LONGEST_IN_ONE_QUEUE = 1.0  # Seconds that a run waits for one permit before it looks at all.
@@ -78,7 +81,7 @@ class Permits:
     @cached_property
     def names(self) -> list[str]:
         """The locks that are the permits."""
-        return [f"{self.name}#{number}" for number in range(1, self.options.limit + 1)]
+        return [permit_name(self.name, number) for number in range(1, self.options.limit + 1)]
 
     @cached_property
     def backend(self) -> Backend:
@@ -101,35 +104,11 @@ class Permits:
             InvalidLockName: The name is too long to be that of a permit.
             LockUnavailable: The server did not or could not answer.
         """
-        taking = self._taking(wait, since)
-        try:
-            step = next(taking)
-            while True:
-                try:
-                    answer = self._do(step, locks)
-                except BaseException as error:  # noqa: BLE001 - a permit may have to be given back
-                    step = taking.throw(error)
-                else:
-                    step = taking.send(answer)
-        except StopIteration as end:
-            outcome: Outcome = end.value
-            return outcome
+        return perform(self._taking(wait, since), partial(self._do, locks=locks))
 
     async def atake(self, locks: AsyncExitStack) -> Outcome:
         """See take()."""
-        taking = self._taking(None, None)
-        try:
-            step = next(taking)
-            while True:
-                try:
-                    answer = await self._ado(step, locks)
-                except BaseException as error:  # noqa: BLE001
-                    step = taking.throw(error)
-                else:
-                    step = taking.send(answer)
-        except StopIteration as end:
-            outcome: Outcome = end.value
-            return outcome
+        return await aperform(self._taking(None, None), partial(self._ado, locks=locks))
 
     def _do(self, step: Steps, locks: ExitStack) -> Any:
         match step:
@@ -212,7 +191,7 @@ class Permits:
 
     def _activity_of(self, name: str) -> Activity:
         """Tells operators which permit of how many it is."""
-        permit = f"{name.rpartition('#')[2]}/{self.options.limit}"
+        permit = f"{split_permit(name)[1]}/{self.options.limit}"
         return self.activity._replace(permit=permit)
 
     def _unless_in_the_way(self, lock: Lock, lease: Lease) -> Taking:
@@ -248,7 +227,7 @@ class Permits:
             calls.append(Call(scripts.FINISHED, self.name, args, self.backend.within))
         answers = yield _Look(calls)
         if self.marker.id and (ago := int(answers.pop())) >= 0:
-            return Finished(ago / 1000)
+            return Finished(in_seconds(ago))
         looks = map(self.backend.seen, names, answers)
         taken = {
             name: Busy(

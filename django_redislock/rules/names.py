@@ -185,3 +185,14 @@ class _Anything(dict[str, object]):
 def _shown(name: object) -> str:
     text = repr(name)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def permit_name(name: str, number: int) -> str:
+    """The lock that is one of the permits of *name*."""
+    return f"{name}#{number}"
+
+
+def split_permit(permit: str) -> tuple[str, str]:
+    """The name that a permit belongs to, and which one it is."""
+    name, _, number = permit.rpartition("#")
+    return name, number

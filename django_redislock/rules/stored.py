@@ -126,6 +126,12 @@ class Owner:
         return _short_id(self.task_id) == _short_id(task_id)
 
     @property
+    def permits(self) -> int:
+        """Of how many permits it has one; 0 if nobody knows."""
+        limit = self.permit.rpartition("/")[2]
+        return int(limit) if is_number(limit) else 0
+
+    @property
     def place(self) -> str:
         """Where it is, as "host:pid"; "" if nobody knows."""
         return f"{self.host or 'unknown'}:{self.pid}" if self.pid is not None else self.host

@@ -416,7 +416,7 @@ def test_a_hundred_thousand_locks_among_a_million_keys_are_listed_in_few_round_t
 def count_round_trips(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is sent to a server and awaited, from now on."""
     trips: list[str] = []
-    for name in ("ask", "send"):
+    for name in ("execute", "send"):
         send = getattr(Connection, name)
 
         def counted(connection: Any, *args: Any, _send: Any = send, _name: str = name) -> Any:
