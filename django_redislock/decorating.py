@@ -49,7 +49,12 @@ def explaining(make: Callable[Parameters, Returned]) -> Callable[Parameters, Ret
 
 def is_decorated(first: object) -> bool:
     """Whether the first argument of a decorator is what it decorates, and not the name."""
-    return callable(first) or isinstance(first, classmethod | property)
+    is_one = callable(first) or isinstance(first, classmethod | property)
+    return is_one or _is_task_of_django(first)
+
+
+def _is_task_of_django(one: object) -> bool:
+    return type(one).__module__.startswith(("django.tasks.", "django_tasks."))
 
 
 def nameless(function: object) -> TypeError:
@@ -71,6 +76,11 @@ def check_decorated(function: object, line: str) -> None:
         raise TypeError(
             f"{of} was given a Celery task, and workers would run it without the lock."
             f" Write @shared_task above {line}, or @single_instance_task in their place."
+        )
+    if _is_task_of_django(function):
+        raise TypeError(
+            f"{of} was given a task of Django, and workers would run it without the lock. Write"
+            f" @task above {line}."
         )
     if inspect.isclass(function):
         raise TypeError(

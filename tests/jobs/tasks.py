@@ -1,0 +1,40 @@
+"""Jobs as tasks of Django: of Django 6, or of its backport, django-tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_redislock import single_instance
+from django_redislock.jobs import current_lease
+
+try:
+    from django.tasks import task
+except ImportError:  # Before Django 6.
+    from django_tasks import task
+
+
+def lock() -> str:
+    """The name of the lock that the body holds."""
+    lease = current_lease()
+    return lease.name if lease else "none"
+
+
+@task
+@single_instance("import:{source}")
+def load(source: str) -> str:
+    """A job that blocks."""
+    return lock()
+
+
+@task
+@single_instance("import:{source}")
+async def aload(source: str) -> str:
+    """One that awaits."""
+    return lock()
+
+
+@task(takes_context=True)
+@single_instance("import:{source}")
+def load_as(context: Any, source: str) -> list[Any]:
+    """One that is told which try it is."""
+    return [lock(), context.attempt]
