@@ -140,7 +140,7 @@ def test_signals_reach_the_command_and_the_lock_is_free_after_it(start: Callable
 
 def test_a_command_whose_lease_is_lost_is_ended(start: Callable[..., Job]) -> None:
     script = "trap 'echo asked' TERM; echo on; while :; do sleep 0.05; done"
-    job = start("backup", "--ttl", "0.6", "--grace", "0.3", "--", "sh", "-c", script)
+    job = start("backup", "--ttl", "4", "--grace", "0.3", "--", "sh", "-c", script)
     wait_until(lambda: job.out)
     found = held.get("backup")
     assert found is not None
