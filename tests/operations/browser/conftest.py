@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from playwright.sync_api import Browser, BrowserContext, Page, StorageState
+    from playwright.sync_api import Browser, BrowserContext, Page, StorageState, ViewportSize
 
 ARGUMENTS = [
     "--no-sandbox",
@@ -36,6 +36,7 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+WINDOW: ViewportSize = {"width": 1280, "height": 720}
 
 
 class Stage:
@@ -50,6 +51,7 @@ class Stage:
         self._site = Child(site.serve, self._folder, redislock=self.redislock)
         self.url: str = self._site.read(timeout=HUNG)
         self.sessions: dict[str, StorageState] = {}  # Of each user who has signed in.
+        self.windows: dict[str, list[Page]] = {}  # Unused ones, by who looks, and how.
         self._actors: list[Child] = []
 
     def hold(self, name: str, **how: Any) -> Child:
@@ -112,20 +114,43 @@ def chromium() -> Iterator[Browser]:
 
 
 class Visit:
-    """A window on the admin, signed in; the page is still empty."""
+    """A window on the admin, signed in; the page is still empty.
 
-    def __init__(self, chromium: Browser, stage: Stage, user: str, **options: Any) -> None:
-        self._stage = stage
+    To open one takes the browser a second, so it is kept for the next test that looks in the same
+    way. Nothing of a visit stays: cookies, what the window stores, routes, its size and colours.
+    """
+
+    def __init__(
+        self,
+        chromium: Browser,
+        stage: Stage,
+        user: str,
+        *,
+        viewport: ViewportSize = WINDOW,
+        color_scheme: Literal["light", "dark"] = "light",
+        **options: Any,
+    ) -> None:
         if user not in stage.sessions:
             stage.sessions[user] = self._sign_in(chromium.new_context(base_url=stage.url), user)
-        session = stage.sessions[user]
-        self._context = chromium.new_context(base_url=stage.url, storage_state=session, **options)
-        self.page: Page = self._context.new_page()
+        if options.get("is_mobile"):
+            options["viewport"] = viewport  # Which then also is that of the screen.
+        self._unused = stage.windows.setdefault(f"{user} {sorted(options.items())}", [])
+        if not self._unused:
+            self._unused.append(chromium.new_context(base_url=stage.url, **options).new_page())
+        self.page: Page = self._unused.pop()
+        self.page.context.clear_cookies()
+        self.page.context.add_cookies(stage.sessions[user]["cookies"])
+        self.page.set_viewport_size(viewport)
+        self.page.emulate_media(color_scheme=color_scheme)
         self.page.set_default_timeout(HUNG * 1000)
         self.trouble: list[str] = []  # What a developer would see in red.
-        self.page.on("pageerror", lambda error: self.trouble.append(str(error)))
-        self.page.on("console", self._heard)
-        self.page.on("dialog", self._asked)
+        self._listeners: dict[Any, Callable[[Any], None]] = {
+            "pageerror": lambda error: self.trouble.append(str(error)),
+            "console": self._heard,
+            "dialog": self._asked,
+        }
+        for event, listener in self._listeners.items():
+            self.page.on(event, listener)
 
     def list(self, query: str = "") -> Page:
         """Go to the list of held locks."""
@@ -164,7 +189,13 @@ class Visit:
         return wait_until(condition, message=message, every=0.05)
 
     def close(self) -> None:
-        self._context.close()
+        self.page.unroute_all(behavior="ignoreErrors")
+        if self.page.url.startswith("http"):
+            self.page.evaluate("sessionStorage.clear()")
+        for event, listener in self._listeners.items():
+            self.page.remove_listener(event, listener)
+        self.page.goto("about:blank")
+        self._unused.append(self.page)
 
     def _sign_in(self, context: BrowserContext, user: str) -> StorageState:
         page = context.new_page()

