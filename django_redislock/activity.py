@@ -14,7 +14,7 @@ class Activity(NamedTuple):
     """What the current thread or asyncio task is busy with."""
 
     path: str = ""  # Of the HTTP request being served.
-    task: str = ""
+    task: str = ""  # The full name of the job: of a task, a function or a command.
     task_id: str = ""
     permit: str = ""
 

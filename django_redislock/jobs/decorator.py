@@ -152,23 +152,10 @@ def single_instance(
             decorated is no function, or one whose body runs after the call.
         InvalidLockName: The name is none, or uses an argument that the function does not take.
     """
+    given = {argument: value for argument, value in locals().items() if argument != "name"}
     if name is not None and not (isinstance(name, str) or is_decorated(name)):
         check_name(name)  # Which says that it is no string.
-    options = JobOptions.parse(
-        {
-            "ttl": ttl,
-            "renew": renew,
-            "max_hold": max_hold,
-            "min_hold": min_hold,
-            "once": once,
-            "atomic": atomic,
-            "limit": limit,
-            "wait": wait,
-            "using": using,
-            "on_conflict": on_conflict,
-            "on_unavailable": on_unavailable,
-        }
-    )
+    options = JobOptions.parse(given)
     if is_decorated(name):
         return _make_job(name, None, options)
     return lambda function: _make_job(function, name, options)

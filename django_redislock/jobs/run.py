@@ -200,7 +200,7 @@ class JobRun:
         """
         options = self.options
         if options.limit > 1:
-            return self._permits().take(locks, wait, since)
+            return self.permits().take(locks, wait, since)
         how = options.lock_options if wait is None else options.lock_options._replace(wait=wait)
         lock = self._lock = Lock(self.name, how, self.marker)
         locks.push(lock)
@@ -208,12 +208,13 @@ class JobRun:
 
     async def _aask_for_lock(self, locks: AsyncExitStack) -> Lease | Busy | Done | Finished:
         if self.options.limit > 1:
-            return await self._permits().atake(locks)
+            return await self.permits().atake(locks)
         lock = Lock(self.name, self.options.lock_options, self.marker)
         locks.push_async_exit(lock)
         return await lock.aattempt()
 
-    def _permits(self) -> Permits:
+    def permits(self) -> Permits:
+        """Those of which a run takes one, if its options have a limit."""
         return Permits(self.name, self.options, self.marker, self.activity, self._is_own)
 
     def _is_own(self, busy: Busy) -> bool:

@@ -95,7 +95,7 @@ class SingleInstanceMixin(_Base):
             with release_on_sigterm(), told_once():
                 outcome = run.execute(super().execute)
         except (LockLost, LockTimeout, LockUnavailable) as error:
-            if error.name != run.name:
+            if error.name not in {run.name, *run.permits().names}:
                 raise  # That of another lock, in the body.
             status = UNAVAILABLE if isinstance(error, LockUnavailable) else FOUND
             raise CommandError(visible(str(error)), returncode=status) from error
