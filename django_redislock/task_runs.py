@@ -276,6 +276,19 @@ def _read_run(note: bytes, now: float) -> Run | None:
 # What follows is for the package's own integrations.
 
 
+def last_successes(names: Sequence[str], *, using: str) -> dict[str, Run]:
+    """The last run that ended well under each of these locks, where one is known.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    found: dict[str, Run | None] = {}
+    for start in range(0, len(names), ASKED_AT_ONCE):
+        noted = _noted(backends[using], [*names[start : start + ASKED_AT_ONCE]])
+        found |= {name: record.last_success for name, (record, _) in noted.items()}
+    return {name: run for name, run in found.items() if run is not None}
+
+
 def note_skip(name: str, why: str, *, using: str) -> None:
     """Note that the run of this thread was skipped because of the lock *name*.
 

@@ -1,0 +1,232 @@
+"""LeaderScheduler: of several beats one sends, whatever becomes of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import held
+from django_redislock.rules import scripts
+from tests.support.faults import takes
+from tests.support.nursery import environment_for, start_python
+from tests.support.others import waiters
+from tests.support.waiting import HUNG, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.celery.project.stage import Stage
+    from tests.conftest import MakeProxy
+    from tests.support.proxy import Proxy
+    from tests.support.servers import Server
+
+pytest_plugins = ["tests.celery.project.stage"]
+
+LOCK = "celery-beat:tests"
+EVERY = 0.2  # Seconds between two slots.
+TTL = 1.0
+TAKEOVERS = int(os.environ.get("TAKEOVERS", "50"))
+
+
+class Beat:
+    """A ``celery beat`` process, which reaches the locks by a network of its own."""
+
+    def __init__(self, stage: Stage, proxy: Proxy, ttl: float, every: float) -> None:
+        self.proxy = proxy
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
+        self._directory = tempfile.TemporaryDirectory()
+        conf = {
+            "noon": {"key": "", "every": every, "late": 0.0},
+            "beat_leader_scheduler": "tests.celery.project.ledger:Ledger",
+            "beat_leader_ttl": ttl,
+        }
+        location = proxy.url.rpartition("/")[0] + "/" + stage.url.rpartition("/")[2]
+        redislock = {"default": {"LOCATION": location, "OPTIONS": {"socket_timeout": 2.0}}}
+        command = ["-A", "tests.celery.project.app", "beat", "--loglevel", "INFO"]
+        command += ["--scheduler", "django_redislock.celery.beat:LeaderScheduler"]
+        command += ["--schedule", str(Path(self._directory.name) / "schedule")]
+        with Path(os.devnull).open() as nothing:
+            self.process = start_python(
+                "celery.__main__:main",
+                *command,
+                files=(nothing.fileno(), self._log.fileno(), self._log.fileno()),
+                environment=environment_for()
+                | {
+                    "TESTS_CELERY": json.dumps({**stage.conf, **conf}),
+                    "TESTS_REDISLOCK": json.dumps(redislock),
+                    "TESTS_JOURNAL": stage.url,
+                },
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        return os.pread(self._log.fileno(), 1 << 24, 0).decode(errors="replace")
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(HUNG)
+        self.proxy.close()
+        self._log.close()
+        self._directory.cleanup()
+
+
+class Beats:
+    """Several beats of one project, and what they have sent."""
+
+    def __init__(self, stage: Stage, new_proxy: Callable[[], Proxy]) -> None:
+        self._stage = stage
+        self._new_proxy = new_proxy
+        self.all: list[Beat] = []
+
+    def start(self, *, ttl: float = TTL, every: float = EVERY) -> Beat:
+        beat = Beat(self._stage, self._new_proxy(), ttl, every)
+        self.all.append(beat)
+        return beat
+
+    def end(self, beat: Beat) -> None:
+        self.all.remove(beat)
+        beat.close()
+
+    def leader(self, *others: Beat) -> Beat:
+        """The beat that leads and has sent something since, once it is none of *others*."""
+        not_these = {beat.pid for beat in others}
+
+        def found() -> Beat | None:
+            lock = held.get(LOCK)
+            pid = lock.owner.pid if lock is not None else None
+            if pid in not_these or self.last_sender != pid:
+                return None
+            return next((beat for beat in self.all if beat.pid == pid), None)
+
+        return wait_until(found, HUNG, "another beat leads, and sends", every=0.01)
+
+    def take_over(self, leader: Beat) -> None:
+        """Return once another beat has sent something, which must be soon."""
+        with takes(at_most=TTL + 2):
+            self.leader(leader)
+
+    def wait_for_standby(self) -> None:
+        """Return once a beat is there that can take over."""
+        wait_until(lambda: waiters(LOCK), HUNG, "a beat stands by", every=0.01)
+
+    @property
+    def last_sender(self) -> int | None:
+        newest = self._stage.redis.lindex("celery", 0)
+        return read(newest)["pid"] if newest else None
+
+    @property
+    def sent(self) -> list[dict[str, Any]]:
+        """All that was sent, in this order: its slot, when, and by which process."""
+        return [read(one) for one in reversed(self._stage.redis.lrange("celery", 0, -1))]
+
+    def report(self) -> str:
+        return "\n\n".join(f"{beat.pid}\n{beat.log}" for beat in self.all)
+
+
+def read(message: bytes) -> dict[str, Any]:
+    return dict(json.loads(message)["headers"])
+
+
+@pytest.fixture
+def beats(own_stage: Stage, celery_server: Server, make_proxy: MakeProxy) -> Iterator[Beats]:
+    beats = Beats(own_stage, lambda: make_proxy(celery_server))
+    yield beats
+    report = beats.report()
+    for beat in list(beats.all):
+        beats.end(beat)
+    assert "Traceback" not in report, report
+
+
+# --- what becomes of a leader --------------------------------------------------------------------
+
+
+def kill(beats: Beats, leader: Beat) -> None:
+    """It dies, and another one is started later."""
+    leader.signal(signal.SIGKILL)
+    beats.take_over(leader)
+    beats.end(leader)
+    beats.start()
+
+
+def stop(beats: Beats, leader: Beat) -> None:
+    """It stands still, wherever it is, and goes on when another one leads."""
+    leader.signal(signal.SIGSTOP)
+    beats.take_over(leader)
+    leader.signal(signal.SIGCONT)
+
+
+def cut_off(beats: Beats, leader: Beat) -> None:
+    """It reaches no lock server, until another one leads."""
+    leader.proxy.blackhole()
+    beats.take_over(leader)
+    leader.proxy.heal(deliver=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60 + 10 * TAKEOVERS)
+def test_no_slot_is_sent_twice_and_none_waits_long_whatever_becomes_of_leaders(
+    beats: Beats,
+) -> None:
+    """``TAKEOVERS=1000`` for more of them."""
+    for _ in range(3):
+        beats.start()
+    beats.leader()
+    for become in itertools.islice(itertools.cycle([kill, stop, cut_off]), TAKEOVERS):
+        beats.wait_for_standby()
+        leader = beats.leader()
+        time.sleep(random.uniform(0, EVERY))  # Anywhere between two slots.
+        become(beats, leader)
+    slots = [one["slot"] for one in beats.sent]
+    assert len(slots) == len(set(slots)), beats.report()
+
+
+@pytest.mark.slow
+def test_a_write_that_arrives_after_a_takeover_sends_nothing(beats: Beats) -> None:
+    first = beats.start()
+    beats.leader()
+    beats.start()
+    rule = first.proxy.rule_for_script(scripts.CONCLUDE.sha, "hold")
+    rule.wait()  # It writes down that it is about to send.
+    first.proxy.blackhole()
+    beats.leader(first)
+    first.proxy.heal(deliver=True)
+    assert first.proxy.forward_held() == 1
+    wait_until(lambda: "This beat stands by" in first.log, HUNG, "it knows that another one leads")
+    sent = [one["slot"] for one in beats.sent]
+    assert len(sent) == len(set(sent)), beats.report()
+
+
+@pytest.mark.slow
+def test_a_beat_that_is_told_to_end_lets_another_lead_at_once(beats: Beats) -> None:
+    """And so does one that stands by, though it waits for the lock."""
+    first, second, third = (beats.start(ttl=HUNG) for _ in range(3))
+    for _ in range(2):
+        leader = beats.leader()
+        leader.signal(signal.SIGTERM)
+        assert leader.process.wait() == 0
+        beats.leader(leader)  # Long before the ttl is over.
+        beats.end(leader)
+    (last,) = beats.all
+    assert last in {first, second, third}
+    standby = beats.start(ttl=HUNG)
+    wait_until(lambda: "This beat stands by" in standby.log, HUNG, "it stands by")
+    standby.signal(signal.SIGTERM)
+    assert standby.process.wait() == 0
+    gaps = [after["at"] - before["at"] for before, after in itertools.pairwise(beats.sent)]
+    assert max(gaps) < HUNG / 2
