@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from inspect import currentframe
 from typing import Any
+
+_ENCODERS = ("json.encoder", "simplejson.encoder")
 
 
 class Skipped(dict[str, Any]):
@@ -19,15 +22,14 @@ class Skipped(dict[str, Any]):
         by: Who did the work, or held the lock last; if it is not busy.
         ago: How many seconds ago that was; missing if nobody knows.
         reason: What else there is to say, if anything.
-
-    The indented JSON of the standard library writes whatever is false as ``{}``: give it
-    ``dict(skipped)``.
     """
 
     __slots__ = ()
 
     def __bool__(self) -> bool:
-        return False
+        # Encoders in Python, as of json.dump() and of indented JSON, write what is false as {}.
+        caller = currentframe().f_back  # type: ignore[union-attr] # CPython has frames
+        return caller is not None and caller.f_globals.get("__name__") in _ENCODERS
 
     def __repr__(self) -> str:
         return f"Skipped({super().__repr__()})"

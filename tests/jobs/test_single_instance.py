@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import math
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import shared_task
 from django.core.management import CommandError, call_command
+from django.core.serializers.json import DjangoJSONEncoder
 
 from django_redislock import (
     InvalidLockName,
@@ -327,7 +329,12 @@ def test_a_skip_is_a_dictionary_that_is_false_and_goes_anywhere() -> None:
     again = pickle.loads(pickle.dumps(skipped))
     assert (type(again), again) == (Skipped, skipped)
     assert json.loads(json.dumps(skipped)) == skipped == dict(skipped)
-    assert json.loads(json.dumps(dict(skipped), indent=2)) == skipped
+    # Encoders in Python take what is false for empty.
+    assert json.loads(json.dumps([skipped], indent=2)) == [skipped]
+    written = io.StringIO()
+    json.dump(skipped, written)
+    assert json.loads(written.getvalue()) == skipped
+    assert json.loads(json.dumps(skipped, cls=DjangoJSONEncoder, indent=4)) == skipped
 
 
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
