@@ -273,7 +273,8 @@ def _dealt(items: list[pytest.Item], hands: int) -> list[pytest.Item]:
 
     Slow tests keep the processor busy, and most others wait for a server. So a quarter of the
     processes begin with the slow ones, the longest first, lest at the end everybody waits for one
-    of these. Those of a module stay together: they share a browser, or a site.
+    of these. Those of a module stay together: they share a browser, or a site. So do others by
+    their place, in random order: a cluster or three sentinels are then started by few processes.
     """
     modules: dict[Path, list[pytest.Item]] = {}
     for item in items:
@@ -283,7 +284,7 @@ def _dealt(items: list[pytest.Item], hands: int) -> list[pytest.Item]:
     slow = stretches[: max(1, hands // 4)]
     for module in sorted(modules.values(), key=lambda tests: -sum(map(_may_take, tests))):
         min(slow, key=lambda stretch: sum(map(_may_take, stretch))).extend(module)
-    others = iter([item for item in items if not _may_take(item)])
+    others = iter(sorted((item for item in items if not _may_take(item)), key=_place))
     length = -(-len(items) // hands)
     for stretch in stretches:
         stretch.extend(itertools.islice(others, max(0, length - len(stretch))))
@@ -294,6 +295,12 @@ def _may_take(item: pytest.Item) -> float:
     """How many seconds a slow test may take, by its own word if it has one; 0 for all others."""
     timeout = item.get_closest_marker("timeout")
     return timeout.args[0] if timeout else 10 if item.get_closest_marker("slow") else 0
+
+
+def _place(item: pytest.Item) -> str:
+    """Where it keeps its locks, if it runs in one of several places."""
+    callspec = getattr(item, "callspec", None)
+    return str(callspec.params.get("place", "")) if callspec else ""
 
 
 def _is_quick(item: pytest.Item) -> bool:
