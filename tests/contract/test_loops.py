@@ -14,7 +14,8 @@ from asgiref.sync import async_to_sync
 
 from django_redislock import distributed_lock
 from django_redislock.backends.quorum import servers as quorum_servers
-from tests.support.matrix import everywhere
+from tests.support.matrix import CLUSTER, MEMORY, QUORUM, SECURED, SENTINEL, everywhere, places
+from tests.support.servers import KIND
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def descriptors() -> int:
 
 
 @everywhere
+@places(KIND, SECURED, MEMORY, SENTINEL, CLUSTER, QUORUM)  # Others differ in what a server allows.
 @pytest.mark.parametrize(
     "use_loop",
     [run, call, close, close_uvloop, drop, drop_with_a_waiter, close_with_a_waiter],
