@@ -57,8 +57,9 @@ demo-stop: $(VENV)/demo ## Stop the embedded server that the example project has
 test: $(VENV)/test ## Run the test suite (ARGS=--everywhere: each test in every place that it is written for)
 	@exec $(PYTEST) --durations 10 --durations-min 5 $(ARGS)
 
+test-quick: JOBS = 6# To begin costs each of them as much as its tests.
 test-quick: $(VENV)/test ## Run the tests that answer within a minute: rules, API, locks on one server
-	@exec $(PYTEST) --quick tests/rules tests/contract tests/package $(ARGS)
+	@exec $(PYTEST) --quick -m 'not waits' tests/rules tests/contract tests/package $(ARGS)
 
 mutants: $(VENV)/test ## Change the code in a thousand places: do tests notice? (ARGS='--sample 50 --seed 1')
 	@exec nice -n 19 $(BIN)/python -m tests.mutants $(ARGS)

@@ -430,6 +430,7 @@ def test_another_setting_changes_nothing(place: Place) -> None:
         assert backends["default"] is before
 
 
+@pytest.mark.waits
 @both_ways
 async def test_a_held_lease_stays_with_the_backend_that_granted_it(way: Way, place: Place) -> None:
     before = place.setting()
@@ -449,6 +450,7 @@ async def test_a_held_lease_stays_with_the_backend_that_granted_it(way: Way, pla
             assert held.get("lottery") is None
 
 
+@pytest.mark.waits
 @everywhere
 @both_ways
 async def test_the_connections_of_a_forgotten_setting_are_closed(way: Way, locks: Locks) -> None:

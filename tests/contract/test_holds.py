@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # --- max_hold ------------------------------------------------------------------------------------
 
 
+@pytest.mark.waits
 @both_ways
 async def test_a_lease_is_renewed_until_max_hold_and_not_longer(way: Way, place: Place) -> None:
     lock = distributed_lock("lottery", ttl=4.5, max_hold=6)
@@ -110,7 +111,7 @@ async def test_renewing_past_max_hold_raises_lock_lost(way: Way, place: Place) -
 # --- min_hold ------------------------------------------------------------------------------------
 
 
-@everywhere
+@pytest.mark.waits
 @both_ways
 async def test_after_a_success_the_lock_cools_until_min_hold(way: Way, place: Place) -> None:
     # min_hold may well exceed the ttl.
@@ -183,6 +184,7 @@ async def test_a_cooling_lock_cannot_be_brought_back(way: Way, place: Place) -> 
     assert seen.state == "cooling"
 
 
+@pytest.mark.waits
 @everywhere
 @in_turn
 @both_ways

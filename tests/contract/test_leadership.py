@@ -126,6 +126,7 @@ def test_arguments_are_named_that_are_no_durations(argument: str) -> None:
 # --- a body that hangs ---------------------------------------------------------------------------
 
 
+@pytest.mark.waits
 @both_ways
 async def test_after_too_long_a_silence_another_leads(
     way: Way, place: Place, caplog: pytest.LogCaptureFixture
@@ -145,6 +146,7 @@ async def test_after_too_long_a_silence_another_leads(
     assert "its beat() was not called for 2 s" in caplog.text
 
 
+@pytest.mark.waits
 @places(KIND)
 @pytest.mark.parametrize("ttl", [3, 30], ids="ttl {}".format)
 @both_ways

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.proves("P1", "R2")
+@pytest.mark.waits
 @both_ways
 async def test_a_lease_ends_here_before_it_ends_on_the_server(way: Way, place: Place) -> None:
     lock = distributed_lock("lottery", ttl=2, renew=False)
@@ -43,6 +44,7 @@ async def test_a_lease_ends_here_before_it_ends_on_the_server(way: Way, place: P
     lease = lock.lease
     assert lease is not None
     assert 0 < lease.expires_in < 2
+    await way.until(lambda: lease.expires_in < 0.3)
     while True:
         free = held.get("lottery") is None
         if not lease.held:
@@ -162,7 +164,7 @@ async def test_a_renewal_learns_of_the_loss_and_its_reason(
 
 
 @pytest.mark.proves("P5", "R7")
-@everywhere
+@pytest.mark.waits
 @both_ways
 @pytest.mark.parametrize("reason", REASONS)
 async def test_the_watchdog_learns_of_the_loss_and_tells(
@@ -181,6 +183,7 @@ async def test_the_watchdog_learns_of_the_loss_and_tells(
     assert not lease.held
 
 
+@pytest.mark.waits
 @on_servers
 @both_ways
 async def test_a_server_out_of_reach_until_the_deadline_means_unreachable(
@@ -318,6 +321,7 @@ async def test_on_lost_does_not_run_in_the_thread_that_renews(way: Way, place: P
     assert "watchdog" not in threads[0]
 
 
+@pytest.mark.waits
 @both_ways
 async def test_on_lost_that_blocks_does_not_delay_other_renewals(way: Way, place: Place) -> None:
     lock, blocking, go_on = distributed_lock("lottery", ttl=1.5), [], threading.Event()
@@ -394,6 +398,7 @@ async def test_verifying_against_a_silent_server_raises_unavailable_and_keeps_th
         await way.ensure_held(lease, verify=True)
 
 
+@pytest.mark.waits
 @on_servers
 @both_ways
 async def test_release_on_a_silent_server_raises_unavailable_and_ends_the_lease(
@@ -415,6 +420,7 @@ async def test_release_on_a_silent_server_raises_unavailable_and_ends_the_lease(
     await way.until(lambda: held.get("lottery") is None)
 
 
+@pytest.mark.waits
 @on_servers
 @both_ways
 async def test_leaving_a_block_on_a_silent_server_logs_and_raises_nothing(
@@ -539,6 +545,7 @@ def test_many_callbacks_that_block_do_not_delay_the_next(place: Place) -> None:
         go_on.set()
 
 
+@pytest.mark.waits
 @on_servers
 @both_ways
 async def test_the_reason_of_a_loss_does_not_change(way: Way, place: Place, losing: Losing) -> None:
@@ -550,6 +557,12 @@ async def test_the_reason_of_a_loss_does_not_change(way: Way, place: Place, losi
     lease.on_lost(told.append)
     losing.lose(lease, "unreachable")
     reasons = []
+
+    def is_nearly_over() -> bool:
+        reasons.append(lease.lost_reason)
+        return lease.expires_in < 0.2
+
+    await way.until(is_nearly_over)
     while not told:
         reasons.append(lease.lost_reason)
         await way.sleep(0)
@@ -630,6 +643,7 @@ async def test_an_acquire_that_is_late_does_not_shorten_a_lease(way: Way, place:
         assert seen.expires_in > 280
 
 
+@pytest.mark.waits
 @on_servers
 @both_ways
 @pytest.mark.parametrize("how", ["renew", "ensure_held"])

@@ -308,6 +308,7 @@ def test_a_late_waiter_keeps_its_place_once(locks: Locks, spawn: Spawn) -> None:
 
 
 @pytest.mark.proves("P6", "R14")
+@pytest.mark.waits
 def test_a_lost_bell_costs_at_most_two_seconds(
     caller: Caller, locks: Locks, proxied: Proxy
 ) -> None:
@@ -426,6 +427,7 @@ def test_a_hand_over_is_confirmed_at_once_also_by_a_server_that_has_just_been_re
 # Cooling
 
 
+@pytest.mark.waits
 def test_the_first_waiter_is_told_when_the_lock_will_have_cooled(
     caller: Caller, locks: Locks, if_rung: float
 ) -> None:
@@ -524,6 +526,7 @@ def test_waiters_whose_shared_connection_is_lost_look_by_themselves_and_keep_the
     assert served == list(range(5))
 
 
+@pytest.mark.waits
 def test_waiters_whose_shared_connection_is_half_open_notice_it(
     locks: Locks,
     settings: Settings,

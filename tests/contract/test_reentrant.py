@@ -250,6 +250,7 @@ async def test_within_a_lost_lease_a_plain_acquire_is_no_misuse(way: Way, place:
     assert await way.acquire(distributed_lock("lottery", wait=0)) is True
 
 
+@pytest.mark.waits
 @both_ways
 async def test_a_lease_that_has_run_out_by_the_clock_is_no_misuse_either(
     way: Way, place: Place

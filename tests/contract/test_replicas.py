@@ -64,6 +64,7 @@ async def refusal(way: Way) -> str:
 
 
 @pytest.mark.proves("R11")
+@pytest.mark.waits
 @both_ways
 async def test_too_few_acknowledgements_release_and_fail_the_grant(
     way: Way, replicated: Replicated
@@ -77,6 +78,7 @@ async def test_too_few_acknowledgements_release_and_fail_the_grant(
 
 
 @pytest.mark.proves("R11")
+@pytest.mark.waits
 @both_ways
 async def test_a_waiter_asks_for_acknowledgement_too(way: Way, replicated: Replicated) -> None:
     lock = distributed_lock("lottery")
@@ -90,6 +92,7 @@ async def test_a_waiter_asks_for_acknowledgement_too(way: Way, replicated: Repli
         assert held.get("lottery") is None
 
 
+@pytest.mark.waits
 @both_ways
 async def test_acknowledgement_needs_no_scripting(way: Way, replicated: Replicated) -> None:
     replicated.locks.configure(OPTIONS=forbid_scripting(replicated.locks))

@@ -55,6 +55,7 @@ async def test_an_uncontended_cycle_is_two_round_trips(
 
 
 @pytest.mark.proves("R11", "R15")
+@pytest.mark.waits
 def test_the_question_for_acknowledgement_does_not_wait_for_the_answer_to_the_acquire(
     locks: Locks, proxy: Proxy
 ) -> None:

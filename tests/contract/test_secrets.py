@@ -45,6 +45,7 @@ def shown(*values: object) -> str:
 
 
 @pytest.mark.proves("P10")
+@pytest.mark.waits
 @needs_scripts
 @both_ways
 async def test_the_token_is_never_shown(

@@ -91,6 +91,7 @@ async def test_the_lease_of_a_handle_is_that_of_the_calling_thread_or_task(
         assert await way.start(look).result() is None
 
 
+@pytest.mark.waits
 @in_turn
 @both_ways
 async def test_a_waiter_that_gives_up_leaves_the_lease_of_the_other_alone(
@@ -315,6 +316,7 @@ def test_a_release_that_is_interrupted_within_a_block_leaves_the_next_owner_alon
     assert lock._holds == []
 
 
+@pytest.mark.waits
 def test_leases_that_were_left_to_run_out_do_not_fill_the_memory(
     locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,6 +349,7 @@ def test_leases_that_nobody_released_leave_nothing_in_this_process(
     wait_until(lambda: not set(names) & set(backends["default"].leases))
 
 
+@pytest.mark.waits
 def test_a_lease_outlives_its_thread_as_long_as_its_handle_is_kept_and_says_so(
     locks: Locks, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -55,6 +55,7 @@ async def test_lock_acquired(way: Way, place: Place) -> None:
             assert 0 <= got[0]["waited"] < 5
 
 
+@pytest.mark.waits
 @both_ways
 async def test_lock_acquired_tells_how_long_it_was_waited_for(way: Way, place: Place) -> None:
     with received(signals.lock_acquired) as got, held_by_other("lottery", ttl=5):
@@ -161,6 +162,7 @@ async def test_nesting_tells_of_one_lease_only(way: Way, place: Place) -> None:
     assert (len(acquired), len(released)) == (1, 1)
 
 
+@pytest.mark.waits
 @both_ways
 async def test_a_slow_receiver_of_a_loss_delays_no_renewal(way: Way, place: Place) -> None:
     def slow(**kwargs: Any) -> None:

@@ -142,6 +142,7 @@ def test_03_a_lock_that_changes_hands_before_exec_is_left_alone(
     assert place.locks.redis.get(key) == b"of the next owner"
 
 
+@pytest.mark.waits
 @unscripted
 def test_03_waiters_come_back_by_bounded_backoff(place: ServerPlace, make_proxy: MakeProxy) -> None:
     proxy = make_proxy(place.locks.server)
@@ -307,6 +308,7 @@ async def test_05_a_release_by_the_wrong_owner_is_refused(way: Way, place: Serve
 
 
 @pytest.mark.proves("P3")
+@pytest.mark.waits
 @on_servers
 @both_ways
 async def test_05_a_late_release_leaves_the_next_owner_alone(way: Way, place: ServerPlace) -> None:
@@ -360,6 +362,7 @@ async def test_07_a_reentrant_lock_counts_its_holds(way: Way, place: Place) -> N
 # --- 8 -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.waits
 @both_ways
 async def test_08_try_lock_with_a_wait_time_and_a_lease_time(way: Way, place: Place) -> None:
     impatient = distributed_lock("lottery", wait=0.1, ttl=2, renew=False)

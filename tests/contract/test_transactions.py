@@ -282,6 +282,7 @@ def test_other_threads_transactions_do_not_count(locks: Locks) -> None:
         assert is_left_clean(locks)
 
 
+@pytest.mark.waits
 def test_it_is_renewed_until_then(locks: Locks) -> None:
     locks.configure(TTL=6)
     with atomic(using=SHOP):
@@ -314,6 +315,7 @@ def test_a_callback_that_fails_before_it_does_not_keep_it_for_ever(locks: Locks)
     assert is_left_clean(locks)
 
 
+@pytest.mark.waits
 def test_the_end_of_a_thread_lets_it_lapse(locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
     locks.configure(TTL=6)
     open_for_ever = []
@@ -331,6 +333,7 @@ def test_the_end_of_a_thread_lets_it_lapse(locks: Locks, caplog: pytest.LogCaptu
     open_for_ever[0].close()
 
 
+@pytest.mark.waits
 def test_what_the_garbage_collector_finds_lapses(
     locks: Locks, caplog: pytest.LogCaptureFixture
 ) -> None:

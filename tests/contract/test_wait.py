@@ -82,6 +82,7 @@ async def test_a_waiter_has_the_lock_when_the_holder_releases_it(
     assert await waiting.result() - released < if_rung
 
 
+@pytest.mark.waits
 @both_ways
 async def test_a_waiter_has_the_lock_when_a_dead_holders_lease_has_expired(
     way: Way, place: Place, if_rung: float

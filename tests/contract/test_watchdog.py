@@ -43,7 +43,7 @@ async def taken(way: Way, lock: Lock) -> Lease:
 
 
 @pytest.mark.proves("R7")
-@everywhere
+@pytest.mark.waits
 @both_ways
 async def test_a_lease_outlives_its_ttl_while_it_is_held(way: Way, place: Place) -> None:
     begin = time.monotonic()
@@ -57,6 +57,7 @@ async def test_a_lease_outlives_its_ttl_while_it_is_held(way: Way, place: Place)
         assert seen.id == lease.id
 
 
+@pytest.mark.waits
 @both_ways
 async def test_a_renewal_by_hand_just_before_the_watchdogs_does_not_end_its_renewals(
     way: Way, place: Place
@@ -68,11 +69,13 @@ async def test_a_renewal_by_hand_just_before_the_watchdogs_does_not_end_its_rene
         # Until the watchdog has looked at it, and put it off.
         while watchdog._last.get(token, due) is due:
             await way.renew(lease)
+            await way.sleep(0.01)
         by_hand = lease.renewals
         await way.until(lambda: lease.renewals > by_hand)
         assert lease.held
 
 
+@pytest.mark.waits
 @both_ways
 async def test_renew_false_lets_it_end(way: Way, place: Place) -> None:
     lock = distributed_lock("lottery", ttl=2, renew=False)
@@ -82,6 +85,7 @@ async def test_renew_false_lets_it_end(way: Way, place: Place) -> None:
     assert lease.renewals == 0
 
 
+@pytest.mark.waits
 @both_ways
 async def test_the_setting_renew_is_what_none_means(way: Way, place: Place) -> None:
     place.configure(RENEW=False)
@@ -104,6 +108,7 @@ async def test_a_released_lease_is_not_renewed(way: Way, place: Place) -> None:
 
 
 @pytest.mark.proves("R7")
+@pytest.mark.waits
 @both_ways
 async def test_a_blocked_body_is_renewed_all_the_same(way: Way, place: Place) -> None:
     # As by a query: it blocks the event loop too, but the watchdog has a thread of its own.
@@ -141,6 +146,7 @@ def test_no_lock_no_thread(place: Place) -> None:
     assert watchdogs() <= before
 
 
+@pytest.mark.waits
 def test_the_thread_ends_when_settings_changed_and_the_last_lease_is_over(place: Place) -> None:
     before = watchdogs()
     with distributed_lock("lottery", ttl=5) as lease:
@@ -152,6 +158,7 @@ def test_the_thread_ends_when_settings_changed_and_the_last_lease_is_over(place:
     wait_until(lambda: not thread.is_alive())
 
 
+@pytest.mark.waits
 @both_ways
 async def test_who_is_forgotten_does_not_keep_a_lease(way: Way, place: Place) -> None:
     # The watchdog holds leases weakly.
@@ -170,6 +177,7 @@ def renewals(proxy: Proxy) -> int:
 
 
 @pytest.mark.proves("R7")
+@pytest.mark.waits
 def test_many_leases_are_renewed_by_one_connection_in_batches(locks: Locks, proxy: Proxy) -> None:
     locks.on(proxy)
     handles = [distributed_lock(f"lottery:{number}", ttl=18) for number in range(50)]
@@ -216,6 +224,7 @@ def test_acquires_do_not_wake_it(place: Place, monkeypatch: pytest.MonkeyPatch) 
 # --- trouble -------------------------------------------------------------------------------------
 
 
+@pytest.mark.waits
 @on_servers
 def test_trouble_with_one_lease_costs_no_other_its_renewal(place: ServerPlace) -> None:
     from django_redislock.rules.keys import lock_keys
@@ -252,6 +261,7 @@ def test_a_bug_does_not_end_it(
     assert "watchdog met an error; it goes on" in caplog.text
 
 
+@pytest.mark.waits
 def test_a_bug_within_a_batch_does_not_make_it_renew_twice_from_then_on(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -278,6 +288,7 @@ def test_a_bug_within_a_batch_does_not_make_it_renew_twice_from_then_on(
 
 
 @pytest.mark.proves("R7")
+@pytest.mark.waits
 @on_servers
 @both_ways
 async def test_a_lease_survives_an_outage_that_ends_before_its_deadline(
@@ -300,6 +311,7 @@ async def test_a_lease_survives_an_outage_that_ends_before_its_deadline(
 
 
 @pytest.mark.proves("R7")
+@pytest.mark.waits
 @both_ways
 async def test_a_lease_dropped_after_its_renewals_is_not_renewed_any_more(
     way: Way, place: Place
@@ -308,7 +320,7 @@ async def test_a_lease_dropped_after_its_renewals_is_not_renewed_any_more(
     lease = await taken(way, lock)
     while not lease.renewals:
         assert lease.lost_reason is None
-        await way.sleep(0.01)
+        await way.sleep(0.05)
     del lock, lease
     gc.collect()
     await way.until(lambda: held.get("lottery") is None)
@@ -335,6 +347,7 @@ def test_a_thread_that_cannot_start_is_started_later(
 
 
 @pytest.mark.proves("R7")
+@pytest.mark.waits
 def test_a_long_socket_timeout_leaves_time_for_a_second_try(locks: Locks, proxy: Proxy) -> None:
     locks.on(proxy, OPTIONS={"socket_timeout": 20})
     with distributed_lock("lottery", ttl=12) as lease:
@@ -372,6 +385,7 @@ def test_what_is_over_costs_the_watchdog_nothing(
 
 
 @pytest.mark.proves("R7")
+@pytest.mark.waits
 @pytest.mark.parametrize("late", [False, True])
 def test_a_try_for_a_long_lease_leaves_time_for_short_ones(
     late: bool, locks: Locks, proxy: Proxy
