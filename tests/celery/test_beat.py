@@ -40,11 +40,11 @@ def test_of_two_beats_with_clocks_that_differ_one_draws_at_each_noon(
             worker.log.count("Sending due task noon") >= times for worker in own_stage.workers
         )
 
-    wait_until(lambda: sent_by_all(3), 60, "three noons have passed", every=0.05)
-    own_stage.wait_for(key, "draw", 3)
+    wait_until(lambda: sent_by_all(2), 60, "two noons have passed", every=0.05)
+    own_stage.wait_for(key, "draw", 2)
     own_stage.wait_until_idle()
     for worker in own_stage.workers:
         worker.kill()
     noons = [int(draw["time"] // EVERY) for draw in own_stage.events(key, "draw")]
-    assert len(noons) >= 3
+    assert len(noons) >= 2
     assert noons == list(range(noons[0], noons[0] + len(noons)))

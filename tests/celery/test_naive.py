@@ -14,14 +14,18 @@ import pytest
 
 from tests import ROOT
 
+# Each for a test, so that none takes longer than others; each test of the table is in one of them.
+PARTS = ["TestCrash", "test_delivery and not TestCrash", "not test_delivery and not TestCrash"]
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_with_a_naive_lock_every_test_of_the_table_fails() -> None:
-    command = [sys.executable, "-m", "pytest", "-m", "row", "-q", "-rA", "--tb=no", "-n", "2"]
+@pytest.mark.parametrize("part", PARTS)
+def test_with_a_naive_lock_every_test_of_the_table_fails(part: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-m", "row", "-k", part, "-q", "-rA", "--tb=no"]
     tests = map(str, sorted((ROOT / "tests" / "celery").glob("test_*.py")))
     run = subprocess.run(
-        [*command, "-p", "no:randomly", *tests],
+        [*command, "-n", "0", "-p", "no:randomly", *tests],
         check=False,
         env=os.environ | {"TESTS_NAIVE": "1"},
         cwd=ROOT,
@@ -35,5 +39,5 @@ def test_with_a_naive_lock_every_test_of_the_table_fails() -> None:
         if line.startswith(("PASSED ", "FAILED ", "ERROR "))
     }
     passed = sorted(test for test, outcome in outcomes.items() if outcome == "PASSED")
-    assert len(outcomes) > 15, run.stdout
+    assert len(outcomes) > 5, run.stdout
     assert passed == []

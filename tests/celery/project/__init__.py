@@ -16,7 +16,7 @@ from tests.support.waiting import HUNG
 
 # Seconds until something counts as not coming. With the naive lock (see naive.py) the tests fail,
 # and need not be patient about it.
-PATIENCE = 2 if "TESTS_NAIVE" in os.environ else HUNG
+PATIENCE = 1 if "TESTS_NAIVE" in os.environ else HUNG
 
 # Of a broker that gives up on a silent worker after a second: broker_transport_options.
 SOON = {
