@@ -12,7 +12,7 @@ import pytest
 from django_redislock import LockLost, process
 from django_redislock.backends.watchdog import GRAIN
 from django_redislock.rules.arguments import SHORTEST_TTL
-from django_redislock.rules.grant import WORTH_RENEWING, Grant, drift, granted_until, will_renew
+from django_redislock.rules.grant import WORTH_RENEWING, Grant, drift, granted_by, will_renew
 from django_redislock.rules.steps import Answer
 
 TTL = 10.0
@@ -307,9 +307,9 @@ def test_transactions_hold_it_beyond_its_block() -> None:
 
 @pytest.mark.proves("R3")
 def test_r3_a_try_is_granted_until_its_end_and_only_before_it() -> None:
-    assert granted_until(b"7", 1.0, 3.9, certain=3.0) == 4.0
-    assert granted_until(b"7", 1.0, 4.0, certain=3.0) is None
-    assert granted_until([b"busy"], 1.0, 3.9, certain=3.0) is None
+    assert granted_by(b"7", 1.0, 3.9, certain=3.0) == (7, 4.0, 1.0, 4.0)
+    assert granted_by(b"7", 1.0, 4.0, certain=3.0) is None
+    assert granted_by([b"busy"], 1.0, 3.9, certain=3.0) is None
 
 
 def test_a_holder_that_has_gone_without_a_release_is_news_once() -> None:
