@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from django_redislock.rules import replies, scripts
+from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.scripts import Script
 
 
@@ -45,3 +46,50 @@ def test_a_lock_that_is_free_or_never_ends_has_no_seconds_left() -> None:
     assert endless.holding is not None
     assert (endless.holding.strange, endless.expires_in) == ("a string of 1 byte", None)
     assert endless._replace(left_ms=1500).expires_in == 1.5
+
+
+LOCK = b"0123456789abcdef" * 2 + b"hr00003fedcba9876543210|7|1000|30000|0|bell|{}"
+
+
+def test_busy_tells_whose_lease_it_is() -> None:
+    reply = [b"busy", 1500, LOCK, 9000]
+    assert replies.is_busy(reply)
+    assert replies.read_try(reply).token == LOCK[:32]
+
+
+def test_a_look_tells_the_fence_and_the_time() -> None:
+    look = replies.LookReply(LOCK, 0, 0, b"1500", b"", b"")
+    assert (look.fence, look.server_time, look.expires_in) == (7, 1.5, 0.0)
+
+
+def test_the_waiters_and_the_past_of_a_lock_are_told_apart() -> None:
+    past = [b"early|6|1000|2000|done|{}", b"late|7|5000|6000|done|{}"]
+    found = replies.InspectReply(b"9000", [[b"2500000", b"id", b"{}"]], past)
+    (waiter,) = found.queue
+    assert (waiter.id, waiter.since) == (b"id", 2.5)
+    assert found.last_since == 5.0
+    assert found._replace(past=[]).last_since == 0.0
+
+
+def test_a_page_of_an_index_has_keys_with_their_scores() -> None:
+    page = replies.NamesReply(3, [b"a", b"1", b"b", b"2", b"c", b"3"])
+    assert page.keys == [b"a", b"b", b"c"]
+    assert page.scores == [(b"a", b"1"), (b"b", b"2"), (b"c", b"3")]
+    with pytest.raises(ValueError, match="shorter"):
+        _ = page._replace(found=page.found[:-1]).scores
+
+
+def test_runs_are_known_by_their_leases() -> None:
+    started = [b"#2|5000|0|second|{}", b"|6000|0|third|{}"]
+    runs = replies.RunsReply(b"9000", b"", b"", b"", b"1000|0|first|{}", started, 0)
+    assert runs.unended_lease_id == "first"
+    assert runs.started_by_lease_id == {"second": started[0], "third": started[1]}
+
+
+def test_a_script_is_given_the_keys_and_told_the_channel_that_it_takes() -> None:
+    keys = lock_keys("prefix", "lottery")
+    given = [keys.lock, keys.queue, keys.fence, keys.past, keys.held]
+    assert scripts.ACQUIRE.given(keys) == given
+    assert scripts.ACQUIRE_MARKED.given(keys)[:5] == given
+    assert scripts.ACQUIRE.told(("token",), "bell") == ("token", "bell")
+    assert scripts.RELEASE.told(("token",), "bell") == ("token",)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from django_redislock.rules.stored import (
     LONGEST_FIELD,
+    DoneMarkers,
+    Holding,
+    LockValue,
     NotedLease,
     NotedRun,
     Owner,
@@ -14,15 +19,58 @@ from django_redislock.rules.stored import (
     is_number,
     noted_at,
     noted_lease_id,
+    read_holding,
+    read_lock_value,
     read_noted_lease,
     read_noted_run,
     read_started_run,
+    retention_of,
     started_lease_id,
     token_in,
 )
 
 TOKEN = b"0123456789abcdef" * 2
 DRAW = Owner("web-1", 7, task="shop.draw", task_id="abc")
+
+
+LOCK = LockValue(
+    token=TOKEN,
+    state=b"h",
+    renewals=b"r00003",
+    id=b"fedcba9876543210",
+    fence=b"7",
+    since=b"1500000",
+    ttl=b"30000",
+    channel=b"bell",
+    owner=DRAW.packed,
+)
+
+
+def test_what_a_lock_key_holds_is_read_as_it_was_written() -> None:
+    assert read_lock_value(LOCK.packed) == LOCK
+    held = Holding("fedcba9876543210", DRAW, "held", 7, 1500.0, 30.0, 3, renews=True)
+    assert read_holding(LOCK.packed) == held
+    assert read_holding(LOCK.packed, "made") == replace(held, id="made")
+    last = LOCK._replace(renewals=b"-00003")
+    assert read_holding(last.packed) == replace(held, renews=False)
+
+
+def test_what_somebody_else_has_written_into_a_lock_key_is_foreign() -> None:
+    foreign = read_holding(b"x", "made")
+    assert (foreign.id, foreign.state, foreign.strange) == ("made", "foreign", "a string")
+    assert (foreign.fence, foreign.renewals, foreign.renews) == (None, 0, False)
+
+
+def test_an_acquire_says_which_done_markers_count_and_how_records_are_kept() -> None:
+    assert DoneMarkers().packed == ""
+    assert DoneMarkers(once=True).packed == "1|"
+    assert DoneMarkers(run="", retention=retention_of(9.0, 10)).packed == "09000/10|"
+    assert DoneMarkers(once=True, run="a-task").packed == "1|a-task"
+
+
+def test_a_time_has_no_more_digits_than_a_calendar_knows() -> None:
+    assert is_number("9" * 14)
+    assert not is_number("9" * 15)
 
 
 @pytest.mark.parametrize("text", ["0", "7", "12345"])
@@ -61,6 +109,10 @@ def test_of_what_is_no_note_there_is_no_run(note: bytes) -> None:
 
 def test_an_entry_of_the_timeline_is_read_with_or_without_its_end() -> None:
     lease = NotedLease("fedcba", 7, 5.0, 6.5, "done", DRAW)
+    piped = replace(DRAW, command="a|b|c")
+    entry = b"fedcba|7|5000|6500|done|" + piped.packed
+    assert read_noted_lease(entry) == lease._replace(owner=piped)
+    assert read_noted_lease(entry.replace(b"|7|", b"|" + b"7" * 20 + b"|")) is None
     assert read_noted_lease(b"fedcba|7|5000|6500|done|" + DRAW.packed) == lease
     assert read_noted_lease(b"fedcba|7|5000||done|" + DRAW.packed) == lease._replace(until=None)
     for other in (b"", b"fedcba|x|5000|6500|done|{}", b"fedcba|7|x|6500|done|{}"):
