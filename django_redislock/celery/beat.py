@@ -86,8 +86,15 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc] # Celery has no types
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Send what is due, if this beat leads. Returns after how many seconds to call it again."""
-        if not self._is_leader():
+        try:
+            self._lead()
+        except LockTimeout as busy:
+            self._say(logging.INFO, "This beat stands by: %s leads.", busy.holder)
             return 0.0  # It has waited.
+        except (LockLost, LockUnavailable) as error:
+            self._step_down(error)
+            self._say(logging.WARNING, "This beat sends nothing until it leads: %s", error)
+            return LOOKS_EVERY
         return min(super().tick(*args, **kwargs) or 0.0, LOOKS_EVERY)
 
     def close(self) -> None:
@@ -97,22 +104,20 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc] # Celery has no types
         finally:
             self._step_down()
 
-    def _is_leader(self) -> bool:
-        """Whether this beat leads; if another one does, wait a moment for it to end."""
-        try:
-            if self._leads:
-                self._term.beat()
-            else:
-                self._term.__enter__()
-                self._leads = True
-                self._take_over()
-                self._say(logging.INFO, "This beat leads.")
-        except LockTimeout as busy:
-            self._say(logging.INFO, "This beat stands by: %s leads.", busy.holder)
-        except (LockLost, LockUnavailable) as error:
-            self._step_down(error)
-            self._say(logging.WARNING, "This beat sends nothing until it leads: %s", error)
-        return self._leads
+    def _lead(self) -> None:
+        """Go on leading, or begin; if another beat leads, wait a moment for it to end.
+
+        Raises:
+            LockTimeout: It has not ended.
+            LockLost, LockUnavailable: This beat does not lead any more, or cannot know.
+        """
+        if self._leads:
+            self._term.beat()
+            return
+        self._term.__enter__()
+        self._leads = True
+        self._take_over()
+        self._say(logging.INFO, "This beat leads.")
 
     def _step_down(self, error: LockError | None = None) -> None:
         self._leads = False
