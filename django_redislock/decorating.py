@@ -23,28 +23,23 @@ _CALLED_HERE = {
 }
 
 
-def explaining(make: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """Let a call of a decorator that cannot be right say which line to write instead."""
-    of, known = make.__name__, list(inspect.signature(make).parameters)
+def misspelt(of: str, known: list[str], args: tuple[object, ...], kwargs: Any) -> str:
+    """What is wrong with the arguments that a decorator was given; "" if that is not known.
 
-    @functools.wraps(make)
-    def explaining_call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
-        try:
-            return make(*args, **kwargs)
-        except TypeError:
-            if len(args) > 1:
-                problem = (
-                    f"{of} takes only the name by position: say what the other arguments are, as"
-                    f" in {of}('report', ttl=30, wait=5)."
-                )
-            elif unknown := [name for name in kwargs if name not in known]:
-                here = _CALLED_HERE.get(unknown[0], f"one of {', '.join(known[1:])}")
-                problem = f"{of} takes no argument {unknown[0]!r}; pass {here}."
-            else:
-                raise
-        raise TypeError(problem)
-
-    return explaining_call
+    Args:
+        of: Its name.
+        known: The names of its parameters.
+        args: What it was given by position.
+        kwargs: What it was given by name.
+    """
+    if len(args) > 1:
+        return (
+            f"{of} takes only the name by position: say what the other arguments are, as"
+            f" in {of}('report', ttl=30, wait=5)."
+        )
+    unknown = next((name for name in kwargs if name not in known), "")
+    here = _CALLED_HERE.get(unknown, f"one of {', '.join(known[1:])}")
+    return unknown and f"{of} takes no argument {unknown!r}; pass {here}."
 
 
 def is_decorated(first: object) -> bool:

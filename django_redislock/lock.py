@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -10,10 +11,10 @@ from django_redislock import misuse
 from django_redislock.backends.registry import backends
 from django_redislock.decorating import (
     check_decorated,
-    explaining,
     finished,
     is_awaited,
     is_decorated,
+    misspelt,
     nameless,
     without_transaction,
 )
@@ -41,6 +42,22 @@ logger = logging.getLogger("django_redislock")
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
+
+
+def explaining(make: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+    """Let a call of a decorator that cannot be right say which line to write instead."""
+    known = list(inspect.signature(make).parameters)
+
+    @functools.wraps(make)
+    def explaining_call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+        try:
+            return make(*args, **kwargs)
+        except TypeError:
+            if not (problem := misspelt(make.__name__, known, args, kwargs)):
+                raise
+        raise TypeError(problem)
+
+    return explaining_call
 
 
 @explaining

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol
 from django_redislock.activity import Activity
 from django_redislock.decorating import (
     check_decorated,
-    explaining,
     finished,
     is_awaited,
     is_decorated,
@@ -17,6 +16,7 @@ from django_redislock.decorating import (
 from django_redislock.jobs.naming import shown
 from django_redislock.jobs.options import JobOptions
 from django_redislock.jobs.run import JobRun
+from django_redislock.lock import explaining
 from django_redislock.rules.names import check_name, formatter
 from django_redislock.rules.options import DEFAULT_ALIAS
 

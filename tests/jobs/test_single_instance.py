@@ -341,7 +341,7 @@ def test_a_skip_is_a_dictionary_that_is_false_and_goes_anywhere() -> None:
 def test_celery_has_the_same_skips(redislock: LockTestKit, serializer: str) -> None:
     with celery_app(**EAGER):
 
-        @single_instance_task(key="import", name="tests.jobs.load", serializer=serializer)
+        @single_instance_task(key="import", name=f"tests.jobs.{serializer}", serializer=serializer)
         def load() -> None: ...
 
         with redislock.simulate_held_by_other("import"):
