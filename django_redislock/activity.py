@@ -1,4 +1,4 @@
-"""What the running code is busy with, as humans will read it of the locks that it asks for."""
+"""What the running code works on, such as a request or a job: a part of the owner of its locks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """System checks. Each id has a section in docs/checks.md, and is never used again.
 
 E001 to W019 judge the settings alone. E020 to W039 are what the doctor finds at the servers, which
-are dialed by ``manage.py check --deploy`` only. From E050 on they are those of tasks, in
-django_redislock.celery.checks.
+are dialed by ``manage.py check --deploy`` only; their texts are in doctor/ and in the file
+examination.py of a backend. From E050 on they are those of tasks, in celery/checks.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The fences that a database has seen, and FencedModel, whose rows know theirs.
+"""Models that keep fences: the newest of each lock that has written, and rows that know theirs.
 
+How a fence grows is said in lua/_grant.lua; effects.py compares fences in a database.
 Models: what is imported from here needs Django's applications. Programs import them from models.py.
 """
 

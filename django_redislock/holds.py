@@ -1,4 +1,4 @@
-"""What the acquires of a handle got: which lease belongs to whom, from the request to the release.
+"""How a handle acquires and releases: which lease belongs to whom, from the request on.
 
 Each method here may be interrupted between any two of its lines, by a signal handler that raises.
 So what the server may have granted is noted before anything else is done, and whatever leaves a
@@ -226,7 +226,7 @@ class Holds:
         if self._options.atomic is not None and not block:
             raise misuse.needs_a_block(self.name)
         outer = self._own_hold() if self._holds else None
-        if getpid() != process.pid:  # Here and at the end, each time; so without a call.
+        if getpid() != process.pid:  # Here, to save a call: process.this() compares the same.
             process.this()
         # Settings that are changed while it is held count from the next lease on.
         if outer is not None and outer.may_be_held:

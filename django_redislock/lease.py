@@ -114,7 +114,7 @@ class Lease:
             what the lock protects, so that it can refuse a writer whose lease has ended.
         owner: Who holds it, for humans.
         id: Stands for the secret token in logs and listings.
-        grant: Its state, for the package itself.
+        grant: Its state, see rules/grant.py; for the package itself.
     """
 
     __slots__ = ("__weakref__", "_backend", "_callbacks", "fence", "grant", "id", "name", "owner")

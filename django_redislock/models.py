@@ -1,4 +1,4 @@
-"""The page of a lock, which has no table; and where Django looks for the models with one."""
+"""All models, where Django looks for them: LockPage, which has no table, and those with one."""
 
 from __future__ import annotations
 

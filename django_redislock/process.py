@@ -1,4 +1,8 @@
-"""Which process this is, what a fork changes, and whether another process is still there."""
+"""Which process this is, what a fork changes, and whether another process is still there.
+
+In a forked child, a lease of the parent is not held (Grant.is_ours), and a backend begins anew
+(Backend.after_fork()).
+"""
 
 from __future__ import annotations
 

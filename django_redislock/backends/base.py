@@ -67,7 +67,11 @@ class TakesCommands(Protocol):
 
 
 class Backend(ABC):
-    """One alias of REDISLOCK: a place where locks are kept, shared by all threads and loops."""
+    """One alias of REDISLOCK: a place where locks are kept, shared by all threads and loops.
+
+    A subclass implements session(), async_session() and call_many(), and makes its watchdog in
+    _start(). With several watchdogs, it overrides watchdog_of() and retire() instead.
+    """
 
     # What a backend can. The doctor, system checks and tasks look at these, never at its class.
     supports_processes = True  # Its locks keep out other processes, not only other threads.

@@ -1,4 +1,8 @@
-"""Two loops that perform a flow: the only difference between sync and async."""
+"""Two loops that perform a flow: one blocks its thread, the other awaits.
+
+Before and after a flow, holds.py has a blocking and an asynchronous text too. Each backend has two
+kinds of sessions, and begin() and abegin().
+"""
 
 from __future__ import annotations
 

@@ -84,11 +84,11 @@ class _Queue:
 
 
 class Watchdog:
-    """One thread for all leases of this process in one place, sync and async alike.
+    """One thread for all leases of this process in one backend, sync and async alike.
 
     It is started by the first lease, holds leases weakly, and sleeps until the next one is due.
-    No exception ends it (R7). A place is a backend; on a cluster it is one of its nodes, so that a
-    node that hangs delays no other, and leases go over to another watchdog with their slot.
+    No exception ends it (R7). On a cluster there is one for each node, so that a node that hangs
+    delays no other; a lease goes to another watchdog with its slot.
 
     Leases come by signal handlers and destructors too, which may interrupt any thread anywhere. So
     no mutex is taken: an acquire leaves its lease in a list, and the thread takes it in when it

@@ -85,18 +85,18 @@ class Child:
     def _started(self) -> Iterator[subprocess.Popen[bytes]]:
         """The program while it runs. If the block raises, it is killed."""
         # A guard reads it: without a last word, its end says that this process was killed.
-        lives, ours = os.pipe()
+        theirs, ours = os.pipe()
         try:
             process = subprocess.Popen(
-                [*tied.command(TIED_BY_KERNEL, lives), *self._command],
+                [*tied.command(TIED_BY_KERNEL, theirs), *self._command],
                 env=self._environment,
-                pass_fds=[lives],
+                pass_fds=[theirs],
             )
         except BaseException:
             os.close(ours)
             raise
         finally:
-            os.close(lives)
+            os.close(theirs)
         try:
             yield process
         except BaseException:

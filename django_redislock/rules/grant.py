@@ -92,7 +92,9 @@ def lost_because(word: str) -> LostReason:
 
 
 class Grant:
-    """The state of one lease. Times are seconds of the clock that deadlines are measured with.
+    """The state of one lease, from its grant on; programs have a Lease, which asks the server.
+
+    Times are seconds of the clock that deadlines are measured with.
 
     Attributes:
         name: The lock.

@@ -87,7 +87,7 @@ def prefix_in(channel: str) -> str:
 
 @lru_cache(maxsize=4096)
 def lock_keys(prefix: str, name: str) -> Keys:
-    """The keys of the lock *name*.
+    """The keys of the lock *name*, such as ``redislock:{report}:lock``.
 
     In buckets, all of them share the hash tag of the bucket; else all but the fence and the
     indexes share that of the name.

@@ -35,7 +35,7 @@ def check_name(name: object, *, template: bool = False) -> str:
 
 @lru_cache(maxsize=4096)  # Programs use few names, many times.
 def checked_name(name: str, template: bool = False) -> str:
-    """See check_name(); without a call of Python's for a name that was seen before."""
+    """As check_name(), of a string only: for a name that was seen before, no Python code runs."""
     normal = unicodedata.normalize("NFC", name)
     try:
         size = len(normal.encode())
