@@ -1,4 +1,4 @@
--- grant: write down a new lease, after its fence.
+-- grant: the next fence, also if the clock was set back, and a new lease, written down with it.
 --
 -- fence    one mark for all names: 'last' -> the greatest fence that was given out
 --

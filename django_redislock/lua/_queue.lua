@@ -1,5 +1,8 @@
 -- queue: how a lock passes from one owner to the next.
 --
+-- A lease is handed over unconfirmed. Until an answer confirms it, its new owner relies on it for less than
+-- CONFIRM_WITHIN (take_up in rules/flows.py); after that time, the next acquire may pass the lock on.
+--
 -- queue    the waiters. Each has two members, both with its ticket as their score: its token, and its record, which
 --          begins with it: token(32) "|" expiry(ms) "|" channel "|" ttl(ms) "|" renews "|" id "|" owner
 --          With equal scores the shorter member comes first, so a waiter's token stands before its record.

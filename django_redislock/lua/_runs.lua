@@ -1,4 +1,4 @@
--- runs: what became of the task runs under this lock.
+-- runs: note what becomes of the task runs under this lock.
 --
 -- finished  ids of the tasks that have succeeded, and of runs (see _task_of.lua) that have finished
 --           while the task goes on -> when (ms), for as long as a duplicate of them is recognised

@@ -1,4 +1,5 @@
 -- release: end a lease, only for the owner's token, and hand the lock to the next waiter.
+--          If something is to stay behind, conclude does this; for an acquire that was given up, leave.
 -- ARGV  token
 -- returns 'released', or why not: 'gone', 'taken', 'forced'
 local LOCK, QUEUE, FENCE, FORCED, HELD = unpack(KEYS)
