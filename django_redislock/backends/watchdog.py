@@ -292,7 +292,7 @@ class Watchdog:
             grant = lease.grant
             if not grant.is_active:
                 continue
-            if self._has_handed_over(lease, now):
+            if self._left_to_another(lease, now):
                 continue
             try:
                 renewal = grant.renewal_due(now)
@@ -327,7 +327,7 @@ class Watchdog:
             if not grant.is_active:
                 continue
             if not isinstance(answer, Answer):
-                if self._has_handed_over(lease, now):
+                if self._left_to_another(lease, now):
                     continue
                 self._note_failure(lease, answer, now)
                 continue
@@ -338,8 +338,8 @@ class Watchdog:
             else:
                 self.watch(lease, self._next_time(grant, now, random.uniform(0.9, 1.0)))
 
-    def _has_handed_over(self, lease: Lease, now: float) -> bool:
-        """Whether it is another watchdog's, which then has it."""
+    def _left_to_another(self, lease: Lease, now: float) -> bool:
+        """Leave a lease to another watchdog, if that has its slot now. Returns whether it has."""
         watchdog = self._backend.watchdog_of(lease.name)
         if watchdog is not self:
             watchdog.watch(lease, now)
