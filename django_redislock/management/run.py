@@ -16,7 +16,7 @@ from django_redislock.jobs.skipped import Skipped
 from django_redislock.management.child import NOT_EXECUTABLE, Child, cannot_run
 from django_redislock.management.console import LOST, USAGE
 from django_redislock.management.sigterm import release_on_sigterm
-from django_redislock.management.skips import line_of, told_once
+from django_redislock.management.skips import line_of, no_second_line
 from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def run(
         return _end(console, status, f"{shlex.quote(command[0])}: {why}")
     body = partial(_execute, name, command, grace)
     try:
-        with release_on_sigterm(), told_once():
+        with release_on_sigterm(), no_second_line():
             outcome = run_job(shlex.join(command), name, body, _options(alias, options))
     except _Failed as failed:
         return failed.status

@@ -16,7 +16,7 @@ from django_redislock.jobs.run import JobRun
 from django_redislock.jobs.skipped import Skipped
 from django_redislock.management.console import FOUND, UNAVAILABLE
 from django_redislock.management.sigterm import release_on_sigterm
-from django_redislock.management.skips import line_of, told_once
+from django_redislock.management.skips import line_of, no_second_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +92,7 @@ class SingleInstanceMixin(_Base):
         """Run the command under its lock, or skip it."""
         run = JobRun(self._activity, self._options, self._name_of, args, options, sender=self)
         try:
-            with release_on_sigterm(), told_once():
+            with release_on_sigterm(), no_second_line():
                 outcome = run.execute(super().execute)
         except (LockLost, LockTimeout, LockUnavailable) as error:
             if error.name not in {run.name, *run.permits().names}:

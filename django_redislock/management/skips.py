@@ -24,7 +24,7 @@ def line_of(skipped: Skipped) -> str:
 
 
 @contextmanager
-def told_once() -> Iterator[None]:
+def no_second_line() -> Iterator[None]:
     """Keep Python from printing the log of a skip too, in a project that configures no logging."""
     nowhere = logging.NullHandler()
     logger = logging.getLogger("django_redislock.jobs")
