@@ -140,7 +140,7 @@ class Holds:
         """
         lease = hold.lease
         assert lease is not None
-        left = lease.grant.holds
+        left = lease.grant.times_held
         if not hold.over:
             # First: an interrupt where this begins leaves both as they were.
             left = lease.grant.unnest()

@@ -145,7 +145,7 @@ class Lease:
             grant = self.grant
         except AttributeError:
             return  # __init__ did not run to its end.
-        if grant.is_ended or grant.holds <= 0 or self.name not in self._backend.leases:
+        if grant.is_ended or grant.times_held <= 0 or self.name not in self._backend.leases:
             return  # Nobody relies on it, or an interrupt came before anybody did.
         # A destructor must not ask a server.
         now = self._backend.clock()

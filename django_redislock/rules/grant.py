@@ -112,7 +112,7 @@ class Grant:
             is counted from the grant.
         holder: Weak reference to the thread or asyncio task that it was granted to.
         caller: Whom that thread served, see holder.py; None if it belongs to a task.
-        holds: How often it is held, counting reentrant acquires and open transactions.
+        times_held: How often it is held, counting reentrant acquires and open transactions.
         transactions: How many of these are open transactions; see holds.Holds._defer().
     """
 
@@ -121,7 +121,7 @@ class Grant:
     is_unanswered = False
     is_ended = False
     max_silence = 0.0
-    holds = 1
+    times_held = 1
     transactions = 0
     _known_abandoned = False
     lost: LostReason | None = None
@@ -223,18 +223,18 @@ class Grant:
 
     def nest(self) -> None:
         """Its holder has acquired it once more."""
-        self.holds += 1
+        self.times_held += 1
 
     def unnest(self) -> int:
         """One of its acquires is over. Returns how many are left; with the last one it is ended."""
-        left = self.holds = self.holds - 1
+        left = self.times_held = self.times_held - 1
         if left <= 0:
             self.is_ended = True
         return left
 
     def hold_for_transactions(self) -> bool:
         """Transactions hold it too, until they are over. Returns True."""
-        self.holds += 1
+        self.times_held += 1
         self.transactions += 1
         return True
 
@@ -245,7 +245,7 @@ class Grant:
     @property
     def is_held_by_transactions_only(self) -> bool:
         """Whether nobody but transactions holds it."""
-        return 0 < self.transactions == self.holds
+        return 0 < self.transactions == self.times_held
 
     def newly_abandoned(self) -> bool:
         """Whether its holder is seen for the first time to have ended without a release."""
