@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock.activity import Activity, busy_with
 from django_redislock.backends.registry import backends
-from django_redislock.backends.waits import aperform, perform
+from django_redislock.backends.sync_and_async import aperform, perform
 from django_redislock.lease import Lease
 from django_redislock.lock import Lock
 from django_redislock.process import cached_property

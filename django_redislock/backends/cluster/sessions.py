@@ -17,13 +17,13 @@ from django_redislock.backends.redis.calling import trouble
 from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.errors import TROUBLE
 from django_redislock.backends.redis.sessions import in_thread
-from django_redislock.backends.waits import aperform, perform
+from django_redislock.backends.sync_and_async import aperform, perform
 from django_redislock.rules.steps import Answer, NotDone, Refused, Unanswered
 
 if TYPE_CHECKING:
     from django_redislock.backends.cluster.node import Node
     from django_redislock.backends.cluster.slots import Slots
-    from django_redislock.backends.waits import Waits
+    from django_redislock.backends.sync_and_async import Waits
     from django_redislock.rules.steps import Bell, Call, Listen, Outcome, Performer, Tell
 
 MOST_REDIRECTIONS = 4  # In one step: nodes that do not agree name each other.

@@ -29,7 +29,7 @@ from django_redislock.backends.quorum.servers import (
 )
 from django_redislock.backends.redis.calling import trouble
 from django_redislock.backends.redis.errors import TROUBLE, is_wrong_server
-from django_redislock.backends.waits import Waits, aperform, perform
+from django_redislock.backends.sync_and_async import Waits, aperform, perform
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Mapping, Sequence
