@@ -31,3 +31,6 @@ lock_force_released = _Reentrant()
 #: A run did not happen because of its lock. Sender: the task, or the function with its lock.
 #: Arguments: result (Skipped; docs/jobs.md and docs/celery.md have its keys), task_id (or None).
 task_skipped = _Reentrant()
+#: A call of a task with give_up_after was started so often, never ended, and is given up.
+#: Sender: the task. Arguments: name (the lock), using, task_id, starts.
+task_abandoned = _Reentrant()

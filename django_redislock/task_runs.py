@@ -38,12 +38,13 @@ MOST_NAMES = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Jsonable):
-    """A run of a task, or one that was skipped."""
+    """A run of a task, or one that was skipped or abandoned."""
 
     at: float  # When it ended, in seconds since the epoch, by the server's clock; or else began.
     ago: float
-    lasted: float | None  # None: it was skipped, or its end is not known.
-    why: str  # Why it was skipped: "busy", "cooling", "done" or "duplicate"; else "".
+    lasted: float | None  # None: it was skipped or abandoned, or its end is not known.
+    # Why it was skipped: "busy", "cooling", "done" or "duplicate". Why it was abandoned. Else "".
+    why: str
     owner: Owner  # Who ran it, or skipped it.
 
     @property
@@ -73,6 +74,7 @@ class Record(Jsonable):
         last_success: The last run that ended well.
         last_failure: The last that raised.
         last_skip: The last that did not happen because of the lock.
+        last_abandoned: The last that give_up_after has kept from starting once more.
         last_unended: The last run that began, whose lease is over, and of which neither success nor
             failure is known: its process was killed, or it lost the lease.
         skips: How many were skipped since the last success.
@@ -84,6 +86,7 @@ class Record(Jsonable):
     last_success: Run | None = None
     last_failure: Run | None = None
     last_skip: Run | None = None
+    last_abandoned: Run | None = None
     last_unended: Run | None = None
     skips: int = 0
     under_way: tuple[Run, ...] = ()
@@ -95,6 +98,7 @@ class Record(Jsonable):
             "last success": self.last_success,
             "last failure": self.last_failure,
             "last skip": self.last_skip,
+            "abandoned": self.last_abandoned,
             "never ended": self.last_unended,
         }
         return {kind: run for kind, run in runs.items() if run}
@@ -140,6 +144,7 @@ class Records(list[Record]):
             last_success=last("last_success"),
             last_failure=last("last_failure"),
             last_skip=last("last_skip"),
+            last_abandoned=last("last_abandoned"),
             last_unended=last("last_unended"),
             skips=sum(one.skips for one in mine),
             under_way=tuple(run for one in mine for run in one.under_way if run.owner.task == name),
@@ -249,6 +254,7 @@ def _noted(backend: Backend, names: list[str]) -> dict[str, tuple[Record, list[_
             last_success=_read_run(runs.success, now),
             last_failure=_read_run(runs.failure, now),
             last_skip=_read_run(runs.skip, now),
+            last_abandoned=_read_run(runs.abandoned, now),
             last_unended=last_started and last_started.run,
             skips=int(runs.skips),
         )
@@ -295,7 +301,39 @@ def note_skip(name: str, why: str, *, using: str) -> None:
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    _call(scripts.SKIP, name, why, current_owner().packed, notes=True, using=using)
+    _call(scripts.SKIP, name, "skip", why, current_owner().packed, notes=True, using=using)
+
+
+def note_abandoned(name: str, starts: int, *, using: str) -> None:
+    """Note that the run of this thread was abandoned, after so many starts that never ended.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    why = f"started {starts} times and never ended"
+    _call(scripts.SKIP, name, "abandoned", why, current_owner().packed, notes=True, using=using)
+
+
+def count_start(name: str, marker: flows.RunMarker, lease: Lease, *, using: str) -> int:
+    """Count that the body of a run starts under this lease.
+
+    Returns:
+        How many earlier starts of the same call have not ended.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    start = lease.id, marker.id, flows.milliseconds(marker.recognised_for)
+    return int(_call(scripts.COUNT_START, name, *start, using=using))
+
+
+def uncount_start(name: str, marker: flows.RunMarker, lease: Lease, *, using: str) -> None:
+    """The body that has started under this lease has ended.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    _call(scripts.UNCOUNT_START, name, lease.id, marker.id, using=using)
 
 
 def note_start(name: str, lease: Lease, *, using: str) -> None:

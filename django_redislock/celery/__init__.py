@@ -19,6 +19,7 @@ except ModuleNotFoundError as error:
 from contextlib import suppress
 
 from django_redislock.celery import checks as _checks  # noqa: F401 - registers them
+from django_redislock.celery.abandoned import RunAbandoned
 from django_redislock.celery.decorator import SingleInstanceTask, single_instance_task
 from django_redislock.celery.options import Conflict, SingleInstance
 from django_redislock.jobs.run import current_lease
@@ -31,6 +32,7 @@ with suppress(ImportError):  # Optional, as it is for kombu: to YAML, a skip is 
 
 __all__ = [
     "Conflict",
+    "RunAbandoned",
     "SingleInstance",
     "SingleInstanceTask",
     "current_lease",

@@ -126,6 +126,7 @@ def _check(task: SingleInstanceTask) -> Iterator[checks.CheckMessage]:
         _check_wait,
         _check_results,
         _check_acknowledgement,
+        _check_redelivery,
         _check_calls_during_a_run,
     ):
         yield from check(task, terms)
@@ -215,6 +216,28 @@ def _check_acknowledgement(task: SingleInstanceTask, terms: Terms) -> Iterator[c
             "Set acks_late=True on the task, or task_acks_late: then the broker delivers it again."
             " reject_on_worker_lost=True does so when the process of the task alone is killed."
             " Silence this if it must rather not be done than be started twice.",
+        )
+
+
+def _check_redelivery(task: SingleInstanceTask, terms: Terms) -> Iterator[checks.CheckMessage]:
+    if task.single_instance_options.give_up_after is None:
+        return
+    if not acks_late(task):
+        yield _error(
+            "E052",
+            f"Task {task.name} has give_up_after, but its message is acknowledged before it runs:"
+            " a call that kills its worker is not delivered again, so the option has no effect.",
+            "Set acks_late=True on the task, or task_acks_late. Or leave give_up_after out.",
+        )
+    # Celery 5.5 and 5.6 have no retry_on_worker_lost.
+    elif not (task.reject_on_worker_lost or getattr(task, "retry_on_worker_lost", False)):
+        yield _warning(
+            "W059",
+            f"Task {task.name} has give_up_after, but not reject_on_worker_lost: if the process of"
+            " the task alone is killed, Celery ends the call with WorkerLostError the first time.",
+            "Set reject_on_worker_lost=True on the task, or task_reject_on_worker_lost; with"
+            " give_up_after it cannot go round for ever. Silence this if calls are only to be"
+            " counted that kill a whole worker.",
         )
 
 

@@ -12,6 +12,7 @@ from celery.app import app_or_default
 from celery.exceptions import Ignore, Retry
 from celery.local import Proxy
 
+from django_redislock.celery.abandoned import RunAbandoned
 from django_redislock.celery.arguments import packed
 from django_redislock.celery.lock_name import naming, validation_of
 from django_redislock.celery.message import call_of_id, carried, carrying, visibility_timeout
@@ -76,6 +77,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
             return  # It is abstract.
         _check_body(body)
         options = cls.single_instance_options = SingleInstance.parse(inherited(cls))
+        options.check_redelivered(vars(cls))
         named = naming(options.key, body, bound=bound, validation=validation_of(unguarded))
         cls._naming = None if named is None else staticmethod(named)
         if run is unguarded:  # Else it is inherited, with the lock.
@@ -91,8 +93,11 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
     def retry(self, *args: Any, **options: Any) -> Retry:
         """As Celery's. A run that has published its retry is no success, however it ends.
 
-        The argsrepr and kwargsrepr of the caller, by which it hides arguments, come along.
+        The argsrepr and kwargsrepr of the caller, by which it hides arguments, come along. A run
+        that was abandoned is not retried, whatever autoretry_for says.
         """
+        if isinstance(options.get("exc"), RunAbandoned):
+            raise options["exc"]
         if "headers" in options:
             # They replace the message's headers, but not what it carries of ours.
             options = carrying(options, **carried(self.request.headers))
@@ -219,6 +224,7 @@ def single_instance_task(
     limit: int = 1,
     unique_queued: bool | Literal["newest"] = False,
     queued_ttl: float | timedelta = HOUR,
+    give_up_after: int | None = None,
     using: str = DEFAULT_ALIAS,
     atomic: bool | str = False,
     **task_options: Any,
@@ -263,6 +269,9 @@ def single_instance_task(first: Any = None, /, **options: Any) -> Any:
             waits until its body starts, also if it finds the lock busy and goes back to the queue.
             It stands for no call that would run earlier, or expire later.
         queued_ttl: How long a call counts as waiting in the queue if nothing is heard of it.
+        give_up_after: How many times a call may be started without an end that its worker sees, as
+            when it is killed for want of memory. After that it fails with RunAbandoned, and is not
+            started again. It needs acks_late. None starts it each time that it is delivered.
         using: Alias in REDISLOCK.
         atomic: Whether the body is a transaction too, see Lease.atomic(); a string is the alias in
             DATABASES. It is committed before the lock is released.
@@ -299,6 +308,7 @@ def _make_task(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     base = theirs.pop("base", None)
     # Checked now, at the line that is wrong, and not when the app is set up.
     checked = SingleInstance.parse(merge([inherited(base or Task), ours]))
+    checked.check_redelivered(theirs)
     naming(checked.key, function, bound=bool(theirs.get("bind")))
 
     def register(app: Celery) -> Task:

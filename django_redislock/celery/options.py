@@ -40,6 +40,7 @@ class SingleInstance(JobOptions):
     abort_on_lost: bool = False
     unique_queued: bool | Literal["newest"] = False
     queued_ttl: float = HOUR
+    give_up_after: int | None = None
 
     conflict_policies: ClassVar[tuple[str, ...]] = ("skip", "raise", "retry", "wait")
     unavailable_policies: ClassVar[tuple[str, ...]] = ("raise", "retry", "run")
@@ -65,12 +66,31 @@ class SingleInstance(JobOptions):
                 f"key must be a format string over the task's arguments, or a function of them,"
                 f" not {key!r}."
             )
+        most = raw.get("give_up_after")
+        if most is not None and (type(most) is not int or most < 1):
+            raise ValueError(
+                f"give_up_after must be an integer, at least 1, not {most!r}: how many starts of a"
+                " call may kill their worker."
+            )
         return super().parse(raw)
 
     @classmethod
     def unknown(cls, names: Iterable[str]) -> str:
         """What to say of options that are neither ours nor Celery's."""
         return _unknown(names, OPTIONS)
+
+    def check_redelivered(self, task: Mapping[str, Any]) -> None:
+        """Refuse give_up_after for a *task*, given by its attributes, without acks_late.
+
+        Raises:
+            ValueError: Its message is acknowledged before its run.
+        """
+        if self.give_up_after and task.get("acks_late") is False:
+            raise ValueError(
+                "give_up_after needs acks_late=True: by acks_late=False the message is acknowledged"
+                " before its run, so a call that kills its worker is not delivered again. Write"
+                " acks_late=True, or leave give_up_after out."
+            )
 
     def check_together(self, given: Mapping[str, Any]) -> None:
         """Refuse options that exclude each other, and those *given* that have no effect."""

@@ -17,10 +17,11 @@ from celery import states
 from celery._state import _task_stack  # It has no public name; see TaskRun._item_of.
 from celery.exceptions import Ignore, Retry, TaskPredicate
 
-from django_redislock import task_runs
+from django_redislock import signals, task_runs
 from django_redislock.activity import Activity
 from django_redislock.backends.registry import backends
 from django_redislock.celery import line, queued
+from django_redislock.celery.abandoned import RunAbandoned
 from django_redislock.celery.arguments import unpacked
 from django_redislock.celery.defer import Deferred, defer
 from django_redislock.celery.message import (
@@ -212,6 +213,43 @@ class TaskRun(JobRun):
         return self._ask_for_lock(locks, self.options.conflict_deadline, since)
 
     def _run_body(self, body: Callable[..., Any], lease: Lease | None) -> Any:
+        most, unended = self.options.give_up_after, 0
+        # Without its lock it runs since Redis does not answer, which could not count it either.
+        if most is None or lease is None or not self.delivered:
+            return self._start_body(body, lease)
+        try:
+            with self._noting("start"):
+                unended = task_runs.count_start(
+                    self.name, self.marker, lease, using=self.options.using
+                )
+            if unended < most:
+                return self._start_body(body, lease)
+        finally:  # Whatever is raised, the worker lives. An abandoned run stays counted.
+            if unended < most:
+                with self._noting("end"):
+                    task_runs.uncount_start(self.name, self.marker, lease, using=self.options.using)
+        raise self._abandon(lease, unended)
+
+    def _abandon(self, lease: Lease, starts: int) -> Exception:
+        """Give up a call of which so many starts have not ended. Returns what is to be raised."""
+        with self._noting("end"):
+            if self.options.limit == 1:  # A permit has noted no start.
+                self._give_back(lease)
+        # The mark of an earlier delivery that was abandoned counts as a start.
+        if starts > (self.options.give_up_after or 0) and self._is_reported:
+            self.logger.info("Ignored %s: an earlier delivery of it was abandoned", self)
+            ignored: Exception = Ignore()
+            return ignored
+        error = RunAbandoned(self.task.name, self.id, self.name, starts)
+        self.logger.error("%s", error)
+        using = self.options.using
+        with self._noting("end"):
+            task_runs.note_abandoned(self.name, starts, using=using)
+        news = {"name": self.name, "using": using, "task_id": self.id, "starts": starts}
+        signals.task_abandoned.send_robust(sender=self.task, **news)
+        return error
+
+    def _start_body(self, body: Callable[..., Any], lease: Lease | None) -> Any:
         if self.delivered and self._is_noted:
             self._waits_no_more(starts=True)
             # If the body publishes its retry, that has not been deferred yet.
@@ -335,7 +373,7 @@ class TaskRun(JobRun):
         """
         reports = self.delivered and stores_result(self.task)
         seen = reports and shows_results(self.task)
-        is_reported = seen and self.task.backend.get_state(self.id) in states.READY_STATES
+        is_reported = self._is_reported
         # Between its release and its report are milliseconds; a crash there is rare.
         if reports and not is_reported and ago is not None and ago < REPORTS_WITHIN:
             # Its body has ended, so it cannot stand for calls made now.
@@ -347,6 +385,13 @@ class TaskRun(JobRun):
         if is_reported or (reports and not seen):
             raise Ignore
         return skipped
+
+    @property
+    def _is_reported(self) -> bool:
+        """Whether an earlier delivery has stored a result, as far as this one can see."""
+        if not (self.delivered and stores_result(self.task) and shows_results(self.task)):
+            return False
+        return self.task.backend.get_state(self.id) in states.READY_STATES
 
     def _defer_until(self, last_call_ago: float | None = None) -> float | None:
         """When this run must be back, in seconds since the epoch; None if it cannot be deferred.

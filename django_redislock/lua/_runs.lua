@@ -2,7 +2,7 @@
 --
 -- finished  ids of the tasks that have succeeded, and of runs (see _task_of.lua) that have finished
 --           while the task goes on -> when (ms), for as long as a duplicate of them is recognised
--- runs      success, failure, skip: the last of each: when(ms) "|" how long(ms) "|" why "|" owner
+-- runs      success, failure, skip, abandoned: the last of each: when(ms) "|" how long(ms) "|" why "|" owner
 --           skips: how many since the last success
 --           queued: until(ms) "|" id of the task that waits in the broker's queue, see announce.lua
 --           terms: when(ms) that may run, "|", when(ms) its message expires, or nothing

@@ -1,9 +1,9 @@
--- skip: note that a task run did not happen because of the lock.
--- ARGV  why, owner, retention (see _runs.lua)
+-- skip: note that a task run did not happen: because of the lock, or because its call was given up.
+-- ARGV  skip or abandoned, why, owner, retention (see _runs.lua)
 -- returns how many were skipped since the last success
 local LOCK, RUNS, RAN = unpack(KEYS)
 -- include _lease
 -- include _runs
-local why, owner, retention = unpack(ARGV)
-note('skip', milliseconds(clock()), 0, why, owner, retention)
+local what, why, owner, retention = unpack(ARGV)
+note(what, milliseconds(clock()), 0, why, owner, retention)
 return tonumber(call('HGET', RUNS, 'skips') or 0)

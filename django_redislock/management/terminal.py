@@ -134,7 +134,9 @@ def runs(
         similar: Which names may have been meant, by name.
         with_alias: Whether to show the aliases.
     """
-    headers = ("SUCCESS", "FAILURE", "SKIP", "SKIPS", "UNDER WAY", "NEVER ENDED")
+    abandoned = any(record.last_abandoned for record in found)  # Of few tasks: no empty column.
+    headers = ["SUCCESS", "FAILURE", "SKIP", "SKIPS", "UNDER WAY", "NEVER ENDED"]
+    headers += ["ABANDONED"] if abandoned else []
     rows = (
         (
             pasteable(record.name),
@@ -145,6 +147,7 @@ def runs(
             record.skips or "-",
             _under_way(record.under_way),
             _ago(record.last_unended),
+            *((_ago(record.last_abandoned),) if abandoned else ()),
         )
         for record in found
     )

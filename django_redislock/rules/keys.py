@@ -30,6 +30,7 @@ class Keys(NamedTuple):
     forced: str  # String: the lease that an operator released last, and by which request.
     past: str  # List: the last leases that lasted a while, see lua/_past.lua.
     finished: str  # Sorted set: ids of task runs that must not run again -> their end, in ms.
+    starts: str  # Sorted set: starts of task runs that have not ended, see lua/count_start.lua.
     runs: str  # Hash: what became of the last task runs, see lua/_runs.lua; who waits to start.
     line: str  # Sorted set: ids of deferred task runs -> their tickets, see lua/stand_in_line.lua.
     due: str  # Sorted set: the same ids -> by when they are back, in ms, or else given up.
@@ -101,6 +102,7 @@ def lock_keys(prefix: str, name: str) -> Keys:
         forced=base + "forced",
         past=base + "past",
         finished=base + "finished",
+        starts=base + "starts",
         runs=base + "runs",
         line=base + "line",
         due=base + "due",

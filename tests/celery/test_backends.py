@@ -13,7 +13,8 @@ import pytest
 from celery import chord
 
 from django_redislock import distributed_lock
-from tests.celery.project import PATIENCE
+from django_redislock.celery import RunAbandoned
+from tests.celery.project import LOST_SOON, PATIENCE
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -74,6 +75,13 @@ class TestRabbitMQ:
         own_stage.open_gate(key)
         assert own_stage.result(sent) == f"did {key}"
         assert own_stage.count(key, "end") == 1
+
+    def test_a_call_that_kills_its_process_each_time_is_abandoned(self, own_stage: Stage) -> None:
+        own_stage.start(pool="prefork", **LOST_SOON)
+        key = own_stage.key()
+        with pytest.raises(RunAbandoned):
+            own_stage.result(own_stage.send("deadly_limited", key))
+        assert own_stage.count(key, "start") == 2
 
     @pytest.mark.proves("P8")
     @pytest.mark.parametrize("queue", [None, "another"])

@@ -796,6 +796,13 @@ class TestRefusedAtImport:
             ({"queued_ttl": 0}, ValueError, "queued_ttl must be"),
             ({"unique_queued": "latest"}, ValueError, 'must be True, "newest" or False'),
             ({"conflict_deadline": -1}, ValueError, "conflict_deadline must be"),
+            ({"give_up_after": 0}, ValueError, "give_up_after must be an integer, at least 1"),
+            ({"give_up_after": True}, ValueError, "give_up_after must be an integer"),
+            (
+                {"give_up_after": 3, "acks_late": False},
+                ValueError,
+                "give_up_after needs acks_late=True",
+            ),
             ({"abort_on_lost": "yes"}, ValueError, "abort_on_lost must be"),
             ({"using": ""}, ValueError, "using must be a non-empty string"),
             ({"release_on_commit": True}, TypeError, "the body runs under the lock"),

@@ -57,7 +57,7 @@ OF_RULES = Tests(("--quick", "tests/rules")), of("contract", processes=12)
 MODEL = Tests(("tests/rules/test_model.py",))
 ON_SERVERS = of("contract", "faults", only="not memory", processes=8)
 OF_TASKS = of(
-    *(f"celery/test_{name}" for name in ("task", "line", "queued", "limit")),
+    *(f"celery/test_{name}" for name in ("task", "line", "queued", "limit", "give_up")),
     *(f"operations/test_{name}" for name in ("held", "task_runs", "records_kept", "timeline")),
     only="test",
     processes=4,
@@ -65,6 +65,7 @@ OF_TASKS = of(
 OF_SCRIPTS = OF_TASKS, of("contract", processes=12), MODEL, ON_SERVERS
 SCRIPTS_OF_TASKS = ("announce", "finish", "finished", "leave_line", "requeue", "retract", "runs")
 SCRIPTS_OF_TASKS += ("skip", "stand_in_line", "start", "_past", "_runs", "_task_of")
+SCRIPTS_OF_TASKS += ("count_start", "uncount_start")
 #: The files that are mutated, and the tests that are to notice it: one run after the other.
 ROOMS = {
     "rules/[ao]*.py": of_rules("contract/test_arguments", "contract/test_conf"),

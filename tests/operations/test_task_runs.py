@@ -255,6 +255,7 @@ def test_json_of_a_record_has_the_documented_keys(place: Place) -> None:
         "last_success",
         "last_failure",
         "last_skip",
+        "last_abandoned",
         "last_unended",
         "skips",
         "under_way",

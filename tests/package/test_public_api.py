@@ -48,6 +48,7 @@ def test_there_are_these_signals() -> None:
         "lock_lost",
         "lock_force_released",
         "task_skipped",
+        "task_abandoned",
     }
 
 

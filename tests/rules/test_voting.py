@@ -396,6 +396,8 @@ def test_of_what_was_noted_the_last_counts() -> None:
     )
     assert merged(scripts.INSPECT, *past) == past[2]
     assert merged(scripts.SKIP, 1, 4, 2) == 4
+    # One server has missed an end, or a start.
+    assert [merged(scripts.COUNT_START, 0, 2, 0), merged(scripts.COUNT_START, 2, 0, 2)] == [0, 2]
 
 
 def test_the_last_run_of_each_kind_counts_whichever_server_has_noted_it() -> None:

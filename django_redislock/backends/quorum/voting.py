@@ -442,7 +442,9 @@ def _last_runs(replies: list[Any], of: int) -> list[Any]:
     answers = [RunsReply(*reply) for reply in replies]
     newest = max(
         answers,
-        key=lambda one: max(map(noted_at, (one.success, one.failure, one.skip, one.unended))),
+        key=lambda one: max(
+            map(noted_at, (one.success, one.failure, one.skip, one.unended, one.abandoned))
+        ),
     )
     success = max((one.success for one in answers), key=noted_at)
     started = [one.started_by_lease_id for one in answers]
@@ -455,12 +457,18 @@ def _last_runs(replies: list[Any], of: int) -> list[Any]:
         success=success,
         failure=max((one.failure for one in answers), key=noted_at),
         skip=max((one.skip for one in answers), key=noted_at),
+        abandoned=max((one.abandoned for one in answers), key=noted_at),
         unended=max(never, key=noted_at, default=b""),
         started=sorted(note_of[lease] for lease in noted_by if noted_by[lease] >= enough),
         # They are counted from the last success on.
         skips=max(one.skips for one in answers if one.success == success),
     )
     return [*merged]
+
+
+def _of_most(replies: list[int], of: int) -> int:
+    """The greatest number that a majority says, or more: servers may have missed some news."""
+    return sorted(replies, reverse=True)[majority_of(of) - 1]
 
 
 def _last_call(replies: list[int], of: int) -> int:
@@ -479,6 +487,7 @@ _MERGED: dict[Script, Callable[[list[Any], int], Any]] = {
     scripts.NAMES: _names,
     scripts.INSPECT: _inspected,
     scripts.RUNS: _last_runs,
+    scripts.COUNT_START: _of_most,
     scripts.REQUEUE: _last_call,
     scripts.STAND_IN_LINE: _soonest,
 }

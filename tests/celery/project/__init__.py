@@ -18,6 +18,9 @@ from tests.support.waiting import HUNG
 # and need not be patient about it.
 PATIENCE = 1 if "TESTS_NAIVE" in os.environ else HUNG
 
+# Of a worker that says at once that a child was killed, and not after ten seconds.
+LOST_SOON = {"worker_lost_wait": 0.1}
+
 # Of a broker that gives up on a silent worker after a second: broker_transport_options.
 SOON = {
     "visibility_timeout": 1,

@@ -6,16 +6,17 @@ All take a *key*, which is the name of their lock, so that tests do not meet.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from typing import Any
 
 from celery import Task, group, shared_task
 from django.db import transaction
 
-from django_redislock import LockTimeout
+from django_redislock import LockTimeout, signals
 from django_redislock import single_instance_task as the_real_one
 from django_redislock.celery import Conflict, current_lease
-from tests.celery.project.journal import note, wait_at_gate
+from tests.celery.project.journal import note, server, wait_at_gate
 from tests.celery.project.naive import single_instance_task as the_naive_one
 
 single_instance_task: Any = the_naive_one if "TESTS_NAIVE" in os.environ else the_real_one
@@ -79,6 +80,49 @@ def lasting(key: str, **how: Any) -> str:
 def rejecting(key: str, **how: Any) -> str:
     """As late, and back in the queue at once when its process dies."""
     return work(key, **how)
+
+
+def end_as_told(key: str, *ends: str) -> str:
+    """The body of those below: each start ends as the next of *ends* says, or kills its process."""
+    start = sum(b'"start"' in event for event in server().lrange(f"journal:{key}", 0, -1))
+    note(key, "start")
+    match [*ends, "kill"][min(start, len(ends))]:
+        case "fail":
+            raise ValueError("as asked")
+        case "hold":
+            wait_at_gate(key)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+    return f"did {key}"
+
+
+# What has the broker deliver a call again that has killed its process.
+AGAIN = {"key": "{key}", "acks_late": True, "reject_on_worker_lost": True, "ttl": 0.5}
+
+
+@single_instance_task(
+    **AGAIN,
+    give_up_after=3,
+    autoretry_for=(Exception,),
+    retry_kwargs={"countdown": 0, "max_retries": 5},
+)
+def deadly(key: str, *ends: str) -> str:
+    """Kill its process, three times at most."""
+    return end_as_told(key, *ends)
+
+
+@single_instance_task(**AGAIN, give_up_after=2, limit=2, on_conflict="retry", unique_queued=True)
+def deadly_limited(key: str, *ends: str) -> str:
+    """Kill its process, twice at most, with one of two permits."""
+    return end_as_told(key, *ends)
+
+
+def note_abandoned(name: str, **news: Any) -> None:
+    """A call was abandoned."""
+    note(name, "abandoned", task_id=news["task_id"], starts=news["starts"])
+
+
+signals.task_abandoned.connect(note_abandoned, dispatch_uid="the tests' journal")
 
 
 @single_instance_task(key="{key}", ignore_result=True, acks_late=True)
@@ -455,6 +499,12 @@ def hasty_lottery(key: str, noon: int, seconds: float = 0.02) -> int:
 def collect(results: Any) -> Any:
     """What comes after in a canvas."""
     return results
+
+
+@shared_task
+def note_error(request: Any, error: Exception, traceback: Any, key: str) -> None:
+    """What is called if a canvas fails."""
+    note(key, "error", says=str(error))
 
 
 @shared_task

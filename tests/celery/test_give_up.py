@@ -1,0 +1,247 @@
+"""give_up_after: a call that kills its worker each time is not started for ever."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import chord
+from celery.exceptions import Ignore, Retry
+
+from django_redislock import LockUnavailable, distributed_lock, held, signals, task_runs
+from django_redislock.celery import RunAbandoned, single_instance_task
+from django_redislock.rules.flows import RunMarker
+from django_redislock.rules.keys import lock_keys
+from tests.celery.project import LOST_SOON, PATIENCE
+from tests.support.celery_app import celery_app
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from celery import Celery
+
+    from django_redislock.testing import LockTestKit
+    from tests.celery.project.stage import Stage
+
+pytest_plugins = ["tests.celery.project.stage"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+class TestKilled:
+    """Real processes that kill themselves."""
+
+    @pytest.mark.row("give-up")
+    def test_it_ends_after_three_kills_and_the_errback_of_its_chord_runs(
+        self, own_stage: Stage
+    ) -> None:
+        own_stage.start(pool="prefork", concurrency=2, **LOST_SOON)
+        key, limited = own_stage.key(), own_stage.key()
+        errback = own_stage.task("note_error").s(key)
+        body = own_stage.task("collect").s().on_error(errback)
+        other = own_stage.task("skipping").s(own_stage.key())
+        sent = chord([own_stage.task("deadly").s(key), other])(body)
+        also = own_stage.task("deadly_limited").delay(limited)
+
+        assert "RunAbandoned" in own_stage.wait_for(key, "error")["says"]
+        first = sent.parent.results[0]
+        with pytest.raises(RunAbandoned, match=f"{first.id}.*was started 3 times") as abandoned:
+            own_stage.result(first)
+        assert (abandoned.value.lock, abandoned.value.starts) == (key, 3)
+        with pytest.raises(RunAbandoned):
+            own_stage.result(also)
+        own_stage.wait_until_idle()
+        assert (own_stage.count(key, "start"), own_stage.count(limited, "start")) == (3, 2)
+        (told,) = own_stage.events(key, "abandoned")
+        assert (told["task_id"], told["starts"]) == (first.id, 3)
+        for name, sender in ((key, first), (limited, also)):
+            record = held.record(name)
+            assert record is not None
+            assert record.last_abandoned is not None
+            assert record.last_abandoned.owner.task_id == sender.id
+            assert record.last_failure is None
+        # Nothing is left in the way of others.
+        assert own_stage.result(own_stage.send("skipping", key)) == f"did {key}"
+
+    def test_a_failure_that_the_worker_sees_is_no_kill(self, own_stage: Stage) -> None:
+        own_stage.start(pool="prefork", **LOST_SOON)
+        key = own_stage.key()
+        sent = own_stage.task("deadly").delay(key, "kill", "fail", "kill", "end")
+        assert own_stage.result(sent) == f"did {key}"
+        assert own_stage.count(key, "start") == 4
+
+    def test_a_shutdown_that_requeues_the_message_is_no_kill(self, own_stage: Stage) -> None:
+        first = own_stage.start(pool="prefork")
+        key = own_stage.key()
+        own_stage.task("deadly").delay(key, "hold")
+        own_stage.wait_for(key, "start")
+        starts = lock_keys("redislock", key).starts
+        wait_until(lambda: own_stage.redis.zcard(starts) == 1, PATIENCE, "it is counted")
+        first.signal(signal.SIGQUIT)
+        first.wait()
+        assert own_stage.redis.zcard(starts) == 0
+        assert own_stage.redis.llen("celery") == 1
+
+
+class TestCounting:
+    """What counts, in one process: starts are counted as those of a worker that was killed."""
+
+    @pytest.fixture
+    def app(self, redislock: LockTestKit) -> Iterator[Celery]:
+        """An application whose results this process can see."""
+        with celery_app(result_backend="cache+memory://", broker_url="memory://") as app:
+            yield app
+
+    @pytest.fixture
+    def make(self, app: Celery) -> Callable[..., Any]:
+        """Make a task whose body does as it is told."""
+
+        def make(body: Callable[[], Any] = lambda: "done", **options: Any) -> Any:
+            def run() -> Any:
+                return body()
+
+            options = {"key": "lottery", "acks_late": True, "give_up_after": 3, **options}
+            return single_instance_task(**options, name="draw")(run)
+
+        return make
+
+    @pytest.fixture
+    def told(self) -> Iterator[list[dict[str, Any]]]:
+        """What receivers of the signal are told."""
+        got: list[dict[str, Any]] = []
+
+        def hear(**news: Any) -> None:
+            got.append(news)
+
+        signals.task_abandoned.connect(hear)
+        yield got
+        signals.task_abandoned.disconnect(hear)
+
+    def test_it_is_abandoned_with_a_signal_a_record_and_a_free_lock(
+        self, make: Callable[..., Any], told: list[dict[str, Any]]
+    ) -> None:
+        started: list[str] = []
+        task = make(lambda: started.append("started"), autoretry_for=(Exception,))
+        kill(3)
+        with pytest.raises(RunAbandoned, match=r"draw\[the-id\] was abandoned.*3 times"):
+            deliver(task)
+        assert started == []
+        assert not distributed_lock("lottery").locked()
+        (news,) = told
+        assert news["sender"].name == "draw"
+        assert (news["name"], news["using"]) == ("lottery", "default")
+        assert (news["task_id"], news["starts"]) == ("the-id", 3)
+        record = held.record("lottery")
+        assert record is not None
+        assert (record.last_failure, record.last_success, record.skips) == (None, None, 0)
+        assert (record.under_way, record.last_unended) == ((), None)
+        assert list(record.last) == ["abandoned"]
+        assert ", because it was started 3 times and never ended, " in str(record.last_abandoned)
+        # The next call is nobody else's business.
+        deliver(task, "another-id")
+        assert started == ["started"]
+
+    @pytest.mark.parametrize("end", [ValueError, Retry, Ignore, SystemExit])
+    def test_an_end_that_the_worker_sees_counts_no_more(
+        self, make: Callable[..., Any], end: type[BaseException]
+    ) -> None:
+        def body() -> None:
+            raise end
+
+        task = make(body, give_up_after=1)
+        for _ in range(3):
+            with pytest.raises(end):
+                deliver(task)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"limit": 2},
+            {"unique_queued": True, "on_conflict": "retry"},
+            {"on_conflict": "wait", "wait": 5, "min_hold": 60},
+            {"once": 60},
+        ],
+    )
+    def test_with_other_options(self, make: Callable[..., Any], options: dict[str, Any]) -> None:
+        task = make(**options)
+        kill(3)
+        with pytest.raises(RunAbandoned):
+            deliver(task)
+        # That was no success, and the lock is free.
+        assert deliver(task, "another-id") == "done"
+
+    @pytest.mark.django_db(transaction=True)
+    def test_with_once_in_the_database(self, make: Callable[..., Any]) -> None:
+        task = make(atomic=True, once="database")
+        kill(3)
+        with pytest.raises(RunAbandoned):
+            deliver(task)
+        assert deliver(task, "another-id") == "done"
+        # The work is done now, so it is not abandoned.
+        assert deliver(task)["skipped"] == "done"
+
+    def test_a_run_that_finds_the_lock_busy_has_not_started(
+        self, make: Callable[..., Any], redislock: LockTestKit
+    ) -> None:
+        task = make(give_up_after=1)
+        with redislock.simulate_held_by_other("lottery"):
+            for _ in range(3):
+                assert deliver(task)["skipped"] == "busy"
+        assert deliver(task) == "done"
+
+    def test_what_no_broker_delivers_is_not_counted(self, make: Callable[..., Any]) -> None:
+        task = make(give_up_after=1)
+        kill(1)
+        assert task() == "done"
+        assert task.apply(task_id="the-id").get() == "done"
+
+    def test_a_duplicate_of_an_abandoned_call_is_reported_once(
+        self, make: Callable[..., Any], told: list[dict[str, Any]]
+    ) -> None:
+        task = make()
+        kill(3)
+        with pytest.raises(RunAbandoned) as abandoned:
+            deliver(task)
+        with pytest.raises(RunAbandoned):
+            deliver(task)  # Nobody has stored a result so far.
+        task.backend.mark_as_failure("the-id", abandoned.value)
+        with pytest.raises(Ignore):
+            deliver(task)
+        assert len(told) == 2
+
+    def test_a_call_runs_although_its_start_cannot_be_counted(
+        self, make: Callable[..., Any], monkeypatch: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def unavailable(name: str, *args: Any, **kwargs: Any) -> None:
+            raise LockUnavailable(name)
+
+        monkeypatch.setattr(task_runs, "count_start", unavailable)
+        assert deliver(make()) == "done"
+        assert "The start of draw[the-id] is not noted" in caplog.text
+
+    def test_counts_are_forgotten_when_no_duplicate_is_recognised_any_more(
+        self, make: Callable[..., Any], redislock: LockTestKit
+    ) -> None:
+        task = make()
+        kill(3)
+        redislock.advance(task.redelivered_after + 86_401)
+        assert deliver(task) == "done"
+
+
+def kill(times: int, task_id: str = "the-id") -> None:
+    """Have a call start this often in workers that are killed: nobody says that it has ended."""
+    marker = RunMarker(f"{task_id}/:0.0", 90_000)
+    for _ in range(times):
+        with distributed_lock("where it was") as lease:
+            task_runs.count_start("lottery", marker, lease, using="default")
+
+
+def deliver(task: Any, task_id: str = "the-id", **request: Any) -> Any:
+    """Run a task as for a message of a broker."""
+    task.push_request(id=task_id, called_directly=False, args=(), kwargs={}, **request)
+    try:
+        return task.run()
+    finally:
+        task.pop_request()
