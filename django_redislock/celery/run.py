@@ -118,9 +118,11 @@ class TaskRun(JobRun):
         self._turn: Turn | None = None  # In the line of deferred runs, if it stands there.
         self.publish_replacement: Callable[[], Any] | None = None  # After its commit.
         self.delivered = is_delivered(request)
+        self._most_starts: int | None = None  # How many may not end; None: they are not counted.
         self.call = ""  # Which of the calls under its id it is, if the caller chose the id.
         if self.delivered:
             self.call = carried(request.headers).get("call") or ""
+            self._most_starts = self.options.give_up_after
             tries = f"{request.replaced_task_nesting or 0}.{request.retries or 0}"
             # By which duplicates of it are recognised, see lua/_task_of.lua.
             self.marker = RunMarker(
@@ -213,30 +215,39 @@ class TaskRun(JobRun):
         return self._ask_for_lock(locks, self.options.conflict_deadline, since)
 
     def _run_body(self, body: Callable[..., Any], lease: Lease | None) -> Any:
-        most, unended = self.options.give_up_after, 0
-        # Without its lock it runs since Redis does not answer, which could not count it either.
-        if most is None or lease is None or not self.delivered:
-            return self._start_body(body, lease)
+        # If it runs without its lock, Redis does not answer, and could not count it either.
+        if self._most_starts and lease is not None:
+            return self._count_start(body, lease, self._most_starts)
+        if self.delivered and self._is_noted:
+            self._waits_no_more(starts=True)
+            # If the body publishes its retry, that has not been deferred yet.
+            carry(self.request, tries=None, since=None, raised=None)
+        return super()._run_body(self._reporting(body) if self.task.reports_start else body, lease)
+
+    def _count_start(self, body: Callable[..., Any], lease: Lease, most: int) -> Any:
+        """Execute the body, and count it as a start until it ends; abandon one start too many."""
+        unended = 0
         try:
             with self._noting("start"):
                 unended = task_runs.count_start(
                     self.name, self.marker, lease, using=self.options.using
                 )
             if unended < most:
-                return self._start_body(body, lease)
+                self._most_starts = None  # It is counted.
+                return self._run_body(body, lease)
         finally:  # Whatever is raised, the worker lives. An abandoned run stays counted.
             if unended < most:
                 with self._noting("end"):
                     task_runs.uncount_start(self.name, self.marker, lease, using=self.options.using)
-        raise self._abandon(lease, unended)
+        raise self._abandon(lease, unended, most)
 
-    def _abandon(self, lease: Lease, starts: int) -> Exception:
+    def _abandon(self, lease: Lease, starts: int, most: int) -> Exception:
         """Give up a call of which so many starts have not ended. Returns what is to be raised."""
         with self._noting("end"):
             if self.options.limit == 1:  # A permit has noted no start.
                 self._give_back(lease)
         # The mark of an earlier delivery that was abandoned counts as a start.
-        if starts > (self.options.give_up_after or 0) and self._is_reported:
+        if starts > most and self._is_reported:
             self.logger.info("Ignored %s: an earlier delivery of it was abandoned", self)
             ignored: Exception = Ignore()
             return ignored
@@ -248,13 +259,6 @@ class TaskRun(JobRun):
         news = {"name": self.name, "using": using, "task_id": self.id, "starts": starts}
         signals.task_abandoned.send_robust(sender=self.task, **news)
         return error
-
-    def _start_body(self, body: Callable[..., Any], lease: Lease | None) -> Any:
-        if self.delivered and self._is_noted:
-            self._waits_no_more(starts=True)
-            # If the body publishes its retry, that has not been deferred yet.
-            carry(self.request, tries=None, since=None, raised=None)
-        return super()._run_body(self._reporting(body) if self.task.reports_start else body, lease)
 
     def _reporting(self, body: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(body)

@@ -257,7 +257,7 @@ class RunsReply(NamedTuple):
     unended: bytes
     started: list[bytes]  # See stored.read_started_run().
     skips: int  # Since the last success.
-    abandoned: bytes = b""
+    abandoned: bytes
 
     @property
     def unended_lease_id(self) -> str:

@@ -81,7 +81,7 @@ def test_a_page_of_an_index_has_keys_with_their_scores() -> None:
 
 def test_runs_are_known_by_their_leases() -> None:
     started = [b"#2|5000|0|second|{}", b"|6000|0|third|{}"]
-    runs = replies.RunsReply(b"9000", b"", b"", b"", b"1000|0|first|{}", started, 0)
+    runs = replies.RunsReply(b"9000", b"", b"", b"", b"1000|0|first|{}", started, 0, b"")
     assert runs.unended_lease_id == "first"
     assert runs.started_by_lease_id == {"second": started[0], "third": started[1]}
 
