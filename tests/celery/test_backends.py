@@ -79,8 +79,8 @@ class TestRabbitMQ:
     def test_a_call_that_kills_its_process_each_time_is_abandoned(self, own_stage: Stage) -> None:
         own_stage.start(pool="prefork", **LOST_SOON)
         key = own_stage.key()
-        with pytest.raises(RunAbandoned):
-            own_stage.result(own_stage.send("deadly_limited", key))
+        sent = own_stage.send("deadly_limited", key)
+        assert isinstance(sent.get(timeout=PATIENCE, propagate=False), RunAbandoned)
         assert own_stage.count(key, "start") == 2
 
     @pytest.mark.proves("P8")

@@ -47,11 +47,10 @@ class TestKilled:
 
         assert "RunAbandoned" in own_stage.wait_for(key, "error")["says"]
         first = sent.parent.results[0]
-        with pytest.raises(RunAbandoned, match=f"{first.id}.*was started 3 times") as abandoned:
-            own_stage.result(first)
-        assert (abandoned.value.lock, abandoned.value.starts) == (key, 3)
-        with pytest.raises(RunAbandoned):
-            own_stage.result(also)
+        abandoned = [one.get(timeout=PATIENCE, propagate=False) for one in (first, also)]
+        assert [type(one) for one in abandoned] == [RunAbandoned] * 2
+        assert (abandoned[0].task_id, abandoned[0].lock, abandoned[0].starts) == (first.id, key, 3)
+        assert f"[{first.id}] was abandoned: it was started 3 times" in str(abandoned[0])
         own_stage.wait_until_idle()
         assert (own_stage.count(key, "start"), own_stage.count(limited, "start")) == (3, 2)
         (told,) = own_stage.events(key, "abandoned")
