@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-admin demo-stop test test-quick mutants jepsen bench lint types imports clean
+.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-jobs demo-admin demo-stop test test-quick mutants jepsen bench lint types imports clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ demo-stale-holder: $(VENV)/demo ## Stop a holder beyond its lease: see its updat
 
 demo-chaos: $(VENV)/demo ## Kill workers: 200 lotteries are drawn once (FAULT=kill|pause|flush, GUARD=off)
 	@exec $(BIN)/python example_project/manage.py demo_chaos --fault '$(FAULT)' --guard '$(GUARD)'
+
+demo-jobs: $(VENV)/demo ## Start a command, a script and a task on three servers: one runs each; kill a beat
+	@exec $(BIN)/python example_project/manage.py demo_jobs
 
 demo-admin: $(VENV)/demo ## Look at the page of held locks while much goes on, until Ctrl-C (BACKEND=...)
 	@exec $(BIN)/python example_project/manage.py demo_admin --port $(PORT) --backend '$(BACKEND)'

@@ -11,7 +11,7 @@ from django.core.management import execute_from_command_line
 
 def main() -> None:
     """Run the command. The demos have a database and a server, hence settings, of their own."""
-    demos = {"demo", "demo_admin", "demo_chaos", "demo_stale_holder"}
+    demos = {"demo", "demo_admin", "demo_chaos", "demo_jobs", "demo_stale_holder"}
     settings = "demo_settings" if demos.intersection(sys.argv[1:2]) else "settings"
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", f"example_project.{settings}")
     execute_from_command_line(sys.argv)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from example_project import embedded_server
@@ -56,9 +57,18 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "django_redislock",
+    *([] if find_spec("django.tasks") else ["django_tasks"]),  # Before Django 6.
+    "django_tasks_db",
     "lottery",
     "shop",
 ]
+
+TASKS = {
+    "default": {
+        "BACKEND": "django_tasks_db.DatabaseBackend",
+        "QUEUES": [],  # Any.
+    },
+}
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",

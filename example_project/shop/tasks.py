@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+from celery import shared_task
+
 from django_redislock import single_instance_task
 from shop.work import work
 
@@ -52,3 +54,9 @@ def charge_subscriptions(self: Task) -> None:
 def reconcile_payments(self: Task) -> None:
     """Compare the payments with the bank's statement."""
     work(self.lease, 3)
+
+
+# Of several beats, one sends it for each due time: see `manage.py demo_jobs`.
+@shared_task(ignore_result=True)
+def poll_bank(due: str) -> None:
+    """Ask the bank which payments have come in until this due time."""
