@@ -19,6 +19,7 @@ from django_redislock.exceptions import (
 )
 from django_redislock.lease import Lease
 from django_redislock.lock import distributed_lock
+from django_redislock.taking_up import take_up
 from django_redislock.term import leadership
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ __all__ = [
     "leadership",
     "single_instance",
     "single_instance_task",
+    "take_up",
 ]
 
 

@@ -340,7 +340,9 @@ def _read_look(backend: Backend, name: str, look: LookReply) -> HeldLock | None:
         ttl=holding.ttl,
         where=look.where,
         strange=holding.strange,
-        gone=state != "cooling" and is_gone(holding.owner.host, holding.owner.pid),
+        handed_over=holding.is_baton,
+        gone=not (state == "cooling" or holding.is_baton)
+        and is_gone(holding.owner.host, holding.owner.pid),
     )
 
 

@@ -9,6 +9,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from django_redislock.humanize import duration
 from django_redislock.jsonable import Jsonable
 from django_redislock.rules.stored import read_noted_lease
 
@@ -42,6 +43,7 @@ class HeldLock(Jsonable):
     where: str = ""  # Which of several servers keeps it.
     gone: bool = False  # Its owner was a process of this host, and does not exist any more.
     strange: str = ""  # Of a foreign lock, the kind of value: "a list of 3 elements".
+    handed_over: bool = False  # Whoever has the baton may take it up; its owner is who gave that.
 
     @property
     def holder(self) -> str:
@@ -49,10 +51,17 @@ class HeldLock(Jsonable):
         return self.strange or str(self.owner)
 
     @property
+    def shown_state(self) -> str:
+        """The state in one or two words."""
+        return "handed over" if self.handed_over else self.state
+
+    @property
     def ends(self) -> str:
         """A clause to put behind ``expires_in``: what becomes of the lock then; "" if unknown."""
         if self.expires_in is None or self.state == "foreign":
             return ""
+        if self.handed_over:
+            return "unless it is taken up"
         return "and is free then" if self.state == "cooling" else "unless it is renewed"
 
     @property
@@ -76,6 +85,11 @@ class HeldLock(Jsonable):
             )
         if self.state == "no-expiry":
             return "Its key has lost its expiry, so the lock would never become free."
+        if self.handed_over and self.expires_in is not None:
+            return (
+                "Handed over to whoever takes it up, until"
+                f" {duration(self.expires_in)} from now; the next waiter has it then."
+            )
         if self.ends_late:
             return (
                 "It ends later than its ttl allows, since the server's clock was set back; the next"

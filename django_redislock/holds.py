@@ -327,6 +327,8 @@ class Holds:
             *(name, form.token, terms.ttl, at, deadline, ends, until, terms.renew),
             *(holder, hold.block, caller),
         )
+        if self._run is not None:
+            grant.belong_to_run()
         lease = hold.lease = Lease(name, form.id, fence, form.owner, backend, grant)
         if self._holds:
             self._add(hold)

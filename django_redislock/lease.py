@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+from os import urandom
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
+from django_redislock import misuse, signals, transactions
+from django_redislock.baton import Baton
 from django_redislock.exceptions import LockLost, LockUnavailable
-from django_redislock.holder import running_loop
+from django_redislock.holder import must_not_block, running_loop
 from django_redislock.rules import flows
 from django_redislock.rules.arguments import DEFAULT_DATABASE, SHORTEST_TTL, seconds
+from django_redislock.rules.steps import Notify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,11 +36,12 @@ class GrantingBackend(Protocol):
     alias: str
     clock: Callable[[], float]
     leases: Leases
+    supports_batons: bool
 
     def run(self, flow: Flow[Any]) -> Any: ...
     async def arun(self, flow: Flow[Any]) -> Any: ...
     def operation_timeout(self, ttl: float) -> float: ...
-    def lost(self, lease: Lease, reason: LostReason) -> None: ...
+    def lost(self, lease: Lease, reason: LostReason, *, at_release: bool = False) -> None: ...
     def note_expiry(self, lease: Lease) -> None: ...
     def watchdog_of(self, name: str) -> Watches: ...
 
@@ -249,6 +254,41 @@ class Lease:
         """See renew()."""
         await self._backend.arun(self._renew(self._checked(ttl)))
 
+    def hand_over(self, within: float | timedelta = 60) -> str:
+        """End the lease, and let whoever gets the returned baton take the lock up, without a gap.
+
+        As ``task.delay(..., baton=lease.hand_over())``, or ``with take_up(baton) as lease:`` in any
+        process that has the same settings. Nobody else gets the lock meanwhile, and the lease that
+        is taken up has a greater fence. This one is over from now on, also if an error is raised;
+        the end of its block does nothing more, and its min_hold does not count.
+
+        Args:
+            within: Seconds, or a timedelta, in which it can be taken up. After that the next waiter
+                has the lock.
+
+        Returns:
+            A text to pass on, signed with SECRET_KEY. It can be used once.
+
+        Raises:
+            LockLost: The lease has ended before.
+            LockUnavailable: The server did not or could not answer. The lock is released.
+            LockMisuse: A transaction is open; or a reentrant acquire or the run of a job holds the
+                lease; or the backend is a quorum; or it is called in a thread whose event loop
+                runs.
+            ValueError: *within* is no duration.
+        """
+        if running_loop() is not None and must_not_block():
+            raise misuse.blocks_the_loop(self.name, "`await lease.ahand_over()`")
+        if transactions.is_open():
+            raise misuse.is_held_further(self.name, by_transaction=True)
+        baton: str = self._backend.run(self._hand_over(within))
+        return baton
+
+    async def ahand_over(self, within: float | timedelta = 60) -> str:
+        """See hand_over()."""
+        baton: str = await self._backend.arun(self._hand_over(within))
+        return baton
+
     def hold_on(self, max_silence: float) -> None:
         """Let max_hold be over *max_silence* seconds from now. For the package's own Term."""
         now = self._backend.clock()
@@ -318,6 +358,39 @@ class Lease:
                 " can be made longer, not shorter. Release it to end it."
             )
         return length
+
+    def _hand_over(self, within: float | timedelta) -> Flow[str]:
+        lasts = seconds(within, "within", least=SHORTEST_TTL)
+        backend, grant = self._backend, self.grant
+        if not backend.supports_batons:
+            raise misuse.hands_nothing_over(self.alias, self.name)
+        if grant.is_of_run:
+            raise misuse.is_of_run(self.name)
+        if grant.times_held > 1 and grant.is_active:
+            raise misuse.is_held_further(self.name, by_transaction=False)
+        now = backend.clock()
+        if not grant.may_be_held(now):
+            backend.note_expiry(self)
+            raise grant.loss(now)
+        digits = urandom(24).hex()
+        baton = Baton(self.alias, self.name, digits[32:])
+        signed = baton.signed
+        # First: the lock may be somebody else's before the answer comes.
+        grant.hand_over()
+        backend.leases.discard(self)
+        timeout = backend.operation_timeout(self.ttl)
+        reason = yield from flows.hand_over(
+            flows.HandOver(
+                *(self.name, grant.token, digits[:32], baton.id, lasts, self.owner, timeout)
+            )
+        )
+        if reason is not None:
+            backend.lost(self, reason, at_release=True)
+            raise grant.loss(backend.clock())
+        held_for = backend.clock() - grant.granted_at
+        news = {"sender": type(self), "lease": self, "held_for": held_for, "success": True}
+        yield Notify(signals.lock_released, news)
+        return signed
 
     def _renew(self, ttl: float | None) -> Flow[None]:
         backend = self._backend

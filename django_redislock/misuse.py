@@ -102,5 +102,38 @@ def holds_none(name: str) -> LockMisuse:
     return LockMisuse(name, "this handle holds no lease, so there is none to release.")
 
 
+def hands_nothing_over(alias: str, name: str) -> LockMisuse:
+    return LockMisuse(
+        name,
+        f"the servers of REDISLOCK[{alias!r}] cannot hand a lease over, since none of them decides"
+        " alone who has a lock. Release it, and let the task wait for it; or keep the lock on"
+        " another backend.",
+    )
+
+
+def is_of_run(name: str) -> LockMisuse:
+    return LockMisuse(
+        name,
+        "its lease is that of the run of a job, which notes its end with it, so it cannot be handed"
+        " over. Let the next run wait for the lock; or take another lock by distributed_lock(), and"
+        " hand that over.",
+    )
+
+
+def is_held_further(name: str, *, by_transaction: bool) -> LockMisuse:
+    if by_transaction:
+        return LockMisuse(
+            name,
+            "a transaction is open, so the lease cannot be handed over: its next holder would not"
+            " see what is written. Call hand_over() in transaction.on_commit(), and hold the lock"
+            " until then by release_on_commit=True.",
+        )
+    return LockMisuse(
+        name,
+        "its lease is held by a reentrant acquire too, so it cannot be handed over. Call"
+        " hand_over() when only the outermost acquire is left.",
+    )
+
+
 def belongs_to_the_parent(name: str) -> LockMisuse:
     return LockMisuse(name, "its lease belongs to the parent process; only that may release it.")

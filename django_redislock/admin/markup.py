@@ -53,7 +53,8 @@ def state(lock: HeldLock) -> SafeString:
     if lock.owner.permit:
         badges.append(("permit", f"permit {visible(lock.owner.permit)}", PERMIT))
     if lock.state != "held" or not lock.owner.permit:
-        badges.append((lock.state, STATES[lock.state][0], _state_means(lock)))
+        label = lock.shown_state if lock.handed_over else STATES[lock.state][0]
+        badges.append((lock.state, label, _state_means(lock)))
     if lock.ends_late:
         badges.append(("late", "ends late", lock.note))
     return format_html_join(" ", "{}", ((badge(*one),) for one in badges))
@@ -176,7 +177,8 @@ def _meaning(lock: HeldLock) -> str:
 
 def _state_means(lock: HeldLock) -> str:
     """The meaning of its state; if it will never become free, the note says more."""
-    return lock.note if lock.state in {"foreign", "no-expiry"} else STATES[lock.state][1]
+    tells = lock.handed_over or lock.state in {"foreign", "no-expiry"}
+    return lock.note if tells else STATES[lock.state][1]
 
 
 def waiter(one: Waiter) -> tuple[SafeString, SafeString]:

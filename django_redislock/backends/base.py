@@ -78,6 +78,8 @@ class Backend(ABC):
     supports_failover = False  # If a server fails, a replica takes over.
     supports_majority = False  # A majority of its servers decides, so some may stay away.
 
+    supports_batons = True  # A lease can be handed over to whoever takes it up.
+
     clock: Callable[[], float] = staticmethod(clock.now)
     in_buckets = False  # Whether names are spread over buckets, see rules/keys.py.
     in_parts = False  # Whether there are several servers, and a look says where a lock is.

@@ -18,13 +18,14 @@ local function raise_mark(fence)
   redis.pcall('ZADD', FENCE, 'GT', fence, 'last')
 end
 
--- With a *channel* the lease is handed over: the waiter that was rung there must confirm it soon.
-local function grant(token, id, ttl, renews, owner, fence, us, channel)
+-- With a *channel* the lease is handed over: the waiter that was rung there must confirm it soon, or *within*
+-- so many ms.
+local function grant(token, id, ttl, renews, owner, fence, us, channel, within)
   local ms = string.sub(us, 1, -4)
   local state, confirm_by, px = 'h', '0', ttl
   if channel ~= '' then
     -- The key outlives that time, or nobody would know which waiter has let it pass.
-    state, confirm_by, px = 'c', digits(ms + math.min(CONFIRM_WITHIN, ttl)), ttl + CONFIRM_WITHIN
+    state, confirm_by, px = 'c', digits(ms + math.min(within or CONFIRM_WITHIN, ttl)), ttl + CONFIRM_WITHIN
   end
   local head = token .. state .. renews .. '00000' .. id .. '|' .. fence .. '|' .. ms .. '|' .. ttl
   call('SET', LOCK, head .. '|' .. confirm_by .. '|' .. channel .. '|' .. owner, 'PX', px)

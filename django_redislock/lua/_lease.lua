@@ -7,6 +7,7 @@
 --
 -- lock     token(32) state(1) renews(1) renewals(5) id(16) "|" fence "|" since "|" ttl "|" confirm_by "|" channel "|" owner
 --          state: h held; c handed over, to be confirmed; k kept by min_hold (cooling)
+--          channel: where the waiter was rung that must confirm it; BATON, if whoever knows the id takes it up
 --          renews: r if its owner is going to renew it, a third of the ttl from now; else -
 --          since: server time of the grant; ttl: as granted, or made longer since; confirm_by: server time
 --          until which a hand-over can be confirmed, and 0 for any other lease; all in ms
@@ -19,6 +20,7 @@
 
 local call = redis.call
 local CONFIRM_WITHIN = 1000 -- ms a handed-over lease waits for its owner's confirmation
+local BATON = 'baton:' -- in place of a channel, and no process rings there; see hand_over.lua
 local WAITER_TTL = 6000 -- ms a waiter's entry lives without a look; a waiter looks every 2000 ms
 local DAY = 86400000 -- ms
 local SIGHT = 8192 -- bytes that are answered of what others may have written; all of ours is shorter, see rules/stored.py

@@ -42,6 +42,16 @@ local function read(value)
   end
 end
 
+-- Tells the first waiter that the lock ends in *left* ms. Else it would sleep until the time that it was told
+-- before.
+local function tell_first(left)
+  local record = call('ZRANGE', QUEUE, 0, 1)[2]
+  local _, channel, _, _, id = string.match(record or '', RECORD)
+  if channel then
+    ring(channel, 'look ' .. id .. ' ' .. digits(left))
+  end
+end
+
 -- Takes the first waiter out of the queue: {token, ticket, record, ticket}, or {} if nobody waits.
 local function pop_waiter()
   return call('ZPOPMIN', QUEUE, 2)

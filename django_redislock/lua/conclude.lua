@@ -35,15 +35,10 @@ local _, since = read(value)
 local left = math.min(since + min_hold - ms, min_hold)
 local cooling = left > 0
 if cooling then
-  local record = call('ZRANGE', QUEUE, 0, 1)[2]
   call('PEXPIRE', LOCK, left)
   call('SETRANGE', LOCK, 32, 'k')
   redis.pcall('ZADD', HELD, ms + left, LOCK)
-  local _, channel, _, _, id = string.match(record or '', RECORD)
-  if channel then
-    -- Else the first waiter would sleep until the time at which the lease was to end before.
-    ring(channel, 'look ' .. id .. ' ' .. digits(left))
-  end
+  tell_first(left)
 else
   pass_on(value)
 end

@@ -56,7 +56,7 @@ def _row(lock: HeldLock, more: tuple[str, ...]) -> tuple[object, ...]:
     return (
         pasteable(lock.name),
         *more,
-        f"{lock.state} {lock.owner.permit}".rstrip(),
+        f"{lock.shown_state} {lock.owner.permit}".rstrip(),
         duration(lock.held_for),
         _expiry(lock),
         lock.waiters,
@@ -199,7 +199,7 @@ def _facts(lock: HeldLock) -> Iterator[str]:
         "name": pasteable(lock.name),
         "alias": lock.alias,
         "where": lock.where,
-        "state": lock.state,
+        "state": lock.shown_state,
         "note": lock.note,
         "permit": who.permit,
         "lease": lock.id,

@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from django_redislock.exceptions import LockUnavailable
+from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.rules import scripts
 from django_redislock.rules.grant import (
     CONFIRMS,
@@ -31,6 +31,7 @@ from django_redislock.rules.grant import (
 from django_redislock.rules.options import ONE_TRY
 from django_redislock.rules.replies import (
     FORCED,
+    GIVEN,
     RELEASED,
     AcquireArgs,
     BusyReply,
@@ -40,6 +41,7 @@ from django_redislock.rules.replies import (
     FinishedReply,
     GrantedRing,
     LookRing,
+    LostReply,
     QueuedReply,
     in_seconds,
     read_ring,
@@ -78,6 +80,8 @@ CONFIRM_WITHIN = 1.0  # Seconds, after a hand-over; the same as in lua/_lease.lu
 LOOK_EVERY = 2.0  # A waiter who may have missed the bell looks by itself, in seconds.
 UNDO_WITHIN = 1.0  # Seconds that undoing an interrupted acquire may take.
 
+NOT_TAKEN_UP = "its baton was taken up before, or not in time, or an operator released it"
+
 # Waiting without a queue, where scripting is forbidden: pauses in seconds, doubled each time.
 SHORTEST_PAUSE = 0.001
 LONGEST_PAUSE = 0.128
@@ -100,6 +104,7 @@ class Request(NamedTuple):
     markers: DoneMarkers = NO_MARKERS  # What would make it pointless.
     renews: bool = False  # Whether it is to be renewed, see will_renew().
     unavailable_after: float = math.inf  # Seconds without an answer, besides the one resend.
+    takes_up: bool = False  # Whether it is to be the lease of this id, which was handed over.
 
     @property
     def mode(self) -> str:
@@ -177,6 +182,7 @@ def acquire(
 
     Raises:
         LockUnavailable: The server refused, or did not answer for too long.
+        LockLost: It was to be taken up, and is over.
     """
     try:
         outcome = yield from _acquire(request, now)
@@ -185,7 +191,7 @@ def acquire(
         return outcome
     except Refused as refused:
         raise LockUnavailable(request.name, refused.problem) from refused.__cause__
-    except (GeneratorExit, LockUnavailable):
+    except (GeneratorExit, LockUnavailable, LockLost):
         raise
     except BaseException as error:
         yield from undo(request.name, request.token, request.operation_timeout)
@@ -241,6 +247,8 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                     return Done(str(owner), _since(at, in_seconds(done.server_ms)))
                 case FinishedReply() as finished:
                     return Finished(in_seconds(finished.ago_ms))
+                case LostReply() as lost:
+                    raise LockLost(request.name, lost_because(lost.why.decode()), NOT_TAKEN_UP)
                 case EndlessReply():
                     raise Refused(
                         "its key has no expiry, so it would never become free; find out who wrote"
@@ -295,8 +303,9 @@ def _granted_by(answer: Answer, request: Request) -> Granted | None:
 
 def _acquire_call(request: Request, mode: str, ticket: bytes, left: float) -> Call:
     markers = request.markers.packed
+    script = scripts.ACQUIRE_MARKED if markers else scripts.ACQUIRE
     return Call(
-        scripts.ACQUIRE_MARKED if markers else scripts.ACQUIRE,
+        scripts.TAKE_UP if request.takes_up else script,
         request.name,
         (
             request.token,
@@ -509,6 +518,37 @@ def release_call(ending: Ending) -> Call:
         ),
         within,
     )
+
+
+class HandOver(NamedTuple):
+    """The end of a lease, and the lease that whoever has the baton may take up."""
+
+    name: str
+    token: str
+    next_token: str  # Nobody keeps it: the next lease is taken up by its id.
+    next_id: str
+    within: float  # Seconds in which it can be taken up.
+    owner: Owner
+    operation_timeout: float
+
+
+def hand_over(over: HandOver) -> Flow[LostReason | None]:
+    """End a lease by handing it over. Returns None, or why it was lost before.
+
+    Raises:
+        LockUnavailable: The server refused, or did not answer. What it may have done is undone.
+    """
+    args = over.token, over.next_token, over.next_id, milliseconds(over.within), over.owner.packed
+    call = Call(scripts.HAND_OVER, over.name, args, ONE_TRY * over.operation_timeout)
+    try:
+        answer = yield from _answer_to(call)
+    except GeneratorExit:
+        raise
+    except BaseException:
+        for token in (over.token, over.next_token):  # In this order: it may pass from one on.
+            yield from undo(over.name, token, over.operation_timeout)
+        raise
+    return None if answer.value == GIVEN else lost_because(answer.value.decode())
 
 
 def renewal_call(renewal: Renewal, within: float) -> Call:

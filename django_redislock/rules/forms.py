@@ -129,7 +129,12 @@ class FirstTry(Form):
             self.markers,
             terms.renews,
             terms.unavailable_after,
+            self.script is scripts.TAKE_UP,
         )
+
+    def take_up(self, lease_id: str) -> None:
+        """Ask for the lease of this id alone, which was handed over."""
+        self.id, self.script = lease_id, scripts.TAKE_UP
 
     def seconds_to_listen(self) -> float:
         """How long to listen for the bell after the answer; 0 if that is left to the flow.

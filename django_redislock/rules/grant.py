@@ -113,6 +113,8 @@ class Grant:
         holder: Weak reference to the thread or asyncio task that it was granted to.
         caller: Whom that thread served, see holder.py; None if it belongs to a task.
         times_held: How often it is held, counting reentrant acquires and open transactions.
+        is_of_run: Whether the run of a job has it, whose end is noted with its release.
+        is_handed_over: Whether it is ended because whoever has the baton may take it up.
         transactions: How many of these are open transactions; see holds.Holds._defer().
     """
 
@@ -123,6 +125,8 @@ class Grant:
     max_silence = 0.0
     times_held = 1
     transactions = 0
+    is_handed_over = False
+    is_of_run = False
     _known_abandoned = False
     lost: LostReason | None = None
     _longer: Sequence[float] = ()  # The ttls, in seconds, of renewals that asked for more.
@@ -201,7 +205,7 @@ class Grant:
         if not self.is_ours:
             over = "it belongs to the process that this one was forked from"
         elif self.is_ended and self.lost is None:
-            over = "it was released"
+            over = "it was handed over" if self.is_handed_over else "it was released"
         elif reason == "expired":
             over = self._setting_that_was_over(now)
         return LockLost(self.name, reason, over)
@@ -237,6 +241,15 @@ class Grant:
         self.times_held += 1
         self.transactions += 1
         return True
+
+    def belong_to_run(self) -> None:
+        """The run of a job has it."""
+        self.is_of_run = True
+
+    def hand_over(self) -> None:
+        """It is ended, and its release by its holder does nothing any more."""
+        self.is_handed_over = self.is_ended = True
+        self.times_held += 1  # That of the baton: the holder's is never the last one.
 
     def transactions_are_over(self) -> None:
         """They are over, and hold it no more; unnest() was called."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # The replies to a renewal or a release; others say why the lease is gone.
 RENEWED = b"renewed"
 RELEASED = b"released"
+GIVEN = b"given"  # To a hand-over to whoever takes it up.
 FORCED = b"forced"
 
 FREE, ENDLESS = -2, -1  # In place of the ms left: the lock is free, or its key has no expiry.
@@ -127,12 +128,20 @@ class EndlessReply(NamedTuple):
     word: bytes
 
 
+class LostReply(NamedTuple):
+    """The lease that was to be taken up is over, or somebody else has taken it up."""
+
+    word: bytes
+    why: bytes  # As a renewal says it.
+
+
 _TRIES: dict[bytes, Any] = {
     b"queued": QueuedReply,
     b"busy": BusyReply,
     b"done": DoneReply,
     b"finished": FinishedReply,
     b"endless": EndlessReply,
+    b"lost": LostReply,
 }
 
 

@@ -25,6 +25,7 @@ FORCED_VALUE_AT = 16  # In the key "forced", where the value begins; see lua/_ab
 # The states of a lock, as its key holds them.
 HELD, UNCONFIRMED, COOLING = b"h", b"c", b"k"
 _STATES = {HELD: "held", UNCONFIRMED: "unconfirmed", COOLING: "cooling"}
+BATON = b"baton:"  # In place of a channel, see lua/_lease.lua.
 _RENEWS = ("-", "r")
 
 
@@ -162,6 +163,7 @@ class Holding:
     renewals: int = 0
     renews: bool = False  # Whether its owner is going to renew it, a third of the ttl from then.
     strange: str = ""  # If the value is not ours: "a list of 3 elements".
+    is_baton: bool = False  # Whether whoever has the baton may take it up.
 
 
 class LockValue(NamedTuple):
@@ -216,6 +218,7 @@ def read_holding(data: bytes, id: str = "", strange: str = "") -> Holding:  # no
             ttl=int(lock.ttl) / 1000,
             renewals=read_renewal_count(lock.renewals),
             renews=lock.renewals[:1] == b"r",
+            is_baton=lock.state == UNCONFIRMED and lock.channel == BATON,
         )
     return Holding(id=id, owner=Owner(), state="foreign", strange=_described(strange))
 
@@ -247,9 +250,9 @@ def fence_in(value: bytes) -> int:
 
 
 def confirmation_of(value: bytes) -> tuple[bytes, bytes, bytes] | None:
-    """The arguments of lua/renew.lua that confirm a lease; None unless it is unconfirmed."""
+    """The arguments of lua/renew.lua that confirm a lease; None unless a waiter must do so."""
     lock = read_lock_value(value)
-    if lock is None or lock.state != UNCONFIRMED:
+    if lock is None or lock.state != UNCONFIRMED or lock.channel == BATON:
         return None
     return lock.token, lock.ttl, lock.renewals[:1] + b"00000"
 

@@ -31,6 +31,7 @@ def test_the_package_has_these_names_and_no_others() -> None:
         "leadership",
         "single_instance",
         "single_instance_task",
+        "take_up",
     ]
     assert all(hasattr(django_redislock, name) for name in django_redislock.__all__)
     with pytest.raises(AttributeError, match="no attribute 'lock_everything'"):
@@ -93,6 +94,7 @@ def test_there_are_these_pairs() -> None:
         "locked",
         "renew",
         "ensure_held",
+        "hand_over",
     }
 
 
@@ -122,6 +124,8 @@ def test_a_lease_has_these_attributes() -> None:
         "aensure_held",
         "renew",
         "arenew",
+        "hand_over",
+        "ahand_over",
         "on_lost",
     }
     assert not {name for name in public(Lease) if "token" in name}

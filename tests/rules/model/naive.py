@@ -125,7 +125,8 @@ RESENDS_ONLY_CONFIRM = instead("call('PEXPIRE', LOCK, ttl, 'GT') -- it may be la
 
 # Without the claim time of R14: whoever was rung has the lock for its whole ttl.
 HAND_OVERS_ARE_GRANTS = instead(
-    "state, confirm_by, px = 'c', digits(ms + math.min(CONFIRM_WITHIN, ttl)), ttl + CONFIRM_WITHIN",
+    "state, confirm_by, px = 'c', digits(ms + math.min(within or CONFIRM_WITHIN, ttl)),"
+    " ttl + CONFIRM_WITHIN",
     "px = 60000",
 )
 

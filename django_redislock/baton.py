@@ -1,0 +1,40 @@
+"""The baton: a text by which one process takes up the lease that another has handed over."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+from django.core.signing import BadSignature, Signer
+
+_SALT = "django_redislock.baton"
+
+
+class Baton(NamedTuple):
+    """What a baton says. None of it is secret: who can sign it may take the lock up."""
+
+    alias: str
+    name: str  # Of the lock.
+    id: str  # Of the lease that is to be taken up.
+
+    @property
+    def signed(self) -> str:
+        """As it is passed on."""
+        return Signer(salt=_SALT).sign_object(list(self))
+
+    @classmethod
+    def read(cls, baton: object) -> Self:
+        """Read what :attr:`signed` wrote.
+
+        Raises:
+            ValueError: It was not signed with this SECRET_KEY, or is no text.
+        """
+        if not isinstance(baton, str):
+            raise ValueError(f"baton must be what hand_over() returned, not {baton!r}.")
+        try:
+            return cls(*Signer(salt=_SALT).unsign_object(baton))
+        except BadSignature:
+            raise ValueError(
+                "baton must be what hand_over() returned: it was changed, or signed with another"
+                " SECRET_KEY. All that pass batons on need the same one; an old one can stay in"
+                " SECRET_KEY_FALLBACKS."
+            ) from None

@@ -1,0 +1,25 @@
+-- hand_over: end a lease, and grant the lock to whoever takes up the next one by its id; see take_up.lua.
+-- It is an unconfirmed grant, so it ends by itself, and the next waiter has the lock then.
+-- ARGV  token, token and id of the next lease, ms within which it can be taken up, owner
+-- returns 'given', or why not: 'gone', 'taken', 'forced'
+local LOCK, QUEUE, FENCE, FORCED, PAST, HELD = unpack(KEYS)
+-- include _lease
+-- include _grant
+-- include _queue
+-- include _past
+-- include _absence
+local token, next_token, id, within, owner = unpack(ARGV)
+local value = call('GET', LOCK)
+if value and is_of(value, next_token) then
+  return 'given' -- a resend
+end
+if not value or not is_of(value, token) or state_of(value) == 'k' then
+  return absence(value, token)
+end
+local us = clock()
+local fence = next_fence(read(value), us)
+raise_mark(fence)
+grant(next_token, id, within, '-', owner, fence, us, BATON, within)
+note_past(value, 'done', milliseconds(us))
+tell_first(tonumber(within))
+return 'given'

@@ -1,0 +1,84 @@
+"""take_up(): go on with the lease that another process, or another thread, has handed over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from django_redislock import misuse
+from django_redislock.baton import Baton
+from django_redislock.exceptions import LockMisuse
+from django_redislock.lock import Lock
+from django_redislock.rules.options import options_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from django_redislock.holds import Hold
+    from django_redislock.rules.flows import RunMarker
+    from django_redislock.rules.forms import FirstTry
+    from django_redislock.rules.options import Options
+
+    Seconds = float | timedelta
+
+
+def take_up(
+    baton: str,
+    *,
+    ttl: Seconds | None = None,
+    renew: bool | None = None,
+    max_hold: Seconds | None = None,
+    min_hold: Seconds | None = None,
+    atomic: bool | str = False,
+    release_on_commit: bool = False,
+) -> Lock:
+    """The lock that ``lease.hand_over()`` has handed over; nobody else has had it meanwhile.
+
+    Use it as ``with take_up(baton) as lease:``, as ``async with``, or by its ``acquire()`` and
+    ``release()``. The lease has a greater fence than the one that was handed over. Making it does
+    no I/O, and taking it up never waits. It can be taken up once: entering the block, or
+    ``acquire()``, raises LockLost if it was taken up before, or not in time.
+
+    Args:
+        baton: What ``hand_over()`` has returned.
+        ttl, renew, max_hold, min_hold, atomic, release_on_commit: As of distributed_lock(), for the
+            lease that is taken up. They count from then on.
+
+    Raises:
+        ValueError: The baton was changed, or signed with another SECRET_KEY; or an argument is of
+            the wrong type or out of range.
+    """
+    read = Baton.read(baton)
+    given = ttl, 0, renew, max_hold, min_hold, False, read.alias, atomic, release_on_commit
+    options = options_of.__wrapped__(*given)
+    if options.atomic is not None:
+        from django_redislock import effects
+
+        effects.check_database(options.atomic, "atomic")
+    return TakingUp(read, options)
+
+
+class TakingUp(Lock):
+    """A handle on a lock whose lease was handed over, made by take_up()."""
+
+    __slots__ = ("_lease_id",)
+
+    def __init__(
+        self, baton: Baton, options: Options, run: RunMarker | None = None, place: str = ""
+    ) -> None:
+        super().__init__(baton.name, options, run, place)
+        self._lease_id = baton.id
+
+    def __call__(self, function: Callable[..., Any]) -> NoReturn:
+        raise LockMisuse(
+            self.name,
+            "a baton can be taken up once, and a function be called more often. Write `with"
+            " take_up(baton):` in the function.",
+        )
+
+    def _first_try(self, hold: Hold) -> FirstTry:
+        if not hold.backend.supports_batons:
+            raise misuse.hands_nothing_over(hold.backend.alias, self.name)
+        form = super()._first_try(hold)
+        form.take_up(self._lease_id)
+        return form
