@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import chord
 from celery.exceptions import Ignore, Retry
+from django.core.management import call_command
 
 from django_redislock import LockUnavailable, distributed_lock, held, signals, task_runs
 from django_redislock.celery import RunAbandoned, single_instance_task
@@ -141,6 +142,23 @@ class TestCounting:
         # The next call is nobody else's business.
         deliver(task, "another-id")
         assert started == ["started"]
+
+    def test_the_command_shows_it_in_a_column_that_others_do_not_have(
+        self, make: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        task = make()
+        deliver(task, "another-id")
+        call_command("locks", "runs")
+        assert "ABANDONED" not in capsys.readouterr().out
+        kill(3)
+        with pytest.raises(RunAbandoned):
+            deliver(task)
+        call_command("locks", "runs")
+        headers, row = capsys.readouterr().out.splitlines()
+        assert headers.split()[-1] == "ABANDONED"
+        assert row.endswith(" ago")
+        call_command("locks", "show", "lottery")
+        assert "because it was started 3 times and never ended" in capsys.readouterr().out
 
     @pytest.mark.parametrize("end", [ValueError, Retry, Ignore, SystemExit])
     def test_an_end_that_the_worker_sees_counts_no_more(
