@@ -101,8 +101,9 @@ class Task(Run):
 
     def outcome(self) -> str:
         """The result in the database: a skip is a successful one."""
-        self._result.refresh()
-        return str(self._result.return_value)
+        result = self._result
+        result.refresh()
+        return str(result.return_value if result.status == "SUCCESSFUL" else result.status)
 
 
 class Jobs:
