@@ -48,6 +48,8 @@ class LockTimeout(LockError):
             if unknown.
         cooling: Whether nobody holds it any more: its owner is done, and min_hold keeps it.
         alias: Its alias in REDISLOCK.
+        reason: Why an operator keeps it from everybody (`manage.py locks hold`), "" if that was not
+            said; None if none does.
     """
 
     def __init__(
@@ -57,17 +59,22 @@ class LockTimeout(LockError):
         expires_in: float | None = None,
         cooling: bool = False,
         alias: str = "default",
+        reason: str | None = None,
     ) -> None:
-        super().__init__(name, holder, expires_in, cooling, alias)
+        super().__init__(name, holder, expires_in, cooling, alias, reason)
         self.holder = holder
         self.expires_in = expires_in
         self.cooling = cooling
         self.alias = alias
+        self.reason = reason
 
     def __str__(self) -> str:
         who, left = self.holder or "another owner", self.expires_in
         if self.cooling:
             says, ends = f"it cools down after {who}", ", and is free in {:.1f} s"
+        elif self.reason is not None:
+            says = ": ".join(filter(None, (f"held by {who}", self.reason)))
+            ends = "; this hold ends in {:.1f} s"
         else:
             says, ends = f"held by {who}", "; its lease ends in {:.1f} s unless it is renewed"
         if left is not None and math.isfinite(left):

@@ -1,4 +1,4 @@
-"""The locks that are held right now, for programs: list, look, release by force.
+"""The locks that are held right now, for programs: list, look, release by force, hold back.
 
 The admin page and ``manage.py locks`` are made of these.
 """
@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redislock import signals
 from django_redislock.backends.registry import backends
 from django_redislock.conf import conf
-from django_redislock.exceptions import InvalidLockName, LockUnavailable
+from django_redislock.exceptions import InvalidLockName, LockTimeout, LockUnavailable
 from django_redislock.held_lock import (
     STATES,
     Detail,
@@ -31,11 +31,12 @@ from django_redislock.held_lock import (
 from django_redislock.humanize import visible
 from django_redislock.process import is_gone
 from django_redislock.rules import flows, scripts
+from django_redislock.rules.arguments import seconds
 from django_redislock.rules.names import check_name, split_permit
 from django_redislock.rules.options import DEFAULT_ALIAS, LONGEST_OPERATION
 from django_redislock.rules.replies import RELEASED, ForceReleaseReply, InspectReply, in_seconds
 from django_redislock.rules.steps import Call
-from django_redislock.rules.stored import Owner, read_holding
+from django_redislock.rules.stored import HOLD, TOKEN_LENGTH, Owner, read_holding
 from django_redislock.task_runs import MOST_NAMES, Record, Records, Run, job, record, records
 
 if TYPE_CHECKING:
@@ -43,7 +44,10 @@ if TYPE_CHECKING:
 
     from django_redislock.backends.base import Backend
     from django_redislock.held_lock import State
+    from django_redislock.rules.options import Seconds
     from django_redislock.rules.replies import LookReply
+
+LONGEST_HOLD = 30 * 86400.0  # Seconds: what is longer is forgotten.
 
 audit = logging.getLogger("django_redislock.audit")
 
@@ -267,6 +271,111 @@ def force_release(
     return True
 
 
+def hold_seconds(lasts: Seconds) -> float:
+    """For how many seconds a lock is to be held back.
+
+    Raises:
+        ValueError: It is no duration, or shorter than a second, or longer than 30 days.
+    """
+    found = seconds(lasts, "The time of a hold", least=1.0)
+    if found > LONGEST_HOLD:
+        raise ValueError(f"The time of a hold must be at most 30 days, not {found / 86400:g} days.")
+    return found
+
+
+def hold(
+    name: str,
+    lasts: Seconds,
+    *,
+    by: str,
+    reason: str = "",
+    using: str = DEFAULT_ALIAS,
+    wait: float = 0.0,
+) -> bool:
+    """Keep the lock *name* from everybody for a while, as for maintenance; see unhold().
+
+    A run that holds it ends as it would; then the hold begins, before all waiters. The time counts
+    from now.
+
+    Args:
+        name: The lock.
+        lasts: For how long, in seconds or as a timedelta; at most 30 days.
+        by: The operator: who holds it, to all who look or are told that it is not free.
+        reason: Why, for the same.
+        using: Alias in REDISLOCK.
+        wait: Seconds to wait, on a quorum, until nobody else holds it: there is no queue to stand
+            in, and the time counts from then.
+
+    Returns:
+        Whether it has begun; False if somebody holds the lock, after whom it begins.
+
+    Raises:
+        ValueError: The time is too short or too long, or nobody is named.
+        LockTimeout: Another hold is in the way, which the error has the reason of; or on a quorum,
+            anybody else is.
+        InvalidLockName: The name cannot be a lock's name.
+        LockUnavailable: The server did not or could not answer.
+    """
+    backend = backends[using]
+    ttl = hold_seconds(lasts)
+    if not by:
+        raise ValueError("by must name the operator.")
+    request = flows.Request(
+        name=check_name(name),
+        token=(HOLD + secrets.token_hex(TOKEN_LENGTH))[:TOKEN_LENGTH],
+        id=secrets.token_hex(8),
+        owner=Owner(operator=by, reason=reason),
+        ttl=ttl,
+        wait=0.0,
+        operation_timeout=backend.operation_timeout(backend.conf.ttl),
+        replicas=backend.conf.replicas_ack,
+        is_hold=True,
+    )
+    outcome = backend.run(flows.hold(request, backend.clock()))
+    if isinstance(outcome, flows.Busy) and outcome.reason is None and wait:
+        request = request._replace(is_hold=False, wait=wait)
+        outcome = backend.run(flows.hold(request, backend.clock()))
+    if isinstance(outcome, flows.Busy):
+        raise LockTimeout(
+            request.name,
+            outcome.holder,
+            outcome.expires_in,
+            outcome.cooling,
+            using,
+            outcome.reason,
+        )
+    text = "Lock %r (%s): held for %.0f s by %r, reason %r"
+    audit.warning(text, request.name, using, ttl, by, reason)
+    return isinstance(outcome, flows.Granted)
+
+
+def unhold(name: str, *, using: str = DEFAULT_ALIAS, by: str = "") -> bool:
+    """End the hold of the lock *name*; the next waiter gets the lock. No other lease is touched.
+
+    Args:
+        name: The lock.
+        using: Alias in REDISLOCK.
+        by: Who does it, for the audit log.
+
+    Returns:
+        Whether there was one, begun or not.
+
+    Raises:
+        InvalidLockName: The name cannot be a lock's name.
+        LockUnavailable: The server did not or could not answer.
+    """
+    backend = backends[using]
+    name = check_name(name)
+    answer = backend.run(flows.answer_to(Call(scripts.UNHOLD, name, (), backend.within)))
+    # If the first try was not answered, it may be the one that has ended it.
+    if not answer.value and answer.unanswered_since == math.inf:
+        return False
+    owner = Owner.unpack(answer.value.decode(errors="replace"))
+    text = "Lock %r (%s): hold of %r, reason %r, ended by %r"
+    audit.warning(text, name, using, owner.operator, owner.reason, by)
+    return True
+
+
 def why_not_released(name: str, *, using: str = DEFAULT_ALIAS) -> str:
     """A sentence that says who has the lock now, after force_release() found nothing to release.
 
@@ -376,9 +485,11 @@ __all__ = [
     "every",
     "force_release",
     "get",
+    "hold",
     "job",
     "list",
     "record",
     "records",
     "similar",
+    "unhold",
 ]

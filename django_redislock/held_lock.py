@@ -62,7 +62,8 @@ class HeldLock(Jsonable):
             return ""
         if self.handed_over:
             return "unless it is taken up"
-        return "and is free then" if self.state == "cooling" else "unless it is renewed"
+        is_free = self.state == "cooling" or self.owner.operator
+        return "and is free then" if is_free else "unless it is renewed"
 
     @property
     def ends_late(self) -> bool:

@@ -219,8 +219,14 @@ class Holds:
 
     def _refuse(self, outcome: object) -> NoReturn:
         assert isinstance(outcome, Busy)
-        using = self._options.using
-        raise LockTimeout(self.name, outcome.holder, outcome.expires_in, outcome.cooling, using)
+        raise LockTimeout(
+            self.name,
+            outcome.holder,
+            outcome.expires_in,
+            outcome.cooling,
+            self._options.using,
+            outcome.reason,
+        )
 
     def _new_hold(self, *, block: bool) -> Hold:
         if self._options.atomic is not None and not block:

@@ -53,7 +53,10 @@ class HeldLock(models.Model):
         verbose_name = "held lock"
         verbose_name_plural = "held locks"
         default_permissions = ("view",)
-        permissions = [("force_release_heldlock", "Can force release held locks")]
+        permissions = [
+            ("force_release_heldlock", "Can force release held locks"),
+            ("hold_heldlock", "Can hold locks, so that nobody gets them"),
+        ]
 
     def __str__(self) -> str:
         return visible(self.name)  # Django's log shows it too.

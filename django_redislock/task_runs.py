@@ -43,7 +43,8 @@ class Run(Jsonable):
     at: float  # When it ended, in seconds since the epoch, by the server's clock; or else began.
     ago: float
     lasted: float | None  # None: it was skipped or abandoned, or its end is not known.
-    # Why it was skipped: "busy", "cooling", "done" or "duplicate". Why it was abandoned. Else "".
+    # Why it was skipped: "busy", "held", "cooling", "done" or "duplicate". Why it was abandoned.
+    # Else "".
     why: str
     owner: Owner  # Who ran it, or skipped it.
 

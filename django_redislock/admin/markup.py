@@ -79,7 +79,7 @@ def owner(who: Owner, *, gone: bool = False) -> SafeString:
     return _lines(
         [
             ("place", visible(who.place) or "unknown"),
-            ("doing", visible(who.task or who.path or who.command)),
+            ("doing", visible(who.task or who.path or who.command or who.reason)),
             ("id", visible(who.task_id)),
         ],
         visible(f"thread {who.thread}") if who.thread else "",
@@ -155,6 +155,7 @@ def facts(lock: HeldLock) -> list[tuple[str, Any]]:
         ("Task id", visible(who.task_id)),
         ("Request", visible(who.path)),
         ("Command", visible(who.command)),
+        ("Reason", visible(who.reason)),
         ("Held for", counting(lock.held_for, "up") if ours else ""),
         ("Expires in", expiry(lock, lock.ends)),
         ("TTL", duration(lock.ttl) if lock.ttl else ""),

@@ -1,13 +1,14 @@
 """The admin's page of held locks: who holds what, since when, and a way to free it.
 
-A page is read-only but for one act: releasing by force, by POST alone, after a confirmation, and
-only the lease that was shown.
+A page is read-only but for two acts, each by POST alone and with a permission of its own: releasing
+by force, after a confirmation, only the lease that was shown; and holding a lock back.
 """
 
 from __future__ import annotations
 
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import django
@@ -30,8 +31,8 @@ from django_redislock.admin.changelist import (
     StateFilter,
     TaskFilter,
 )
-from django_redislock.exceptions import LockUnavailable
-from django_redislock.humanize import counted, visible
+from django_redislock.exceptions import LockTimeout, LockUnavailable
+from django_redislock.humanize import counted, duration, parse_duration, visible
 from django_redislock.models import LockPage
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     )
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
-    actions = ("force_release",)
+    actions = ("force_release", "hold")
     change_list_template = "admin/django_redislock/heldlock/change_list.html"
 
     class Media:
@@ -90,7 +91,14 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def has_force_release_permission(self, request: HttpRequest) -> bool:
         """Whether this user may see locks and release them by force."""
-        codename = get_permission_codename("force_release", self.opts)
+        return self._has_permission(request, "force_release")
+
+    def has_hold_permission(self, request: HttpRequest) -> bool:
+        """Whether this user may see locks and keep them from everybody."""
+        return self._has_permission(request, "hold")
+
+    def _has_permission(self, request: HttpRequest, act: str) -> bool:
+        codename = get_permission_codename(act, self.opts)
         return self.has_view_permission(request) and request.user.has_perm(
             f"{self.opts.app_label}.{codename}"
         )
@@ -220,6 +228,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "name": markup.name(page.name),
             "refresh": REFRESH_SECONDS,
             "may_release": self.has_force_release_permission(request),
+            "may_hold": self.has_hold_permission(request),
         }
         now = time.time()
         try:
@@ -249,10 +258,11 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     # --- force release ------------------------------------------------------------------------
 
     def get_urls(self) -> list[Any]:
-        """One more: the confirmation and the act."""
-        view = self.admin_site.admin_view(self.force_release_view)
+        """Two more: each is a confirmation and its act."""
+        view, hold_view = map(self.admin_site.admin_view, (self.force_release_view, self.hold_view))
         return [
             path("force-release/", view, name="django_redislock_heldlock_force_release"),
+            path("hold/", hold_view, name="django_redislock_heldlock_hold"),
             *super().get_urls(),
         ]
 
@@ -336,7 +346,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Release one lease, and say how that ended."""
         lock = f"The lock “{page}”"
         reason = request.POST.get("reason", "")[:200]
-        by = f"{request.user.get_username()} in the admin"
+        by = _operator(request)
         before = held.get(page.name, using=page.alias)
         try:
             is_released = held.force_release(page.name, id, using=page.alias, by=by, reason=reason)
@@ -355,9 +365,87 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             why = held.why_not_released(page.name, using=page.alias)
             messages.warning(request, f"{lock} was not released. {why}")
 
+    # --- hold ---------------------------------------------------------------------------------
+
+    @admin.action(permissions=["hold"], description="Hold selected %(verbose_name_plural)s")
+    def hold(self, request: HttpRequest, queryset: Any) -> HttpResponse:
+        """Ask how long to hold the ticked locks, and why."""
+        references = request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)
+        return self._ask_to_hold(
+            request, [page for page, _ in filter(None, map(_referred, references))]
+        )
+
+    def hold_view(self, request: HttpRequest) -> HttpResponse:
+        """Ask how long and why; once that is known, hold the locks. Or end a hold."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        if not self.has_hold_permission(request):
+            raise PermissionDenied
+        pages = list(filter(None, map(LockPage.with_key, request.POST.getlist("lock"))))
+        if "unhold" in request.POST:
+            act = partial(self._unhold, request)
+        elif "confirmed" in request.POST:
+            try:
+                lasts = held.hold_seconds(parse_duration(request.POST.get("for", "").strip()))
+            except ValueError as error:
+                return self._ask_to_hold(request, pages, str(error))
+            act = partial(self._hold, request, lasts)
+        else:
+            return self._ask_to_hold(request, pages)
+        for page in pages:
+            try:
+                act(page)
+            except held.TROUBLE as error:
+                problem = held.problem(error, page.alias)
+                messages.error(request, f"The lock “{page}” may be unchanged. {problem}")
+        if len(pages) == 1:
+            return self._redirect("change", quote(pages[0].key))
+        return self._redirect("changelist")
+
+    def _ask_to_hold(
+        self, request: HttpRequest, pages: list[LockPage], error: str = ""
+    ) -> HttpResponse:
+        if not pages:
+            return self._redirect("changelist")
+        context = {
+            **self._page_context(request, "Hold"),
+            "pages": [{"title": markup.name(page.name), "key": page.key} for page in pages],
+            "error": error,
+            "for": request.POST.get("for", "1h"),
+            "reason": request.POST.get("reason", ""),
+        }
+        return TemplateResponse(request, "admin/django_redislock/heldlock/hold.html", context)
+
+    def _hold(self, request: HttpRequest, lasts: float, page: LockPage) -> None:
+        """Hold one lock, and say how that ended."""
+        reason = request.POST.get("reason", "")[:200]
+        lock = f"The lock “{page}”"
+        try:
+            begun = held.hold(
+                page.name, lasts, by=_operator(request), reason=reason, using=page.alias
+            )
+        except LockTimeout as busy:
+            messages.warning(request, visible(f"{lock} was not held. {busy}"))
+            return
+        self.log_change(request, page, f"Held for {duration(lasts)}. {visible(reason)}".strip())
+        after = "" if begun else " It begins when the lease in its way is over."
+        messages.success(request, f"{lock} is held for {duration(lasts)}.{after}")
+
+    def _unhold(self, request: HttpRequest, page: LockPage) -> None:
+        """End the hold of one lock."""
+        if held.unhold(page.name, using=page.alias, by=_operator(request)):
+            self.log_change(request, page, "The hold was ended.")
+            messages.success(request, f"The hold of “{page}” was ended.{_who_follows(page)}")
+        else:
+            messages.warning(request, f"No operator held the lock “{page}”.")
+
 
 class _InDoubt(LockUnavailable):
     """Nobody knows whether the server has released the lock before it fell silent."""
+
+
+def _operator(request: HttpRequest) -> str:
+    return f"{request.user.get_username()} in the admin"
 
 
 def _is_there(page: LockPage, id: str) -> bool:  # noqa: A002
@@ -376,6 +464,7 @@ def _sections(detail: held.Detail) -> dict[str, Any]:
         "detail": detail,
         "facts": markup.facts(lock) if lock else [],
         "reference": _reference(lock) if lock else "",
+        "has_hold": any(who.owner.operator for who in (lock, *detail.waiters) if who),
         "waiting": [markup.waiter(one) for one in detail.waiters],
         "unnamed_waiters": lock.waiters - len(detail.waiters) if lock else 0,
         "past": [markup.past(lease) for lease in detail.past[: -PAST_LINES - 1 : -1]],

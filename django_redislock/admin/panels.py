@@ -105,7 +105,8 @@ def _is_stuck(record: held.Record) -> bool:
     skip = record.last_skip
     if skip is None or not record.skips:
         return False
-    if skip.why in {"cooling", "done", "duplicate"}:  # Its work was done by then.
+    # Its work was done by then, or an operator wants it so.
+    if skip.why in {"cooling", "done", "duplicate", "held"}:
         return False
     ended = max(run.at if run else 0.0 for run in (record.last_success, record.last_failure))
     # The runs of other servers on the same occasion are skipped too: that is what locks are for.

@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 RECOGNISED_FOR = 86_400.0
 NO_DUPLICATES = RunMarker("", RECOGNISED_FOR)  # Only a broker makes some.
 # Skips that min_hold and once are for, so they are no warning.
-EXPECTED_SKIPS = ("cooling", "done")
+EXPECTED_SKIPS = ("cooling", "done", "held")
 
 NO_TRANSACTION = nullcontext()
 
@@ -323,9 +323,13 @@ class JobRun:
             return self._skip("done", f"done, by {found.by}", by=found.by, ago=found.ago)
         holder, using = found.holder, self.options.using
         if self.options.on_conflict == "raise":
-            raise LockTimeout(self.name, holder, found.expires_in, found.cooling, using)
+            raise LockTimeout(
+                self.name, holder, found.expires_in, found.cooling, using, found.reason
+            )
         who = {"by" if found.cooling else "holder": holder, **self._reason}
         why, ago = ("cooling", found.ago) if found.cooling else ("busy", None)
+        if found.reason is not None:
+            why, who = "held", who | ({"reason": found.reason} if found.reason else {})
         return self._skip(why, str(found), ago=ago, **who)
 
     @property

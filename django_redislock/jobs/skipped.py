@@ -15,13 +15,15 @@ class Skipped(dict[str, Any]):
     ``if not import_catalogue("eu"): ...``. What came through JSON is a plain dictionary again.
 
     Its keys:
-        skipped: Why: "busy" (somebody holds the lock), "cooling" (min_hold keeps it), "done" (by
-            once) or "duplicate" (of a Celery task run that has succeeded).
+        skipped: Why: "busy" (somebody holds the lock), "held" (an operator keeps it from
+            everybody), "cooling" (min_hold keeps it), "done" (by once) or "duplicate" (of a Celery
+            task run that has succeeded).
         lock: The name of the lock.
-        holder: Who holds it, as "host:pid" and what that does; if it is busy.
-        by: Who did the work, or held the lock last; if it is not busy.
+        holder: Who holds it, as "host:pid" and what that does, or the operator; if it is busy or
+            held.
+        by: Who did the work, or held the lock last; if it is neither.
         ago: How many seconds ago that was; missing if nobody knows.
-        reason: What else there is to say, if anything.
+        reason: Why an operator holds it, or what else there is to say; missing if nobody said.
     """
 
     __slots__ = ()

@@ -6,12 +6,20 @@
 -- queue    the waiters. Each has two members, both with its ticket as their score: its token, and its record, which
 --          begins with it: token(32) "|" expiry(ms) "|" channel "|" ttl(ms) "|" renews "|" id "|" owner
 --          With equal scores the shorter member comes first, so a waiter's token stands before its record.
+-- hold     the lease by which an operator keeps a lock from everybody, and its entry in the queue while a lease is
+--          in its way: its token begins with "hold", its ticket is less than 0, its expiry is the end of the hold,
+--          and its channel is ''. Nobody confirms, renews or releases it.
 
 local RECORD = '^[^|]+|(%d+)|([^|]*)|(%d+)|([r-])|(%x+)|(.*)$'
 
 -- Whether a lease, or a member of the queue, is that of *token*.
 local function is_of(value, token)
   return string.sub(value, 1, 32) == token
+end
+
+-- Whether a lease, or a member of the queue, is a hold.
+local function is_hold(value)
+  return string.sub(value, 1, 4) == 'hold'
 end
 
 local function state_of(value)
@@ -47,7 +55,7 @@ end
 local function tell_first(left)
   local record = call('ZRANGE', QUEUE, 0, 1)[2]
   local _, channel, _, _, id = string.match(record or '', RECORD)
-  if channel then
+  if channel and channel ~= '' then
     ring(channel, 'look ' .. id .. ' ' .. digits(left))
   end
 end
@@ -70,7 +78,7 @@ local function dequeue(token)
   return ticket
 end
 
--- Grants the lock, unconfirmed, to *first*, or to the next waiter if that cannot be rung; returns the token, or nil
+-- Grants the lock to *first*, unconfirmed unless it is a hold, or to the next waiter if that cannot be rung; returns the token, or nil
 -- without waiters. If *me* comes first, it is awake and asking: returns it, and grants nothing.
 -- Each waiter was taken out of the queue before it is rung: a server that accepts no writes refuses the
 -- former, and would let PUBLISH pass.
@@ -82,11 +90,13 @@ local function hand_over(first, previous, me)
     -- If nobody receives the ring, the waiter was killed. The ring tells the waiter its fence, and the
     -- server time of the grant.
     local fence = next_fence(previous, us)
-    local rung = expiry
-      and tonumber(expiry) > milliseconds(us)
-      and ring(channel, 'granted ' .. id .. ' ' .. fence .. ' ' .. us) > 0
-    if rung then
+    local left = (tonumber(expiry) or 0) - milliseconds(us)
+    local held_back = left > 0 and is_hold(token)
+    if held_back or left > 0 and ring(channel, 'granted ' .. id .. ' ' .. fence .. ' ' .. us) > 0 then
       raise_mark(fence)
+      if held_back then
+        ttl, channel = digits(left), ''
+      end
       grant(token, id, ttl, renews, owner, fence, us, channel)
       return token
     end

@@ -1,7 +1,8 @@
 -- acquire: a waiter's question "may I?"; first try, resend, look, confirmation and last look alike.
 -- KEYS  all of them with done markers; without, those up to HELD
 -- ARGV  token, id, ttl (ms), mode, ticket, markers, renews, owner, channel
---       mode: try (do not queue), queue, last (leave the queue if not granted)
+--       mode: try (do not queue), queue, last (leave the queue if not granted), hold (queue before all others, and
+--       be granted the lock there, unconfirmed by anybody: see _queue.lua)
 --       ticket: place in the queue to go back to, 0 for a new one
 --       markers: which done markers make it pointless, see _done_markers.lua; '' for none
 --       renews: r or -, see _lease.lua
@@ -117,10 +118,26 @@ if not left then
     end
     return fence
   end
-  value, left = call('GET', LOCK), CONFIRM_WITHIN
+  value = call('GET', LOCK)
+  left = is_hold(value) and call('PTTL', LOCK) or CONFIRM_WITHIN
 end
 
-if mode ~= 'queue' then
+if mode == 'hold' then -- one at a time
+  local first, record = unpack(call('ZRANGE', QUEUE, 0, 1))
+  if is_hold(value) then
+    mode = 'try'
+  elseif first and first ~= token and is_hold(first) then
+    local expiry, _, lasts, _, its_id, its_owner = string.match(record, RECORD)
+    if tonumber(expiry) > ms then
+      mode, left = 'try', expiry - ms
+      value = first .. 'h-00000' .. its_id .. '|0|' .. digits(ms) .. '|' .. lasts .. '|0||' .. its_owner
+    else
+      dequeue(first)
+    end
+  end
+end
+
+if mode ~= 'queue' and mode ~= 'hold' then
   call('PEXPIRE', QUEUE, 1, 'GT') -- as in _absence.lua: a former master must not say so
   if mode == 'last' then
     dequeue(token)
@@ -131,15 +148,23 @@ if mode ~= 'queue' then
   return { 'busy', left, string.sub(value, 1, SIGHT), ms }
 end
 
-local queued_before = dequeue(token)
+local queued_before, lasts = dequeue(token), WAITER_TTL
+if mode == 'hold' then
+  lasts, channel = tonumber(ttl), ''
+end
 if queued_before then
   ticket = digits(queued_before)
+elseif mode == 'hold' then
+  ticket = '-' .. us
 elseif ticket == '0' then
   -- Not the bare clock: when it is set back, newcomers would overtake.
   local last = call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
   ticket = next_fence(last, us)
 end
-local record = { token, digits(ms + WAITER_TTL), channel, ttl, renews, id, owner }
+local record = { token, digits(ms + lasts), channel, ttl, renews, id, owner }
 call('ZADD', QUEUE, ticket, token, ticket, table.concat(record, '|'))
-call('PEXPIRE', QUEUE, WAITER_TTL)
+-- The queue lives as long as a hold in it.
+if call('PEXPIRE', QUEUE, lasts, 'GT') == 0 then
+  call('PEXPIRE', QUEUE, lasts, 'NX')
+end
 return { 'queued', ticket, left, us, queued_before and 0 or 1 }

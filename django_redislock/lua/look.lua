@@ -1,9 +1,9 @@
--- look: the state of a lock, by the same rules as acquire; the lock stays as it is.
+-- look: the state of a lock, by the same rules as acquire; the lock stays as it is, unless a hold is due.
 -- A lease that is seen for the first time may be noted for the timeline, see _past.lua.
 -- ARGV  -
 -- returns {value or its beginning, ms until it ends (-1 never, -2 free), live waiters, server time in ms,
 --         id, description of a key that is not ours}; see _sight.lua
-local LOCK, QUEUE, PAST, HELD = unpack(KEYS)
+local LOCK, QUEUE, FENCE, PAST, HELD = unpack(KEYS)
 -- include _lease
 -- include _grant
 -- include _queue
@@ -12,6 +12,11 @@ local LOCK, QUEUE, PAST, HELD = unpack(KEYS)
 local ms = milliseconds(clock())
 local value, id, strange = sight()
 local left = call('PTTL', LOCK)
+if left == -2 and is_hold(redis.pcall('ZRANGE', QUEUE, 0, 0)[1] or '') then
+  pass_on(value) -- the lease in its way has ended by itself
+  value, id, strange = sight()
+  left = call('PTTL', LOCK)
+end
 local _, _, confirm_by = read(value)
 note_met(value, ms)
 if confirm_by and state_of(value) == 'c' and left >= 0 then

@@ -127,6 +127,8 @@ def add_acts(parser: CommandParser, version: str) -> None:
     )
     _add_confirmation(act)
 
+    _add_hold(add_act)
+
     act = add_act(
         "clean",
         "End by force the leases of all locks that are meant: show them, ask, and end exactly"
@@ -150,6 +152,30 @@ def add_acts(parser: CommandParser, version: str) -> None:
     act.add_argument(
         "--interval", type=_duration, default=1.0, metavar="TIME", help="between looks (1s)"
     )
+
+
+def _add_hold(add_act: Callable[..., CommandParser]) -> None:
+    """Add the acts by which an operator keeps a lock from everybody."""
+    hold = add_act(
+        "hold",
+        "Keep a lock from everybody for a while: runs are skipped as held, and say who holds it and"
+        " why. A run that holds it ends as it would, and the hold begins then.",
+    )
+    unhold = add_act("unhold", "End such a hold. The lease of a run is left alone.")
+    for act in (hold, unhold):
+        act.add_argument("name", metavar="NAME", help=NAME)
+        act.add_argument(
+            "--limit", type=_limit, metavar="N", help="of jobs with this limit: all N permits"
+        )
+    hold.add_argument(
+        "--for",
+        dest="lasts",
+        type=_hold_seconds,
+        required=True,
+        metavar="TIME",
+        help="from now: 90s, 10m, 1h30m, 2d; at most 30d",
+    )
+    hold.add_argument("--reason", default="", metavar="TEXT", help="why, for all who are told")
 
 
 def _add_once(add_act: Callable[..., CommandParser]) -> None:
@@ -325,6 +351,13 @@ def _limit(text: str) -> int:
 def _duration(text: str) -> float:
     try:
         return parse_duration(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def _hold_seconds(text: str) -> float:
+    try:
+        return held.hold_seconds(parse_duration(text))
     except ValueError as error:
         raise ArgumentTypeError(str(error)) from None
 

@@ -184,13 +184,14 @@ def completed(
 
 
 def place(owner: Owner) -> str:
-    """The owner's host:pid."""
+    """The owner's host:pid, or the operator."""
     return owner.place or "unknown"
 
 
 def doing(owner: Owner) -> str:
-    """The owner's task, request or command."""
-    return " ".join(filter(None, (owner.task, owner.task_id))) or owner.path or owner.command or "-"
+    """The owner's task, request or command; of an operator, the reason."""
+    task = " ".join(filter(None, (owner.task, owner.task_id)))
+    return task or owner.path or owner.command or owner.reason or "-"
 
 
 def _facts(lock: HeldLock) -> Iterator[str]:
@@ -209,6 +210,8 @@ def _facts(lock: HeldLock) -> Iterator[str]:
         "ttl": duration(lock.ttl),
         "renewals": lock.renewals,
         "waiters": lock.waiters,
+        "held by": who.operator,
+        "reason": who.reason,
         "host": who.host,
         "pid": f"{who.pid} (gone: no such process on this host)" if lock.gone else who.pid,
         "thread": who.thread,

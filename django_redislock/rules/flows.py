@@ -105,10 +105,13 @@ class Request(NamedTuple):
     renews: bool = False  # Whether it is to be renewed, see will_renew().
     unavailable_after: float = math.inf  # Seconds without an answer, besides the one resend.
     takes_up: bool = False  # Whether it is to be the lease of this id, which was handed over.
+    is_hold: bool = False  # Of an operator, who gets it before all waiters, and need not wait.
 
     @property
     def mode(self) -> str:
         """How the first try asks: who waits stands in the queue at once."""
+        if self.is_hold:
+            return "hold"
         return "queue" if self.wait > 0 else "try"
 
 
@@ -121,6 +124,12 @@ class Granted(NamedTuple):
     ends: float  # The deadline; of an unconfirmed grant, the one if the confirmation arrives.
 
 
+class FirstInLine(NamedTuple):
+    """A hold begins when the lease that is in its way is over."""
+
+    ends_in: float  # Seconds until that lease must have ended.
+
+
 class Busy(NamedTuple):
     """Somebody else's, until the wait ran out."""
 
@@ -129,6 +138,8 @@ class Busy(NamedTuple):
     server_time: float  # When the server said so, in seconds since the epoch.
 
     def __str__(self) -> str:
+        if self.reason is not None:
+            return ": ".join(filter(None, (f"held by {self.holder}", self.reason)))
         return f"{'cooling, taken' if self.cooling else 'busy, held'} by {self.holder}"
 
     @property
@@ -140,6 +151,12 @@ class Busy(NamedTuple):
     def cooling(self) -> bool:
         """Whether nobody holds it: its owner is done, and min_hold keeps it."""
         return self.holding.state == "cooling"
+
+    @property
+    def reason(self) -> str | None:
+        """Why an operator keeps it from everybody, "" if that was not said; None if none does."""
+        owner = self.holding.owner
+        return owner.reason if owner.operator else None
 
     @property
     def ago(self) -> float | None:
@@ -200,6 +217,15 @@ def acquire(
         raise
 
 
+def hold(request: Request, now: float) -> Flow[Granted | FirstInLine | Busy]:
+    """Have an operator keep the lock from everybody; the *request* is one of a hold.
+
+    Raises:
+        LockUnavailable: The server refused, or did not answer.
+    """
+    return acquire(request, now)  # type: ignore[return-value] # no other acquire is first in line
+
+
 def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
     request: Request, now: float
 ) -> Flow[Granted | Busy | Done | Finished]:
@@ -219,6 +245,8 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
             match read_try(answer.value):
                 case bytes():
                     yield from _renounce(request, answer)
+                case QueuedReply() as queued if request.is_hold:
+                    return FirstInLine(in_seconds(queued.left_ms))  # type: ignore[return-value] # see hold()
                 case QueuedReply() as queued:
                     # A waiter who was passed over, because it did not answer in time, may go back
                     # to its old place in the queue once. One who is late each time would cost the
@@ -474,7 +502,7 @@ def release(ending: Ending) -> Flow[LostReason | None]:
     """
     call = release_call(ending)
     try:
-        answer = yield from _answer_to(call, ending.ends if ending.insist else -math.inf)
+        answer = yield from answer_to(call, ending.ends if ending.insist else -math.inf)
     except (GeneratorExit, LockUnavailable):
         raise
     except BaseException:
@@ -567,7 +595,7 @@ def result_of(call: Call) -> Flow[Any]:
     Raises:
         LockUnavailable: The server refused, or did not answer twice.
     """
-    answer = yield from _answer_to(call)
+    answer = yield from answer_to(call)
     return answer.value
 
 
@@ -577,10 +605,10 @@ def answer_to_renewal(renewal: Renewal, operation_timeout: float) -> Flow[Answer
     Raises:
         LockUnavailable: The server refused, or did not answer twice.
     """
-    return (yield from _answer_to(renewal_call(renewal, ONE_TRY * operation_timeout)))
+    return (yield from answer_to(renewal_call(renewal, ONE_TRY * operation_timeout)))
 
 
-def _answer_to(call: Call, until: float = -math.inf) -> Flow[Answer]:
+def answer_to(call: Call, until: float = -math.inf) -> Flow[Answer]:
     """Ask at least twice, and on until *until*.
 
     Raises:

@@ -44,7 +44,7 @@ class AcquireArgs(NamedTuple):
     token: str
     id: str
     ttl: int  # ms
-    mode: str  # "try", "queue" or "last".
+    mode: str  # "try", "queue", "last" or "hold".
     ticket: bytes  # b"0" for a new one.
     markers: str  # See DoneMarkers.packed.
     renews: str
@@ -209,8 +209,11 @@ class QueueEntry(NamedTuple):
 
     @property
     def since(self) -> float:
-        """When it came: its ticket is the server time then, in seconds since the epoch."""
-        return int(self.ticket) / 1e6
+        """When it came: its ticket is the server time then, in seconds since the epoch.
+
+        That of a hold is negative, so that it is served first.
+        """
+        return abs(int(self.ticket)) / 1e6
 
 
 class InspectReply(NamedTuple):

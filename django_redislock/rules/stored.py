@@ -21,6 +21,7 @@ LONGEST_FIELD = 200  # Characters of each field of an owner.
 LONGEST_ID = 960  # Bytes of its task id, which is cut in one way however long the others are.
 
 TOKEN_LENGTH = 32
+HOLD = "hold"  # The token of a hold begins with it; see lua/_queue.lua.
 FORCED_VALUE_AT = 16  # In the key "forced", where the value begins; see lua/_absence.lua.
 # The states of a lock, as its key holds them.
 HELD, UNCONFIRMED, COOLING = b"h", b"c", b"k"
@@ -90,6 +91,8 @@ class Owner:
     task: str = ""
     task_id: str = ""
     permit: str = ""  # "2/5": the lock is the second of five permits of a task with limit=5.
+    operator: str = ""  # Who keeps the lock from everybody, by a hold; nobody runs under it.
+    reason: str = ""  # Why.
 
     @cached_property
     def packed(self) -> bytes:
@@ -134,7 +137,9 @@ class Owner:
 
     @property
     def place(self) -> str:
-        """Where it is, as "host:pid"; "" if nobody knows."""
+        """Where it is, as "host:pid"; of a hold, whose it is; "" if nobody knows."""
+        if self.operator:
+            return self.operator
         return f"{self.host or 'unknown'}:{self.pid}" if self.pid is not None else self.host
 
     def __str__(self) -> str:

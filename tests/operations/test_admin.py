@@ -184,6 +184,7 @@ def test_only_these_permissions_exist() -> None:
     assert {one.codename for one in names} == {
         "view_heldlock",
         "force_release_heldlock",
+        "hold_heldlock",
         "view_completedrun",
         "delete_completedrun",
     }

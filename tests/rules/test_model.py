@@ -47,6 +47,9 @@ SETUPS = {
     "the server loses its data": Setup(
         waits=(0.0, 0.0), horizon=4, faults=1, kinds=frozenset({"flush"}), renewals=1
     ),
+    "an operator holds the lock": Setup(
+        waits=(INF, INF), horizon=3, faults=2, kinds=frozenset({"hold", "cut"})
+    ),
     "late undos": Setup(
         waits=(0.0, 0.0), horizon=3, faults=2, kinds=frozenset({"pause", "cut", "zombie"})
     ),
@@ -148,6 +151,10 @@ NAIVE = {
             renewals=1,
             instead=naive.RENEWALS_BRING_BACK,
         ),
+    ),
+    "a hold queues up at the end": (
+        "was granted the lock during a hold",
+        Setup(waits=(INF, INF), faults=1, kinds=frozenset({"hold"}), instead=naive.HOLDS_COME_LAST),
     ),
     "a resource is written without the fence": (
         "wrote after a later holder did",

@@ -32,6 +32,7 @@ USERS: dict[str, list[str] | None] = {
     "root": None,
     "looker": ["view_heldlock"],
     "operator": ["view_heldlock", "force_release_heldlock"],
+    "keeper": ["view_heldlock", "hold_heldlock"],
     "auditor": ["view_completedrun"],
     "forgetter": ["view_completedrun", "delete_completedrun"],
     "clerk": [],

@@ -189,7 +189,11 @@ end
 function commands.PEXPIRE(key, left, condition)
   local last = ms() + integer(left)
   -- None at all is the latest.
-  if not find(key) or (condition == 'GT' and last <= (ends[key] or math.huge)) then
+  if
+    not find(key)
+    or (condition == 'GT' and last <= (ends[key] or math.huge))
+    or (condition == 'NX' and ends[key])
+  then
     return 0
   end
   ends[key] = last

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     from django_redislock.rules.keys import Keys
     from django_redislock.rules.steps import Call
 
-UNAVAILABLE = "tasks under a lock, hand-overs, and lists, details and force release of locks"
+UNAVAILABLE = (
+    "tasks under a lock, hand-overs, and lists, details, holds and force release of locks"
+)
 
 ATTEMPTS = 32  # Transactions lost to others before the server counts as not answering.
 EXACT = 2.0**53  # The same as in lua/_grant.lua.
@@ -80,7 +82,7 @@ def perform(step: Call, keys: Keys, execute: Execute) -> Any:
 
 def _acquire(keys: Keys, execute: Execute, *args: Any) -> Decision:
     request: Any = AcquireArgs(*args)  # Texts are bytes here.
-    if request.markers:
+    if request.markers or request.mode == b"hold":
         _refuse()
     ttl = request.ttl
     value, left, us = _read(keys, execute)

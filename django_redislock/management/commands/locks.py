@@ -20,6 +20,7 @@ from django_redislock.humanize import counted, visible
 from django_redislock.management import (
     aliases,
     arguments,
+    hold,
     once,
     release_on_sigterm,
     run,
@@ -48,11 +49,11 @@ OTHER_SCREEN, MAIN_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 
 class Command(BaseCommand):
-    """``manage.py locks list | show | runs | run | release | clean | once | doctor | watch``."""
+    """``manage.py locks list | show | runs | run | release | hold | clean | doctor | watch``..."""
 
     help = (
         "See who holds which locks and what became of the runs of jobs, run a command under a lock,"
-        " release locks by force, and examine the server that keeps them."
+        " release locks by force, hold them back, and examine the server that keeps them."
     )
     requires_system_checks = ()  # It must help also when something is wrong.
 
@@ -183,6 +184,12 @@ class Command(BaseCommand):
                 ),
                 returncode=FOUND,
             )
+
+    def _hold(self, **options: Any) -> None:
+        hold.hold(self.console, **options)
+
+    def _unhold(self, **options: Any) -> None:
+        hold.unhold(self.console, **options)
 
     def _clean(
         self,

@@ -140,3 +140,6 @@ if not value then
   call('SET', LOCK, value, 'PX', ttl)
 end""",
 )
+
+# A hold waits its turn, like anybody else.
+HOLDS_COME_LAST = instead("ticket = '-' .. us", "ticket = us")

@@ -34,6 +34,8 @@ OPERATION_TIMEOUT = TTL / 3
 EPOCH = 1_000_000  # What the server's clock shows at the beginning.
 NAME = "lottery"
 OWNER = Owner()
+HOLD = 1000  # ms
+HOLD_TOKEN = "hold".ljust(32, "0")
 CONFIRM_WITHIN = int(flows.CONFIRM_WITHIN * 1000)  # ms
 
 
@@ -71,7 +73,8 @@ class Setup:
         kinds: Which: cut (the connection is lost, with a command or its reply), zombie (the
             same, and the command arrives later), slow (a command arrives late), pause (a client
             stands still for a while), bell (one is lost), interrupt (an acquire is cancelled),
-            kill, stop (a client, for good), flush (the server loses its data).
+            kill, stop (a client, for good), flush (the server loses its data), hold (an operator
+            keeps the lock from everybody for a while).
         renewals: How often a lease is renewed at most.
         rounds: How often each client wants the lock.
         writes: Whether holders write to a resource, "fenced" or "unfenced".
@@ -132,6 +135,7 @@ class State(NamedTuple):
     fence: int = 0  # The highest that was ever granted.
     written: int = 0  # Fence of the last writer.
     flushed: bool = False
+    held_until: int = 0  # ms: of the operator's hold.
 
     @property
     def now(self) -> float:
@@ -222,6 +226,14 @@ class World:
         who, node, line, _ = command
         step: Call | Tell = self.book[node].step
         client = state.clients[who]
+        after, answer = self._run(state, step, f"{who}:{line}")
+        after = after._replace(commands=state.commands - {command})
+        if node in {client.flow, client.renewal} and isinstance(step, Call):
+            after = after._replace(replies=after.replies | {(who, node, answer)})
+        return after
+
+    def _run(self, state: State, step: Call | Tell, channel: str) -> tuple[State, Any]:
+        """The server runs a script. Returns the state, with its rings, and its answer."""
         # Between two acquires the connection stays subscribed, and nobody reads.
         subscribed = frozenset(
             f"{other}:{one.line}"
@@ -231,20 +243,23 @@ class World:
         ran = self.server.run(
             state.kept,
             step.script,
-            step.script.told(step.args, f"{who}:{line}"),
+            step.script.told(step.args, channel),
             _us(state.time),
             subscribed,
         )
-        after = state._replace(kept=ran.kept, commands=state.commands - {command})
-        after = _check_server(state, after, step)
-        for channel, words in ran.rung:
-            listener = int(channel.partition(":")[0])
+        after = _check_server(state, state._replace(kept=ran.kept), step)
+        for rung_at, words in ran.rung:
+            listener = int(rung_at.partition(":")[0])
             other = after.clients[listener]
             if other.phase in {"acquiring", "stopped"}:
                 after = _with(after, listener, other._replace(bells=(*other.bells, words)))
-        if node in {client.flow, client.renewal} and isinstance(step, Call):
-            after = after._replace(replies=after.replies | {(who, node, ran.answer)})
-        return after
+        return after, ran.answer
+
+    def _hold(self, state: State) -> State:
+        """An operator keeps the lock from everybody."""
+        args = AcquireArgs(HOLD_TOKEN, "f" * 16, HOLD, "hold", b"0", "", "-", OWNER.packed)
+        after, _ = self._run(state, Tell(scripts.ACQUIRE, NAME, args), "")
+        return after._replace(held_until=_ms(state.time) + HOLD)
 
     # --- clients --------------------------------------------------------------------------------
 
@@ -405,6 +420,8 @@ class World:
                 if not command.late:
                     commands = state.commands - {command} | {command._replace(late=True)}
                     yield f"{self._named(command)} is slow", left._replace(commands=commands)
+        if "hold" in kinds and state.held_until <= _ms(state.time):
+            yield "an operator holds the lock", self._hold(left)
         if "flush" in kinds:
             lost = left._replace(kept=self.server.empty, flushed=True)
             yield "the server loses its data", self.tick(lost)
@@ -496,6 +513,8 @@ def _check_server(before: State, after: State, step: Call | Tell) -> State:
     if now is not None and (was is None or now.fence != was.fence):
         if now.fence <= before.fence:
             raise Violation("R9: a fence did not grow")
+        if now.token != HOLD_TOKEN and before.held_until > _ms(before.time):
+            raise Violation(f"{now.token[:2]} was granted the lock during a hold")
         return after._replace(fence=now.fence)
     return after
 

@@ -1,0 +1,21 @@
+-- unhold: end the hold of a lock, or take it out of the queue; never end anybody else's lease.
+-- ARGV  -
+-- returns the owner of the hold; '' if there is none
+local LOCK, QUEUE, FENCE, PAST, HELD = unpack(KEYS)
+-- include _lease
+-- include _grant
+-- include _queue
+-- include _past
+local value = call('GET', LOCK) or ''
+if is_hold(value) and read(value) then
+  pass_on(value)
+  note_past(value, 'done', milliseconds(clock()))
+  return string.match(value, '^|%d+|%d+|%d+|%d+|[^|]*|(.*)$', 56)
+end
+local first, record = unpack(call('ZRANGE', QUEUE, 0, 1))
+if not first or not is_hold(first) then
+  return ''
+end
+dequeue(first)
+local expiry, _, _, _, _, owner = string.match(record, RECORD)
+return tonumber(expiry) > milliseconds(clock()) and owner or ''

@@ -1,0 +1,285 @@
+"""A hold: an operator keeps a lock from everybody, by ``manage.py locks hold`` and in the admin."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.admin.utils import quote
+from django.core.management import CommandError, call_command
+from django.test import Client
+
+from django_redislock import LockTimeout, distributed_lock, held, single_instance
+from django_redislock.models import LockPage
+from tests.support import site
+from tests.support.matrix import QUORUM, in_turn, places, unscripted
+from tests.support.others import held_by, waiters
+from tests.support.stored import keys_of
+from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import in_thread
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from tests.conftest import Locks
+    from tests.support.backends import Place
+
+WHO = "ann in the admin"
+HOLD = "/admin/django_redislock/heldlock/hold/"
+
+
+def locks_command(*args: str) -> tuple[int, str]:
+    """The exit status of the command, and what it says."""
+    out, status = io.StringIO(), 0
+    try:
+        call_command("locks", *args, stdout=out, stderr=out, no_color=True)
+    except CommandError as error:
+        status = error.returncode
+        out.write(str(error))
+    return status, out.getvalue()
+
+
+def wait_once() -> float:
+    """Wait for the lock; returns when it was granted."""
+    with distributed_lock("lottery", ttl=60, wait=HUNG):
+        return time.monotonic()
+
+
+def wait_in_queue() -> Future[float]:
+    """Let a waiter stand in the queue, after those that stand there."""
+    before = waiters("lottery")
+    waiting = in_thread(wait_once)
+    wait_until(lambda: waiters("lottery") > before)
+    return waiting
+
+
+def holder() -> str:
+    lock = held.get("lottery")
+    return str(lock.owner) if lock else ""
+
+
+@in_turn
+def test_nobody_gets_a_lock_that_is_held_until_the_hold_is_ended(place: Place) -> None:
+    assert held.hold("lottery", 60, by=WHO, reason="DB upgrade") is True
+    with pytest.raises(LockTimeout) as refused:
+        distributed_lock("lottery", wait=0).__enter__()
+    assert (refused.value.holder, refused.value.reason) == (WHO, "DB upgrade")
+    assert f"is busy: held by {WHO}: DB upgrade; this hold ends in" in str(refused.value)
+    waiting = wait_in_queue()
+    assert held.unhold("lottery") is True
+    waiting.result(HUNG)
+    assert held.unhold("lottery") is False
+    assert distributed_lock("lottery", wait=0).locked() is False
+
+
+@in_turn
+def test_a_hold_begins_after_the_holder_and_before_all_waiters(place: Place) -> None:
+    lock = distributed_lock("lottery", ttl=60)
+    assert lock.acquire()
+    fence = lock.lease.fence  # type: ignore[union-attr]
+    before = wait_in_queue()
+    assert held.hold("lottery", 60, by=WHO) is False
+    after = wait_in_queue()
+    [first, *others] = held.detail("lottery").waiters
+    assert str(first.owner) == WHO
+    assert first.waiting_for < HUNG
+    assert len(others) == 2
+    with pytest.raises(LockTimeout, match=WHO):
+        held.hold("lottery", 60, by="bob")
+    lock.release()
+    now = held.get("lottery")
+    assert now is not None
+    assert (str(now.owner), now.state, now.waiters) == (WHO, "held", 2)
+    assert now.fence is not None
+    assert now.fence > fence
+    assert not before.done()
+    assert held.unhold("lottery")
+    assert before.result(HUNG) <= after.result(HUNG)
+
+
+@in_turn
+def test_a_hold_that_has_not_begun_can_be_ended_and_its_holder_never_is(place: Place) -> None:
+    with held_by("lottery"):
+        assert held.hold("lottery", 60, by=WHO) is False
+        assert held.unhold("lottery") is True
+        assert held.unhold("lottery") is False
+        assert holder().startswith("web-3")
+    assert distributed_lock("lottery", wait=0).acquire()
+
+
+def test_a_hold_begins_when_the_lease_of_a_dead_holder_is_over(locks: Locks) -> None:
+    with held_by("lottery"):
+        assert held.hold("lottery", 60, by=WHO) is False
+        locks.redis.delete(keys_of(locks, "lottery").lock)  # As when its time is over.
+        assert distributed_lock("lottery", wait=0).acquire() is False
+    assert holder() == WHO
+
+
+@pytest.mark.waits
+def test_a_hold_that_is_over_gives_way_to_the_waiters_at_once(locks: Locks) -> None:
+    start = time.monotonic()
+    held.hold("lottery", 1.5, by=WHO)
+    waiting = wait_in_queue()
+    assert 1.4 < waiting.result(HUNG) - start < 10
+
+
+def test_waiters_do_not_shorten_the_life_of_a_hold_in_the_queue(locks: Locks) -> None:
+    queue = keys_of(locks, "lottery").queue
+    with held_by("lottery"):
+        held.hold("lottery", 600, by=WHO)
+        waiting = wait_in_queue()
+        assert locks.redis.pttl(queue) > 500_000
+    assert holder() == WHO
+    held.unhold("lottery")
+    waiting.result(HUNG)
+
+
+def test_a_lock_that_cools_down_is_held_after_it(locks: Locks) -> None:
+    with distributed_lock("lottery", min_hold=60):
+        pass
+    assert held.hold("lottery", 60, by=WHO) is False
+    locks.redis.delete(keys_of(locks, "lottery").lock)
+    assert holder() == WHO  # A look begins it, as an acquire would.
+
+
+def test_a_skip_says_held_by_whom_and_why(locks: Locks) -> None:
+    @single_instance("lottery")
+    def draw() -> str:
+        return "drawn"
+
+    held.hold("lottery", 60, by=WHO, reason="DB upgrade")
+    expected = {"skipped": "held", "lock": "lottery", "holder": WHO, "reason": "DB upgrade"}
+    assert draw() == expected
+    record = held.record("lottery")
+    assert record is not None
+    assert record.last_skip is not None
+    assert record.last_skip.why == "held"
+    held.unhold("lottery")
+    assert draw() == "drawn"
+
+
+@places(QUORUM)
+def test_on_a_quorum_the_command_waits_in_the_foreground(place: Place) -> None:
+    with held_by("lottery"):
+        with pytest.raises(LockTimeout):
+            held.hold("lottery", 60, by=WHO)
+        waiting = in_thread(lambda: locks_command("hold", "lottery", "--for", "1h"))
+    status, says = waiting.result(HUNG)
+    assert status == 0
+    assert "A quorum keeps no queue, so this command waits until it is free." in says
+    assert "Held: lottery, until " in says
+    status, says = locks_command("hold", "lottery", "--for", "1h")
+    assert (status, "is held already until" in says) == (1, True)
+    assert locks_command("unhold", "lottery") == (0, "No longer held: lottery.\n")
+    assert distributed_lock("lottery", wait=0).acquire()
+
+
+@unscripted
+def test_a_server_without_scripts_has_no_holds(place: Place) -> None:
+    status, says = locks_command("hold", "lottery", "--for", "1h")
+    assert status == 3
+    assert "holds and force release of locks need EVAL" in says
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_the_command_holds_shows_refuses_and_ends(locks: Locks) -> None:
+    status, says = locks_command("hold", "lottery", "--for", "2h", "--reason", "DB upgrade")
+    assert status == 0
+    assert says.startswith("Held: lottery, until ")
+    assert "for 2 h 00 min." in says
+    assert "by manage.py locks" in locks_command("list")[1]
+    assert "DB upgrade" in locks_command("list")[1]
+    shown = json.loads(locks_command("show", "lottery", "--json")[1])
+    assert (shown["state"], shown["reason"]) == ("held", "DB upgrade")
+    status, says = locks_command("hold", "lottery", "--for", "1m")
+    assert status == 1
+    assert says.startswith("lottery is held already until ")
+    assert says.endswith("by manage.py locks: DB upgrade.")
+    assert locks_command("unhold", "lottery") == (0, "No longer held: lottery.\n")
+    assert locks_command("unhold", "lottery") == (1, "No operator holds lottery.")
+
+
+def test_the_permits_of_a_name_are_held_together(locks: Locks) -> None:
+    @single_instance("report", limit=2)
+    def report() -> str:
+        return "made"
+
+    assert locks_command("hold", "report", "--for", "1m", "--limit", "2")[0] == 0
+    assert report()["skipped"] == "held"  # type: ignore[index]
+    _, says = locks_command("unhold", "report", "--limit", "2", "--json")
+    assert [(one["name"], one["ended"]) for one in json.loads(says)] == [
+        ("report#1", True),
+        ("report#2", True),
+    ]
+    assert report() == "made"
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        ((), "the following arguments are required: --for"),
+        (("--for", "0"), "must be at least 1 seconds"),
+        (("--for", "31d"), "must be at most 30 days, not 31 days."),
+        (("--for", "soon"), "'soon' is no duration; write 90s, 10m, 1h30m or 2d."),
+    ],
+)
+def test_a_hold_needs_a_sane_time(locks: Locks, args: tuple[str, ...], complaint: str) -> None:
+    status, says = locks_command("hold", "lottery", *args)
+    assert complaint in says
+    assert status != 0
+    assert held.get("lottery") is None
+
+
+# --- the admin -----------------------------------------------------------------------------------
+
+
+def client_of(name: str) -> Client:
+    client = Client()
+    client.force_login(site.add_user(name))
+    return client
+
+
+@pytest.mark.django_db
+def test_the_admin_holds_and_ends_with_a_permission_of_its_own(locks: Locks) -> None:
+    page = LockPage.named("lottery", "default")
+    address = f"/admin/django_redislock/heldlock/{quote(page.key)}/change/"
+    asked: dict[str, Any] = {"lock": page.key, "for": "1h", "reason": "DB upgrade", "confirmed": ""}
+    operator, keeper = client_of("operator"), client_of("keeper")
+    assert operator.post(HOLD, asked).status_code == 403
+    assert b"Hold\xe2\x80\xa6" not in operator.get(address).content
+    assert keeper.get(HOLD).status_code == 405
+    assert b"Hold\xe2\x80\xa6" in keeper.get(address).content
+    assert b"is no duration" in keeper.post(HOLD, {**asked, "for": "soon"}).content
+    assert held.get("lottery") is None
+    assert keeper.post(HOLD, asked).status_code == 302
+    assert holder() == "keeper in the admin"
+    assert b"DB upgrade" in keeper.get(address).content
+    assert b"End the hold" in keeper.get(address).content
+    assert operator.post(HOLD, {"lock": page.key, "unhold": ""}).status_code == 403
+    assert b"was not held" in keeper.post(HOLD, asked, follow=True).content
+    assert keeper.post(HOLD, {"lock": page.key, "unhold": ""}).status_code == 302
+    assert held.get("lottery") is None
+    notes = LogEntry.objects.order_by("pk").values_list("change_message", flat=True)
+    assert [*notes] == ["Held for 1 h 00 min. DB upgrade", "The hold was ended."]
+
+
+@pytest.mark.django_db
+def test_the_action_of_the_list_asks_before_it_holds(locks: Locks) -> None:
+    keeper = client_of("keeper")
+    with held_by("lottery"):
+        lock = held.get("lottery")
+        assert lock is not None
+        key = LockPage.of(lock).key
+        action = {"action": "hold", "_selected_action": f"{key}:{lock.id}", "index": 0}
+        shown = keeper.post("/admin/django_redislock/heldlock/", action).content.decode()
+        assert "Nobody gets this lock" in shown
+        assert f'name="lock" value="{key}"' in shown
+        keeper.post(HOLD, {"lock": key, "for": "1h", "confirmed": ""})
+        assert str(held.detail("lottery").waiters[0].owner) == "keeper in the admin"
+    assert holder() == "keeper in the admin"
