@@ -32,9 +32,9 @@ WHO = "ann in the admin"
 HOLD = "/admin/django_redislock/heldlock/hold/"
 
 
-def locks_command(*args: str) -> tuple[int, str]:
+def locks_command(*args: str, out: io.StringIO | None = None) -> tuple[int, str]:
     """The exit status of the command, and what it says."""
-    out, status = io.StringIO(), 0
+    out, status = out or io.StringIO(), 0
     try:
         call_command("locks", *args, stdout=out, stderr=out, no_color=True)
     except CommandError as error:
@@ -167,10 +167,12 @@ def test_on_a_quorum_the_command_waits_in_the_foreground(place: Place) -> None:
     with held_by("lottery"):
         with pytest.raises(LockTimeout):
             held.hold("lottery", 60, by=WHO)
-        waiting = in_thread(lambda: locks_command("hold", "lottery", "--for", "1h"))
+        said = io.StringIO()
+        waiting = in_thread(lambda: locks_command("hold", "lottery", "--for", "1h", out=said))
+        waits = "A quorum keeps no queue, so this command waits until it is free."
+        wait_until(lambda: waits in said.getvalue())
     status, says = waiting.result(HUNG)
     assert status == 0
-    assert "A quorum keeps no queue, so this command waits until it is free." in says
     assert "Held: lottery, until " in says
     status, says = locks_command("hold", "lottery", "--for", "1h")
     assert (status, "is held already until" in says) == (1, True)
