@@ -569,7 +569,7 @@ def hand_over(over: HandOver) -> Flow[LostReason | None]:
     args = over.token, over.next_token, over.next_id, milliseconds(over.within), over.owner.packed
     call = Call(scripts.HAND_OVER, over.name, args, ONE_TRY * over.operation_timeout)
     try:
-        answer = yield from _answer_to(call)
+        answer = yield from answer_to(call)
     except GeneratorExit:
         raise
     except BaseException:
