@@ -123,5 +123,5 @@ def test_nor_does_a_loop_that_is_dropped_while_a_silent_server_of_a_quorum_is_di
     loop.run_until_complete(take("lottery"))
     dropped = ref(loop)
     del loop
-    gc.collect()
-    assert dropped() is None
+    # The end of a dial that was under way may keep its loop for one collection more.
+    wait_until(lambda: gc.collect() >= 0 and dropped() is None)

@@ -537,12 +537,18 @@ def test_r4_an_interrupt_anywhere_on_the_way_from_the_queue_leaves_no_orphan(
                 child.send("enough")
                 assert child.read() == "released"
 
-        places, orphaned = sweep(use, locks, prepare)
-    # How many steps a loop takes until the bell rings differs from run to run, so that a place may
-    # be passed over there; the grant is one of few steps.
-    rung = "_await_bell" if limit == 4 else "FirstTry.heard begins"
-    assert is_async or {rung, "Holds._take_over"} <= places
-    assert orphaned <= TOO_EARLY
+        # How many steps lead to the bell differs from run to run, so one sweep may pass over a
+        # place of few steps; three do not. A task may take any number of steps to its bell.
+        rung = "_await_bell" if limit == 4 else "FirstTry.heard begins"
+        places = set[str]()
+        for _ in range(3):
+            swept, orphaned = sweep(use, locks, prepare)
+            assert orphaned <= TOO_EARLY
+            places |= swept
+            if is_async or {rung, "Holds._take_over"} <= places:
+                break
+        else:
+            pytest.fail(f"never interrupted at {rung} and Holds._take_over, but at {places}")
     enter()
 
 
