@@ -185,11 +185,14 @@ def test_the_schema_of_json_is_the_documented_one() -> None:
         "command": None,
         "path": None,
         "permit": None,
+        "operator": None,
+        "reason": None,
         "ttl": 60.0,
         "renewals": 0,
         "waiters": 0,
         "note": None,
         "gone": False,
+        "handed_over": False,
     }
     assert isinstance(fence, int)
     assert len(id_) == 16

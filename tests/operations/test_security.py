@@ -237,9 +237,10 @@ def test_certificates_are_never_left_unchecked() -> None:
         assert not re.search(r"ssl_cert_reqs|CERT_NONE|check_hostname", file.read_text())
 
 
-def test_the_admin_offers_one_act_and_it_needs_its_own_permission() -> None:
-    assert HeldLockAdmin.actions == ("force_release",)
+def test_the_admin_offers_two_acts_and_each_needs_its_own_permission() -> None:
+    assert HeldLockAdmin.actions == ("force_release", "hold")
     assert HeldLockAdmin.force_release.allowed_permissions == ["force_release"]
+    assert HeldLockAdmin.hold.allowed_permissions == ["hold"]
 
 
 def test_each_point_of_the_security_list_is_answered_in_the_docs() -> None:
