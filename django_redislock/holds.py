@@ -331,10 +331,8 @@ class Holds:
         holder, caller = new_holder(for_block=hold.block)
         grant = Grant(
             *(name, form.token, terms.ttl, at, deadline, ends, until, terms.renew),
-            *(holder, hold.block, caller),
+            *(holder, hold.block, caller, self._run is not None),
         )
-        if self._run is not None:
-            grant.belong_to_run()
         lease = hold.lease = Lease(name, form.id, fence, form.owner, backend, grant)
         if self._holds:
             self._add(hold)

@@ -126,7 +126,6 @@ class Grant:
     times_held = 1
     transactions = 0
     is_handed_over = False
-    is_of_run = False
     _known_abandoned = False
     lost: LostReason | None = None
     _longer: Sequence[float] = ()  # The ttls, in seconds, of renewals that asked for more.
@@ -144,6 +143,7 @@ class Grant:
         holder: Callable[[], object],
         for_block: bool,
         caller: Any = None,
+        is_of_run: bool = False,
     ) -> None:
         self.name = name
         self.token = token
@@ -155,6 +155,7 @@ class Grant:
         self.auto_renew = auto_renew
         self.holder = holder
         self.caller = caller
+        self.is_of_run = is_of_run
         self._for_block = for_block  # Whether the end of a block releases it.
         self._process = process.current
 
@@ -241,10 +242,6 @@ class Grant:
         self.times_held += 1
         self.transactions += 1
         return True
-
-    def belong_to_run(self) -> None:
-        """The run of a job has it."""
-        self.is_of_run = True
 
     def hand_over(self) -> None:
         """It is ended, and its release by its holder does nothing any more."""
