@@ -12,6 +12,7 @@ from celery.app import app_or_default
 from celery.exceptions import Ignore, Retry
 from celery.local import Proxy
 
+from django_redislock.baton import Baton
 from django_redislock.celery.abandoned import RunAbandoned
 from django_redislock.celery.arguments import packed
 from django_redislock.celery.lock_name import naming, validation_of
@@ -28,6 +29,7 @@ from django_redislock.celery.options import (
 from django_redislock.celery.queued import check_backend, is_exempt, publish_once
 from django_redislock.celery.run import (
     TaskRun,
+    check_baton,
     is_running,
     note_published_retry,
     replace_after_commit,
@@ -148,7 +150,18 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         shadow: str | None = None,
         **options: Any,
     ) -> AsyncResult:
-        """As Celery's; with unique_queued only if no call with the same key waits in the queue."""
+        """As Celery's; with unique_queued only if no call with the same key waits in the queue.
+
+        A keyword argument ``baton``, unless the task has one itself, is what ``hand_over()`` has
+        returned: the run goes on with that lease.
+        """
+        baton = None
+        if "baton" in (kwargs or {}) and "baton" not in inspect.signature(self.run).parameters:
+            kwargs = dict(kwargs)
+            baton = kwargs.pop("baton")
+            name = self.lock_name(tuple(args or ()), kwargs)
+            check_baton(Baton.read(baton), name, self.single_instance_options)
+            options = carrying(options, baton=baton)
         if task_id and (call := call_of_id(options)):
             options = carrying(options, call=call)
 
@@ -159,7 +172,8 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
             )
 
         depends = {**options, "task_id": task_id, "link": link, "link_error": link_error}
-        if not self.single_instance_options.unique_queued or is_exempt(self, depends):
+        is_exempted = baton is not None or is_exempt(self, depends)
+        if not self.single_instance_options.unique_queued or is_exempted:
             return publish(task_id)
         name = self.lock_name(tuple(args or ()), kwargs or {})
         when = {one: options.get(one) for one in ("countdown", "eta")}

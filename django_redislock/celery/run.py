@@ -20,6 +20,7 @@ from celery.exceptions import Ignore, Retry, TaskPredicate
 from django_redislock import signals, task_runs
 from django_redislock.activity import Activity
 from django_redislock.backends.registry import backends
+from django_redislock.baton import Baton
 from django_redislock.celery import line, queued
 from django_redislock.celery.abandoned import RunAbandoned
 from django_redislock.celery.arguments import unpacked
@@ -33,10 +34,11 @@ from django_redislock.celery.message import (
     stores_result,
 )
 from django_redislock.celery.options import NEWEST, Conflict
-from django_redislock.exceptions import LockMisuse
+from django_redislock.exceptions import LockLost, LockMisuse
 from django_redislock.jobs.run import RECOGNISED_FOR, JobRun, running
 from django_redislock.process import cached_property
 from django_redislock.rules.flows import Busy, Done, Finished, RunMarker
+from django_redislock.taking_up import TakingUp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -54,6 +56,21 @@ REPORTS_WITHIN = 10.0
 
 # Celery's own tasks that call another one for each item of their message.
 _CALL_FOR_ITEMS = {"celery.map", "celery.starmap"}
+
+
+def check_baton(baton: Baton, name: str, options: SingleInstance) -> None:
+    """Refuse a baton of another lock than that of the run.
+
+    Raises:
+        LockMisuse: It is.
+    """
+    if (baton.alias, baton.name) != (options.using, name) or options.limit > 1:
+        raise LockMisuse(
+            name,
+            f"the baton is of lock {baton.name!r} of {baton.alias!r}, so a run under this one of"
+            f" {options.using!r} cannot go on with it. Hand over a lease of the lock that the task"
+            " takes, which has no limit; or give the baton to an argument, and call take_up().",
+        )
 
 
 def is_running(request: Any) -> bool:
@@ -117,6 +134,8 @@ class TaskRun(JobRun):
         self._arguments_of: str | None = None  # The lock of which the server keeps its arguments.
         self._turn: Turn | None = None  # In the line of deferred runs, if it stands there.
         self.publish_replacement: Callable[[], Any] | None = None  # After its commit.
+        if request.headers:
+            self.baton = carried(request.headers).get("baton") or ""
         self.delivered = is_delivered(request)
         self._most_starts: int | None = None  # How many may not end; None: they are not counted.
         self.call = ""  # Which of the calls under its id it is, if the caller chose the id.
@@ -156,6 +175,22 @@ class TaskRun(JobRun):
         if self.delivered and self._is_noted:
             self._waits_no_more()
         return self.publish_replacement() if self.publish_replacement else result
+
+    def _take_up(self, locks: ExitStack) -> Lease | Busy | Done | Finished | None:
+        baton = Baton.read(self.baton)
+        check_baton(baton, self.name, self.options)
+        how = self.options.lock_options._replace(wait=0)
+        lock = self._lock = TakingUp(baton, how, self.marker)
+        locks.push(lock)
+        outcome = None
+        try:
+            outcome = lock.attempt()
+        except LockLost as lost:
+            # It comes too late, or again: it asks as any other run does.
+            self.logger.warning("%s does not go on with a lease: %s", self, lost)
+        self.baton = ""
+        carry(self.request, baton=None)
+        return outcome
 
     def _ask_again(self, busy: Busy, locks: ExitStack) -> Lease | Busy | Done | Finished:
         """Wait here for a busy lock if the turn of this run is near, or if it cannot go back."""

@@ -81,6 +81,7 @@ class JobRun:
     logger = logging.getLogger("django_redislock.jobs")
     marker = NO_DUPLICATES
     lease: Lease | None = None
+    baton = ""  # By which it is to take up a lease, see baton.py.
     _lock: Lock | None = None  # Each permit has one of its own.
 
     def __init__(
@@ -199,6 +200,8 @@ class JobRun:
             since: When it was asked for the first time, if it was before.
         """
         options = self.options
+        if self.baton and (outcome := self._take_up(locks)):
+            return outcome
         if options.limit > 1:
             return self.permits().take(locks, wait, since)
         how = options.lock_options if wait is None else options.lock_options._replace(wait=wait)
@@ -212,6 +215,10 @@ class JobRun:
         lock = Lock(self.name, self.options.lock_options, self.marker)
         locks.push_async_exit(lock)
         return await lock.aattempt()
+
+    def _take_up(self, locks: ExitStack) -> Lease | Busy | Done | Finished | None:
+        """Go on with the lease of its baton; None if that is over. Only messages carry one."""
+        return None
 
     def permits(self) -> Permits:
         """Those of which a run takes one, if its options have a limit."""

@@ -8,7 +8,7 @@ import pytest
 from celery import chain, chord
 from celery.exceptions import MaxRetriesExceededError
 
-from django_redislock import LockUnavailable, distributed_lock
+from django_redislock import LockTimeout, LockUnavailable, distributed_lock
 from tests.support.faults import slack
 
 if TYPE_CHECKING:
@@ -246,3 +246,15 @@ class TestUnavailable:
         assert own_stage.result(sent) == f"did {key}"
         own_stage.wait_for_log(f"Left the block of lock {key!r}")
         assert "ERROR" in own_stage.workers[0].log
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_run_goes_on_with_the_lease_that_was_handed_over(stage: Stage) -> None:
+    key = stage.key()
+    with distributed_lock(key) as lease:
+        run = stage.send("retrying", key, hold=True, baton=lease.hand_over())
+        stage.wait_for(key, "start")
+        with pytest.raises(LockTimeout):
+            distributed_lock(key, wait=0).__enter__()
+    stage.open_gate(key)
+    assert stage.result(run) == f"did {key}"

@@ -27,6 +27,7 @@ from django_redislock import (
     distributed_lock,
     held,
     signals,
+    take_up,
 )
 from django_redislock.celery import (
     SingleInstance,
@@ -914,3 +915,41 @@ class TestTheWay:
             runs.append(calls)
         shortest = min(runs, key=len)
         assert len(shortest) <= MOST_CALLS, shortest
+
+
+# --- a lease that the caller hands over -----------------------------------------------------------
+
+
+def test_a_run_goes_on_with_the_lease_that_its_caller_has_handed_over(locks: Locks) -> None:
+    def body(order: int) -> int:
+        lease = current_lease()
+        assert lease is not None
+        lease.ensure_held(verify=True)
+        return lease.fence
+
+    task = make(body, key="order:{order}", on_conflict="raise")
+    with distributed_lock("order:7") as lease:
+        baton = lease.hand_over()
+        with pytest.raises(LockTimeout):
+            task.delay(7).get()
+        assert task.delay(7, baton=baton).get() > lease.fence
+    # Delivered again: it asks as any other run.
+    assert task.delay(order=7, baton=baton).get() > lease.fence
+    record = held.records()[0]
+    assert (record.name, record.last_success is not None) == ("order:7", True)
+    assert not distributed_lock("order:7").locked()
+
+
+def test_a_baton_of_another_lock_is_refused_where_it_is_passed(locks: Locks) -> None:
+    with distributed_lock("order:8") as lease:
+        baton = lease.hand_over()
+    with pytest.raises(LockMisuse, match="the baton is of lock 'order:8'"):
+        make(lambda order: order, key="order:{order}").delay(7, baton=baton)
+    with pytest.raises(ValueError, match="baton must be what"):
+        make().delay(baton=f"{baton}x")
+    with take_up(baton) as lease:
+        assert lease.held
+
+
+def test_a_task_may_have_an_argument_of_that_name(locks: Locks) -> None:
+    assert make(lambda baton: baton).delay(baton="of a race").get() == "of a race"
