@@ -27,7 +27,7 @@ from django_redislock.lease import Lease
 from django_redislock.rules import flows
 from django_redislock.rules.flows import Busy, Done, Finished, Granted
 from django_redislock.rules.forms import FirstTry, Release
-from django_redislock.rules.grant import Grant, RunGrant, granted_by
+from django_redislock.rules.grant import Grant, granted_by
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFER
 from django_redislock.rules.replies import RELEASED
@@ -329,7 +329,7 @@ class Holds:
         terms, backend, name = hold.terms, hold.backend, form.name
         until = at + terms.max_hold
         holder, caller = new_holder(for_block=hold.block)
-        grant = (Grant if self._run is None else RunGrant)(
+        grant = Grant(
             *(name, form.token, terms.ttl, at, deadline, ends, until, terms.renew),
             *(holder, hold.block, caller, self._run is not None),
         )

@@ -353,9 +353,3 @@ class Grant:
             self.lost = reason
         told_by = object()
         return vars(self).setdefault("_told_by", told_by) is told_by  # One step of the dict.
-
-
-class RunGrant(Grant):
-    """That of the run of a job."""
-
-    is_of_run = True
