@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest import mock
+from weakref import WeakSet
 
 import celery._state
 from celery import Celery
@@ -22,9 +23,13 @@ celery._state.get_current_app()
 @contextmanager
 def celery_app(**conf: Any) -> Iterator[Celery]:
     """The current application, until the block ends; shared tasks that it has made end with it."""
-    # Shared tasks are made anew for each application to come.
+    # Shared tasks are made anew for each application to come, and for no other one that is there:
+    # that may have a task of this name from another test.
     finalizers = set(celery._state._on_app_finalizers)
-    with mock.patch.object(celery._state, "_on_app_finalizers", finalizers):
+    with (
+        mock.patch.object(celery._state, "_on_app_finalizers", finalizers),
+        mock.patch.object(celery._state, "_apps", WeakSet()),
+    ):
         app = Celery("tests", set_as_current=False)
         app.conf.update(conf)
         with current(app):
