@@ -239,8 +239,10 @@ class InterruptAt:
 
 
 def _is_in_a_destructor(frame: FrameType | None) -> bool:
-    # What the garbage collector calls when it begins and ends is as good as one.
-    while frame is not None and frame.f_code.co_name not in {"__del__", "note_collection"}:
+    # What the garbage collector calls when it begins and ends is as good as one, and what it calls
+    # when an event loop has gone, which may be that of another test.
+    of_collector = {"__del__", "note_collection", "_forget"}
+    while frame is not None and frame.f_code.co_name not in of_collector:
         frame = frame.f_back
     return frame is not None
 
