@@ -58,7 +58,7 @@ MOST_WAITERS_NAMED = 100
 MOST_COMPARED = 1000  # Names of each index, to find similar ones.
 
 # Errors that keep us from looking; see problem().
-TROUBLE = (LockUnavailable, InvalidLockName, ImproperlyConfigured)
+PROBLEMS = (LockUnavailable, InvalidLockName, ImproperlyConfigured)
 
 
 def list(  # noqa: A001
@@ -391,7 +391,7 @@ def why_not_released(name: str, *, using: str = DEFAULT_ALIAS) -> str:
 
 
 def problem(error: Exception, alias: str) -> str:
-    """Why an alias cannot be looked at (see TROUBLE), as a sentence without secrets.
+    """Why an alias cannot be looked at (see PROBLEMS), as a sentence without secrets.
 
     Of a server that cannot answer it says which one that is.
     """

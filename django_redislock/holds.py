@@ -27,7 +27,7 @@ from django_redislock.lease import Lease
 from django_redislock.rules import flows
 from django_redislock.rules.flows import Busy, Done, Finished, Granted
 from django_redislock.rules.forms import FirstTry, Release
-from django_redislock.rules.grant import Grant, granted_by
+from django_redislock.rules.lease_state import LeaseState, granted_by
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFER
 from django_redislock.rules.replies import RELEASED
@@ -70,15 +70,15 @@ class Hold:
 
     def is_of(self, holder: object) -> bool:
         """Whether *holder* got it."""
-        if self.lease is None or self.lease.grant.holder() is not holder:
+        if self.lease is None or self.lease.state.holder() is not holder:
             return False
-        caller = self.lease.grant.caller
+        caller = self.lease.state.caller
         return caller is None or caller.is_served()
 
     @property
     def may_be_held(self) -> bool:
         """Whether its lease is not known to be over."""
-        return self.lease is not None and self.lease.grant.may_be_held(self.backend.clock())
+        return self.lease is not None and self.lease.state.may_be_held(self.backend.clock())
 
 
 class Holds:
@@ -140,10 +140,10 @@ class Holds:
         """
         lease = hold.lease
         assert lease is not None
-        left = lease.grant.times_held
+        left = lease.state.times_held
         if not hold.over:
             # First: an interrupt where this begins leaves both as they were.
-            left = lease.grant.unnest()
+            left = lease.state.unnest()
             hold.over = True
         if block or not hold.block:
             try:  # noqa: SIM105 - suppress() costs more than all the rest
@@ -247,19 +247,19 @@ class Holds:
         me = current_holder()
         now = hold.backend.clock()
         for lease in hold.backend.leases.of(self.name):
-            grant = lease.grant
-            holder = grant.holder()
+            state = lease.state
+            holder = state.holder()
             if holder is not me and running_loop() is None:
                 continue  # Another thread's, which can release it while this one waits.
-            if grant.is_ended or not grant.is_ours:
+            if state.is_ended or not state.is_ours:
                 continue
-            may_be_held = grant.may_be_held(now)
-            is_mine = holder is me and (grant.caller is None or grant.caller.is_served())
-            if is_mine and (self._options.reentrant or grant.is_held_by_transactions_only):
+            may_be_held = state.may_be_held(now)
+            is_mine = holder is me and (state.caller is None or state.caller.is_served())
+            if is_mine and (self._options.reentrant or state.is_held_by_transactions_only):
                 if not may_be_held:
-                    raise grant.loss(now)
+                    raise state.loss(now)
                 # First: after an interrupt where this begins, the hold has no lease to give back.
-                grant.nest()
+                state.nest()
                 hold.lease = lease
                 self._add(hold)
                 return lease
@@ -329,11 +329,11 @@ class Holds:
         terms, backend, name = hold.terms, hold.backend, form.name
         until = at + terms.max_hold
         holder, caller = new_holder(for_block=hold.block)
-        grant = Grant(
+        state = LeaseState(
             *(name, form.token, terms.ttl, at, deadline, ends, until, terms.renew),
             *(holder, hold.block, caller, self._run is not None),
         )
-        lease = hold.lease = Lease(name, form.id, fence, form.owner, backend, grant)
+        lease = hold.lease = Lease(name, form.id, fence, form.owner, backend, state)
         if self._holds:
             self._add(hold)
         else:
@@ -357,7 +357,7 @@ class Holds:
         if self._drop(hold, block=block) > 0:
             return None
         hold.backend.leases.discard(lease)
-        return flows.undo(lease.name, lease.grant.token, hold.terms.operation_timeout)
+        return flows.undo(lease.name, lease.state.token, hold.terms.operation_timeout)
 
     # --- release ------------------------------------------------------------------------------
 
@@ -415,7 +415,7 @@ class Holds:
             return None
         lease, backend, options = hold.lease, hold.backend, self._options
         assert lease is not None
-        grant = lease.grant
+        state = lease.state
         if getpid() != process.pid:
             process.this()
         if hold.process is not process.current:
@@ -427,7 +427,7 @@ class Holds:
             self._remove(hold)
             return None
         now = backend.clock()
-        if now >= grant.ends:
+        if now >= state.ends:
             backend.note_expiry(lease)  # Before it is ended, which it then would be instead.
         if self._drop(hold, block=block) > 0:
             return None
@@ -439,10 +439,10 @@ class Holds:
                     break
         backend.leases.discard(lease)
         # One that was renewed has a beginning in the timeline, so it must have an end.
-        noted = grant.renewals or now - grant.granted_at >= NOTED_FROM or lease.owner.task
+        noted = state.renewals or now - state.granted_at >= NOTED_FROM or lease.owner.task
         ended = ("done" if success else "failed") if noted or self._run else ""
         min_hold, once = (options.min_hold, options.once) if success else (0.0, 0.0)
-        return Release(lease.name, grant.token, hold.terms, min_hold, once, ended, grant.lost)
+        return Release(lease.name, state.token, hold.terms, min_hold, once, ended, state.lost)
 
     def _defer(self, hold: Hold, success: bool) -> str | None:
         """Let the transactions that are open hold the lease too, until they are over.
@@ -458,7 +458,7 @@ class Holds:
         theirs.lease, theirs.over = lease, True
         if transactions.at_end(partial(self._end_deferred, theirs, success)):
             theirs.over = (
-                not lease.grant.hold_for_transactions()
+                not lease.state.hold_for_transactions()
             )  # In one step, whatever interrupts it.
         return transactions.by_hand()
 
@@ -471,26 +471,26 @@ class Holds:
         except LockError as error:
             logger.error("The transaction under lock %r is over: %s", self.name, error)  # noqa: TRY400 - it is no bug
         finally:
-            hold.lease.grant.transactions_are_over()
+            hold.lease.state.transactions_are_over()
 
     def _release(self, hold: Hold, form: Release, success: bool, *, block: bool) -> Flow[None]:
         lease, backend = hold.lease, hold.backend
         assert lease is not None
-        grant = lease.grant
+        state = lease.state
         now = backend.clock()
-        if grant.is_lost:
-            if grant.lost_reason(now) in {"expired", "unreachable"}:
+        if state.is_lost:
+            if state.lost_reason(now) in {"expired", "unreachable"}:
                 # A renewal that was answered too late, or not at all, may have kept it on the
                 # server, for others to wait for.
-                yield from flows.undo(self.name, grant.token, hold.terms.operation_timeout)
-            raise grant.loss(now)
+                yield from flows.undo(self.name, state.token, hold.terms.operation_timeout)
+            raise state.loss(now)
         ending = flows.Ending(
             lease.name,
-            grant.token,
+            state.token,
             lease.id,
             lease.owner,
-            grant.deadline,
-            grant.ends,
+            state.deadline,
+            state.ends,
             form.min_hold,
             form.once,
             hold.terms.operation_timeout,
@@ -503,13 +503,13 @@ class Holds:
         now = backend.clock()
         if reason is not None:
             backend.lost(lease, reason, at_release=True)
-            raise grant.loss(now)
+            raise state.loss(now)
         yield from self._tell_released(hold, success)
 
     def _tell_released(self, hold: Hold, success: bool) -> Flow[None]:
         if signals.lock_released.receivers:
             assert hold.lease is not None
-            held_for = hold.backend.clock() - hold.lease.grant.granted_at
+            held_for = hold.backend.clock() - hold.lease.state.granted_at
             news = {
                 "sender": type(self),
                 "lease": hold.lease,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from weakref import ReferenceType
 
     from django_redislock.exceptions import LostReason
-    from django_redislock.rules.grant import Grant
+    from django_redislock.rules.lease_state import LeaseState
     from django_redislock.rules.steps import Flow
     from django_redislock.rules.stored import Owner
 
@@ -105,7 +105,7 @@ class Leases(dict[str, "tuple[ReferenceType[Lease], ...]"]):
             [
                 one
                 for one, other in found
-                if other is not None and other is not lease and not other.grant.is_ended
+                if other is not None and other is not lease and not other.state.is_ended
             ]
         )
 
@@ -119,10 +119,10 @@ class Lease:
             what the lock protects, so that it can refuse a writer whose lease has ended.
         owner: Who holds it, for humans.
         id: Stands for the secret token in logs and listings.
-        grant: Its state, see rules/grant.py; for the package itself.
+        state: What is true of it, see rules/lease_state.py; for the package itself.
     """
 
-    __slots__ = ("__weakref__", "_backend", "_callbacks", "fence", "grant", "id", "name", "owner")
+    __slots__ = ("__weakref__", "_backend", "_callbacks", "fence", "id", "name", "owner", "state")
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Lease:
         fence: int,
         owner: Owner,
         backend: GrantingBackend,
-        grant: Grant,
+        state: LeaseState,
     ) -> None:
         self.name = name
         self.id = id
@@ -139,28 +139,28 @@ class Lease:
         self.owner = owner
         self._backend = backend
         self._callbacks: list[Callable[[Lease], object]] = []
-        self.grant = grant  # Set last, see __del__.
+        self.state = state  # Set last, see __del__.
 
     def __repr__(self) -> str:
-        state = "held" if self.held else self.lost_reason or "ended"
-        return f"<Lease {self.id} of {self.name!r}: {state}, fence {self.fence}>"
+        shown = "held" if self.held else self.lost_reason or "ended"
+        return f"<Lease {self.id} of {self.name!r}: {shown}, fence {self.fence}>"
 
     def __del__(self) -> None:
         try:
-            grant = self.grant
+            state = self.state
         except AttributeError:
             return  # __init__ did not run to its end.
-        if grant.is_ended or grant.times_held <= 0 or self.name not in self._backend.leases:
+        if state.is_ended or state.times_held <= 0 or self.name not in self._backend.leases:
             return  # Nobody relies on it, or an interrupt came before anybody did.
         # A destructor must not ask a server.
         now = self._backend.clock()
-        if grant.may_be_held(now):
+        if state.may_be_held(now):
             logger.warning(
                 "The held lease %s of lock %r was dropped without a release; the lock stays"
                 " taken for %.1f s more. Keep the handle, or use `with`.",
                 self.id,
                 self.name,
-                grant.ends - now,
+                state.ends - now,
             )
         self._backend.leases.discard(self)
 
@@ -178,12 +178,12 @@ class Lease:
     @property
     def ttl(self) -> float:
         """Seconds it lasts unless renewed."""
-        return self.grant.ttl
+        return self.state.ttl
 
     @property
     def renewals(self) -> int:
         """How often it was renewed."""
-        return self.grant.renewals
+        return self.state.renewals
 
     @property
     def held(self) -> bool:
@@ -192,18 +192,18 @@ class Lease:
         It is False also while nobody knows: the lease was handed over a second ago or more, and
         the server has answered nothing since. ``ensure_held()`` asks it.
         """
-        return self.grant.is_held(self._backend.clock())
+        return self.state.is_held(self._backend.clock())
 
     @property
     def expires_in(self) -> float:
         """Seconds until the lease ends unless renewed; 0.0 when it is not held."""
         now = self._backend.clock()
-        return max(0.0, self.grant.ends - now) if self.grant.is_held(now) else 0.0
+        return max(0.0, self.state.ends - now) if self.state.is_held(now) else 0.0
 
     @property
     def lost_reason(self) -> LostReason | None:
         """Why it was lost: "expired", "forced", "taken" or "unreachable"; None if it was not."""
-        return self.grant.lost_reason(self._backend.clock())
+        return self.state.lost_reason(self._backend.clock())
 
     def ensure_held(self, verify: bool = False) -> None:
         """Return if the lock is ours, raise if it is not; the check before touching the resource.
@@ -226,14 +226,14 @@ class Lease:
         if verify or is_in_doubt:
             self.renew()
         elif not self.held:
-            raise self.grant.loss(self._backend.clock())
+            raise self.state.loss(self._backend.clock())
 
     async def aensure_held(self, verify: bool = False) -> None:
         """See ensure_held()."""
         if verify or self._is_in_doubt():
             await self.arenew()
         elif not self.held:
-            raise self.grant.loss(self._backend.clock())
+            raise self.state.loss(self._backend.clock())
 
     def renew(self, ttl: float | timedelta | None = None) -> None:
         """Restart the ttl now.
@@ -292,7 +292,7 @@ class Lease:
     def hold_on(self, max_silence: float) -> None:
         """Let max_hold be over *max_silence* seconds from now. For the package's own Term."""
         now = self._backend.clock()
-        if self.grant.hold_on(now, max_silence):
+        if self.state.hold_on(now, max_silence):
             self._backend.watchdog_of(self.name).watch(self, now)
 
     def on_lost(self, callback: Callable[[Lease], object]) -> None:
@@ -302,7 +302,7 @@ class Lease:
         is lost already, in this thread. What it raises is logged.
         """
         self._callbacks.append(callback)
-        if self.grant.is_lost:
+        if self.state.is_lost:
             self.run_callbacks()
 
     def atomic(self, using: str = DEFAULT_DATABASE) -> AbstractContextManager[None]:
@@ -344,7 +344,7 @@ class Lease:
                 logger.exception("An on_lost callback of lock %r failed", self.name)
 
     def _is_in_doubt(self) -> bool:
-        return self.grant.is_in_doubt(self._backend.clock())
+        return self.state.is_in_doubt(self._backend.clock())
 
     def _checked(self, ttl: float | timedelta | None) -> float | None:
         # It never becomes shorter: a renewal that is still on its way for the old ttl would be
@@ -361,33 +361,33 @@ class Lease:
 
     def _hand_over(self, within: float | timedelta) -> Flow[str]:
         lasts = seconds(within, "within", least=SHORTEST_TTL)
-        backend, grant = self._backend, self.grant
+        backend, state = self._backend, self.state
         if not backend.supports_batons:
             raise misuse.hands_nothing_over(self.alias, self.name)
-        if grant.is_of_run:
+        if state.is_of_run:
             raise misuse.is_of_run(self.name)
-        if grant.times_held > 1 and grant.is_active:
+        if state.times_held > 1 and state.is_active:
             raise misuse.is_held_further(self.name, by_transaction=False)
         now = backend.clock()
-        if not grant.may_be_held(now):
+        if not state.may_be_held(now):
             backend.note_expiry(self)
-            raise grant.loss(now)
+            raise state.loss(now)
         digits = urandom(24).hex()
         baton = Baton(self.alias, self.name, digits[32:])
         signed = baton.signed
         # First: the lock may be somebody else's before the answer comes.
-        grant.hand_over()
+        state.hand_over()
         backend.leases.discard(self)
         timeout = backend.operation_timeout(self.ttl)
         reason = yield from flows.hand_over(
             flows.HandOver(
-                *(self.name, grant.token, digits[:32], baton.id, lasts, self.owner, timeout)
+                *(self.name, state.token, digits[:32], baton.id, lasts, self.owner, timeout)
             )
         )
         if reason is not None:
             backend.lost(self, reason, at_release=True)
-            raise grant.loss(backend.clock())
-        held_for = backend.clock() - grant.granted_at
+            raise state.loss(backend.clock())
+        held_for = backend.clock() - state.granted_at
         news = {"sender": type(self), "lease": self, "held_for": held_for, "success": True}
         yield Notify(signals.lock_released, news)
         return signed
@@ -395,14 +395,14 @@ class Lease:
     def _renew(self, ttl: float | None) -> Flow[None]:
         backend = self._backend
         try:
-            renewal = self.grant.renewal(backend.clock(), ttl)
+            renewal = self.state.renewal(backend.clock(), ttl)
         except LockLost:
             backend.note_expiry(self)
             raise
         timeout = backend.operation_timeout(self.ttl)
         answer = yield from flows.answer_to_renewal(renewal, timeout)
         try:
-            self.grant.answered(renewal, answer, backend.clock())
+            self.state.answered(renewal, answer, backend.clock())
         except LockLost as lost:
             backend.lost(self, lost.reason)
             raise

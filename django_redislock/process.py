@@ -1,6 +1,6 @@
 """Which process this is, what a fork changes, and whether another process is still there.
 
-In a forked child, a lease of the parent is not held (Grant.is_ours), and a backend begins anew
+In a forked child, a lease of the parent is not held (LeaseState.is_ours), and a backend begins anew
 (Backend.after_fork()).
 """
 

@@ -88,7 +88,7 @@ class LockTestKit:
         lease = next((one for one in backend.leases.of(check_name(name)) if one.held), None)
         if lease is None:
             raise AssertionError(f"Nobody in this process holds the lock {name!r}.")
-        token = (lease.grant.token,)
+        token = (lease.state.token,)
         backend.run(
             flows.result_of(
                 Call(scripts.LEAVE, lease.name, token, backend.operation_timeout(lease.ttl))

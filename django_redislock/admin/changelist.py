@@ -74,7 +74,7 @@ class Rows:
         for alias in using:
             try:
                 self._load(alias, only, pageable=by_end and only == Selection())
-            except held.TROUBLE as error:
+            except held.PROBLEMS as error:
                 self.problems[alias] = held.problem(error, alias)
             else:
                 self.as_of = now
@@ -138,7 +138,7 @@ class Rows:
                 offset=start,
                 latest_first=self._latest_first,
             )
-        except held.TROUBLE as error:
+        except held.PROBLEMS as error:
             self.problems[self._paged] = held.problem(error, self._paged)
             self.as_of = None
             return []

@@ -237,7 +237,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             record = held.record_of(detail)
             context["record"] = markup.record(record) if record else []
             context["unknown"] = held.unknown(detail, record)
-        except held.TROUBLE as error:
+        except held.PROBLEMS as error:
             context["problems"] = {visible(page.alias): held.problem(error, page.alias)}
         context |= extra_context or {}
         template = "admin/django_redislock/heldlock/detail.html"
@@ -300,7 +300,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 continue  # A silent server is asked once.
             try:
                 lock = held.get(page.name, using=page.alias)
-            except held.TROUBLE as error:
+            except held.PROBLEMS as error:
                 problems[page.alias] = held.problem(error, page.alias)
                 continue
             if lock is not None and lock.id == id:
@@ -334,7 +334,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             started = time.monotonic()
             try:
                 self._release(request, page, id)
-            except held.TROUBLE as error:
+            except held.PROBLEMS as error:
                 unanswered += time.monotonic() - started
                 outcome = (
                     "may have been released" if isinstance(error, _InDoubt) else "was not released"
@@ -395,7 +395,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         for page in pages:
             try:
                 act(page)
-            except held.TROUBLE as error:
+            except held.PROBLEMS as error:
                 problem = held.problem(error, page.alias)
                 messages.error(request, f"The lock “{page}” may be unchanged. {problem}")
         if len(pages) == 1:
@@ -452,7 +452,7 @@ def _is_there(page: LockPage, id: str) -> bool:  # noqa: A002
     """Whether the server says that the lock is still held by the lease *id*."""
     try:
         lock = held.get(page.name, using=page.alias)
-    except held.TROUBLE:
+    except held.PROBLEMS:
         return False
     return lock is not None and lock.id == id
 

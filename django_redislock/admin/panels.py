@@ -45,7 +45,7 @@ def _skipped(rows: Rows) -> list[dict[str, Any]]:
     for alias in rows.aliases:
         if alias in rows.problems:
             continue
-        with suppress(*held.TROUBLE):  # The next page will say so.
+        with suppress(*held.PROBLEMS):  # The next page will say so.
             stuck = [one for one in held.records(using=alias, limit=RECORDS) if _is_stuck(one)]
             # While a run is at work, the others are skipped: that is what the lock is for.
             at_work = _at_work([one.name for one in stuck], alias)
@@ -74,7 +74,7 @@ def _free(rows: Rows, query: str, chosen: dict[str, str]) -> list[dict[str, Any]
         if only in {"", alias} and alias not in rows.problems:
             try:
                 found += [(alias, *one) for one in _free_at(alias, search).items()]
-            except held.TROUBLE as error:
+            except held.PROBLEMS as error:
                 rows.problems[alias] = held.problem(error, alias)
     return [
         {
@@ -91,7 +91,7 @@ def _similar(rows: Rows, query: str) -> list[dict[str, Any]]:
     found = []
     for alias in rows.aliases:
         if query.strip() and alias not in rows.problems:
-            with suppress(*held.TROUBLE):  # The next page will say so.
+            with suppress(*held.PROBLEMS):  # The next page will say so.
                 names = held.similar(query.strip(), using=alias)
                 found += [{**_link(name, alias), "name": visible(name)} for name in names]
     return found

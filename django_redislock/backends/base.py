@@ -194,9 +194,9 @@ class Backend(ABC):
 
     def lost(self, lease: Lease, reason: LostReason, *, at_release: bool = False) -> None:
         """Note that *lease* is lost, and tell everybody who wants to know, in another thread."""
-        if not lease.grant.lose(reason, at_release=at_release):
+        if not lease.state.lose(reason, at_release=at_release):
             return
-        over = lease.grant.loss(self.clock()).over
+        over = lease.state.loss(self.clock()).over
         logger.error(
             "Lost the lease %s of lock %r (%s); the code under it may still run",
             lease.id,
@@ -215,7 +215,7 @@ class Backend(ABC):
 
     def note_expiry(self, lease: Lease) -> None:
         """Note that *lease* is lost if its end has passed."""
-        if reason := lease.grant.lost_reason(self.clock()):
+        if reason := lease.state.lost_reason(self.clock()):
             self.lost(lease, reason)
 
     # --- being examined -----------------------------------------------------------------------

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from django_redislock.process import Process
     from django_redislock.rules.forms import Form
-    from django_redislock.rules.steps import Flow, Notify, Pause, Performer, Step
+    from django_redislock.rules.steps import Flow, Notify, Pause, Performer, Step, Trouble
 
 logger = logging.getLogger("django_redislock")
 
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 FORKED = "the process was forked meanwhile, and this is the child"
 
 
-def _seen_in(made_in: Process, trouble: Unanswered | Refused) -> Unanswered | Refused:
+def _seen_in(made_in: Process, trouble: Trouble) -> Trouble:
     """What trouble means to the process that it is seen in.
 
     If the process is forked during a step, the step may fail in the parent and in the child. Only

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from django_redislock.exceptions import LostReason
     from django_redislock.lease import Lease
-    from django_redislock.rules.grant import Grant, Renewal
+    from django_redislock.rules.lease_state import LeaseState, Renewal
     from django_redislock.rules.steps import Call, Outcome, Refused, Unanswered
 
 logger = logging.getLogger("django_redislock.watchdog")
@@ -123,18 +123,18 @@ class Watchdog:
             lease: If it was left before, only this time counts.
             due: When to look after it: at that time, or when it ends. By default, as a new one.
         """
-        grant = lease.grant
+        state = lease.state
         if due is not None:
-            due = min(due, grant.ends)
+            due = min(due, state.ends)
         # Without jitter: a later lease is then due later, and an idle watchdog is not woken by
         # every acquire.
-        elif grant.ends > grant.deadline:  # It is unconfirmed.
+        elif state.ends > state.deadline:  # It is unconfirmed.
             self._renewer.prepare_watchdog()
-            due = grant.deadline - min(CONFIRM_WITHIN, grant.ttl) * 2 / 3
-        elif grant.auto_renew:
-            due = min(grant.granted_at + grant.ttl / 3, grant.deadline)
+            due = state.deadline - min(CONFIRM_WITHIN, state.ttl) * 2 / 3
+        elif state.auto_renew:
+            due = min(state.granted_at + state.ttl / 3, state.deadline)
         else:
-            due = grant.deadline
+            due = state.deadline
         due = (due // GRAIN + 1) * GRAIN
         new = self._new
         new.append((due, ref(lease)))
@@ -234,12 +234,12 @@ class Watchdog:
 
     def _put(self, when: float, reference: ReferenceType[Lease]) -> None:
         lease = reference()
-        if lease is None or not lease.grant.is_active:
+        if lease is None or not lease.state.is_active:
             self._first_over = min(self._first_over, when)
             return
-        grant = lease.grant
-        due = self._last[grant.token] = _Due(when, next(self._numbers), grant.token, reference)
-        within = 2.0 ** math.floor(math.log2(self._time_for_one_try(grant, when)))
+        state = lease.state
+        due = self._last[state.token] = _Due(when, next(self._numbers), state.token, reference)
+        within = 2.0 ** math.floor(math.log2(self._time_for_one_try(state, when)))
         if within not in self._queues:
             self._queues[within] = _Queue(within)
         queue = self._queues[within]
@@ -259,7 +259,7 @@ class Watchdog:
     def _counts(self, due: _Due) -> bool:
         """Whether it is not over, and is not due at another time by now."""
         lease = due.lease()
-        return self._last.get(due.token) is due and lease is not None and lease.grant.is_active
+        return self._last.get(due.token) is due and lease is not None and lease.state.is_active
 
     def _waiting(self, now: float) -> list[_Queue]:
         """The queues that have any, each with one that counts at its head."""
@@ -289,21 +289,21 @@ class Watchdog:
         batch: list[tuple[Lease, Renewal]] = []
         now = self._backend.clock()
         for lease in leases:
-            grant = lease.grant
-            if not grant.is_active:
+            state = lease.state
+            if not state.is_active:
                 continue
             if self._left_to_another(lease, now):
                 continue
             try:
-                renewal = grant.renewal_due(now)
+                renewal = state.renewal_due(now)
             except LockLost as lost:
                 self._backend.lost(lease, lost.reason)
                 continue
             if renewal is None:
                 # Nothing to renew: max_hold is near, or renew() was just called.
-                self.watch(lease, self._next_time(grant, now))
+                self.watch(lease, self._next_time(state, now))
                 continue
-            if grant.newly_abandoned():
+            if state.newly_abandoned():
                 logger.warning(
                     "The thread or asyncio task that acquired lock %r has ended without releasing"
                     " it. It is renewed as long as its handle is kept: release it elsewhere, or"
@@ -316,15 +316,15 @@ class Watchdog:
 
     def _send(self, batch: list[tuple[Lease, Renewal]]) -> None:
         now = self._backend.clock()
-        within = min(self._time_for_one_try(lease.grant, now) for lease, _ in batch)
-        is_first = not any(lease.grant.is_unanswered for lease, _ in batch)
+        within = min(self._time_for_one_try(lease.state, now) for lease, _ in batch)
+        is_first = not any(lease.state.is_unanswered for lease, _ in batch)
         within = min(within, self._time_before_others(now, expecting=is_first))
         calls = [flows.renewal_call(renewal, within) for _, renewal in batch]
         answers = self._renewer.renew_many(calls)
         now = self._backend.clock()
         for (lease, renewal), answer in zip(batch, answers, strict=True):
-            grant = lease.grant
-            if not grant.is_active:
+            state = lease.state
+            if not state.is_active:
                 continue
             if not isinstance(answer, Answer):
                 if self._left_to_another(lease, now):
@@ -332,11 +332,11 @@ class Watchdog:
                 self._note_failure(lease, answer, now)
                 continue
             try:
-                grant.answered(renewal, answer, now)
+                state.answered(renewal, answer, now)
             except LockLost as lost:
                 self._backend.lost(lease, lost.reason)
             else:
-                self.watch(lease, self._next_time(grant, now, random.uniform(0.9, 1.0)))
+                self.watch(lease, self._next_time(state, now, random.uniform(0.9, 1.0)))
 
     def _left_to_another(self, lease: Lease, now: float) -> bool:
         """Leave a lease to another watchdog, if that has its slot now. Returns whether it has."""
@@ -345,15 +345,15 @@ class Watchdog:
             watchdog.watch(lease, now)
         return watchdog is not self
 
-    def _next_time(self, grant: Grant, now: float, jitter: float = 1.0) -> float:
-        return now + grant.ttl / 3 * jitter if grant.auto_renew else grant.deadline
+    def _next_time(self, state: LeaseState, now: float, jitter: float = 1.0) -> float:
+        return now + state.ttl / 3 * jitter if state.auto_renew else state.deadline
 
-    def _time_for_one_try(self, grant: Grant, now: float) -> float:
+    def _time_for_one_try(self, state: LeaseState, now: float) -> float:
         # Short enough for more than one try before the lease ends, whatever operation timeout the
         # settings ask for. An unconfirmed grant must be confirmed before its deadline.
-        if grant.is_unconfirmed and now < grant.deadline:
-            return max((grant.deadline - now) / TRIES_TO_CONFIRM, SHORTEST_TRY)
-        return min(self._backend.operation_timeout(grant.ttl), grant.ttl / 3) / 2
+        if state.is_unconfirmed and now < state.deadline:
+            return max((state.deadline - now) / TRIES_TO_CONFIRM, SHORTEST_TRY)
+        return min(self._backend.operation_timeout(state.ttl), state.ttl / 3) / 2
 
     def _time_before_others(self, now: float, *, expecting: bool) -> float:
         """Seconds until another lease needs the thread, or no try for that might be left.
@@ -372,10 +372,10 @@ class Watchdog:
         return max(min(ends, default=math.inf), SHORTEST_TRY)
 
     def _note_failure(self, lease: Lease, answer: Unanswered | Refused, now: float) -> None:
-        grant = lease.grant
-        if grant.unanswered():
+        state = lease.state
+        if state.unanswered():
             logger.warning("Could not renew lock %r yet: %s", lease.name, answer.problem)
-        pause = max(SOONEST_RETRY, min(grant.ttl / 10, 1.0))
-        if grant.is_unconfirmed and now < grant.deadline:
+        pause = max(SOONEST_RETRY, min(state.ttl / 10, 1.0))
+        if state.is_unconfirmed and now < state.deadline:
             pause = SOONEST_RETRY
         self.watch(lease, now + pause)

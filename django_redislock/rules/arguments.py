@@ -6,7 +6,7 @@ import math
 from datetime import timedelta
 
 # Seconds. A lease is renewed when a third of its ttl is over, and only if that much is worth a
-# renewal: 1/64 s, see WORTH_RENEWING in rules/grant.py. A shorter one would not be renewed in time.
+# renewal: 1/64 s, see lease_state.WORTH_RENEWING. A shorter one would not be renewed in time.
 SHORTEST_TTL = 0.05
 DEFAULT_DATABASE = "default"  # Of DATABASES.
 LONGEST = 10 * 365 * 24 * 3600.0  # Ten years: more seconds than a lock can be meant to last.

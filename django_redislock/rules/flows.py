@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.rules import scripts
-from django_redislock.rules.grant import (
+from django_redislock.rules.lease_state import (
     CONFIRMS,
     DRIFT_RATE,
     Renewal,
@@ -600,7 +600,7 @@ def result_of(call: Call) -> Flow[Any]:
 
 
 def answer_to_renewal(renewal: Renewal, operation_timeout: float) -> Flow[Answer]:
-    """Ask for a renewal; what the answer means is for :meth:`Grant.answered`.
+    """Ask for a renewal; what the answer means is for :meth:`LeaseState.answered`.
 
     Raises:
         LockUnavailable: The server refused, or did not answer twice.

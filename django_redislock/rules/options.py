@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from django_redislock.rules.arguments import SHORTEST_TTL, database, flag, seconds, text
-from django_redislock.rules.grant import certain_for, will_renew
+from django_redislock.rules.lease_state import certain_for, will_renew
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ import pytest
 from django_redislock import LockLost, LockUnavailable, distributed_lock, held
 from django_redislock.backends.registry import backends
 from django_redislock.rules import flows
-from django_redislock.rules.grant import Renewal
+from django_redislock.rules.lease_state import Renewal
 from tests.support.faults import slack
 from tests.support.matrix import UNSCRIPTED, everywhere, needs_scripts, on_servers
 from tests.support.others import ending_of, held_by_other
@@ -593,7 +593,7 @@ async def test_a_renewal_that_is_late_does_not_shorten_a_lease_again(
 ) -> None:
     async with way.entered(distributed_lock("lottery", ttl=10)) as lease:
         await way.renew(lease, ttl=300)
-        late = Renewal("lottery", lease.grant.token, 10, 1, renews=True)
+        late = Renewal("lottery", lease.state.token, 10, 1, renews=True)
         backends["default"].run(flows.answer_to_renewal(late, HUNG))
         seen = held.get("lottery")
         assert seen is not None
@@ -622,7 +622,7 @@ async def test_several_renewals_that_are_late_do_not_shorten_a_lease_either(
     async with way.entered(distributed_lock("lottery", ttl=10, renew=False)) as lease:
         await way.renew(lease, ttl=300)
         for count in (0, 1):  # The confirmation of a hand-over is the first.
-            late = Renewal("lottery", lease.grant.token, 10, count, renews=True)
+            late = Renewal("lottery", lease.state.token, 10, count, renews=True)
             backends["default"].run(flows.answer_to_renewal(late, HUNG))
         seen = held.get("lottery")
         assert seen is not None
@@ -634,7 +634,7 @@ async def test_several_renewals_that_are_late_do_not_shorten_a_lease_either(
 async def test_an_acquire_that_is_late_does_not_shorten_a_lease(way: Way, place: Place) -> None:
     async with way.entered(distributed_lock("lottery", ttl=10, renew=False)) as lease:
         await way.renew(lease, ttl=300)
-        late = flows.Request("lottery", lease.grant.token, lease.id, lease.owner, 10, 0, HUNG)
+        late = flows.Request("lottery", lease.state.token, lease.id, lease.owner, 10, 0, HUNG)
         granted = backends["default"].run(flows.acquire(late, 0))
         assert isinstance(granted, flows.Granted)
         seen = held.get("lottery")

@@ -350,7 +350,7 @@ def fork_with_a_lease_that_was_just_handed_over() -> None:
     """In a child: fork before the confirmation of a hand-over was read."""
     take_late_bells_too()
     with distributed_lock(NAME) as lease:
-        assert lease.grant.is_unconfirmed
+        assert lease.state.is_unconfirmed
         say(in_fork(lambda: try_to_rely_on(lease)))
         lease.ensure_held(verify=True)
 

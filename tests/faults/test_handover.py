@@ -21,7 +21,7 @@ from django_redislock.backends.redis.renewing import RenewingConnection
 from django_redislock.celery import current_lease, single_instance_task
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import CONFIRM_WITHIN
-from django_redislock.rules.grant import drift
+from django_redislock.rules.lease_state import drift
 from django_redislock.rules.steps import Answer, Unanswered
 from tests.support.backends import UNHURRIED
 from tests.support.faults import loses, takes
@@ -67,7 +67,7 @@ def handed_over(caller: Caller, locks: Locks, **options: Any) -> Iterator[Lease]
         with caller.block(lock) as lease:
             freed.result(HUNG)
             # The renewal that confirms a claim may be over already.
-            is_handed_over = lease.grant.is_unconfirmed or bool(lease.renewals)
+            is_handed_over = lease.state.is_unconfirmed or bool(lease.renewals)
             if is_handed_over:
                 yield lease
 
@@ -112,7 +112,7 @@ def stays_held(lease: Lease, locks: Locks, seconds: float) -> None:
 
 def renewal_of(lease: Lease) -> Call:
     """One try of a renewal, with all the time."""
-    return flows.renewal_call(lease.grant.renewal(clock.now()), HUNG)
+    return flows.renewal_call(lease.state.renewal(clock.now()), HUNG)
 
 
 @contextmanager
@@ -333,7 +333,7 @@ def test_a_run_whose_permit_is_in_doubt_at_its_end_has_succeeded(
         nonlocal was_unconfirmed
         lease = current_lease()
         assert lease is not None
-        if was_unconfirmed := lease.grant.is_unconfirmed:
+        if was_unconfirmed := lease.state.is_unconfirmed:
             wait_until(lambda: not lease.held)
         proxy.clear_rules()
 
@@ -386,5 +386,5 @@ def test_a_handed_over_lease_that_is_not_renewed_is_confirmed_all_the_same(
     caller: Caller, locks: Locks, proxy: Proxy
 ) -> None:
     with handed_over(caller, locks, renew=False) as lease:
-        wait_until(lambda: not lease.grant.is_unconfirmed)
+        wait_until(lambda: not lease.state.is_unconfirmed)
         stays_held(lease, locks, CONFIRM_WITHIN)

@@ -377,10 +377,10 @@ def test_an_interrupt_anywhere_in_a_nested_acquire_leaves_the_outer_one_alone(lo
             if not interruption.place:
                 break
             places.add(interruption.place)
-            assert (lease.held, lease.grant.times_held) == (True, 1), interruption.place
+            assert (lease.held, lease.state.times_held) == (True, 1), interruption.place
         inner.release()
         assert lease.held
-    assert {"Holds._nest", "Grant.nest begins"} <= places
+    assert {"Holds._nest", "LeaseState.nest begins"} <= places
 
 
 def keep_until_the_commit() -> None:
@@ -403,7 +403,7 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan_of_a_transaction(
     places, orphaned = sweep(use, locks, prepare=enter)
     assert {
         "Holds._defer",
-        "Grant.hold_for_transactions begins",
+        "LeaseState.hold_for_transactions begins",
         "at_end",
         "_Mark.__init__ begins",
     } <= places

@@ -73,7 +73,7 @@ ROOMS = {
         *of_rules("rules/test_flows", "contract/test_calls", "contract/test_keyspace"),
         MODEL,
     ),
-    "rules/g*.py": (*of_rules("rules/test_grant", "rules/test_flows"), MODEL),
+    "rules/lease_state.py": (*of_rules("rules/test_lease_state", "rules/test_flows"), MODEL),
     "rules/[kn]*.py": of_rules(
         "rules/test_names", "contract/test_names", "contract/test_decorator"
     ),

@@ -49,13 +49,13 @@ def test_no_module_touches_a_private_name_of_another_class(path: Path) -> None:
     assert list(private_touches(path)) == []
 
 
-def test_only_a_grant_changes_its_own_state() -> None:
+def test_only_a_lease_state_changes_itself() -> None:
     written = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in FILES
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute)
         and isinstance(node.ctx, ast.Store | ast.Del)
-        and ast.unparse(node.value).endswith("grant")
+        and ast.unparse(node.value).endswith("state")
     ]
     assert written == []

@@ -34,7 +34,7 @@ from django_redislock.rules.flows import (
     RunMarker,
 )
 from django_redislock.rules.forms import FirstTry
-from django_redislock.rules.grant import Renewal, drift
+from django_redislock.rules.lease_state import Renewal, drift
 from django_redislock.rules.options import Options, terms_of
 from django_redislock.rules.replies import AcquireArgs
 from django_redislock.rules.steps import (
@@ -229,7 +229,7 @@ def test_busy_tells_who_has_the_lock_and_since_when() -> None:
 @pytest.mark.proves("R4")
 def test_r4_a_grant_is_taken_over_or_undone() -> None:
     taken: list[Any] = []
-    stage = Stage(flows.acquire(request(), 0.0, lambda *grant: taken.append(grant))).answers(b"7")
+    stage = Stage(flows.acquire(request(), 0.0, lambda *told: taken.append(told))).answers(b"7")
     assert taken == [(request(), stage.result)]
     stage = Stage(flows.acquire(request(), 0.0, interrupt)).answers(b"7")
     assert undoes(stage.step)

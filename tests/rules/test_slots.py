@@ -11,7 +11,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 
 from django_redislock.backends.cluster import slots
 from django_redislock.backends.cluster.node import NoCluster
-from django_redislock.backends.redis.calling import trouble
+from django_redislock.backends.redis.calling import trouble_of
 from django_redislock.backends.redis.errors import ReplyError
 from django_redislock.rules import scripts
 from django_redislock.rules.steps import Call
@@ -51,7 +51,7 @@ class Talk:
         """Let a call that a node was sent have failed, and what follows from that be over."""
         node = self.slots.found(NAME, None)
         assert node.address == address
-        self.slots.judge(node, CALL, trouble(error, 0))
+        self.slots.judge(node, CALL, trouble_of(error, 0))
         self.slots.settle(HUNG)
 
     def _dialer_to(self, address: str) -> Any:
@@ -172,7 +172,7 @@ def test_a_refusal_that_concerns_a_call_has_nobody_asked_who_keeps_the_lock() ->
     assert talk.owner_node() == A
     before = len(talk.asked)
     talk.slots.judge(
-        talk.slots.found(NAME, None), CALL, trouble(ReplyError("NOPERM no permissions"), 0)
+        talk.slots.found(NAME, None), CALL, trouble_of(ReplyError("NOPERM no permissions"), 0)
     )
     assert talk.owner_node() == A
     assert len(talk.asked) == before

@@ -57,7 +57,7 @@ def ending_of(lease: Lease) -> flows.Ending:
     """A release of *lease* that leaves nothing behind, for a flow."""
     return flows.Ending(
         name=lease.name,
-        token=lease.grant.token,
+        token=lease.state.token,
         id=lease.id,
         owner=lease.owner,
         deadline=0.0,

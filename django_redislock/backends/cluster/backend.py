@@ -18,13 +18,13 @@ from django_redislock.backends.cluster import examination
 from django_redislock.backends.cluster.node import Node, check_node
 from django_redislock.backends.cluster.sessions import AsyncClusterSession, ClusterSession
 from django_redislock.backends.cluster.slots import Slots
-from django_redislock.backends.redis.calling import trouble
+from django_redislock.backends.redis.calling import trouble_of
 from django_redislock.backends.redis.checking import (
     check_timeout,
     checked_dialer,
     checked_options,
 )
-from django_redislock.backends.redis.errors import TROUBLE, described
+from django_redislock.backends.redis.errors import CLIENT_ERRORS, described
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import BUCKETS, bucket_of
@@ -197,8 +197,8 @@ class ClusterBackend(Backend):
         for number in numbers:
             try:
                 node = self.slots.found(calls[number].name, problem)
-            except TROUBLE as error:
-                yield None, [number], [trouble(error, started)]
+            except CLIENT_ERRORS as error:
+                yield None, [number], [trouble_of(error, started)]
             else:
                 by_node.setdefault(node, []).append(number)
         if not by_node:
@@ -209,7 +209,7 @@ class ClusterBackend(Backend):
             try:
                 return node.call_many(some)
             except LockUnavailable as error:
-                return [trouble(error.__cause__ or error, started)] * len(some)
+                return [trouble_of(error.__cause__ or error, started)] * len(some)
 
         first, *others = by_node
         with ThreadPoolExecutor(max(1, len(others))) as threads:

@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_redislock import clock, humanize
-from django_redislock.backends.redis.calling import trouble
+from django_redislock.backends.redis.calling import trouble_of
 from django_redislock.backends.redis.dialing import check_version
-from django_redislock.backends.redis.errors import TROUBLE, Exhausted, NotOneCluster, ReplyError
+from django_redislock.backends.redis.errors import (
+    CLIENT_ERRORS,
+    Exhausted,
+    NotOneCluster,
+    ReplyError,
+)
 from django_redislock.backends.redis.server import Server
 from django_redislock.rules.steps import Answer, Refused
 
@@ -92,8 +97,8 @@ class Node(Server):
 
         try:
             return self._pool.use(call_once, call.within / 2)
-        except TROUBLE as error:
-            return trouble(error, started, was_sent=was_sent)
+        except CLIENT_ERRORS as error:
+            return trouble_of(error, started, was_sent=was_sent)
 
     def redirection(self, outcome: Outcome) -> Redirection | None:
         """The node that an answer of this one names in its place; None if it names none."""

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from django_redislock import clock
 from django_redislock.backends import drivers
-from django_redislock.backends.redis.calling import trouble
+from django_redislock.backends.redis.calling import trouble_of
 from django_redislock.backends.redis.connection import rest
-from django_redislock.backends.redis.errors import TROUBLE
+from django_redislock.backends.redis.errors import CLIENT_ERRORS
 from django_redislock.backends.redis.sessions import in_thread
 from django_redislock.backends.sync_and_async import aperform, perform
 from django_redislock.rules.steps import Answer, NotDone, Refused, Unanswered
@@ -56,8 +56,8 @@ class _OfNode(ABC):
         started = clock.now()
         try:
             node: Node = yield partial(self._find, step.name, step.within)
-        except TROUBLE as error:
-            raise trouble(error, started, was_sent=False) from error
+        except CLIENT_ERRORS as error:
+            raise trouble_of(error, started, was_sent=False) from error
         for _ in range(MOST_REDIRECTIONS):
             left = step._replace(within=rest(step.within, started))
             try:

@@ -18,7 +18,7 @@ from django_redislock import clock
 from django_redislock.backends.cluster.node import is_lost
 from django_redislock.backends.cluster.slot_map import SLOT_OF, SlotMap, read_slot_map
 from django_redislock.backends.redis.errors import (
-    TROUBLE,
+    CLIENT_ERRORS,
     NotOneCluster,
     ReplyError,
     described,
@@ -148,7 +148,7 @@ class Slots:
         for address in self._location:
             try:
                 said[address] = _slot_map_of(address, self._dialers[address], seconds)
-            except TROUBLE as error:
+            except CLIENT_ERRORS as error:
                 said[address] = error
         return said
 
@@ -243,7 +243,7 @@ class Slots:
                 break  # It, and each after it, is asked only if no other answers.
             try:
                 answer = _slot_map_of(address, dialer, share)
-            except TROUBLE as error:
+            except CLIENT_ERRORS as error:
                 errors[address] = error
                 with self._lock:
                     self._ask_last(address, LOST_FOR)
@@ -320,7 +320,7 @@ def _problem(inquiry: Future[None], seconds: float) -> Exception | None:
         inquiry.result(seconds)
     except TimeoutError:
         return redis_errors.ConnectionError("no node of the cluster has answered yet")
-    except TROUBLE as error:
+    except CLIENT_ERRORS as error:
         return error
     return None
 

@@ -134,7 +134,7 @@ class InMemoryBackend(Backend):
         left = seconds and seconds + LAST_MS
         while left > 0:
             for lease in self._every_lease():
-                if lease.grant.is_unanswered:
+                if lease.state.is_unanswered:
                     self._look_after(lease)  # A renewal without an answer is tried again soon.
             left -= self.interpreter.alone(partial(self._jump, left))
             for lease in self._every_lease():
@@ -147,7 +147,7 @@ class InMemoryBackend(Backend):
         Other threads can take no lock and hand none over meanwhile.
         """
         self._confirm_grants()
-        renewed = (lease for lease in self._every_lease() if lease.grant.auto_renew)
+        renewed = (lease for lease in self._every_lease() if lease.state.auto_renew)
         seconds = min([most, *(lease.ttl / 3 for lease in renewed)])
         self._ahead += seconds
         # A thread may have read the clock, and not have run its script yet: that runs now.
@@ -166,18 +166,18 @@ class InMemoryBackend(Backend):
         return [lease for name in list(self.leases) for lease in self.leases.of(name)]
 
     def _look_after(self, lease: Lease) -> None:
-        grant = lease.grant
-        if not grant.is_active:
+        state = lease.state
+        if not state.is_active:
             return
-        if grant.auto_renew:
+        if state.auto_renew:
             try:
                 lease.renew()
             except LockUnavailable:
-                grant.unanswered()
+                state.unanswered()
             except LockLost:
                 pass
         self.note_expiry(lease)
-        if grant.is_active:
+        if state.is_active:
             # It sleeps until a time that is past by now.
             self.watchdog.watch(lease)
 

@@ -16,10 +16,10 @@ from django_redislock.backends.quorum.fences import Fences
 from django_redislock.backends.quorum.servers import QuorumServer
 from django_redislock.backends.quorum.sessions import AsyncSession, Session
 from django_redislock.backends.quorum.voting import NoMajority, Voting
-from django_redislock.backends.redis.calling import Caller, trouble
+from django_redislock.backends.redis.calling import Caller, trouble_of
 from django_redislock.backends.redis.checking import check_timeout, checked_dialer, checked_options
 from django_redislock.backends.redis.dialing import PROTOCOLS
-from django_redislock.backends.redis.errors import TROUBLE, described
+from django_redislock.backends.redis.errors import CLIENT_ERRORS, described
 from django_redislock.backends.redis.pool import Pool
 from django_redislock.backends.redis.server import Server
 from django_redislock.backends.watchdog import Watchdog
@@ -115,14 +115,14 @@ class QuorumBackend(Backend):
             self._watchdog_ensemble = Ensemble(self.quorum)
         try:
             return self._call_many(calls, self._watchdog_ensemble)
-        except Exception as error:  # noqa: BLE001 - told apart by trouble()
+        except Exception as error:  # noqa: BLE001 - told apart by trouble_of()
             self.close_watchdog()
-            return [trouble(error, started)] * len(calls)
+            return [trouble_of(error, started)] * len(calls)
 
     def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
         try:
             return self._pool.use(lambda ensemble: self._call_many(calls, ensemble), self.within)
-        except TROUBLE as error:
+        except CLIENT_ERRORS as error:
             raise LockUnavailable(self.prefix, described(error)) from error
 
     def _call_many(self, calls: Sequence[Call], ensemble: Ensemble) -> list[Outcome]:

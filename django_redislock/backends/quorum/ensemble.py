@@ -27,8 +27,8 @@ from django_redislock.backends.quorum.servers import (
     majority_of,
     to_dial,
 )
-from django_redislock.backends.redis.calling import trouble
-from django_redislock.backends.redis.errors import TROUBLE, is_wrong_server
+from django_redislock.backends.redis.calling import trouble_of
+from django_redislock.backends.redis.errors import CLIENT_ERRORS, is_wrong_server
 from django_redislock.backends.sync_and_async import Waits, aperform, perform
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class _Ensemble(ABC, Generic[OneConnection]):
         asked = fit if len(fit) >= majority_of(of) else set(self._connections)
         for server in question.among:
             if server not in asked:
-                said[server] = server.trouble(started)
+                said[server] = server.as_trouble(started)
                 continue
             connection, commands = self._connections[server], question.commands
             if not question.scripts <= connection.known:
@@ -110,7 +110,7 @@ class _Ensemble(ABC, Generic[OneConnection]):
                 connection.known |= question.scripts
             try:
                 self._post(server, connection, commands)
-            except TROUBLE as error:
+            except CLIENT_ERRORS as error:
                 said[server] = self._fail(server, error, started)
             else:
                 awaited.add(server)
@@ -131,7 +131,7 @@ class _Ensemble(ABC, Generic[OneConnection]):
                 late = TimeoutError("the server did not answer in time")
                 for server in awaited:
                     server.failed(late)
-                    said[server] = trouble(late, started)
+                    said[server] = trouble_of(late, started)
                 break
             is_patient, patience = True, Patience(question.within)
         self._leave(awaited, started)
@@ -144,7 +144,7 @@ class _Ensemble(ABC, Generic[OneConnection]):
             try:
                 if not connection.is_late(within):
                     fit.add(server)
-            except TROUBLE:
+            except CLIENT_ERRORS:
                 self._close(server)
         return fit
 
@@ -153,7 +153,7 @@ class _Ensemble(ABC, Generic[OneConnection]):
         if isinstance(error, TimeoutError):
             server.failed(error)
         self._close(server)
-        return trouble(error, sent)
+        return trouble_of(error, sent)
 
     def _close(self, server: QuorumServer) -> None:
         connection = self._connections.pop(server, None)
@@ -265,7 +265,7 @@ class Ensemble(_Ensemble[QuorumConnection]):
                 if not connection.is_sent and connection.flush():
                     self._selector.modify(connection, selectors.EVENT_READ, server)
                 connection.collect()
-            except TROUBLE as error:
+            except CLIENT_ERRORS as error:
                 found = self._fail(server, error, started)
             else:
                 if not connection.is_answered:
@@ -334,8 +334,8 @@ class AsyncEnsemble(_Ensemble[AsyncQuorumConnection]):
     def _found(self, server: QuorumServer, started: float) -> list[Any] | Trouble:
         try:
             return [reply.result() for reply in self._replies[server]]
-        except TROUBLE as error:
-            return trouble(error, started)
+        except CLIENT_ERRORS as error:
+            return trouble_of(error, started)
 
     def _leave(self, awaited: Collection[QuorumServer], started: float) -> None:
         """Nothing to do: the connection drops late replies by itself."""

@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 from django_redislock import clock, process
 from django_redislock.backends.quorum.connections import AsyncQuorumConnection
-from django_redislock.backends.redis.calling import trouble
+from django_redislock.backends.redis.calling import trouble_of
 from django_redislock.backends.redis.dialing import begin_to_dial
 from django_redislock.backends.redis.loops import Loops
 
@@ -120,9 +120,9 @@ class QuorumServer:
             self.is_trusted = False
             self._dial_at = clock.now() + DIAL_AGAIN_AFTER
 
-    def trouble(self, sent: float) -> Trouble:
+    def as_trouble(self, sent: float) -> Trouble:
         """The trouble for a flow, that this server could not be asked."""
-        return trouble(self._error, sent, was_sent=False)
+        return trouble_of(self._error, sent, was_sent=False)
 
 
 def dialing_time(within: float) -> float:

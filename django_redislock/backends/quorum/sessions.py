@@ -8,7 +8,7 @@ from django_redislock import clock
 from django_redislock.backends import drivers
 from django_redislock.backends.quorum.ensemble import AsyncEnsemble
 from django_redislock.backends.quorum.voting import NoMajority
-from django_redislock.backends.redis.calling import trouble
+from django_redislock.backends.redis.calling import trouble_of
 from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.errors import Exhausted
 from django_redislock.rules.steps import Answer
@@ -54,7 +54,7 @@ class Session(_NobodyQueues, drivers.Blocking):
         except NoMajority as error:
             raise error.as_trouble(sent) from error.__cause__
         except Exhausted as error:
-            raise trouble(error, sent, was_sent=False) from error
+            raise trouble_of(error, sent, was_sent=False) from error
         except BaseException:
             if self._ensemble is not None:
                 self._pool.drop(self._ensemble)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock import clock
 from django_redislock.backends.quorum.servers import majority_of
-from django_redislock.backends.redis.calling import lacks_script, trouble
+from django_redislock.backends.redis.calling import lacks_script, trouble_of
 from django_redislock.backends.redis.errors import ReplyError
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import as_try
@@ -277,7 +277,7 @@ class Voting:
             for number, outcomes in enumerate(merged, start=-len(calls)):
                 reply = found[number] if found.__class__ is list else found
                 if reply.__class__ is ReplyError:
-                    reply = trouble(reply, 0.0)
+                    reply = trouble_of(reply, 0.0)
                 outcomes[server] = reply
         return merged
 

@@ -14,7 +14,7 @@ from django_redislock import clock
 from django_redislock.backends.redis import without_scripts
 from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.errors import (
-    TROUBLE,
+    CLIENT_ERRORS,
     NotAcknowledged,
     NotSent,
     ReplyError,
@@ -51,7 +51,7 @@ Args = tuple[str | bytes | int, ...]
 class Caller:
     """Has scripts run on one server, or plain commands in their place where it forbids scripts.
 
-    Trouble with a connection goes through to whoever lent it, also an error reply that says that
+    An error of a connection goes through to its lender, also an error reply that says that
     the server is the wrong one: only a new connection may help. Of a batch, see call(), it is one
     of the outcomes, which turned_away() finds.
     """
@@ -93,7 +93,7 @@ class Caller:
             try:
                 outcomes.append(self._call_without_scripts(connection, call, started))
             except ReplyError as error:
-                outcomes.append(trouble(error, started))
+                outcomes.append(trouble_of(error, started))
             started = clock.now()  # Each takes several round trips, and so has a time of its own.
         return outcomes
 
@@ -302,10 +302,10 @@ class FirstSteps:
                 if reply.__class__ is not bytes and not self._was_rung(form, connection):
                     form.connection = connection
                     return
-        except TROUBLE as error:
+        except CLIENT_ERRORS as error:
             self._pool.drop(connection)
             was_sent = not isinstance(error, NotSent)
-            form.trouble = trouble(error, form.now or form.sent, was_sent=was_sent)
+            form.trouble = trouble_of(error, form.now or form.sent, was_sent=was_sent)
             return
         except BaseException:
             self._pool.drop(connection)
@@ -349,8 +349,8 @@ class FirstSteps:
             form.reply = reply
             if reply.__class__ is not bytes and not await self._awas_rung(form, connection):
                 form.connection = connection
-        except TROUBLE as error:
-            form.trouble = trouble(error, form.now or form.sent)
+        except CLIENT_ERRORS as error:
+            form.trouble = trouble_of(error, form.now or form.sent)
         finally:
             if id and form.connection is None:
                 connection.rings.pop(id, None)
@@ -386,7 +386,7 @@ class FirstSteps:
         return b"%b$32\r\n%b\r\n%b" % (head, form.token.encode(), last)
 
 
-def trouble(error: BaseException, sent: float, *, was_sent: bool = True) -> Trouble:
+def trouble_of(error: BaseException, sent: float, *, was_sent: bool = True) -> Trouble:
     """What an error means to a flow.
 
     Args:
@@ -414,13 +414,13 @@ def _outcome(reply: Any, acknowledged: Any, sent: float) -> Outcome:
         reply = NotAcknowledged(f"{acknowledged} (which REPLICAS_ACK needs)")
     if is_wrong_server(reply):
         raise reply
-    return trouble(reply, sent)
+    return trouble_of(reply, sent)
 
 
 def outcome_in_batch(reply: Any, sent: float) -> Outcome:
     """What one reply of a batch means, which was sent at that time."""
     # It may concern one call alone, as if no node of a cluster keeps its slot.
-    return trouble(reply, sent) if is_wrong_server(reply) else _outcome(reply, 0, sent)
+    return trouble_of(reply, sent) if is_wrong_server(reply) else _outcome(reply, 0, sent)
 
 
 def turned_away(outcomes: Sequence[Outcome]) -> BaseException | None:

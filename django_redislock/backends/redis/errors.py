@@ -58,9 +58,9 @@ class NotSent(ConnectionError):
     """The connection was cut before all of a command was sent: the server did not carry it out."""
 
 
-# Errors that mean trouble with a server. All others come from outside: a signal handler, Celery's
+# What a client raises about a server. All others come from outside: a signal handler, Celery's
 # soft time limit, a cancellation.
-TROUBLE = (OSError, EOFError, redis_errors.RedisError, hiredis.HiredisError, Exhausted)
+CLIENT_ERRORS = (OSError, EOFError, redis_errors.RedisError, hiredis.HiredisError, Exhausted)
 
 
 def is_transient(error: BaseException) -> bool:

@@ -10,12 +10,12 @@ from django_redislock import clock
 from django_redislock.backends.redis.calling import (
     needs_another_way,
     outcome_in_batch,
-    trouble,
+    trouble_of,
     turned_away,
 )
 from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.dialing import begin_to_dial
-from django_redislock.backends.redis.errors import TROUBLE
+from django_redislock.backends.redis.errors import CLIENT_ERRORS
 from django_redislock.rules.steps import Answer
 
 if TYPE_CHECKING:
@@ -79,9 +79,9 @@ class RenewingConnection:
                 outcomes = self._exchange(connection, calls, started, within)
             else:
                 outcomes = self._caller.call(connection, calls, started)
-        except Exception as error:  # noqa: BLE001 - told apart by trouble()
+        except Exception as error:  # noqa: BLE001 - told apart by trouble_of()
             self._drop()
-            return [trouble(error, started, was_sent=was_sent)] * len(calls)
+            return [trouble_of(error, started, was_sent=was_sent)] * len(calls)
         if turned_away(outcomes):
             self._drop()
         return outcomes
@@ -136,7 +136,7 @@ class RenewingConnection:
                 else:
                     self._note_late(call, outcome)
         late = TimeoutError("the server did not answer in time")
-        outcomes |= {call: trouble(late, under_way[call]) for call in missing}
+        outcomes |= {call: trouble_of(late, under_way[call]) for call in missing}
         if missing:
             self._begin_to_dial(within)
         elif not self._questions and any(map(_needs_another_way, outcomes.values())):
@@ -160,7 +160,7 @@ class RenewingConnection:
                 self._note_late(*self._read(self._connection, AT_ONCE))
         except TimeoutError:
             return
-        except TROUBLE:
+        except CLIENT_ERRORS:
             self._drop()
 
     def _note_late(self, call: Call, outcome: Outcome) -> None:

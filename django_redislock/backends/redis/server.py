@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from django_redislock import clock
 from django_redislock.backends.redis.calling import Caller, FirstSteps, turned_away
 from django_redislock.backends.redis.errors import (
-    TROUBLE,
+    CLIENT_ERRORS,
     described,
     is_transient,
     is_wrong_server,
@@ -156,7 +156,7 @@ class Server:
         """Do *work* with a connection, and once more with a new one if that may help."""
         try:
             return self._pool.use(work, within)
-        except TROUBLE as error:
+        except CLIENT_ERRORS as error:
             if last or not is_transient(error):
                 raise LockUnavailable(self._prefix, described(error)) from error
         return self._with_connection(work, within, last=True)

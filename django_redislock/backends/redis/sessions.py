@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 from django_redislock import clock
 from django_redislock.backends import drivers
 from django_redislock.backends.redis.async_connection import retrieve
-from django_redislock.backends.redis.calling import trouble
+from django_redislock.backends.redis.calling import trouble_of
 from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.errors import (
-    TROUBLE,
+    CLIENT_ERRORS,
     Crowded,
     NotSent,
     ReplyError,
@@ -81,13 +81,13 @@ class Session(drivers.Blocking):
             )
             sent, was_sent = clock.now(), True
             outcome = self._caller.call_one(connection, step, started, channel)
-        except TROUBLE as error:
+        except CLIENT_ERRORS as error:
             # After a mere refusal, as of SUBSCRIBE, the connection is in step.
             if not isinstance(error, ReplyError) or is_wrong_server(error):
                 self._drop()
             # With replicas, it may be the WAIT alone that was not sent.
             was_sent = was_sent and (step.replicas > 0 or not isinstance(error, NotSent))
-            raise trouble(error, sent, was_sent=was_sent) from error
+            raise trouble_of(error, sent, was_sent=was_sent) from error
         except BaseException:
             self._drop()
             raise
@@ -102,9 +102,9 @@ class Session(drivers.Blocking):
                 self._connection = self._pool.take(CONFIRM_WITHIN / 2)
             channel = self._caller.channel_on(self._connection, step.name)
             self._connection.tell(self._caller.telling(step, channel))
-        except TROUBLE as error:
+        except CLIENT_ERRORS as error:
             self._drop()
-            raise trouble(error, started) from error
+            raise trouble_of(error, started) from error
         except BaseException:
             self._drop()
             raise
@@ -123,9 +123,9 @@ class Session(drivers.Blocking):
                 if ring is None or id_of(ring) == step.id:
                     return _bell(ring)
                 now = clock.now()
-        except TROUBLE as error:
+        except CLIENT_ERRORS as error:
             self._drop()
-            raise trouble(error, now) from error
+            raise trouble_of(error, now) from error
         except BaseException:
             self._drop()
             raise
@@ -226,10 +226,10 @@ class AsyncSession(drivers.Awaiting):
                 outcome = await self._caller.acall_one(
                     connection, step, started, self._channel(step)
                 )
-        except TROUBLE as error:
+        except CLIENT_ERRORS as error:
             if is_wrong_server(error) and self._connection is not None:
                 self._connection.close()
-            raise trouble(error, sent, was_sent=was_sent) from error
+            raise trouble_of(error, sent, was_sent=was_sent) from error
         if outcome is None:
             # Without scripts an operation is several commands between WATCH and EXEC, which cannot
             # share a connection with other tasks.
@@ -243,16 +243,16 @@ class AsyncSession(drivers.Awaiting):
         assert self._connection is not None
         try:
             self._connection.tell(self._caller.telling(step, self._channel(step)))
-        except TROUBLE as error:
-            raise trouble(error, started) from error
+        except CLIENT_ERRORS as error:
+            raise trouble_of(error, started) from error
 
     async def listen(self, step: Listen) -> Bell:
         started = clock.now()
         assert self._rung is not None
         try:
             return _bell(await self._rung.next_ring(step.id, step.seconds))
-        except TROUBLE as error:
-            raise trouble(error, started) from error
+        except CLIENT_ERRORS as error:
+            raise trouble_of(error, started) from error
 
     def close(self) -> None:
         if self._rung is not None:

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from redis import exceptions as redis_errors
 
 from django_redislock import humanize
-from django_redislock.backends.redis.errors import TROUBLE, ReplyError, described, is_transient
+from django_redislock.backends.redis.errors import (
+    CLIENT_ERRORS,
+    ReplyError,
+    described,
+    is_transient,
+)
 from django_redislock.backends.redis.protocol import packed
 
 if TYPE_CHECKING:
@@ -98,7 +103,7 @@ class Sentinels:
             try:
                 with closing(dialer.dial(share / 2)) as connection:
                     inquiry.answers.append(self.master_named_on(connection, share / 2))
-            except TROUBLE as error:
+            except CLIENT_ERRORS as error:
                 self._note(inquiry, address, error)
         return self._result(inquiry)
 
@@ -111,7 +116,7 @@ class Sentinels:
                     with closing(await dialer.adial(share)) as connection:
                         sending = [connection.send(command, share) for command in self._question]
                         inquiry.answers.append(self._read(*await asyncio.gather(*sending)))
-            except TROUBLE as error:
+            except CLIENT_ERRORS as error:
                 self._note(inquiry, address, error)
         return self._result(inquiry)
 
@@ -132,7 +137,7 @@ class Sentinels:
         for address, dialer in self._in_turn(None):
             try:
                 connection = dialer.dial(seconds)
-            except TROUBLE:
+            except CLIENT_ERRORS:
                 self._unanswered[address] = time.monotonic()
                 continue
             with closing(connection):
@@ -141,14 +146,14 @@ class Sentinels:
     def execute_on_each(
         self, seconds: float, *commands: tuple[str, ...]
     ) -> dict[str, list[Any] | Exception]:
-        """The answers of each of them, by address; an error reply is returned, as is trouble."""
+        """The answers of each of them, by address; an error is returned too."""
         said: dict[str, list[Any] | Exception] = {}
         for address, dialer in sorted(self._dialers.items()):
             try:
                 with closing(dialer.dial(seconds / 2)) as connection:
                     packed_commands = [packed(*command) for command in commands]
                     said[address] = connection.execute_all(packed_commands, seconds / 2)
-            except TROUBLE as error:
+            except CLIENT_ERRORS as error:
                 said[address] = error
         return said
 

@@ -91,7 +91,7 @@ class Command(BaseCommand):
         self.console = Console(self.stdout, self.stderr, json=options["json"])
         try:
             getattr(self, f"_{act}")(**options)
-        except held.TROUBLE as error:
+        except held.PROBLEMS as error:
             problem = held.problem(error, options["alias"] or DEFAULT_ALIAS)
             status = UNAVAILABLE if isinstance(error, LockUnavailable) else USAGE
             raise CommandError(problem, returncode=status) from error

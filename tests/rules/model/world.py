@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django_redislock.exceptions import LockLost
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import Busy, Ending, Granted, Request
-from django_redislock.rules.grant import Grant, Renewal
+from django_redislock.rules.lease_state import LeaseState, Renewal
 from django_redislock.rules.replies import AcquireArgs
 from django_redislock.rules.steps import Answer, Bell, Call, Flow, Listen, Pause, Tell
 from django_redislock.rules.stored import Owner
@@ -41,7 +41,7 @@ CONFIRM_WITHIN = int(flows.CONFIRM_WITHIN * 1000)  # ms
 
 def renew(renewal: Renewal, deadline: float, ends: float) -> Flow[float]:
     """What Lease.renew() does: the same rules, without a backend. Returns the new deadline."""
-    grant = Grant(
+    state = LeaseState(
         name=NAME,
         token=renewal.token,
         ttl=TTL,
@@ -54,8 +54,8 @@ def renew(renewal: Renewal, deadline: float, ends: float) -> Flow[float]:
         for_block=True,
     )
     answer = yield from flows.answer_to_renewal(renewal, OPERATION_TIMEOUT)
-    grant.answered(renewal, answer, answer.now)
-    return grant.deadline
+    state.answered(renewal, answer, answer.now)
+    return state.deadline
 
 
 class Violation(Exception):

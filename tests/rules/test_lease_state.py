@@ -12,7 +12,13 @@ import pytest
 from django_redislock import LockLost, process
 from django_redislock.backends.watchdog import GRAIN
 from django_redislock.rules.arguments import SHORTEST_TTL
-from django_redislock.rules.grant import WORTH_RENEWING, Grant, drift, granted_by, will_renew
+from django_redislock.rules.lease_state import (
+    WORTH_RENEWING,
+    LeaseState,
+    drift,
+    granted_by,
+    will_renew,
+)
 from django_redislock.rules.steps import Answer
 
 TTL = 10.0
@@ -26,7 +32,7 @@ class Holder:
 me = Holder()
 
 
-def grant(**fields: Any) -> Grant:
+def state(**fields: Any) -> LeaseState:
     """Granted at 0 for ten seconds, without a bound."""
     defaults: dict[str, Any] = {
         "name": "lottery",
@@ -40,22 +46,22 @@ def grant(**fields: Any) -> Grant:
         "holder": ref(me),
         "for_block": False,
     }
-    return Grant(**{**defaults, **fields})
+    return LeaseState(**{**defaults, **fields})
 
 
-def claimed(**fields: Any) -> Grant:
+def claimed(**fields: Any) -> LeaseState:
     """Handed over at 0: one second of it is certain."""
-    return grant(**{"deadline": 1.0, **fields})
+    return state(**{"deadline": 1.0, **fields})
 
 
-def is_renewed(one: Grant, *, sent: float, word: bytes = b"renewed", now: float = 0.0) -> None:
+def is_renewed(one: LeaseState, *, sent: float, word: bytes = b"renewed", now: float = 0.0) -> None:
     """A renewal that was sent at *sent* is answered."""
     one.answered(one.renewal(sent), Answer(word, sent, now or sent), now or sent)
 
 
 @pytest.mark.proves("P1")
 def test_p1_it_is_held_until_its_deadline_and_not_a_moment_longer() -> None:
-    one = grant()
+    one = state()
     assert one.is_held(END - 0.001)
     assert not one.is_held(END)
     assert one.lost_reason(END - 0.001) is None
@@ -64,14 +70,14 @@ def test_p1_it_is_held_until_its_deadline_and_not_a_moment_longer() -> None:
 
 @pytest.mark.proves("R2")
 def test_r2_a_renewal_counts_from_when_it_was_sent() -> None:
-    one = grant()
+    one = state()
     is_renewed(one, sent=3.0, now=5.0)
     assert one.deadline == one.ends == 3.0 + END
     assert one.renewals == 1
 
 
 def test_an_answer_that_a_later_one_has_overtaken_shortens_nothing() -> None:
-    one = grant()
+    one = state()
     early = one.renewal(2.0)
     is_renewed(one, sent=4.0)
     one.answered(early, Answer(b"renewed", 2.0, 5.0), 5.0)
@@ -100,7 +106,7 @@ def test_an_answer_confirms_a_hand_over_also_after_its_claim() -> None:
     ("word", "reason"), [(b"gone", "expired"), (b"taken", "taken"), (b"forced", "forced")]
 )
 def test_what_the_server_says_is_why_it_is_lost(word: bytes, reason: str) -> None:
-    one = grant()
+    one = state()
     with pytest.raises(LockLost, match="'lottery'") as raised:
         is_renewed(one, sent=3.0, word=word)
     assert raised.value.reason == reason
@@ -108,7 +114,7 @@ def test_what_the_server_says_is_why_it_is_lost(word: bytes, reason: str) -> Non
 
 @pytest.mark.proves("R3")
 def test_r3_a_renewal_that_is_answered_after_the_end_does_not_bring_it_back() -> None:
-    one = grant()
+    one = state()
     with pytest.raises(LockLost):
         is_renewed(one, sent=3.0, now=END)
     assert not one.is_held(END)
@@ -116,7 +122,7 @@ def test_r3_a_renewal_that_is_answered_after_the_end_does_not_bring_it_back() ->
 
 
 def test_lost_stays_lost_whatever_is_answered_later() -> None:
-    one = grant()
+    one = state()
     renewal = one.renewal(3.0)
     assert one.lose("forced")
     with pytest.raises(LockLost) as raised:
@@ -126,7 +132,7 @@ def test_lost_stays_lost_whatever_is_answered_later() -> None:
 
 
 def test_a_loss_is_told_to_one_caller_only() -> None:
-    one, told = grant(), []
+    one, told = state(), []
     threads = [threading.Thread(target=lambda: told.append(one.lose("taken"))) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -136,7 +142,7 @@ def test_a_loss_is_told_to_one_caller_only() -> None:
 
 
 def test_the_answer_to_a_renewal_that_the_release_overtook_is_no_loss() -> None:
-    one = grant()
+    one = state()
     one.unnest()
     assert not one.lose("taken")
     assert one.lost_reason(1.0) is None
@@ -145,7 +151,7 @@ def test_the_answer_to_a_renewal_that_the_release_overtook_is_no_loss() -> None:
 
 @pytest.mark.proves("P5")
 def test_r8_a_forked_child_notes_no_loss_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = grant()
+    one = state()
     monkeypatch.setattr(process, "current", process.Process())
     assert not one.lose("taken")
     monkeypatch.undo()
@@ -156,18 +162,18 @@ def test_the_shortest_lease_is_renewed_when_the_watchdog_looks_at_it() -> None:
     end = SHORTEST_TTL - drift(SHORTEST_TTL)
     for due in SHORTEST_TTL / 3, SHORTEST_TTL / 3 + GRAIN:  # At the beginning or end of a grain.
         assert due < end
-        assert grant(ttl=SHORTEST_TTL, deadline=end, ends=end).renewal_due(due) is not None
+        assert state(ttl=SHORTEST_TTL, deadline=end, ends=end).renewal_due(due) is not None
 
 
 def test_p5_ending_it_does_not_hide_that_it_was_lost_before() -> None:
-    one = grant()
+    one = state()
     one.lose("forced")
     one.unnest()
     assert (one.is_lost, one.lost_reason(1.0)) == (True, "forced")
 
 
 def test_a_server_that_does_not_answer_makes_it_unreachable_when_it_ends() -> None:
-    one = grant()
+    one = state()
     assert one.unanswered()
     assert not one.unanswered()  # Only the first of them is news.
     assert one.is_held(END - 0.001)
@@ -175,51 +181,51 @@ def test_a_server_that_does_not_answer_makes_it_unreachable_when_it_ends() -> No
 
 
 def test_one_answer_makes_up_for_what_was_not_answered() -> None:
-    one = grant()
+    one = state()
     one.unanswered()
     is_renewed(one, sent=5.0)
     assert one.lost_reason(5.0 + END) == "expired"
 
 
 def test_the_last_renewal_is_shortened_to_end_at_max_hold() -> None:
-    one = grant(hold_until=12.0)
+    one = state(hold_until=12.0)
     assert one.renewal(3.0).ttl == 9.0
     assert not one.renewal(3.0).renews
-    one = grant(hold_until=5.0)
+    one = state(hold_until=5.0)
     assert one.renewal(4.5).ttl == 0.5
     with pytest.raises(LockLost):
         one.renewal(5.0)
 
 
 def test_what_is_lost_is_not_renewed() -> None:
-    one = grant()
+    one = state()
     one.lose("forced")
     with pytest.raises(LockLost):
         one.renewal(1.0)
 
 
 def test_a_renewal_that_would_hardly_lengthen_it_is_not_due() -> None:
-    one = grant(hold_until=TTL)
+    one = state(hold_until=TTL)
     assert one.renewal_due(WORTH_RENEWING / 2) is None
     assert one.renewal(1.0).ttl == 9.0  # By hand it is sent all the same.
 
 
 def test_a_renewal_that_lengthens_it_just_enough_is_due() -> None:
-    assert grant(deadline=END - WORTH_RENEWING, ends=END).renewal_due(0.0) is not None
-    one = grant(deadline=END - WORTH_RENEWING, ends=END - WORTH_RENEWING)
+    assert state(deadline=END - WORTH_RENEWING, ends=END).renewal_due(0.0) is not None
+    one = state(deadline=END - WORTH_RENEWING, ends=END - WORTH_RENEWING)
     assert one.renewal_due(0.0) is not None
     assert one.renewal_due(-WORTH_RENEWING / 2) is None
 
 
 def test_a_renewal_that_comes_a_little_late_for_max_hold_loses_nothing() -> None:
-    one = grant(hold_until=END - 1)
+    one = state(hold_until=END - 1)
     assert one.renewal_due(END - 1) is None
     assert one.renewal_due(END - 0.5) is None
     assert one.is_held(END - 0.5)
 
 
 def test_without_renewal_only_a_hand_over_is_confirmed() -> None:
-    assert grant(auto_renew=False).renewal_due(3.0) is None
+    assert state(auto_renew=False).renewal_due(3.0) is None
     confirmation = claimed(auto_renew=False).renewal_due(0.5)
     assert confirmation is not None
     assert (confirmation.renewals, confirmation.renews) == (0, False)
@@ -237,7 +243,7 @@ def test_a_confirmation_is_not_counted_as_a_renewal() -> None:
 
 
 def test_a_longer_ttl_is_that_of_the_lease_from_its_answer_on() -> None:
-    one = grant()
+    one = state()
     longer = one.renewal(1.0, 60.0)
     assert one.ttl == TTL
     one.answered(longer, Answer(b"renewed", 1.0, 1.1), 1.1)
@@ -246,7 +252,7 @@ def test_a_longer_ttl_is_that_of_the_lease_from_its_answer_on() -> None:
 
 @pytest.mark.proves("P1")
 def test_a_renewal_asks_for_the_longest_ttl_that_one_before_it_asked_for_answered_or_not() -> None:
-    one = grant()
+    one = state()
     longer = one.renewal(1.0, 60.0)
     is_renewed(one, sent=2.0)  # It has the same count: the server keeps the longer ttl.
     assert one.renewal(3.0).renewals == 2
@@ -257,7 +263,7 @@ def test_a_renewal_asks_for_the_longest_ttl_that_one_before_it_asked_for_answere
 
 @pytest.mark.proves("P1")
 def test_a_renewal_that_is_sent_late_outlasts_no_max_hold() -> None:
-    one = grant(hold_until=12.0)
+    one = state(hold_until=12.0)
     early = one.renewal(4.0)
     one.answered(early, Answer(b"renewed", 6.0, 6.1), 6.1)  # A second try.
     # A later one ends it on the server at 12.
@@ -265,16 +271,16 @@ def test_a_renewal_that_is_sent_late_outlasts_no_max_hold() -> None:
 
 
 def test_an_error_names_the_setting_that_was_over() -> None:
-    assert "renew is False" in grant(auto_renew=False).loss(END).over
-    assert "its max_hold of 10 s" in grant(hold_until=TTL).loss(END).over
+    assert "renew is False" in state(auto_renew=False).loss(END).over
+    assert "its max_hold of 10 s" in state(hold_until=TTL).loss(END).over
     until = END + drift(TTL) + WORTH_RENEWING  # A renewal would not have been worth it.
-    assert "its max_hold of 10.0156 s" in grant(hold_until=until).loss(END).over
-    assert grant(hold_until=until + 0.001).loss(END).over == ""
-    assert grant().loss(1.0).over == ""
+    assert "its max_hold of 10.0156 s" in state(hold_until=until).loss(END).over
+    assert state(hold_until=until + 0.001).loss(END).over == ""
+    assert state().loss(1.0).over == ""
 
 
 def test_an_error_tells_a_release_from_a_loss_before_it() -> None:
-    one, lost = grant(), grant()
+    one, lost = state(), state()
     lost.lose("expired")
     for each in one, lost:
         each.unnest()
@@ -282,7 +288,7 @@ def test_an_error_tells_a_release_from_a_loss_before_it() -> None:
 
 
 def test_it_is_ended_with_the_last_of_its_acquires() -> None:
-    one = grant(caller=me)
+    one = state(caller=me)
     one.nest()
     assert (one.unnest(), one.is_ended) == (1, False)
     assert (one.unnest(), one.is_ended) == (0, True)
@@ -290,7 +296,7 @@ def test_it_is_ended_with_the_last_of_its_acquires() -> None:
 
 
 def test_transactions_hold_it_beyond_its_block() -> None:
-    one = grant()
+    one = state()
     assert one.hold_for_transactions()
     assert not one.is_held_by_transactions_only
     assert one.unnest() == 1
@@ -314,7 +320,7 @@ def test_r3_a_try_is_granted_until_its_end_and_only_before_it() -> None:
 
 def test_a_holder_that_has_gone_without_a_release_is_news_once() -> None:
     gone = Holder()
-    one, in_block = grant(holder=ref(gone)), grant(holder=ref(gone), for_block=True)
+    one, in_block = state(holder=ref(gone)), state(holder=ref(gone), for_block=True)
     assert not one.newly_abandoned()
     del gone
     assert [one.newly_abandoned(), one.newly_abandoned()] == [True, False]
@@ -331,7 +337,7 @@ def test_a_lease_will_be_renewed_if_that_is_worth_it() -> None:
 
 
 def test_one_that_goes_on_is_renewed_up_to_max_silence_after_its_last_word() -> None:
-    one = grant(ttl=3.0, deadline=3.0, ends=3.0, hold_until=4.0)
+    one = state(ttl=3.0, deadline=3.0, ends=3.0, hold_until=4.0)
     assert not one.hold_on(0.0, 4.0)  # The watchdog has time.
     is_renewed(one, sent=1.0)
     assert one.deadline == pytest.approx(4.0, abs=0.05)
@@ -345,19 +351,19 @@ def test_one_that_goes_on_is_renewed_up_to_max_silence_after_its_last_word() -> 
 
 
 def test_the_watchdog_is_called_when_less_than_half_of_it_is_left() -> None:
-    one = grant(ttl=8.0, deadline=8.0, ends=8.0)
+    one = state(ttl=8.0, deadline=8.0, ends=8.0)
     assert [one.hold_on(now, 60.0) for now in (4.0, 4.1)] == [False, True]
     assert not one.hold_on(4.1, 4.0)  # Half of max_silence is enough.
 
 
 def test_who_says_too_late_that_it_goes_on_has_lost_it() -> None:
-    one = grant(hold_until=END)
+    one = state(hold_until=END)
     assert not one.hold_on(END, 60.0)
     assert one.lost_reason(END) == "expired"
 
 
 def test_the_watchdog_is_not_called_while_it_tries_to_renew_already() -> None:
-    unanswered, unconfirmed = grant(), claimed()
+    unanswered, unconfirmed = state(), claimed()
     unanswered.unanswered()
     assert not unanswered.hold_on(END - 1, 60.0)
     assert not unconfirmed.hold_on(0.9, 60.0)

@@ -6,8 +6,9 @@ confirmation arrived. An answer to a renewal makes it last longer; a renewal tha
 changes nothing yet. It is *lost*, for a reason, when the server says so or its end has passed, and
 stays lost. It is *ended* when its owner relies on it no more.
 
-Everybody may read what is here; only the methods of :class:`Grant` change it. They take no mutex: a
-signal handler or a destructor may call them while the thread that it interrupts is in one of them.
+Everybody may read what is here; only the methods of :class:`LeaseState` change it. They take no
+mutex: a signal handler or a destructor may call them while the thread that it interrupts is in one
+of them.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def lost_because(word: str) -> LostReason:
     return {"forced": "forced", "taken": "taken"}.get(word, "expired")  # type: ignore[return-value]
 
 
-class Grant:
+class LeaseState:
     """The state of one lease, from its grant on; programs have a Lease, which asks the server.
 
     Times are seconds of the clock that deadlines are measured with.
