@@ -24,7 +24,7 @@ from django_redislock.term import leadership
 
 if TYPE_CHECKING:
     from django_redislock.celery import single_instance_task
-    from django_redislock.effects import fenced_update
+    from django_redislock.fencing import fenced_update
     from django_redislock.jobs import Skipped, single_instance
 
 __version__ = "0.1.0"
@@ -51,7 +51,7 @@ __all__ = [
 # Celery is optional, and so is a database: what needs one is imported when it is asked for.
 _IMPORTED_LATER = {
     "Skipped": "jobs",
-    "fenced_update": "effects",
+    "fenced_update": "fencing",
     "single_instance": "jobs",
     "single_instance_task": "celery",
 }

@@ -10,15 +10,18 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
 
-from django.db import models
+from django.db import DatabaseError, connections, models
 from django.db.models import Q
 from django.utils import timezone
 
-from django_redislock.fences import Fence, where_written
+from django_redislock.exceptions import LockMisuse
+from django_redislock.fences import Fence, missing_table, where_written
 from django_redislock.humanize import visible
 
 if TYPE_CHECKING:
     from datetime import datetime
+
+    from django_redislock.fences import FencedLease
 
 audit = logging.getLogger("django_redislock.audit")
 
@@ -124,3 +127,38 @@ class CompletedRun(models.Model):
     def ago(self) -> float:
         """Seconds since it was completed, by this machine's clock."""
         return max(0.0, (timezone.now() - self.completed_at).total_seconds())
+
+
+def find(name: str, using: str) -> CompletedRun | None:
+    """The completed run of a name; None if there is none.
+
+    Raises:
+        LockMisuse: The table is missing.
+    """
+    connection = connections[using]
+    was_open = connection.connection is not None
+    try:
+        return CompletedRun.objects.using(using).of(name).first()
+    except DatabaseError as error:
+        if problem := missing_table(CompletedRun, using):
+            raise LockMisuse(name, problem) from error
+        raise
+    finally:
+        if not was_open:
+            connection.close()  # Not to be idle while the caller waits for the lock.
+
+
+def note(lease: FencedLease, using: str) -> None:
+    """Note in the open transaction of a lease that its run is completed."""
+    row = CompletedRun(
+        key=Fence.key_of(lease.name),
+        name=lease.name,
+        alias=lease.alias,
+        task=lease.owner.task,
+        task_id=lease.owner.task_id,
+        place=lease.owner.place,
+        fence=lease.fence,
+        lease_id=lease.id,
+        completed_at=timezone.now(),
+    )
+    row.save(using=using, force_insert=True)

@@ -1,17 +1,20 @@
 """Models that keep fences: the newest of each lock that has written, and rows that know theirs.
 
-How a fence grows is said in lua/_grant.lua; effects.py compares fences in a database.
+How a fence grows is said in lua/_grant.lua; fencing.py compares fences in a database.
 Models: what is imported from here needs Django's applications. Programs import them from models.py.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from django.db import models
+from django.db import Error, connections, models
 
 from django_redislock.humanize import visible
+
+if TYPE_CHECKING:
+    from django_redislock.rules.stored import Owner
 
 AnyModel = TypeVar("AnyModel", bound=models.Model)
 
@@ -21,8 +24,35 @@ def where_written(rows: models.QuerySet[AnyModel]) -> models.QuerySet[AnyModel]:
     return rows.using(rows.select_for_update().db)
 
 
+class FencedLease(Protocol):
+    """A lease, as far as a database has to know it: django_redislock.Lease is one."""
+
+    name: str
+    fence: int
+    id: str
+    owner: Owner
+
+    @property
+    def alias(self) -> str: ...
+    def ensure_held(self) -> None: ...
+
+
+def missing_table(model: type[models.Model], using: str) -> str:
+    """What to do about the missing table of *model*, as a sentence; "" if it is there."""
+    try:
+        if model._meta.db_table in connections[using].introspection.table_names():
+            return ""
+    except Error:
+        return ""  # The database does not answer: the first error says that better.
+    return (
+        f"database {using!r} has no table of {model._meta.verbose_name_plural}. Run `manage.py"
+        f" migrate django_redislock --database={using}`; a router that answers allow_migrate() must"
+        " let it."
+    )
+
+
 class Fence(models.Model):
-    """The newest fence of a lock that has written to this database; see effects.py."""
+    """The newest fence of a lock that has written to this database; see fencing.py."""
 
     # Not the name itself: most collations of MySQL take "Report" and "report" for the same.
     key = models.CharField(primary_key=True, max_length=64)

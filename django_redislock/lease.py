@@ -322,9 +322,9 @@ class Lease:
                 or it is called in a thread whose event loop runs; or the table is missing.
             ValueError: There is no such database.
         """
-        from django_redislock import effects
+        from django_redislock import fencing
 
-        return effects.atomic(self, using)
+        return fencing.atomic(self, using)
 
     @property
     def has_callbacks(self) -> bool:

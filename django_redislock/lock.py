@@ -106,9 +106,9 @@ def distributed_lock(
     except TypeError:  # An argument that cannot be hashed; the check says which.
         options = options_of.__wrapped__(*given)
     if options.atomic is not None:
-        from django_redislock import effects
+        from django_redislock import fencing
 
-        effects.check_database(options.atomic, "atomic")
+        fencing.check_database(options.atomic, "atomic")
     try:
         checked = checked_name(name, template="{" in name)
     except TypeError:
@@ -208,10 +208,10 @@ class Lock(Holds):
                 return self._refuse(outcome)
 
     def _enter_atomic(self, database: str) -> Lease:
-        from django_redislock import effects
+        from django_redislock import fencing
 
         # Before the lock is taken: whoever waits for it must not wait for nothing.
-        effects.check_outermost(self.name, database)
+        fencing.check_outermost(self.name, database)
         outcome = self.attempt()
         try:  # At once: an interrupt from here on must not leave the lock taken.
             if not isinstance(outcome, Lease):

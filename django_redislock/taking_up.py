@@ -52,9 +52,9 @@ def take_up(
     given = ttl, 0, renew, max_hold, min_hold, False, read.alias, atomic, release_on_commit
     options = options_of.__wrapped__(*given)
     if options.atomic is not None:
-        from django_redislock import effects
+        from django_redislock import fencing
 
-        effects.check_database(options.atomic, "atomic")
+        fencing.check_database(options.atomic, "atomic")
     return TakingUp(read, options)
 
 

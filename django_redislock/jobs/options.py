@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from django_redislock.effects import check_database
+from django_redislock.fencing import check_database
 from django_redislock.process import cached_property
 from django_redislock.rules.arguments import SHORTEST_TTL, database, flag, seconds, text
 from django_redislock.rules.options import DEFAULT_ALIAS, MOST_PERMITS, Options

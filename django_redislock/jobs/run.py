@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, s
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django_redislock import effects, signals, task_runs
+from django_redislock import fencing, signals, task_runs
 from django_redislock.activity import Activity, current_activity
 from django_redislock.exceptions import LockLost, LockTimeout, LockUnavailable
 from django_redislock.humanize import duration
@@ -154,7 +154,7 @@ class JobRun:
     def _execute(self, body: Callable[..., Any]) -> Any:
         with ExitStack() as locks:
             if self.options.atomic is not None:
-                effects.check_outermost(self.name, self.options.atomic, of_task=True)
+                fencing.check_outermost(self.name, self.options.atomic, of_task=True)
             try:
                 # The database is asked first: a run that is done need not wait for the lock.
                 found = self._completed() if self.options.once == DATABASE else None
@@ -276,7 +276,9 @@ class JobRun:
             with self._judging_end():
                 yield
             if self.options.once == DATABASE and not self._goes_on:
-                effects.note_completed(lease, database)
+                from django_redislock import completed_runs
+
+                completed_runs.note(lease, database)
 
     def _judging_end(self) -> AbstractContextManager[None]:
         """Decide what commits the transaction: here every body that returns, and no other."""
@@ -290,7 +292,9 @@ class JobRun:
     def _completed(self) -> Done | Finished | None:
         """What the database knows of a completed run under this lock."""
         assert self.options.atomic is not None  # See options.py: once="database" needs it.
-        run = effects.completed_run(self.name, self.options.atomic)
+        from django_redislock import completed_runs
+
+        run = completed_runs.find(self.name, self.options.atomic)
         if run is None:
             return None
         task_id = self.activity.task_id

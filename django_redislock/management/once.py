@@ -11,8 +11,9 @@ from django.core.management.base import CommandError
 from django.db import DatabaseError, connections, transaction
 from django.utils import timezone
 
-from django_redislock import conf, effects
+from django_redislock import conf, fencing
 from django_redislock.completed_runs import CompletedRun
+from django_redislock.fences import missing_table
 from django_redislock.humanize import counted, duration, visible
 from django_redislock.management import aliases, terminal
 from django_redislock.management.console import FOUND, UNAVAILABLE, USAGE, operator
@@ -119,7 +120,7 @@ def forget(
 def _rows(alias: str | None, database: str) -> CompletedRuns:
     """The rows of the alias that was named, or else of all."""
     try:
-        effects.check_database(database, "--database")
+        fencing.check_database(database, "--database")
     except ValueError as error:
         raise CommandError(str(error), returncode=USAGE) from None
     rows = CompletedRun.objects.using(database)
@@ -138,7 +139,7 @@ def _reporting_errors(database: str) -> Iterator[None]:
         if is_by_hand(connections[database]):
             transaction.commit(using=database)
     except DatabaseError as error:
-        if problem := effects.missing_table(CompletedRun, database):
+        if problem := missing_table(CompletedRun, database):
             raise CommandError(problem[0].upper() + problem[1:], returncode=USAGE) from error
         problem = visible(f"The database {database!r} cannot answer: {error}")
         raise CommandError(problem, returncode=UNAVAILABLE) from error

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from django_redislock import Lease
-    from django_redislock.effects import FencedUpdate
+    from django_redislock.fencing import FencedUpdate
     from tests.conftest import Locks
     from tests.effects.conftest import Holders
     from tests.support.databases import MakeDatabase

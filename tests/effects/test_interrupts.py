@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from django.db import connections
 
-from django_redislock import distributed_lock, effects, signals
+from django_redislock import completed_runs, distributed_lock, signals
 from django_redislock.models import CompletedRun
 from tests.effects.models import Entry
 from tests.effects.test_once import lottery
@@ -68,7 +68,7 @@ def test_r4_an_interrupt_anywhere_in_a_run_that_is_done_once_leaves_no_lock_and_
     halves = []
 
     def complete(lease: Any, **news: Any) -> None:
-        effects.note_completed(lease, database)
+        completed_runs.note(lease, database)
 
     def prepare() -> None:
         connections[database].close()

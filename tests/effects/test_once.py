@@ -17,8 +17,8 @@ from django_redislock import (
     LockMisuse,
     LockTimeout,
     StaleFence,
+    completed_runs,
     distributed_lock,
-    effects,
     held,
     signals,
     single_instance_task,
@@ -266,7 +266,7 @@ def test_what_was_completed_while_it_waited_for_the_lock_is_found_before_the_bod
 
     def complete(lease: Any, **news: Any) -> None:
         signals.lock_acquired.disconnect(complete)
-        effects.note_completed(lease, database)
+        completed_runs.note(lease, database)
         CompletedRun.objects.using(database).update(place="web-1:7", task_id="another")
 
     task = lottery(database, min_hold=3600)
@@ -293,7 +293,7 @@ def test_nor_does_a_renewed_lease_of_such_a_run_look_like_one_that_never_ended(
     def complete(lease: Any, **news: Any) -> None:
         signals.lock_acquired.disconnect(complete)
         lease.renew()
-        effects.note_completed(lease, database)
+        completed_runs.note(lease, database)
 
     signals.lock_acquired.connect(complete)
     try:

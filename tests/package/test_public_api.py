@@ -251,7 +251,7 @@ def test_without_a_database_locks_work_and_atomic_says_what_is_missing() -> None
     from django_redislock import distributed_lock
     with distributed_lock("lottery") as lease:
         lease.ensure_held()
-    print("django_redislock.effects" in sys.modules)
+    print("django_redislock.fencing" in sys.modules)
     try:
         distributed_lock("lottery", atomic=True)
     except ValueError as error:

@@ -170,7 +170,7 @@ assert_type(held.get("lottery"), HeldLock | None)
 assert_type(held.force_release("lottery", "0123456789abcdef", by="ann"), bool)
 
 
-# --- effects in the database ---------------------------------------------------------------------
+# --- fencing in the database ---------------------------------------------------------------------
 
 
 def in_the_database(rows: QuerySet[Permission], lease: Lease) -> None:

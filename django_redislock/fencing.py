@@ -1,21 +1,19 @@
-"""Lets the database refuse the writes of a late holder.
-
-That is lease.atomic(), once="database" of tasks, and fenced_update().
+"""Fencing: the database refuses the writes of a late holder, by lease.atomic() and fenced_update().
 
 A process may be stopped between its last look at its lease and its write, for longer than the lease
 lasts, and write when somebody else has the lock. No lock over a network prevents that. The
 database does, if it compares the fences of the two in the transaction that writes.
 
-Nothing here is imported before it is used: locks need no database.
+The models are not imported before they are used: locks need no database.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.core.exceptions import FieldDoesNotExist
-from django.db import DatabaseError, Error, connections, transaction
+from django.db import DatabaseError, connections, transaction
 from django.db.models import BigIntegerField, Q
 from django.db.transaction import TransactionManagementError
 from django.utils import timezone
@@ -29,21 +27,7 @@ if TYPE_CHECKING:
 
     from django.db.models import Model, QuerySet
 
-    from django_redislock.completed_runs import CompletedRun
-    from django_redislock.rules.stored import Owner
-
-
-class FencedLease(Protocol):
-    """A lease, as far as a database has to know it: django_redislock.Lease is one."""
-
-    name: str
-    fence: int
-    id: str
-    owner: Owner
-
-    @property
-    def alias(self) -> str: ...
-    def ensure_held(self) -> None: ...
+    from django_redislock.fences import FencedLease
 
 
 _NO_DATABASE = "django.db.backends.dummy"  # What Django makes of an alias without an engine.
@@ -130,7 +114,7 @@ def atomic(lease: FencedLease, using: str) -> Iterator[None]:
                     lease.ensure_held()
                     return
         except DatabaseError as error:
-            from django_redislock.fences import Fence
+            from django_redislock.fences import Fence, missing_table
 
             if is_claimed or not (problem := missing_table(Fence, using)):
                 raise
@@ -202,60 +186,6 @@ def _make_row(lease: FencedLease, using: str) -> None:
         claimed_at=timezone.now(),
     )
     Fence.objects.using(using).bulk_create([row], ignore_conflicts=True)
-
-
-def missing_table(model: type[Model], using: str) -> str:
-    """What to do about the missing table of *model*, as a sentence; "" if it is there."""
-    try:
-        if model._meta.db_table in connections[using].introspection.table_names():
-            return ""
-    except Error:
-        return ""  # The database does not answer: the first error says that better.
-    return (
-        f"database {using!r} has no table of {model._meta.verbose_name_plural}. Run `manage.py"
-        f" migrate django_redislock --database={using}`; a router that answers allow_migrate() must"
-        " let it."
-    )
-
-
-def completed_run(name: str, using: str) -> CompletedRun | None:
-    """The completed run of a name; None if there is none.
-
-    Raises:
-        LockMisuse: The table is missing.
-    """
-    from django_redislock.completed_runs import CompletedRun
-
-    connection = connections[using]
-    was_open = connection.connection is not None
-    try:
-        return CompletedRun.objects.using(using).of(name).first()
-    except DatabaseError as error:
-        if problem := missing_table(CompletedRun, using):
-            raise LockMisuse(name, problem) from error
-        raise
-    finally:
-        if not was_open:
-            connection.close()  # Not to be idle while the caller waits for the lock.
-
-
-def note_completed(lease: FencedLease, using: str) -> None:
-    """Note in the open transaction of a lease that its run is completed."""
-    from django_redislock.completed_runs import CompletedRun
-    from django_redislock.fences import Fence
-
-    row = CompletedRun(
-        key=Fence.key_of(lease.name),
-        name=lease.name,
-        alias=lease.alias,
-        task=lease.owner.task,
-        task_id=lease.owner.task_id,
-        place=lease.owner.place,
-        fence=lease.fence,
-        lease_id=lease.id,
-        completed_at=timezone.now(),
-    )
-    row.save(using=using, force_insert=True)
 
 
 class FencedUpdate(NamedTuple):
