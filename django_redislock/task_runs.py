@@ -18,7 +18,7 @@ from django_redislock.process import is_gone
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
-from django_redislock.rules.replies import RunsReply, TurnReply, in_seconds
+from django_redislock.rules.replies import FinishArgs, RunsReply, TurnReply, in_seconds
 from django_redislock.rules.steps import Call
 from django_redislock.rules.stored import Owner, read_noted_run, read_started_run
 
@@ -356,11 +356,16 @@ def note_end(
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    what = "success" if success else "failure"
-    times = flows.milliseconds(lasted), flows.milliseconds(marker.recognised_for)
-    owner, permit = current_owner().packed, lease.name.removeprefix(name)
-    ended = (what, times[0], owner, marker.id, times[1], permit, lease.id)
-    _call(scripts.FINISH, name, *ended, notes=True, using=using)
+    ended = FinishArgs(
+        what="success" if success else "failure",
+        lasted=flows.milliseconds(lasted),
+        owner=current_owner().packed,
+        run=marker.id,
+        recognised_for=flows.milliseconds(marker.recognised_for),
+        permit=lease.name.removeprefix(name),
+        id=lease.id,
+    )
+    _finish(name, ended, using)
 
 
 def note_retried(name: str, marker: flows.RunMarker, *, using: str) -> None:
@@ -371,8 +376,7 @@ def note_retried(name: str, marker: flows.RunMarker, *, using: str) -> None:
     """
     recognised_for = flows.milliseconds(marker.recognised_for)
     # Its start, and that of its lease, end with the release or with note_end().
-    retried = "retried", 0, b"", marker.id, recognised_for, "", ""
-    _call(scripts.FINISH, name, *retried, notes=True, using=using)
+    _finish(name, FinishArgs("retried", run=marker.id, recognised_for=recognised_for), using)
 
 
 def forget_start(name: str, lease: Lease, *, using: str) -> None:
@@ -382,8 +386,12 @@ def forget_start(name: str, lease: Lease, *, using: str) -> None:
         LockUnavailable: The server did not or could not answer.
     """
     # As for a retry, no end is noted; without the id of a run, nothing else is either.
-    retried = "retried", 0, b"", "", 0, "", lease.id
-    _call(scripts.FINISH, name, *retried, notes=True, using=using)
+    _finish(name, FinishArgs("retried", id=lease.id), using)
+
+
+def _finish(name: str, ended: FinishArgs, using: str) -> None:
+    ended = ended._replace(retention=backends[using].retention)
+    _call(scripts.FINISH, name, *ended, using=using)
 
 
 def announce(

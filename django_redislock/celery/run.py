@@ -348,12 +348,12 @@ class TaskRun(JobRun):
         for it. The same as a table: docs/celery.md, "What happens to a run".
         """
         if isinstance(found, Finished):
-            return self._end_as_duplicate(self.id, found.ago)
+            return self._end_as_duplicate(found)
         if isinstance(found, Done):
             return super()._decide(found)
         if self._is_own(found):
             if found.cooling:
-                return self._end_as_duplicate(found.holder, found.ago)
+                return self._end_as_duplicate(Finished(found.ago, found.holder))
             # Delivered twice, or again after a crash; or a retry that was published before its
             # first try let go. A skip would acknowledge the only copy of the work.
             # Its body has started, so it cannot stand for calls made now.
@@ -374,10 +374,10 @@ class TaskRun(JobRun):
         return super()._decide(found)
 
     @property
-    def _reason(self) -> dict[str, str]:
+    def _reason(self) -> str:
         if not (self._is_patient and self._item_of):
-            return {}
-        return {"reason": f"an item of {self._item_of} cannot go back to the broker"}
+            return ""
+        return f"an item of {self._item_of} cannot go back to the broker"
 
     def _conflict(self, busy: Busy) -> Conflict:
         return Conflict(**vars(super()._conflict(busy)), task=self.task)
@@ -403,13 +403,9 @@ class TaskRun(JobRun):
         """
         return bool(self.request.retries) and not carried(self.request.headers).get("raised")
 
-    def _end_as_duplicate(self, by: str, ago: float | None) -> Any:
-        """End a delivery of a run that has succeeded before. Its result is left alone.
-
-        Args:
-            by: Which run that was, or who has run it.
-            ago: How many seconds ago it succeeded; None if that is not known.
-        """
+    def _end_as_duplicate(self, found: Finished) -> Any:
+        """End a delivery of a run that has succeeded before. Its result is left alone."""
+        ago = found.ago
         reports = self.delivered and stores_result(self.task)
         seen = reports and shows_results(self.task)
         is_reported = self._is_reported
@@ -418,7 +414,7 @@ class TaskRun(JobRun):
             # Its body has ended, so it cannot stand for calls made now.
             self._retract_call(starts=True)
             raise defer(self.task, REPORTS_WITHIN - ago, started=True)
-        skipped = self._skip("duplicate", f"duplicate, of {self.id}", by=by, ago=ago)
+        skipped = self._skipped_by(found)
         self._tell(skipped)
         # If nobody can look, there may be no report at all; that is rare, and better than two.
         if is_reported or (reports and not seen):

@@ -329,7 +329,10 @@ class JobRun:
         Raises:
             LockTimeout: Somebody else has the lock, and on_conflict is "raise".
         """
-        assert not isinstance(found, Finished)  # Only messages of a broker have duplicates.
+        if isinstance(found, Finished):
+            task_id = self.activity.task_id
+            by = found.by or task_id
+            return self._skip("duplicate", f"duplicate, of {task_id}", by=by, ago=found.ago)
         if isinstance(found, Done):
             return self._skip("done", f"done, by {found.by}", by=found.by, ago=found.ago)
         holder, using = found.holder, self.options.using
@@ -337,27 +340,32 @@ class JobRun:
             raise LockTimeout(
                 self.name, holder, found.expires_in, found.cooling, using, found.reason
             )
-        who = {"by" if found.cooling else "holder": holder, **self._reason}
-        why, ago = ("cooling", found.ago) if found.cooling else ("busy", None)
-        if found.reason is not None:
-            why, who = "held", who | ({"reason": found.reason} if found.reason else {})
-        return self._skip(why, str(found), ago=ago, **who)
+        reason = found.reason or self._reason
+        if found.cooling:
+            return self._skip("cooling", str(found), ago=found.ago, reason=reason, by=holder)
+        why = "busy" if found.reason is None else "held"
+        return self._skip(why, str(found), reason=reason, holder=holder)
 
     @property
-    def _reason(self) -> dict[str, str]:
+    def _reason(self) -> str:
         """What else there is to say of a skip, if anything."""
-        return {}
+        return ""
 
-    def _skip(self, why: str, says: str, *, ago: float | None = None, **who: str) -> Skipped:
+    def _skip(
+        self, why: str, says: str, *, ago: float | None = None, reason: str = "", **who: str
+    ) -> Skipped:
         """Make the value that stands for a skip, and tell the log.
 
         Args:
             why: As the result tells.
             says: As the log tells: what the lock is.
             ago: How many seconds it has been so.
-            who: The holder, or who made it so; and the reason, if one is to be told.
+            reason: What else there is to say, if anything.
+            who: The holder, or by whom it is so.
         """
         skipped = Skipped(skipped=why, lock=self.name, **who)
+        if reason:
+            skipped["reason"] = reason
         if ago is not None:
             skipped["ago"] = round(ago, 3)
             says += f", {duration(ago)} ago"

@@ -174,7 +174,8 @@ class Done(NamedTuple):
 class Finished(NamedTuple):
     """The task run for which the lock was wanted has succeeded already."""
 
-    ago: float
+    ago: float | None  # Seconds; None if nobody knows.
+    by: str = ""  # As of Done; "" if nobody knows.
 
 
 class RunMarker(NamedTuple):

@@ -17,6 +17,7 @@ from django_redislock.rules.scripts import Script
     [
         (scripts.ACQUIRE, replies.AcquireArgs),
         (scripts.CONCLUDE, replies.ConcludeArgs),
+        (scripts.FINISH, replies.FinishArgs),
         (scripts.ANNOUNCE, replies.AnnounceArgs),
     ],
     ids=lambda one: getattr(one, "name", ""),
