@@ -105,10 +105,6 @@ def distributed_lock(
         options = options_of(*given)
     except TypeError:  # An argument that cannot be hashed; the check says which.
         options = options_of.__wrapped__(*given)
-    if options.atomic is not None:
-        from django_redislock import fencing
-
-        fencing.check_database(options.atomic, "atomic")
     try:
         checked = checked_name(name, template="{" in name)
     except TypeError:
@@ -129,6 +125,10 @@ class Lock(Holds):
     def __init__(
         self, name: str, options: Options, run: RunMarker | None = None, place: str = ""
     ) -> None:
+        if options.atomic is not None:
+            from django_redislock import fencing
+
+            fencing.check_database(options.atomic, "atomic")
         self.name = name
         self._options = options
         self._run = run

@@ -50,12 +50,7 @@ def take_up(
     """
     read = Baton.read(baton)
     given = ttl, 0, renew, max_hold, min_hold, False, read.alias, atomic, release_on_commit
-    options = options_of.__wrapped__(*given)
-    if options.atomic is not None:
-        from django_redislock import fencing
-
-        fencing.check_database(options.atomic, "atomic")
-    return TakingUp(read, options)
+    return TakingUp(read, options_of.__wrapped__(*given))
 
 
 class TakingUp(Lock):
