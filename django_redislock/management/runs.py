@@ -68,7 +68,7 @@ def show(
         several = not names and len(aliases.named(alias)) > 1
         console.print(terminal.runs(found, console.columns, notes, similar, with_alias=several))
     elif known:
-        console.print([_good_news(known, no_success_for, bool(chosen))])
+        console.print([_good_news(known, no_success_for, chosen=bool(chosen), of_job=bool(job))])
     elif not problems:
         console.print([f"No run is known of {chosen}." if chosen else "No run of a task is known."])
     if partial:
@@ -76,7 +76,7 @@ def show(
     complaint = ""
     if fail and chosen and not problems and (found or not known):
         # A server that did not answer may know of one.
-        among = f", among {counted(len(found), 'lock')}" if found else ""
+        among = f", among {counted(len(found), 'lock')}" if found and not job else ""
         complaint = f"No success of {chosen} in the last {duration(no_success_for)}{among}."
     elif fail and not chosen and (found or not (known or problems)):
         without = counted(len(found), "lock") if found else "Nothing is known, so all are"
@@ -129,12 +129,17 @@ def _overdue(known: list[held.Record], no_success_for: float, together: bool) ->
     return [] if together and len(overdue) < len(known) else overdue
 
 
-def _good_news(known: list[held.Record], no_success_for: float | None, together: bool) -> str:
+def _good_news(
+    known: list[held.Record], no_success_for: float | None, *, chosen: bool, of_job: bool
+) -> str:
     """A sentence instead of an empty table."""
-    if not together:
+    if not chosen:
         return f"Each had a success in the last {duration(no_success_for)}."
     ago, name = min((one.last_success.ago, one.name) for one in known if one.last_success)
-    return f"The last success was {duration(ago)} ago, under {pasteable(name)}."
+    under = (
+        "" if of_job else f", under {pasteable(name)}"
+    )  # The record of a job is of all its locks.
+    return f"The last success was {duration(ago)} ago{under}."
 
 
 def _what_else_is_known(record: held.Record) -> str:

@@ -299,7 +299,12 @@ def test_the_record_of_a_job_is_that_of_all_its_names(
     }
     probe = ["locks", "runs", "--no-success-for", "1h", "--fail", "--job"]
     call_command(*probe, full_name(is_async))
-    assert "The last success was" in capsys.readouterr().out
+    assert capsys.readouterr().out.endswith(" s ago.\n")  # It is of no lock in particular.
+    with pytest.raises(ZeroDivisionError):
+        run_job("failing.sh", "import:nl", lambda: 1 // 0)
+    with pytest.raises(CommandError, match=r"--job failing\.sh in the last 1 h 00 min\.$"):
+        call_command(*probe, "failing.sh")
+    capsys.readouterr()
     call_command("locks", "runs", "--json", "--job", full_name(is_async))
     (shown,) = json.loads(capsys.readouterr().out)
     assert (shown["name"], shown["skips"]) == (full_name(is_async), 1)
