@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from django_redislock.exceptions import LockMisuse
 from django_redislock.holder import running_loop, this_thread
+
+if TYPE_CHECKING:
+    from django_redislock.rules.circles import Circle
 
 
 def needs_a_block(name: str) -> LockMisuse:
@@ -88,6 +92,16 @@ def waits_for_itself(
             " call blocks the loop. Use `async with`.",
         )
     return None
+
+
+def waits_in_a_circle(name: str, circle: Circle, me: object) -> LockMisuse:
+    """The error of a wait that can never end, and was the last to begin."""
+    who = "this asyncio task" if isinstance(me, asyncio.Task) else "this thread"
+    cure = "Take these locks in one order everywhere."
+    if len(circle.names) > 1:
+        names = ", ".join(map(repr, circle.names))
+        cure = f"Take them together, by distributed_lock({names}), or in one order everywhere."
+    return LockMisuse(name, f"this wait would never end: {circle.told(who)}. {cure}")
 
 
 def holds_several(name: str) -> LockMisuse:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock.rules.stored import (
     Holding,
+    Wait,
     fence_in,
     noted_lease_id,
     read_holding,
     read_noted_lease,
+    read_wait,
     started_lease_id,
     token_in,
 )
@@ -270,6 +272,24 @@ class NamesReply(NamedTuple):
     def scores(self) -> list[tuple[bytes, bytes]]:
         """Each lock key with its score."""
         return [*zip(self.found[::2], self.found[1::2], strict=True)]
+
+
+class WaitReply(NamedTuple):
+    """Whether a waiter stands in a queue, and who has the lock."""
+
+    goes_on: int  # 1 if it stands there.
+    value: bytes  # The beginning of what the lock key holds.
+    note: bytes  # What the holder of a lease waits for.
+
+    @property
+    def holding(self) -> Holding:
+        """Who has the lock."""
+        return read_holding(self.value)
+
+    @property
+    def noted(self) -> tuple[str, Wait] | None:
+        """The id of that lease, and the wait."""
+        return read_wait(self.note)
 
 
 class RunsReply(NamedTuple):

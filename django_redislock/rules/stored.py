@@ -11,6 +11,7 @@ import json
 import re
 from dataclasses import dataclass, fields
 from typing import NamedTuple
+from urllib.parse import quote, unquote
 
 from django_redislock.humanize import counted
 from django_redislock.process import cached_property
@@ -320,6 +321,29 @@ def read_started_run(note: bytes) -> tuple[str, NotedRun] | None:
     permit, _, rest = note.partition(b"|")
     run = read_noted_run(rest)
     return run and (permit.decode(errors="replace"), run)
+
+
+class Wait(NamedTuple):
+    """A waiter in the queue of a lock, as it is noted at the leases that it holds."""
+
+    alias: str  # In the REDISLOCK of the waiter.
+    name: str
+    id: str  # Of the lease that it will have.
+    ticket: int
+    limit: int = 1  # How many permits the lock has.
+
+    @property
+    def packed(self) -> str:
+        """As the server keeps it, behind the id of the lease: see lua/note_wait.lua."""
+        return f"{self.id}|{self.ticket}|{self.limit}|{quote(self.alias)}|{self.name}"
+
+
+def read_wait(note: bytes) -> tuple[str, Wait] | None:
+    """Read at which lease a wait is noted, and the wait; None if somebody else has written it."""
+    lease_id, id, ticket, limit, alias, name = _fields(note, 6)  # noqa: A001
+    if not (is_number(ticket, 19) and is_number(limit, 4) and int(limit)):
+        return None
+    return lease_id, Wait(unquote(alias), name, id, int(ticket), int(limit))
 
 
 def _fields(text: bytes, count: int) -> list[str]:
