@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
 pytest_plugins = [
-    "tests.support.matrix",  # Others import it.
+    "tests.support.matrix",  # Others import it, and the next one.
+    "tests.support.run_servers",
     "tests.support.backends",
     "tests.support.clusters",
     "tests.support.databases",

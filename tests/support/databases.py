@@ -1,4 +1,4 @@
-"""Real databases for tests: a file of SQLite, and servers of our own: PostgreSQL and MariaDB.
+"""Real databases for tests: a file of SQLite, and servers of this run: PostgreSQL and MariaDB.
 
     def test_a_draw_is_committed(database): ...
 
@@ -8,14 +8,14 @@ tables; child processes get to know it by ``use(**described(database))``.
 
 from __future__ import annotations
 
+import functools
 import os
 import pwd
 import shutil
 import signal
 import subprocess
-import tempfile
 import uuid
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,13 +25,15 @@ from django.core.management import call_command
 from django.db import connections
 
 from tests.conftest import skip_or_fail
-from tests.support.servers import tied_to_us
+from tests.support.run_servers import RunServer, RunServers
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pytest_django import DjangoDbBlocker
+
+CONNECTIONS = 500  # That a server takes, of all test processes.
 
 SQLITE, POSTGRES, MARIADB = KINDS = ("sqlite", "postgres", "mariadb")
 
@@ -114,83 +116,42 @@ def _programs() -> Path | None:
     return Path(spec.origin).parent / "pginstall" / "bin"
 
 
-class DatabaseServer(ABC):
-    """A server in a folder of its own, reached by a socket in it."""
-
-    name: str
-
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="redislock-"))
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def log(self) -> str:
-        """All that the server wrote."""
-        return (self.folder / "log").read_text(errors="replace")
-
-    @abstractmethod
-    def start(self) -> None:
-        """Start, and return when it answers."""
+class DatabaseServer(RunServer):
+    """A server that is reached by a socket in its folder."""
 
     @abstractmethod
     def new_database(self) -> dict[str, Any]:
         """Make an empty database, and return it as DATABASES describes one."""
-
-    def close(self) -> None:
-        """End it, and remove its files."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT if self.name == POSTGRES else signal.SIGTERM)
-            try:
-                self._process.wait(HUNG)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait(HUNG)
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _launch(self, command: list[Any], ready: str, **how: Any) -> None:
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                tied_to_us([str(one) for one in command]),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-                start_new_session=True,  # Ctrl-C is for the tests, which then end their servers.
-                **how,
-            )
-
-        def is_ready() -> bool:
-            assert self._process is not None
-            assert self._process.poll() is None, self.log
-            return ready in self.log
-
-        wait_until(is_ready, message=f"{self.name} answers")
 
 
 class Postgres(DatabaseServer):
     """PostgreSQL; it refuses to run as root, so then it runs as nobody."""
 
     name = POSTGRES
+    ready = "ready to accept connections"
+    ended_by = signal.SIGQUIT  # At once; killed, it would leave shared memory behind.
 
-    def __init__(self, programs: Path) -> None:
-        super().__init__()
-        self._programs = programs
-        self._as: dict[str, Any] = {}
-        if os.geteuid() == 0:
-            nobody = pwd.getpwnam("nobody")
-            os.chown(self.folder, nobody.pw_uid, nobody.pw_gid)
-            self._as = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+    def user(self) -> dict[str, Any]:
+        if os.geteuid() != 0:
+            return {}
+        nobody = pwd.getpwnam("nobody")
+        return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 
-    def start(self) -> None:
+    def prepare(self) -> list[list[Any]]:
+        if (programs := _programs()) is None:
+            skip_or_fail("no PostgreSQL here: pip install pgserver, or apt install postgresql")
+        user = self.user()
+        if user:
+            os.chown(self.folder, user["user"], user["group"])
         data = self.folder / "data"
         options = ["--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C"]
-        initdb = [self._programs / "initdb", *options, "--no-sync", "-D", data]
+        initdb = [programs / "initdb", *options, "--no-sync", "-D", data]
         with (self.folder / "log").open("ab") as log:
-            how: dict[str, Any] = {"stdout": log, "stderr": log, "cwd": self.folder, **self._as}
+            how: dict[str, Any] = {"stdout": log, "stderr": log, "cwd": self.folder, **user}
             subprocess.run(initdb, check=True, timeout=HUNG, **how)
-        # No port, and no fsync.
-        command = [self._programs / "postgres", "-D", data, "-k", self.folder, "-h", "", "-F"]
-        self._launch(command, "ready to accept connections", **self._as)
+        # No port, no fsync, and connections for all test processes.
+        options = ["-k", self.folder, "-h", "", "-F", "-N", CONNECTIONS]
+        return [[programs / "postgres", "-D", data, *options]]
 
     def new_database(self) -> dict[str, Any]:
         import psycopg
@@ -207,12 +168,13 @@ class MariaDB(DatabaseServer):
     """MariaDB on an empty folder: without tables of rights, everybody may do everything."""
 
     name = MARIADB
+    ready = "ready for connections"
 
-    def __init__(self, program: str) -> None:
-        super().__init__()
-        self._program = program
-
-    def start(self) -> None:
+    def prepare(self) -> list[list[Any]]:
+        # Debian has it in /usr/sbin, which is in the PATH of root alone.
+        path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
+        if (program := shutil.which("mariadbd", path=path)) is None:
+            skip_or_fail("no MariaDB here: apt install mariadb-server-core")
         (self.folder / "data").mkdir()
         arguments = {
             "datadir": self.folder / "data",
@@ -221,10 +183,10 @@ class MariaDB(DatabaseServer):
             "user": pwd.getpwuid(os.geteuid()).pw_name,
             "innodb-flush-log-at-trx-commit": 0,
             "character-set-server": "utf8mb4",
+            "max-connections": CONNECTIONS,
         }
         flags = ["--no-defaults", "--skip-networking", "--skip-grant-tables"]
-        command = [self._program, *flags, *(f"--{name}={one}" for name, one in arguments.items())]
-        self._launch(command, "ready for connections")
+        return [[program, *flags, *(f"--{name}={one}" for name, one in arguments.items())]]
 
     def new_database(self) -> dict[str, Any]:
         import pymysql
@@ -237,37 +199,11 @@ class MariaDB(DatabaseServer):
         return {"ENGINE": engine, "NAME": name, "HOST": socket, "USER": "root"}
 
 
-def _server(kind: str) -> DatabaseServer:
-    if kind == POSTGRES:
-        if (programs := _programs()) is None:
-            skip_or_fail("no PostgreSQL here: pip install pgserver, or apt install postgresql")
-        return Postgres(programs)
-    # Debian has it in /usr/sbin, which is in the PATH of root alone.
-    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
-    if (program := shutil.which("mariadbd", path=path)) is None:
-        skip_or_fail("no MariaDB here: apt install mariadb-server-core")
-    return MariaDB(program)
-
-
 @pytest.fixture(scope="session")
-def database_servers() -> Iterator[Callable[[str], DatabaseServer]]:
-    """One server of each kind for the whole run (of an xdist worker), once it is asked for."""
-    servers: dict[str, DatabaseServer] = {}
-
-    def get(kind: str) -> DatabaseServer:
-        if kind not in servers:
-            server = _server(kind)
-            try:
-                server.start()
-            except BaseException:
-                server.close()
-                raise
-            servers[kind] = server
-        return servers[kind]
-
-    yield get
-    for server in servers.values():
-        server.close()
+def database_servers(run_servers: RunServers) -> Callable[[str], DatabaseServer]:
+    """The server of each kind; each database is of one test alone."""
+    kinds: dict[str, type[DatabaseServer]] = {one.name: one for one in (Postgres, MariaDB)}
+    return functools.cache(lambda name: run_servers.get(kinds[name], name))
 
 
 @pytest.fixture(params=KINDS)
@@ -332,11 +268,16 @@ def in_threads() -> Callable[..., Any]:
 
 
 def await_blocked(alias: str) -> None:
-    """Return once a transaction of this server waits for another one."""
+    """Return once a transaction waits for another one in this database."""
     waiting = {
-        # Not pg_stat_activity, which stands still within a transaction.
-        "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
-        "mysql": "SELECT count(*) FROM information_schema.innodb_lock_waits",
+        # Not pg_stat_activity, which stands still within a transaction. A wait for a row names no
+        # database, but its transaction has locked the table.
+        "postgresql": """SELECT count(*) FROM pg_locks JOIN pg_locks has USING (pid)
+            JOIN pg_database ON oid = has.database
+            WHERE NOT pg_locks.granted AND datname = current_database()""",
+        "mysql": """SELECT count(*) FROM information_schema.innodb_trx
+            JOIN information_schema.processlist ON id = trx_mysql_thread_id
+            WHERE trx_state = 'LOCK WAIT' AND db = database()""",
     }
 
     def blocked() -> bool:

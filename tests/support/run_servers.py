@@ -1,0 +1,126 @@
+"""Servers that take seconds to start: all processes of a test run share one of each.
+
+The first process that needs one starts it. A guardian, tests/support/guardian.py, ends it and
+removes its files when the last process that might use it has ended, be it by SIGKILL.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+from xdist import is_xdist_worker
+
+from tests.support import guardian
+from tests.support.servers import tied_to_us
+from tests.support.waiting import HUNG, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class RunServer(ABC):
+    """A server in a folder of its own, whose files say how to reach it."""
+
+    name: str
+    ready: str  # In its log, once it takes connections.
+    ended_by = signal.SIGKILL
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def log(self) -> str:
+        """All that the server wrote."""
+        return (self.folder / "log").read_text(errors="replace")
+
+    @abstractmethod
+    def prepare(self) -> list[list[Any]]:
+        """Make its files, and return the commands that run it."""
+
+    def environment(self) -> dict[str, str]:
+        """That of the commands."""
+        return dict(os.environ)
+
+    def user(self) -> dict[str, Any]:
+        """Whom it runs as, as Popen takes it."""
+        return {}
+
+    def start(self, users: Path, known: Path) -> None:
+        """Start it under a guardian, and return when it answers."""
+        (self.folder / "log").touch()
+        job = {
+            "commands": [tied_to_us([str(one) for one in each]) for each in self.prepare()],
+            "as": self.user(),
+            "signal": self.ended_by,
+            "users": str(users),
+            "known": str(known),
+        }
+        subprocess.run(
+            [sys.executable, "-E", "-S", guardian.__file__, json.dumps(job)],
+            cwd=self.folder,
+            env=self.environment(),
+            # Ctrl-C is for the tests.
+            start_new_session=True,
+            check=True,
+        )
+
+        def is_ready() -> bool:
+            assert guardian.ENDED not in self.log, self.log
+            return self.ready in self.log
+
+        wait_until(is_ready, HUNG, f"{self.name} answers")
+
+
+Shared = TypeVar("Shared", bound=RunServer)
+
+
+class RunServers:
+    """Those of a run; as long as this is open, none of them ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._users = folder / "users"
+        self._use = self._users.open("a")
+        fcntl.flock(self._use, fcntl.LOCK_SH)
+
+    def get(self, kind: Callable[[Path], Shared], name: str) -> Shared:
+        """The server of that kind, started if it does not run yet."""
+        known = self._folder / name
+        with (self._folder / f"{name}.lock").open("a") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            if not known.exists():
+                # Short, because the path of a unix socket may have no more than 107 bytes.
+                folder = Path(tempfile.mkdtemp(prefix="redislock-"))
+                try:
+                    kind(folder).start(self._users, known)
+                except BaseException:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    raise
+                known.write_text(str(folder))
+            return kind(Path(known.read_text()))
+
+    def close(self) -> None:
+        """Use them no more."""
+        self._use.close()
+
+
+@pytest.fixture(scope="session")
+def run_servers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunServers]:
+    """The servers that all processes of this run share."""
+    folder = tmp_path_factory.getbasetemp()
+    servers = RunServers(folder.parent if is_xdist_worker(request) else folder)
+    yield servers
+    servers.close()
