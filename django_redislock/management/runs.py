@@ -136,9 +136,7 @@ def _good_news(
     if not chosen:
         return f"Each had a success in the last {duration(no_success_for)}."
     ago, name = min((one.last_success.ago, one.name) for one in known if one.last_success)
-    under = (
-        "" if of_job else f", under {pasteable(name)}"
-    )  # The record of a job is of all its locks.
+    under = "" if of_job else f", under {pasteable(name)}"  # A job has many locks.
     return f"The last success was {duration(ago)} ago{under}."
 
 
