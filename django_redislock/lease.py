@@ -375,22 +375,27 @@ class Lease:
         digits = urandom(24).hex()
         baton = Baton(self.alias, self.name, digits[32:])
         signed = baton.signed
-        # First: the lock may be somebody else's before the answer comes.
-        state.hand_over()
-        backend.leases.discard(self)
         timeout = backend.operation_timeout(self.ttl)
-        reason = yield from flows.hand_over(
-            flows.HandOver(
-                *(self.name, state.token, digits[:32], baton.id, lasts, self.owner, timeout)
-            )
+        over = flows.HandOver(
+            *(self.name, state.token, digits[:32], baton.id, lasts, self.owner, timeout)
         )
-        if reason is not None:
-            backend.lost(self, reason, at_release=True)
-            raise state.loss(backend.clock())
-        held_for = backend.clock() - state.granted_at
+        held_for = now - state.granted_at
         news = {"sender": type(self), "lease": self, "held_for": held_for, "success": True}
-        yield Notify(signals.lock_released, news)
-        return signed
+        try:
+            # First: the lock may be somebody else's before the answer comes.
+            state.hand_over()
+            backend.leases.discard(self)
+            reason = yield from flows.hand_over(over)
+            if reason is None:
+                yield Notify(signals.lock_released, news)
+                return signed
+        except GeneratorExit:
+            raise
+        except BaseException:  # Nobody gets the baton.
+            yield from flows.take_back(over)
+            raise
+        backend.lost(self, reason, at_release=True)
+        raise state.loss(backend.clock())
 
     def _renew(self, ttl: float | None) -> Flow[None]:
         backend = self._backend

@@ -565,19 +565,18 @@ def hand_over(over: HandOver) -> Flow[LostReason | None]:
     """End a lease by handing it over. Returns None, or why it was lost before.
 
     Raises:
-        LockUnavailable: The server refused, or did not answer. What it may have done is undone.
+        LockUnavailable: The server refused, or did not answer.
     """
     args = over.token, over.next_token, over.next_id, milliseconds(over.within), over.owner.packed
     call = Call(scripts.HAND_OVER, over.name, args, ONE_TRY * over.operation_timeout)
-    try:
-        answer = yield from answer_to(call)
-    except GeneratorExit:
-        raise
-    except BaseException:
-        for token in (over.token, over.next_token):  # In this order: it may pass from one on.
-            yield from undo(over.name, token, over.operation_timeout)
-        raise
+    answer = yield from answer_to(call)
     return None if answer.value == GIVEN else lost_because(answer.value.decode())
+
+
+def take_back(over: HandOver) -> Flow[None]:
+    """Undo a hand-over whose baton nobody will have. The lock is free, or the next waiter's."""
+    for token in (over.token, over.next_token):  # In this order: it may pass from one on.
+        yield from undo(over.name, token, over.operation_timeout)
 
 
 def renewal_call(renewal: Renewal, within: float) -> Call:

@@ -440,6 +440,24 @@ class TestCrash:
         # Its lease had nine seconds at most.
         assert again["time"] - max(killed_at + 9, ready_at) < 3 + slack()
 
+    @pytest.mark.proves("P8")
+    @pytest.mark.row("crash")
+    def test_a_baton_that_comes_again_waits_for_the_dead_lease(self, own_stage: Stage) -> None:
+        key = own_stage.key()
+        first = own_stage.start()
+        with distributed_lock(key) as lease:
+            sent = own_stage.send("late", key, hold=True, baton=lease.hand_over())
+        dead = own_stage.wait_for(key, "start")
+        first.kill()
+        wait_until(lambda: time.time() - dead["time"] > 1, message="the visibility timeout is over")
+        own_stage.start()
+        own_stage.wait_for_log("does not go on with a lease")
+        again = own_stage.wait_for(key, "start", 2)
+        assert again["fence"] > dead["fence"] > lease.fence  # It runs under a lock of its own.
+        own_stage.open_gate(key)
+        assert own_stage.result(sent) == f"did {key}"
+        assert own_stage.count(key, "end") == 1
+
     @pytest.mark.row("once-database")
     def test_a_worker_killed_between_commit_and_release_repeats_nothing_though_redis_is_emptied(
         self, own_stage: Stage, make_server: MakeServer, tmp_path: Path, monkeypatch: Any

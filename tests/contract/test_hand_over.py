@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,11 @@ from django_redislock import (
 )
 from django_redislock.jobs.run import current_lease
 from django_redislock.rules import scripts
+from tests.support.backends import UNHURRIED
 from tests.support.matrix import CLUSTER, MEMORY, QUORUM, UNSCRIPTED, places
 from tests.support.others import waiters
 from tests.support.servers import KIND
-from tests.support.waiting import HUNG
+from tests.support.waiting import HUNG, await_until
 from tests.support.ways import both_ways, in_thread
 
 if TYPE_CHECKING:
@@ -261,6 +263,50 @@ def test_a_lost_reply_costs_a_resend(locks: Locks, proxy: Proxy) -> None:
     proxy.rule_for_script(scripts.TAKE_UP.sha, "cut_after")
     with take_up(baton) as lease:
         lease.ensure_held(verify=True)
+
+
+@pytest.mark.proves("R4")
+@pytest.mark.parametrize("action", ["hold", "delayreply:0.5"])
+async def test_r4_a_hand_over_that_is_cancelled_under_way_is_undone(
+    action: str, locks: Locks, proxy: Proxy, undo_in_time: None
+) -> None:
+    locks.on(proxy, OPTIONS=UNHURRIED)
+    async with take_up(await asyncio.to_thread(baton_of)):
+        pass  # The server knows the scripts.
+    under_way = proxy.rule_for_script(scripts.HAND_OVER.sha, action)
+    async with distributed_lock(NAME, ttl=60) as lease:
+        giving = asyncio.create_task(lease.ahand_over())
+        await await_until(lambda: under_way.hits)
+        giving.cancel()
+        await asyncio.sleep(0)  # The undo is under way too, behind it.
+        await asyncio.to_thread(proxy.forward_held)
+        with pytest.raises(asyncio.CancelledError):
+            await giving
+        assert not lease.held
+        assert not await distributed_lock(NAME).alocked()
+
+
+async def test_a_hand_over_that_is_cancelled_while_receivers_are_told_is_undone(
+    place: Place,
+) -> None:
+    told = asyncio.Event()
+
+    async def hear(**news: object) -> None:
+        told.set()
+        await asyncio.sleep(HUNG)
+
+    async with distributed_lock(NAME, ttl=60) as lease:
+        signals.lock_released.connect(hear)
+        try:
+            giving = asyncio.create_task(lease.ahand_over())
+            await told.wait()
+            giving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await giving
+        finally:
+            signals.lock_released.disconnect(hear)
+        assert not lease.held
+        assert not await distributed_lock(NAME).alocked()
 
 
 def test_a_hand_over_without_an_answer_is_undone(locks: Locks, proxy: Proxy) -> None:

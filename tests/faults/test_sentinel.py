@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_redislock import LockError, LockUnavailable, distributed_lock
+from django_redislock import LockError, LockLost, LockUnavailable, distributed_lock, take_up
 from django_redislock.backends.registry import backends
 from django_redislock.backends.sentinel.backend import SentinelBackend
 from tests.conftest import Locks
@@ -175,6 +175,26 @@ def test_a_lease_that_the_replica_knows_goes_on_there_and_waiters_come_back_in_o
             caller.release(lock)
     assert order == [0, 1, 2, 3]
     assert before == 4
+
+
+@pytest.mark.proves("P1")
+def test_a_baton_that_the_replica_knows_is_taken_up_there_and_once(
+    make_watched: MakeWatched, settings: Settings, key_prefix: str
+) -> None:
+    watched = make_watched("redis")
+    watched.locks(settings, key_prefix, **PATIENT)
+    with distributed_lock(NAME) as given:
+        baton = given.hand_over(within=600)
+    await_copies(watched.master, watched.replicas)
+    with watched.in_a_hurry():
+        watched.master.kill()
+        watched.await_failover()
+    with take_up(baton) as taken:
+        assert taken.fence > given.fence
+        with pytest.raises(LockLost, match="was taken up before"):
+            in_thread(take_up(baton).acquire).result(HUNG)
+        taken.ensure_held(verify=True)
+    assert not distributed_lock(NAME).locked()
 
 
 # --- a server that was the master ----------------------------------------------------------------
