@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from inspect import currentframe, isasyncgen, iscoroutine
 from pathlib import Path
@@ -89,13 +90,14 @@ class _LastOwner(threading.local):
     process: object = None
     activity: Activity | None = None
     owner: Owner
+    with_limit: Owner  # The same, as the owner of one of several permits.
 
 
 _last = _LastOwner()
 
 
-def current_owner() -> Owner:
-    """The owner that a lease granted now will have."""
+def current_owner(limit: int = 0) -> Owner:
+    """The owner that a lease granted now will have; with a *limit*, of one of so many permits."""
     activity = current_activity.get()
     if _last.activity is not activity or _last.process is not process.current:
         _last.owner = Owner(
@@ -108,8 +110,13 @@ def current_owner() -> Owner:
             task_id=activity.task_id,
             permit=activity.permit,
         )
+        _last.with_limit = _last.owner
         _last.activity, _last.process = activity, process.current
-    return _last.owner
+    if not limit:
+        return _last.owner
+    if _last.with_limit.limit != limit:
+        _last.with_limit = replace(_last.owner, limit=limit)
+    return _last.with_limit
 
 
 @cache

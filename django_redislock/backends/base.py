@@ -275,9 +275,9 @@ class Backend(ABC):
         """Seconds that one try of an operation without a ttl of its own may take."""
         return ONE_TRY * self.operation_timeout(self.conf.ttl)
 
-    def look(self, name: str) -> Call:
-        """The step that looks at a lock; see seen()."""
-        return Call(scripts.LOOK, name, (), self.within)
+    def look(self, name: str, permit: int = 1) -> Call:
+        """The step that looks at a lock, or at one of its permits; see seen()."""
+        return Call(scripts.LOOK, name, (), self.within, permit=permit)
 
     def look_many(self, names: Sequence[str]) -> list[LookReply]:
         """The state of many locks, in few round trips."""

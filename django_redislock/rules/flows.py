@@ -436,9 +436,9 @@ def take_up(
     return Granted(int(ring.fence), deadline, at, deadline + (ttl - within) * (1 - DRIFT_RATE))
 
 
-def confirmation(name: str, token: str, ttl: float, renews: bool) -> Tell:
+def confirmation(name: str, token: str, ttl: float, renews: bool, permit: int = 1) -> Tell:
     """The step that confirms a lease that was taken up."""
-    return Tell(scripts.RENEW, name, _renewal_args(token, ttl, CONFIRMS, renews))
+    return Tell(scripts.RENEW, name, _renewal_args(token, ttl, CONFIRMS, renews), permit)
 
 
 def _backoff(failures: int) -> float:
@@ -446,7 +446,7 @@ def _backoff(failures: int) -> float:
     return float(0.02 * 2 ** min(failures, 6))
 
 
-def undo(name: str, token: str, operation_timeout: float) -> Flow[bool]:
+def undo(name: str, token: str, operation_timeout: float, permit: int = 1) -> Flow[bool]:
     """Leave nothing behind of an acquire whose outcome nobody will know (R4).
 
     Returns whether the first try was answered, so that none is still on its way. If no try was,
@@ -458,6 +458,7 @@ def undo(name: str, token: str, operation_timeout: float) -> Flow[bool]:
         (token,),
         within=min(UNDO_WITHIN, operation_timeout / 2) / 2,
         shielded=True,
+        permit=permit,
     )
     # Twice: what was interrupted may have been waiting on a dead connection, which only the first
     # try gives up.
@@ -488,6 +489,7 @@ class Ending(NamedTuple):
     ended: str = ""  # "done" or "failed", if the lease is to be in the timeline.
     run: RunMarker | None = None
     retention: str = ""  # How the records of runs are kept, see stored.retention_of().
+    permit: int = 1
 
     @property
     def leaves_something(self) -> bool:
@@ -530,7 +532,7 @@ def release_call(ending: Ending) -> Call:
     """The first step of :func:`release`."""
     within = ONE_TRY * ending.operation_timeout
     if not (ending.min_hold or ending.once or ending.ended):
-        return Call(scripts.RELEASE, ending.name, (ending.token,), within)
+        return Call(scripts.RELEASE, ending.name, (ending.token,), within, permit=ending.permit)
     return Call(
         scripts.CONCLUDE,
         ending.name,
@@ -546,6 +548,7 @@ def release_call(ending: Ending) -> Call:
             retention=ending.retention if ending.run else "",
         ),
         within,
+        permit=ending.permit,
     )
 
 
@@ -559,6 +562,7 @@ class HandOver(NamedTuple):
     within: float  # Seconds in which it can be taken up.
     owner: Owner
     operation_timeout: float
+    permit: int = 1
 
 
 def hand_over(over: HandOver) -> Flow[LostReason | None]:
@@ -568,7 +572,8 @@ def hand_over(over: HandOver) -> Flow[LostReason | None]:
         LockUnavailable: The server refused, or did not answer.
     """
     args = over.token, over.next_token, over.next_id, milliseconds(over.within), over.owner.packed
-    call = Call(scripts.HAND_OVER, over.name, args, ONE_TRY * over.operation_timeout)
+    within = ONE_TRY * over.operation_timeout
+    call = Call(scripts.HAND_OVER, over.name, args, within, permit=over.permit)
     answer = yield from answer_to(call)
     return None if answer.value == GIVEN else lost_because(answer.value.decode())
 
@@ -582,7 +587,7 @@ def take_back(over: HandOver) -> Flow[None]:
 def renewal_call(renewal: Renewal, within: float) -> Call:
     """The step that renews; the watchdog sends many of them at once."""
     args = _renewal_args(renewal.token, renewal.ttl, renewal.renewals, renewal.renews)
-    return Call(scripts.RENEW, renewal.name, args, within)
+    return Call(scripts.RENEW, renewal.name, args, within, permit=renewal.permit)
 
 
 def _renewal_args(token: str, ttl: float, count: int, renews: bool) -> tuple[str | int, ...]:

@@ -39,6 +39,7 @@ class Form:
         name: The lock.
         id: Stands for the token in the open.
         token: Proves ownership to the server.
+        permit: The permit of the lock whose keys the script is given.
         terms: How it is locked.
         made_in: The process that it belongs to.
         waits: Whether the bell must be able to ring us.
@@ -60,6 +61,7 @@ class Form:
     name: str
     id = ""
     token: str
+    permit = 1
     terms: Terms
     made_in: process.Process
     waits = False

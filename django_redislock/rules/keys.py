@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from binascii import crc32
 from functools import lru_cache
 from typing import NamedTuple
@@ -22,7 +23,11 @@ IN_BUCKETS = ":{*}"  # Ends a prefix of which each bucket has its own. To scans 
 
 
 class Keys(NamedTuple):
-    """The keys of one lock. Each script is given those that it names, see scripts.py."""
+    """The keys of one permit of a lock. Each script is given those that it names, see scripts.py.
+
+    A lock without a limit has one permit, the first. Each permit has a key `lock`, `forced` and
+    `past` of its own; all other keys are common to the permits of a name.
+    """
 
     lock: str  # String: the current lease, see lua/_lease.lua. Its TTL is the lease's.
     queue: str  # Sorted set: of each waiter its token and its record -> ticket, see lua/_queue.lua.
@@ -86,21 +91,27 @@ def prefix_in(channel: str) -> str:
     return channel.rpartition(":bell:")[0]
 
 
+def permit_suffix(permit: int) -> str:
+    """What the keys of one permit end with: nothing for the first, the key of a plain lock."""
+    return f"#{permit}" if permit > 1 else ""
+
+
 @lru_cache(maxsize=4096)
-def lock_keys(prefix: str, name: str) -> Keys:
-    """The keys of the lock *name*, such as ``redislock:{report}:lock``.
+def lock_keys(prefix: str, name: str, permit: int = 1) -> Keys:
+    """The keys of a permit of the lock *name*: ``redislock:{report}:lock``, or ``…:lock#2``.
 
     In buckets, all of them share the hash tag of the bucket; else all but the fence and the
     indexes share that of the name.
     """
     prefix = prefix_of(prefix, name)
     base = f"{prefix}:{{{quote(name, safe=_PLAIN)}}}:"
+    suffix = permit_suffix(permit)
     return Keys(
-        lock=base + "lock",
+        lock=f"{base}lock{suffix}",
         queue=base + "waiting",  # Under "queue" stood another form, with a hash beside it.
         done=base + "done",
-        forced=base + "forced",
-        past=base + "past",
+        forced=f"{base}forced{suffix}",
+        past=f"{base}past{suffix}",
         finished=base + "finished",
         starts=base + "starts",
         runs=base + "runs",
@@ -112,8 +123,20 @@ def lock_keys(prefix: str, name: str) -> Keys:
     )
 
 
+_LOCK_KEY = re.compile(r"(.*):\{(.*)\}:lock(?:#([1-9]\d{0,3}))?", re.DOTALL)
+
+
+def permit_of(prefix: str, lock_key: str) -> tuple[str, int] | None:
+    """The lock name and the permit behind a lock key; None if the key is not one of ours."""
+    found = _LOCK_KEY.fullmatch(lock_key)  # A name's own braces are encoded.
+    if found is None:
+        return None
+    name, permit = unquote(found[2]), int(found[3] or 1)
+    is_ours = found[1] == prefix_of(prefix, name) and found[3] != "1"
+    return (name, permit) if is_ours else None
+
+
 def name_of(prefix: str, lock_key: str) -> str | None:
-    """The lock name behind a lock key; None if the key is not one of ours."""
-    head, _, quoted = lock_key.rpartition(":{")  # A name's own braces are encoded.
-    name = unquote(quoted.removesuffix("}:lock"))
-    return name if quoted.endswith("}:lock") and head == prefix_of(prefix, name) else None
+    """The lock name behind a lock key, whichever permit it is; None if it is not one of ours."""
+    found = permit_of(prefix, lock_key)
+    return found and found[0]

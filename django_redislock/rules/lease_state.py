@@ -47,6 +47,7 @@ class Renewal(NamedTuple):
     renewals: int  # The count of this one, see lua/renew.lua.
     renews: bool = False  # Whether one more is to follow, see will_renew().
     lease_ttl: float = 0.0  # The ttl that the lease has if it is carried out.
+    permit: int = 1  # Which permit of the lock it is.
 
 
 def granted_by(
@@ -115,6 +116,7 @@ class LeaseState:
         caller: Whom that thread served, see holder.py; None if it belongs to a task.
         times_held: How often it is held, counting reentrant acquires and open transactions.
         is_of_run: Whether the run of a job has it, whose end is noted with its release.
+        permit: Which permit of the lock it is; that of a lock without a limit is the first.
         is_handed_over: Whether it is ended because whoever has the baton may take it up.
         transactions: How many of these are open transactions; see holds.Holds._defer().
     """
@@ -145,6 +147,7 @@ class LeaseState:
         for_block: bool,
         caller: Any = None,
         is_of_run: bool = False,
+        permit: int = 1,
     ) -> None:
         self.name = name
         self.token = token
@@ -157,6 +160,7 @@ class LeaseState:
         self.holder = holder
         self.caller = caller
         self.is_of_run = is_of_run
+        self.permit = permit
         self._for_block = for_block  # Whether the end of a block releases it.
         self._process = process.current
 
@@ -299,7 +303,7 @@ class LeaseState:
         lease_ttl = max((self.ttl, *self._longer))
         ttl = min(lease_ttl, left)
         renews = will_renew(self.auto_renew, ttl, left)
-        return Renewal(self.name, self.token, ttl, count, renews, lease_ttl)
+        return Renewal(self.name, self.token, ttl, count, renews, lease_ttl, self.permit)
 
     def renewal_due(self, now: float) -> Renewal | None:
         """What the watchdog sends now; None if a renewal would hardly lengthen the lease.

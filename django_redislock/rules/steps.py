@@ -38,6 +38,7 @@ class Call(NamedTuple):
     replicas: int = 0  # How many replicas are asked to acknowledge it.
     shielded: bool = False  # An undo: a second cancellation must not interrupt it.
     patience: float = 0.0  # Seconds for which it may wait for a connection, besides *within*.
+    permit: int = 1  # The permit of the lock whose keys the script is given.
 
     def perform(self, by: Performer) -> Any:
         return by.call(self)
@@ -49,6 +50,7 @@ class Tell(NamedTuple):
     script: Script
     name: str
     args: tuple[str | bytes | int, ...]
+    permit: int = 1
 
     def perform(self, by: Performer) -> Any:
         return by.tell(self)

@@ -80,6 +80,9 @@ def is_number(text: str, digits: int = 14) -> bool:
     return len(text) <= digits and text.isascii() and text.isdecimal()
 
 
+_NUMBERS = ("pid", "limit")  # Of an owner; all else is text.
+
+
 @dataclass(frozen=True)
 class Owner:
     """Who holds or wants a lock, for humans; never a proof. Carries no task arguments."""
@@ -92,6 +95,7 @@ class Owner:
     task: str = ""
     task_id: str = ""
     permit: str = ""  # "2/5": the lock is the second of five permits of a task with limit=5.
+    limit: int = 0  # How many permits the lock has; 0 if it was taken without a limit.
     operator: str = ""  # Who keeps the lock from everybody, by a hold; nobody runs under it.
     reason: str = ""  # Why.
 
@@ -121,10 +125,12 @@ class Owner:
             # Text that cannot be encoded could not be shown either.
             field.name: str(found[field.name])[:LONGEST_FIELD].encode(errors="replace").decode()
             for field in fields(cls)
-            if field.name != "pid" and field.name in found
+            if field.name not in _NUMBERS and field.name in found
         }
-        pid = found.get("pid")
-        return cls(pid=pid if type(pid) is int else None, **known)
+        pid, limit = (
+            number if type(number := found.get(field)) is int else None for field in _NUMBERS
+        )
+        return cls(pid=pid, limit=limit or 0, **known)
 
     def is_task(self, task_id: str) -> bool:
         """Whether it is a run of this task, also if the server has only a part of a long id."""
@@ -133,6 +139,8 @@ class Owner:
     @property
     def permits(self) -> int:
         """Of how many permits it has one; 0 if nobody knows."""
+        if self.limit:
+            return self.limit
         limit = self.permit.rpartition("/")[2]
         return int(limit) if is_number(limit) else 0
 

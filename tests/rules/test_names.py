@@ -17,6 +17,7 @@ from django_redislock.rules.keys import (
     channel,
     lock_keys,
     name_of,
+    permit_of,
     prefix_in,
     prefix_of,
 )
@@ -78,6 +79,21 @@ names = st.text(min_size=1, max_size=50).map(lambda text: unicodedata.normalize(
 @given(names)
 def test_the_name_is_read_back_from_its_key(name: str) -> None:
     assert name_of("prefix", lock_keys("prefix", name).lock) == name
+
+
+@settings(deadline=None)
+@given(names, st.integers(1, 1000))
+def test_the_permit_is_read_back_from_its_key(name: str, permit: int) -> None:
+    first, keys = lock_keys("prefix", name), lock_keys("prefix", name, permit)
+    assert permit_of("prefix", keys.lock) == (name, permit)
+    assert name_of("prefix", keys.lock) == name
+    own = {"lock", "forced", "past"} if permit > 1 else set()
+    assert {key for key, its in keys._asdict().items() if its != getattr(first, key)} == own
+
+
+@pytest.mark.parametrize("end", ["#1", "#0", "#02", "#", "#x", "#10000", "2", "#2 "])
+def test_no_other_key_is_that_of_a_permit(end: str) -> None:
+    assert permit_of("prefix", f"prefix:{{lottery}}:lock{end}") is None
 
 
 @pytest.mark.proves("R10")

@@ -22,7 +22,7 @@ from django_redislock.backends.memory.errors import ReplyError
 from django_redislock.backends.watchdog import Watchdog
 from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.rules import scripts
-from django_redislock.rules.keys import channel, lock_keys, name_of
+from django_redislock.rules.keys import channel, lock_keys, permit_of
 from django_redislock.rules.steps import Answer, Bell, Call, Refused
 from django_redislock.rules.stored import confirmation_of
 
@@ -115,7 +115,7 @@ class InMemoryBackend(Backend):
         return Answer(value, sent, self.clock())
 
     def _perform(self, step: Call | Tell, channel: str) -> Any:
-        keys = step.script.given(lock_keys(self.prefix, step.name))
+        keys = step.script.given(lock_keys(self.prefix, step.name, step.permit))
         args = step.script.told(step.args, channel)
         value, rings = self.interpreter.run(step.script, self._us, keys, args)
         for rung, message in zip(rings[::2], rings[1::2], strict=True):
@@ -157,10 +157,12 @@ class InMemoryBackend(Backend):
     def _confirm_grants(self) -> None:
         """Confirm what waiters were handed just now, as they would before time passes."""
         for key in self.interpreter.every_key():
-            name = name_of(self.prefix, key.name.decode())
-            value = self.interpreter.perform("GET", key.name, us=self._us) if name else None
-            if name and value and (confirmation := confirmation_of(value)):
-                self._perform(Call(scripts.RENEW, name, confirmation, self.within), "")
+            lock = permit_of(self.prefix, key.name.decode())
+            value = self.interpreter.perform("GET", key.name, us=self._us) if lock else None
+            if lock and value and (confirmation := confirmation_of(value)):
+                name, permit = lock
+                call = Call(scripts.RENEW, name, confirmation, self.within, permit=permit)
+                self._perform(call, "")
 
     def _every_lease(self) -> list[Lease]:
         return [lease for name in list(self.leases) for lease in self.leases.of(name)]

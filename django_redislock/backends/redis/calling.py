@@ -187,9 +187,9 @@ class Caller:
         if in_full:
             if step.script.name == scripts.ACQUIRE.name:
                 self.told.clear()  # A server that lacks the first of all scripts lacks the rest.
-            keys = step.script.given(lock_keys(self.prefix, step.name))
+            keys = step.script.given(lock_keys(self.prefix, step.name, step.permit))
             return packed("EVAL", step.script.source, len(keys), *keys, *args)
-        head = _head(self.prefix, step.name, step.script, len(args))
+        head = _head(self.prefix, step.name, step.permit, step.script, len(args))
         return head + _bulk(args)
 
     def commands(self, calls: Sequence[Call], *, in_full: bool = False) -> list[bytes]:
@@ -227,7 +227,8 @@ class Caller:
         sent, acknowledged = clock.now(), 0
         try:
             self._look_for_scripts(execute)
-            reply = without_scripts.perform(call, lock_keys(self.prefix, call.name), execute)
+            keys = lock_keys(self.prefix, call.name, call.permit)
+            reply = without_scripts.perform(call, keys, execute)
             if call.replicas:
                 within = rest(call.within, started)
                 acknowledged = connection.execute(packed(*_wait_for_replicas(call, within)), within)
@@ -368,7 +369,7 @@ class FirstSteps:
 
     def command(self, form: Form) -> bytes:
         """The command of a form, but for the channel: what is the same each time is packed once."""
-        head = _head(self._caller.prefix, form.name, form.script, form.args)
+        head = _head(self._caller.prefix, form.name, form.permit, form.script, form.args)
         token = form.token.encode()
         if not isinstance(form, FirstTry):
             return b"%b$32\r\n%b\r\n" % (head, token)
@@ -381,7 +382,7 @@ class FirstSteps:
 
     def confirmation(self, form: FirstTry) -> bytes:
         """The command that confirms a lease that was handed over to the waiter of a form."""
-        head = _head(self._caller.prefix, form.name, scripts.RENEW, 3)
+        head = _head(self._caller.prefix, form.name, form.permit, scripts.RENEW, 3)
         last = _of_confirmation(form.terms.first_ttl, form.terms.renews)
         return b"%b$32\r\n%b\r\n%b" % (head, form.token.encode(), last)
 
@@ -448,9 +449,9 @@ def _of_confirmation(ttl: float, renews: bool) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def _head(prefix: str, name: str, script: Script, args: int) -> bytes:
+def _head(prefix: str, name: str, permit: int, script: Script, args: int) -> bytes:
     """What a call of *script* with so many arguments begins with, packed once: it has many keys."""
-    keys = script.given(lock_keys(prefix, name))
+    keys = script.given(lock_keys(prefix, name, permit))
     head = packed("EVALSHA", script.sha, len(keys), *keys)
     return b"*%d\r\n" % (3 + len(keys) + args) + head[head.index(b"$") :]
 
