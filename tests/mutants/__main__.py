@@ -41,10 +41,10 @@ class Tests(NamedTuple):
     processes: int = 1  # More for those that mostly wait.
 
 
-def of(*names: str, only: str = "memory", processes: int = 1) -> Tests:
+def of(*names: str, only: str = "memory", marked: str = "", processes: int = 1) -> Tests:
     """Those of some files that answer at once, where *only* is true of their names."""
     files = [f"tests/{name}.py" if "/" in name else f"tests/{name}" for name in names]
-    return Tests(("--quick", "-k", only, *files), processes)
+    return Tests(("--quick", "-k", only, "-m", marked, *files), processes)
 
 
 def of_rules(*names: str) -> tuple[Tests, ...]:
@@ -53,7 +53,8 @@ def of_rules(*names: str) -> tuple[Tests, ...]:
 
 
 # In memory and on servers, tests mostly wait.
-OF_RULES = Tests(("--quick", "tests/rules")), of("contract", processes=12)
+IN_MEMORY = of("contract", marked="not waits", processes=12)
+OF_RULES = Tests(("--quick", "tests/rules")), IN_MEMORY
 MODEL = Tests(("tests/rules/test_model.py",))
 ON_SERVERS = of("contract", "faults", only="not memory", processes=8)
 OF_TASKS = of(
@@ -62,27 +63,27 @@ OF_TASKS = of(
     only="test",
     processes=4,
 )
-OF_SCRIPTS = OF_TASKS, of("contract", processes=12), MODEL, ON_SERVERS
+OF_SCRIPTS = Tests(("tests/rules/test_lock_scripts.py", "tests/rules/test_task_scripts.py"))
 SCRIPTS_OF_TASKS = ("announce", "finish", "finished", "leave_line", "requeue", "retract", "runs")
 SCRIPTS_OF_TASKS += ("skip", "stand_in_line", "start", "_past", "_runs", "_task_of")
 SCRIPTS_OF_TASKS += ("count_start", "uncount_start")
 #: The files that are mutated, and the tests that are to notice it: one run after the other.
 ROOMS = {
-    "rules/[ao]*.py": of_rules("contract/test_arguments", "contract/test_conf"),
+    "rules/[ao]*.py": of_rules(
+        "rules/test_options", "contract/test_arguments", "contract/test_conf"
+    ),
     "rules/f*.py": (
-        *of_rules("rules/test_flows", "contract/test_calls", "contract/test_keyspace"),
+        *of_rules("rules/test_forms", "rules/test_flows"),
         MODEL,
     ),
     "rules/lease_state.py": (*of_rules("rules/test_lease_state", "rules/test_flows"), MODEL),
     "rules/[kn]*.py": of_rules(
         "rules/test_names", "contract/test_names", "contract/test_decorator"
     ),
+    "rules/c*.py": of_rules("rules/test_circles"),
     "rules/*.py": of_rules("rules/test_flows", "rules/test_replies", "rules/test_stored"),
-    **{f"lua/{name}.lua": OF_SCRIPTS for name in SCRIPTS_OF_TASKS},
-    "lua/*.lua": (
-        of("contract/test_lock", "contract/test_lease", "contract/test_queue", processes=6),
-        *OF_SCRIPTS,
-    ),
+    **{f"lua/{name}.lua": (OF_SCRIPTS, OF_TASKS, ON_SERVERS) for name in SCRIPTS_OF_TASKS},
+    "lua/*.lua": (OF_SCRIPTS, IN_MEMORY, MODEL, OF_TASKS, ON_SERVERS),
     "backends/redis/*.py": (ON_SERVERS,),
 }
 LIMITS = (*("--timeout", "170"), *("-p", "no:randomly"), *("-p", "no:cacheprovider"), "-n0", "-s")

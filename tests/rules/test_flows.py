@@ -29,6 +29,7 @@ from django_redislock.rules.flows import (
     Done,
     Ending,
     Finished,
+    FirstInLine,
     Granted,
     Request,
     RunMarker,
@@ -956,6 +957,63 @@ def test_a_renewal_that_stays_unanswered_is_unavailable_not_lost() -> None:
 def test_a_refused_renewal_is_unavailable_at_once() -> None:
     with pytest.raises(LockUnavailable, match="NOPERM"):
         renewing().refuses()
+
+
+# --- a hold, and a hand-over --------------------------------------------------------------------
+
+
+def test_a_hold_is_first_in_line_until_the_lease_in_its_way_has_ended() -> None:
+    stage = Stage(flows.hold(request(wait=0.0, is_hold=True), now=0.0))
+    assert mode_and_ticket(stage.step)[0] == "hold"
+    assert queued(stage, left_ms=1500).result == FirstInLine(1.5)
+
+
+def test_a_hold_that_is_granted_has_a_fence() -> None:
+    stage = Stage(flows.hold(request(wait=0.0, is_hold=True), now=0.0))
+    assert stage.answers(b"7").result.fence == 7
+
+
+def test_busy_tells_which_operator_keeps_the_lock_and_why() -> None:
+    def told(reason: str) -> Busy:
+        owner = Owner(operator="ada", reason=reason)
+        return Busy(Holding("", owner, "held", since=3.0), 1.5, 9.0)
+
+    assert (str(told("audit")), told("audit").reason) == ("held by ada: audit", "audit")
+    assert (str(told("")), told("").reason) == ("held by ada", "")
+    assert Busy(Holding("", OWNER, "held"), 1.5, 9.0).reason is None
+
+
+def handing_over() -> Stage:
+    over = flows.HandOver(NAME, TOKEN, "n" * 32, ID, 3.0, OWNER, OPERATION_TIMEOUT)
+    return Stage(flows.hand_over(over))
+
+
+def test_a_lease_is_handed_over_to_the_id_that_is_taken_up() -> None:
+    stage = handing_over()
+    args = TOKEN, "n" * 32, ID, 3000, OWNER.packed
+    assert stage.step == Call(scripts.HAND_OVER, NAME, args, within=0.75 * OPERATION_TIMEOUT)
+    stage.answers(b"given")
+    assert (stage.ended, stage.result) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"), [(b"gone", "expired"), (b"taken", "taken"), (b"forced", "forced")]
+)
+def test_a_lease_that_was_lost_cannot_be_handed_over(answer: bytes, reason: str) -> None:
+    assert handing_over().answers(answer).result == reason
+
+
+@pytest.mark.proves("R4")
+def test_r4_what_a_hand_over_may_have_done_is_undone_for_both_tokens() -> None:
+    stage = handing_over().is_silent().is_silent()
+    assert undoes(stage.step)
+    assert stage.step.args[0] == TOKEN
+    stage.answers(0)
+    assert undoes(stage.step)
+    assert stage.step.args[0] == "n" * 32
+    with pytest.raises(LockUnavailable, match="Timeout"):
+        stage.answers(0)
+    handing_over().flow.close()  # What is not carried out any more is not undone either.
 
 
 # --- ask ----------------------------------------------------------------------------------------

@@ -356,6 +356,23 @@ def test_the_watchdog_is_called_when_less_than_half_of_it_is_left() -> None:
     assert not one.hold_on(4.1, 4.0)  # Half of max_silence is enough.
 
 
+def test_half_of_the_shorter_one_counts_of_ttl_and_max_silence() -> None:
+    one = state(ttl=8.0, deadline=8.0, ends=8.0)
+    assert [one.hold_on(now, 4.0) for now in (5.9, 6.1)] == [False, True]
+
+
+@pytest.mark.parametrize(("left", "is_renewed"), [(0.0, False), (0.5, True)])
+def test_a_lease_is_renewed_while_its_max_hold_is_not_over(left: float, is_renewed: bool) -> None:
+    one = state(hold_until=3.0)
+    if is_renewed:
+        assert one.renewal(3.0 - left).ttl == left
+    else:
+        with pytest.raises(LockLost):
+            one.renewal(3.0 - left)
+    with pytest.raises(LockLost):
+        state().renewal(END)
+
+
 def test_who_says_too_late_that_it_goes_on_has_lost_it() -> None:
     one = state(hold_until=END)
     assert not one.hold_on(END, 60.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,7 +22,13 @@ from django_redislock.rules.keys import (
     prefix_in,
     prefix_of,
 )
-from django_redislock.rules.names import check_name
+from django_redislock.rules.names import (
+    check_name,
+    checked_name,
+    formatter,
+    permit_name,
+    split_permit,
+)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +59,55 @@ def test_the_message_shows_a_long_name_cut_short() -> None:
         check_name("x" * 5000)
     assert "xxx" in str(raised.value)
     assert len(str(raised.value)) < 200
+
+
+@pytest.mark.parametrize(("length", "shown"), [(78, 80), (79, 80), (5000, 80)])
+def test_of_a_name_that_is_refused_eighty_characters_are_shown(length: int, shown: int) -> None:
+    name = "\n" + "x" * (length - 2)  # As repr() writes it, it has quotes, and a backslash more.
+    with pytest.raises(InvalidLockName) as raised:
+        check_name(name)
+    whole = repr(name)
+    text = whole if len(whole) <= shown else whole[:77] + "..."
+    assert raised.value.args[0] == text or text in str(raised.value)
+    assert text + "x" not in str(raised.value)
+
+
+def test_a_name_is_limited_although_a_template_is_not() -> None:
+    assert check_name("x" * 201, template=True)
+    with pytest.raises(InvalidLockName, match="201 bytes"):
+        check_name("x" * 201)
+    with pytest.raises(InvalidLockName, match="201 bytes"):
+        checked_name("x" * 201)
+
+
+def test_a_name_is_made_of_the_arguments_of_a_call() -> None:
+    def draw(order: Any, *, kind: str = "weekly", **others: Any) -> None: ...
+
+    assert formatter("{order}-{kind}", draw)((7,), {}) == "7-weekly"
+    assert formatter("{other}", draw)((7,), {"other": 8}) == "8"
+    first = formatter("{kind}", partial(draw, 7, kind="daily"))
+    assert first((), {}) == "daily"
+
+
+def test_what_is_seen_and_what_is_shown_stands_for_an_argument() -> None:
+    def draw(order: Any, note: Any) -> None: ...
+
+    seen = formatter("{order}", draw, see=lambda name, value: f"{name}={value}")
+    assert seen((7, "x"), {}) == "order=7"
+    shown = formatter("{order}-{order.real}", draw, show=lambda value: f"<{value}>")
+    assert shown((7, "x"), {}) == "<7>-<7>"
+
+
+def test_a_name_that_cannot_be_made_says_why() -> None:
+    def draw(order: Any) -> None: ...
+
+    with pytest.raises(InvalidLockName, match="cannot be formatted: AttributeError"):
+        formatter("{order.pk}", draw)((7,), {})
+
+
+def test_a_permit_is_told_apart_from_its_name() -> None:
+    assert permit_name("a#b", 3) == "a#b#3"
+    assert split_permit("a#b#3") == ("a#b", "3")
 
 
 @pytest.mark.parametrize("name", ["a", "a" * 200, "ä" * 100, "a b", " ", "🎲", "ﷺ"], ids=ascii)

@@ -42,6 +42,7 @@ def test_a_ring_that_is_not_ours_says_nothing(words: list[str]) -> None:
 
 def test_a_lock_that_is_free_or_never_ends_has_no_seconds_left() -> None:
     free = replies.LookReply(b"", replies.FREE, 0, b"1000", b"", b"")
+    assert (free.left_ms, free.is_free) == (-2, True)  # As lua/look.lua says it.
     assert (free.holding, free.expires_in) == (None, None)
     endless = free._replace(value=b"x", left_ms=replies.ENDLESS, id=b"1", strange=b"string 1")
     assert endless.holding is not None
@@ -68,6 +69,7 @@ def test_the_waiters_and_the_past_of_a_lock_are_told_apart() -> None:
     found = replies.InspectReply(b"9000", [[b"2500000", b"id", b"{}"]], past)
     (waiter,) = found.queue
     assert (waiter.id, waiter.since) == (b"id", 2.5)
+    assert waiter._replace(ticket=b"-2500000").since == 2.5  # That of a hold.
     assert found.last_since == 5.0
     assert found._replace(past=[]).last_since == 0.0
 

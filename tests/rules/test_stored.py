@@ -23,7 +23,9 @@ from django_redislock.rules.stored import (
     read_lock_value,
     read_noted_lease,
     read_noted_run,
+    read_renewal_count,
     read_started_run,
+    renewal_count,
     retention_of,
     started_lease_id,
     token_in,
@@ -53,6 +55,24 @@ def test_what_a_lock_key_holds_is_read_as_it_was_written() -> None:
     assert read_holding(LOCK.packed, "made") == replace(held, id="made")
     last = LOCK._replace(renewals=b"-00003")
     assert read_holding(last.packed) == replace(held, renews=False)
+
+
+def test_a_lock_value_is_one_line_of_parts() -> None:
+    parts = b"|".join([b"7", b"1500000", b"30000", b"0", b"bell", DRAW.packed])
+    assert LOCK.packed == TOKEN + b"hr00003fedcba9876543210|" + parts
+
+
+@pytest.mark.parametrize(
+    ("state", "channel", "is_baton"),
+    [(b"c", b"baton:", True), (b"c", b"bell", False), (b"h", b"baton:", False)],
+)
+def test_a_baton_waits_for_whoever_takes_it_up(
+    state: bytes, channel: bytes, is_baton: bool
+) -> None:
+    value = LOCK._replace(state=state, channel=channel, confirm_by=b"2000").packed
+    assert read_holding(value).is_baton is is_baton
+    confirms = state == b"c" and not is_baton
+    assert (confirmation_of(value) is not None) is confirms
 
 
 def test_what_somebody_else_has_written_into_a_lock_key_is_foreign() -> None:
@@ -137,6 +157,39 @@ def test_a_task_is_known_by_an_id_that_is_too_long_to_be_kept() -> None:
         assert not kept.is_task(task_id + "2")
 
 
+def test_an_owner_is_packed_into_four_kilobytes() -> None:
+    wide = "\U0001f512"  # Twelve bytes as JSON.
+    fields = {"task": wide * 100, "path": wide * 100, "command": "y" * 4000}
+    owner = Owner(host="x" * 4000, **fields)
+    assert Owner.unpack(owner.packed.decode()).host == "x" * 200
+    fits = replace(owner, thread=wide * 95)
+    spare = 4096 - len(fits.packed)
+    assert Owner.unpack(replace(fits, reason="z" * (spare - 12)).packed.decode()).host == "x" * 200
+    for more in (replace(fits, reason="z" * (spare - 11)), replace(owner, reason=wide * 200)):
+        assert len(more.packed) <= 4096
+        assert Owner.unpack(more.packed.decode()).host == "x" * 40
+
+
+@pytest.mark.parametrize(("length", "is_whole"), [(155, True), (156, False)])
+def test_a_task_id_is_kept_whole_if_it_has_no_more_than_960_bytes(
+    length: int, is_whole: bool
+) -> None:
+    task_id = "\u00e9" * length + "x" * 28  # Six bytes and one as JSON, and two quotes.
+    kept = Owner.unpack(Owner(task_id=task_id).packed.decode()).task_id
+    assert (kept == task_id) is is_whole
+
+
+@pytest.mark.parametrize(("permit", "permits"), [("2/5", 5), ("", 0), ("2/x", 0), ("a/b/7", 7)])
+def test_an_owner_tells_of_how_many_permits_it_has_one(permit: str, permits: int) -> None:
+    assert Owner(permit=permit).permits == permits
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "r00000"), (12_345, "r12345"), (10**6, "r99999")])
+def test_renewals_are_counted_in_five_digits(count: int, text: str) -> None:
+    assert renewal_count(True, count) == text
+    assert read_renewal_count(text.encode()) == min(count, 99_999)
+
+
 @pytest.mark.parametrize(
     ("owner", "place", "text"),
     [
@@ -144,6 +197,7 @@ def test_a_task_is_known_by_an_id_that_is_too_long_to_be_kept() -> None:
         (Owner("web-1", command="manage.py draw"), "web-1", "web-1 manage.py draw"),
         (Owner(pid=7, path="/draw/"), "unknown:7", "unknown:7 /draw/"),
         (Owner(), "", "unknown"),
+        (Owner("web-1", 7, operator="ada"), "ada", "ada"),
     ],
 )
 def test_an_owner_is_shown_by_where_and_what_it_is(owner: Owner, place: str, text: str) -> None:

@@ -100,7 +100,7 @@ class Server:
         server = self._interpreter
         server.clear()
         for key in kept.entries:
-            for command in _commands(key):
+            for command in writing(key):
                 server.perform(*command)
         for channel in subscribed:
             server.listen(channel.encode())
@@ -132,7 +132,7 @@ class Server:
         return self._known[entries]
 
 
-def _commands(key: Key) -> Iterator[tuple[str | bytes | int, ...]]:
+def writing(key: Key) -> Iterator[tuple[str | bytes | int, ...]]:
     """Those that write a key, while the clock of the server is at 0."""
     name, content = key.name, key.content
     match key.kind:

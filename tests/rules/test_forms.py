@@ -1,0 +1,155 @@
+"""The first steps of an acquire or a release as a form: what is sent, and what the flow is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from django_redislock import process
+from django_redislock.rules import scripts
+from django_redislock.rules.flows import Request, listens_until, take_up
+from django_redislock.rules.forms import FirstTry, Release
+from django_redislock.rules.options import Terms
+from django_redislock.rules.replies import GrantedRing, QueuedReply
+from django_redislock.rules.steps import Answer, Bell
+from django_redislock.rules.stored import DoneMarkers, Owner
+
+OWNER = Owner(host="web-1", pid=7)
+TERMS = Terms(
+    ttl=30.0,
+    first_ttl=10.0,
+    wait=5.0,
+    renew=True,
+    max_hold=60.0,
+    operation_timeout=2.0,
+    unavailable_after=3.0,
+    release_before_commit="warn",
+    renews=True,
+    certain=9.0,
+    one_try=1.5,
+)
+MARKERS = DoneMarkers(once=True)
+
+
+def queued_form(**fields: Any) -> FirstTry:
+    """It was sent at 1 and the server has queued it, which was read soon after."""
+    form = FirstTry("lottery", OWNER, TERMS, **fields)
+    form.reply, form.sent, form.now = [b"queued", b"100", 800, b"5000000", 1], 1.0, 1.05
+    return form
+
+
+def test_an_acquire_says_what_it_wants_and_belongs_to_this_process() -> None:
+    form = FirstTry("lottery", OWNER, TERMS, 2)
+    assert (form.name, form.owner, form.terms, form.replicas) == ("lottery", OWNER, TERMS, 2)
+    assert form.made_in is process.current
+    assert (form.script, form.args) == (scripts.ACQUIRE, 9)
+    assert (form.answers, form.granted, form.is_told) == ([], None, False)
+    asked = FirstTry("lottery", OWNER, TERMS, 0, MARKERS)
+    assert (asked.script, asked.markers, asked.replicas) == (scripts.ACQUIRE_MARKED, MARKERS, 0)
+    assert FirstTry("lottery", OWNER, TERMS).replicas == 0
+
+
+@pytest.mark.proves("R1")
+def test_r1_each_acquire_has_a_token_and_an_id_that_nobody_can_guess() -> None:
+    forms = [FirstTry("lottery", OWNER, TERMS) for _ in range(2)]
+    for form in forms:
+        assert (len(form.token), len(form.id)) == (32, 16)
+        assert int(form.token, 16) >= 0
+        assert form.id not in form.token
+    assert forms[0].token != forms[1].token
+
+
+@pytest.mark.parametrize(("wait", "waits"), [(0.0, False), (0.1, True), (5.0, True)])
+def test_only_who_waits_must_be_rung(wait: float, waits: bool) -> None:
+    assert FirstTry("lottery", OWNER, TERMS._replace(wait=wait)).waits is waits
+    release = Release("lottery", "token", TERMS, 0.0, 0.0, "", None)
+    assert (release.waits, release.replicas, release.is_told) == (False, 0, False)
+
+
+def test_its_flow_asks_for_the_same() -> None:
+    form = FirstTry("lottery", OWNER, TERMS, 2, MARKERS)
+    assert form.request() == Request(
+        name="lottery",
+        token=form.token,
+        id=form.id,
+        owner=OWNER,
+        ttl=10.0,
+        wait=5.0,
+        operation_timeout=2.0,
+        replicas=2,
+        markers=MARKERS,
+        renews=True,
+        unavailable_after=3.0,
+        takes_up=False,
+    )
+    form.take_up("an-id")
+    assert (form.id, form.script) == ("an-id", scripts.TAKE_UP)
+    assert (form.request().id, form.request().takes_up) == ("an-id", True)
+
+
+def test_it_listens_until_the_lease_in_its_way_may_have_ended() -> None:
+    assert queued_form().seconds_to_listen() == listens_until(1.05, 800, 6.0) - 1.05
+    assert queued_form().seconds_to_listen() == pytest.approx(0.801)
+    assert queued_form(markers=MARKERS).seconds_to_listen() == 0.0
+    form = queued_form()
+    form.reply = b"7"
+    assert form.seconds_to_listen() == 0.0
+    late = queued_form()
+    late.terms = TERMS._replace(wait=0.5)
+    assert late.seconds_to_listen() == pytest.approx(0.45)
+
+
+def test_the_bell_hands_it_the_lock() -> None:
+    form = queued_form()
+    form.seconds_to_listen()
+    granted = form.heard(f"granted {form.id} 7 5100000".encode(), 1.2)
+    queued = QueuedReply(*form.reply)
+    ring = GrantedRing("granted", form.id, "7", "5100000")
+    assert granted == take_up(ring, queued, 1.0, 1.2, 10.0)
+    assert granted is not None
+    assert granted.fence == 7
+    assert form.bell == Bell(["granted", form.id, "7", "5100000"], 1.2)
+
+
+@pytest.mark.parametrize(
+    "ring", [None, b"granted another-id 7 5100000", b"granted", b"\xff\xfe", b""]
+)
+def test_a_bell_that_is_not_for_it_is_a_reason_to_look(ring: bytes | None) -> None:
+    form = queued_form()
+    form.seconds_to_listen()
+    assert form.heard(ring, 1.2) is None
+    assert form.bell == Bell([], 1.2)
+
+
+def test_a_bell_that_says_to_look_is_told_to_the_flow() -> None:
+    form = queued_form()
+    form.seconds_to_listen()
+    assert form.heard(f"look {form.id} 300".encode(), 1.2) is None
+    assert form.bell == Bell(["look", form.id, "300"], 1.2)
+
+
+def test_the_flow_is_told_what_was_answered_in_that_order() -> None:
+    form = queued_form()
+    answer = Answer(form.reply, 1.0, 1.05)
+    assert form.answers == [answer]
+    form.seconds_to_listen()
+    form.granted = form.heard(f"granted {form.id} 7 5100000".encode(), 1.2)
+    assert form.answers == [answer, form.bell, None]
+
+
+def test_a_release_is_a_form_if_nothing_stays_behind() -> None:
+    form = Release("lottery", "token", TERMS, 1.0, 2.0, "done", None)
+    assert (form.script, form.args) == (scripts.RELEASE, 1)
+    assert (form.name, form.token, form.terms) == ("lottery", "token", TERMS)
+    assert (form.min_hold, form.once, form.ended) == (1.0, 2.0, "done")
+    assert form.made_in is process.current
+    assert Release("lottery", "token", TERMS, 0.0, 0.0, "", None).is_plain
+
+
+@pytest.mark.parametrize(
+    "left", [(1.0, 0.0, "", None), (0.0, 1.0, "", None), (0.0, 0.0, "done", None)]
+)
+def test_a_release_that_leaves_something_behind_is_none(left: Any) -> None:
+    assert not Release("lottery", "token", TERMS, *left).is_plain
+    assert not Release("lottery", "token", TERMS, 0.0, 0.0, "", "expired").is_plain

@@ -1,0 +1,917 @@
+"""What each script of a lock writes, answers and rings, in lua/, at a time that stands still."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_redislock.backends.memory.errors import ReplyError
+from django_redislock.rules import scripts
+from tests.support.keyspace import KEYS, TTL, Keyspace, bell, lease_id, token, value
+
+CONFIRM = 1000  # ms for which a hand-over waits for its confirmation.
+EXACT = 2**53
+
+
+@pytest.fixture
+def server() -> Keyspace:
+    return Keyspace()
+
+
+def granted(who: str, fence: int, us: int) -> tuple[str, str]:
+    """The ring that tells somebody of a hand-over."""
+    return bell(who), f"granted {lease_id(who)} {fence} {us}"
+
+
+# --- a grant --------------------------------------------------------------------------------
+
+
+def test_a_free_lock_is_granted_with_the_clock_as_its_fence(server: Keyspace) -> None:
+    assert server.acquire("a") == str(server.us)
+    assert server.lock == value("a", fence=server.us, since=server.ms)
+    assert server.left == TTL
+    assert server.scores(KEYS.held) == {KEYS.lock: server.ms + TTL}
+    assert server.scores(KEYS.fence) == {"last": server.us}
+    assert (server.past, server.queue, server.rung) == ([], "", [])
+
+
+@pytest.mark.proves("R9")
+@pytest.mark.parametrize("ahead", [0, 5])
+def test_a_fence_grows_although_the_clock_was_set_back(server: Keyspace, ahead: int) -> None:
+    mark = server.us + ahead
+    server.do("ZADD", KEYS.fence, mark, "last")
+    assert server.acquire("a") == str(mark + 1)
+    assert server.scores(KEYS.fence) == {"last": mark + 1}
+
+
+def test_a_mark_that_no_longer_counts_exactly_is_no_fence(server: Keyspace) -> None:
+    server.do("ZADD", KEYS.fence, EXACT - 1, "last")
+    assert server.acquire("a") == str(EXACT)
+    server.release("a")
+    assert server.acquire("b") == str(server.us)
+
+
+def test_a_clock_is_written_with_all_its_digits(server: Keyspace) -> None:
+    server.us = 1_000_000_000
+    assert server.acquire("a") == "1000000000"
+
+
+def test_one_grant_in_ten_drops_what_has_expired_a_minute_ago_from_the_index(
+    server: Keyspace,
+) -> None:
+    server.do("ZADD", KEYS.held, server.ms - 60_000, "old", server.ms - 59_999, "young")
+    server.acquire("a")
+    assert {"old", "young"} < server.scores(KEYS.held).keys()
+    server.release("a")
+    server.set_back(1)
+    server.acquire("a")
+    assert server.scores(KEYS.held).keys() == {"young", KEYS.lock}
+
+
+def test_a_lock_that_somebody_has_is_busy_and_stays_as_it_is(server: Keyspace) -> None:
+    server.acquire("a")
+    before = server.lock
+    server.advance(100)
+    assert server.acquire("b") == ["busy", TTL - 100, before, server.ms]
+    assert (server.lock, server.left, server.queue) == (before, TTL - 100, "")
+    assert server.scores(KEYS.held) == {KEYS.lock: server.ms - 100 + TTL}
+
+
+def test_of_what_is_not_ours_no_more_is_answered_than_may_be_seen(server: Keyspace) -> None:
+    server.do("SET", KEYS.lock, "x" * 9000, "PX", 500)
+    assert server.acquire("b") == ["busy", 500, "x" * 8192, server.ms]
+    assert server.scores(KEYS.held) == {KEYS.lock: server.ms + 500}
+
+
+def test_a_key_of_another_type_is_an_error_and_listed(server: Keyspace) -> None:
+    server.do("RPUSH", KEYS.lock, "x")
+    with pytest.raises(ReplyError, match="WRONGTYPE"):
+        server.acquire("a")
+    assert server.scores(KEYS.held) == {KEYS.lock: float("inf")}
+
+
+def test_a_lock_that_never_ends_is_endless_and_listed(server: Keyspace) -> None:
+    server.acquire("a")
+    server.do("SET", KEYS.lock, server.lock)
+    assert server.acquire("b") == ["endless"]
+    assert server.scores(KEYS.held) == {KEYS.lock: float("inf")}
+
+
+@pytest.mark.proves("R1")
+@pytest.mark.parametrize(("again", "left"), [(TTL, TTL), (2 * TTL, 2 * TTL), (100, TTL - 50)])
+def test_r1_a_resend_is_granted_the_same_and_makes_nothing_shorter(
+    server: Keyspace, again: int, left: int
+) -> None:
+    fence = server.acquire("a")
+    server.advance(50)
+    before = server.lock
+    assert server.acquire("a", ttl=again) == fence
+    assert (server.lock, server.left) == (before, left)
+    assert server.scores(KEYS.held) == {KEYS.lock: max(server.ms + again, server.ms - 50 + TTL)}
+
+
+# --- the queue ------------------------------------------------------------------------------
+
+
+def test_a_waiter_is_queued_once_and_keeps_its_ticket(server: Keyspace) -> None:
+    server.acquire("a")
+    ticket = str(server.us)
+    assert server.acquire("b", "queue", ttl=500) == ["queued", ticket, TTL, ticket, 1]
+    record = f"{token('b')}|{server.ms + 6000}|{bell('b')}|500|r|{lease_id('b')}|by-b"
+    assert server.scores(KEYS.queue) == {token("b"): server.us, record: server.us}
+    assert server.do("PTTL", KEYS.queue) == 6000
+    server.advance(10)
+    assert server.acquire("b", "queue") == ["queued", ticket, TTL - 10, str(server.us), 0]
+    assert server.do("ZCARD", KEYS.queue) == 2
+    assert server.do("PTTL", KEYS.queue) == 6000
+
+
+@pytest.mark.parametrize("behind", [0, 7])
+def test_who_comes_later_waits_longer_although_the_clock_was_set_back(
+    server: Keyspace, behind: int
+) -> None:
+    server.acquire("a")
+    server.acquire("b", "queue")
+    last = server.us
+    server.set_back(behind)
+    assert server.acquire("c", "queue")[1] == str(last + 1)
+    assert server.queue == "bc"
+
+
+def test_a_waiter_goes_back_to_the_place_that_it_had(server: Keyspace) -> None:
+    server.acquire("a")
+    server.acquire("b", "queue")
+    assert server.acquire("c", "queue", ticket=server.us - 3)[1] == str(server.us - 3)
+    assert server.queue == "cb"
+
+
+def test_a_try_leaves_the_queue_alone_and_a_last_look_leaves_it(server: Keyspace) -> None:
+    server.acquire("a")
+    server.acquire("b", "queue")
+    server.acquire("c", "queue")
+    assert server.acquire("b")[0] == "busy"
+    assert server.queue == "bc"
+    assert server.acquire("b", "last")[0] == "busy"
+    assert server.queue == "c"
+
+
+@pytest.mark.proves("R14")
+@pytest.mark.parametrize("ttl", [TTL, 300])
+def test_r14_a_release_hands_the_lock_to_the_first_waiter_and_rings_it(
+    server: Keyspace, ttl: int
+) -> None:
+    server.listen("b", "c")
+    first = int(server.acquire("a"))
+    server.acquire("b", "queue", ttl=ttl)
+    server.acquire("c", "queue")
+    assert server.release("a") == "released"
+    confirm_by = server.ms + min(CONFIRM, ttl)
+    handed = {"fence": first + 1, "since": server.ms, "ttl": ttl, "channel": bell("b")}
+    assert server.lock == value("b", "cr00000", confirm_by=confirm_by, **handed)  # type: ignore[arg-type]
+    assert server.left == ttl + CONFIRM
+    assert server.rung == [granted("b", first + 1, server.us)]
+    assert server.queue == "c"
+    assert server.scores(KEYS.fence) == {"last": first + 1}
+    assert server.scores(KEYS.held) == {KEYS.lock: server.ms + ttl + CONFIRM}
+
+
+def test_a_lock_that_nobody_waits_for_is_gone_after_its_release(server: Keyspace) -> None:
+    server.acquire("a")
+    assert server.release("a") == "released"
+    assert (server.lock, server.scores(KEYS.held), server.rung) == ("", {}, [])
+    assert server.release("a") == "gone"
+    server.acquire("b")
+    assert server.release("a") == "taken"
+
+
+def test_who_cannot_be_rung_is_passed_over(server: Keyspace) -> None:
+    server.listen("c")
+    server.acquire("a")
+    server.acquire("b", "queue")
+    server.acquire("c", "queue")
+    server.release("a")
+    assert server.lock.startswith(token("c") + "c")
+    assert [channel for channel, _ in server.rung] == [bell("c")]
+    server.release("c")
+    assert (server.lock, server.scores(KEYS.held), server.queue) == ("", {}, "")
+
+
+@pytest.mark.parametrize(("after", "has"), [(5999, "b"), (6000, "c")])
+def test_a_waiter_that_has_not_looked_for_six_seconds_is_passed_over(
+    server: Keyspace, after: int, has: str
+) -> None:
+    server.listen("b", "c")
+    server.acquire("a")
+    server.acquire("b", "queue")
+    server.advance(after)
+    server.acquire("c", "queue")
+    assert server.look()[2] == (2 if has == "b" else 1)
+    server.release("a")
+    assert server.lock.startswith(token(has))
+
+
+def test_on_a_cluster_a_waiter_is_rung_in_the_slot_of_its_lock(server: Keyspace) -> None:
+    server.listen("{7}")
+    server.acquire("a")
+    server.acquire("b", "queue", process="{7}")
+    server.release("a")
+    assert [channel for channel, _ in server.rung] == [bell("{7}")]
+
+
+def test_a_hand_over_is_confirmed_by_asking_again_with_the_whole_ttl(server: Keyspace) -> None:
+    server.listen("b")
+    server.acquire("a")
+    server.acquire("b", "queue")
+    server.release("a")
+    server.advance(CONFIRM - 1)
+    fence = server.lock.split("|")[1]
+    assert server.acquire("b", "queue") == fence
+    assert server.lock[32] == "h"
+    assert server.left == TTL
+    assert server.scores(KEYS.held) == {KEYS.lock: server.ms + TTL + 1}  # As before.
+
+
+def unconfirmed(server: Keyspace, *, process: str = "") -> None:
+    """The lock was handed over to b; c, of the same process, and d still wait."""
+    server.listen("b", "d")
+    server.acquire("a")
+    server.acquire("b", "queue")
+    server.acquire("c", "queue", process="b")
+    server.acquire("d", "queue")
+    server.release("a")
+
+
+def test_until_a_hand_over_lapses_the_others_wait_for_that(server: Keyspace) -> None:
+    unconfirmed(server)
+    server.advance(CONFIRM - 1)
+    assert server.acquire("d", "queue")[2] == 1
+    assert server.acquire("e")[:2] == ["busy", TTL + CONFIRM - 999 - CONFIRM]
+    assert server.look()[1] == TTL + CONFIRM - 999 - CONFIRM
+    assert server.past == []
+    server.advance(1)
+    assert server.look()[:2] == ["", -2]
+
+
+def test_a_process_that_lets_a_hand_over_lapse_is_passed_over_with_all_its_waiters(
+    server: Keyspace,
+) -> None:
+    unconfirmed(server)
+    fence = int(server.lock.split("|")[1])
+    server.advance(CONFIRM)
+    # To e, which comes last, d is the next: of c nothing is left.
+    assert server.acquire("e", "queue")[2] == CONFIRM
+    assert server.queue == "e"
+    assert server.rung[-1] == granted("d", max(fence + 1, server.us), server.us)
+    assert server.lock.startswith(token("d") + "c")
+    (noted,) = server.past
+    assert noted.startswith(lease_id("b"))
+    assert noted.endswith("|||by-b")
+
+
+def test_a_process_that_asks_itself_keeps_its_waiters(server: Keyspace) -> None:
+    unconfirmed(server)
+    server.advance(CONFIRM)
+    assert int(server.acquire("c", "queue", process="b")) == server.us
+    assert server.queue == "d"
+
+
+def test_who_is_first_and_asks_has_the_lock_without_being_rung(server: Keyspace) -> None:
+    server.acquire("a")
+    server.acquire("b", "queue")
+    server.acquire("c", "queue")
+    server.do("DEL", KEYS.lock)
+    assert server.acquire("b", "queue") == str(server.us + 1)
+    assert (server.lock[32], server.queue, server.rung) == ("h", "c", [])
+
+
+def test_a_newcomer_does_not_barge_in(server: Keyspace) -> None:
+    server.listen("b")
+    server.acquire("a")
+    server.acquire("b", "queue")
+    server.do("DEL", KEYS.lock)
+    assert server.acquire("c", "queue")[:3] == ["queued", str(server.us), CONFIRM]
+    assert server.lock.startswith(token("b") + "c")
+    server.do("ZREMRANGEBYRANK", KEYS.queue, 0, -1)
+
+
+def test_a_try_that_hands_the_lock_on_tells_of_its_lease(server: Keyspace) -> None:
+    server.listen("b")
+    server.acquire("a")
+    server.acquire("b", "queue", ttl=300)
+    server.do("DEL", KEYS.lock)
+    assert server.acquire("c") == ["busy", 300, server.lock, server.ms]
+
+
+# --- leave ----------------------------------------------------------------------------------
+
+
+def test_who_leaves_forgets_its_place_or_hands_on_what_it_was_granted(server: Keyspace) -> None:
+    server.listen("b")
+    server.acquire("a")
+    server.acquire("b", "queue")
+    server.acquire("c", "queue")
+    assert (server.leave("c"), server.queue) == (0, "b")
+    assert server.leave("a") == 1
+    assert server.lock.startswith(token("b") + "c")
+    assert server.leave("b") == 1
+    assert server.lock == ""
+    assert server.leave("b") == 0
+
+
+def test_who_leaves_does_not_end_its_cooling(server: Keyspace) -> None:
+    server.acquire("a")
+    conclude(server, min_hold=500)
+    assert server.leave("a") == 0
+    assert server.left == 500
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_a_run_that_has_never_begun_is_forgotten(server: Keyspace, renewed: bool) -> None:
+    server.acquire("a", markers="09000/10|run")
+    if renewed:
+        server.renew("a", "r00001")
+    assert server.leave("a") == 1
+    assert ("started" in server.fields(KEYS.runs)) is renewed
+
+
+# --- renew ----------------------------------------------------------------------------------
+
+
+def test_a_renewal_restarts_the_ttl_and_is_counted(server: Keyspace) -> None:
+    server.acquire("a")
+    before = server.lock
+    server.advance(4000)
+    assert server.renew("a", "-00003") == "renewed"
+    assert server.lock == before.replace("hr00000", "h-00003")
+    assert server.left == TTL
+    assert server.scores(KEYS.held) == {KEYS.lock: server.ms + TTL}
+    assert server.past == []
+
+
+def test_a_renewal_by_a_shorter_ttl_shortens_the_lease_unless_a_later_one_has_overtaken_it(
+    server: Keyspace,
+) -> None:
+    server.acquire("a")
+    server.renew("a", "r00002", 500)
+    assert server.left == 500
+    assert server.scores(KEYS.held) == {KEYS.lock: server.ms + 500}
+    for count in ("r00001", "r00002"):
+        server.renew("a", count, 400)
+        assert server.left == 500
+        assert server.scores(KEYS.held) == {KEYS.lock: server.ms + 500}
+    server.renew("a", "r00001", 700)
+    assert server.left == 700
+    assert server.scores(KEYS.held) == {KEYS.lock: server.ms + 700}
+    assert server.lock[32:39] == "hr00002"
+
+
+@pytest.mark.parametrize(("ttl", "noted"), [(TTL - 1, TTL), (TTL, TTL), (123_456, 123_456)])
+def test_a_lease_that_is_made_longer_says_so(server: Keyspace, ttl: int, noted: int) -> None:
+    fence = int(server.acquire("a"))
+    server.renew("a", "r00002", ttl)
+    assert server.lock == value("a", "hr00002", fence=fence, since=server.ms, ttl=noted)
+
+
+def test_the_first_renewal_notes_the_lease_for_the_timeline_once(server: Keyspace) -> None:
+    fence = server.acquire("a")
+    since = server.ms
+    server.advance(10)
+    entry = f"{lease_id('a')}|{fence}|{since}|||by-a"
+    for _ in range(2):
+        server.renew("a", "r00001")
+        assert server.past == [entry]
+    assert server.do("PTTL", KEYS.past) == 2 * 86_400_000
+
+
+def test_a_confirmation_is_no_renewal(server: Keyspace) -> None:
+    server.listen("b")
+    server.acquire("a")
+    server.acquire("b", "queue")
+    server.release("a")
+    index = server.scores(KEYS.held)
+    server.advance(10)
+    assert server.renew("b", "r00000") == "renewed"
+    assert server.lock[32:39] == "hr00000"
+    assert server.left == TTL
+    assert (server.scores(KEYS.held), server.past) == (index, [])
+
+
+def test_why_a_lease_cannot_be_renewed_is_said(server: Keyspace) -> None:
+    assert server.renew("a", "r00001") == "gone"
+    server.acquire("b")
+    assert server.renew("a", "r00001") == "taken"
+    assert server.run(scripts.FORCE_RELEASE, lease_id("b"), "r" * 16)[0] == "released"
+    assert server.renew("b", "r00001") == "forced"
+    assert server.renew("a", "r00001") == "gone"
+
+
+def test_a_lease_that_cools_is_not_renewed(server: Keyspace) -> None:
+    server.acquire("a")
+    conclude(server, min_hold=500)
+    assert server.renew("a", "r00001") == "gone"
+    assert server.left == 500
+
+
+# --- conclude -------------------------------------------------------------------------------
+
+
+def conclude(
+    server: Keyspace,
+    who: str = "a",
+    *,
+    min_hold: int = 0,
+    once: int = 0,
+    ended: str = "",
+    run: str = "",
+    recognised_for: int = 0,
+) -> object:
+    named = token(who), lease_id(who)
+    ends = min_hold, once, f"by-{who}", ended, run, recognised_for, "9000/10"
+    return server.run(scripts.CONCLUDE, *named, *ends)
+
+
+def test_a_lock_cools_until_min_hold_after_its_grant_and_the_first_waiter_is_told(
+    server: Keyspace,
+) -> None:
+    server.listen("b")
+    server.acquire("a")
+    server.acquire("b", "queue")
+    server.advance(100)
+    assert conclude(server, min_hold=500) == "released"
+    assert (server.lock[32], server.left) == ("k", 400)
+    assert server.scores(KEYS.held) == {KEYS.lock: server.ms + 400}
+    assert server.rung == [(bell("b"), f"look {lease_id('b')} 400")]
+    assert conclude(server, min_hold=500) == server.release("a") == "released"
+    assert (server.lock[32], server.left, len(server.rung)) == ("k", 400, 1)
+    assert server.acquire("a")[:2] == ["busy", 400]
+
+
+def test_a_lock_cools_no_longer_than_min_hold_although_the_clock_was_set_back(
+    server: Keyspace,
+) -> None:
+    server.acquire("a")
+    server.set_back(300_000)
+    conclude(server, min_hold=500)
+    assert server.left == 500
+
+
+def test_a_lock_that_was_held_for_min_hold_goes_to_the_next_waiter(server: Keyspace) -> None:
+    server.listen("b")
+    server.acquire("a")
+    server.acquire("b", "queue")
+    server.advance(500)
+    assert conclude(server, min_hold=500) == "released"
+    assert server.lock.startswith(token("b") + "c")
+
+
+def test_a_once_says_when_it_was_done_and_by_whom(server: Keyspace) -> None:
+    server.acquire("a")
+    assert conclude(server, once=700) == "released"
+    assert server.do("GET", KEYS.done) == f"{server.ms}|by-a"
+    assert server.do("PTTL", KEYS.done) == 700
+    assert server.past == []
+
+
+def test_a_resend_is_released_if_the_timeline_has_the_end_of_the_lease(server: Keyspace) -> None:
+    server.acquire("a")
+    assert conclude(server, ended="done") == "released"
+    assert server.past[0].split("|")[3:] == [str(server.ms), "done", "by-a"]
+    assert conclude(server, ended="done") == "released"
+    assert conclude(server, ended="failed") == "gone"
+    assert conclude(server, "b", ended="done") == "gone"
+    assert conclude(server) == "gone"
+
+
+@pytest.mark.parametrize(("ended", "what"), [("done", "success"), ("failed", "failure")])
+def test_a_run_ends_with_its_lease(server: Keyspace, ended: str, what: str) -> None:
+    server.acquire("a", markers="09000/10|task:1.0")
+    server.advance(250)
+    conclude(server, ended=ended, run="task:1.0", recognised_for=800)
+    assert server.fields(KEYS.runs) == {what: f"{server.ms}|250||by-a"}
+    finished = {"task": server.ms} if ended == "done" else {}
+    assert server.scores(KEYS.finished) == finished
+
+
+def test_a_run_without_an_id_is_not_recognised(server: Keyspace) -> None:
+    server.acquire("a")
+    conclude(server, ended="done", recognised_for=800)
+    assert server.scores(KEYS.finished) == {}
+    server.acquire("b")
+    conclude(server, "b", ended="done", run="task", recognised_for=0)
+    assert server.scores(KEYS.finished) == {}
+
+
+# --- done markers ---------------------------------------------------------------------------
+
+
+def test_what_was_done_is_not_wanted_again(server: Keyspace) -> None:
+    server.acquire("a")
+    conclude(server, once=700)
+    marker = f"{server.ms}|by-a"
+    server.advance(1)
+    assert server.acquire("b", markers="1|") == ["done", marker, server.ms]
+    assert server.lock == ""
+    assert server.acquire("b", markers="0|") == str(server.us)
+    assert server.acquire("c", "queue", markers="1|") == ["done", marker, server.ms]
+    assert (server.queue, server.lock[:1]) == ("", "b")
+
+
+def test_who_learns_that_it_is_done_gives_back_what_it_has(server: Keyspace) -> None:
+    server.listen("c")
+    server.acquire("a")
+    server.acquire("b", "queue")
+    server.acquire("c", "queue")
+    server.do("SET", KEYS.done, "1|x")
+    assert server.acquire("b", "queue", markers="1|")[0] == "done"
+    assert server.queue == "c"
+    assert server.acquire("a", markers="1|")[0] == "done"
+    assert server.lock.startswith(token("c") + "c")
+
+
+def test_what_cools_is_not_given_back_by_a_resend(server: Keyspace) -> None:
+    server.acquire("a")
+    conclude(server, min_hold=500, once=700)
+    assert server.acquire("a", markers="1|")[0] == "done"
+    assert (server.lock[32], server.left) == ("k", 500)
+
+
+@pytest.mark.parametrize("known", ["task", "task:1.0"])
+def test_a_run_that_has_finished_is_not_run_again(server: Keyspace, known: str) -> None:
+    server.do("ZADD", KEYS.finished, server.ms - 30, known)
+    assert server.acquire("a", markers="09000/10|task:1.0") == ["finished", 30]
+    assert server.acquire("a", markers="09000/10|other:1.0") == str(server.us)
+
+
+def test_a_run_begins_with_its_lease_however_that_is_granted(server: Keyspace) -> None:
+    markers = "09000/10|task"
+    began = server.ms
+    server.acquire("a", markers=markers)
+    assert server.fields(KEYS.runs) == {"started": f"{began}|0|{lease_id('a')}|by-a"}
+    server.advance(5)
+    server.acquire("a", markers=markers)  # A resend.
+    assert server.fields(KEYS.runs) == {"started": f"{began}|0|{lease_id('a')}|by-a"}
+    server.do("DEL", KEYS.runs)
+    server.acquire("a", markers=markers)
+    assert server.fields(KEYS.runs) == {"started": f"{began}|0|{lease_id('a')}|by-a"}
+    server.acquire("b", "queue", markers=markers)
+    server.do("DEL", KEYS.lock)
+    server.acquire("b", "queue", markers=markers)
+    assert server.fields(KEYS.runs)["started"] == f"{server.ms}|0|{lease_id('b')}|by-b"
+    server.do("DEL", KEYS.lock)
+    server.do("DEL", KEYS.runs)
+    server.acquire("c", markers="1|")
+    assert server.fields(KEYS.runs) == {}
+
+
+# --- the timeline ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("age", [1499, 1500])
+def test_a_lease_that_another_client_meets_is_noted_once_it_lasts(
+    server: Keyspace, age: int
+) -> None:
+    fence = server.acquire("a")
+    since = server.ms
+    server.advance(age)
+    server.acquire("b")
+    entry = f"{lease_id('a')}|{fence}|{since}|||by-a"
+    assert server.past == ([entry] if age == 1500 else [])
+    server.renew("a", "r00002")
+    server.do("DEL", KEYS.past)
+    server.look()
+    assert server.past == []  # Its own renewal has noted it.
+
+
+def test_the_end_of_a_lease_replaces_its_entry(server: Keyspace) -> None:
+    fence = server.acquire("a")
+    since = server.ms
+    server.renew("a", "r00001")
+    server.advance(20)
+    conclude(server, ended="failed")
+    assert server.past == [f"{lease_id('a')}|{fence}|{since}|{server.ms}|failed|by-a"]
+
+
+def test_the_timeline_has_the_last_forty_leases(server: Keyspace) -> None:
+    for who in "abcd" * 11:
+        server.acquire(who)
+        conclude(server, who, ended="done")
+    assert len(server.past) == 40
+    assert [entry[0] for entry in server.past[-4:]] == [*"abcd"]
+
+
+# --- force release --------------------------------------------------------------------------
+
+
+REQUEST = "r" * 16
+
+
+@pytest.mark.proves("P9")
+def test_p9_exactly_the_lease_that_was_seen_is_released_by_force(server: Keyspace) -> None:
+    server.listen("b")
+    server.acquire("a")
+    server.acquire("b", "queue")
+    before = server.lock
+    assert server.run(scripts.FORCE_RELEASE, lease_id("c"), REQUEST) == ["taken", before]
+    assert server.lock == before
+    server.advance(10)
+    assert server.run(scripts.FORCE_RELEASE, lease_id("a"), REQUEST) == ["released", before]
+    assert server.lock.startswith(token("b") + "c")
+    assert server.do("GET", KEYS.forced) == REQUEST + before
+    assert server.do("PTTL", KEYS.forced) == TTL - 10 + 60_000
+    assert server.past[0].split("|")[3:] == [str(server.ms), "forced", "by-a"]
+    # A resend does not end the lease of b.
+    assert server.run(scripts.FORCE_RELEASE, lease_id("a"), REQUEST) == ["released", before]
+    assert server.lock.startswith(token("b") + "c")
+
+
+def test_nothing_is_released_by_force_where_nothing_is(server: Keyspace) -> None:
+    assert server.run(scripts.FORCE_RELEASE, lease_id("a"), REQUEST) == ["gone", ""]
+    assert server.do("EXISTS", KEYS.forced) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (("SET", "x"), "string 1"),
+        (("RPUSH", "x", "y"), "list 2"),
+        (("HSET", "x", "y"), "hash 1"),
+        (("ZADD", 1, "x", 2, "y", 3, "z"), "zset 3"),
+    ],
+)
+def test_what_is_not_ours_is_described_and_released_by_the_id_of_that(
+    server: Keyspace, command: tuple[str, ...], told: str
+) -> None:
+    server.do(command[0], KEYS.lock, *command[1:])
+    shown, left, waiters, _, id, strange = server.look()  # noqa: A001
+    assert (shown, left, waiters, strange) == ("x" if told == "string 1" else "", -1, 0, told)
+    assert len(id) == 16
+    assert server.run(scripts.FORCE_RELEASE, id, REQUEST) == ["released", shown]
+    assert server.look()[1] == -2
+    assert server.do("PTTL", KEYS.forced) == 60_000
+    assert server.past == []
+
+
+def test_a_lease_that_is_longer_than_ours_can_be_is_not_ours(server: Keyspace) -> None:
+    server.acquire("a")
+    ours = server.lock
+    server.do("SET", KEYS.lock, ours + "x" * (8191 - len(ours)))
+    assert server.look()[4:] == [lease_id("a"), ""]
+    server.do("SET", KEYS.lock, ours + "x" * (8192 - len(ours)))
+    assert server.look()[5] == "string 8192"
+
+
+# --- look -----------------------------------------------------------------------------------
+
+
+def test_a_look_tells_of_a_lease_what_is_left_and_who_waits(server: Keyspace) -> None:
+    assert server.look() == ["", -2, 0, str(server.ms), "", ""]
+    server.acquire("a")
+    server.acquire("b", "queue")
+    server.advance(5)
+    before = server.lock
+    assert server.look() == [before, TTL - 5, 1, str(server.ms), lease_id("a"), ""]
+    assert (server.lock, server.left) == (before, TTL - 5)
+
+
+def test_a_queue_that_is_too_long_to_be_read_is_counted_only(server: Keyspace) -> None:
+    server.acquire("a")
+    for number in range(2000):
+        server.do("ZADD", KEYS.queue, number, f"of somebody else {number}")
+    assert server.look()[2] == 0
+    server.do("ZADD", KEYS.queue, 2000, "x", 2000, "y")
+    assert server.look()[2] == 1001
+
+
+def test_a_key_without_an_end_leaves_the_index_once_it_is_seen_to_have_gone(
+    server: Keyspace,
+) -> None:
+    server.do("ZADD", KEYS.held, "+inf", KEYS.lock)
+    server.look()
+    assert server.scores(KEYS.held) == {}
+    server.do("ZADD", KEYS.held, 5, KEYS.lock)
+    server.look()
+    assert server.scores(KEYS.held) == {KEYS.lock: 5}
+
+
+# --- inspect and names ----------------------------------------------------------------------
+
+
+def test_the_waiters_are_named_in_their_order_with_the_past(server: Keyspace) -> None:
+    assert server.run(scripts.INSPECT, 10) == [str(server.ms), [], []]
+    server.acquire("a")
+    server.renew("a", "r00001")
+    tickets = [server.acquire(who, "queue")[1] for who in "bcd"]
+    named = [[tickets[i], lease_id(who), f"by-{who}"] for i, who in enumerate("bcd")]
+    assert server.run(scripts.INSPECT, 10) == [str(server.ms), named, server.past]
+    assert server.run(scripts.INSPECT, 2)[1] == named[:2]
+    server.advance(6000 - 1)
+    assert len(server.run(scripts.INSPECT, 10)[1]) == 3
+    server.acquire("d", "queue")
+    server.advance(1)
+    assert server.run(scripts.INSPECT, 10)[1] == named[2:]
+
+
+def test_of_strange_queues_and_pasts_there_is_nothing_to_tell(server: Keyspace) -> None:
+    server.do("SET", KEYS.queue, "x")
+    server.do("RPUSH", KEYS.past, "y" * 9000)
+    assert server.run(scripts.INSPECT, 10)[1:] == [[], ["y" * 8192]]
+    server.do("SET", KEYS.past, "x")
+    assert server.run(scripts.INSPECT, 10)[1:] == [[], []]
+
+
+def test_an_index_is_read_by_pages_in_both_orders(server: Keyspace) -> None:
+    now = server.ms
+    server.do("ZADD", KEYS.held, now - 1, "over", now, "a", now + 1, "b", now + 2, "c")
+    server.do("ZADD", KEYS.ran, 1, "x", 2, "y")
+
+    def page(*args: str | int) -> object:
+        return server.run(scripts.NAMES, *args)
+
+    assert page("held", 0, 2, 0) == [3, ["a", str(now), "b", str(now + 1)]]
+    assert page("held", 1, 5, 0) == [3, ["b", str(now + 1), "c", str(now + 2)]]
+    assert page("held", 0, 2, 1) == [3, ["c", str(now + 2), "b", str(now + 1)]]
+    assert page("ran", 0, 5, 1) == [2, ["y", "2", "x", "1"]]
+    assert page("ran", 0, 5, 0) == [2, ["x", "1", "y", "2"]]
+    server.do("ZADD", KEYS.ran, 3, "z" * 2048, 4, "z" * 2049)
+    assert page("ran", 2, 5, 0) == [4, ["z" * 2048, "3"]]
+
+
+# --- a baton --------------------------------------------------------------------------------
+
+
+def hand_over(server: Keyspace, who: str = "a", *, within: int = 3000) -> object:
+    """Hand the lease on to whoever knows the id of e."""
+    return server.run(
+        scripts.HAND_OVER, token(who), token("d"), lease_id("e"), within, f"for-{who}"
+    )
+
+
+def take_up(server: Keyspace, who: str = "f", markers: str = "") -> object:
+    named = token(who), lease_id("e")
+    return server.run(scripts.TAKE_UP, *named, TTL, "try", 0, markers, "r", f"by-{who}", bell(who))
+
+
+def test_a_lease_is_handed_to_whoever_takes_it_up_by_its_id(server: Keyspace) -> None:
+    server.listen("b")
+    first = int(server.acquire("a"))
+    server.acquire("b", "queue")
+    assert hand_over(server) == "given"
+    head = f"{token('d')}c-00000{lease_id('e')}|{first + 1}|{server.ms}|3000|{server.ms + 3000}"
+    assert server.lock == f"{head}|baton:|for-a"
+    assert server.left == 3000 + CONFIRM
+    assert server.rung == [(bell("b"), f"look {lease_id('b')} 3000")]
+    assert server.past[0].split("|")[3:] == [str(server.ms), "done", "by-a"]
+    assert server.scores(KEYS.fence) == {"last": first + 1}
+    assert hand_over(server) == "given"
+    server.advance(2999)
+    assert take_up(server) == str(first + 1)
+    head = f"{token('f')}hr00000{lease_id('e')}|{first + 1}|{server.ms}|{TTL}|0|"
+    assert server.lock == f"{head}|by-f"
+    assert server.left == TTL
+
+
+def test_a_baton_is_taken_up_once_and_in_time(server: Keyspace) -> None:
+    fence = int(server.acquire("a")) + 1
+    assert take_up(server) == ["lost", "taken"]
+    hand_over(server)
+    assert take_up(server) == str(fence)
+    server.advance(100)
+    assert take_up(server) == str(fence)  # A resend.
+    assert server.left == TTL
+    assert server.scores(KEYS.held) == {KEYS.lock: server.ms + TTL}
+    assert take_up(server, "b") == ["lost", "taken"]
+    server.release("f")
+    assert take_up(server) == ["lost", "gone"]
+    server.acquire("a")
+    hand_over(server)
+    server.advance(3000)
+    assert take_up(server) == ["lost", "gone"]
+
+
+def test_a_baton_that_was_released_by_force_is_lost_by_that(server: Keyspace) -> None:
+    server.acquire("a")
+    hand_over(server)
+    server.run(scripts.FORCE_RELEASE, lease_id("e"), REQUEST)
+    assert take_up(server) == ["lost", "forced"]
+    assert server.do("PTTL", KEYS.forced) == 3000 + CONFIRM + 60_000
+
+
+def test_a_run_that_is_done_hands_the_baton_to_the_next_waiter(server: Keyspace) -> None:
+    server.listen("b")
+    server.acquire("a")
+    server.acquire("b", "queue")
+    hand_over(server)
+    server.do("ZADD", KEYS.finished, server.ms, "task")
+    assert take_up(server, markers="09000/10|task:1.0") == ["finished", 0]
+    assert server.lock.startswith(token("b") + "c")
+
+
+def test_a_run_begins_with_the_baton_that_it_takes_up(server: Keyspace) -> None:
+    server.acquire("a")
+    hand_over(server)
+    began = server.ms
+    take_up(server, markers="09000/10|task:1.0")
+    note = f"{began}|0|{lease_id('e')}|by-f"
+    assert server.fields(KEYS.runs) == {"started": note}
+    server.do("DEL", KEYS.runs)
+    server.advance(10)
+    take_up(server, markers="09000/10|task:1.0")
+    assert server.fields(KEYS.runs) == {"started": note}
+    server.do("DEL", KEYS.runs)
+    take_up(server, markers="1|")
+    assert server.fields(KEYS.runs) == {}
+
+
+def test_only_who_holds_the_lock_hands_it_over(server: Keyspace) -> None:
+    assert hand_over(server) == "gone"
+    server.acquire("b")
+    assert hand_over(server) == "taken"
+    conclude(server, "b", min_hold=500)
+    assert hand_over(server, "b") == "gone"
+    assert server.left == 500
+
+
+# --- a hold ---------------------------------------------------------------------------------
+
+
+def test_an_operator_holds_a_free_lock_for_as_long_as_it_says(server: Keyspace) -> None:
+    assert server.hold("a", lasts=5000) == str(server.us)
+    assert (server.lock[:4], server.left) == ("hold", 5000)
+    assert server.acquire("b")[0] == "busy"
+    assert server.hold("c")[:2] == ["busy", 5000]
+    assert server.run(scripts.UNHOLD) == "by-a"
+    assert server.lock == ""
+    assert server.past[0].split("|")[4:] == ["done", "by-a"]
+    assert server.run(scripts.UNHOLD) == ""
+
+
+def test_a_hold_comes_before_all_waiters_and_is_confirmed_by_nobody(server: Keyspace) -> None:
+    server.listen("b")
+    server.acquire("a")
+    server.acquire("b", "queue")
+    server.advance(10)
+    ticket = f"-{server.us}"
+    assert server.hold("c", lasts=8000) == ["queued", ticket, TTL - 10, str(server.us), 1]
+    assert server.do("PTTL", KEYS.queue) == 8000
+    assert server.run(scripts.INSPECT, 5)[1][0] == [ticket, lease_id("c"), "by-c"]
+    server.advance(1000)
+    server.release("a")
+    assert server.lock[:33] == "hold" + "c" * 28 + "h"
+    assert server.lock.split("|")[3:] == ["7000", "0", "", "by-c"]
+    assert (server.left, server.queue, server.rung) == (7000, "b", [])
+    assert server.acquire("b", "queue")[2] == 7000
+    assert server.run(scripts.UNHOLD) == "by-c"
+    assert server.lock.startswith(token("b") + "c")
+
+
+def test_there_is_one_hold_at_a_time(server: Keyspace) -> None:
+    server.acquire("a")
+    server.hold("b", lasts=8000)
+    server.advance(10)
+    _, left, seen, _ = server.hold("c")
+    assert left == 7990
+    shown = f"hold{'b' * 28}h-00000{lease_id('b')}|0|{server.ms}|8000|0||by-b"
+    assert seen == shown
+    assert server.queue == "b"
+    assert server.hold("b", lasts=9000)[4] == 0  # A resend.
+    server.renew("a", "r00001", 60_000)
+    server.advance(8999)
+    server.acquire("d", "queue")
+    assert server.hold("c")[1] == 1
+    server.advance(1)
+    assert server.hold("c")[0] == "queued"
+    assert server.queue == "cd"
+
+
+def test_a_hold_that_waits_is_taken_back(server: Keyspace) -> None:
+    server.listen("b")
+    server.acquire("a")
+    server.acquire("b", "queue")
+    assert server.run(scripts.UNHOLD) == ""
+    server.hold("c", lasts=5000)
+    assert server.run(scripts.UNHOLD) == "by-c"
+    assert server.queue == "b"
+    server.hold("c", lasts=5000)
+    server.advance(5000)
+    assert server.run(scripts.UNHOLD) == ""
+    assert server.queue == "b"
+
+
+def test_a_hold_is_granted_by_a_look_once_the_lease_in_its_way_has_ended(server: Keyspace) -> None:
+    server.acquire("a", ttl=100)
+    server.hold("b")
+    server.advance(200)
+    shown, left, _, _, id, _ = server.look()  # noqa: A001
+    assert (shown[:4], left, id) == ("hold", TTL - 200, lease_id("b"))
+    server.run(scripts.UNHOLD)
+    server.acquire("a", ttl=100)
+    server.acquire("c", "queue")
+    server.advance(200)
+    assert server.look()[1] == -2
+    assert server.queue == "c"
+
+
+def test_of_a_hold_that_came_between_who_asks_learns_the_end(server: Keyspace) -> None:
+    server.acquire("a", ttl=100)
+    server.hold("b")
+    server.advance(200)
+    assert server.acquire("c", "queue")[2] == TTL - 200

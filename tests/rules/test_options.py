@@ -1,0 +1,67 @@
+"""What the arguments of a lock and the settings come to."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from django_redislock.conf import Conf
+from django_redislock.rules.options import (
+    Options,
+    operation_timeout,
+    options_of,
+    terms_of,
+)
+
+
+def arguments(**given: Any) -> Options:
+    return options_of(
+        **{
+            "ttl": None,
+            "wait": None,
+            "renew": None,
+            "max_hold": None,
+            "min_hold": None,
+            "reentrant": False,
+            "using": "default",
+            "atomic": False,
+            "release_on_commit": False,
+            **given,
+        }
+    )
+
+
+def test_what_is_not_given_is_left_to_the_settings() -> None:
+    assert arguments() == Options()
+    assert not Options().reentrant
+    assert not Options().release_on_commit
+
+
+def test_a_wait_may_be_endless_and_a_ttl_may_not() -> None:
+    assert arguments(wait=float("inf")).wait == float("inf")
+    assert arguments(wait=timedelta(seconds=2)).wait == 2.0
+    with pytest.raises(ValueError, match="ttl"):
+        arguments(ttl=float("inf"))
+
+
+def test_a_number_is_no_flag_although_it_equals_one() -> None:
+    assert arguments(reentrant=True).reentrant
+    with pytest.raises(ValueError, match="reentrant"):
+        arguments(reentrant=1)
+
+
+@pytest.mark.parametrize(("ttl", "timeout"), [(3.0, 1.0), (15.0, 5.0), (600.0, 5.0)])
+def test_a_server_is_given_a_third_of_the_ttl_to_answer_but_five_seconds_at_most(
+    ttl: float, timeout: float
+) -> None:
+    assert operation_timeout(ttl) == timeout
+
+
+@pytest.mark.parametrize(("setting", "seconds"), [(None, 4.0), (7.0, 7.0), (0.0, 0.0)])
+def test_a_server_is_unavailable_after_the_setting_or_else_the_operation_timeout(
+    setting: float | None, seconds: float
+) -> None:
+    conf = Conf(alias="default", unavailable_after=setting)
+    assert terms_of(Options(), conf, lambda ttl: 4.0).unavailable_after == seconds

@@ -1,0 +1,512 @@
+"""What each script of tasks writes and answers, in lua/, at a time that stands still."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_redislock.rules import scripts
+from tests.support.keyspace import KEYS, Keyspace, lease_id
+
+DAY = 86_400_000
+KEPT = "9000/3"  # Records: for so many ms, and of so many locks.
+
+
+@pytest.fixture
+def server() -> Keyspace:
+    return Keyspace()
+
+
+# --- one call waits for many ----------------------------------------------------------------
+
+
+def announce(
+    server: Keyspace,
+    task: str,
+    *terms: int | str,
+    ttl: int = 5000,
+) -> object:
+    """With terms: ms until it may run, until its message expires, and its arguments."""
+    return server.run(scripts.ANNOUNCE, task, ttl, *terms)
+
+
+def requeue(server: Keyspace, task: str, ttl: int = 5000) -> object:
+    return server.run(scripts.REQUEUE, task, ttl)
+
+
+def test_the_first_call_is_published_and_stands_for_those_after_it(server: Keyspace) -> None:
+    now = server.ms
+    assert announce(server, "a") == ""
+    assert server.fields(KEYS.runs) == {"queued": f"{now + 5000}|a", "terms": f"{now}|"}
+    assert server.do("PTTL", KEYS.runs) == 5000
+    server.advance(10)
+    assert announce(server, "b") == "a"
+    asked = {"queued": f"{now + 5000}|a", "terms": f"{now}|", "asked": str(now + 10)}
+    assert server.fields(KEYS.runs) == asked
+    assert announce(server, "a") == ""
+    assert "asked" not in server.fields(KEYS.runs)
+
+
+def test_a_call_stands_for_others_until_its_announcement_ends(server: Keyspace) -> None:
+    announce(server, "a")
+    server.run(scripts.SKIP, "skip", "busy", "o", KEPT)  # So that the key itself stays.
+    server.advance(4999)
+    assert announce(server, "b") == "a"
+    server.advance(1)
+    assert announce(server, "b", 7, 9, ttl=400) == ""
+    fields = server.fields(KEYS.runs)
+    assert fields["queued"] == f"{server.ms + 400}|b"
+    assert fields["terms"] == f"{server.ms + 7}|{server.ms + 9}"
+    assert server.do("PTTL", KEYS.runs) == 4000
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "stands"),
+    [
+        (("5000",), ("4000",), True),
+        (("5000",), ("3999",), False),
+        (("0", "3000"), ("0", "4000"), True),
+        (("0", "3000"), ("0", "4001"), False),
+        (("0", "3000"), ("0",), False),
+        (("0",), ("0", "4001"), True),
+        (("0", "", "x"), ("0", "", "-"), False),
+        (("0", "", "x"), ("0", "", ""), True),
+    ],
+)
+def test_a_call_stands_for_another_that_may_not_run_sooner_or_be_dropped_later(
+    server: Keyspace, first: tuple[str, ...], second: tuple[str, ...], stands: bool
+) -> None:
+    announce(server, "a", *first)
+    assert announce(server, "b", *second) == ("a" if stands else "")
+
+
+def test_an_announcement_without_terms_stands_for_every_call(server: Keyspace) -> None:
+    server.do("HSET", KEYS.runs, "queued", f"{server.ms + 10}|a")
+    assert announce(server, "b") == "a"
+
+
+def test_the_waiting_run_is_given_the_arguments_of_the_last_call(server: Keyspace) -> None:
+    announce(server, "a")
+    server.advance(1000)
+    assert announce(server, "b", 0, "", "one") == "a"
+    until = server.ms + 4000 + DAY
+    fields = server.fields(KEYS.runs)
+    assert (fields["last:a"], fields["last"]) == (f"{until}|one", f"{until}|")
+    assert server.do("PTTL", KEYS.runs) == 4000 + DAY
+    announce(server, "c", 0, "", "two")
+    announce(server, "d", 0, "", "")
+    assert server.run(scripts.RETRACT, "b", 0) == ""
+    assert "queued" in server.fields(KEYS.runs)
+    assert server.run(scripts.RETRACT, "a", 0) == "two"
+    assert server.fields(KEYS.runs) == {"last": f"{until}|"}
+    assert server.run(scripts.RETRACT, "a", 0) == ""
+
+
+def test_arguments_are_kept_for_a_run_that_may_be_delivered_again(server: Keyspace) -> None:
+    announce(server, "a")
+    announce(server, "b", 0, "", "one")
+    until = server.ms + 5000 + DAY
+    server.advance(10)
+    assert server.run(scripts.RETRACT, "a", 700) == "one"
+    fields = server.fields(KEYS.runs)
+    # The latest of all such ends is kept, and so is the key until then.
+    assert fields == {"last:a": f"{server.ms + 700}|one", "last": f"{until}|"}
+    assert server.do("PTTL", KEYS.runs) == until - server.ms
+    assert server.run(scripts.RETRACT, "a", 1) == "one"
+    assert server.run(scripts.RETRACT, "a") == "one"
+    assert server.fields(KEYS.runs) == {"last": f"{until}|"}
+
+
+def test_arguments_of_tasks_that_never_came_are_dropped_by_the_next_announcement(
+    server: Keyspace,
+) -> None:
+    for task, ends in ("a", server.ms), ("b", server.ms + 1):
+        server.do("HSET", KEYS.runs, f"last:{task}", f"{ends}|x")
+    server.do("HSET", KEYS.runs, "last", f"{server.ms}|")
+    announce(server, "c")
+    assert {"last:a", "last:b"} < server.fields(KEYS.runs).keys()
+    announce(server, "c", 0, "", "y")
+    fields = server.fields(KEYS.runs)
+    assert ("last:a" in fields, "last:b" in fields, "last" in fields) == (False, True, True)
+
+
+def test_a_run_that_goes_back_into_the_queue_stays_announced(server: Keyspace) -> None:
+    announce(server, "a", "100", "3000")
+    ends = server.ms + 3000
+    assert requeue(server, "b") == requeue(server, "a") == -1
+    assert server.fields(KEYS.runs)["terms"] == f"0|{ends}"
+    announce(server, "c", "100", "3000")
+    server.advance(40)
+    assert requeue(server, "a", 6000) == 40
+    assert server.fields(KEYS.runs)["queued"] == f"{server.ms + 6000}|a"
+    assert server.do("PTTL", KEYS.runs) == 6000
+    assert requeue(server, "a", 100) == 40
+    assert server.do("PTTL", KEYS.runs) == 6000
+
+
+def test_a_run_that_goes_back_into_the_queue_keeps_its_arguments(server: Keyspace) -> None:
+    announce(server, "a")
+    announce(server, "b", 0, "", "one")
+    server.run(scripts.RETRACT, "a", 10)
+    assert requeue(server, "a", 7 * DAY) == -1
+    assert server.fields(KEYS.runs)["last:a"] == f"{server.ms + 8 * DAY}|one"
+    assert server.fields(KEYS.runs)["last"] == f"{server.ms + 8 * DAY}|"
+    assert requeue(server, "b", 10) == -1
+    assert "last:b" not in server.fields(KEYS.runs)
+
+
+def test_an_announcement_without_terms_is_kept_without_an_end(server: Keyspace) -> None:
+    server.do("HSET", KEYS.runs, "queued", f"{server.ms + 10}|a")
+    assert requeue(server, "a") == -1
+    assert server.fields(KEYS.runs)["terms"] == "0|"
+
+
+# --- starts that have not ended -------------------------------------------------------------
+
+
+def count_start(server: Keyspace, who: str, run: str, recognised_for: int = 800) -> object:
+    return server.run(scripts.COUNT_START, lease_id(who), run, recognised_for)
+
+
+def test_starts_of_the_same_call_that_have_not_ended_are_counted(server: Keyspace) -> None:
+    assert count_start(server, "a", "task:0.0") == 0
+    assert count_start(server, "a", "task:0.0") == 0  # A resend.
+    assert count_start(server, "b", "task:0.1") == 1
+    assert count_start(server, "c", "other:0.0") == 0
+    assert server.scores(KEYS.starts)[lease_id("b") + "task"] == server.ms
+    assert server.do("PTTL", KEYS.starts) == 800
+    assert server.run(scripts.UNCOUNT_START, lease_id("a"), "task:0.0") == 1
+    assert server.run(scripts.UNCOUNT_START, lease_id("a"), "task:0.0") == 0
+    assert count_start(server, "d", "task:0.2") == 1
+
+
+@pytest.mark.parametrize(("after", "counted"), [(799, 1), (800, 0)])
+def test_a_start_counts_for_as_long_as_a_duplicate_is_recognised(
+    server: Keyspace, after: int, counted: int
+) -> None:
+    count_start(server, "a", "task")
+    server.do("PEXPIRE", KEYS.starts, 9000)
+    server.advance(after)
+    assert count_start(server, "b", "task") == counted
+
+
+def test_of_starts_no_more_than_a_thousand_are_kept(server: Keyspace) -> None:
+    for number in range(1000):
+        server.do("ZADD", KEYS.starts, number + server.ms - 1000, f"{number}")
+    count_start(server, "a", "task", 5000)
+    assert server.do("ZCARD", KEYS.starts) == 1000
+    assert "0" not in server.scores(KEYS.starts)
+
+
+# --- what became of runs --------------------------------------------------------------------
+
+
+def finish(
+    server: Keyspace,
+    what: str,
+    *,
+    run: str = "",
+    permit: str = "#2",
+    who: str = "a",
+    kept: str = KEPT,
+) -> object:
+    args = what, 250, "o", run, 800, permit, lease_id(who), kept
+    return server.run(scripts.FINISH, *args)
+
+
+def start(server: Keyspace, who: str, permit: str = "#2") -> object:
+    return server.run(scripts.START, permit, lease_id(who), f"by-{who}", KEPT)
+
+
+def test_a_run_under_a_permit_begins_and_ends(server: Keyspace) -> None:
+    assert start(server, "a") == 1
+    noted = {"started#2": f"{server.ms}|0|{lease_id('a')}|by-a"}
+    assert server.fields(KEYS.runs) == noted
+    assert server.do("PTTL", KEYS.runs) == 9000
+    server.advance(10)
+    start(server, "a")  # A resend.
+    assert server.fields(KEYS.runs) == noted
+    finish(server, "success", who="b")
+    assert "started#2" in server.fields(KEYS.runs)
+    assert finish(server, "success", run="task:0.0") == 1
+    assert server.fields(KEYS.runs) == {"success": f"{server.ms}|250||o"}
+    assert server.scores(KEYS.finished) == {"task": server.ms}
+    assert server.do("PTTL", KEYS.finished) == 800
+
+
+def test_a_run_that_begins_where_another_has_not_ended_tells_of_that(server: Keyspace) -> None:
+    start(server, "a")
+    first = server.fields(KEYS.runs)["started#2"]
+    server.advance(10)
+    start(server, "b", "#1")
+    assert "unended" not in server.fields(KEYS.runs)
+    start(server, "b")
+    assert server.fields(KEYS.runs)["unended"] == first
+    assert server.fields(KEYS.runs)["started#2"] == f"{server.ms}|0|{lease_id('b')}|by-b"
+
+
+def test_a_failure_may_run_again_and_a_retry_has_itself_finished(server: Keyspace) -> None:
+    finish(server, "failure", run="task:0.0")
+    assert server.fields(KEYS.runs) == {"failure": f"{server.ms}|250||o"}
+    assert server.scores(KEYS.finished) == {}
+    finish(server, "retried", run="task:0.0")
+    assert server.fields(KEYS.runs).keys() == {"failure"}
+    assert server.scores(KEYS.finished) == {"task:0.0": server.ms}
+    finish(server, "success")
+    assert len(server.scores(KEYS.finished)) == 1
+    assert server.run(scripts.FINISHED, "task:0.0") == 0
+    assert server.run(scripts.FINISHED, "task:0.1") == -1
+
+
+def test_what_has_finished_is_recognised_for_a_while_and_by_so_many_runs(server: Keyspace) -> None:
+    old = {"gone": server.ms - 800, "stays": server.ms - 799}
+    for name, at in old.items():
+        server.do("ZADD", KEYS.finished, at, name)
+    finish(server, "success", run="task")
+    assert server.scores(KEYS.finished).keys() == {"stays", "task"}
+    server.advance(7)
+    assert server.run(scripts.FINISHED, "task:4.0") == 7
+    assert server.run(scripts.FINISHED, "gone") == -1
+    for number in range(100):
+        hundred = [f"{number:02}-{i:02}" for i in range(100 if number else 98)]
+        server.do("ZADD", KEYS.finished, *(part for one in hundred for part in (server.ms, one)))
+    finish(server, "success", run="last")
+    assert server.do("ZCARD", KEYS.finished) == 10_000
+    assert "stays" not in server.scores(KEYS.finished)
+
+
+def test_skips_are_counted_until_a_success(server: Keyspace) -> None:
+    def skip(what: str, why: str) -> object:
+        return server.run(scripts.SKIP, what, why, "o", KEPT)
+
+    assert skip("skip", "busy") == 1
+    assert skip("skip", "busy") == 2
+    assert skip("skip", "duplicate") == 2
+    assert skip("abandoned", "busy") == 2
+    assert server.fields(KEYS.runs)["abandoned"] == f"{server.ms}|0|busy|o"
+    finish(server, "failure")
+    assert skip("skip", "duplicate") == 2
+    finish(server, "success")
+    assert skip("skip", "duplicate") == 0
+
+
+def test_all_that_is_known_of_runs_is_told(server: Keyspace) -> None:
+    assert server.run(scripts.RUNS) == [str(server.ms), "", "", "", "", [], 0, ""]
+    start(server, "a", "#2")
+    start(server, "b", "#1")
+    start(server, "c", "#1")
+    for what in "success", "failure":
+        finish(server, what, permit="#3")
+    server.run(scripts.SKIP, "skip", "busy", "x" * 9000, KEPT)
+    server.run(scripts.SKIP, "abandoned", "late", "o", KEPT)
+    head = f"{server.ms}|0|"
+    assert server.run(scripts.RUNS) == [
+        str(server.ms),
+        f"{server.ms}|250||o",
+        f"{server.ms}|250||o",
+        f"{head}busy|{'x' * 9000}"[:8192],
+        f"{head}{lease_id('b')}|by-b",
+        [f"#1|{head}{lease_id('c')}|by-c", f"#2|{head}{lease_id('a')}|by-a"],
+        1,
+        f"{head}late|o",
+    ]
+
+
+# --- how long records are kept --------------------------------------------------------------
+
+
+def other(number: int, key: str) -> str:
+    """A key of another lock."""
+    return f"test:{{other-{number}}}:{key}"
+
+
+def locks_before(server: Keyspace, *ages: int) -> None:
+    """Locks that tasks have run under, so many ms ago, with all their records."""
+    for number, age in enumerate(ages):
+        server.do("ZADD", KEYS.ran, server.ms - age, other(number, "lock"))
+        server.do("RPUSH", other(number, "past"), "x")
+        server.do("HSET", other(number, "runs"), "success", "1|2||o")
+
+
+def recorded(server: Keyspace) -> list[int]:
+    """Which of these still have records, and stand in the index."""
+    index = server.scores(KEYS.ran)
+    found = [number for number in range(20) if server.do("EXISTS", other(number, "runs"))]
+    assert found == [number for number in range(20) if other(number, "lock") in index]
+    assert found == [number for number in range(20) if server.do("EXISTS", other(number, "past"))]
+    return found
+
+
+def test_a_lock_that_is_new_drops_records_that_are_too_old(server: Keyspace) -> None:
+    locks_before(server, 9001, 9000, 8999)
+    finish(server, "success", kept="9000/99")
+    assert recorded(server) == [2]
+    assert server.scores(KEYS.ran)[KEYS.lock] == server.ms
+
+
+def test_a_lock_that_is_new_drops_records_that_are_too_many(server: Keyspace) -> None:
+    locks_before(server, 5, 4, 3)
+    finish(server, "success", kept="9000/4")
+    assert recorded(server) == [0, 1, 2]
+    server.do("ZREM", KEYS.ran, KEYS.lock)
+    finish(server, "success", kept="9000/3")
+    assert recorded(server) == [1, 2]
+    finish(server, "success", kept="9000/1")  # It is new no more.
+    assert recorded(server) == [1, 2]
+
+
+def test_no_more_than_eight_locks_are_dropped_at_once(server: Keyspace) -> None:
+    locks_before(server, *range(20, 8, -1))
+    finish(server, "success", kept="9000/1")
+    assert recorded(server) == [8, 9, 10, 11]
+
+
+def test_who_waits_stays_when_records_are_dropped(server: Keyspace) -> None:
+    locks_before(server, 9000)
+    runs = other(0, "runs")
+    waits, lasts = server.ms + 300, server.ms + 500
+    stays = {
+        "queued": f"{waits}|a",
+        "asked": "1",
+        "terms": "2|",
+        "last": f"{lasts}|",
+        "last:a": f"{lasts}|x",
+    }
+    for field, entry in {**stays, "skips": "3", "last:b": f"{server.ms}|y"}.items():
+        server.do("HSET", runs, field, entry)
+    finish(server, "success")
+    assert server.fields(runs) == stays
+    assert server.do("PTTL", runs) == 500
+
+
+def test_of_a_call_that_waits_no_more_nothing_stays(server: Keyspace) -> None:
+    locks_before(server, 9000)
+    server.do("HSET", other(0, "runs"), "queued", f"{server.ms}|a")
+    server.do("ZADD", KEYS.ran, 1, "of somebody else")
+    finish(server, "success")
+    assert server.do("EXISTS", other(0, "runs")) == 0
+    assert server.scores(KEYS.ran).keys() == {KEYS.lock}
+
+
+def test_records_are_kept_as_long_as_a_call_waits(server: Keyspace) -> None:
+    announce(server, "a", ttl=20_000)
+    finish(server, "failure")
+    assert server.do("PTTL", KEYS.runs) == 20_000
+    announce(server, "b", 0, "", "x")
+    finish(server, "failure")
+    assert server.do("PTTL", KEYS.runs) == 20_000 + DAY
+
+
+# --- the line of deferred runs --------------------------------------------------------------
+
+
+def stand(
+    server: Keyspace,
+    task: str,
+    *,
+    ticket: int | str = 0,
+    held_for: int = 0,
+    left: int = 10_000,
+    state: str = "held",
+    spacing: int = 0,
+    permits: int = 1,
+) -> tuple[int, int, int]:
+    """Returns its ticket, how many are before it, and the ms until its turn."""
+    args = task, ticket, server.ms - held_for, left, state, spacing, permits
+    found, before, turn = server.run(scripts.STAND_IN_LINE, *args)
+    return int(found), before, int(turn)
+
+
+def test_a_deferred_run_has_a_place_and_keeps_it(server: Keyspace) -> None:
+    first = server.us
+    assert stand(server, "a") == (first, 0, 500)
+    assert server.scores(KEYS.line) == {"a": first}
+    assert server.scores(KEYS.due) == {"a": server.ms + 500 + 3000}
+    assert server.do("PTTL", KEYS.line) == server.do("PTTL", KEYS.due) == 66_000
+    assert stand(server, "b") == (first + 1, 1, 1000)
+    server.advance(10)
+    assert stand(server, "a")[:2] == (first, 0)
+    assert stand(server, "b", ticket=first + 1)[:2] == (first + 1, 1)
+    assert stand(server, "c")[:2] == (server.us, 2)
+    assert server.run(scripts.LEAVE_LINE, "b") == 1
+    assert server.run(scripts.LEAVE_LINE, "b") == 0
+    assert server.scores(KEYS.line).keys() == server.scores(KEYS.due).keys() == {"a", "c"}
+
+
+def test_who_comes_later_stands_behind_although_the_clock_was_set_back(server: Keyspace) -> None:
+    last = stand(server, "a")[0]
+    server.set_back(5)
+    assert stand(server, "b")[0] == last + 1
+
+
+@pytest.mark.parametrize(("after", "before"), [(3499, 1), (3500, 0)])
+def test_a_run_that_does_not_come_back_is_given_up(
+    server: Keyspace, after: int, before: int
+) -> None:
+    stand(server, "a")
+    server.advance(after)
+    assert stand(server, "b")[1] == before
+
+
+def test_no_more_than_a_hundred_are_given_up_at_once(server: Keyspace) -> None:
+    for number in range(101):
+        server.do("ZADD", KEYS.line, number, f"{number}")
+        server.do("ZADD", KEYS.due, number, f"{number}")
+    assert stand(server, "a")[1] == 1
+
+
+def test_a_run_stays_away_for_a_minute_at_most(server: Keyspace) -> None:
+    assert stand(server, "a", left=999_999, state="cooling")[2] == 999_999
+    assert server.scores(KEYS.due) == {"a": server.ms + 63_000}
+
+
+@pytest.mark.parametrize(
+    ("lease", "turn"),
+    [
+        ({"left": 300}, 300),
+        ({"left": 9000, "held_for": 100}, 400),
+        ({"left": 9000, "held_for": 2000}, 200),
+        ({"left": 9000, "spacing": 4000}, 4000),
+        ({"left": 9000, "state": "cooling"}, 9000),
+        ({"left": 9000, "spacing": 4000, "permits": 4}, 1000),
+        ({"left": 700, "spacing": 4000, "permits": 4}, 700),
+        ({"left": 9000, "spacing": 4000, "permits": 4, "state": "cooling"}, 9000),
+        ({"left": 9000, "held_for": -50}, 500),
+    ],
+)
+def test_a_turn_comes_when_the_lease_that_is_in_its_way_may_have_ended(
+    server: Keyspace, lease: dict[str, int], turn: int
+) -> None:
+    assert stand(server, "a", **lease)[2] == turn  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("spacing", "each"), [(600, 600), (1000, 1000), (4000, 1000), (30_000, 3000)]
+)
+def test_the_next_ones_come_back_in_short_intervals(
+    server: Keyspace, spacing: int, each: int
+) -> None:
+    for number, task in enumerate("abc"):
+        turn = stand(server, task, left=100, state="cooling", spacing=spacing)[2]
+        assert turn == 100 + number * each
+
+
+def ended(server: Keyspace, what: str, lasted: int) -> None:
+    server.do("HSET", KEYS.runs, what, f"{server.ms}|{lasted}||o")
+
+
+def test_runs_are_expected_to_last_as_the_last_ones_did(server: Keyspace) -> None:
+    ended(server, "success", 2000)
+    assert stand(server, "a")[2] == 2000
+    assert server.fields(KEYS.runs)["pace"] == f"{server.ms}|2000"
+    server.advance(5)
+    assert stand(server, "a")[2] == 2000
+    ended(server, "failure", 4000)
+    assert stand(server, "a")[2] == 2500
+    assert server.fields(KEYS.runs)["pace"] == f"{server.ms}|2500"
+    server.advance(5)
+    assert stand(server, "a")[2] == 2500  # A run counts once.
+    ended(server, "success", 2500)
+    assert stand(server, "a")[2] == 2500
+    assert server.fields(KEYS.runs)["pace"] == f"{server.ms}|2500"
+    ended(server, "failure", 9000)  # In the same ms, the success has been counted.
+    assert stand(server, "a")[2] == 2500

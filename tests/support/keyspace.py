@@ -1,0 +1,160 @@
+"""The scripts on a keyspace in this process, at a time that stands still until a test moves it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django_redislock.backends.memory.interpreter import Interpreter
+from django_redislock.rules import scripts
+from django_redislock.rules.keys import lock_keys
+from tests.rules.model.server import writing
+
+if TYPE_CHECKING:
+    from django_redislock.rules.scripts import Script
+
+KEYS = lock_keys("test", "lottery")
+TTL = 10_000  # ms
+
+
+def token(who: str) -> str:
+    """The token of somebody, named by one letter."""
+    return who * 32
+
+
+def lease_id(who: str) -> str:
+    return who * 16
+
+
+def bell(who: str, process: str = "") -> str:
+    """The channel on which somebody is rung: each in a process of its own, unless it is named."""
+    return f"bell:{process or who}:1"
+
+
+class Keyspace:
+    """All keys, and what clients named by a letter ask of them. Answers are decoded."""
+
+    _server = Interpreter()  # One for all: to compile the scripts takes longer than to run them.
+    _heard: ClassVar[set[str]] = set()
+
+    def __init__(self) -> None:
+        self._server.clear()
+        while self._heard:
+            self._server.stop_listening(self._heard.pop().encode())
+        self.us = 1_000_000_001  # Server time; its last digit is not 0, see lua/_grant.lua.
+        self.rung: list[tuple[str, str]] = []  # Channel and words of what somebody has heard.
+
+    @property
+    def ms(self) -> int:
+        return self.us // 1000
+
+    def advance(self, ms: int) -> None:
+        self.us += 1000 * ms
+
+    def set_back(self, us: int) -> None:
+        """Set the clock back; expiries are absolute times, as on a server."""
+        keys = self._server.every_key()
+        self._server.clear()
+        for key in keys:
+            for command in writing(key):
+                self._server.perform(*command)
+        self.us -= us
+
+    def run(self, script: Script, *args: str | int) -> Any:
+        answer, rings = self._server.run(script, self.us, script.given(KEYS), args)
+        texts = map(_text, rings)
+        self.rung += zip(texts, texts, strict=True)
+        return _text(answer)
+
+    def do(self, *command: str | int) -> Any:
+        """Run one command."""
+        return _text(self._server.perform(*command, us=self.us))
+
+    def listen(self, *waiters: str) -> None:
+        """Let these hear their bells."""
+        for who in waiters:
+            self._heard.add(bell(who))
+            self._server.listen(bell(who).encode())
+
+    def acquire(
+        self,
+        who: str,
+        mode: str = "try",
+        *,
+        ttl: int = TTL,
+        ticket: str | int = 0,
+        markers: str = "",
+        process: str = "",
+    ) -> Any:
+        """Ask for the lock; with markers or without, as clients do."""
+        script = scripts.ACQUIRE_MARKED if markers else scripts.ACQUIRE
+        named = token(who), lease_id(who)
+        channel = bell(who, process)
+        return self.run(script, *named, ttl, mode, ticket, markers, "r", f"by-{who}", channel)
+
+    def hold(self, who: str, *, lasts: int = TTL) -> Any:
+        """Ask for the lock as an operator, so that nobody has it."""
+        named = "hold" + who * 28, lease_id(who)
+        return self.run(scripts.ACQUIRE, *named, lasts, "hold", 0, "", "-", f"by-{who}", "")
+
+    def renew(self, who: str, count: str, ttl: int = TTL) -> Any:
+        return self.run(scripts.RENEW, token(who), ttl, count)
+
+    def release(self, who: str) -> Any:
+        return self.run(scripts.RELEASE, token(who))
+
+    def leave(self, who: str) -> Any:
+        return self.run(scripts.LEAVE, token(who))
+
+    def look(self) -> Any:
+        return self.run(scripts.LOOK)
+
+    @property
+    def lock(self) -> str:
+        """What the lock key holds; "" if there is none."""
+        return self.do("GET", KEYS.lock) or ""
+
+    @property
+    def left(self) -> int:
+        """The ms that are left of the lock key."""
+        return int(self.do("PTTL", KEYS.lock))
+
+    @property
+    def queue(self) -> str:
+        """Who waits, the first to be served first."""
+        return "".join(member[-1] for member in self.do("ZRANGE", KEYS.queue, 0, -1)[::2])
+
+    @property
+    def past(self) -> list[str]:
+        """The timeline, the oldest entry first."""
+        return list(self.do("LRANGE", KEYS.past, 0, -1))
+
+    def scores(self, key: str) -> dict[str, float]:
+        """The members of a sorted set with their scores."""
+        found = iter(self.do("ZRANGE", key, 0, -1, "WITHSCORES"))
+        return {member: float(score) for member, score in zip(found, found, strict=True)}
+
+    def fields(self, key: str) -> dict[str, str]:
+        """The fields of a hash."""
+        found = iter(self.do("HGETALL", key))
+        return dict(zip(found, found, strict=True))
+
+
+def value(
+    who: str,
+    state: str = "hr00000",
+    *,
+    fence: int,
+    since: int,
+    ttl: int = TTL,
+    confirm_by: int = 0,
+    channel: str = "",
+) -> str:
+    """What the lock key holds while it is somebody's; see lua/_lease.lua."""
+    head = token(who) + state + lease_id(who)
+    return f"{head}|{fence}|{since}|{ttl}|{confirm_by}|{channel}|by-{who}"
+
+
+def _text(answer: Any) -> Any:
+    if isinstance(answer, list):
+        return [*map(_text, answer)]
+    return answer.decode() if isinstance(answer, bytes) else answer
