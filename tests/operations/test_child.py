@@ -36,12 +36,14 @@ DEFAULT_TIE = "kernel" if sys.platform == "linux" else "guard"
 both_ties = pytest.mark.parametrize("tie", sorted({DEFAULT_TIE, "guard"}))
 # Tells each signal that it gets, until a line comes.
 LISTENER = """
-import os, signal, sys
+import os, select, signal, sys
 numbers = [int(number) for number in sys.argv[1:]]
 for number in numbers:
     signal.signal(number, lambda number, frame: os.write(1, b"%d\\n" % number))
 os.write(1, b"ready\\n")
-sys.stdin.readline()
+# Not for ever: a signal that comes just before a read begins is told after that read.
+while not select.select([0], [], [], 0.05)[0]:
+    pass
 sys.exit(5)
 """
 
