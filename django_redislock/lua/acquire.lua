@@ -151,6 +151,7 @@ end
 local queued_before, lasts = dequeue(token), WAITER_TTL
 if mode == 'hold' then
   lasts, channel = tonumber(ttl), ''
+  redis.pcall('ZADD', HELD, 'GT', ms + lasts, LOCK) -- a holder that dies leaves the list sooner
 end
 if queued_before then
   ticket = digits(queued_before)

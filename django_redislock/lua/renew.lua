@@ -24,12 +24,7 @@ if state and state ~= 'k' then
     call('SETRANGE', LOCK, #value - #rest - #granted, ttl .. rest)
   end
   if renewals ~= '00000' then
-    local ends = milliseconds(clock()) + ttl
-    if newest then
-      redis.pcall('ZADD', HELD, ends, LOCK)
-    else
-      redis.pcall('ZADD', HELD, 'GT', ends, LOCK)
-    end
+    redis.pcall('ZADD', HELD, 'GT', milliseconds(clock()) + ttl, LOCK)
   end
   -- A lease that is renewed once is long enough to be noted, also if its owner dies.
   if renewals == '00001' then

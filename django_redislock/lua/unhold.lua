@@ -17,5 +17,11 @@ if not first or not is_hold(first) then
   return ''
 end
 dequeue(first)
+local ms, left = milliseconds(clock()), call('PTTL', LOCK)
+if left > 0 then
+  redis.pcall('ZADD', HELD, ms + left, LOCK) -- no longer to the end of the hold
+elseif left == -2 then
+  redis.pcall('ZREM', HELD, LOCK)
+end
 local expiry, _, _, _, _, owner = string.match(record, RECORD)
-return tonumber(expiry) > milliseconds(clock()) and owner or ''
+return tonumber(expiry) > ms and owner or ''

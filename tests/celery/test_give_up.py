@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from django_redislock.testing import LockTestKit
     from tests.celery.project.stage import Stage
+    from tests.support.quorums import MakeQuorum
 
 pytest_plugins = ["tests.celery.project.stage"]
 
@@ -245,6 +246,31 @@ class TestCounting:
         kill(3)
         redislock.advance(task.redelivered_after + 86_401)
         assert deliver(task) == "done"
+
+
+def test_a_quorum_counts_on_although_a_server_dies_and_comes_back_empty(
+    make_quorum: MakeQuorum,
+) -> None:
+    quorum = make_quorum()
+    with celery_app(result_backend="cache+memory://", broker_url="memory://"):
+
+        @single_instance_task(key="lottery", acks_late=True, give_up_after=3, name="draw")
+        def task() -> str:
+            return "done"
+
+        kill(2)
+        assert deliver(task) == "done"  # Which is an end, and counts no more.
+        quorum.servers[0].kill()
+        kill(1, "another-id")
+        kill(1, "the-third-id")
+        quorum.servers[0].start()
+        kill(2, "the-third-id")
+        with pytest.raises(RunAbandoned, match="3 times"):
+            deliver(task, "the-third-id")
+        assert deliver(task, "another-id") == "done"
+    record = held.record("lottery")
+    assert record is not None
+    assert list(record.last) == ["last success", "abandoned"]
 
 
 def kill(times: int, task_id: str = "the-id") -> None:

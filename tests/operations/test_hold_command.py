@@ -120,6 +120,25 @@ def test_a_hold_begins_when_the_lease_of_a_dead_holder_is_over(locks: Locks) -> 
 
 
 @pytest.mark.waits
+def test_the_list_has_a_hold_after_a_dead_holder_and_none_that_was_ended(locks: Locks) -> None:
+    for name in ("lottery", "report"):
+        lock = distributed_lock(name, ttl=1.5, renew=False)
+        assert lock.acquire()
+        assert lock.lease is not None
+        lock.lease.renew()
+        assert held.hold(name, 60, by=WHO) is False
+        lock.lease.renew()
+        wait_until(lambda lock=lock: not lock.lease.held)  # type: ignore[misc]
+    assert held.unhold("report")
+
+    def listed() -> list[tuple[str, str]]:
+        return [(one.name, str(one.owner)) for one in held.list()]
+
+    wait_until(lambda: listed() == [("lottery", WHO)])
+    assert held.list().total == 1
+
+
+@pytest.mark.waits
 def test_a_hold_that_is_over_gives_way_to_the_waiters_at_once(locks: Locks) -> None:
     start = time.monotonic()
     held.hold("lottery", 1.5, by=WHO)
