@@ -48,8 +48,8 @@ def of(*names: str, only: str = "memory", marked: str = "", processes: int = 1) 
 
 
 def of_rules(*names: str) -> tuple[Tests, ...]:
-    """Those of a file of rules, then what else they may break."""
-    return of(*names, only="memory or not redis"), *OF_RULES
+    """Those of some files that need no server, then what else a file of rules may break."""
+    return Tests(tuple(f"tests/rules/test_{name}.py" for name in names)), *OF_RULES
 
 
 # In memory and on servers, tests mostly wait.
@@ -69,19 +69,12 @@ SCRIPTS_OF_TASKS += ("skip", "stand_in_line", "start", "_past", "_runs", "_task_
 SCRIPTS_OF_TASKS += ("count_start", "uncount_start")
 #: The files that are mutated, and the tests that are to notice it: one run after the other.
 ROOMS = {
-    "rules/[ao]*.py": of_rules(
-        "rules/test_options", "contract/test_arguments", "contract/test_conf"
-    ),
-    "rules/f*.py": (
-        *of_rules("rules/test_forms", "rules/test_flows"),
-        MODEL,
-    ),
-    "rules/lease_state.py": (*of_rules("rules/test_lease_state", "rules/test_flows"), MODEL),
-    "rules/[kn]*.py": of_rules(
-        "rules/test_names", "contract/test_names", "contract/test_decorator"
-    ),
-    "rules/c*.py": of_rules("rules/test_circles"),
-    "rules/*.py": of_rules("rules/test_flows", "rules/test_replies", "rules/test_stored"),
+    "rules/[ao]*.py": of_rules("options"),
+    "rules/f*.py": (*of_rules("forms", "flows"), MODEL),
+    "rules/lease_state.py": (*of_rules("lease_state", "flows"), MODEL),
+    "rules/[kn]*.py": of_rules("names"),
+    "rules/c*.py": of_rules("circles"),
+    "rules/*.py": of_rules("flows", "replies", "stored", "steps"),
     **{f"lua/{name}.lua": (OF_SCRIPTS, OF_TASKS, ON_SERVERS) for name in SCRIPTS_OF_TASKS},
     "lua/*.lua": (OF_SCRIPTS, IN_MEMORY, MODEL, OF_TASKS, ON_SERVERS),
     "backends/redis/*.py": (ON_SERVERS,),

@@ -53,7 +53,7 @@ LUA = {
 }
 # Statements of one line: a call, or a change of a variable; and what is returned.
 LUA_STATEMENT = re.compile(r"^ *(?!local\b)([\w.]+\(.*\)|[\w.]+(?:, [\w.]+)* = .*)$", re.MULTILINE)
-LUA_ANSWER = re.compile(r"\breturn (?!function\b|false\b)(.+?)(?= end$|$)", re.MULTILINE)
+LUA_ANSWER = re.compile(r"\breturn (?!function\b|false\b|\0)(.+?)(?= end$|$)", re.MULTILINE)
 NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 
 

@@ -295,6 +295,17 @@ def test_it_is_ended_with_the_last_of_its_acquires() -> None:
     assert one.caller is me
 
 
+def test_it_is_a_runs_if_that_is_said_at_its_making() -> None:
+    assert [state().is_of_run, state(is_of_run=True).is_of_run] == [False, True]
+
+
+def test_what_was_handed_over_is_ended_and_the_release_of_its_holder_is_not_the_last() -> None:
+    one = state()
+    one.hand_over()
+    assert (one.is_handed_over, one.is_ended, one.unnest()) == (True, True, 1)
+    assert one.loss(1.0).over == "it was handed over"
+
+
 def test_transactions_hold_it_beyond_its_block() -> None:
     one = state()
     assert one.hold_for_transactions()

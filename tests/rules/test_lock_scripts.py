@@ -174,6 +174,17 @@ def test_r14_a_release_hands_the_lock_to_the_first_waiter_and_rings_it(
     assert server.scores(KEYS.held) == {KEYS.lock: server.ms + ttl + CONFIRM}
 
 
+@pytest.mark.proves("R9")
+def test_a_fence_grows_at_a_hand_over_although_the_mark_was_lost(server: Keyspace) -> None:
+    server.listen("b")
+    server.do("ZADD", KEYS.fence, server.us + 100, "last")
+    fence = int(server.acquire("a"))
+    server.acquire("b", "queue")
+    server.do("DEL", KEYS.fence)
+    server.release("a")
+    assert server.lock.split("|")[1] == str(fence + 1)
+
+
 def test_a_lock_that_nobody_waits_for_is_gone_after_its_release(server: Keyspace) -> None:
     server.acquire("a")
     assert server.release("a") == "released"
@@ -230,13 +241,14 @@ def test_a_hand_over_is_confirmed_by_asking_again_with_the_whole_ttl(server: Key
     assert server.scores(KEYS.held) == {KEYS.lock: server.ms + TTL + 1}  # As before.
 
 
-def unconfirmed(server: Keyspace, *, process: str = "") -> None:
-    """The lock was handed over to b; c, of the same process, and d still wait."""
+def unconfirmed(server: Keyspace) -> None:
+    """The lock was handed over to b; c and f, of the same process, and d still wait."""
     server.listen("b", "d")
     server.acquire("a")
     server.acquire("b", "queue")
     server.acquire("c", "queue", process="b")
     server.acquire("d", "queue")
+    server.acquire("f", "queue", process="b")
     server.release("a")
 
 
@@ -249,6 +261,15 @@ def test_until_a_hand_over_lapses_the_others_wait_for_that(server: Keyspace) -> 
     assert server.past == []
     server.advance(1)
     assert server.look()[:2] == ["", -2]
+
+
+def test_a_lease_that_is_handed_over_is_busy_for_a_ms_at_least(server: Keyspace) -> None:
+    server.listen("b")
+    server.acquire("a")
+    server.acquire("b", "queue", ttl=300)
+    server.release("a")
+    server.advance(299)
+    assert (server.acquire("e")[1], server.look()[1]) == (1, 1)
 
 
 def test_a_process_that_lets_a_hand_over_lapse_is_passed_over_with_all_its_waiters(
@@ -271,7 +292,7 @@ def test_a_process_that_asks_itself_keeps_its_waiters(server: Keyspace) -> None:
     unconfirmed(server)
     server.advance(CONFIRM)
     assert int(server.acquire("c", "queue", process="b")) == server.us
-    assert server.queue == "d"
+    assert server.queue == "df"
 
 
 def test_who_is_first_and_asks_has_the_lock_without_being_rung(server: Keyspace) -> None:
@@ -281,6 +302,7 @@ def test_who_is_first_and_asks_has_the_lock_without_being_rung(server: Keyspace)
     server.do("DEL", KEYS.lock)
     assert server.acquire("b", "queue") == str(server.us + 1)
     assert (server.lock[32], server.queue, server.rung) == ("h", "c", [])
+    assert server.scores(KEYS.fence) == {"last": server.us + 1}
 
 
 def test_a_newcomer_does_not_barge_in(server: Keyspace) -> None:
@@ -454,6 +476,13 @@ def test_a_lock_cools_no_longer_than_min_hold_although_the_clock_was_set_back(
     assert server.left == 500
 
 
+def test_a_lock_cools_for_a_last_ms(server: Keyspace) -> None:
+    server.acquire("a")
+    server.advance(499)
+    conclude(server, min_hold=500)
+    assert (server.lock[32:33], server.left) == ("k", 1)
+
+
 def test_a_lock_that_was_held_for_min_hold_goes_to_the_next_waiter(server: Keyspace) -> None:
     server.listen("b")
     server.acquire("a")
@@ -623,6 +652,14 @@ def test_p9_exactly_the_lease_that_was_seen_is_released_by_force(server: Keyspac
     assert server.lock.startswith(token("b") + "c")
 
 
+def test_a_resend_of_a_force_release_shows_as_much_as_the_first(server: Keyspace) -> None:
+    server.do("SET", KEYS.lock, "x" * 9000)
+    id = server.look()[4]  # noqa: A001
+    for _ in range(2):
+        answer = server.run(scripts.FORCE_RELEASE, id, REQUEST)
+        assert answer == ["released", "x" * 8192]
+
+
 def test_nothing_is_released_by_force_where_nothing_is(server: Keyspace) -> None:
     assert server.run(scripts.FORCE_RELEASE, lease_id("a"), REQUEST) == ["gone", ""]
     assert server.do("EXISTS", KEYS.forced) == 0
@@ -648,6 +685,11 @@ def test_what_is_not_ours_is_described_and_released_by_the_id_of_that(
     assert server.look()[1] == -2
     assert server.do("PTTL", KEYS.forced) == 60_000
     assert server.past == []
+
+
+def test_of_a_large_key_only_the_beginning_is_shown(server: Keyspace) -> None:
+    server.do("SET", KEYS.lock, "x" * 9000)
+    assert server.look()[0] == "x" * 8192
 
 
 def test_a_lease_that_is_longer_than_ours_can_be_is_not_ours(server: Keyspace) -> None:
@@ -880,6 +922,16 @@ def test_there_is_one_hold_at_a_time(server: Keyspace) -> None:
     server.advance(1)
     assert server.hold("c")[0] == "queued"
     assert server.queue == "cd"
+
+
+@pytest.mark.parametrize("left", [1, 0])
+def test_a_hold_that_is_over_before_its_turn_is_passed_over(server: Keyspace, left: int) -> None:
+    server.acquire("a")
+    server.hold("b", lasts=5000)
+    server.advance(5000 - left)
+    server.acquire("c", "queue")
+    server.release("a")
+    assert (server.lock[:4], server.left) == (("hold", 1) if left else ("", -2))
 
 
 def test_a_hold_that_waits_is_taken_back(server: Keyspace) -> None:

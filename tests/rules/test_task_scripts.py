@@ -119,7 +119,7 @@ def test_arguments_are_kept_for_a_run_that_may_be_delivered_again(server: Keyspa
 def test_arguments_of_tasks_that_never_came_are_dropped_by_the_next_announcement(
     server: Keyspace,
 ) -> None:
-    for task, ends in ("a", server.ms), ("b", server.ms + 1):
+    for task, ends in ("b", server.ms + 1), ("a", server.ms):
         server.do("HSET", KEYS.runs, f"last:{task}", f"{ends}|x")
     server.do("HSET", KEYS.runs, "last", f"{server.ms}|")
     announce(server, "c")
@@ -267,11 +267,11 @@ def test_what_has_finished_is_recognised_for_a_while_and_by_so_many_runs(server:
     assert server.run(scripts.FINISHED, "task:4.0") == 7
     assert server.run(scripts.FINISHED, "gone") == -1
     for number in range(100):
-        hundred = [f"{number:02}-{i:02}" for i in range(100 if number else 98)]
+        hundred = [f"{number:02}-{i:02}" for i in range(100 if number else 99)]
         server.do("ZADD", KEYS.finished, *(part for one in hundred for part in (server.ms, one)))
     finish(server, "success", run="last")
     assert server.do("ZCARD", KEYS.finished) == 10_000
-    assert "stays" not in server.scores(KEYS.finished)
+    assert "task" not in server.scores(KEYS.finished)
 
 
 def test_skips_are_counted_until_a_success(server: Keyspace) -> None:
@@ -298,6 +298,7 @@ def test_all_that_is_known_of_runs_is_told(server: Keyspace) -> None:
         finish(server, what, permit="#3")
     server.run(scripts.SKIP, "skip", "busy", "x" * 9000, KEPT)
     server.run(scripts.SKIP, "abandoned", "late", "o", KEPT)
+    server.do("HSET", KEYS.runs, "skips", "x")
     head = f"{server.ms}|0|"
     assert server.run(scripts.RUNS) == [
         str(server.ms),
@@ -306,7 +307,7 @@ def test_all_that_is_known_of_runs_is_told(server: Keyspace) -> None:
         f"{head}busy|{'x' * 9000}"[:8192],
         f"{head}{lease_id('b')}|by-b",
         [f"#1|{head}{lease_id('c')}|by-c", f"#2|{head}{lease_id('a')}|by-a"],
-        1,
+        0,
         f"{head}late|o",
     ]
 
@@ -445,6 +446,7 @@ def test_a_run_that_does_not_come_back_is_given_up(
     stand(server, "a")
     server.advance(after)
     assert stand(server, "b")[1] == before
+    assert ("a" in server.scores(KEYS.due)) is bool(before)
 
 
 def test_no_more_than_a_hundred_are_given_up_at_once(server: Keyspace) -> None:
@@ -509,4 +511,8 @@ def test_runs_are_expected_to_last_as_the_last_ones_did(server: Keyspace) -> Non
     assert stand(server, "a")[2] == 2500
     assert server.fields(KEYS.runs)["pace"] == f"{server.ms}|2500"
     ended(server, "failure", 9000)  # In the same ms, the success has been counted.
+    assert stand(server, "a")[2] == 2500
+    server.advance(5)
+    ended(server, "success", 2500)
+    ended(server, "failure", 9000)
     assert stand(server, "a")[2] == 2500

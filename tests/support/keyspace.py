@@ -40,7 +40,7 @@ class Keyspace:
         self._server.clear()
         while self._heard:
             self._server.stop_listening(self._heard.pop().encode())
-        self.us = 1_000_000_001  # Server time; its last digit is not 0, see lua/_grant.lua.
+        self.us = 1_700_000_000_000_001  # Server time; its last digit is not 0, see lua/_grant.lua.
         self.rung: list[tuple[str, str]] = []  # Channel and words of what somebody has heard.
 
     @property
@@ -121,7 +121,10 @@ class Keyspace:
     @property
     def queue(self) -> str:
         """Who waits, the first to be served first."""
-        return "".join(member[-1] for member in self.do("ZRANGE", KEYS.queue, 0, -1)[::2])
+        members = iter(self.do("ZRANGE", KEYS.queue, 0, -1))
+        waiters = dict(zip(members, members, strict=True))
+        assert all(record.startswith(f"{token}|") for token, record in waiters.items())
+        return "".join(token[-1] for token in waiters)
 
     @property
     def past(self) -> list[str]:

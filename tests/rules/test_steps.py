@@ -1,0 +1,56 @@
+"""What a flow yields and is answered: each step is performed by the method of its name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from django_redislock.rules import scripts
+from django_redislock.rules.steps import (
+    Answer,
+    Call,
+    Listen,
+    NotDone,
+    Notify,
+    Pause,
+    Refused,
+    Tell,
+    Unanswered,
+)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Call(scripts.LOOK, "lottery", (), 1.0),
+        Tell(scripts.RENEW, "lottery", ()),
+        Listen("an-id", 1.0),
+        Pause(1.0),
+        Notify(None, {}),
+    ],
+    ids=lambda step: type(step).__name__.lower(),
+)
+def test_a_step_is_performed_by_the_method_of_its_name(step: Any) -> None:
+    name = type(step).__name__.lower()
+    performer = SimpleNamespace(**{name: lambda performed: ("the answer to", performed)})
+    assert step.perform(performer) == ("the answer to", step)
+
+
+def test_no_replica_is_asked_unless_that_is_said() -> None:
+    assert Call(scripts.LOOK, "lottery", (), 1.0).replicas == 0
+    assert Answer(b"7", 1.0, 2.0).replicas == 0
+
+
+@pytest.mark.parametrize("kind", [Unanswered, NotDone])
+def test_trouble_tells_the_problem_and_when(kind: Any) -> None:
+    trouble = kind("Timeout", 1.0, 2.0)
+    assert trouble.args == (trouble.problem, trouble.sent, trouble.now) == ("Timeout", 1.0, 2.0)
+    assert Refused("NOPERM").args == (Refused("NOPERM").problem,) == ("NOPERM",)
+
+
+def test_scripts_are_told_apart_and_take_a_channel_only_if_they_name_it() -> None:
+    assert scripts.ACQUIRE != scripts.ACQUIRE_MARKED
+    assert scripts.Script("x", b"", "", ()).takes_channel is False
+    assert scripts.ACQUIRE.takes_channel
