@@ -77,7 +77,8 @@ def minimal_acl(prefix: str, *, replicas: bool = False) -> str:
     """The ACL rules that suffice for all operations on locks under *prefix*, and no more."""
     every = [one for one in vars(scripts).values() if isinstance(one, scripts.Script)]
     source = b"".join(script.source for script in every)
-    called = {name.decode().lower() for name in re.findall(rb"p?call\('([A-Z]+)'", source)}
+    # By its name, or by that of a table, as in _sight.lua.
+    called = {name.decode().lower() for name in re.findall(rb"(?:call\(|= )'([A-Z]+)'", source)}
     words = {*_CONNECTION.split(), *_LISTINGS.split(), *called, *(["wait"] if replicas else [])}
     if prefix.endswith(IN_BUCKETS):
         words = words - _NOT_ON_CLUSTERS | _ON_CLUSTERS
