@@ -24,6 +24,7 @@ from django_redislock.holder import (
     running_loop,
 )
 from django_redislock.lease import Lease
+from django_redislock.lookout import Lookout
 from django_redislock.rules import flows
 from django_redislock.rules.flows import Busy, Done, Finished, Granted
 from django_redislock.rules.forms import FirstTry, Release
@@ -303,7 +304,9 @@ class Holds:
         def take_over(request: flows.Request, granted: Granted) -> None:
             self._take_over(hold, form, *granted)
 
-        outcome = yield from flows.acquire(form.request(), started, take_over)
+        lookout = Lookout(backend, form, started)
+        acquiring = flows.acquire(form.request(), started, take_over, lookout)
+        outcome = yield from lookout.over(acquiring)
         if isinstance(outcome, Granted):
             assert hold.lease is not None
             if signals.lock_acquired.receivers:

@@ -78,6 +78,7 @@ class Backend(ABC):
     supports_failover = False  # If a server fails, a replica takes over.
     supports_majority = False  # A majority of its servers decides, so some may stay away.
 
+    supports_queues = True  # Waiters queue up, and so can see whether they wait in a circle.
     supports_batons = True  # A lease can be handed over to whoever takes it up.
 
     clock: Callable[[], float] = staticmethod(clock.now)

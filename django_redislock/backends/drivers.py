@@ -11,7 +11,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from inspect import GEN_SUSPENDED, getgeneratorstate
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django_redislock import clock, process
 from django_redislock.rules.steps import Call, NotOurs, Refused, Unanswered
@@ -21,7 +21,15 @@ if TYPE_CHECKING:
 
     from django_redislock.process import Process
     from django_redislock.rules.forms import Form
-    from django_redislock.rules.steps import Flow, Notify, Pause, Performer, Step, Trouble
+    from django_redislock.rules.steps import (
+        Elsewhere,
+        Flow,
+        Notify,
+        Pause,
+        Performer,
+        Step,
+        Trouble,
+    )
 
 logger = logging.getLogger("django_redislock")
 
@@ -211,6 +219,10 @@ class Blocking(ABC):
             # from blocking code in an event loop's thread.
             logger.exception("Could not send a signal about a lock")
 
+    def elsewhere(self, step: Elsewhere) -> Any:
+        """Perform another flow, which uses a connection of its own."""
+        return step.backend.run(step.flow)
+
 
 class Awaiting(ABC):
     """The same of a performer that awaits."""
@@ -230,3 +242,7 @@ class Awaiting(ABC):
         """Send a signal."""
         self.close()
         await step.signal.asend_robust(**step.news)
+
+    async def elsewhere(self, step: Elsewhere) -> Any:
+        """Perform another flow, which may use the same connection."""
+        return await step.backend.arun(step.flow)

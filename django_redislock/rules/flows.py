@@ -15,7 +15,7 @@ import math
 import random
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.rules import scripts
@@ -78,6 +78,7 @@ if TYPE_CHECKING:
 
 CONFIRM_WITHIN = 1.0  # Seconds, after a hand-over; the same as in lua/_lease.lua.
 LOOK_EVERY = 2.0  # A waiter who may have missed the bell looks by itself, in seconds.
+CIRCLE_AFTER = 1.0  # Seconds after which a waiter looks whether it waits in a circle.
 UNDO_WITHIN = 1.0  # Seconds that undoing an interrupted acquire may take.
 
 NOT_TAKEN_UP = "its baton was taken up before, or not in time, or an operator released it"
@@ -178,6 +179,23 @@ class Finished(NamedTuple):
     by: str = ""  # As of Done; "" if nobody knows.
 
 
+class Lookout(Protocol):
+    """Looks, now and then while a waiter waits, whether that wait can ever end."""
+
+    due: float  # When to look next; math.inf if never.
+
+    def look(self, ticket: bytes, now: float) -> Flow[float]:
+        """Look; returns the time after that.
+
+        Args:
+            ticket: The place of the waiter in the queue.
+            now: The time before.
+
+        Raises:
+            LockMisuse: The wait would never end.
+        """
+
+
 class RunMarker(NamedTuple):
     """The done marker that a task run leaves when it succeeds."""
 
@@ -189,7 +207,10 @@ class RunMarker(NamedTuple):
 
 
 def acquire(
-    request: Request, now: float, take_over: Callable[[Request, Granted], object] | None = None
+    request: Request,
+    now: float,
+    take_over: Callable[[Request, Granted], object] | None = None,
+    lookout: Lookout | None = None,
 ) -> Flow[Granted | Busy | Done | Finished]:
     """Ask for the lock until it is ours or the wait is over.
 
@@ -197,13 +218,15 @@ def acquire(
         request: What to ask for.
         now: When it begins.
         take_over: Called with the grant. An interrupt before it returns undoes the grant.
+        lookout: What looks whether a wait can ever end.
 
     Raises:
         LockUnavailable: The server refused, or did not answer for too long.
         LockLost: It was to be taken up, and is over.
+        LockMisuse: The wait would never end.
     """
     try:
-        outcome = yield from _acquire(request, now)
+        outcome = yield from _acquire(request, now, lookout)
         if take_over is not None and isinstance(outcome, Granted):
             take_over(request, outcome)
         return outcome
@@ -228,7 +251,7 @@ def hold(request: Request, now: float) -> Flow[Granted | FirstInLine | Busy]:
 
 
 def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
-    request: Request, now: float
+    request: Request, now: float, lookout: Lookout | None = None
 ) -> Flow[Granted | Busy | Done | Finished]:
     give_up = now + request.wait
     mode, left = request.mode, request.wait
@@ -255,7 +278,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                     came_back = came_back or bool(queued.newly and ticket != b"0")
                     ticket = b"0" if came_back else queued.ticket
                     failures, traces = 0, True
-                    outcome = yield from _await_bell(request, queued, answer, give_up)
+                    outcome = yield from _await_bell(request, queued, answer, give_up, lookout)
                     if isinstance(outcome, Granted):
                         return outcome
                     now = outcome
@@ -376,7 +399,11 @@ def listens_until(now: float, left_ms: bytes | str | int, give_up: float) -> flo
 
 
 def _await_bell(
-    request: Request, queued: QueuedReply, look: Answer, give_up: float
+    request: Request,
+    queued: QueuedReply,
+    look: Answer,
+    give_up: float,
+    lookout: Lookout | None,
 ) -> Flow[Granted | float]:
     """Sleep until the lock is handed to us, or until it is time to look; returns the time then.
 
@@ -385,14 +412,19 @@ def _await_bell(
         queued: The answer to the last look.
         look: The same, with when it was sent and when it came.
         give_up: When the wait is over.
+        lookout: What looks meanwhile whether the wait can ever end.
     """
     now = look.now
     until = listens_until(now, queued.left_ms, give_up)
     while True:
-        bell: Bell = yield Listen(request.id, until - now)
+        due = math.inf if lookout is None else lookout.due
+        bell: Bell = yield Listen(request.id, min(until, due) - now)
         now = bell.now
         if not bell.words:
-            return now
+            if lookout is None or not due <= now < until:
+                return now
+            now = yield from lookout.look(queued.ticket, now)
+            continue
         match read_ring(bell.words):
             case LookRing(left_ms=left_ms):
                 until = listens_until(now, left_ms, give_up)

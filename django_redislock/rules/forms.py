@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_redislock import process
 from django_redislock.rules import scripts
-from django_redislock.rules.flows import Granted, Request, listens_until, take_up
+from django_redislock.rules.flows import CIRCLE_AFTER, Granted, Request, listens_until, take_up
 from django_redislock.rules.replies import (
     AcquireArgs,
     GrantedRing,
@@ -147,8 +147,9 @@ class FirstTry(Form):
         if queued.__class__ is not QueuedReply or self.markers is not NO_MARKERS:
             return 0.0
         self._queued = queued
-        give_up = self.sent + self.terms.wait
-        return listens_until(self.now, queued.left_ms, give_up) - self.now
+        # A longer wait is the flow's, which looks then whether it can ever end.
+        until = self.sent + min(self.terms.wait, CIRCLE_AFTER)
+        return listens_until(self.now, queued.left_ms, until) - self.now
 
     def heard(self, ring: bytes | None, now: float) -> Granted | None:
         """Note what the bell said by then. Returns the lease that is to be confirmed, if any."""

@@ -25,8 +25,8 @@ IN_BUCKETS = ":{*}"  # Ends a prefix of which each bucket has its own. To scans 
 class Keys(NamedTuple):
     """The keys of one permit of a lock. Each script is given those that it names, see scripts.py.
 
-    A lock without a limit has one permit, the first. Each permit has a key `lock`, `forced` and
-    `past` of its own; all other keys are common to the permits of a name.
+    A lock without a limit has one permit, the first. Each permit has a key `lock`, `forced`,
+    `past` and `waits` of its own; all other keys are common to the permits of a name.
     """
 
     lock: str  # String: the current lease, see lua/_lease.lua. Its TTL is the lease's.
@@ -39,6 +39,7 @@ class Keys(NamedTuple):
     runs: str  # Hash: what became of the last task runs, see lua/_runs.lua; who waits to start.
     line: str  # Sorted set: ids of deferred task runs -> their tickets, see lua/stand_in_line.lua.
     due: str  # Sorted set: the same ids -> by when they are back, in ms, or else given up.
+    waits: str  # String: what the holder of the lease waits for, see lua/note_wait.lua.
     fence: str  # Sorted set of one: the greatest fencing token given out under any such prefix.
     held: str  # Sorted set: the index of all held locks (their lock keys) by expiry in ms.
     ran: str  # Sorted set: the index of all locks of tasks by their last run in ms.
@@ -117,6 +118,7 @@ def lock_keys(prefix: str, name: str, permit: int = 1) -> Keys:
         runs=base + "runs",
         line=base + "line",
         due=base + "due",
+        waits=f"{base}waits{suffix}",
         fence=fence_key(prefix),
         held=index_key(prefix),
         ran=ran_index_key(prefix),

@@ -67,6 +67,8 @@ FORCE_RELEASE = _load("force_release")
 UNHOLD = _load("unhold")
 LOOK = _load("look")
 INSPECT = _load("inspect")
+NOTE_WAIT = _load("note_wait")
+FOLLOW_WAIT = _load("follow_wait")
 NAMES = _load("names")
 
 # Of tasks alone:

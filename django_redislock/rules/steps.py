@@ -21,6 +21,7 @@ class Performer(Protocol):
     def listen(self, step: Listen) -> Any: ...
     def pause(self, step: Pause) -> Any: ...
     def notify(self, step: Notify) -> Any: ...
+    def elsewhere(self, step: Elsewhere) -> Any: ...
     def close(self) -> None: ...
 
 
@@ -85,6 +86,16 @@ class Notify(NamedTuple):
         return by.notify(self)
 
 
+class Elsewhere(NamedTuple):
+    """Perform a flow of its own on some backend; the answer is its result."""
+
+    backend: Any
+    flow: Flow[Any]
+
+    def perform(self, by: Performer) -> Any:
+        return by.elsewhere(self)
+
+
 class Answer(NamedTuple):
     """What a script returned. Deadlines count from *sent*: the server acted at some later time."""
 
@@ -131,5 +142,5 @@ class NotOurs(Refused):
 Trouble = Unanswered | Refused
 Outcome = Answer | Trouble  # Of a Call.
 Result = TypeVar("Result")
-Step = Call | Tell | Listen | Pause | Notify
+Step = Call | Tell | Listen | Pause | Notify | Elsewhere
 Flow = Generator[Step, Any, Result]

@@ -332,7 +332,7 @@ def read_started_run(note: bytes) -> tuple[str, NotedRun] | None:
 
 
 class Wait(NamedTuple):
-    """A waiter in the queue of a lock, as it is noted at the leases that it holds."""
+    """A waiter in the queue of a lock, as it is noted at its leases: see lua/note_wait.lua."""
 
     alias: str  # In the REDISLOCK of the waiter.
     name: str
@@ -342,12 +342,12 @@ class Wait(NamedTuple):
 
     @property
     def packed(self) -> str:
-        """As the server keeps it, behind the id of the lease: see lua/note_wait.lua."""
-        return f"{self.id}|{self.ticket}|{self.limit}|{quote(self.alias)}|{self.name}"
+        """As the server keeps it, behind the ids of a lease and of the waiter."""
+        return f"{self.ticket}|{self.limit}|{quote(self.alias)}|{self.name}"
 
 
 def read_wait(note: bytes) -> tuple[str, Wait] | None:
-    """Read at which lease a wait is noted, and the wait; None if somebody else has written it."""
+    """Read the id of the lease at which a wait is noted, and the wait; None if there is none."""
     lease_id, id, ticket, limit, alias, name = _fields(note, 6)  # noqa: A001
     if not (is_number(ticket, 19) and is_number(limit, 4) and int(limit)):
         return None

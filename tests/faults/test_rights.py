@@ -31,7 +31,7 @@ from tests.support.stored import (
     value_of,
 )
 from tests.support.waiting import HUNG, wait_until
-from tests.support.ways import Blocking, Caller, InLoop
+from tests.support.ways import Blocking, Caller, InLoop, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,6 +117,7 @@ def use_everything(locks: Locks) -> None:
         wait_until(lambda: not queued(locks), 5)  # Before its place in the queue expires.
         looks_twice = Blocking().begin(distributed_lock(NAME, wait=0.5))
         assert looks_twice.result(HUNG) is False
+        assert in_thread(wait_with_a_lease).result(HUNG) is False
         patient = distributed_lock(NAME, wait=10, min_hold=0.1)
         waiter = Blocking().begin_waiting(patient, locks)
         assert [lock.name for lock in held.list()] == [NAME]
@@ -127,6 +128,12 @@ def use_everything(locks: Locks) -> None:
         assert held.force_release("forced", lease.id)
     use_what_is_not_ours(locks)
     use_as_a_task_does()
+
+
+def wait_with_a_lease() -> bool:
+    """Wait for so long that a look for a circle of waits is worth it."""
+    with distributed_lock("own"):
+        return distributed_lock(NAME, wait=1.5).acquire()
 
 
 def use_what_is_not_ours(locks: Locks) -> None:

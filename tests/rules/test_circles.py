@@ -55,7 +55,7 @@ class World:
         note, wait = b"", self.waits[who]
         if wait.name:
             noted_at = "0" * 16 if lease in self.stale else lease_id
-            note = f"{noted_at}|{wait.packed}".encode()
+            note = f"{noted_at}|{wait.id}|{wait.packed}".encode()
         return WaitReply(goes_on, value.packed, note)
 
     def search(self, who: str) -> Circle | None:
@@ -223,7 +223,10 @@ WAIT = Wait("default", "a|{b}", "fedcba9876543210", 1_700_000_000_000_000, 4)
 
 @pytest.mark.parametrize("wait", [WAIT, WAIT._replace(alias="a|b c"), WAIT._replace(name="é")])
 def test_a_wait_is_read_as_it_was_written(wait: Wait) -> None:
-    assert read_wait(f"0123456789abcdef|{wait.packed}".encode()) == ("0123456789abcdef", wait)
+    assert read_wait(f"0123456789abcdef|{wait.id}|{wait.packed}".encode()) == (
+        "0123456789abcdef",
+        wait,
+    )
 
 
 @pytest.mark.parametrize(

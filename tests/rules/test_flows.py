@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_redislock.conf import Conf
-from django_redislock.exceptions import LockUnavailable
+from django_redislock.exceptions import LockMisuse, LockUnavailable
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import (
+    CIRCLE_AFTER,
     CONFIRM_WITHIN,
     LONGEST_PAUSE,
     LOOK_EVERY,
@@ -42,6 +43,7 @@ from django_redislock.rules.steps import (
     Answer,
     Bell,
     Call,
+    Elsewhere,
     Listen,
     NotDone,
     NotOurs,
@@ -115,6 +117,12 @@ class Stage:
         assert isinstance(self.step, Tell)
         return self._send(None)
 
+    def is_looked(self) -> Stage:
+        """Nobody waits in a circle."""
+        assert isinstance(self.step, Elsewhere)
+        self.now += 0.1
+        return self._send(None)
+
     def sleeps(self) -> Stage:
         """The pause is over."""
         assert isinstance(self.step, Pause)
@@ -135,6 +143,21 @@ class Stage:
         except StopIteration as end:
             self.step, self.result, self.ended = None, end.value, True
         return self
+
+
+class Looks:
+    """A lookout that finds no circle, each time after a tenth of a second."""
+
+    def __init__(self, again_after: float = math.inf) -> None:
+        self.due = CIRCLE_AFTER
+        self.tickets: list[bytes] = []
+        self._again_after = again_after
+
+    def look(self, ticket: bytes, now: float) -> Flow[float]:
+        self.tickets.append(ticket)
+        self.due = now + self._again_after
+        assert (yield Elsewhere(None, None)) is None  # type: ignore[arg-type]
+        return now + 0.1
 
 
 def request(**fields: Any) -> Request:
@@ -510,6 +533,35 @@ def test_a_bell_that_says_look_moves_the_next_look() -> None:
     assert asks(stage.rings().step)
 
 
+def test_a_waiter_looks_for_a_circle_after_a_second_and_again_between_its_own_looks() -> None:
+    lookout = Looks(again_after=2.0)
+    stage = Stage(flows.acquire(request(wait=60.0), 0.0, lookout=lookout))
+    queued(stage, after=0.0)
+    assert stage.step == Listen(ID, pytest.approx(1.0))
+    stage.rings().is_looked()
+    assert stage.step == Listen(ID, pytest.approx(0.9))  # Until two seconds are over, as ever.
+    queued(stage.rings(), after=0.0)
+    assert stage.step == Listen(ID, pytest.approx(1.0))
+    stage.rings().is_looked()
+    assert lookout.tickets == [b"100", b"100"]
+
+
+def test_what_rings_while_a_waiter_looks_for_a_circle_is_heard_after_it() -> None:
+    stage = Stage(flows.acquire(request(wait=1.05), 0.0, lookout=Looks()))
+    queued(stage, after=0.0).rings().is_looked()
+    assert stage.step == Listen(ID, pytest.approx(-0.05))
+    stage.rings("granted", ID, 7, granted_at(1.0))
+    assert stage.is_told().result.fence == 7
+
+
+def test_a_waiter_in_a_circle_leaves_the_queue() -> None:
+    stage = Stage(flows.acquire(request(wait=60.0), 0.0, lookout=Looks()))
+    queued(stage, after=0.0).rings()
+    assert undoes(stage.raises(LockMisuse(NAME, "a circle")).step)
+    with pytest.raises(LockMisuse, match="a circle"):
+        stage.answers(0)
+
+
 @pytest.mark.proves("R14")
 def test_r14_a_handed_over_lease_is_ours_without_a_round_trip() -> None:
     stage = queued(acquiring(wait=60.0), after=0.01)
@@ -546,7 +598,7 @@ def test_a_form_understands_a_ring_as_its_flow_does(
     listens = form.seconds_to_listen()
     granted = form.heard(ring.format(id=form.id).encode() or None, form.now + after)
 
-    flow = flows.acquire(form.request(), form.sent)
+    flow = flows.acquire(form.request(), form.sent, lookout=Looks())
     next(flow)
     answer, bell = form.answers
     assert flow.send(answer) == Listen(form.id, pytest.approx(listens))

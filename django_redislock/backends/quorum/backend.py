@@ -51,6 +51,7 @@ class QuorumBackend(Backend):
 
     in_parts = True
     supports_majority = True
+    supports_queues = False
     supports_batons = False
 
     def __init__(self, conf: Conf) -> None:

@@ -1,0 +1,136 @@
+"""Whether a wait can ever end: looked at by a waiter that holds leases, see rules/circles.py."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_redislock import misuse
+from django_redislock.backends.registry import backends
+from django_redislock.holder import current_holder
+from django_redislock.rules import circles, scripts
+from django_redislock.rules.flows import CIRCLE_AFTER, LOOK_EVERY
+from django_redislock.rules.replies import WaitReply
+from django_redislock.rules.steps import Call, Elsewhere, NotOurs, Refused, Unanswered
+from django_redislock.rules.stored import Wait
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django_redislock.backends.base import Backend
+    from django_redislock.lease import Lease
+    from django_redislock.rules.circles import Circle
+    from django_redislock.rules.forms import FirstTry
+    from django_redislock.rules.steps import Flow
+
+Result = TypeVar("Result")
+
+MOST_NOTED = 100  # Leases of one holder.
+# Seconds: the bell is not heard meanwhile, and what it hands over waits for a confirmation.
+LOOK_WITHIN = 0.25
+
+
+class Lookout:
+    """Looks whether one wait of this thread or asyncio task is in a circle; see flows.Lookout.
+
+    It costs nothing before a wait has lasted a second, and then nothing unless its holder has
+    leases. A look that a server does not answer at once is given up: the next one comes soon.
+    """
+
+    def __init__(self, backend: Backend, form: FirstTry, started: float) -> None:
+        self.due = started + CIRCLE_AFTER
+        self._backend = backend
+        self._form = form
+        self._until = math.inf
+        self._noted: dict[str, tuple[Backend, Lease]] = {}  # By the id of the lease.
+
+    def over(self, waiting: Flow[Result]) -> Flow[Result]:
+        """Perform the flow that waits; when it is over, note that it is."""
+        try:
+            return (yield from waiting)
+        except GeneratorExit:
+            self._noted.clear()  # Nothing can be asked any more. What is noted ends by itself.
+            raise
+        finally:
+            self._until = self._backend.clock() + LOOK_WITHIN
+            for backend, lease in self._noted.values():
+                yield from self._note(backend, lease, "")
+
+    def look(self, ticket: bytes, now: float) -> Flow[float]:
+        """See flows.Lookout."""
+        me = current_holder()
+        mine = [*self._leases_of(me)][:MOST_NOTED]
+        self.due = now + LOOK_EVERY if mine else math.inf
+        self._until = now + LOOK_WITHIN
+        wait = Wait(self._backend.alias, self._form.name, self._form.id, int(ticket))
+        for backend, lease in mine:
+            self._noted[lease.id] = backend, lease
+            yield from self._note(backend, lease, wait.packed)
+        if mine and (circle := (yield from self._search(wait, ring=False))):
+            is_youngest = circle.youngest.id == wait.id
+            if is_youngest and circle == (yield from self._search(wait, ring=True)):
+                raise misuse.waits_in_a_circle(self._form.name, circle, me)
+        return self._backend.clock()
+
+    def _leases_of(self, me: object) -> Iterator[tuple[Backend, Lease]]:
+        """The leases of this holder, wherever they are."""
+        for backend in dict.fromkeys([self._backend, *backends.values()]):
+            if not backend.supports_queues:
+                continue
+            now = backend.clock()
+            for name in list(backend.leases):
+                for lease in backend.leases.of(name):
+                    state = lease.state
+                    if (
+                        state.holder() is me
+                        and state.may_be_held(now)
+                        and (state.caller is None or state.caller.is_served())
+                    ):
+                        yield backend, lease
+
+    def _note(self, backend: Backend, lease: Lease, wait: str) -> Flow[Any]:
+        args = lease.id, self._form.id, wait
+        permit = lease.state.permit
+        call = Call(scripts.NOTE_WAIT, lease.name, args, LOOK_WITHIN, permit=permit)
+        return self._ask(backend, call)
+
+    def _search(self, wait: Wait, *, ring: bool) -> Flow[Circle | None]:
+        """Look for a circle. With *ring*, no process that was killed is in it."""
+        search = circles.search(wait)
+        try:
+            read = next(search)
+            while True:
+                asked = read.wait
+                try:
+                    backend = backends[asked.alias]
+                except ImproperlyConfigured:
+                    return None  # It is another program's.
+                args = asked.id, asked.ticket, int(ring)
+                name, permit = asked.name, read.permit
+                call = Call(scripts.FOLLOW_WAIT, name, args, LOOK_WITHIN, permit=permit)
+                reply = yield from self._ask(backend, call)
+                if reply is None:
+                    return None
+                read = search.send(WaitReply(*reply))
+        except StopIteration as end:
+            found: Circle | None = end.value
+            return found
+
+    def _ask(self, backend: Backend, call: Call) -> Flow[Any]:
+        """What a script answers; None if it does not in time."""
+        left = self._until - self._backend.clock()
+        if left <= 0:
+            return None
+        try:
+            return (yield Elsewhere(backend, _answer_to(call._replace(within=left))))
+        except NotOurs:
+            raise
+        except (Unanswered, Refused):
+            return None
+
+
+def _answer_to(call: Call) -> Flow[Any]:
+    answer = yield call
+    return answer.value

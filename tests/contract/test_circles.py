@@ -1,0 +1,236 @@
+"""A wait that can never end says so: the youngest wait of a circle, after a second."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_redislock import LockMisuse, LockTimeout, distributed_lock, held
+from django_redislock.rules import scripts
+from tests.support.matrix import in_turn
+from tests.support.others import add_rival, queued
+from tests.support.processes import hear, say
+from tests.support.stored import keys_of
+from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import Sync, Way, both_ways
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pytest_django import Settings
+
+    from tests.conftest import Locks, Spawn
+    from tests.support.backends import Place
+    from tests.support.proxy import Proxy
+    from tests.support.ways import Running
+
+pytestmark = pytest.mark.waits
+
+
+def waiters_of(name: str) -> int:
+    return len(held.detail(name).waiters)
+
+
+async def outcomes_of(runs: Sequence[Running[str]]) -> list[str]:
+    """What each of them said, or the error that it ended with."""
+    said = []
+    for run in runs:
+        try:
+            said.append(await run.result())
+        except (LockMisuse, LockTimeout) as error:
+            said.append(str(error))
+    return said
+
+
+class Ring:
+    """Holders who each have one lock, and then want the next one's, one after the other."""
+
+    def __init__(self, way: Way, *names: str) -> None:
+        self._way = way
+        self._names = names
+        self._holding: set[str] = set()
+
+    def start(self) -> list[Running[str]]:
+        return [self._way.start(lambda number=number: self._run(number)) for number in self._places]
+
+    @property
+    def _places(self) -> range:
+        return range(len(self._names))
+
+    async def _run(self, number: int) -> str:
+        way, first = self._way, self._names[number]
+        second = self._names[(number + 1) % len(self._names)]
+        async with way.entered(distributed_lock(first)):
+            self._holding.add(first)
+            await way.until(lambda: len(self._holding) == len(self._names))
+            for earlier in self._names[1 : number + 1]:
+                await way.until(lambda earlier=earlier: waiters_of(earlier))
+            async with way.entered(distributed_lock(second)):
+                return "went on"
+
+
+@in_turn
+@both_ways
+async def test_of_two_who_wait_for_each_other_the_younger_is_told(way: Way, place: Place) -> None:
+    place.configure(TTL=30, WAIT=HUNG)
+    begun = time.monotonic()
+    elder, younger = await outcomes_of(Ring(way, "a", "b").start())
+    assert time.monotonic() - begun < HUNG / 2
+    assert elder == "went on"
+    who = "thread" if way.name == "sync" else "asyncio task"
+    assert re.fullmatch(
+        r"Lock 'a': this wait would never end: 'a' is held by \S+:\d+ .*, which waits for 'b';"
+        rf" 'b' is held by this {who}, which waits for 'a'\. Take them together, by"
+        r" distributed_lock\('a', 'b'\), or in one order everywhere\.",
+        younger,
+    )
+    left = place.keys()
+    assert not [key for key in left if b"waits" in key]
+
+
+@both_ways
+async def test_three_in_a_circle(way: Way, locks: Locks) -> None:
+    locks.configure(TTL=30, WAIT=HUNG)
+    one, two, three = await outcomes_of(Ring(way, "a", "b", "c").start())
+    assert (one, two) == ("went on", "went on")
+    assert [three.count(f"'{name}' is held by") for name in "abc"] == [1, 1, 1]
+
+
+async def test_threads_and_tasks_of_one_process_are_holders_of_their_own(locks: Locks) -> None:
+    # Neither a task that waits beside one that holds, nor a thread beside another, is in a circle.
+    locks.configure(TTL=30, WAIT=HUNG)
+    way = Sync()
+    entered = threading.Event()
+
+    async def holds() -> str:
+        with distributed_lock("a"):
+            entered.set()
+            wait_until(lambda: waiters_of("a"))
+            time.sleep(2.5)  # The other one looks for a circle meanwhile.
+            return "went on"
+
+    async def waits() -> str:
+        entered.wait(HUNG)
+        with distributed_lock("a"):
+            return "went on"
+
+    runs = [way.start(holds), way.start(waits)]
+    assert await outcomes_of(runs) == ["went on", "went on"]
+
+
+@both_ways
+async def test_waits_that_converge_are_left_alone(way: Way, locks: Locks) -> None:
+    locks.configure(TTL=30, WAIT=HUNG)
+    entered: set[str] = set()
+
+    async def converge(own: str) -> str:
+        async with way.entered(distributed_lock(own)):
+            entered.add(own)
+            await way.until(lambda: "goal" in entered)
+            async with way.entered(distributed_lock("goal")):
+                return "went on"
+
+    async with way.entered(distributed_lock("goal")):
+        runs = [way.start(lambda own=own: converge(own)) for own in ("a", "b")]
+        await way.until(lambda: entered >= {"a", "b"})
+        entered.add("goal")
+        await way.until(lambda: locks.redis.exists(keys_of(locks, "a").waits))
+        await way.until(lambda: locks.redis.exists(keys_of(locks, "b").waits))
+        await way.sleep(2.5)  # Each looks twice.
+    assert await outcomes_of(runs) == ["went on", "went on"]
+    assert not locks.redis.exists(keys_of(locks, "a").waits, keys_of(locks, "b").waits)
+
+
+def cross(first: str, second: str, wait: float) -> None:
+    """In a child: hold the first lock, and when told so wait for the second."""
+    with distributed_lock(first, ttl=20):
+        say("holds")
+        hear()
+        try:
+            with distributed_lock(second, wait=wait):
+                say("went on")
+        except (LockMisuse, LockTimeout) as error:
+            say(f"{type(error).__name__}: {error}")
+
+
+def test_two_processes(locks: Locks, spawn: Spawn) -> None:
+    one, other = spawn(cross, "a", "b", HUNG), spawn(cross, "b", "a", HUNG)
+    assert (one.read(), other.read()) == ("holds", "holds")
+    one.send("go")
+    wait_until(lambda: queued(locks, "b"))
+    other.send("go")
+    assert other.read().startswith("LockMisuse: Lock 'a': this wait would never end")
+    assert one.read() == "went on"
+
+
+def test_a_killed_holder_is_in_no_circle(locks: Locks, spawn: Spawn) -> None:
+    one = spawn(cross, "a", "b", HUNG)
+    assert one.read() == "holds"
+    with distributed_lock("b", ttl=60):
+        one.send("go")
+        wait_until(lambda: locks.redis.exists(keys_of(locks, "a").waits))
+        one.kill()
+        # Its lease lasts 20 s, and for some seconds it seems to stand in the queue.
+        with pytest.raises(LockTimeout), distributed_lock("a", wait=4):
+            pass
+
+
+def test_a_wait_that_ends_when_the_circle_is_told(locks: Locks, spawn: Spawn) -> None:
+    for wait in (1.0, 1.05, 1.1):
+        one, other = spawn(cross, "a", "b", wait), spawn(cross, "b", "a", wait)
+        assert (one.read(), other.read()) == ("holds", "holds")
+        one.send("go")
+        other.send("go")
+        said = {child.read().partition(":")[0] for child in (one, other)}
+        assert said <= {"LockMisuse", "LockTimeout", "went on"}
+        assert said & {"LockMisuse", "LockTimeout"}
+        for child in (one, other):
+            assert child.wait() == 0
+        assert not locks.redis.exists(*(keys_of(locks, name).queue for name in "ab"))
+
+
+def test_a_circle_may_cross_aliases(locks: Locks, settings: Settings) -> None:
+    locks.configure(TTL=30, WAIT=HUNG)
+    add_rival(settings, locks, KEY_PREFIX=f"{locks.prefix}-other", TTL=30, WAIT=HUNG)
+    way = Sync()
+    holding: set[str] = set()
+
+    async def cross_over(first: str, second: str) -> str:
+        with distributed_lock("a", using=first):
+            holding.add(first)
+            wait_until(lambda: len(holding) == 2)
+            with distributed_lock("a", using=second):
+                return "went on"
+
+    runs = [way.start(lambda: cross_over("default", "rival"))]
+    wait_until(lambda: "default" in holding)
+    runs.append(way.start(lambda: cross_over("rival", "default")))
+    said = way.run(outcomes_of(runs))
+    assert said.count("went on") == 1
+    (told,) = (one for one in said if one != "went on")
+    assert "'a' of 'rival' is held by" in told
+    assert "'a' of 'default' is held by" in told
+    assert told.endswith("Take these locks in one order everywhere.")
+
+
+@both_ways
+async def test_a_waiter_that_holds_nothing_asks_nothing_more(
+    way: Way, locks: Locks, proxy: Proxy
+) -> None:
+    locks.on(proxy, TTL=30, WAIT=HUNG)
+
+    async def waits() -> str:
+        async with way.entered(distributed_lock("a")):
+            return "went on"
+
+    async with way.entered(distributed_lock("a")):
+        run = way.start(waits)
+        await way.until(lambda: queued(locks, "a"))
+        await way.sleep(1.5)
+        asked = {command.args[0].decode() for command in proxy.log if command.name == "EVALSHA"}
+    assert await outcomes_of([run]) == ["went on"]
+    assert not asked & {scripts.NOTE_WAIT.sha, scripts.FOLLOW_WAIT.sha}
