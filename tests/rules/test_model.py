@@ -50,6 +50,16 @@ SETUPS = {
     "an operator holds the lock": Setup(
         waits=(INF, INF), horizon=3, faults=2, kinds=frozenset({"hold", "cut"})
     ),
+    "a lease is handed over and taken up": Setup(
+        waits=(0.0, 0.0, 0.0), horizon=1, faults=1, kinds=frozenset({"cut", "pause"}), batons=True
+    ),
+    "a hand-over is cut, cancelled or late": Setup(
+        waits=(0.0, INF),
+        horizon=3,
+        faults=1,
+        kinds=frozenset({"cut", "zombie", "interrupt"}),
+        batons=True,
+    ),
     "late undos": Setup(
         waits=(0.0, 0.0), horizon=3, faults=2, kinds=frozenset({"pause", "cut", "zombie"})
     ),
@@ -150,6 +160,20 @@ NAIVE = {
             kinds=frozenset({"slow"}),
             renewals=1,
             instead=naive.RENEWALS_BRING_BACK,
+        ),
+    ),
+    "a baton is good twice": (
+        "P3: ",
+        Setup(waits=(0.0, 0.0, 0.0), batons=True, instead=naive.BATONS_ARE_GOOD_TWICE),
+    ),
+    "a hand-over is not undone": (
+        "R4: ",
+        Setup(
+            waits=(0.0,),
+            faults=1,
+            kinds=frozenset({"interrupt"}),
+            batons=True,
+            hand_over=naive.hand_over_without_undo,
         ),
     ),
     "a hold queues up at the end": (

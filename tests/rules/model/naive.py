@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_redislock.exceptions import LockUnavailable
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.flows import Granted
+from django_redislock.rules.flows import Granted, HandOver
 from django_redislock.rules.scripts import Script
 from django_redislock.rules.steps import Answer, Call, Listen, Refused, Tell, Unanswered
 
@@ -88,6 +88,12 @@ def acquire_believing_old_bells(request: Request, now: float) -> Flow[Any]:
             step = flow.throw(error)
 
 
+def hand_over_without_undo(over: HandOver) -> Flow[str]:
+    """Without R4: a hand-over that is not answered is left as it is."""
+    reason = yield from flows.hand_over(over)
+    return "" if reason else over.next_id
+
+
 def acquire_confirming_by_asking(request: Request, now: float) -> Flow[Any]:
     """A hand-over is confirmed by a command that also grants, and may arrive after the release."""
 
@@ -140,6 +146,9 @@ if not value then
   call('SET', LOCK, value, 'PX', ttl)
 end""",
 )
+
+# Whoever has the baton takes up whatever lease there is.
+BATONS_ARE_GOOD_TWICE = instead("(not is_baton or tonumber(confirm_by) <= ms)", "value == ''")
 
 # A hold waits its turn, like anybody else.
 HOLDS_COME_LAST = instead("ticket = '-' .. us", "ticket = us")

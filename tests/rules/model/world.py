@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock.exceptions import LockLost
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.flows import Busy, Ending, Granted, Request
+from django_redislock.rules.flows import Busy, Ending, Granted, HandOver, Request
 from django_redislock.rules.lease_state import LeaseState, Renewal
 from django_redislock.rules.replies import AcquireArgs
 from django_redislock.rules.steps import Answer, Bell, Call, Flow, Listen, Pause, Tell
@@ -37,6 +37,8 @@ OWNER = Owner()
 HOLD = 1000  # ms
 HOLD_TOKEN = "hold".ljust(32, "0")
 CONFIRM_WITHIN = int(flows.CONFIRM_WITHIN * 1000)  # ms
+BATON_TOKEN = "baton".ljust(32, "0")
+BATON = "b" * 16  # The id of the lease that is handed over.
 
 
 def renew(renewal: Renewal, deadline: float, ends: float) -> Flow[float]:
@@ -58,6 +60,18 @@ def renew(renewal: Renewal, deadline: float, ends: float) -> Flow[float]:
     return state.deadline
 
 
+def hand_over(over: HandOver) -> Flow[str]:
+    """What Lease.hand_over() does: the same rules, without a backend. Returns the baton."""
+    try:
+        reason = yield from flows.hand_over(over)
+    except GeneratorExit:
+        raise
+    except BaseException:
+        yield from flows.take_back(over)
+        raise
+    return "" if reason else over.next_id
+
+
 class Violation(Exception):
     """A promise was broken."""
 
@@ -72,14 +86,15 @@ class Setup:
         faults: How many there may be in one history.
         kinds: Which: cut (the connection is lost, with a command or its reply), zombie (the
             same, and the command arrives later), slow (a command arrives late), pause (a client
-            stands still for a while), bell (one is lost), interrupt (an acquire is cancelled),
-            kill, stop (a client, for good), flush (the server loses its data), hold (an operator
-            keeps the lock from everybody for a while).
+            stands still for a while), bell (one is lost), interrupt (an acquire or a hand-over is
+            cancelled), kill, stop (a client, for good), flush (the server loses its data), hold
+            (an operator keeps the lock from everybody for a while).
         renewals: How often a lease is renewed at most.
         rounds: How often each client wants the lock.
         writes: Whether holders write to a resource, "fenced" or "unfenced".
-        instead, acquire, sent_at_reply: For naive variants of the protocol; the first tells which
-            scripts the server runs instead of others.
+        batons: Whether the first client may hand its lease over, and others take it up.
+        instead, acquire, hand_over, sent_at_reply: For naive variants of the protocol; the first
+            tells which scripts the server runs instead of others.
     """
 
     waits: tuple[float, ...] = (math.inf, math.inf)
@@ -89,8 +104,10 @@ class Setup:
     renewals: int = 0
     rounds: int = 1
     writes: str = ""
+    batons: bool = False
     instead: Mapping[Script, Script] = field(default_factory=dict)
     acquire: Callable[[Request, float], flows.Flow[Any]] = flows.acquire
+    hand_over: Callable[[HandOver], flows.Flow[str]] = hand_over
     sent_at_reply: bool = False
 
 
@@ -136,6 +153,7 @@ class State(NamedTuple):
     written: int = 0  # Fence of the last writer.
     flushed: bool = False
     held_until: int = 0  # ms: of the operator's hold.
+    baton: str = ""  # That the first client has passed on.
 
     @property
     def now(self) -> float:
@@ -272,8 +290,20 @@ class World:
             node = self.book.start(self.setup.acquire, state.now, request, state.now)
             asking = client._replace(phase="acquiring", bells=())
             yield f"{who} asks", self._reached(_with(state, who, asking), who, node)
+            if state.baton:
+                request = request._replace(id=state.baton, wait=0.0, takes_up=True)
+                node = self.book.start(self.setup.acquire, state.now, request, state.now)
+                yield f"{who} takes it up", self._reached(_with(state, who, asking), who, node)
         elif client.phase == "holding" and not client.checked:
             yield self._release(state, who, client)
+            if self.setup.batons and who == 0 and _is_held(state, client):
+                over = HandOver(
+                    *(NAME, _token(who, client.round), BATON_TOKEN, BATON),
+                    *(flows.CONFIRM_WITHIN, OWNER, OPERATION_TIMEOUT),
+                )
+                node = self.book.start(self.setup.hand_over, state.now, over)
+                giving = _with(state, who, client._replace(phase="releasing"))
+                yield f"{who} hands it over", self._reached(giving, who, node)
             relies = _is_held(state, client) or state.now < client.ends
             if relies and not client.renewal and client.renewals < self.setup.renewals:
                 token, count = _token(who, client.round), client.renewals + 1
@@ -360,6 +390,8 @@ class World:
                     client = client._replace(
                         phase="holding", flow=0, fence=fence, deadline=deadline, ends=ends
                     )
+                case Returned(str(baton)):
+                    return self._leave(state._replace(baton=baton), who, client)
                 case Returned(Busy(holding)) if holding.id == _id(_token(who, client.round)):
                     raise Violation(f"P4: {who} is told busy, but its own command holds the lock")
                 case _:
@@ -403,7 +435,8 @@ class World:
                 continue
             if "cut" in kinds:
                 yield from self._cuts(left, who, client)
-            if "interrupt" in kinds and client.phase == "acquiring":
+            hands_over = getattr(self.book[client.flow].step, "script", None) is scripts.HAND_OVER
+            if "interrupt" in kinds and (client.phase == "acquiring" or hands_over):
                 yield from self._interrupts(left, who, client)
             if "bell" in kinds and client.bells:
                 deaf = client._replace(bells=client.bells[1:])
@@ -460,7 +493,7 @@ class World:
             named, commands = self._named(command), state.commands - {command}
             yield redialled._replace(commands=commands), f"{named} is lost"
             if "zombie" in self.setup.kinds:
-                if self.book[node].step.script is scripts.ACQUIRE:
+                if self.book[node].step.script in {scripts.ACQUIRE, scripts.TAKE_UP}:
                     haunted = redialled.clients[who]._replace(haunted=True)
                     redialled = _with(redialled, who, haunted)
                 zombie = commands | {command._replace(late=True)}
@@ -499,6 +532,8 @@ class World:
             if client.phase == "done" and client.answered and not client.haunted:
                 if _belongs(lease, token):
                     raise Violation(f"R4: {who} has gone, and its lease stays")
+                if who == 0 and not state.baton and _belongs(lease, BATON_TOKEN):
+                    raise Violation("R4: a lease waits for a baton that nobody has")
                 if token in state.kept.queue:
                     raise Violation(f"R4: {who} has gone, and stays in the queue")
 
@@ -508,6 +543,8 @@ def _check_server(before: State, after: State, step: Call | Tell) -> State:
     was, now = before.kept.lease, after.kept.lease
     token = next((arg for arg in step.args if isinstance(arg, str)), "")
     lapsed = was is not None and was.is_unconfirmed and was.confirm_by <= _ms(before.time)
+    if step.script is scripts.TAKE_UP and _belongs(was, BATON_TOKEN) and not lapsed:
+        token = BATON_TOKEN  # It may.
     if was is not None and was.token != token and not lapsed and now != was:
         raise Violation(f"P3: a command of {token[:2]} touched the lease of {was.token[:2]}")
     if now is not None and (was is None or now.fence != was.fence):
