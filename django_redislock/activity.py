@@ -17,6 +17,7 @@ class Activity(NamedTuple):
     task: str = ""  # The full name of the job: of a task, a function or a command.
     task_id: str = ""
     permit: str = ""
+    deferred: str = ""  # See Owner.deferred.
 
 
 _IDLE = Activity()

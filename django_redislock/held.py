@@ -10,7 +10,7 @@ import logging
 import math
 import secrets
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -159,16 +159,35 @@ def detail(name: str, *, using: str = DEFAULT_ALIAS) -> Detail:
         InvalidLockName: The name cannot be a lock's name.
         LockUnavailable: The server did not or could not answer.
     """
+    return details([check_name(name)], using=using)[0]
+
+
+def details(names: Sequence[str], *, using: str = DEFAULT_ALIAS) -> Sequence[Detail]:
+    """The same of several locks, in one round trip. The names are checked, or are the server's.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
     backend = backends[using]
-    name = check_name(name)
-    inspect = Call(scripts.INSPECT, name, (MOST_WAITERS_NAMED,), backend.within)
-    looked, inspected = backend.results_of([backend.look(name), inspect])
+    calls = []
+    for name in names:
+        calls += [
+            backend.look(name),
+            Call(scripts.INSPECT, name, (MOST_WAITERS_NAMED,), backend.within),
+        ]
+    answers = iter(backend.results_of(calls) if calls else ())
+    return [
+        _read_detail(backend, name, looked, InspectReply(*inspected))
+        for name, looked, inspected in zip(names, answers, answers, strict=True)
+    ]
+
+
+def _read_detail(backend: Backend, name: str, looked: Any, found: InspectReply) -> Detail:
     lock = _read_look(backend, name, backend.seen(name, looked))
-    found = InspectReply(*inspected)
     now = in_seconds(found.server_ms)
     return Detail(
         name=name,
-        alias=using,
+        alias=backend.alias,
         lock=lock,
         waiters=[
             Waiter(
@@ -183,16 +202,20 @@ def detail(name: str, *, using: str = DEFAULT_ALIAS) -> Detail:
     )
 
 
+def base_name(detail: Detail) -> str:
+    """The name under which the task runs of a lock are noted: of a permit, that of its task."""
+    owners = [lease.owner for lease in (detail.lock, *detail.past) if lease]
+    is_permit = any(owner.permit for owner in owners)
+    return split_permit(detail.name)[0] if is_permit else detail.name
+
+
 def record_of(detail: Detail) -> Record | None:
     """The record of the task runs under a lock. A permit has the record of its task.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    owners = [lease.owner for lease in (detail.lock, *detail.past) if lease]
-    is_permit = any(owner.permit for owner in owners)
-    name = split_permit(detail.name)[0] if is_permit else detail.name
-    return record(name, using=detail.alias)
+    return record(base_name(detail), using=detail.alias)
 
 
 def unknown(detail: Detail, record: Record | None) -> str:
@@ -210,12 +233,25 @@ def similar(name: str, *, using: str = DEFAULT_ALIAS) -> Sequence[str]:
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
+    known, *_ = known_names(MOST_COMPARED, using=using)
+    return difflib.get_close_matches(name, [one for one in known if one != name])
+
+
+def known_names(
+    limit: int, *, using: str = DEFAULT_ALIAS
+) -> tuple[Sequence[str], bool, Sequence[str]]:
+    """Up to *limit* names that are held and *limit* that tasks ran under last.
+
+    Returns:
+        The names, each once; whether there are more; and the servers that did not answer.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
     backend = backends[using]
-    known = dict.fromkeys(
-        [*backend.held_names(MOST_COMPARED).names, *backend.ran_names(MOST_COMPARED).names]
-    )
-    known.pop(name, None)
-    return difflib.get_close_matches(name, known)
+    now, ran = backend.held_names(limit), backend.ran_names(limit)
+    names = [*dict.fromkeys([*now.names, *ran.names])]
+    return names, max(now.total, ran.total) > limit, [*now.silent, *ran.silent]
 
 
 def force_release(

@@ -109,6 +109,7 @@ def current_owner(limit: int = 0) -> Owner:
             task=activity.task,
             task_id=activity.task_id,
             permit=activity.permit,
+            deferred=activity.deferred,
         )
         _last.with_limit = _last.owner
         _last.activity, _last.process = activity, process.current

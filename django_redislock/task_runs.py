@@ -18,9 +18,21 @@ from django_redislock.process import is_gone
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
-from django_redislock.rules.replies import FinishArgs, RunsReply, TurnReply, in_seconds
+from django_redislock.rules.replies import (
+    CallsReply,
+    FinishArgs,
+    RunsReply,
+    TurnReply,
+    in_seconds,
+)
 from django_redislock.rules.steps import Call
-from django_redislock.rules.stored import Owner, read_noted_run, read_started_run
+from django_redislock.rules.stored import (
+    Owner,
+    noted_at,
+    read_done,
+    read_noted_run,
+    read_started_run,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +46,7 @@ LONGEST_LEFT = 86_400.0  # Seconds that a lease is said to last, if it is longer
 ASKED_AT_ONCE = 1000
 # Lists are bounded, whatever the server holds: names are cheap, records are not.
 MOST_NAMES = 100_000
+MOST_DEFERRED_NAMED = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +219,87 @@ def job(name: str, *, using: str = DEFAULT_ALIAS) -> Record | None:
         LockUnavailable: The server did not or could not answer.
     """
     return records(using=using, limit=MOST_NAMES, task=name).of_job(name)
+
+
+class Deferred(NamedTuple):
+    """A run that waits in the line of deferred runs; see celery/line.py."""
+
+    task_id: str
+    since: float  # Seconds since the epoch, as all times here.
+    back_by: float  # When it comes back at the latest, or else is given up.
+    before: int  # How many stand before it.
+
+
+class Calls(NamedTuple):
+    """What the server knows of calls under one lock that have no lease. "", None: nothing."""
+
+    server_time: float
+    queued: str  # The id of the task that waits in the broker's queue, and stands for other calls.
+    queued_until: float | None  # It does so no longer.
+    runs_from: float | None  # It does not run before.
+    done_at: float | None  # When a run succeeded that a `once` does not let others follow,
+    done_until: float | None  # until then.
+    done_by: Owner
+    succeeded_at: float | None  # The task that was asked for.
+    deferred: list[Deferred]
+
+
+def calls(names: Sequence[str], *, task_id: str = "", using: str = DEFAULT_ALIAS) -> list[Calls]:
+    """The calls under each of these locks that have no lease, or only that of one task.
+
+    Args:
+        names: The locks, without permits.
+        task_id: The task; "" for all of them.
+        using: Alias in REDISLOCK.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    backend = backends[using]
+    args = task_id.encode(errors="replace"), MOST_DEFERRED_NAMED
+    steps = [Call(scripts.CALLS, name, args, backend.within) for name in names]
+    answers = backend.results_of(steps) if steps else ()
+    return [_read_calls(CallsReply(*answer), task_id) for answer in answers]
+
+
+def _read_calls(reply: CallsReply, task_id: str) -> Calls:
+    now = in_seconds(reply.server_ms)
+    queued_until, queued = _read_until(reply.queued)
+    if not queued_until or queued_until <= now or (task_id and queued != task_id):
+        queued_until, queued = None, ""
+    done_until, done = _read_until(reply.done)
+    done_at, done_by = read_done(done.encode())
+    runs_from = noted_at(reply.runs_from) / 1000 if queued else 0.0
+    return Calls(
+        server_time=now,
+        queued=queued,
+        queued_until=queued_until,
+        runs_from=runs_from or None,
+        done_at=done_at,
+        done_until=done_until,
+        done_by=done_by,
+        succeeded_at=noted_at(reply.finished) / 1000 or None,
+        deferred=[
+            Deferred(
+                one.id.decode(errors="replace"), one.since, in_seconds(one.back_by_ms), one.before
+            )
+            for one in reply.line
+        ],
+    )
+
+
+def _read_until(note: bytes) -> tuple[float | None, str]:
+    """Take apart until(ms) "|" rest."""
+    return noted_at(note) / 1000 or None, note.partition(b"|")[2].decode(errors="replace")
+
+
+def records_of(names: Sequence[str], *, using: str = DEFAULT_ALIAS) -> list[Record | None]:
+    """The record of each of these locks; None if no run under it is known.
+
+    Raises:
+        LockUnavailable: The server did not or could not answer.
+    """
+    return _records(backends[using], [*names])
 
 
 class _Started(NamedTuple):

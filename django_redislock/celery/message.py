@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # The header in which a message of ours carries a dictionary:
 #   "tries"       how often its run was deferred in a row, since it last stood in line
 #   "since"       when it was deferred for the first time, in seconds since the epoch
+#   "deferred"    how often it was deferred in all, and because of whom: see Owner.deferred
 #   "raised"      the lock has kept the body from starting, so a retry that was published because of
 #                 that is no retry of the body
 #   "ticket"      its position in the line of deferred runs, see line.py

@@ -38,6 +38,7 @@ from django_redislock.exceptions import LockLost, LockMisuse
 from django_redislock.jobs.run import RECOGNISED_FOR, JobRun, running
 from django_redislock.process import cached_property
 from django_redislock.rules.flows import Busy, Done, Finished, RunMarker
+from django_redislock.rules.stored import LONGEST_FIELD, is_number
 from django_redislock.taking_up import TakingUp
 
 if TYPE_CHECKING:
@@ -99,6 +100,19 @@ def replace_after_commit(task: Task, replace: Callable[[], Any]) -> bool:
     return True
 
 
+def _deferred(request: Any) -> str:
+    """How often a run was deferred, as Owner.deferred has it; "" if it was not."""
+    said = carried(request.headers).get("deferred") if request.headers else ""
+    return said if isinstance(said, str) else ""
+
+
+def _deferred_again(request: Any, by: str) -> str:
+    """The same, with one more because of *by*."""
+    count, _, rest = _deferred(request).partition(" ")
+    since = rest.partition(" ")[0] or str(int(time.time()))
+    return f"{int(count) + 1 if is_number(count) and count else 1} {since} {by}"[:LONGEST_FIELD]
+
+
 class _EndedByRetry(Exception):
     """Tells the lock that the body is no success: it has returned *result*, and will be retried."""
 
@@ -124,7 +138,7 @@ class TaskRun(JobRun):
         # Its name is made within execute(), which retracts the call if that fails: a key function
         # may not take the arguments as they are after their way through the broker.
         super().__init__(
-            Activity(task=task.name, task_id=self.id),
+            Activity(task=task.name, task_id=self.id, deferred=_deferred(request)),
             task.single_instance_options,
             task.lock_name,
             args,
@@ -256,7 +270,7 @@ class TaskRun(JobRun):
         if self.delivered and self._is_noted:
             self._waits_no_more(starts=True)
             # If the body publishes its retry, that has not been deferred yet.
-            carry(self.request, tries=None, since=None, raised=None)
+            carry(self.request, tries=None, since=None, raised=None, deferred=None)
         return super()._run_body(self._reporting(body) if self.task.reports_start else body, lease)
 
     def _count_start(self, body: Callable[..., Any], lease: Lease, most: int) -> Any:
@@ -449,6 +463,7 @@ class TaskRun(JobRun):
     ) -> Deferred:
         self.logger.info("Deferred %s: lock %r is %s, and %s", self, self.name, busy, why)
         turn = None if started else self._turn
+        carry(self.request, deferred=_deferred_again(self.request, busy.holding.owner.place))
         return defer(self.task, busy.expires_in, turn=turn, until=until, started=started)
 
     # --- its call in the broker's queue, see queued.py and line.py ----------------------------

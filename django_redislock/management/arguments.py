@@ -97,6 +97,14 @@ def add_acts(parser: CommandParser, version: str) -> None:
     act.add_argument("name", metavar="NAME", help=NAME)
 
     act = add_act(
+        "explain",
+        "Say what became of a call, in sentences with absolute times: of all under a lock,"
+        " of a job, or of the task with an id.",
+    )
+    act.add_argument("what", metavar="NAME_OR_TASK_ID", help="of a lock, or the id of a task")
+    act.add_argument("--job", action="store_true", help="it is the full name of a job")
+
+    act = add_act(
         "runs",
         "Show what became of the runs of jobs, tasks among them: the last success, failure and"
         " skip, what is under way, and what began and never ended. Without a NAME it shows all.",

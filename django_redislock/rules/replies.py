@@ -323,6 +323,36 @@ class TurnReply(NamedTuple):
     left_ms: bytes  # Until its turn.
 
 
+class DeferredCall(NamedTuple):
+    """A call in the line of deferred runs."""
+
+    ticket: bytes
+    id: bytes  # Of the task.
+    back_by_ms: bytes
+    before: int  # How many stand before it.
+
+    @property
+    def since(self) -> float:
+        """When it came: its ticket is the server time then, in seconds since the epoch."""
+        return int(self.ticket) / 1e6
+
+
+class CallsReply(NamedTuple):
+    """The calls under a lock that have no lease. Each text begins with a time in ms, or is b""."""
+
+    server_ms: bytes
+    queued: bytes
+    runs_from: bytes
+    done: bytes
+    finished: bytes
+    deferred: list[list[bytes]]
+
+    @property
+    def line(self) -> list[DeferredCall]:
+        """The deferred runs, the first to come first."""
+        return [DeferredCall(*entry) for entry in self.deferred]  # type: ignore[arg-type]
+
+
 # --- rings ----------------------------------------------------------------------------------
 
 

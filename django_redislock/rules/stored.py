@@ -98,6 +98,9 @@ class Owner:
     limit: int = 0  # How many permits the lock has; 0 if it was taken without a limit.
     operator: str = ""  # Who keeps the lock from everybody, by a hold; nobody runs under it.
     reason: str = ""  # Why.
+    # How often its run was deferred before, since when (seconds since the epoch), and who was in
+    # its way last: "4 1795222800 worker-2:311".
+    deferred: str = ""
 
     @cached_property
     def packed(self) -> bytes:

@@ -159,6 +159,7 @@ def use_as_a_task_does() -> None:
     task_runs.announce("task", "task-id", 10, using="default")
     task_runs.retract("task", "task-id", using="default")
     assert task_runs.records()
+    assert task_runs.calls(["task"], task_id="task-id")
 
 
 def let_a_claim_lapse(locks: Locks, spawn: Spawn) -> None:

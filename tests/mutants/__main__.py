@@ -66,7 +66,7 @@ OF_TASKS = of(
 OF_SCRIPTS = Tests(("tests/rules/test_lock_scripts.py", "tests/rules/test_task_scripts.py"))
 SCRIPTS_OF_TASKS = ("announce", "finish", "finished", "leave_line", "requeue", "retract", "runs")
 SCRIPTS_OF_TASKS += ("skip", "stand_in_line", "start", "_past", "_runs", "_task_of")
-SCRIPTS_OF_TASKS += ("count_start", "uncount_start")
+SCRIPTS_OF_TASKS += ("calls", "count_start", "uncount_start")
 #: The files that are mutated, and the tests that are to notice it: one run after the other.
 ROOMS = {
     "rules/[ao]*.py": of_rules("options"),

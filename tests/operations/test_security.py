@@ -89,6 +89,8 @@ def listen_everywhere(ears: Ears, client: Client) -> None:
         ["watch"],
         ["runs"],
         ["runs", "lottery", "--json"],
+        ["explain", "lottery"],
+        ["explain", "never-seen", "--json"],
         ["clean", "--all", "--dry-run"],
     ):
         ears.command(*act)

@@ -31,6 +31,7 @@ from django_redislock.rules.replies import (
     AcquireArgs,
     AnnounceArgs,
     BusyReply,
+    CallsReply,
     DoneReply,
     FinishedReply,
     ForceReleaseReply,
@@ -466,6 +467,28 @@ def _last_runs(replies: list[Any], of: int) -> list[Any]:
     return [*merged]
 
 
+def _calls(replies: list[Any], of: int) -> list[Any]:
+    """What a majority may say, as the server that says it last; and the longest line."""
+    answers = [CallsReply(*reply) for reply in replies]
+    enough = majority_of(of) - (of - len(answers))
+
+    def told(notes: list[bytes]) -> bytes:
+        noted = [note for note in notes if note]
+        return max(noted, key=noted_at) if len(noted) >= enough else b""
+
+    waits = Counter(one.queued.partition(b"|")[2] for one in answers if one.queued)
+    waiting = max(waits, key=lambda id: waits[id], default=b"")  # noqa: A006
+    announced = [one for one in answers if one.queued.partition(b"|")[2] == waiting]
+    queued = told([one.queued for one in announced])
+    merged = max(answers, key=lambda one: len(one.deferred))._replace(
+        queued=queued,
+        runs_from=max((one.runs_from for one in announced if queued), default=b""),
+        done=told([one.done for one in answers]),
+        finished=told([one.finished for one in answers]),
+    )
+    return [*merged]
+
+
 def _of_most(replies: list[int], of: int) -> int:
     """The greatest number that a majority says, or more: servers may have missed some news."""
     return sorted(replies, reverse=True)[majority_of(of) - 1]
@@ -487,6 +510,7 @@ _MERGED: dict[Script, Callable[[list[Any], int], Any]] = {
     scripts.NAMES: _names,
     scripts.INSPECT: _inspected,
     scripts.RUNS: _last_runs,
+    scripts.CALLS: _calls,
     scripts.COUNT_START: _of_most,
     scripts.REQUEUE: _last_call,
     scripts.STAND_IN_LINE: _soonest,

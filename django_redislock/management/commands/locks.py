@@ -20,6 +20,7 @@ from django_redislock.humanize import counted, visible
 from django_redislock.management import (
     aliases,
     arguments,
+    explain,
     hold,
     once,
     release_on_sigterm,
@@ -139,6 +140,9 @@ class Command(BaseCommand):
 
     def _runs(self, **options: Any) -> None:
         runs.show(self.console, **options)
+
+    def _explain(self, **options: Any) -> None:
+        explain.explain(self.console, **options)
 
     def _run(self, **options: Any) -> None:
         if status := run.run(self.console, **options):

@@ -1,0 +1,335 @@
+"""``manage.py locks explain``: what became of a call, in sentences with absolute times."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django.core.management.base import CommandError
+from django.db import DatabaseError
+from django.utils.timezone import localtime
+
+from django_redislock import held, task_runs
+from django_redislock.completed_runs import CompletedRun
+from django_redislock.conf import conf
+from django_redislock.exceptions import InvalidLockName, LockUnavailable
+from django_redislock.humanize import counted, duration, visible
+from django_redislock.management import aliases
+from django_redislock.management.console import FOUND, finish
+from django_redislock.management.terminal import pasteable
+from django_redislock.rules.arguments import DEFAULT_DATABASE
+from django_redislock.rules.names import check_name
+from django_redislock.rules.options import DEFAULT_ALIAS
+from django_redislock.rules.stored import Owner, is_number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from django_redislock.completed_runs import CompletedRuns
+    from django_redislock.management.console import Console
+
+MOST_EXAMINED = 1000  # Names of each index under which a task id is looked for.
+LOOKED_AT_ONCE = 100
+
+_ENDED = {
+    "done": "It ended well",
+    "failed": "It ended with an error",
+    "forced": "It was released by force",
+}
+
+
+class Fact(NamedTuple):
+    """One thing that is known of a call."""
+
+    at: float  # Seconds since the epoch; it sorts by this.
+    lock: str
+    says: str  # Sentences.
+    owner: Owner
+
+
+class Known(NamedTuple):
+    """What was found out."""
+
+    facts: list[Fact]
+    notes: list[str]  # What else is to be said: what was not looked at, or could not be.
+    problems: dict[str, str]  # By alias: why it did not answer, or not in full.
+
+
+def explain(
+    console: Console, *, what: str, job: bool, alias: str | None, json: bool, **options: Any
+) -> None:
+    """Say what is known of a lock, of a job, or of a task's call."""
+    known = Known([], [], {})
+    using = alias or DEFAULT_ALIAS
+    asked = [using]
+    if job:
+        known.facts.extend(_of_record(held.job(what, using=using), set()))
+    else:
+        _add_name(known, what, using)
+        if not known.facts:
+            asked = aliases.named(alias)
+            _add_task(known, what, asked)
+    facts = sorted(known.facts, key=lambda fact: fact.at)
+    if json:
+        found = [
+            {
+                "at": round(fact.at, 3),
+                "lock": fact.lock or None,
+                "task_id": fact.owner.task_id or None,
+                "says": fact.says,
+            }
+            for fact in facts
+        ]
+        console.print_json({"about": what, "facts": found, "notes": known.notes})
+    elif facts:
+        several = any(fact.lock != what for fact in facts)
+        for fact in facts:
+            lock = f"{pasteable(fact.lock)}: " if several and fact.lock else ""
+            console.print([f"{_time(fact.at)}  {lock}{visible(fact.says)}"])
+        kept = duration(min(conf(one).records_for for one in asked))
+        console.print(
+            [*map(visible, known.notes), f"No more is known. Records are kept for {kept}."]
+        )
+    if not facts and not known.problems:
+        notes = [] if json else map(visible, known.notes)
+        raise CommandError(
+            " ".join([f"Nothing is known of {pasteable(what)}.", *notes]), returncode=FOUND
+        )
+    finish(known.problems.values())
+
+
+def _add_name(known: Known, name: str, using: str) -> None:
+    """Add what is known of the lock *name*. What cannot be a lock's name may be a task's id."""
+    try:
+        name = check_name(name)
+    except InvalidLockName:
+        return
+    try:
+        known.facts.extend(_of_locks([name], using))
+    except LockUnavailable as error:
+        known.problems[using] = held.problem(error, using)
+    _add_completed(known, CompletedRun.objects.of(name).filter(alias=using))
+
+
+def _add_task(known: Known, task_id: str, asked: Sequence[str]) -> None:
+    """Add what is known of the call with this id: to the lock servers, a database and Celery."""
+    for using in asked:
+        try:
+            names, partial, silent = held.known_names(MOST_EXAMINED, using=using)
+            for start in range(0, len(names), LOOKED_AT_ONCE):
+                facts = _of_locks(names[start : start + LOOKED_AT_ONCE], using, task_id)
+                known.facts.extend(fact for fact in facts if fact.owner.is_task(task_id))
+        except LockUnavailable as error:
+            known.problems[using] = held.problem(error, using)
+            continue
+        if partial:
+            looked = f"{counted(len(names), 'lock')} of {using!r}"
+            known.notes.append(f"Only {looked} were looked at, those that ran last.")
+        if silent:
+            known.problems[using] = " ".join(held.silence(silent, using).values())
+    _add_completed(known, CompletedRun.objects.filter(task_id=task_id, alias__in=asked))
+    _add_result(known, task_id)
+
+
+def _of_locks(names: Sequence[str], using: str, task_id: str = "") -> Iterator[Fact]:
+    """What the server of an alias knows of these locks; of calls without a lease, of one task."""
+    details = held.details(names, using=using)
+    noted: set[tuple[str, int]] = set()  # Runs of which a lease tells: see _key().
+    for detail in details:
+        yield from _of_leases(detail, noted)
+    bases = list(dict.fromkeys(map(held.base_name, details)))
+    for record in task_runs.records_of(bases, using=using):
+        yield from _of_record(record, noted)
+    every = task_runs.calls(bases, task_id=task_id, using=using)
+    for name, calls in zip(bases, every, strict=True):
+        yield from _of_calls(name, calls, task_id)
+
+
+def _key(owner: Owner, ended: float = 0.0) -> tuple[str, int]:
+    """Tells a run from others by whose it is and when it ended, if it has."""
+    return _who(owner), round(ended * 1000)
+
+
+def _of_leases(detail: held.Detail, noted: set[tuple[str, int]]) -> Iterator[Fact]:
+    """The leases of one lock, and its waiters."""
+    for past in detail.past:
+        if past.until is not None:
+            noted.add(_key(past.owner, past.until))
+        ended = "It was never released; it ended by itself"
+        if past.until is not None and past.lasted is not None:
+            ended = f"{_ENDED[past.ended]} at {_time(past.until)}, after {duration(past.lasted)}"
+        says = f"{_got(past.owner)} (lease {past.id}, fence {past.fence}). {ended}."
+        yield Fact(past.since, detail.name, says, past.owner)
+    now = detail.server_time
+    if lock := detail.lock:
+        since = now - (lock.held_for or 0.0)
+        noted.add(_key(lock.owner))
+        yield Fact(since, detail.name, _holder(lock, now), lock.owner)
+    for before, waiter in enumerate(detail.waiters):
+        place = f"{counted(before, 'waiter')} before it" if before else "the next to get it"
+        says = f"{_who(waiter.owner)} began to wait for the lock. It is waiting now, {place}."
+        yield Fact(now - waiter.waiting_for, detail.name, says, waiter.owner)
+
+
+def _holder(lock: held.HeldLock, now: float) -> str:
+    """The sentences about a lock that is held."""
+    if lock.state == "foreign":
+        return lock.note
+    ends = "The lease never ends."
+    if lock.expires_in is not None:
+        ends = f"The lease ends at {_time(now + lock.expires_in)} {lock.ends}".rstrip() + "."
+    lease = f"lease {lock.id}, fence {lock.fence}"
+    if lock.owner.operator:
+        why = f", because of {lock.owner.reason!r}" if lock.owner.reason else ""
+        return f"{lock.owner.operator} holds the lock from everybody{why} ({lease}). {ends}"
+    got = f"{_got(lock.owner)} ({lease})."
+    if lock.state == "cooling":
+        return f"{got} It has succeeded, and min_hold keeps the lock. {ends}"
+    if lock.handed_over:
+        return f"{got} It has handed the lock over by a baton. {ends}"
+    gone = " Its process does not exist any more." if lock.gone else ""
+    return f"{got} It has it now, after {counted(lock.renewals, 'renewal')}.{gone} {ends}"
+
+
+def _of_record(record: held.Record | None, noted: set[tuple[str, int]]) -> Iterator[Fact]:
+    """The last run of each kind under a lock, and those under way, unless they were told."""
+    if record is None:
+        return
+    ended = {
+        "It ended well": record.last_success,
+        "It ended with an error": record.last_failure,
+        "was skipped": record.last_skip,
+        "was abandoned": record.last_abandoned,
+    }
+    for how, run in ended.items():
+        if run is None or _key(run.owner, run.at) in noted:
+            continue
+        if run.lasted is None:
+            says = f"{_who(run.owner)} {how}{_deferred(run.owner)}: {run.why}."
+            yield Fact(run.at, record.name, says, run.owner)
+            continue
+        says = f"{_got(run.owner)}. {how} at {_time(run.at)}, after {duration(run.lasted)}."
+        yield Fact(run.at - run.lasted, record.name, says, run.owner)
+    for run in record.under_way:
+        if _key(run.owner) not in noted:
+            yield Fact(run.at, record.name, f"{_got(run.owner)}. It is under way.", run.owner)
+    if run := record.last_unended:
+        says = (
+            f"{_who(run.owner)} began to run. Its end was never noted: its process was killed, or"
+            " it lost the lease."
+        )
+        yield Fact(run.at, record.name, says, run.owner)
+
+
+def _of_calls(name: str, calls: task_runs.Calls, task_id: str) -> Iterator[Fact]:
+    """The calls that have no lease now."""
+    if calls.queued:
+        starts = f" It does not run before {_time(calls.runs_from)}." if calls.runs_from else ""
+        until = f" until {_time(calls.queued_until)}" if calls.queued_until else ""
+        says = (
+            f"Now the call {calls.queued} is announced by unique_queued, as waiting in the broker's"
+            f" queue. It stands for further calls{until} at most.{starts}"
+        )
+        yield Fact(calls.server_time, name, says, Owner(task_id=calls.queued))
+    for run in calls.deferred:
+        place = "it is the first"
+        if run.before:
+            place = (
+                f"{counted(run.before, 'run')} {'stands' if run.before == 1 else 'stand'} before it"
+            )
+        back = f"it comes back by {_time(run.back_by)}, or else is given up"
+        if run.back_by <= calls.server_time:
+            back = f"it was to be back by {_time(run.back_by)}, and has not come"
+        says = (
+            f"The call {run.task_id} was deferred, and took its place in line. Now {place},"
+            f" and {back}."
+        )
+        yield Fact(run.since, name, says, Owner(task_id=run.task_id))
+    if calls.done_at is not None and calls.done_until is not None:
+        says = (
+            f"{_who(calls.done_by)} succeeded, and `once` makes later runs be skipped as done until"
+            f" {_time(calls.done_until)}."
+        )
+        yield Fact(calls.done_at, name, says, calls.done_by)
+    if calls.succeeded_at is not None:
+        says = "The call succeeded: the server does not let a duplicate of it run."
+        yield Fact(calls.succeeded_at, name, says, Owner(task_id=task_id))
+
+
+def _add_completed(known: Known, rows: CompletedRuns) -> None:
+    """Add the completed runs among *rows*, or a note if the database cannot answer."""
+    try:
+        found = list(rows)
+    except DatabaseError:
+        known.notes.append(f"Database {DEFAULT_DATABASE!r} cannot tell of completed runs.")
+        return
+    for run in found:
+        says = (
+            f"A run by {run.by}, fence {run.fence}, was completed in database {DEFAULT_DATABASE!r}."
+        )
+        owner = Owner(task=run.task, task_id=run.task_id)
+        known.facts.append(Fact(run.completed_at.timestamp(), run.name, says, owner))
+
+
+def _add_result(known: Known, task_id: str) -> None:
+    """Add what the result backend of Celery has of a task, or a note that it has nothing."""
+    try:
+        from celery import current_app  # Celery is optional.
+        from celery.backends.base import DisabledBackend
+        from celery.backends.rpc import RPCBackend
+    except ImportError:
+        return
+    try:
+        backend = current_app.backend
+        if isinstance(backend, DisabledBackend | RPCBackend):
+            known.notes.append("Celery has no result backend that could tell of it.")
+            return
+        meta: dict[str, Any] = backend.get_task_meta(task_id)
+    except Exception as error:  # noqa: BLE001 # Each backend has its own.
+        known.notes.append(f"Celery's result backend cannot answer: {type(error).__name__}.")
+        return
+    state, result, done = meta["status"], meta.get("result"), meta.get("date_done")
+    if state == "PENDING":  # Also that of a task that it does not know.
+        known.notes.append("Celery's result backend has nothing of it.")
+        return
+    says = f"Celery's result backend has the state {state}"
+    if isinstance(result, dict) and "skipped" in result:
+        details = ", ".join(f"{key}: {value}" for key, value in result.items())
+        says = f"{says}, for the run was not executed ({details})"
+    elif isinstance(result, Exception):
+        says = f"{says}, with {type(result).__name__}: {result}"
+    at = datetime.fromisoformat(done) if isinstance(done, str) else done
+    if at is None:
+        at, says = datetime.now(UTC), f"{says}, and does not say since when"
+    at = at if at.tzinfo else at.replace(tzinfo=UTC)
+    known.facts.append(Fact(at.timestamp(), "", f"{says}.", Owner(task_id=task_id)))
+
+
+def _who(owner: Owner) -> str:
+    """A run as operators know it from the logs of Celery; any other owner by its place."""
+    if not owner.task:
+        return str(owner)
+    run = f"{owner.task}[{owner.task_id}]" if owner.task_id else owner.task
+    return f"{run} on {owner.place}" if owner.place else run
+
+
+def _got(owner: Owner) -> str:
+    """The clause that it got the lock, and how long it came back for it before."""
+    permit = f", permit {owner.permit}" if owner.permit else ""
+    return f"{_who(owner)} got the lock{permit}{_deferred(owner)}"
+
+
+def _deferred(owner: Owner) -> str:
+    """A clause on how often its run was deferred before; "" if it was not."""
+    times, _, rest = owner.deferred.partition(" ")
+    since, _, holder = rest.partition(" ")
+    if not (times and since and is_number(times) and is_number(since, 10)):
+        return ""
+    count = "once" if times == "1" else f"{times} times"
+    by = f", the last time because {holder} had it" if holder else ""
+    return f", after it was deferred {count} since {_time(int(since))}{by}"
+
+
+def _time(at: float) -> str:
+    """A time of a clock in the current time zone."""
+    return f"{localtime(datetime.fromtimestamp(at, UTC)):%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,117 @@
+"""``manage.py locks explain``: what became of a call, from what is known."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from django_redislock import distributed_lock, held, task_runs
+from django_redislock.activity import Activity, busy_with
+from django_redislock.lock import Lock
+from django_redislock.rules.flows import Busy, RunMarker
+from django_redislock.rules.options import Options
+from tests.operations.test_locks_command import locks_command
+from tests.operations.test_once_command import add_run
+from tests.support.matrix import needs_scripts
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("locks"), needs_scripts]
+
+ID = "5a0ae5a5-5e6c-4a0e-8d0e-0f0f0f0f0f0f"
+OF_OTHER = Options(ttl=10, using="other")
+TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+
+
+def run(name: str, task_id: str) -> None:
+    """Run a task, as far as locks see one."""
+    with (
+        busy_with(Activity(task="lottery.tasks.draw", task_id=task_id)),
+        Lock(name, Options(ttl=10), RunMarker(task_id, 60)),
+    ):
+        pass
+
+
+def stand_in_line(name: str, task_id: str) -> None:
+    busy = Lock(name, Options(wait=0.0)).attempt()
+    assert isinstance(busy, Busy)
+    task_runs.stand_in_line(name, task_id, 0, busy, spacing=0.0, permits=1, using="default")
+
+
+def test_a_name_is_explained_oldest_first() -> None:
+    add_run("lottery", 90)
+    run("lottery", ID)
+    held.hold("lottery", 60, by="ann", reason="upgrade")
+    outcome = locks_command("explain", "lottery")
+    assert outcome.status == 0
+    *facts, rest = outcome.out.splitlines()
+    assert all(re.match(rf"{TIME}  ", fact) for fact in facts)
+    assert facts == sorted(facts, key=lambda fact: fact[:19])
+    assert "was completed in database 'default'" in facts[0]
+    got = rf"lottery\.tasks\.draw\[{ID}\] on \S+ got the lock \(lease \w+, fence \d+\)\."
+    assert re.search(rf"{got} It ended well at {TIME}, after 0\.\d s\.$", facts[1])
+    # The record says no more of this run than its lease does.
+    assert len(facts) == 3
+    assert "ann holds the lock from everybody, because of 'upgrade' (lease " in facts[-1]
+    assert rest == "No more is known. Records are kept for 30 d 0 h."
+
+
+def test_a_task_is_found_by_its_id_under_any_lock_of_any_alias(settings: Any) -> None:
+    settings.REDISLOCK = settings.REDISLOCK | {
+        "other": settings.REDISLOCK["default"] | {"KEY_PREFIX": "other"}
+    }
+    run("lottery", "another")
+    with busy_with(Activity(task="lottery.tasks.draw", task_id=ID)), Lock("raffle", OF_OTHER):
+        found = locks_command("explain", ID, "--json").json
+        assert {fact["lock"] for fact in found["facts"]} == {"raffle"}
+        assert {fact["task_id"] for fact in found["facts"]} == {ID}
+        assert "  raffle: lottery.tasks.draw[" in locks_command("explain", ID).out
+        assert locks_command("explain", ID, "--alias", "default").status == 1
+
+
+def test_calls_without_a_lease_are_explained() -> None:
+    task_runs.announce("lottery", "announced", 60, delay=30, using="default")
+    held.hold("lottery", 60, by="ann")
+    for task_id in ("first", "second"):
+        stand_in_line("lottery", task_id)
+    story = locks_command("explain", "lottery").out
+    assert re.search(rf"call announced is .* until {TIME} .* not run before {TIME}\.", story)
+    assert re.search(
+        rf"call first was deferred.*Now it is the first, and it comes back by {TIME}", story
+    )
+    (fact,) = locks_command("explain", "second", "--json").json["facts"]
+    assert (fact["lock"], fact["task_id"]) == ("lottery", "second")
+    assert "1 run stands before it" in fact["says"]
+    assert "announced" in locks_command("explain", "announced").out
+
+
+def test_a_job_is_explained_over_all_its_locks() -> None:
+    run("lottery", ID)
+    assert "It ended well" in locks_command("explain", "lottery.tasks.draw", "--job").out
+
+
+def test_what_nobody_knows_is_said_in_one_line() -> None:
+    outcome = locks_command("explain", "never-seen")
+    assert (outcome.status, outcome.out) == (1, "")
+    known = "Celery has no result backend that could tell of it."
+    assert outcome.err == f"Nothing is known of never-seen. {known}"
+
+
+def test_nothing_odd_reaches_the_terminal() -> None:
+    name = "a\u202eb"
+    with busy_with(Activity(task="draw\x1b[2J", task_id=ID)), distributed_lock(name):
+        for outcome in (locks_command("explain", name), locks_command("explain", ID)):
+            assert outcome.status == 0
+            assert outcome.out.replace("\n", "").isprintable()
+    assert locks_command("explain", "never\x1b[2J").err.isprintable()
+
+
+def test_a_server_that_does_not_answer_hides_no_other(settings: Any) -> None:
+    one = settings.REDISLOCK["default"]
+    settings.REDISLOCK = {"default": one, "silent": {"LOCATION": "redis://127.0.0.1:1/0"}}
+    run("lottery", ID)
+    outcome = locks_command("explain", ID)
+    assert (outcome.status, outcome.out[19:31]) == (3, "  lottery: l")
+    assert outcome.err.startswith("The server 127.0.0.1:1 (silent) cannot answer: ")
+    outcome = locks_command("explain", "lottery", "--alias", "silent")
+    assert (outcome.status, outcome.out) == (3, "")
