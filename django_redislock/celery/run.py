@@ -106,11 +106,13 @@ def _deferred(request: Any) -> str:
     return said if isinstance(said, str) else ""
 
 
-def _deferred_again(request: Any, by: str) -> str:
-    """The same, with one more because of *by*."""
+def _deferred_again(request: Any, by: str = "") -> str:
+    """The same, with one more because of *by*; "" if it was not the lock's holder."""
     count, _, rest = _deferred(request).partition(" ")
     since = rest.partition(" ")[0] or str(int(time.time()))
-    return f"{int(count) + 1 if is_number(count) and count else 1} {since} {by}"[:LONGEST_FIELD]
+    return f"{int(count) + 1 if count and is_number(count) else 1} {since} {by}".rstrip()[
+        :LONGEST_FIELD
+    ]
 
 
 class _EndedByRetry(Exception):
@@ -399,6 +401,7 @@ class TaskRun(JobRun):
     def _check_goes_on(self, error: LockUnavailable) -> None:
         if self.options.on_unavailable == "retry" and (until := self._defer_until()) is not None:
             self.logger.warning("Deferred %s: %s", self, error)
+            carry(self.request, deferred=_deferred_again(self.request))
             raise defer(self.task, self.options.conflict_deadline, until=until)
         if self.options.on_unavailable != "run" and not self._body_has_started:
             carry(self.request, raised=True)

@@ -33,7 +33,7 @@ LOOKED_AT_ONCE = 100
 
 _ENDED = {
     "done": "It ended well",
-    "failed": "It ended with an error",
+    "failed": "It ended without success",
     "forced": "It was released by force",
 }
 
@@ -123,8 +123,10 @@ def _add_task(known: Known, task_id: str, asked: Sequence[str]) -> None:
             known.problems[using] = held.problem(error, using)
             continue
         if partial:
-            looked = f"{counted(len(names), 'lock')} of {using!r}"
-            known.notes.append(f"Only {looked} were looked at, those that ran last.")
+            known.notes.append(
+                f"Only {counted(len(names), 'lock')} of {using!r} were looked at: those that end"
+                " first, and those that tasks ran under last."
+            )
         if silent:
             known.problems[using] = " ".join(held.silence(silent, using).values())
     _add_completed(known, CompletedRun.objects.filter(task_id=task_id, alias__in=asked))
@@ -197,7 +199,7 @@ def _of_record(record: held.Record | None, noted: set[tuple[str, int]]) -> Itera
         return
     ended = {
         "It ended well": record.last_success,
-        "It ended with an error": record.last_failure,
+        "It ended without success": record.last_failure,
         "was skipped": record.last_skip,
         "was abandoned": record.last_abandoned,
     }
@@ -331,5 +333,8 @@ def _deferred(owner: Owner) -> str:
 
 
 def _time(at: float) -> str:
-    """A time of a clock in the current time zone."""
-    return f"{localtime(datetime.fromtimestamp(at, UTC)):%Y-%m-%d %H:%M:%S}"
+    """A time in the current time zone. Anybody may have written it, and a ttl may be anything."""
+    try:
+        return f"{localtime(datetime.fromtimestamp(at, UTC)):%Y-%m-%d %H:%M:%S}"
+    except (OverflowError, ValueError, OSError):
+        return "a time that no calendar has"

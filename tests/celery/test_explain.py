@@ -72,7 +72,7 @@ def test_failures_and_reasons_of_skips_are_told(stage: Stage, worker: Worker) ->
     with pytest.raises(ValueError, match="as asked"):
         stage.result(failed)
     story = explained(failed)
-    assert "It ended with an error at" in story
+    assert "It ended without success at" in story
     assert "state FAILURE, with ValueError: as asked." in story
 
     for task, why in (("cooling", "cooling"), ("once", "done")):

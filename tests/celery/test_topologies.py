@@ -8,6 +8,7 @@ import pytest
 
 from django_redislock import held
 from tests.celery.project import PATIENCE
+from tests.operations.test_locks_command import locks_command
 from tests.support.topologies import await_copies
 from tests.support.waiting import wait_until
 
@@ -69,7 +70,7 @@ def topology(
 
 
 def test_a_task_keeps_its_lock_when_a_server_is_killed_and_others_run_after_it(
-    topology: Topology, own_stage: Stage, settings: Settings
+    topology: Topology, own_stage: Stage, settings: Settings, db: None
 ) -> None:
     setting = {**topology.setting, "KEY_PREFIX": own_stage.key(), "UNAVAILABLE_AFTER": PATIENCE}
     own_stage.redislock = settings.REDISLOCK = {"default": setting}
@@ -93,3 +94,6 @@ def test_a_task_keeps_its_lock_when_a_server_is_killed_and_others_run_after_it(
     assert [one["event"] for one in events] == ["start", "end"] * 3
     fences = [one["fence"] for one in events if one["event"] == "start"]
     assert fences == sorted(set(fences))
+    told = locks_command("explain", waits.id).out
+    assert "It ended well at " in told
+    assert "The call succeeded: " in told
