@@ -93,7 +93,9 @@ def said(message: Any) -> dict[str, Any]:
     headers.pop("eta")
     carried = dict(headers.pop("redislock", None) or {})
     assert carried.pop("tries", 0) == 0
-    assert bool(carried.pop("since", 0)) == bool(carried.pop("ticket", 0))
+    is_deferred = bool(carried.pop("ticket", 0))
+    assert bool(carried.pop("since", 0)) == is_deferred
+    assert carried.pop("deferred", "").startswith("1 ") == is_deferred
     properties = dict(message.properties)
     for changing in ("delivery_tag", "delivery_info", "application_headers", "expiration"):
         properties.pop(changing, None)
