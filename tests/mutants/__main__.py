@@ -74,7 +74,7 @@ ROOMS = {
     "rules/lease_state.py": (*of_rules("lease_state", "flows"), MODEL),
     "rules/[kn]*.py": of_rules("names"),
     "rules/c*.py": of_rules("circles"),
-    "rules/*.py": of_rules("flows", "replies", "stored", "steps"),
+    "rules/*.py": of_rules("flows", "replies", "stored", "steps", "circles"),
     **{f"lua/{name}.lua": (OF_SCRIPTS, OF_TASKS, ON_SERVERS) for name in SCRIPTS_OF_TASKS},
     "lua/*.lua": (OF_SCRIPTS, IN_MEMORY, MODEL, OF_TASKS, ON_SERVERS),
     "backends/redis/*.py": (ON_SERVERS,),

@@ -6,6 +6,7 @@ import pytest
 
 from django_redislock.backends.memory.errors import ReplyError
 from django_redislock.rules import scripts
+from django_redislock.rules.stored import FORCED_VALUE_AT
 from tests.support.keyspace import KEYS, TTL, Keyspace, bell, lease_id, token, value
 
 CONFIRM = 1000  # ms for which a hand-over waits for its confirmation.
@@ -261,6 +262,8 @@ def test_until_a_hand_over_lapses_the_others_wait_for_that(server: Keyspace) -> 
     assert server.past == []
     server.advance(1)
     assert server.look()[:2] == ["", -2]
+    server.advance(server.left)
+    assert server.look()[:2] == ["", -2]
 
 
 def test_a_lease_that_is_handed_over_is_busy_for_a_ms_at_least(server: Keyspace) -> None:
@@ -372,7 +375,7 @@ def test_a_renewal_restarts_the_ttl_and_is_counted(server: Keyspace) -> None:
 def test_a_renewal_by_a_shorter_ttl_shortens_the_lease_unless_a_later_one_has_overtaken_it(
     server: Keyspace,
 ) -> None:
-    server.acquire("a")
+    server.acquire("a", ttl=300)
     server.renew("a", "r00002", 500)
     assert server.left == 500
     assert server.scores(KEYS.held) == {KEYS.lock: server.ms + 500}
@@ -384,6 +387,8 @@ def test_a_renewal_by_a_shorter_ttl_shortens_the_lease_unless_a_later_one_has_ov
     assert server.left == 700
     assert server.scores(KEYS.held) == {KEYS.lock: server.ms + 700}
     assert server.lock[32:39] == "hr00002"
+    server.renew("a", "r00003", 300)
+    assert (server.left, server.lock[32:39]) == (300, "hr00003")
 
 
 @pytest.mark.parametrize(("ttl", "noted"), [(TTL - 1, TTL), (TTL, TTL), (123_456, 123_456)])
@@ -610,6 +615,13 @@ def test_a_lease_that_another_client_meets_is_noted_once_it_lasts(
     assert server.past == []  # Its own renewal has noted it.
 
 
+def test_a_look_notes_a_lease_too(server: Keyspace) -> None:
+    server.acquire("a")
+    server.advance(1500)
+    server.look()
+    assert len(server.past) == 1
+
+
 def test_the_end_of_a_lease_replaces_its_entry(server: Keyspace) -> None:
     fence = server.acquire("a")
     since = server.ms
@@ -645,6 +657,7 @@ def test_p9_exactly_the_lease_that_was_seen_is_released_by_force(server: Keyspac
     assert server.run(scripts.FORCE_RELEASE, lease_id("a"), REQUEST) == ["released", before]
     assert server.lock.startswith(token("b") + "c")
     assert server.do("GET", KEYS.forced) == REQUEST + before
+    assert server.do("GET", KEYS.forced)[FORCED_VALUE_AT:] == before
     assert server.do("PTTL", KEYS.forced) == TTL - 10 + 60_000
     assert server.past[0].split("|")[3:] == [str(server.ms), "forced", "by-a"]
     # A resend does not end the lease of b.
@@ -712,6 +725,11 @@ def test_a_look_tells_of_a_lease_what_is_left_and_who_waits(server: Keyspace) ->
     before = server.lock
     assert server.look() == [before, TTL - 5, 1, str(server.ms), lease_id("a"), ""]
     assert (server.lock, server.left) == (before, TTL - 5)
+
+
+def test_members_of_a_queue_that_are_not_ours_are_no_waiters(server: Keyspace) -> None:
+    server.do("ZADD", KEYS.queue, 1, "x", 1, "y")
+    assert server.look()[2] == 0
 
 
 def test_a_queue_that_is_too_long_to_be_read_is_counted_only(server: Keyspace) -> None:
@@ -850,6 +868,7 @@ def test_a_run_that_is_done_hands_the_baton_to_the_next_waiter(server: Keyspace)
 def test_a_run_begins_with_the_baton_that_it_takes_up(server: Keyspace) -> None:
     server.acquire("a")
     hand_over(server)
+    server.advance(5)
     began = server.ms
     take_up(server, markers="09000/10|task:1.0")
     note = f"{began}|0|{lease_id('e')}|by-f"
@@ -861,6 +880,15 @@ def test_a_run_begins_with_the_baton_that_it_takes_up(server: Keyspace) -> None:
     server.do("DEL", KEYS.runs)
     take_up(server, markers="1|")
     assert server.fields(KEYS.runs) == {}
+
+
+def test_what_was_handed_to_a_waiter_is_no_baton(server: Keyspace) -> None:
+    server.listen("b")
+    server.acquire("a")
+    server.acquire("b", "queue")
+    server.release("a")
+    assert take_up(server) == ["lost", "taken"]
+    assert server.lock.startswith(token("b") + "c")
 
 
 def test_only_who_holds_the_lock_hands_it_over(server: Keyspace) -> None:
