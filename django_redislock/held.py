@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock import signals
+from django_redislock import clock, signals
 from django_redislock.backends.registry import backends
 from django_redislock.conf import conf
 from django_redislock.exceptions import InvalidLockName, LockTimeout, LockUnavailable
@@ -29,6 +29,7 @@ from django_redislock.held_lock import (
     read_past,
 )
 from django_redislock.humanize import visible
+from django_redislock.lookout import LOOK_WITHIN, circle_of
 from django_redislock.process import is_gone
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.arguments import seconds
@@ -56,6 +57,7 @@ MOST_LOOKS = 10_000
 LOOKED_AT_ONCE = 1000
 MOST_WAITERS_NAMED = 100
 MOST_COMPARED = 1000  # Names of each index, to find similar ones.
+CIRCLES_WITHIN = 1.0  # Seconds for which circles of waits are looked for.
 
 # Errors that keep us from looking; see problem().
 PROBLEMS = (LockUnavailable, InvalidLockName, ImproperlyConfigured)
@@ -147,9 +149,10 @@ def look_at(names: Iterable[str], *, using: str = DEFAULT_ALIAS) -> Iterator[Hel
         LockUnavailable: The server did not or could not answer.
     """
     backend, remaining = backends[using], iter(names)
+    until = clock.now() + CIRCLES_WITHIN
     while some := [*islice(remaining, LOOKED_AT_ONCE)]:
         looks = zip(some, backend.look_many(some), strict=True)
-        yield from filter(None, (_read_look(backend, *look) for look in looks))
+        yield from filter(None, (_read_look(backend, *look, until) for look in looks))
 
 
 def detail(name: str, *, using: str = DEFAULT_ALIAS) -> Detail:
@@ -457,8 +460,13 @@ def tells_where(alias: str) -> bool:
     return backends[alias].in_parts
 
 
-def _read_look(backend: Backend, name: str, look: LookReply) -> HeldLock | None:
-    """Judge what the server shows of a lock; None if nobody holds it."""
+def _read_look(
+    backend: Backend, name: str, look: LookReply, until: float = math.inf
+) -> HeldLock | None:
+    """Judge what the server shows of a lock; None if nobody holds it.
+
+    Until that time it is looked for a circle, if the holder waits.
+    """
     holding, expires_in = look.holding, look.expires_in
     if holding is None:
         return None
@@ -486,9 +494,20 @@ def _read_look(backend: Backend, name: str, look: LookReply) -> HeldLock | None:
         where=look.where,
         strange=holding.strange,
         handed_over=holding.is_baton,
+        waits_for=look.wait.name if look.wait else "",
+        circle=_circle(backend, look, until),
         gone=not (state == "cooling" or holding.is_baton)
         and is_gone(holding.owner.host, holding.owner.pid),
     )
+
+
+def _circle(backend: Backend, look: LookReply, until: float) -> str:
+    """The circle of waits that the holder is in, in words; "" if it is in none."""
+    within = min(until - clock.now(), LOOK_WITHIN)
+    if look.wait is None or look.holding is None or within <= 0:
+        return ""
+    circle = backend.run(circle_of(look.wait, within))
+    return circle.told(str(look.holding.owner)) if circle else ""
 
 
 def _least_left(backend: Backend, ttl: float) -> float:

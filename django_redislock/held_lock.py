@@ -44,6 +44,8 @@ class HeldLock(Jsonable):
     gone: bool = False  # Its owner was a process of this host, and does not exist any more.
     strange: str = ""  # Of a foreign lock, the kind of value: "a list of 3 elements".
     handed_over: bool = False  # Whoever has the baton may take it up; its owner is who gave that.
+    waits_for: str = ""  # The lock that its holder waits for, once it has waited for a second.
+    circle: str = ""  # If that wait can never end, why: who holds and waits for what.
 
     @property
     def holder(self) -> str:
@@ -53,6 +55,8 @@ class HeldLock(Jsonable):
     @property
     def shown_state(self) -> str:
         """The state in one or two words."""
+        if self.circle:
+            return "circle"
         return "handed over" if self.handed_over else self.state
 
     @property
@@ -90,6 +94,11 @@ class HeldLock(Jsonable):
             return (
                 "Handed over to whoever takes it up, until"
                 f" {duration(self.expires_in)} from now; the next waiter has it then."
+            )
+        if self.circle:
+            return (
+                f"Its holder waits, and that would never end: {self.circle}. The youngest of these"
+                " waits ends with LockMisuse."
             )
         if self.ends_late:
             return (

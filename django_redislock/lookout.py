@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock import misuse
+from django_redislock import clock, misuse
 from django_redislock.backends.registry import backends
 from django_redislock.holder import current_holder
 from django_redislock.rules import circles, scripts
@@ -43,7 +44,6 @@ class Lookout:
         self.due = started + CIRCLE_AFTER
         self._backend = backend
         self._form = form
-        self._until = math.inf
         self._noted: dict[str, tuple[Backend, Lease]] = {}  # By the id of the lease.
 
     def over(self, waiting: Flow[Result]) -> Flow[Result]:
@@ -54,24 +54,24 @@ class Lookout:
             self._noted.clear()  # Nothing can be asked any more. What is noted ends by itself.
             raise
         finally:
-            self._until = self._backend.clock() + LOOK_WITHIN
-            for backend, lease in self._noted.values():
-                yield from self._note(backend, lease, "")
+            yield from self._note("", clock.now() + LOOK_WITHIN)
 
     def look(self, ticket: bytes, now: float) -> Flow[float]:
         """See flows.Lookout."""
+        until = clock.now() + LOOK_WITHIN
         me = current_holder()
-        mine = [*self._leases_of(me)][:MOST_NOTED]
-        self.due = now + LOOK_EVERY if mine else math.inf
-        self._until = now + LOOK_WITHIN
-        wait = Wait(self._backend.alias, self._form.name, self._form.id, int(ticket))
-        for backend, lease in mine:
-            self._noted[lease.id] = backend, lease
-            yield from self._note(backend, lease, wait.packed)
-        if mine and (circle := (yield from self._search(wait, ring=False))):
-            is_youngest = circle.youngest.id == wait.id
-            if is_youngest and circle == (yield from self._search(wait, ring=True)):
-                raise misuse.waits_in_a_circle(self._form.name, circle, me)
+        mine = islice(self._leases_of(me), MOST_NOTED)
+        self._noted |= {lease.id: (backend, lease) for backend, lease in mine}
+        self.due = now + LOOK_EVERY if self._noted else math.inf
+        if self._noted:
+            wait = Wait(self._backend.alias, self._form.name, self._form.id, int(ticket))
+            yield from self._note(wait.packed, until)
+            circle = yield from _find(wait, until, ring=False)
+            # Again, if this wait is the one to give up.
+            if circle and circle.youngest.id == wait.id:
+                again = yield from _find(wait, until, ring=True)
+                if circle == again:
+                    raise misuse.waits_in_a_circle(self._form.name, circle, me)
         return self._backend.clock()
 
     def _leases_of(self, me: object) -> Iterator[tuple[Backend, Lease]]:
@@ -90,45 +90,52 @@ class Lookout:
                     ):
                         yield backend, lease
 
-    def _note(self, backend: Backend, lease: Lease, wait: str) -> Flow[Any]:
-        args = lease.id, self._form.id, wait
-        permit = lease.state.permit
-        call = Call(scripts.NOTE_WAIT, lease.name, args, LOOK_WITHIN, permit=permit)
-        return self._ask(backend, call)
+    def _note(self, wait: str, until: float) -> Flow[None]:
+        """Note the wait at the leases of its holder; that it is over, if it is ""."""
+        for backend, lease in self._noted.values():
+            args, permit = (lease.id, self._form.id, wait), lease.state.permit
+            call = Call(scripts.NOTE_WAIT, lease.name, args, 0.0, permit=permit)
+            yield from _ask(backend, call, until)
 
-    def _search(self, wait: Wait, *, ring: bool) -> Flow[Circle | None]:
-        """Look for a circle. With *ring*, no process that was killed is in it."""
-        search = circles.search(wait)
-        try:
-            read = next(search)
-            while True:
-                asked = read.wait
-                try:
-                    backend = backends[asked.alias]
-                except ImproperlyConfigured:
-                    return None  # It is another program's.
-                args = asked.id, asked.ticket, int(ring)
-                name, permit = asked.name, read.permit
-                call = Call(scripts.FOLLOW_WAIT, name, args, LOOK_WITHIN, permit=permit)
-                reply = yield from self._ask(backend, call)
-                if reply is None:
-                    return None
-                read = search.send(WaitReply(*reply))
-        except StopIteration as end:
-            found: Circle | None = end.value
-            return found
 
-    def _ask(self, backend: Backend, call: Call) -> Flow[Any]:
-        """What a script answers; None if it does not in time."""
-        left = self._until - self._backend.clock()
-        if left <= 0:
-            return None
-        try:
-            return (yield Elsewhere(backend, _answer_to(call._replace(within=left))))
-        except NotOurs:
-            raise
-        except (Unanswered, Refused):
-            return None
+def circle_of(wait: Wait, within: float) -> Flow[Circle | None]:
+    """The circle that a wait is in, if that is found within so many seconds."""
+    return _find(wait, clock.now() + within, ring=True)
+
+
+def _find(wait: Wait, until: float, *, ring: bool) -> Flow[Circle | None]:
+    """Look for a circle until that time. With *ring*, no process that was killed is in it."""
+    search = circles.search(wait)
+    try:
+        read = next(search)
+        while True:
+            asked = read.wait
+            try:
+                backend = backends[asked.alias]
+            except ImproperlyConfigured:
+                return None  # It is another program's.
+            args, permit = (asked.id, asked.ticket, int(ring)), read.permit
+            call = Call(scripts.FOLLOW_WAIT, asked.name, args, 0.0, permit=permit)
+            reply = yield from _ask(backend, call, until)
+            if reply is None:
+                return None
+            read = search.send(WaitReply(*reply))
+    except StopIteration as end:
+        found: Circle | None = end.value
+        return found
+
+
+def _ask(backend: Backend, call: Call, until: float) -> Flow[Any]:
+    """What a script answers; None if it does not until then."""
+    left = until - clock.now()
+    if left <= 0:
+        return None
+    try:
+        return (yield Elsewhere(backend, _answer_to(call._replace(within=left))))
+    except NotOurs:
+        raise
+    except (Unanswered, Refused):
+        return None
 
 
 def _answer_to(call: Call) -> Flow[Any]:

@@ -22,6 +22,7 @@ _BETWEEN = re.compile(r"(?<=[:/._|,;=@])(?=[^:/._|,;=@])")
 MOST_RUNS = 10  # Of a task with a large limit as many may be under way.
 
 PERMIT = "One of the permits of a task with a limit."
+WAITS = "Its holder waits for another lock, with this one."
 GONE = "The process that took it does not exist on this host any more."
 STATES = {
     "held": ("held", "Somebody holds it."),
@@ -55,6 +56,10 @@ def state(lock: HeldLock) -> SafeString:
     if lock.state != "held" or not lock.owner.permit:
         label = lock.shown_state if lock.handed_over else STATES[lock.state][0]
         badges.append((lock.state, label, _state_means(lock)))
+    if lock.circle:
+        badges.append(("circle", "circle", lock.note))
+    elif lock.waits_for:
+        badges.append(("waits", f"waits for {visible(lock.waits_for)}", WAITS))
     if lock.ends_late:
         badges.append(("late", "ends late", lock.note))
     return format_html_join(" ", "{}", ((badge(*one),) for one in badges))
@@ -150,6 +155,7 @@ def facts(lock: HeldLock) -> list[tuple[str, Any]]:
     known = [
         ("State", format_html("{} {}", state(lock), _meaning(lock))),
         ("Holder", _place(who, gone=lock.gone) if who.place else ""),
+        ("Waits for", name(lock.waits_for) if lock.waits_for else ""),
         ("Thread", visible(who.thread)),
         ("Task", visible(who.task)),
         ("Task id", visible(who.task_id)),
@@ -172,7 +178,7 @@ def facts(lock: HeldLock) -> list[tuple[str, Any]]:
 def _meaning(lock: HeldLock) -> str:
     """The meaning of its badges."""
     permit = PERMIT if lock.owner.permit else ""
-    late = lock.note if lock.ends_late else ""
+    late = lock.note if lock.circle or lock.ends_late else WAITS if lock.waits_for else ""
     return " ".join(filter(None, (permit, _state_means(lock), late, GONE * lock.gone)))
 
 

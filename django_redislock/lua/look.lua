@@ -2,8 +2,8 @@
 -- A lease that is seen for the first time may be noted for the timeline, see _past.lua.
 -- ARGV  -
 -- returns {value or its beginning, ms until it ends (-1 never, -2 free), live waiters, server time in ms,
---         id, description of a key that is not ours}; see _sight.lua
-local LOCK, QUEUE, FENCE, PAST, HELD = unpack(KEYS)
+--         id, description of a key that is not ours, see _sight.lua; value of waits, or '', see note_wait.lua}
+local LOCK, QUEUE, FENCE, PAST, HELD, WAITS = unpack(KEYS)
 -- include _lease
 -- include _grant
 -- include _queue
@@ -39,4 +39,8 @@ if waiting > 0 and waiting <= 1000 then
     end
   end
 end
-return { value, left, waiting, digits(ms), id, strange }
+local wait = state_of(value) == 'h' and redis.pcall('GET', WAITS) or ''
+if type(wait) ~= 'string' or string.sub(wait, 1, 16) ~= id then
+  wait = '' -- not ours, or of an earlier lease
+end
+return { value, left, waiting, digits(ms), id, strange, string.sub(wait, 1, SIGHT) }

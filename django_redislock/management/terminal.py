@@ -61,7 +61,7 @@ def _row(lock: HeldLock, more: tuple[str, ...]) -> tuple[object, ...]:
         _expiry(lock),
         lock.waiters,
         f"{place(lock.owner)} (gone)" if lock.gone else place(lock.owner),
-        doing(lock.owner),
+        f"{doing(lock.owner)}, waits for {lock.waits_for}" if lock.waits_for else doing(lock.owner),
         lock.id,
     )
 
@@ -201,6 +201,7 @@ def _facts(lock: HeldLock) -> Iterator[str]:
         "alias": lock.alias,
         "where": lock.where,
         "state": lock.shown_state,
+        "waits for": lock.waits_for,
         "note": lock.note,
         "permit": who.permit,
         "lease": lock.id,

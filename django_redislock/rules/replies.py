@@ -185,6 +185,7 @@ class LookReply(NamedTuple):
     server_ms: bytes
     id: bytes
     strange: bytes  # If the value is not ours: its type and size, see lua/_sight.lua.
+    note: bytes = b""  # What its holder waits for.
     where: str = ""  # On which servers, if there are several: "host:6379", or "2 of 3".
 
     @property
@@ -198,6 +199,12 @@ class LookReply(NamedTuple):
         if self.is_free:
             return None
         return read_holding(self.value, self.id.decode(), self.strange.decode())
+
+    @property
+    def wait(self) -> Wait | None:
+        """What its holder waits for, with this lease and others; None if for nothing."""
+        noted = read_wait(self.note)
+        return noted and noted[1]
 
     @property
     def fence(self) -> int:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from django_redislock import LockMisuse, LockTimeout, distributed_lock, held
+from django_redislock import LockMisuse, LockTimeout, distributed_lock
 from django_redislock.rules import scripts
+from tests.support.circles import Ring, outcomes_of, waiters_of
 from tests.support.matrix import in_turn
 from tests.support.others import add_rival, queued
 from tests.support.processes import hear, say
@@ -19,58 +20,13 @@ from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import Sync, Way, both_ways
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pytest_django import Settings
 
     from tests.conftest import Locks, Spawn
     from tests.support.backends import Place
     from tests.support.proxy import Proxy
-    from tests.support.ways import Running
 
 pytestmark = pytest.mark.waits
-
-
-def waiters_of(name: str) -> int:
-    return len(held.detail(name).waiters)
-
-
-async def outcomes_of(runs: Sequence[Running[str]]) -> list[str]:
-    """What each of them said, or the error that it ended with."""
-    said = []
-    for run in runs:
-        try:
-            said.append(await run.result())
-        except (LockMisuse, LockTimeout) as error:
-            said.append(str(error))
-    return said
-
-
-class Ring:
-    """Holders who each have one lock, and then want the next one's, one after the other."""
-
-    def __init__(self, way: Way, *names: str) -> None:
-        self._way = way
-        self._names = names
-        self._holding: set[str] = set()
-
-    def start(self) -> list[Running[str]]:
-        return [self._way.start(lambda number=number: self._run(number)) for number in self._places]
-
-    @property
-    def _places(self) -> range:
-        return range(len(self._names))
-
-    async def _run(self, number: int) -> str:
-        way, first = self._way, self._names[number]
-        second = self._names[(number + 1) % len(self._names)]
-        async with way.entered(distributed_lock(first)):
-            self._holding.add(first)
-            await way.until(lambda: len(self._holding) == len(self._names))
-            for earlier in self._names[1 : number + 1]:
-                await way.until(lambda earlier=earlier: waiters_of(earlier))
-            async with way.entered(distributed_lock(second)):
-                return "went on"
 
 
 @in_turn

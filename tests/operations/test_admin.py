@@ -36,6 +36,7 @@ from django_redislock.rules.stored import Owner
 from django_redislock.signals import lock_force_released
 from django_redislock.testing import LockTestKit
 from tests.support import site
+from tests.support.circles import a_circle
 from tests.support.others import held_by, waiters
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG, wait_until
@@ -799,6 +800,18 @@ def test_a_lease_that_ends_later_than_its_ttl_says_why(operator: Client, locks: 
         assert shown.startswith(
             "held ends late Somebody holds it. It ends later than its ttl allows"
         )
+
+
+@pytest.mark.waits
+def test_holders_who_wait_for_each_other_are_seen(operator: Client, locks: Locks) -> None:
+    locks.configure(TTL=30, WAIT=HUNG)
+    with a_circle("a", "b"):
+        assert text(operator.get(LIST)).count("redislock-circle") == 2
+        facts = facts_in(operator.get(detail("a")), "lease")
+        assert facts["State"].startswith(
+            "held circle Somebody holds it. Its holder waits, and that"
+        )
+        assert facts["Waits for"] == "b"
 
 
 # --- trouble with the server ---------------------------------------------------------------------

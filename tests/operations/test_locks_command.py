@@ -34,6 +34,7 @@ from django_redislock.rules.options import Options
 from django_redislock.rules.stored import Owner
 from django_redislock.testing import LockTestKit
 from tests import ROOT
+from tests.support.circles import a_circle
 from tests.support.nursery import environment_for, start_python
 from tests.support.others import held_by
 from tests.support.processes import hear, say
@@ -193,6 +194,8 @@ def test_the_schema_of_json_is_the_documented_one() -> None:
         "note": None,
         "gone": False,
         "handed_over": False,
+        "waits_for": None,
+        "circle": None,
     }
     assert isinstance(fence, int)
     assert len(id_) == 16
@@ -1291,6 +1294,25 @@ def test_an_index_of_the_wrong_type_is_a_message(locks: Locks) -> None:
     outcome = locks_command("list")
     assert outcome.status == 3
     assert "WRONGTYPE" in outcome.err
+
+
+@pytest.mark.waits
+def test_holders_who_wait_for_each_other_are_seen(locks: Locks) -> None:
+    locks.configure(TTL=30, WAIT=HUNG)
+    with a_circle("a", "b"):
+        for act in ("list", "watch"):
+            for name, other in (("a", "b"), ("b", "a")):
+                assert re.search(
+                    rf"(?m)^{name} +circle .*, waits for {other} ", locks_command(act).out
+                )
+        for lock in locks_command("list", "--json").json:
+            other = {"a": "b", "b": "a"}[lock["name"]]
+            assert (lock["state"], lock["waits_for"]) == ("held", other)
+            assert f"'{other}' is held by" in lock["circle"]
+        shown = locks_command("show", "a").out
+        assert re.search(r"(?m)^waits for +b$", shown)
+        assert "note        Its holder waits, and that would never end: 'b' is held by" in shown
+    assert locks_command("list", "--json").json == []
 
 
 # --- watch ----------------------------------------------------------------------------------------

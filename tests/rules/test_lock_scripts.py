@@ -691,7 +691,7 @@ def test_what_is_not_ours_is_described_and_released_by_the_id_of_that(
     server: Keyspace, command: tuple[str, ...], told: str
 ) -> None:
     server.do(command[0], KEYS.lock, *command[1:])
-    shown, left, waiters, _, id, strange = server.look()  # noqa: A001
+    shown, left, waiters, _, id, strange, _ = server.look()  # noqa: A001
     assert (shown, left, waiters, strange) == ("x" if told == "string 1" else "", -1, 0, told)
     assert len(id) == 16
     assert server.run(scripts.FORCE_RELEASE, id, REQUEST) == ["released", shown]
@@ -709,7 +709,7 @@ def test_a_lease_that_is_longer_than_ours_can_be_is_not_ours(server: Keyspace) -
     server.acquire("a")
     ours = server.lock
     server.do("SET", KEYS.lock, ours + "x" * (8191 - len(ours)))
-    assert server.look()[4:] == [lease_id("a"), ""]
+    assert server.look()[4:6] == [lease_id("a"), ""]
     server.do("SET", KEYS.lock, ours + "x" * (8192 - len(ours)))
     assert server.look()[5] == "string 8192"
 
@@ -718,12 +718,12 @@ def test_a_lease_that_is_longer_than_ours_can_be_is_not_ours(server: Keyspace) -
 
 
 def test_a_look_tells_of_a_lease_what_is_left_and_who_waits(server: Keyspace) -> None:
-    assert server.look() == ["", -2, 0, str(server.ms), "", ""]
+    assert server.look() == ["", -2, 0, str(server.ms), "", "", ""]
     server.acquire("a")
     server.acquire("b", "queue")
     server.advance(5)
     before = server.lock
-    assert server.look() == [before, TTL - 5, 1, str(server.ms), lease_id("a"), ""]
+    assert server.look() == [before, TTL - 5, 1, str(server.ms), lease_id("a"), "", ""]
     assert (server.lock, server.left) == (before, TTL - 5)
 
 
@@ -793,6 +793,83 @@ def test_an_index_is_read_by_pages_in_both_orders(server: Keyspace) -> None:
     assert page("ran", 0, 5, 0) == [2, ["x", "1", "y", "2"]]
     server.do("ZADD", KEYS.ran, 3, "z" * 2048, 4, "z" * 2049)
     assert page("ran", 2, 5, 0) == [4, ["z" * 2048, "3"]]
+
+
+# --- what a holder waits for ----------------------------------------------------------------
+
+
+def note_wait(server: Keyspace, who: str, wait: str = "its wait") -> object:
+    """Note what the holder of a lease waits for."""
+    return server.run(scripts.NOTE_WAIT, lease_id(who), lease_id("w"), wait)
+
+
+def test_a_wait_is_noted_at_the_current_lease_for_as_long_as_a_waiter_is_quiet(
+    server: Keyspace,
+) -> None:
+    assert note_wait(server, "a") == 0
+    server.acquire("a")
+    assert note_wait(server, "b") == 0
+    assert server.do("GET", KEYS.waits) is None
+    assert note_wait(server, "a") == 1
+    note = f"{lease_id('a')}|{lease_id('w')}|its wait"
+    assert (server.do("GET", KEYS.waits), server.do("PTTL", KEYS.waits)) == (note, 6000)
+    assert server.look()[6] == note
+
+
+def test_only_the_waiter_itself_takes_its_note_back(server: Keyspace) -> None:
+    server.acquire("a")
+    note_wait(server, "a")
+    server.run(scripts.NOTE_WAIT, lease_id("a"), lease_id("x"), "")
+    server.run(scripts.NOTE_WAIT, lease_id("b"), lease_id("w"), "")
+    assert server.do("EXISTS", KEYS.waits) == 1
+    assert note_wait(server, "a", "") == 0
+    assert server.do("EXISTS", KEYS.waits) == 0
+
+
+def test_a_look_shows_no_wait_of_an_earlier_lease_or_of_one_that_is_over(server: Keyspace) -> None:
+    server.acquire("a")
+    note_wait(server, "a")
+    server.run(scripts.CONCLUDE, token("a"), lease_id("a"), 50, 0, "o", "", "", 0, "")
+    assert (server.look()[1], server.look()[6]) == (50, "")  # It cools down.
+    server.advance(51)
+    server.acquire("b")
+    assert server.look()[6] == ""
+    server.do("DEL", KEYS.waits)
+    server.do("RPUSH", KEYS.waits, "x")
+    assert server.look()[6] == ""
+
+
+def test_a_wait_is_followed_to_the_lease_and_the_wait_of_its_holder(server: Keyspace) -> None:
+    server.acquire("a")
+    ticket = server.acquire("b", "queue")[1]
+
+    def followed(who: str = "b", at: str = ticket) -> list[object]:
+        answer: list[object] = server.run(scripts.FOLLOW_WAIT, lease_id(who), at, 0)
+        return answer
+
+    assert followed() == [1, server.lock, ""]
+    note_wait(server, "a")
+    assert followed() == [1, server.lock, server.do("GET", KEYS.waits)]
+    # Of another waiter, or at another place, nothing is known.
+    assert followed("c")[0] == 0
+    assert followed(at=f"{int(ticket) + 1}")[0] == 0
+    server.advance(5999)
+    assert followed()[0] == 1
+    server.advance(1)
+    assert followed()[0] == 0
+    server.release("a")
+    server.leave("b")
+    assert followed()[:2] == [0, ""]
+
+
+def test_a_waiter_that_hears_no_ring_waits_no_more(server: Keyspace) -> None:
+    server.acquire("a")
+    ticket = server.acquire("b", "queue")[1]
+    assert server.run(scripts.FOLLOW_WAIT, lease_id("b"), ticket, 1)[0] == 0
+    server.listen("b")
+    assert server.run(scripts.FOLLOW_WAIT, lease_id("b"), ticket, 1)[0] == 1
+    assert server.rung == [(bell("b"), f"alive {lease_id('b')}")]
+    assert server.queue == "b"
 
 
 # --- a baton --------------------------------------------------------------------------------
@@ -980,7 +1057,7 @@ def test_a_hold_is_granted_by_a_look_once_the_lease_in_its_way_has_ended(server:
     server.acquire("a", ttl=100)
     server.hold("b")
     server.advance(200)
-    shown, left, _, _, id, _ = server.look()  # noqa: A001
+    shown, left, _, _, id, *_ = server.look()  # noqa: A001
     assert (shown[:4], left, id) == ("hold", TTL - 200, lease_id("b"))
     server.run(scripts.UNHOLD)
     server.acquire("a", ttl=100)
