@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock import clock, misuse
+from django_redislock import clock, misuse, process
 from django_redislock.backends.registry import backends
 from django_redislock.holder import current_holder
 from django_redislock.rules import circles, scripts
@@ -70,7 +70,8 @@ class Lookout:
             # Again, if this wait is the one to give up.
             if circle and circle.youngest.id == wait.id:
                 again = yield from _find(wait, until, ring=True)
-                if circle == again:
+                # In a forked child it is the wait of its parent.
+                if circle == again and process.this() is self._form.made_in:
                     raise misuse.waits_in_a_circle(self._form.name, circle, me)
         return self._backend.clock()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 import time
@@ -15,9 +16,9 @@ from tests.support.circles import Ring, outcomes_of, waiters_of
 from tests.support.matrix import in_turn
 from tests.support.others import add_rival, queued
 from tests.support.processes import hear, say
-from tests.support.stored import keys_of
-from tests.support.waiting import HUNG, wait_until
-from tests.support.ways import Sync, Way, both_ways
+from tests.support.stored import is_left_clean, keys_of
+from tests.support.waiting import HUNG, await_until, wait_until
+from tests.support.ways import Blocking, Sync, Way, both_ways
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -186,7 +187,53 @@ async def test_a_waiter_that_holds_nothing_asks_nothing_more(
     async with way.entered(distributed_lock("a")):
         run = way.start(waits)
         await way.until(lambda: queued(locks, "a"))
+        before = len(proxy.log)
+        until = proxy.log[-1].time + 1.9  # It looks by itself after two seconds.
         await way.sleep(1.5)
-        asked = {command.args[0].decode() for command in proxy.log if command.name == "EVALSHA"}
+        asked = {one.args[0].decode() for one in proxy.log[before:] if one.time < until}
     assert await outcomes_of([run]) == ["went on"]
-    assert not asked & {scripts.NOTE_WAIT.sha, scripts.FOLLOW_WAIT.sha}
+    assert not asked & {
+        one.sha for one in (scripts.ACQUIRE, scripts.NOTE_WAIT, scripts.FOLLOW_WAIT)
+    }
+
+
+def notes(locks: Locks) -> list[bytes]:
+    return [key for key in locks.keys() if key.endswith(b":waits")]  # noqa: SIM118
+
+
+@both_ways
+async def test_a_wait_that_has_run_out_is_noted_no_more(way: Way, locks: Locks) -> None:
+    locks.configure(TTL=30)
+    goal = distributed_lock("goal")
+    assert Blocking().begin(goal).result(HUNG)
+
+    async def waits() -> bool:
+        async with way.entered(distributed_lock("a")):
+            try:
+                return await way.acquire(distributed_lock("goal", wait=2.5))
+            finally:
+                assert notes(locks) == []
+
+    run = way.start(waits)
+    await way.until(lambda: notes(locks))
+    assert await run.result() is False
+    goal.release()
+
+
+async def test_a_cancelled_wait_is_noted_no_more(locks: Locks) -> None:
+    locks.configure(TTL=30, WAIT=HUNG)
+
+    async def waits() -> None:
+        async with distributed_lock("a"):
+            try:
+                await distributed_lock("goal").aacquire()
+            finally:
+                assert notes(locks) == []
+
+    async with distributed_lock("goal"):
+        task = asyncio.create_task(waits())
+        await await_until(lambda: notes(locks))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert is_left_clean(locks, "goal")
