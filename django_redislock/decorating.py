@@ -18,6 +18,7 @@ Returned = TypeVar("Returned")
 _CALLED_HERE = {
     "timeout": "ttl=, how long the lease lasts unless renewed, or wait=, how long to wait for it",
     "expire": "ttl=, how long the lease lasts unless renewed",
+    "name": "the name by position, as in distributed_lock('report')",
     "blocking": "wait=, how long to wait for it; 0 tries once",
     "blocking_timeout": "wait=, how long to wait for it; 0 tries once",
 }
@@ -34,7 +35,7 @@ def misspelt(of: str, known: list[str], args: tuple[object, ...], kwargs: Any) -
     """
     if len(args) > 1:
         return (
-            f"{of} takes only the name by position: say what the other arguments are, as"
+            f"{of} takes only names by position: say what the other arguments are, as"
             f" in {of}('report', ttl=30, wait=5)."
         )
     unknown = next((name for name in kwargs if name not in known), "")

@@ -14,6 +14,8 @@ from django.db import Error, connections, models
 from django_redislock.humanize import visible
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from django_redislock.rules.stored import Owner
 
 AnyModel = TypeVar("AnyModel", bound=models.Model)
@@ -34,6 +36,8 @@ class FencedLease(Protocol):
 
     @property
     def alias(self) -> str: ...
+    @property
+    def parts(self) -> Sequence[FencedLease]: ...
     def ensure_held(self) -> None: ...
 
 

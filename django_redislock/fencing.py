@@ -107,7 +107,10 @@ def atomic(lease: FencedLease, using: str) -> Iterator[None]:
         is_claimed = False
         try:
             with transaction.atomic(using=using, durable=True):
-                if is_claimed := _claim(lease, using):
+                # In one order, whatever order the locks were taken in: each claim locks a row.
+                parts = sorted(lease.parts, key=_name)
+                missing = [part for part in parts if not _claim(part, using)]
+                if is_claimed := not missing:
                     yield
                     if connection.needs_rollback or connection.closed_in_transaction:
                         raise _rolled_back(lease.name)
@@ -119,7 +122,12 @@ def atomic(lease: FencedLease, using: str) -> Iterator[None]:
             if is_claimed or not (problem := missing_table(Fence, using)):
                 raise
             raise LockMisuse(lease.name, problem) from error
-        _make_row(lease, using)
+        for part in missing:
+            _make_row(part, using)
+
+
+def _name(lease: FencedLease) -> str:
+    return lease.name
 
 
 def _rolled_back(name: str) -> TransactionManagementError:

@@ -251,5 +251,13 @@ def _states(lock: HeldLock) -> Iterator[str]:
 
 def _searchable(lock: HeldLock) -> str:
     owner = lock.owner
-    about = (lock.name, str(owner), owner.task, owner.command, owner.path, owner.thread)
+    about = (
+        lock.name,
+        str(owner),
+        owner.task,
+        owner.command,
+        owner.path,
+        owner.thread,
+        owner.names,
+    )
     return "\n".join(about).casefold()

@@ -11,7 +11,7 @@ import logging
 from contextlib import suppress
 from functools import partial
 from os import getpid
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from django_redislock import misuse, process, signals, transactions
 from django_redislock.backends.registry import backends
@@ -36,6 +36,7 @@ from django_redislock.rules.steps import Notify
 from django_redislock.rules.stored import NO_MARKERS, DoneMarkers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from django_redislock.backends.base import Backend
@@ -50,7 +51,7 @@ NOTED_FROM = 1.0
 # What RELEASE_BEFORE_COMMIT has the log be told of.
 _TOLD = ("warn", "error")
 # What has the transactions of the thread judged before the lock is taken.
-_REFUSED = ("error", DEFER)
+REFUSED = ("error", DEFER)
 # Leases of one handle that have ended without a release; the oldest are forgotten.
 MOST_HOLDS = 1000
 
@@ -61,6 +62,7 @@ class Hold:
     lease: Lease | None = None
     over = False  # Released within its block, which has not been left yet.
     transaction: AbstractContextManager[None] | None = None  # That of the block.
+    parts: Sequence[Any] = ()  # Of a joint lock: see joint_holds.Part.
 
     def __init__(self, backend: Backend, terms: Terms, block: bool) -> None:
         # A lease stays with the backend and the settings that granted it.
@@ -221,7 +223,7 @@ class Holds:
     def _refuse(self, outcome: object) -> NoReturn:
         assert isinstance(outcome, Busy)
         raise LockTimeout(
-            self.name,
+            outcome.name,
             outcome.holder,
             outcome.expires_in,
             outcome.cooling,
@@ -276,7 +278,7 @@ class Holds:
 
     def _first_try(self, hold: Hold) -> FirstTry:
         terms, options, run = hold.terms, self._options, self._run
-        if terms.release_before_commit in _REFUSED:
+        if terms.release_before_commit in REFUSED:
             self._refuse_transaction(hold)
         markers = NO_MARKERS
         if run is not None:
@@ -309,21 +311,28 @@ class Holds:
         outcome = yield from lookout.over(acquiring)
         if isinstance(outcome, Granted):
             assert hold.lease is not None
-            if signals.lock_acquired.receivers:
-                waited = backend.clock() - (started if since is None else since)
-                news = {"sender": type(self), "lease": hold.lease, "waited": waited}
-                yield Notify(signals.lock_acquired, news)
+            yield from self._tell_acquired(hold, started if since is None else since)
             return hold.lease
-        if isinstance(outcome, Busy) and since is None and signals.lock_timed_out.receivers:
+        if isinstance(outcome, Busy) and since is None:
+            yield from self._tell_timed_out(hold, outcome, started)
+        return outcome
+
+    def _tell_acquired(self, hold: Hold, since: float) -> Flow[None]:
+        if signals.lock_acquired.receivers:
+            waited = hold.backend.clock() - since
+            news = {"sender": self._sender, "lease": hold.lease, "waited": waited}
+            yield Notify(signals.lock_acquired, news)
+
+    def _tell_timed_out(self, hold: Hold, busy: Busy, since: float) -> Flow[None]:
+        if signals.lock_timed_out.receivers:
             news = {
-                "sender": type(self),
-                "name": self.name,
-                "using": backend.alias,
-                "holder": outcome.holder,
-                "waited": backend.clock() - started,
+                "sender": self._sender,
+                "name": busy.name,
+                "using": hold.backend.alias,
+                "holder": busy.holder,
+                "waited": hold.backend.clock() - since,
             }
             yield Notify(signals.lock_timed_out, news)
-        return outcome
 
     def _take_over(
         self, hold: Hold, form: FirstTry, fence: int, deadline: float, at: float, ends: float
@@ -454,16 +463,21 @@ class Holds:
         """
         if hold.over or not hold.may_be_held:
             return None  # It is over, which the block or release() will say.
-        lease = hold.lease
+        theirs = self._hold_of_transactions(hold)
+        lease = theirs.lease
         assert lease is not None
-        terms = hold.terms._replace(release_before_commit="ignore")
-        theirs = Hold(hold.backend, terms, block=True)
-        theirs.lease, theirs.over = lease, True
         if transactions.at_end(partial(self._end_deferred, theirs, success)):
             theirs.over = (
                 not lease.state.hold_for_transactions()
             )  # In one step, whatever interrupts it.
         return transactions.by_hand()
+
+    def _hold_of_transactions(self, hold: Hold) -> Hold:
+        """What transactions are to hold of the same lease; it is over until they do."""
+        terms = hold.terms._replace(release_before_commit="ignore")
+        theirs = Hold(hold.backend, terms, block=True)
+        theirs.lease, theirs.over = hold.lease, True
+        return theirs
 
     def _end_deferred(self, hold: Hold, success: bool, committed: bool) -> None:
         """The transactions are over. An error is logged: no code is left that could catch it."""
@@ -514,7 +528,7 @@ class Holds:
             assert hold.lease is not None
             held_for = hold.backend.clock() - hold.lease.state.granted_at
             news = {
-                "sender": type(self),
+                "sender": self._sender,
                 "lease": hold.lease,
                 "held_for": held_for,
                 "success": success,
@@ -540,6 +554,11 @@ class Holds:
     def _given_back(self, hold: Hold, undo: Flow[bool]) -> Flow[None]:
         yield from undo
         yield from self._tell_released(hold, success=False)
+
+    @property
+    def _sender(self) -> type:
+        """Of signals."""
+        return type(self)
 
     @property
     def _is_of_task(self) -> bool:

@@ -171,6 +171,21 @@ class Lease:
         )
 
     @property
+    def parts(self) -> tuple[Lease, ...]:
+        """The leases that it consists of: itself, or of several locks one for each name."""
+        return (self,)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its locks, in the order in which they were taken."""
+        return tuple([part.name for part in self.parts])
+
+    @property
+    def fences(self) -> dict[str, int]:
+        """The fencing token of each name."""
+        return {part.name: part.fence for part in self.parts}
+
+    @property
     def alias(self) -> str:
         """Where the lock is: the alias in REDISLOCK."""
         return self._backend.alias
@@ -248,11 +263,11 @@ class Lease:
                 renewal asks for the longer ttl again.
             ValueError: The ttl is no duration, or is shorter than that of the lease.
         """
-        self._backend.run(self._renew(self._checked(ttl)))
+        self._backend.run(self.renewing(self._checked(ttl)))
 
     async def arenew(self, ttl: float | timedelta | None = None) -> None:
         """See renew()."""
-        await self._backend.arun(self._renew(self._checked(ttl)))
+        await self._backend.arun(self.renewing(self._checked(ttl)))
 
     def hand_over(self, within: float | timedelta = 60) -> str:
         """End the lease, and let whoever gets the returned baton take the lock up, without a gap.
@@ -397,7 +412,8 @@ class Lease:
         backend.lost(self, reason, at_release=True)
         raise state.loss(backend.clock())
 
-    def _renew(self, ttl: float | None) -> Flow[None]:
+    def renewing(self, ttl: float | None) -> Flow[None]:
+        """The flow of renew(). For the package itself."""
         backend = self._backend
         try:
             renewal = self.state.renewal(backend.clock(), ttl)

@@ -21,10 +21,19 @@ from django_redislock.decorating import (
 from django_redislock.exceptions import LockLost, LockMisuse, LockUnavailable
 from django_redislock.holder import must_not_block, running_loop
 from django_redislock.holds import Holds
+from django_redislock.joint_holds import JointHolds
+from django_redislock.joint_lease import JointLease
 from django_redislock.lease import Lease
 from django_redislock.rules import flows
-from django_redislock.rules.names import check_name, checked_name, formatter
+from django_redislock.rules.names import (
+    check_name,
+    checked_name,
+    formatter,
+    in_order,
+    several_names,
+)
 from django_redislock.rules.options import DEFAULT_ALIAS, options_of
+from django_redislock.rules.together import together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -39,6 +48,8 @@ if TYPE_CHECKING:
     Seconds = float | timedelta
 
 logger = logging.getLogger("django_redislock")
+
+_LEASES = (Lease, JointLease)
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -62,8 +73,7 @@ def explaining(make: Callable[Parameters, Returned]) -> Callable[Parameters, Ret
 
 @explaining
 def distributed_lock(
-    name: str,
-    *,
+    *names: str,
     ttl: Seconds | None = None,
     wait: Seconds | None = None,
     renew: bool | None = None,
@@ -76,15 +86,20 @@ def distributed_lock(
 ) -> Lock:
     """A lock shared by all processes and machines that use the same server and name.
 
+    Of several names, ``distributed_lock("account:1", "account:2")``, all are taken or none. They
+    are taken in the order of the alphabet, so that no two programs wait for each other.
+
     Use it as ``with distributed_lock("lottery") as lease:``, as ``async with``, as a decorator of
     a function or coroutine function, or by its ``acquire()`` and ``release()``. Making it does no
     I/O. All durations are seconds or a timedelta; None means the setting in REDISLOCK.
 
     Args:
-        name: What is contended for: 1 to 200 bytes of UTF-8 without control characters. As a
-            decorator it is a format string over the function's arguments: "report:{report_id}".
+        names: What is contended for: each has 1 to 200 bytes of UTF-8 without control characters.
+            As a decorator they are format strings over the function's arguments:
+            "report:{report_id}". Of one that is named twice, one is taken.
         ttl: How long the lease lasts unless renewed; a dead holder blocks others no longer.
-        wait: How long to wait for it; 0 tries once, math.inf waits for ever.
+        wait: How long to wait for it, or for all names together; 0 tries once, math.inf waits for
+            ever.
         renew: Whether the lease is renewed, every ttl/3, while it is held.
         max_hold: The lease is renewed at most this long, so that a body that never ends does not
             hold for ever.
@@ -105,6 +120,9 @@ def distributed_lock(
         options = options_of(*given)
     except TypeError:  # An argument that cannot be hashed; the check says which.
         options = options_of.__wrapped__(*given)
+    if len(names) != 1:
+        return JointLock(several_names(names), options)
+    (name,) = names
     try:
         checked = checked_name(name, template="{" in name)
     except TypeError:
@@ -164,11 +182,11 @@ class Lock(Holds):
         # Not isinstance(): that is C code, after which Python may run a signal handler, which may
         # raise (Ctrl-C, a time limit). Nobody would know of the lease that attempt() has returned,
         # and it would be renewed for ever. A comparison of classes leaves no such moment.
-        return self.attempt(block=False).__class__ is Lease
+        return self.attempt(block=False).__class__ in _LEASES
 
     async def aacquire(self) -> bool:
         """See acquire()."""
-        return (await self.aattempt(block=False)).__class__ is Lease
+        return (await self.aattempt(block=False)).__class__ in _LEASES
 
     # --- release ------------------------------------------------------------------------------
 
@@ -287,9 +305,9 @@ class Lock(Holds):
 
     def __call__(self, function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
         """Decorate a function or coroutine function: each call is made under the lock."""
-        line = f"@distributed_lock({self.name!r})"
+        line = f"@distributed_lock({self._written})"
         check_decorated(function, line)
-        name_of = formatter(self.name, function)
+        handle, name_of = type(self), self._formatter(function)
         options = self._options
         place = f"{line} of {function.__module__}.{getattr(function, '__qualname__', function)}()"
 
@@ -301,7 +319,7 @@ class Lock(Holds):
 
             @functools.wraps(function)
             async def alocked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Any:
-                async with Lock(name_of(args, kwargs), options, place=place):
+                async with handle(name_of(args, kwargs), options, place=place):
                     return await function(*args, **kwargs)  # type: ignore[misc] # see above
 
             return alocked  # type: ignore[return-value] # it is the coroutine that is returned
@@ -310,10 +328,19 @@ class Lock(Holds):
 
         @functools.wraps(function)
         def locked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
-            with Lock(name_of(args, kwargs), options, place=place):
+            with handle(name_of(args, kwargs), options, place=place):
                 return body(*args, **kwargs)
 
         return locked
+
+    @property
+    def _written(self) -> str:
+        """What stands in the brackets of distributed_lock()."""
+        return repr(self.name)
+
+    def _formatter(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """How to name the lock of a call of *function*: (args, kwargs) -> name."""
+        return formatter(self.name, function)
 
     # --- looking ------------------------------------------------------------------------------
 
@@ -338,3 +365,33 @@ class Lock(Holds):
         name = check_name(self.name)
         value = yield from flows.result_of(backend.look(name))
         return not backend.seen(name, value).is_free
+
+
+class JointLock(Lock, JointHolds):
+    """A handle on several locks, of which all are taken or none; made by distributed_lock()."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        options: Options,
+        run: RunMarker | None = None,
+        place: str = "",
+    ) -> None:
+        super().__init__(", ".join(names), options, run, place)
+        self._names = names
+
+    @property
+    def _written(self) -> str:
+        return ", ".join(map(repr, self._names))
+
+    def _formatter(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        every = [formatter(name, function) for name in self._names]
+        return lambda args, kwargs: in_order(name_of(args, kwargs) for name_of in every)
+
+    def _look(self, backend: Backend) -> Flow[bool]:
+        names = [check_name(name) for name in self._names]
+        values = yield from together([flows.result_of(backend.look(name)) for name in names])
+        seen = map(backend.seen, names, values)
+        return not all(look.is_free for look in seen)

@@ -125,6 +125,14 @@ def hands_nothing_over(alias: str, name: str) -> LockMisuse:
     )
 
 
+def is_joint(name: str) -> LockMisuse:
+    return LockMisuse(
+        name,
+        "the lease of several locks cannot be handed over as one. Take each lock by a"
+        " distributed_lock() of its own, and hand over each lease.",
+    )
+
+
 def is_of_run(name: str) -> LockMisuse:
     return LockMisuse(
         name,

@@ -154,6 +154,7 @@ def facts(lock: HeldLock) -> list[tuple[str, Any]]:
     who, ours = lock.owner, lock.state != "foreign"
     known = [
         ("State", format_html("{} {}", state(lock), _meaning(lock))),
+        ("Belongs to", visible(who.names)),
         ("Holder", _place(who, gone=lock.gone) if who.place else ""),
         ("Waits for", name(lock.waits_for) if lock.waits_for else ""),
         ("Thread", visible(who.thread)),

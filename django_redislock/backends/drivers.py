@@ -14,7 +14,7 @@ from inspect import GEN_SUSPENDED, getgeneratorstate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django_redislock import clock, process
-from django_redislock.rules.steps import Call, NotOurs, Refused, Unanswered
+from django_redislock.rules.steps import Call, Calls, NotOurs, Refused, Unanswered
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -79,6 +79,8 @@ def _perform(
             try:
                 # Most steps are calls: by name, without a detour.
                 answer = by.call(step) if type(step) is Call else step.perform(by)
+                if type(step) is Calls:
+                    _check_process(made_in)
             except BaseException as error:  # noqa: BLE001 - the flow undoes what was interrupted
                 step = _step_after(flow, error, made_in)
             else:
@@ -113,13 +115,15 @@ async def _aperform(
             step = _first_step(flow, form) if interrupt is None else flow.throw(interrupt)
             while True:
                 try:
-                    if type(step) is Call and step.shielded:
-                        undone, put_off = await to_its_end(by.call(step), put_off)
+                    if isinstance(step, Call | Calls) and step.shielded:
+                        undone, put_off = await to_its_end(step.perform(by), put_off)
                         answer = undone.result()
                     elif put_off is None:
                         answer = await (by.call(step) if type(step) is Call else step.perform(by))
                     else:
                         raise put_off
+                    if type(step) is Calls:
+                        _check_process(made_in)
                 except BaseException as error:  # noqa: BLE001 - cancellation too is thrown in
                     step = _step_after(flow, error, made_in)
                 else:
@@ -157,6 +161,12 @@ async def to_its_end(
         return future, put_off
     finally:
         del future, put_off  # See _first_step().
+
+
+def _check_process(made_in: Process) -> None:
+    """Refuse the outcomes of several calls in a child that was forked meanwhile; see _seen_in()."""
+    if process.this() is not made_in:
+        raise NotOurs(FORKED)
 
 
 def _first_step(flow: Flow[Result], form: Form | None) -> Step:

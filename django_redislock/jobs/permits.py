@@ -234,6 +234,7 @@ class Permits:
                 holding,
                 math.inf if look.expires_in is None else look.expires_in,
                 look.server_time,
+                name,
             )
             for name, look in zip(names, looks, strict=True)
             if (holding := look.holding) is not None

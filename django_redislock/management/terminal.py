@@ -211,6 +211,7 @@ def _facts(lock: HeldLock) -> Iterator[str]:
         "ttl": duration(lock.ttl),
         "renewals": lock.renewals,
         "waiters": lock.waiters,
+        "belongs to": who.names,
         "held by": who.operator,
         "reason": who.reason,
         "host": who.host,

@@ -107,13 +107,14 @@ class Request(NamedTuple):
     unavailable_after: float = math.inf  # Seconds without an answer, besides the one resend.
     takes_up: bool = False  # Whether it is to be the lease of this id, which was handed over.
     is_hold: bool = False  # Of an operator, who gets it before all waiters, and need not wait.
+    queues: bool = True  # Whether it stands in the queue if it waits.
 
     @property
     def mode(self) -> str:
         """How the first try asks: who waits stands in the queue at once."""
         if self.is_hold:
             return "hold"
-        return "queue" if self.wait > 0 else "try"
+        return "queue" if self.wait > 0 and self.queues else "try"
 
 
 class Granted(NamedTuple):
@@ -137,6 +138,7 @@ class Busy(NamedTuple):
     holding: Holding
     expires_in: float
     server_time: float  # When the server said so, in seconds since the epoch.
+    name: str  # Of several locks that were wanted, the one that was not free.
 
     def __str__(self) -> str:
         if self.reason is not None:
@@ -288,6 +290,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                             read_holding(busy.value),
                             in_seconds(busy.left_ms),
                             in_seconds(busy.server_ms),
+                            request.name,
                         )
                     # Not queued, for want of scripting: bounded backoff.
                     failures = 0

@@ -53,6 +53,7 @@ class Form:
         left: Seconds that it may still take, if it was refused and is to be done again.
         connection: Where it was done, kept for the flow; None if that was given back.
         server: Of several servers, the one that was asked.
+        is_plain: Whether it is one command, which a backend may send before there is a flow.
         is_told: Whether the flow knows. From then on the flow undoes what is interrupted.
     """
 
@@ -75,6 +76,7 @@ class Form:
     connection: Any = None
     server: Any = None
     is_told = False
+    is_plain = False
 
     @property
     def answers(self) -> list[Any]:
@@ -94,6 +96,7 @@ class FirstTry(Form):
 
     script = scripts.ACQUIRE
     args = len(AcquireArgs._fields) + 1
+    queues = True  # See flows.Request.
     _queued: QueuedReply
 
     def __init__(
@@ -111,6 +114,7 @@ class FirstTry(Form):
         self.terms = terms
         self.waits = terms.wait > 0
         self.replicas = replicas
+        self.is_plain = not replicas
         self.markers = markers
         if markers is not NO_MARKERS:
             self.script = scripts.ACQUIRE_MARKED
@@ -132,6 +136,7 @@ class FirstTry(Form):
             terms.renews,
             terms.unavailable_after,
             self.script is scripts.TAKE_UP,
+            queues=self.queues,
         )
 
     def take_up(self, lease_id: str) -> None:

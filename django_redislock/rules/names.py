@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from django_redislock.exceptions import InvalidLockName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 MAX_NAME_BYTES = 200
 
@@ -50,6 +50,23 @@ def checked_name(name: str, template: bool = False) -> str:
     if any(unicodedata.category(char) == "Cc" for char in normal):
         raise InvalidLockName(_shown(name), "it contains control characters")
     return normal
+
+
+def several_names(names: tuple[object, ...]) -> tuple[str, ...]:
+    """The names of a joint lock, checked as templates, in the order in which they are taken.
+
+    Raises:
+        InvalidLockName: One of them cannot be a lock's name.
+        TypeError: There is none, or something else is among them.
+    """
+    if not names:
+        raise TypeError("distributed_lock() needs the name of the lock, or several.")
+    return in_order(checked_name(name, template="{" in name) for name in names)  # type: ignore[operator]
+
+
+def in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Each name once, in the order in which all programs take them."""
+    return tuple(sorted(set(names)))
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")

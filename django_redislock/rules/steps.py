@@ -7,6 +7,8 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from django_redislock.rules.scripts import Script
 
 
@@ -17,6 +19,7 @@ class Performer(Protocol):
     """
 
     def call(self, step: Call) -> Any: ...
+    def call_all(self, calls: Sequence[Call]) -> Any: ...
     def tell(self, step: Tell) -> Any: ...
     def listen(self, step: Listen) -> Any: ...
     def pause(self, step: Pause) -> Any: ...
@@ -43,6 +46,23 @@ class Call(NamedTuple):
 
     def perform(self, by: Performer) -> Any:
         return by.call(self)
+
+
+class Calls(NamedTuple):
+    """Run several scripts, sent in one go; the answer is an :data:`Outcome` of each.
+
+    They ask for as many replicas each, and for no bell.
+    """
+
+    calls: tuple[Call, ...]
+
+    @property
+    def shielded(self) -> bool:
+        """Whether some undo what was begun; see Call."""
+        return any(call.shielded for call in self.calls)
+
+    def perform(self, by: Performer) -> Any:
+        return by.call_all(self.calls)
 
 
 class Tell(NamedTuple):
@@ -142,5 +162,5 @@ class NotOurs(Refused):
 Trouble = Unanswered | Refused
 Outcome = Answer | Trouble  # Of a Call.
 Result = TypeVar("Result")
-Step = Call | Tell | Listen | Pause | Notify | Elsewhere
+Step = Call | Calls | Tell | Listen | Pause | Notify | Elsewhere
 Flow = Generator[Step, Any, Result]

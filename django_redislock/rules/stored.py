@@ -96,6 +96,7 @@ class Owner:
     task_id: str = ""
     permit: str = ""  # "2/5": the lock is the second of five permits of a task with limit=5.
     limit: int = 0  # How many permits the lock has; 0 if it was taken without a limit.
+    names: str = ""  # "a, b": it is one of the locks that are held together.
     operator: str = ""  # Who keeps the lock from everybody, by a hold; nobody runs under it.
     reason: str = ""  # Why.
     # How often its run was deferred before, since when (seconds since the epoch), and who was in

@@ -73,7 +73,7 @@ def test_a_transaction_of_its_own_and_one_to_wait_for_exclude_each_other() -> No
         distributed_lock("lottery", atomic=True, release_on_commit=True)
 
 
-def test_only_the_name_goes_by_position() -> None:
+def test_only_names_go_by_position() -> None:
     with pytest.raises(TypeError):
         distributed_lock("lottery", 30)  # type: ignore[call-arg]
 

@@ -70,3 +70,25 @@ def test_the_question_for_acknowledgement_does_not_wait_for_the_answer_to_the_ac
         acquire, wait = proxy.log[before:]
     assert (acquire.name, wait.name) == ("EVALSHA", "WAIT")
     assert wait.time - acquire.time < delay
+
+
+@pytest.mark.proves("R15")
+@both_ways
+async def test_several_locks_are_taken_in_one_packet_and_released_in_one(
+    way: Way, locks: Locks, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.holds.NOTED_FROM", HUNG)
+    locks.on(proxy)
+    names = "account:1", "account:2", "account:3"
+    async with way.entered(distributed_lock(*names)):
+        pass  # It brings the connection and the scripts.
+    before, delay = len(proxy.log), 1
+    for script in (scripts.ACQUIRE, scripts.RELEASE):
+        proxy.rule_for_script(script.sha, f"delayreply:{delay}")
+    async with way.entered(distributed_lock(*names)) as lease:
+        assert lease.held
+    acquires, releases = proxy.log[before : before + 3], proxy.log[before + 3 :]
+    assert [one.args[0].decode() for one in acquires] == [scripts.ACQUIRE.sha] * 3
+    assert [one.args[0].decode() for one in releases] == [scripts.RELEASE.sha] * 3
+    for first, *_, last in (acquires, releases):
+        assert last.time - first.time < delay  # It did not wait for the first reply.

@@ -60,6 +60,22 @@ def fence_of(database: str, name: str = "lottery") -> Fence:
 # --- what it does --------------------------------------------------------------------------------
 
 
+def test_of_several_names_every_fence_is_claimed(locks: Locks, database: str) -> None:
+    names = "account:1", "account:2"
+    with distributed_lock(*reversed(names), atomic=database) as lease:
+        write(database, lease)
+    assert written(database) == [lease.fence]
+    assert {name: fence_of(database, name).fence for name in names} == lease.fences
+    with distributed_lock(*names) as late:
+        newer = late.fences[names[1]] + 1
+        Fence.objects.using(database).filter(name=names[1]).update(fence=newer)
+        with pytest.raises(StaleFence) as stale, late.atomic(database):
+            pytest.fail("the block must not begin")
+    assert (stale.value.name, stale.value.newer) == (names[1], newer)
+    assert written(database) == [lease.fence]
+    assert fence_of(database, names[0]).fence == lease.fences[names[0]]  # It is rolled back.
+
+
 def test_the_block_is_committed_and_its_fence_is_claimed(locks: Locks, database: str) -> None:
     with distributed_lock("lottery") as lease, lease.atomic(database):
         write(database, lease)

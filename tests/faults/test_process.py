@@ -349,6 +349,36 @@ async def aenter() -> None:
         pass
 
 
+PAIR = "account:1", "account:2"
+
+
+def enter_both() -> None:
+    with distributed_lock(*PAIR, wait=10):
+        pass
+
+
+async def aenter_both() -> None:
+    async with distributed_lock(*PAIR, wait=10):
+        pass
+
+
+@pytest.mark.proves("R4")
+@pytest.mark.parametrize("is_async", [False, True])
+def test_r4_an_interrupt_anywhere_leaves_no_orphan_of_several_locks(
+    is_async: bool, locks: Locks
+) -> None:
+    locks.on(locks.server, TTL=30, OPTIONS=UNHURRIED_TASK if is_async else UNHURRIED)
+    with asyncio.Runner() as runner:
+
+        def use() -> None:
+            runner.run(aenter_both()) if is_async else enter_both()
+
+        places, orphaned = sweep(use, locks, prepare=use, names=PAIR)
+        assert {"together", "JointHolds._take_all", "JointHolds._let_go"} <= places
+        assert orphaned <= TOO_EARLY
+        use()
+
+
 @pytest.mark.proves("R4")
 @pytest.mark.parametrize("use", [enter, enter_twice, acquire_and_release])
 @pytest.mark.parametrize("by_flow", [False, True])

@@ -56,7 +56,7 @@ def test_there_are_these_signals() -> None:
 def test_distributed_lock_is_called_like_this() -> None:
     parameters = inspect.signature(distributed_lock).parameters
     assert [(name, one.default) for name, one in parameters.items()] == [
-        ("name", inspect.Parameter.empty),
+        ("names", inspect.Parameter.empty),
         ("ttl", None),
         ("wait", None),
         ("renew", None),
@@ -68,7 +68,7 @@ def test_distributed_lock_is_called_like_this() -> None:
         ("release_on_commit", False),
     ]
     kinds = [one.kind for one in parameters.values()]
-    assert kinds == [inspect.Parameter.POSITIONAL_OR_KEYWORD] + [inspect.Parameter.KEYWORD_ONLY] * 9
+    assert kinds == [inspect.Parameter.VAR_POSITIONAL] + [inspect.Parameter.KEYWORD_ONLY] * 9
 
 
 def public(cls: type) -> set[str]:

@@ -46,7 +46,8 @@ distributed_lock("lottery", atomic=True)
 distributed_lock("lottery", atomic="other")
 distributed_lock("lottery", atomic=7)  # type: ignore[arg-type]
 distributed_lock("lottery", release_on_commit=True)
-distributed_lock("lottery", 5)  # type: ignore[call-arg]
+distributed_lock("account:1", "account:2", wait=5)
+distributed_lock("lottery", 5)  # type: ignore[arg-type]
 distributed_lock("lottery", ttl="5")  # type: ignore[arg-type]
 distributed_lock("lottery", timeout=5)  # type: ignore[call-arg]
 distributed_lock(7)  # type: ignore[arg-type]

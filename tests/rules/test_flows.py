@@ -239,14 +239,14 @@ def test_r2_the_deadline_counts_from_when_the_command_was_sent() -> None:
 
 def test_somebody_elses_lock_is_busy_and_tells_for_how_long() -> None:
     assert acquiring(wait=0.0).answers([b"busy", 1500, VALUE, 9000]).result == Busy(
-        read_holding(VALUE), 1.5, 9.0
+        read_holding(VALUE), 1.5, 9.0, "lottery"
     )
 
 
 def test_busy_tells_who_has_the_lock_and_since_when() -> None:
-    held = Busy(Holding("", OWNER, "held", since=3.0), 1.5, 9.0)
+    held = Busy(Holding("", OWNER, "held", since=3.0), 1.5, 9.0, "lottery")
     assert (str(held), held.ago) == ("busy, held by web-1:7", 6.0)
-    cooling = Busy(Holding("", OWNER, "cooling"), 1.5, 9.0)
+    cooling = Busy(Holding("", OWNER, "cooling"), 1.5, 9.0, "lottery")
     assert (str(cooling), cooling.ago) == ("cooling, taken by web-1:7", None)
 
 
@@ -664,7 +664,9 @@ def test_a_wait_that_runs_out_ends_with_a_last_look_that_leaves_the_queue() -> N
     assert stage.now == pytest.approx(1.0)
     assert mode_and_ticket(stage.step) == ("last", b"100")
     assert stage.step.listening == ""
-    assert stage.answers([b"busy", 700, VALUE, 9000]).result == Busy(read_holding(VALUE), 0.7, 9.0)
+    assert stage.answers([b"busy", 700, VALUE, 9000]).result == Busy(
+        read_holding(VALUE), 0.7, 9.0, "lottery"
+    )
 
 
 @pytest.mark.proves("R5")
@@ -698,7 +700,7 @@ def test_3_without_scripting_a_waiter_polls_with_growing_jittered_bounded_pauses
             stage.sleeps()
         else:
             stage.answers([b"busy", 9000, VALUE, 9000], after=0.0)
-    assert stage.result == Busy(read_holding(VALUE), 9.0, 9.0)
+    assert stage.result == Busy(read_holding(VALUE), 9.0, 9.0, "lottery")
     assert stage.now == pytest.approx(1.0)
     bounds = [min(SHORTEST_PAUSE * 2**n, LONGEST_PAUSE) for n in range(len(pauses))]
     *pauses, last = pauses
@@ -1028,7 +1030,7 @@ def test_a_hold_that_is_granted_has_a_fence() -> None:
 def test_busy_tells_which_operator_keeps_the_lock_and_why() -> None:
     def told(reason: str) -> Busy:
         owner = Owner(operator="ada", reason=reason)
-        return Busy(Holding("", owner, "held", since=3.0), 1.5, 9.0)
+        return Busy(Holding("", owner, "held", since=3.0), 1.5, 9.0, "lottery")
 
     assert (str(told("audit")), told("audit").reason) == ("held by ada: audit", "audit")
     assert (str(told("")), told("").reason) == ("held by ada", "")

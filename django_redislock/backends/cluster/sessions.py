@@ -21,6 +21,8 @@ from django_redislock.backends.sync_and_async import aperform, perform
 from django_redislock.rules.steps import Answer, NotDone, Refused, Unanswered
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from django_redislock.backends.cluster.node import Node
     from django_redislock.backends.cluster.slots import Slots
     from django_redislock.backends.sync_and_async import Waits
@@ -76,6 +78,33 @@ class _OfNode(ABC):
         problem = "the nodes of the cluster do not agree which one keeps it"
         raise NotDone(problem, started, clock.now())
 
+    def _call_all(self, calls: Sequence[Call]) -> Waits[list[Outcome]]:
+        """Run scripts in one go on each node that keeps some of the locks, one node after another.
+
+        What a node turns away is asked again by itself.
+        """
+        started = clock.now()
+        outcomes: dict[int, Outcome] = {}
+        by_node: dict[Node, list[int]] = {}
+        for number, call in enumerate(calls):
+            try:
+                node: Node = yield partial(self._find, call.name, call.within)
+            except CLIENT_ERRORS as error:
+                outcomes[number] = trouble_of(error, started, was_sent=False)
+            else:
+                by_node.setdefault(node, []).append(number)
+        for node, numbers in by_node.items():
+            some = [calls[number] for number in numbers]
+            answers: list[Outcome] = yield partial(self._to(node).call_all, some)
+            for number, call, outcome in zip(numbers, some, answers, strict=True):
+                outcomes[number] = outcome
+                if not isinstance(outcome, Answer) and self._slots.judge(node, call, outcome):
+                    try:
+                        outcomes[number] = yield from self._call(call)
+                    except (Unanswered, Refused) as trouble:
+                        outcomes[number] = trouble
+        return [outcomes[number] for number in range(len(calls))]
+
     def _answered(self, node: Node, step: Call, outcome: Outcome) -> Answer:
         """The answer of the node that a slot is on its way to."""
         if isinstance(outcome, Answer):
@@ -106,6 +135,9 @@ class ClusterSession(_OfNode, drivers.Blocking):
     def call(self, step: Call) -> Answer:
         return perform(self._call(step))
 
+    def call_all(self, calls: Sequence[Call]) -> list[Outcome]:
+        return perform(self._call_all(calls))
+
     def tell(self, step: Tell) -> None:
         assert self._session is not None
         self._session.tell(step)
@@ -132,6 +164,9 @@ class AsyncClusterSession(_OfNode, drivers.Awaiting):
 
     async def call(self, step: Call) -> Answer:
         return await aperform(self._call(step))
+
+    async def call_all(self, calls: Sequence[Call]) -> list[Outcome]:
+        return await aperform(self._call_all(calls))
 
     async def tell(self, step: Tell) -> None:
         assert self._session is not None

@@ -15,7 +15,7 @@ from django_redislock.backends.quorum.ensemble import Ensemble
 from django_redislock.backends.quorum.fences import Fences
 from django_redislock.backends.quorum.servers import QuorumServer
 from django_redislock.backends.quorum.sessions import AsyncSession, Session
-from django_redislock.backends.quorum.voting import NoMajority, Voting
+from django_redislock.backends.quorum.voting import Voting, outcomes_of
 from django_redislock.backends.redis.calling import Caller, trouble_of
 from django_redislock.backends.redis.checking import check_timeout, checked_dialer, checked_options
 from django_redislock.backends.redis.dialing import PROTOCOLS
@@ -24,7 +24,6 @@ from django_redislock.backends.redis.pool import Pool
 from django_redislock.backends.redis.server import Server
 from django_redislock.backends.watchdog import Watchdog
 from django_redislock.exceptions import LockUnavailable
-from django_redislock.rules.steps import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -129,12 +128,7 @@ class QuorumBackend(Backend):
     def _call_many(self, calls: Sequence[Call], ensemble: Ensemble) -> list[Outcome]:
         ensemble.connect(min(call.within for call in calls))
         sent = clock.now()
-        values = ensemble.vote(self._voting().answers(calls))
-        now = clock.now()
-        return [
-            value.as_trouble(sent) if isinstance(value, NoMajority) else Answer(value, sent, now)
-            for value in values
-        ]
+        return outcomes_of(ensemble.vote(self._voting().answers(calls)), sent)
 
     def _voting(self) -> Voting:
         return Voting(self._caller, self.quorum, self._fences)

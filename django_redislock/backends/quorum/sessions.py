@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 from django_redislock import clock
 from django_redislock.backends import drivers
 from django_redislock.backends.quorum.ensemble import AsyncEnsemble
-from django_redislock.backends.quorum.voting import NoMajority
+from django_redislock.backends.quorum.voting import NoMajority, outcomes_of
 from django_redislock.backends.redis.calling import trouble_of
 from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.errors import Exhausted
-from django_redislock.rules.steps import Answer
+from django_redislock.rules.steps import Answer, Refused, Unanswered
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from django_redislock.backends.quorum.ensemble import Ensemble
     from django_redislock.backends.quorum.servers import QuorumServer
-    from django_redislock.backends.quorum.voting import Voting
+    from django_redislock.backends.quorum.voting import Vote, Voting
     from django_redislock.backends.redis.pool import Pool
-    from django_redislock.rules.steps import Call
+    from django_redislock.rules.steps import Call, Outcome
 
 
 class _NobodyQueues:
@@ -41,6 +41,18 @@ class Session(_NobodyQueues, drivers.Blocking):
         self._ensemble: Ensemble | None = None
 
     def call(self, step: Call) -> Answer:
+        value, sent = self._vote(step, self._voting.answer)
+        return Answer(value, sent, clock.now())
+
+    def call_all(self, calls: Sequence[Call]) -> list[Outcome]:
+        try:
+            values, sent = self._vote(calls[0], lambda _: self._voting.answer_all(calls))
+        except (Unanswered, Refused) as trouble:
+            return [trouble] * len(calls)
+        return outcomes_of(values, sent)
+
+    def _vote(self, step: Call, votes: Callable[[Call], Vote]) -> tuple[Any, float]:
+        """The result of the votes of a step, or of many like it; and when it was asked for."""
         started = sent = clock.now()
         try:
             if self._ensemble is None:
@@ -50,7 +62,7 @@ class Session(_NobodyQueues, drivers.Blocking):
                 step = step._replace(within=rest(step.within, started))
             self._ensemble.connect(step.within)
             sent = clock.now()  # A lease does not begin while its servers are not asked yet.
-            value = self._ensemble.vote(self._voting.answer(step))
+            return self._ensemble.vote(votes(step)), sent
         except NoMajority as error:
             raise error.as_trouble(sent) from error.__cause__
         except Exhausted as error:
@@ -60,7 +72,6 @@ class Session(_NobodyQueues, drivers.Blocking):
                 self._pool.drop(self._ensemble)
                 self._ensemble = None
             raise
-        return Answer(value, sent, clock.now())
 
     def close(self) -> None:
         if self._ensemble is not None:
@@ -89,6 +100,11 @@ class AsyncSession(_NobodyQueues, drivers.Awaiting):
         except NoMajority as error:
             raise error.as_trouble(sent) from error.__cause__
         return Answer(value, sent, clock.now())
+
+    async def call_all(self, calls: Sequence[Call]) -> list[Outcome]:
+        await self._ensemble.connect(max(call.within for call in calls))
+        sent = clock.now()
+        return outcomes_of(await self._ensemble.vote(self._voting.answer_all(calls)), sent)
 
     def close(self) -> None:
         """There is nothing to give back: an event loop's connections are shared by its tasks."""

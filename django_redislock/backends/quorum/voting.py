@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap, Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock import clock
@@ -42,7 +42,7 @@ from django_redislock.rules.replies import (
     TurnReply,
     read_try,
 )
-from django_redislock.rules.steps import Call, NotDone, Refused, Trouble, Unanswered
+from django_redislock.rules.steps import Answer, Call, NotDone, Refused, Trouble, Unanswered
 from django_redislock.rules.stored import noted_at
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from django_redislock.backends.quorum.servers import QuorumServer
     from django_redislock.backends.redis.calling import Caller
     from django_redislock.rules.scripts import Script
+    from django_redislock.rules.steps import Outcome
 
 UNDO_WITHIN = 0.5  # Seconds that giving a minority's grants back may take.
 
@@ -100,6 +101,15 @@ class NoMajority(Exception):
         return trouble
 
 
+def outcomes_of(values: Iterable[Any], sent: float) -> list[Outcome]:
+    """The outcomes of calls that were asked at that time, from the results of their votes."""
+    now = clock.now()
+    return [
+        value.as_trouble(sent) if isinstance(value, NoMajority) else Answer(value, sent, now)
+        for value in values
+    ]
+
+
 class Voting:
     """The votes of one flow."""
 
@@ -146,6 +156,23 @@ class Voting:
             except NoMajority as error:
                 merged.append(error)
         return merged
+
+    def answer_all(self, calls: Sequence[Call]) -> Generator[Question, Replies, list[Any]]:
+        """As answer(), for many that are asked together; a NoMajority may stand for an answer."""
+        votes = dict(enumerate(map(self.answer, calls)))
+        answers: dict[int, Any] = {}
+        replies: dict[int, Any] = dict.fromkeys(votes)
+        while replies:
+            questions: dict[int, Question] = {}
+            for number, said in replies.items():
+                try:
+                    questions[number] = votes[number].send(said)
+                except StopIteration as end:
+                    answers[number] = end.value
+                except NoMajority as error:
+                    answers[number] = error
+            replies = yield from _asked_together(questions)
+        return [answers[number] for number in range(len(calls))]
 
     # --- scripts that take more than one question ---------------------------------------------
 
@@ -351,6 +378,52 @@ class Voting:
         )
         error.__cause__ = next((found.__cause__ for found in troubles.values()), None)
         return error
+
+
+def _asked_together(
+    questions: dict[int, Question],
+) -> Generator[Question, Replies, dict[int, Replies]]:
+    """The replies to each of several questions; those for the same servers are asked as one."""
+    replies: dict[int, Replies] = {}
+    while len(replies) < len(questions):
+        left = [number for number in questions if number not in replies]
+        among = list(questions[left[0]].among)
+        some = [number for number in left if list(questions[number].among) == among]
+        said = yield _joined([questions[number] for number in some], among)
+        parts = _parts([questions[number] for number in some], said)
+        replies.update(zip(some, parts, strict=True))
+    return replies
+
+
+def _joined(questions: Sequence[Question], among: Sequence[QuorumServer]) -> Question:
+    """One question that asks all of these."""
+
+    def is_enough(said: Replies) -> bool:
+        return all(
+            one.is_enough is not None and one.is_enough(own)
+            for one, own in zip(questions, _parts(questions, said), strict=True)
+        )
+
+    return Question(
+        [command for one in questions for command in one.commands],
+        max(one.within for one in questions),
+        among,
+        is_enough,
+        frozenset().union(*(one.scripts for one in questions)),
+        lambda: [command for one in questions for command in one.in_full() or one.commands],
+    )
+
+
+def _parts(questions: Sequence[Question], said: Replies) -> Iterator[Replies]:
+    """The replies to each of some questions that were asked as one."""
+    start = 0
+    for question in questions:
+        end = start + len(question.commands)
+        yield {
+            server: found[start:end] if isinstance(found, list) else found
+            for server, found in said.items()
+        }
+        start = end
 
 
 # Of a server whose reply was not needed any more.

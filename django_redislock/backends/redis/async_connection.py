@@ -27,6 +27,8 @@ from django_redislock.backends.redis.protocol import (
 from django_redislock.rules.keys import prefix_in
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import redis.asyncio
 
 
@@ -81,6 +83,14 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 self._set_alarm(deadline)
             self._transport.write(command)
         return future
+
+    def send_all(self, commands: Sequence[bytes], seconds: float) -> asyncio.Future[list[Any]]:
+        """Send packed commands in one go; the future is all their replies. See send()."""
+        if self.closed:
+            raise self.closed
+        replies = [self._loop.create_future() for _ in commands[1:]]
+        self._awaited.extend((reply, math.inf) for reply in replies)
+        return asyncio.gather(*replies, self.send(b"".join(commands), seconds))
 
     def tell(self, command: bytes) -> None:
         """Send one packed command whose reply will be dropped."""

@@ -23,6 +23,7 @@ from django_redislock.backends.redis.errors import (
     is_wrong_server,
 )
 from django_redislock.backends.redis.protocol import packed
+from django_redislock.backends.sync_and_async import aperform, perform
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import confirmation, milliseconds
 from django_redislock.rules.forms import FirstTry
@@ -31,7 +32,7 @@ from django_redislock.rules.steps import Answer, NotDone, Refused, Unanswered
 from django_redislock.rules.stored import NO_MARKERS, renews_flag
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from django_redislock.backends.redis.async_connection import AsyncConnection
     from django_redislock.backends.redis.connection import Connection
@@ -80,13 +81,14 @@ class Caller:
 
         Args:
             connection: Where.
-            calls: The scripts, which all have the same time, and of which none asks for replicas.
+            calls: The scripts, which all have the longest time of one of them, and ask for as many
+                replicas.
             started: When that time began.
         """
         if self.scripting:
-            outcomes = self._call_in_batch(connection, calls, started)
-            causes = (outcome.__cause__ for outcome in outcomes if isinstance(outcome, Refused))
-            if not self._are_forbidden([one for one in causes if isinstance(one, ReplyError)]):
+            text = self._in_batch(calls, started)
+            outcomes = perform(text, lambda batch: connection.execute_all(*batch))
+            if not self._forbade(outcomes):
                 return outcomes
         outcomes = []
         for call in calls:
@@ -97,10 +99,20 @@ class Caller:
             started = clock.now()  # Each takes several round trips, and so has a time of its own.
         return outcomes
 
-    def _call_in_batch(
-        self, connection: Connection, calls: Sequence[Call], started: float
-    ) -> list[Outcome]:
+    async def acall(
+        self, connection: AsyncConnection, calls: Sequence[Call], started: float
+    ) -> list[Outcome] | None:
+        """As call(), on a loop's connection; None if scripts are forbidden."""
+        text = self._in_batch(calls, started)
+        outcomes = await aperform(text, lambda batch: connection.send_all(*batch))
+        return None if self._forbade(outcomes) else outcomes
+
+    def _in_batch(
+        self, calls: Sequence[Call], started: float
+    ) -> Generator[tuple[list[bytes], float], list[Any], list[Outcome]]:
         """Run scripts in one go; then those again that the server lacked, now in full.
+
+        Yields the commands of each try, with the seconds that are left, and is sent the replies.
 
         A node of a cluster reads the text of a script only with a call for a slot that it keeps.
         One that it turns away says so at the first try; so the text goes with a call that met
@@ -108,12 +120,18 @@ class Caller:
         """
         outcomes: dict[int, Outcome] = {}
         left = list(range(len(calls)))
+        longest = max(call.within for call in calls)
         for in_full in (False, True, True):
             some = [calls[number] for number in left]
-            sent, within = clock.now(), rest(calls[0].within, started)
-            replies = connection.execute_all(self.commands(some, in_full=in_full), within)
+            sent, within, acknowledged = clock.now(), rest(longest, started), 0
+            commands = self.commands(some, in_full=in_full)
+            if some[0].replicas:
+                wait = packed(*_wait_for_replicas(some[0], within))
+                *replies, acknowledged = yield [*commands, wait], within
+            else:
+                replies = yield commands, within
             for number, reply in zip(left, replies, strict=True):
-                outcomes[number] = outcome_in_batch(reply, sent)
+                outcomes[number] = outcome_in_batch(reply, sent, acknowledged)
             lacking = [isinstance(one, ReplyError) and lacks_script(one) for one in replies]
             left = list(compress(left, lacking))
             if not left:
@@ -201,6 +219,11 @@ class Caller:
 
     # --- where scripts are forbidden ----------------------------------------------------------
 
+    def _forbade(self, outcomes: Sequence[Outcome]) -> bool:
+        """Whether the server forbids the scripts of which these are the outcomes."""
+        causes = (outcome.__cause__ for outcome in outcomes if isinstance(outcome, Refused))
+        return self._are_forbidden([one for one in causes if isinstance(one, ReplyError)])
+
     def _are_forbidden(self, errors: Sequence[ReplyError]) -> bool:
         """Whether the server's rights leave us only plain commands; says so once in the log."""
         refusals = [error for error in errors if _forbids_scripts(error)]
@@ -280,7 +303,7 @@ class FirstSteps:
 
     def begin(self, form: Form) -> None:
         """Do a first step on an idle connection, if there is one; what comes of it is in *form*."""
-        if form.replicas or not self._caller.scripting or (form.waits and self._ring_apart):
+        if not form.is_plain or not self._caller.scripting or (form.waits and self._ring_apart):
             return
         command = self.command(form)
         connection = self._pool.take_idle(to_wait=form.waits)
@@ -326,7 +349,7 @@ class FirstSteps:
 
     async def abegin(self, form: Form) -> None:
         """See begin(), on the connection of the event loop."""
-        if form.replicas or not self._caller.scripting or (form.waits and self._ring_apart):
+        if not form.is_plain or not self._caller.scripting or (form.waits and self._ring_apart):
             return
         command = self.command(form)
         connection = self._loops.current()
@@ -418,10 +441,12 @@ def _outcome(reply: Any, acknowledged: Any, sent: float) -> Outcome:
     return trouble_of(reply, sent)
 
 
-def outcome_in_batch(reply: Any, sent: float) -> Outcome:
+def outcome_in_batch(reply: Any, sent: float, acknowledged: Any = 0) -> Outcome:
     """What one reply of a batch means, which was sent at that time."""
     # It may concern one call alone, as if no node of a cluster keeps its slot.
-    return trouble_of(reply, sent) if is_wrong_server(reply) else _outcome(reply, 0, sent)
+    return (
+        trouble_of(reply, sent) if is_wrong_server(reply) else _outcome(reply, acknowledged, sent)
+    )
 
 
 def turned_away(outcomes: Sequence[Outcome]) -> BaseException | None:

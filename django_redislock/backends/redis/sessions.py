@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from django_redislock import clock
 from django_redislock.backends import drivers
 from django_redislock.backends.redis.async_connection import retrieve
-from django_redislock.backends.redis.calling import trouble_of
+from django_redislock.backends.redis.calling import trouble_of, turned_away
 from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.errors import (
     CLIENT_ERRORS,
@@ -25,7 +25,7 @@ from django_redislock.rules.replies import is_busy
 from django_redislock.rules.steps import Answer, Bell, Unanswered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from django_redislock.backends.redis.async_connection import AsyncConnection
     from django_redislock.backends.redis.calling import Caller
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from django_redislock.backends.redis.loops import Loops
     from django_redislock.backends.redis.pool import ConnectionPool
     from django_redislock.backends.redis.shared_bell import SharedBell
-    from django_redislock.rules.steps import Call, Listen, Tell
+    from django_redislock.rules.steps import Call, Listen, Outcome, Tell
 
 Result = TypeVar("Result")
 
@@ -58,6 +58,8 @@ class Session(drivers.Blocking):
     def call(self, step: Call) -> Answer:
         started = sent = clock.now()
         was_sent = False
+        if self._bell is not None and step.listening not in ("", self._id):
+            self._leave_bell()  # It was for the lock that the flow waited for before.
         listens = bool(step.listening) and self._bell is None and self._caller.scripting
         if listens and not self._id and self._pool.bells.lacks_one:
             # Most locks are free, so try without it: to open it takes several round trips. But a
@@ -94,6 +96,27 @@ class Session(drivers.Blocking):
         if isinstance(outcome, Answer):
             return outcome
         raise outcome  # The connection is in step.
+
+    def call_all(self, calls: Sequence[Call]) -> list[Outcome]:
+        started = sent = clock.now()
+        was_sent, first = False, calls[0]
+        try:
+            if self._connection is None:
+                patience = first.patience + first.within / 2
+                self._connection = self._pool.take(first.within, patience=patience)
+                started = min(started + first.patience, clock.now())  # See call().
+            sent, was_sent = clock.now(), True
+            outcomes = self._caller.call(self._connection, calls, started)
+            if turned_away(outcomes):
+                self._drop()
+        except CLIENT_ERRORS as error:
+            self._drop()
+            was_sent = was_sent and (first.replicas > 0 or not isinstance(error, NotSent))
+            return [trouble_of(error, sent, was_sent=was_sent) for _ in calls]
+        except BaseException:
+            self._drop()
+            raise
+        return outcomes
 
     def tell(self, step: Tell) -> None:
         started = clock.now()
@@ -238,6 +261,25 @@ class AsyncSession(drivers.Awaiting):
             return outcome
         raise outcome
 
+    async def call_all(self, calls: Sequence[Call]) -> list[Outcome]:
+        started = sent = clock.now()
+        was_sent, outcomes = False, None
+        try:
+            if self._caller.scripting:
+                connection = self._connection = self._loops.current()
+                if connection is None:
+                    within = calls[0].within
+                    connection = self._connection = await self._loops.connection(within)
+                sent, was_sent = clock.now(), True
+                outcomes = await self._caller.acall(connection, calls, started)
+                if outcomes is not None and turned_away(outcomes):
+                    connection.close()
+        except CLIENT_ERRORS as error:
+            return [trouble_of(error, sent, was_sent=was_sent) for _ in calls]
+        if outcomes is None:  # See call().
+            return await in_thread(partial(self._call_all_blocking, calls))
+        return outcomes
+
     async def tell(self, step: Tell) -> None:
         started = clock.now()
         assert self._connection is not None
@@ -282,6 +324,8 @@ class AsyncSession(drivers.Awaiting):
         elif rung is self._rung and rung is not connection:
             # Nobody asks anything on it, so that nobody would notice its end.
             rung.subscribe_again(channel, step.within)
+        if self._rung is not None and self._id != step.listening:
+            self._rung.rings.pop(self._id, None)  # The flow waited for another lock before.
         self._rung, self._id = rung, step.listening
         rung.rings.setdefault(step.listening, deque())
 
@@ -298,6 +342,13 @@ class AsyncSession(drivers.Awaiting):
             # It may have waited for a thread.
             left = rest(step.within, started)
             return session.call(step._replace(within=left, listening="", patience=0.0))
+        finally:
+            session.close()
+
+    def _call_all_blocking(self, calls: Sequence[Call]) -> list[Outcome]:
+        session = Session(self._caller, self._pool)
+        try:
+            return session.call_all(calls)
         finally:
             session.close()
 

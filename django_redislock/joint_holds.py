@@ -1,0 +1,266 @@
+"""How several locks are acquired and released as one: all of them, or none.
+
+Each is a single lock, asked for and ended by the flows of holds.py. Here is decided in which order
+they are waited for, and what is given back meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from django_redislock import process
+from django_redislock.holder import current_owner
+from django_redislock.holds import REFUSED, Hold, Holds
+from django_redislock.joint_lease import JointLease
+from django_redislock.lease import Lease
+from django_redislock.rules.flows import Busy, Done, Finished
+from django_redislock.rules.forms import Form
+from django_redislock.rules.together import together
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from django_redislock.rules.flows import RunMarker
+    from django_redislock.rules.forms import Release
+    from django_redislock.rules.options import Options, Terms
+    from django_redislock.rules.steps import Flow
+    from django_redislock.rules.stored import Owner
+
+Outcome = Lease | Busy | Done | Finished
+
+
+class Part(Holds):
+    """One of the locks of a joint lock, and what one acquire got of it."""
+
+    __slots__ = ("_ending", "_of", "_owner", "_terms", "hold", "is_nested")
+
+    def __init__(
+        self,
+        name: str,
+        options: Options,
+        run: RunMarker | None,
+        hold: Hold,
+        owner: Owner,
+        of: type[Holds],
+    ) -> None:
+        """Ask for nothing yet.
+
+        Args:
+            name: That of the lock.
+            options: How it is locked.
+            run: The run of a task whose records are those of this lock.
+            hold: What is got of it.
+            owner: Who asks.
+            of: The class of the joint lock, which signals come from.
+        """
+        self.name = name
+        self._options = options
+        self._run = run
+        self._place = ""
+        self._holds = []
+        self._owner = owner
+        self._of = of
+        self._terms = hold.terms
+        self._ending: Release | None = None
+        self.hold = hold
+        self.is_nested = False
+
+    @property
+    def _sender(self) -> type:
+        return self._of
+
+    @property
+    def may_be_held(self) -> bool:
+        """Whether it is not to be asked for: it was granted, and is not known to be lost."""
+        return self.is_nested or self.hold.may_be_held
+
+    def nest(self) -> None:
+        """Take the lease that this thread or asyncio task has already, if it may.
+
+        Raises:
+            LockMisuse: It may not, or another lease is in the way that cannot be released.
+            LockLost: That lease was lost.
+        """
+        # Whether it blocks matters only in an event loop's thread, where blocking is refused.
+        if self.name in self.hold.backend.leases:
+            self.is_nested = self._nest(self.hold, blocking=False) is not None
+
+    def asking(self, wait: float, since: float, *, queues: bool) -> Flow[Outcome]:
+        """Ask for it.
+
+        Args:
+            wait: Seconds, for its turn in the queue or for a server that does not answer.
+            since: When the wait for all of them began.
+            queues: Whether it waits in the queue if it is not free.
+        """
+        terms = self._terms._replace(wait=wait)
+        hold = self.hold = Hold(self.hold.backend, terms, self.hold.block)
+        form = self._first_try(hold)
+        form.owner, form.queues = self._owner, queues
+        form.is_told = True  # Nothing is sent before its flow begins.
+        return self._attempt(hold, form, since)
+
+    def _tell_acquired(self, hold: Hold, since: float) -> Flow[None]:
+        """Nothing is told before all of them are held; see tell_acquired()."""
+        yield from ()
+
+    def tell_acquired(self, since: float) -> Flow[None]:
+        """Say that it is held, unless it was held before."""
+        if not self.is_nested:
+            yield from super()._tell_acquired(self.hold, since)
+
+    def giving_back(self) -> Flow[bool] | None:
+        """Nothing of it stays behind, as if it had not been granted."""
+        return self._undo(self.hold, block=True)
+
+    def let_go(self, success: bool) -> None:
+        """Rely on it no more; its release follows."""
+        self._ending = self._let_go(self.hold, success, block=True)
+
+    def releasing(self, success: bool, *, block: bool) -> Flow[None] | None:
+        """Its release; None if an outer acquire holds it further."""
+        if self._ending is None:
+            return None
+        return self._release(self.hold, self._ending, success, block=block)
+
+    def of_transactions(self) -> Part:
+        """What transactions are to hold of it."""
+        hold = self._hold_of_transactions(self.hold)
+        hold.over = False
+        return Part(self.name, self._options, self._run, hold, self._owner, self._of)
+
+
+class _FirstTry(Form):
+    """Of several locks. It is left to the flow, which asks for all of them in one go."""
+
+    def __init__(self, name: str, terms: Terms) -> None:
+        self.name = name
+        self.terms = terms
+        self.made_in = process.current
+
+
+class JointHolds(Holds):
+    """What one handle of several locks holds: the private half of lock.JointLock."""
+
+    __slots__ = ("_names",)
+
+    _names: tuple[str, ...]  # In the order in which they are taken.
+
+    # --- acquire ------------------------------------------------------------------------------
+
+    def _new_hold(self, *, block: bool) -> Hold:
+        hold = super()._new_hold(block=block)
+        owner = replace(current_owner(), names=self.name)
+        hold.parts = [
+            self._part(name, hold, owner, run=self._run if number == 0 else None)
+            for number, name in enumerate(self._names)
+        ]
+        return hold
+
+    def _part(self, name: str, hold: Hold, owner: Owner, run: RunMarker | None) -> Part:
+        options = self._options if run is not None else self._options._replace(once=0.0)
+        # What becomes of a release in a transaction is decided here, for all of them.
+        terms = hold.backend.terms(options)._replace(release_before_commit="ignore")
+        theirs = Hold(hold.backend, terms, hold.block)
+        return Part(name, options, run, theirs, owner, type(self))
+
+    def _nest(self, hold: Hold, *, blocking: bool) -> Lease | None:
+        return None  # Each part does by itself.
+
+    def _first_try(self, hold: Hold) -> Any:
+        if hold.terms.release_before_commit in REFUSED:
+            self._refuse_transaction(hold)
+        for part in hold.parts:
+            part.nest()
+        return _FirstTry(self.name, hold.terms)
+
+    def _attempt(self, hold: Hold, form: Form, since: float | None) -> Flow[Outcome]:
+        backend = hold.backend
+        started = backend.clock()
+        refused = yield from self._take_all(hold, started)
+        if refused is None:
+            hold.lease = JointLease([part.hold.lease for part in hold.parts], backend)
+            self._add(hold)
+            for part in hold.parts:
+                yield from part.tell_acquired(started if since is None else since)
+            return hold.lease
+        yield from _give_back(hold.parts)
+        if isinstance(refused, Busy) and since is None:
+            yield from self._tell_timed_out(hold, refused, started)
+        return refused
+
+    def _take_all(self, hold: Hold, started: float) -> Flow[Outcome | None]:
+        """Take all parts. Returns None, or why the first one that was refused could not be had.
+
+        All that are lacking are tried in one go. If one of them is not free, those behind it are
+        given back, and it is waited for. So nobody who waits for a lock holds one that comes later
+        in the order.
+        """
+        give_up = started + hold.terms.wait
+        queues = False
+        while lacking := _from_first_lacking(hold.parts):
+            yield from _give_back(lacking)
+            wait = max(give_up - hold.backend.clock(), 0.0)
+            queues = wait > 0 and (queues or len(lacking) == 1)
+            asked = lacking[:1] if queues else lacking
+            asking = [part.asking(wait, started, queues=queues) for part in asked]
+            # Alone, it may listen for the bell.
+            outcomes = yield from (together(asking) if len(asking) > 1 else _alone(asking[0]))
+            refused = next((one for one in outcomes if not isinstance(one, Lease)), None)
+            if refused is not None and (queues or not wait or not isinstance(refused, Busy)):
+                return refused
+            queues = refused is not None
+        return None
+
+    def _undo(self, hold: Hold, form: Any = None, *, block: bool) -> Flow[bool] | None:
+        if hold.process is not process.this():
+            return None
+        if hold.lease is not None:
+            self._drop(hold, block=block)
+        undoing = [flow for part in hold.parts if (flow := part.giving_back())]
+        return _all_done(undoing) if undoing else None
+
+    # --- release ------------------------------------------------------------------------------
+
+    def _let_go(self, hold: Hold | None, success: bool, *, block: bool) -> Release | None:
+        ending = super()._let_go(hold, success, block=block)
+        if ending is not None:
+            assert hold is not None
+            ending.is_plain = False  # Its flow releases all parts.
+            for part in hold.parts:
+                part.let_go(success)
+        return ending
+
+    def _release(self, hold: Hold, form: Release, success: bool, *, block: bool) -> Flow[None]:
+        releasing = [part.releasing(success, block=block) for part in hold.parts]
+        yield from together([flow for flow in releasing if flow is not None])
+
+    def _hold_of_transactions(self, hold: Hold) -> Hold:
+        theirs = super()._hold_of_transactions(hold)
+        theirs.parts = [part.of_transactions() for part in hold.parts]
+        return theirs
+
+    def _tell_released(self, hold: Hold, success: bool) -> Flow[None]:
+        for part in hold.parts:
+            yield from super()._tell_released(part.hold, success)
+
+
+def _from_first_lacking(parts: Sequence[Part]) -> list[Part]:
+    """Those that are to be asked for: the first that is lacking, and all behind it."""
+    first = next((number for number, part in enumerate(parts) if not part.may_be_held), len(parts))
+    return [part for part in parts[first:] if not part.is_nested]
+
+
+def _give_back(parts: Iterable[Part]) -> Flow[None]:
+    undoing = [flow for part in parts if not part.hold.over and (flow := part.giving_back())]
+    if undoing:
+        yield from together(undoing)
+
+
+def _all_done(undoing: Iterable[Flow[bool]]) -> Flow[bool]:
+    return all((yield from together(undoing)))
+
+
+def _alone(flow: Flow[Outcome]) -> Flow[list[Outcome]]:
+    return [(yield from flow)]

@@ -1,0 +1,66 @@
+"""The lease of a joint lock: one lease of each of its names, taken and released together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from django_redislock import misuse
+from django_redislock.lease import Lease
+from django_redislock.rules.joint_state import JointState
+from django_redislock.rules.together import together
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import timedelta
+
+    from django_redislock.lease import GrantingBackend
+    from django_redislock.rules.steps import Flow
+
+
+class JointLease(Lease):
+    """What a block of several locks holds. It is held while each of its parts is.
+
+    Attributes:
+        name: All names, in the order in which they were taken.
+        fence: The greatest of *fences*. It compares only leases of the same names.
+        parts: The lease of each name. Each is renewed by itself, and operators see it as a row.
+    """
+
+    __slots__ = ("_parts",)
+
+    state: Any
+
+    def __init__(self, parts: Sequence[Lease], backend: GrantingBackend) -> None:
+        state: Any = JointState([part.state for part in parts])
+        fence = max(part.fence for part in parts)
+        first = parts[0]
+        super().__init__(state.name, first.id, fence, first.owner, backend, state)
+        self._parts = tuple(parts)
+
+    def __del__(self) -> None:
+        """Each part that is dropped tells so itself."""
+
+    @property
+    def parts(self) -> tuple[Lease, ...]:
+        """The lease of each name."""
+        return self._parts
+
+    def on_lost(self, callback: Callable[[Lease], object]) -> None:
+        """Call *callback* with this lease once, when its first part is lost."""
+        untold = [callback]
+
+        def tell(_: Lease) -> None:
+            try:
+                told = untold.pop()
+            except IndexError:
+                return  # Another part was lost before.
+            told(self)
+
+        for part in self._parts:
+            part.on_lost(tell)
+
+    def renewing(self, ttl: float | None) -> Flow[None]:
+        yield from together([part.renewing(ttl) for part in self._parts])
+
+    def _hand_over(self, within: float | timedelta) -> NoReturn:
+        raise misuse.is_joint(self.name)

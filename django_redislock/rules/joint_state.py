@@ -1,0 +1,100 @@
+"""The state of a joint lease: what the states of its parts come to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from django_redislock.exceptions import LockLost, LostReason
+    from django_redislock.rules.lease_state import LeaseState
+
+
+class JointState:
+    """As a LeaseState, of several leases that are granted and released together.
+
+    It is held while all of them are, and lost with the first one. Nothing here changes a part, but
+    what concerns all of them alike; each is renewed, lost and ended by itself.
+    """
+
+    times_held = 1  # By its own acquire; a reentrant one makes a joint lease of its own.
+    token = ""  # Each part has one.
+
+    def __init__(self, parts: Sequence[LeaseState]) -> None:
+        self._parts = parts
+        self.name = ", ".join(part.name for part in parts)
+        self.granted_at = max(part.granted_at for part in parts)
+        self.is_of_run = any(part.is_of_run for part in parts)
+        # All have the same.
+        self.holder = parts[0].holder
+        self.caller = parts[0].caller
+
+    @property
+    def ttl(self) -> float:
+        return min(part.ttl for part in self._parts)
+
+    @property
+    def renewals(self) -> int:
+        return min(part.renewals for part in self._parts)
+
+    @property
+    def deadline(self) -> float:
+        return min(part.deadline for part in self._parts)
+
+    @property
+    def ends(self) -> float:
+        return min(part.ends for part in self._parts)
+
+    @property
+    def is_ours(self) -> bool:
+        return self._parts[0].is_ours
+
+    @property
+    def is_active(self) -> bool:
+        return all(part.is_active for part in self._parts)
+
+    @property
+    def is_ended(self) -> bool:
+        return all(part.is_ended for part in self._parts)
+
+    @property
+    def is_lost(self) -> bool:
+        return any(part.is_lost for part in self._parts)
+
+    lost = is_lost
+
+    def is_held(self, now: float) -> bool:
+        return all(part.is_held(now) for part in self._parts)
+
+    def may_be_held(self, now: float) -> bool:
+        return all(part.may_be_held(now) for part in self._parts)
+
+    def is_in_doubt(self, now: float) -> bool:
+        return self.may_be_held(now) and not self.is_held(now)
+
+    def lost_reason(self, now: float) -> LostReason | None:
+        return next(filter(None, (part.lost_reason(now) for part in self._parts)), None)
+
+    def loss(self, now: float) -> LockLost:
+        lost = (part for part in self._parts if part.lost_reason(now))
+        return next(lost, self._parts[0]).loss(now)
+
+    def lose(self, *_: Any, **__: Any) -> bool:
+        """Nobody is told of its loss but by the part that is lost."""
+        return False
+
+    def unnest(self) -> int:
+        """It is over; its parts are ended by their own releases."""
+        return 0
+
+    def hold_for_transactions(self) -> bool:
+        """Transactions hold all parts too, until they are over. Returns True."""
+        for part in self._parts:
+            part.hold_for_transactions()
+        return True
+
+    def transactions_are_over(self) -> None:
+        """They are over, and hold no part any more."""
+        for part in self._parts:
+            part.transactions_are_over()

@@ -1,0 +1,93 @@
+"""Several flows performed as one: what they ask of servers at the same time is sent in one go."""
+
+from __future__ import annotations
+
+from inspect import GEN_CLOSED, getgeneratorstate
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from django_redislock.exceptions import LockError, LockLost
+from django_redislock.rules.steps import Call, Calls, Refused, Unanswered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from django_redislock.rules.steps import Flow, Step
+
+Result = TypeVar("Result")
+
+
+def together(flows: Iterable[Flow[Result]]) -> Flow[list[Result]]:
+    """Perform *flows* side by side, and return their results in the same order.
+
+    If one of them fails, the others go on to their ends before the error is raised. An interrupt is
+    thrown into each of them, so each undoes what it has begun.
+
+    Raises:
+        BaseException: The interrupt; or else the loss of a lease; or else the first error.
+    """
+    going = dict(enumerate(flows))
+    results: dict[int, Result] = {}
+    error: BaseException | None = None
+    answers: dict[int, Any] = dict.fromkeys(going)
+    try:
+        while going:  # Begun anew after an interrupt only: where a loop turns, one may come.
+            try:
+                while going:
+                    steps: dict[int, Step] = {}
+                    for number, answer in answers.items():
+                        flow = going[number]
+                        try:
+                            steps[number] = _next_step(flow, answer)
+                        except BaseException as raised:
+                            if getgeneratorstate(flow) != GEN_CLOSED:
+                                raise  # Of a signal handler, which has interrupted this flow.
+                            del going[number]
+                            if isinstance(raised, StopIteration):
+                                results[number] = raised.value
+                            elif error is None or _weight(raised) > _weight(error):
+                                error = raised
+                    answers = yield from _performed(steps)
+            except GeneratorExit:
+                for flow in going.values():
+                    flow.close()
+                raise
+            except BaseException as raised:  # noqa: BLE001 - each flow undoes what it has begun
+                error = raised
+                answers = dict.fromkeys(going, raised)
+        if error is not None:
+            raise error
+        return [results[number] for number in sorted(results)]
+    finally:
+        # An error refers to the frames that it has passed: that would be a cycle.
+        del error, answers
+
+
+def _next_step(flow: Flow[Any], answer: Any) -> Step:
+    return flow.throw(answer) if isinstance(answer, BaseException) else flow.send(answer)
+
+
+def _performed(steps: Mapping[int, Step]) -> Flow[dict[int, Any]]:
+    """What the steps of several flows are answered; calls go out in one go."""
+    answers: dict[int, Any] = {}
+    calls: dict[int, Call] = {}
+    for number, step in steps.items():
+        if isinstance(step, Call):
+            calls[number] = step
+            continue
+        try:
+            answers[number] = yield step
+        except (Unanswered, Refused) as trouble:
+            answers[number] = trouble
+    if calls:
+        try:
+            answers.update(zip(calls, (yield Calls(tuple(calls.values()))), strict=True))
+        except (Unanswered, Refused) as trouble:
+            answers.update(dict.fromkeys(calls, trouble))
+    return answers
+
+
+def _weight(error: BaseException) -> int:
+    """How much an error matters beside others."""
+    if not isinstance(error, LockError):
+        return 2
+    return int(isinstance(error, LockLost))

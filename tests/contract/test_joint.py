@@ -1,0 +1,356 @@
+"""Several locks as one: all are taken or none, whatever the order they are written in."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import (
+    InvalidLockName,
+    Lease,
+    LockLost,
+    LockMisuse,
+    LockTimeout,
+    LockUnavailable,
+    distributed_lock,
+    held,
+    signals,
+)
+from django_redislock.rules import scripts
+from tests.support.matrix import everywhere, in_turn, needs_scripts
+from tests.support.others import held_by_other
+from tests.support.stored import keys_of
+from tests.support.waiting import HUNG
+from tests.support.ways import both_ways
+
+if TYPE_CHECKING:
+    from tests.conftest import Locks
+    from tests.support.backends import Place
+    from tests.support.proxy import Proxy
+    from tests.support.ways import Way
+
+FROM, TO = "account:1", "account:2"
+
+
+async def is_locked(way: Way, *names: str) -> list[bool]:
+    return [await way.locked(distributed_lock(name)) for name in names]
+
+
+# --- all or none ---------------------------------------------------------------------------------
+
+
+@everywhere
+@both_ways
+async def test_the_block_holds_all_and_then_they_are_free(way: Way, place: Place) -> None:
+    lock = distributed_lock(TO, FROM, TO)
+    async with way.entered(lock) as lease:
+        assert isinstance(lease, Lease)
+        assert lease.held
+        assert lock.lease is lease
+        assert lease.names == (FROM, TO)
+        assert list(lease.fences) == [FROM, TO]
+        assert lease.fence == max(lease.fences.values())
+        assert await is_locked(way, FROM, TO) == [True, True]
+        assert await way.locked(lock)
+        await way.ensure_held(lease, verify=True)
+        await way.renew(lease, 90)
+        assert (lease.ttl, lease.renewals) == (90, 2)
+    assert not lease.held
+    assert lock.lease is None
+    assert not await way.locked(lock)
+    assert await is_locked(way, FROM, TO) == [False, False]
+
+
+@both_ways
+async def test_if_one_is_taken_none_is(way: Way, place: Place) -> None:
+    for busy in (FROM, TO):
+        with held_by_other(busy, ttl=60):
+            assert not await way.acquire(distributed_lock(FROM, TO, wait=0))
+            with pytest.raises(LockTimeout) as raised:
+                async with way.entered(distributed_lock(TO, FROM, wait=0.05)):
+                    pytest.fail("the block ran")
+            others = {FROM, TO} - {busy}
+            assert await is_locked(way, *others) == [False]
+        assert raised.value.name == busy
+        assert raised.value.holder == "another-host:1 simulated"
+
+
+@both_ways
+async def test_one_wait_is_for_all_together(way: Way, place: Place) -> None:
+    first, last = distributed_lock(FROM, ttl=60), distributed_lock("account:3", ttl=60)
+    assert await way.acquire(first)
+    assert await way.acquire(last)
+
+    async def transfer() -> dict[str, int]:
+        async with way.entered(distributed_lock("account:3", TO, FROM, wait=HUNG)) as lease:
+            assert lease.held
+            return lease.fences
+
+    transferring = way.start(transfer)
+    await way.release(first)
+    await way.release(last)
+    assert list(await transferring.result()) == [FROM, TO, "account:3"]
+
+
+@in_turn
+@both_ways
+async def test_nobody_who_waits_for_a_lock_holds_a_later_one(way: Way, place: Place) -> None:
+    taken = distributed_lock(FROM, ttl=60)
+    assert await way.acquire(taken)
+
+    async def transfer() -> bool:
+        async with way.entered(distributed_lock(FROM, TO, wait=HUNG)) as lease:
+            return lease.held
+
+    transferring = way.start(transfer)
+    await way.until(lambda: any(one.waiters for one in held.list()) or transferring.done())
+    async with way.entered(distributed_lock(TO, wait=HUNG)):
+        assert not transferring.done()
+    await way.release(taken)
+    assert await transferring.result()
+
+
+def test_whatever_the_order_they_are_written_in_nobody_waits_for_ever(place: Place) -> None:
+    names = [f"account:{number}" for number in range(4)]
+    balance, most = dict.fromkeys(names, 0), threading.Semaphore(0)
+    seen: list[str] = []
+
+    def transfer(seed: int) -> None:
+        choice = random.Random(seed)
+        for _ in range(6):
+            some = choice.sample(names, k=choice.randint(2, 3))
+            with distributed_lock(*some, wait=HUNG):
+                for name in some:
+                    balance[name] += 1
+                    if balance[name] > 1:
+                        seen.append(name)
+                for name in some:
+                    balance[name] -= 1
+        most.release()
+
+    threads = [threading.Thread(target=transfer, args=(seed,), daemon=True) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    assert all(most.acquire(timeout=2 * HUNG) for _ in threads), "a deadlock"
+    assert seen == []
+    assert not any(distributed_lock(name).locked() for name in names)
+
+
+# --- the handle ----------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_acquire_and_release(way: Way, place: Place) -> None:
+    lock = distributed_lock(FROM, TO)
+    assert await way.acquire(lock)
+    assert lock.lease is not None
+    await way.release(lock)
+    assert lock.lease is None
+    with pytest.raises(LockMisuse, match="holds no lease"):
+        await way.release(lock)
+    assert await is_locked(way, FROM, TO) == [False, False]
+
+
+@needs_scripts
+@both_ways
+async def test_the_fields_of_each_name_are_the_arguments(way: Way, place: Place) -> None:
+    def transfer(source: int, target: int = 2) -> list[str]:
+        return sorted(lock.name for lock in held.list())
+
+    lock = distributed_lock("account:{target}", "account:{source}", "bank")
+    locked = lock(way.function(transfer))
+    assert await way.call(locked, 1) == [FROM, TO, "bank"]
+    assert await way.call(locked, 2) == [TO, "bank"]
+
+
+@both_ways
+async def test_who_holds_one_of_them_already_is_told_so_at_once(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock(TO)):
+        with pytest.raises(LockMisuse, match=f"{TO}.*holds it already"):
+            await way.acquire(distributed_lock(FROM, TO))
+        assert await is_locked(way, FROM) == [False]
+
+
+@both_ways
+async def test_reentrant_nests_what_is_held_and_takes_the_rest(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock(FROM)) as outer:
+        async with way.entered(distributed_lock(TO, FROM, reentrant=True)) as lease:
+            assert lease.fences[FROM] == outer.fence
+            async with way.entered(distributed_lock(FROM, TO, reentrant=True)) as inner:
+                assert inner.fences == lease.fences
+            assert lease.held
+        assert outer.held
+        assert await is_locked(way, FROM, TO) == [True, False]
+
+
+@needs_scripts
+@both_ways
+async def test_min_hold_keeps_each_of_them(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock(FROM, TO, min_hold=60)):
+        pass
+    assert await is_locked(way, FROM, TO) == [True, True]
+
+
+@needs_scripts
+@both_ways
+async def test_operators_see_each_name_and_what_it_belongs_to(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock(TO, FROM)):
+        assert {lock.name: lock.owner.names for lock in held.list()} == dict.fromkeys(
+            (FROM, TO), f"{FROM}, {TO}"
+        )
+    async with way.entered(distributed_lock(FROM)):
+        assert [lock.owner.names for lock in held.list()] == [""]
+
+
+# --- losses --------------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_with_one_of_them_all_is_lost(way: Way, place: Place) -> None:
+    lost: list[Lease] = []
+    lock = distributed_lock(FROM, TO)
+    assert await way.acquire(lock)
+    lease = lock.lease
+    assert lease is not None
+    lease.on_lost(lost.append)
+    for part in lease.parts:
+        place.force_release(part)
+    with pytest.raises(LockLost):
+        await way.ensure_held(lease, verify=True)
+    assert not lease.held
+    assert lease.lost_reason == "forced"
+    await way.until(lambda: lost)
+    with pytest.raises(LockLost) as raised:
+        await way.release(lock)
+    assert raised.value.name == FROM
+    assert lost == [lease]
+    assert await is_locked(way, FROM, TO) == [False, False]
+
+
+@both_ways
+async def test_what_is_left_after_a_loss_is_free_at_the_end_of_the_block(
+    way: Way, place: Place
+) -> None:
+    lock = distributed_lock(FROM, TO)
+
+    async def transfer() -> None:
+        async with way.entered(lock) as lease:
+            place.force_release(lease.parts[1])
+            assert await is_locked(way, FROM) == [True]
+
+    with pytest.raises(LockLost) as raised:
+        await transfer()
+    assert raised.value.name == TO
+    assert await is_locked(way, FROM, TO) == [False, False]
+    assert await way.acquire(lock)  # The handle has forgotten it.
+    await way.release(lock)
+
+
+# --- signals -------------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_signals_tell_of_each_of_them_once_all_are_held(way: Way, place: Place) -> None:
+    told: list[tuple[str, str]] = []
+
+    def acquired(lease: Lease, **kwargs: Any) -> None:
+        told.append(("acquired", lease.name))
+
+    def released(lease: Lease, **kwargs: Any) -> None:
+        told.append(("released", lease.name))
+
+    def timed_out(name: str, **kwargs: Any) -> None:
+        told.append(("timed out", name))
+
+    signals.lock_acquired.connect(acquired)
+    signals.lock_released.connect(released)
+    signals.lock_timed_out.connect(timed_out)
+    try:
+        with held_by_other(TO, ttl=60):
+            assert not await way.acquire(distributed_lock(FROM, TO, wait=0))
+        assert told == [("timed out", TO)]
+        told.clear()
+        async with way.entered(distributed_lock(FROM, TO)):
+            pass
+    finally:
+        signals.lock_acquired.disconnect(acquired)
+        signals.lock_released.disconnect(released)
+        signals.lock_timed_out.disconnect(timed_out)
+    assert sorted(told) == [
+        *(("acquired", name) for name in (FROM, TO)),
+        *(("released", name) for name in (FROM, TO)),
+    ]
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def test_what_is_no_name_is_refused() -> None:
+    with pytest.raises(TypeError, match="needs the name of the lock, or several"):
+        distributed_lock()
+    with pytest.raises(TypeError, match=r"distributed_lock\('report', ttl=30, wait=5\)"):
+        distributed_lock(FROM, 30)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="the name by position"):
+        distributed_lock(name=FROM)  # type: ignore[call-arg]
+    with pytest.raises(InvalidLockName):
+        distributed_lock(FROM, "")
+    with pytest.raises(InvalidLockName):
+        distributed_lock(FROM, "x" * 201)
+    with pytest.raises(InvalidLockName, match="'nobody'"):
+        distributed_lock(FROM, "account:{nobody}")(lambda source: source)
+
+
+@both_ways
+async def test_its_lease_cannot_be_handed_over(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock(FROM, TO)) as lease:
+        with pytest.raises(LockMisuse, match="Take each lock by a distributed_lock"):
+            await (lease.ahand_over() if way.name == "async" else _handed_over(lease))
+        assert lease.held
+
+
+async def _handed_over(lease: Lease) -> str:
+    return lease.hand_over()
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+@pytest.mark.proves("R1", "R4", "R6")
+@both_ways
+async def test_a_lost_reply_is_asked_for_again(way: Way, locks: Locks, proxy: Proxy) -> None:
+    locks.on(proxy, TTL=60)
+    async with way.entered(distributed_lock(FROM, TO)):
+        pass
+    proxy.rule_for_script(scripts.ACQUIRE.sha, "cut_after", times=1)
+    async with way.entered(distributed_lock(FROM, TO)) as lease:
+        assert lease.held
+        proxy.rule_for_script(scripts.RELEASE.sha, "cut_after", times=1)
+    assert await is_locked(way, FROM, TO) == [False, False]
+
+
+@pytest.mark.proves("P4", "R4")
+@both_ways
+async def test_no_answer_for_one_of_them_is_no_busy_and_leaves_nothing(
+    way: Way, locks: Locks, proxy: Proxy
+) -> None:
+    locks.on(proxy, TTL=60, UNAVAILABLE_AFTER=0)
+    async with way.entered(distributed_lock(FROM, TO)):
+        pass
+    key = keys_of(locks, TO).lock
+    locks.redis.rpush(key, "a list")
+    with pytest.raises(LockUnavailable) as raised:
+        await way.acquire(distributed_lock(FROM, TO, wait=0))
+    assert raised.value.name == TO
+    locks.redis.delete(key)
+    assert await is_locked(way, FROM, TO) == [False, False]
+
+
+def test_a_lease_that_ran_out_while_another_lock_was_awaited_is_taken_again(place: Place) -> None:
+    with (
+        held_by_other(TO, ttl=2),
+        distributed_lock(FROM, TO, ttl=0.5, renew=False, wait=HUNG) as lease,
+    ):
+        assert lease.held
