@@ -57,6 +57,34 @@ async def test_three_in_a_circle(way: Way, locks: Locks) -> None:
     assert [three.count(f"'{name}' is held by") for name in "abc"] == [1, 1, 1]
 
 
+@both_ways
+async def test_one_who_has_some_of_several_names_and_waits_for_the_rest(
+    way: Way, locks: Locks
+) -> None:
+    locks.configure(TTL=30, WAIT=HUNG)
+    entered: set[str] = set()
+
+    async def takes_two() -> str:
+        await way.until(lambda: "c" in entered)
+        async with way.entered(distributed_lock("b", "c")):
+            return "went on"
+
+    async def takes_the_first() -> str:
+        async with way.entered(distributed_lock("c")):
+            entered.add("c")
+            await way.until(lambda: waiters_of("c"))
+            async with way.entered(distributed_lock("b")):
+                return "went on"
+
+    runs = [way.start(takes_two), way.start(takes_the_first)]
+    two, first = await outcomes_of(runs)
+    assert two == "went on"
+    assert "'b' is held by" in first
+    assert first.endswith(
+        "Take them together, by distributed_lock('b', 'c'), or in one order everywhere."
+    )
+
+
 async def test_threads_and_tasks_of_one_process_are_holders_of_their_own(locks: Locks) -> None:
     # Neither a task that waits beside one that holds, nor a thread beside another, is in a circle.
     locks.configure(TTL=30, WAIT=HUNG)
