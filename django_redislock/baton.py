@@ -15,6 +15,8 @@ class Baton(NamedTuple):
     alias: str
     name: str  # Of the lock.
     id: str  # Of the lease that is to be taken up.
+    permit: int = 1  # Which one it is,
+    limit: int | None = None  # of how many.
 
     @property
     def signed(self) -> str:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from django_redislock.backends.base import Backend
+    from django_redislock.exceptions import LockMisuse
     from django_redislock.rules.options import Options, Terms
     from django_redislock.rules.steps import Flow
 
@@ -54,6 +55,7 @@ _TOLD = ("warn", "error")
 REFUSED = ("error", DEFER)
 # Leases of one handle that have ended without a release; the oldest are forgotten.
 MOST_HOLDS = 1000
+MOST_NAMES = 4096  # Of which it is known whether they are locks with a limit.
 
 
 class Hold:
@@ -249,6 +251,7 @@ class Holds:
         """The lease we are in already, if it may be taken again; None if we are in none."""
         me = current_holder()
         now = hold.backend.clock()
+        limit, in_the_way = hold.terms.limit, 0
         for lease in hold.backend.leases.of(self.name):
             state = lease.state
             holder = state.holder()
@@ -266,14 +269,18 @@ class Holds:
                 hold.lease = lease
                 self._add(hold)
                 return lease
-            if may_be_held and holder is me and not is_mine:
-                raise misuse.shares_a_thread(self.name)
-            if may_be_held and (
-                error := misuse.waits_for_itself(
-                    self.name, holder, me, blocking=blocking, of_job=self._run is not None
+            if not may_be_held:
+                continue
+            error: LockMisuse | None = misuse.shares_a_thread(self.name)
+            if holder is not me or is_mine:
+                of_job = self._run is not None
+                error = misuse.waits_for_itself(
+                    self.name, holder, me, blocking=blocking, of_job=of_job, limit=limit
                 )
-            ):
-                raise error
+            if error is not None:
+                in_the_way += 1  # There may be other permits.
+                if in_the_way == limit:
+                    raise error
         return None
 
     def _first_try(self, hold: Hold) -> FirstTry:
@@ -287,7 +294,13 @@ class Holds:
             markers = DoneMarkers(once=True)
         # What might have been a template was not judged by its length before.
         name = check_name(self.name) if "{" in self.name else self.name
-        return FirstTry(name, current_owner(), terms, hold.backend.conf.replicas_ack, markers)
+        with_limit, known = options.limit is not None, hold.backend.has_limit
+        if known.setdefault(name, with_limit) is not with_limit:
+            raise misuse.mixes_limits(name, options.limit)
+        if len(known) > MOST_NAMES:
+            known.clear()
+        owner = current_owner(terms.limit) if terms.limit > 1 else current_owner()
+        return FirstTry(name, owner, terms, hold.backend.conf.replicas_ack, markers)
 
     def _refuse_transaction(self, hold: Hold) -> None:
         """Refuse an acquire whose release would come before the commit, or never."""
@@ -335,7 +348,14 @@ class Holds:
             yield Notify(signals.lock_timed_out, news)
 
     def _take_over(
-        self, hold: Hold, form: FirstTry, fence: int, deadline: float, at: float, ends: float
+        self,
+        hold: Hold,
+        form: FirstTry,
+        fence: int,
+        deadline: float,
+        at: float,
+        ends: float,
+        permit: int,
     ) -> Lease:
         """Make the lease of a grant, and have it looked after."""
         terms, backend, name = hold.terms, hold.backend, form.name
@@ -343,9 +363,10 @@ class Holds:
         holder, caller = new_holder(for_block=hold.block)
         state = LeaseState(
             *(name, form.token, terms.ttl, at, deadline, ends, until, terms.renew),
-            *(holder, hold.block, caller, self._run is not None),
+            *(holder, hold.block, caller, self._run is not None, permit),
         )
-        lease = hold.lease = Lease(name, form.id, fence, form.owner, backend, state)
+        shown = None if self._options.limit is None else permit
+        lease = hold.lease = Lease(name, form.id, fence, form.owner, backend, state, shown)
         if self._holds:
             self._add(hold)
         else:
@@ -365,11 +386,13 @@ class Holds:
         if lease is None:
             if form is None or form.is_told:
                 return None
-            return flows.undo(form.name, form.token, form.terms.operation_timeout)
+            timeout = form.terms.operation_timeout
+            return flows.undo(form.name, form.token, timeout, form.permit, form.limit)
         if self._drop(hold, block=block) > 0:
             return None
         hold.backend.leases.discard(lease)
-        return flows.undo(lease.name, lease.state.token, hold.terms.operation_timeout)
+        timeout, state = hold.terms.operation_timeout, lease.state
+        return flows.undo(lease.name, state.token, timeout, state.permit)
 
     # --- release ------------------------------------------------------------------------------
 
@@ -454,7 +477,9 @@ class Holds:
         noted = state.renewals or now - state.granted_at >= NOTED_FROM or lease.owner.task
         ended = ("done" if success else "failed") if noted or self._run else ""
         min_hold, once = (options.min_hold, options.once) if success else (0.0, 0.0)
-        return Release(lease.name, state.token, hold.terms, min_hold, once, ended, state.lost)
+        return Release(
+            *(lease.name, state.token, hold.terms, min_hold, once, ended, state.lost, state.permit)
+        )
 
     def _defer(self, hold: Hold, success: bool) -> str | None:
         """Let the transactions that are open hold the lease too, until they are over.
@@ -499,7 +524,8 @@ class Holds:
             if state.lost_reason(now) in {"expired", "unreachable"}:
                 # A renewal that was answered too late, or not at all, may have kept it on the
                 # server, for others to wait for.
-                yield from flows.undo(self.name, state.token, hold.terms.operation_timeout)
+                timeout = hold.terms.operation_timeout
+                yield from flows.undo(self.name, state.token, timeout, state.permit)
             raise state.loss(now)
         ending = flows.Ending(
             lease.name,
@@ -515,6 +541,7 @@ class Holds:
             form.ended,
             self._run,
             backend.retention,
+            state.permit,
         )
         reason = yield from flows.release(ending)
         now = backend.clock()

@@ -61,7 +61,7 @@ class Leases(dict[str, "tuple[ReferenceType[Lease], ...]"]):
     """
 
     def of(self, name: str) -> list[Lease]:
-        """The leases of *name*, the newest last. Only that can be valid.
+        """The leases of *name*, the newest last. Without a limit, only that can be valid.
 
         The others were lost, or will turn out to be, and are not released yet.
         """
@@ -119,10 +119,21 @@ class Lease:
             what the lock protects, so that it can refuse a writer whose lease has ended.
         owner: Who holds it, for humans.
         id: Stands for the secret token in logs and listings.
+        permit: Which one of the permits of the lock it is, from 1 to its limit; None without limit.
         state: What is true of it, see rules/lease_state.py; for the package itself.
     """
 
-    __slots__ = ("__weakref__", "_backend", "_callbacks", "fence", "id", "name", "owner", "state")
+    __slots__ = (
+        "__weakref__",
+        "_backend",
+        "_callbacks",
+        "fence",
+        "id",
+        "name",
+        "owner",
+        "permit",
+        "state",
+    )
 
     def __init__(
         self,
@@ -132,18 +143,21 @@ class Lease:
         owner: Owner,
         backend: GrantingBackend,
         state: LeaseState,
+        permit: int | None = None,
     ) -> None:
         self.name = name
         self.id = id
         self.fence = fence
         self.owner = owner
+        self.permit = permit
         self._backend = backend
         self._callbacks: list[Callable[[Lease], object]] = []
         self.state = state  # Set last, see __del__.
 
     def __repr__(self) -> str:
         shown = "held" if self.held else self.lost_reason or "ended"
-        return f"<Lease {self.id} of {self.name!r}: {shown}, fence {self.fence}>"
+        which = "" if self.permit is None else f", permit {self.permit}"
+        return f"<Lease {self.id} of {self.name!r}: {shown}, fence {self.fence}{which}>"
 
     def __del__(self) -> None:
         try:
@@ -388,11 +402,13 @@ class Lease:
             backend.note_expiry(self)
             raise state.loss(now)
         digits = urandom(24).hex()
-        baton = Baton(self.alias, self.name, digits[32:])
+        limit = None if self.permit is None else self.owner.limit or 1
+        baton = Baton(self.alias, self.name, digits[32:], state.permit, limit)
         signed = baton.signed
         timeout = backend.operation_timeout(self.ttl)
         over = flows.HandOver(
-            *(self.name, state.token, digits[:32], baton.id, lasts, self.owner, timeout)
+            *(self.name, state.token, digits[:32], baton.id, lasts, self.owner, timeout),
+            state.permit,
         )
         held_for = now - state.granted_at
         news = {"sender": type(self), "lease": self, "held_for": held_for, "success": True}

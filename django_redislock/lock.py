@@ -26,6 +26,7 @@ from django_redislock.joint_lease import JointLease
 from django_redislock.lease import Lease
 from django_redislock.rules import flows
 from django_redislock.rules.names import (
+    check_limited,
     check_name,
     checked_name,
     formatter,
@@ -80,6 +81,7 @@ def distributed_lock(
     max_hold: Seconds | None = None,
     min_hold: Seconds | None = None,
     reentrant: bool = False,
+    limit: int | None = None,
     using: str = DEFAULT_ALIAS,
     atomic: bool | str = False,
     release_on_commit: bool = False,
@@ -105,6 +107,10 @@ def distributed_lock(
             hold for ever.
         min_hold: After a success the lock stays taken at least this long, counted from the grant.
         reentrant: Whether the thread or asyncio task that holds it already may take it again.
+            With a limit that is the same permit; without reentrant, it may take a second one.
+        limit: How many may hold it at a time, 1 to 1,000. Each has one of so many permits, a lease
+            of its own that says which: ``lease.permit``. First come, first served over all of them.
+            Write the same limit wherever the lock is taken.
         using: Alias in REDISLOCK.
         atomic: Whether the block is a transaction too, see Lease.atomic(); a string is the alias
             in DATABASES. It is committed before the lock is released.
@@ -115,7 +121,7 @@ def distributed_lock(
         InvalidLockName: The name cannot be a lock's name.
         ValueError: An argument is of the wrong type or out of range.
     """
-    given = ttl, wait, renew, max_hold, min_hold, reentrant, using, atomic, release_on_commit
+    given = ttl, wait, renew, max_hold, min_hold, reentrant, using, atomic, release_on_commit, limit
     try:
         options = options_of(*given)
     except TypeError:  # An argument that cannot be hashed; the check says which.
@@ -147,6 +153,8 @@ class Lock(Holds):
             from django_redislock import fencing
 
             fencing.check_database(options.atomic, "atomic")
+        if options.limit is not None and options.limit > 1:
+            check_limited(name)
         self.name = name
         self._options = options
         self._run = run
@@ -345,7 +353,9 @@ class Lock(Holds):
     # --- looking ------------------------------------------------------------------------------
 
     def locked(self) -> bool:
-        """Whether anyone holds the lock on the server; also True while it cools down.
+        """Whether the lock is held on the server, so that others wait; also while it cools down.
+
+        With a limit: whether all permits are.
 
         Raises:
             LockUnavailable: The server did not or could not answer.
@@ -363,8 +373,11 @@ class Lock(Holds):
 
     def _look(self, backend: Backend) -> Flow[bool]:
         name = check_name(self.name)
-        value = yield from flows.result_of(backend.look(name))
-        return not backend.seen(name, value).is_free
+        for permit in range(1, (self._options.limit or 1) + 1):
+            value = yield from flows.result_of(backend.look(name, permit))
+            if backend.seen(name, value).is_free:
+                return False
+        return True
 
 
 class JointLock(Lock, JointHolds):

@@ -56,8 +56,25 @@ def shares_a_thread(name: str) -> LockMisuse:
     )
 
 
+def mixes_limits(name: str, limit: int | None) -> LockMisuse:
+    now, before = "with a limit", "without one"
+    if limit is None:
+        now, before = "without a limit", "with one"
+    return LockMisuse(
+        name,
+        f"it is asked for {now} here, and was {before} elsewhere in this process. Write the same"
+        " limit wherever the lock is taken.",
+    )
+
+
 def waits_for_itself(
-    name: str, holder: object, me: object, *, blocking: bool, of_job: bool = False
+    name: str,
+    holder: object,
+    me: object,
+    *,
+    blocking: bool,
+    of_job: bool = False,
+    limit: int = 1,
 ) -> LockMisuse | None:
     """The error if the wait of *me* for *holder* would never end; None if it may.
 
@@ -67,7 +84,9 @@ def waits_for_itself(
         me: The one that asks for it.
         blocking: Whether the wait blocks the thread.
         of_job: Whether it is asked for by the run of a job.
+        limit: How many permits it has; the error is for whoever holds all of them.
     """
+    it = "it" if limit == 1 else f"all of its {limit} permits"
     if holder is me:
         who = "asyncio task" if isinstance(me, asyncio.Task) else "thread"
         cure = (
@@ -77,7 +96,7 @@ def waits_for_itself(
             else "Pass reentrant=True to nest, or release it first."
         )
         return LockMisuse(
-            name, f"this {who} holds it already, so waiting for it would never end. {cure}"
+            name, f"this {who} holds {it} already, so waiting for it would never end. {cure}"
         )
     if isinstance(me, asyncio.Task) and holder is this_thread():
         return LockMisuse(

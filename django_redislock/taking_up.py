@@ -50,19 +50,19 @@ def take_up(
     """
     read = Baton.read(baton)
     given = ttl, 0, renew, max_hold, min_hold, False, read.alias, atomic, release_on_commit
-    return TakingUp(read, options_of.__wrapped__(*given))
+    return TakingUp(read, options_of.__wrapped__(*given, read.limit))
 
 
 class TakingUp(Lock):
     """A handle on a lock whose lease was handed over, made by take_up()."""
 
-    __slots__ = ("_lease_id",)
+    __slots__ = ("_lease_id", "_permit")
 
     def __init__(
         self, baton: Baton, options: Options, run: RunMarker | None = None, place: str = ""
     ) -> None:
         super().__init__(baton.name, options, run, place)
-        self._lease_id = baton.id
+        self._lease_id, self._permit = baton.id, baton.permit
 
     def __call__(self, function: Callable[..., Any]) -> NoReturn:
         raise LockMisuse(
@@ -75,5 +75,5 @@ class TakingUp(Lock):
         if not hold.backend.supports_batons:
             raise misuse.hands_nothing_over(hold.backend.alias, self.name)
         form = super()._first_try(hold)
-        form.take_up(self._lease_id)
+        form.take_up(self._lease_id, self._permit)
         return form

@@ -117,6 +117,8 @@ class Backend(ABC):
         """Make all that belongs to this process alone; once more in a forked child."""
         self.process = secrets.token_hex(8)
         self.leases = Leases()
+        # Of names that were asked for lately, whether with a limit; see Holds._first_try().
+        self.has_limit: dict[str, bool] = {}
 
     def after_fork(self) -> None:
         """In a forked child: nothing of the parent's connections, threads and leases is ours."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from django_redislock.fencing import check_database
 from django_redislock.process import cached_property
-from django_redislock.rules.arguments import SHORTEST_TTL, database, flag, seconds, text
+from django_redislock.rules.arguments import SHORTEST_TTL, database, flag, number, seconds, text
 from django_redislock.rules.options import DEFAULT_ALIAS, MOST_PERMITS, Options
 
 if TYPE_CHECKING:
@@ -94,8 +94,7 @@ class JobOptions:
         _check_policy(options, "on_conflict", cls.conflict_policies, or_callable=True)
         _check_policy(options, "on_unavailable", cls.unavailable_policies)
         limit = options.get("limit", 1)
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_PERMITS:
-            raise ValueError(f"limit must be an integer, 1 to {MOST_PERMITS}, not {limit!r}.")
+        number(limit, "limit", MOST_PERMITS)
         parsed = cls(**options)
         parsed.check_together(options)
         return parsed

@@ -4,13 +4,16 @@
 -- CONFIRM_WITHIN (take_up in rules/flows.py); after that time, the next acquire may pass the lock on.
 --
 -- queue    the waiters. Each has two members, both with its ticket as their score: its token, and its record, which
---          begins with it: token(32) "|" expiry(ms) "|" channel "|" ttl(ms) "|" renews "|" id "|" owner
+--          begins with it: token(32) "|" expiry(ms) "|" channel "|" ttl(ms) "|" renews limit "|" id "|" owner
+--          limit: how many permits the lock has for this waiter; nothing for one
 --          With equal scores the shorter member comes first, so a waiter's token stands before its record.
 -- hold     the lease by which an operator keeps a lock from everybody, and its entry in the queue while a lease is
 --          in its way: its token begins with "hold", its ticket is less than 0, its expiry is the end of the hold,
 --          and its channel is ''. Nobody confirms, renews or releases it.
+-- permits  a lock with a limit has several leases, and LOCK is one of them: see acquire_permit.lua. A hold is on the
+--          first, and keeps all of them from everybody.
 
-local RECORD = '^[^|]+|(%d+)|([^|]*)|(%d+)|([r-])|(%x+)|(.*)$'
+local RECORD = '^[^|]+|(%d+)|([^|]*)|(%d+)|([r-])%d*|(%x+)|(.*)$'
 
 -- Whether a lease, or a member of the queue, is that of *token*.
 local function is_of(value, token)
@@ -50,18 +53,42 @@ local function read(value)
   end
 end
 
--- Tells the first waiter that the lock ends in *left* ms. Else it would sleep until the time that it was told
--- before.
-local function tell_first(left)
-  local record = call('ZRANGE', QUEUE, 0, 1)[2]
+-- Tells the waiter before whom so many others wait that the lock ends in *left* ms. Else it would sleep until the
+-- time that it was told before.
+local function tell_waiter(before, left)
+  local record = call('ZRANGE', QUEUE, 2 * before, 2 * before + 1)[2]
   local _, channel, _, _, id = string.match(record or '', RECORD)
   if channel and channel ~= '' then
     ring(channel, 'look ' .. id .. ' ' .. digits(left))
   end
 end
 
--- Takes the first waiter out of the queue: {token, ticket, record, ticket}, or {} if nobody waits.
+local function limit_of(record)
+  return tonumber(string.match(record or '', '^[^|]+|%d+|[^|]*|%d+|[r-](%d+)|') or 1)
+end
+
+-- Which permit LOCK is, if it is not the first.
+local function later_permit()
+  return string.match(LOCK, '}:lock#(%d+)$')
+end
+
+-- What stands behind the fence of a grant: ' 2' for the second permit, nothing for the first.
+local function of_permit()
+  local permit = later_permit()
+  return permit and ' ' .. permit or ''
+end
+
+-- Takes the first waiter out of the queue: {token, ticket, record, ticket}, or {} if nobody waits; or {false} if
+-- nobody may have this permit: the first waiter has a lower limit, or an operator's hold is there, or comes first.
 local function pop_waiter()
+  local permit = later_permit()
+  if permit then
+    local first, record = unpack(call('ZRANGE', QUEUE, 0, 1))
+    local held_back = is_hold(redis.pcall('GET', (string.gsub(LOCK, '#%d+$', ''))) or '')
+    if first and (held_back or is_hold(first) or limit_of(record) < tonumber(permit)) then
+      return { false }
+    end
+  end
   return call('ZPOPMIN', QUEUE, 2)
 end
 
@@ -78,8 +105,8 @@ local function dequeue(token)
   return ticket
 end
 
--- Grants the lock to *first*, unconfirmed unless it is a hold, or to the next waiter if that cannot be rung; returns the token, or nil
--- without waiters. If *me* comes first, it is awake and asking: returns it, and grants nothing.
+-- Grants the lock to *first*, unconfirmed unless it is a hold, or to the next waiter if that cannot be rung;
+-- returns the token, nil without waiters, or false if none of them may have it. If *me* comes first, it is awake and asking: returns it, and grants nothing.
 -- Each waiter was taken out of the queue before it is rung: a server that accepts no writes refuses the
 -- former, and would let PUBLISH pass.
 local function hand_over(first, previous, me)
@@ -92,7 +119,7 @@ local function hand_over(first, previous, me)
     local fence = next_fence(previous, us)
     local left = (tonumber(expiry) or 0) - milliseconds(us)
     local held_back = left > 0 and is_hold(token)
-    if held_back or left > 0 and ring(channel, 'granted ' .. id .. ' ' .. fence .. ' ' .. us) > 0 then
+    if held_back or left > 0 and ring(channel, 'granted ' .. id .. ' ' .. fence .. ' ' .. us .. of_permit()) > 0 then
       raise_mark(fence)
       if held_back then
         ttl, channel = digits(left), ''

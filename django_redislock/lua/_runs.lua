@@ -9,7 +9,7 @@
 --           asked: when(ms) a call was last made that was not published because of it
 --           last, last:ID: see _last_call.lua
 --           started: the run that has begun, in the same form; why is the id of its lease, which
---           tells whether it goes on. Of tasks with a limit there is one for each permit: started#2
+--           tells whether it goes on. There is one for each permit: started, started#2 and so on
 --           pace: when(ms) the last run ended that is counted in "|" how long(ms) runs last, on average
 --           unended: the last run that had not ended when another one began
 -- ran       the lock keys by the time of their last run, for listings
@@ -80,35 +80,39 @@ local function note(what, ms, lasted, why, owner, retention)
   local lasts, most = string.match(retention, '^(%d+)/(%d+)$')
   local waits_until = math.max(time_of(redis.pcall('HGET', RUNS, 'queued')), time_of(redis.pcall('HGET', RUNS, 'last')))
   redis.pcall('PEXPIRE', RUNS, digits(math.max(lasts, waits_until - ms)))
-  if redis.pcall('ZADD', RAN, ms, LOCK) == 1 then
+  if redis.pcall('ZADD', RAN, ms, string.match(LOCK, '^(.*}:lock)') or LOCK) == 1 then
     make_room(ms, lasts, most)
   end
 end
 
--- Returns the entry of the run that has begun under a permit ('' for a lock without permits), and whether
--- that run has the lease *id*.
+-- The field of the run that has begun under this permit, by default that whose key is LOCK.
+local function started_under(permit)
+  return 'started' .. (permit or string.match(LOCK, '}:lock(#%d+)$') or '')
+end
+
+-- Returns the entry of that run, and whether it has the lease *id*.
 local function run_under(permit, id)
-  local entry = redis.pcall('HGET', RUNS, 'started' .. permit)
+  local entry = redis.pcall('HGET', RUNS, started_under(permit))
   if type(entry) == 'string' then
     return entry, string.match(entry, '^%d+|0|(%x+)|') == id
   end
 end
 
-local function begin(permit, id, ms, owner, retention)
+local function begin(id, ms, owner, retention, permit)
   local before, mine = run_under(permit, id)
   if not mine then
     if before then
       redis.pcall('HSET', RUNS, 'unended', before)
     end
-    note('started' .. permit, ms, 0, id, owner, retention)
+    note(started_under(permit), ms, 0, id, owner, retention)
   end
 end
 
 -- Forgets the run of the lease *id*, which has ended, or has never begun.
-local function forget(permit, id)
+local function forget(id, permit)
   local _, mine = run_under(permit, id)
   if mine then
-    redis.pcall('HDEL', RUNS, 'started' .. permit)
+    redis.pcall('HDEL', RUNS, started_under(permit))
   end
 end
 

@@ -38,7 +38,7 @@ if cooling then
   call('PEXPIRE', LOCK, left)
   call('SETRANGE', LOCK, 32, 'k')
   redis.pcall('ZADD', HELD, ms + left, LOCK)
-  tell_first(left)
+  tell_waiter(0, left)
 else
   pass_on(value)
 end
@@ -52,7 +52,7 @@ end
 if recognised_for ~= '0' then
   -- include _runs
   -- include _task_of
-  redis.pcall('HDEL', RUNS, 'started') -- the entry of this run, which has had the lock until now
+  redis.pcall('HDEL', RUNS, started_under()) -- the entry of this run, which has had the lock until now
   note(ended == 'done' and 'success' or 'failure', ms, ms - since, '', owner, retention)
   if ended == 'done' and run ~= '' then
     finish(task_of(run), ms, recognised_for)

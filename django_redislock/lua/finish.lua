@@ -9,7 +9,7 @@ local LOCK, FINISHED, RUNS, RAN = unpack(KEYS)
 -- include _task_of
 local what, lasted, owner, run, recognised_for, permit, id, retention = unpack(ARGV)
 local ms = milliseconds(clock())
-forget(permit, id)
+forget(id, permit ~= '' and permit or nil)
 if what ~= 'retried' then
   note(what, ms, tonumber(lasted), '', owner, retention)
 end

@@ -21,5 +21,5 @@ local fence = next_fence(read(value), us)
 raise_mark(fence)
 grant(next_token, id, within, '-', owner, fence, us, BATON, within)
 note_past(value, 'done', milliseconds(us))
-tell_first(tonumber(within))
+tell_waiter(0, tonumber(within))
 return 'given'

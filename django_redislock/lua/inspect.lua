@@ -8,7 +8,7 @@ local ms = milliseconds(clock())
 local waiters = {}
 local queue = redis.pcall('ZRANGE', QUEUE, 0, 2 * ARGV[1] - 1, 'WITHSCORES')
 for i = 1, #queue, 2 do -- of tokens and records, see _queue.lua
-  local expiry, id, owner = string.match(queue[i], '^[^|]+|(%d+)|[^|]*|%d+|[r-]|(%x+)|(.*)$')
+  local expiry, id, owner = string.match(queue[i], '^[^|]+|(%d+)|[^|]*|%d+|[r-]%d*|(%x+)|(.*)$')
   if expiry and tonumber(expiry) > ms then
     table.insert(waiters, { digits(queue[i + 1]), string.sub(id, 1, 16), string.sub(owner, 1, SIGHT) })
   end

@@ -9,8 +9,13 @@ local value = call('GET', LOCK)
 local first
 
 if value and string.sub(value, 1, 33) == token .. 'h' then
-  first = call('ZPOPMIN', QUEUE, 2) -- the first waiter, see _queue.lua
-  if not first[1] then
+  -- The first waiter, see _queue.lua. It may not have any permit but the first, whose key has no number.
+  if string.sub(LOCK, -4) == 'lock' then
+    first = call('ZPOPMIN', QUEUE, 2)
+  elseif call('EXISTS', QUEUE) == 0 then
+    first = {}
+  end
+  if first and not first[1] then
     call('DEL', LOCK)
     redis.pcall('ZREM', HELD, LOCK)
     return 'released'

@@ -5,5 +5,5 @@ local LOCK, RUNS, RAN = unpack(KEYS)
 -- include _lease
 -- include _runs
 local permit, id, owner, retention = unpack(ARGV)
-begin(permit, id, milliseconds(clock()), owner, retention)
+begin(id, milliseconds(clock()), owner, retention, permit)
 return 1

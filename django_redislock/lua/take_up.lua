@@ -1,6 +1,6 @@
 -- take_up: an acquire of nothing but the lease that was handed over under this id; see hand_over.lua.
 -- ARGV  as acquire has them; mode, ticket and channel say nothing here
--- returns the fence, if it is granted; {'done', ...} or {'finished', ...} as acquire does, and the lock goes on to
+-- returns the fence, if it is granted, and behind it " " permit, if that is not the first; {'done', ...} or {'finished', ...} as acquire does, and the lock goes on to
 --         the next waiter; or {'lost', why}: 'gone', 'taken', 'forced'
 local LOCK, QUEUE, FENCE, FORCED, PAST, HELD, DONE, FINISHED, RUNS, RAN = unpack(KEYS)
 -- include _lease
@@ -41,6 +41,6 @@ else
   grant(token, id, ttl, renews, owner, fence, us, '')
 end
 if started then
-  started('', id, tonumber(since), owner, string.match(markers, '^.([^|]*)|'))
+  started(id, tonumber(since), owner, string.match(markers, '^.([^|]*)|'))
 end
-return fence
+return fence .. of_permit()

@@ -6,9 +6,18 @@ local LOCK, QUEUE, FENCE, PAST, HELD = unpack(KEYS)
 -- include _grant
 -- include _queue
 -- include _past
+
+-- All permits may be free that are not the first: the look of the first waiter hands them out.
+local function tell_of_permits()
+  if limit_of(call('ZRANGE', QUEUE, 0, 1)[2]) > 1 then
+    tell_waiter(0, 0)
+  end
+end
+
 local value = call('GET', LOCK) or ''
 if is_hold(value) and read(value) then
   pass_on(value)
+  tell_of_permits()
   note_past(value, 'done', milliseconds(clock()))
   return string.match(value, '^|%d+|%d+|%d+|%d+|[^|]*|(.*)$', 56)
 end
@@ -17,6 +26,7 @@ if not first or not is_hold(first) then
   return ''
 end
 dequeue(first)
+tell_of_permits()
 local ms, left = milliseconds(clock()), call('PTTL', LOCK)
 if left > 0 then
   redis.pcall('ZADD', HELD, ms + left, LOCK) -- no longer to the end of the hold

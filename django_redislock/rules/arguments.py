@@ -44,6 +44,13 @@ def flag(value: object, argument: str) -> bool:
     return value
 
 
+def number(value: object, argument: str, most: int) -> int:
+    """Return an int from 1 to *most*, or raise ValueError naming the argument."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ValueError(f"{argument} must be an integer, 1 to {most}, not {value!r}.")
+    return value
+
+
 def database(value: object, argument: str) -> str | None:
     """Return the alias of the database that True or a string means; None if it is none."""
     if value is None or isinstance(value, bool):

@@ -42,6 +42,7 @@ from django_redislock.rules.replies import (
     GrantedRing,
     LookRing,
     LostReply,
+    OwnReply,
     QueuedReply,
     in_seconds,
     read_ring,
@@ -108,6 +109,8 @@ class Request(NamedTuple):
     takes_up: bool = False  # Whether it is to be the lease of this id, which was handed over.
     is_hold: bool = False  # Of an operator, who gets it before all waiters, and need not wait.
     queues: bool = True  # Whether it stands in the queue if it waits.
+    limit: int = 1  # How many permits there are, any of which will do.
+    permit: int = 1  # Of the lease that it takes up.
 
     @property
     def mode(self) -> str:
@@ -124,6 +127,7 @@ class Granted(NamedTuple):
     deadline: float  # Until when it is certainly ours.
     at: float  # When, by our clock; max_hold counts from here.
     ends: float  # The deadline; of an unconfirmed grant, the one if the confirmation arrives.
+    permit: int = 1
 
 
 class FirstInLine(NamedTuple):
@@ -237,7 +241,7 @@ def acquire(
     except (GeneratorExit, LockUnavailable, LockLost):
         raise
     except BaseException as error:
-        yield from undo(request.name, request.token, request.operation_timeout)
+        yield from _undo(request)
         if isinstance(error, Unanswered):
             raise LockUnavailable(request.name, error.problem) from error.__cause__
         raise
@@ -285,7 +289,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                         return outcome
                     now = outcome
                 case BusyReply() as busy:
-                    if mode != "queue":
+                    if mode != "queue" or isinstance(busy, OwnReply):
                         return Busy(
                             read_holding(busy.value),
                             in_seconds(busy.left_ms),
@@ -331,7 +335,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
             raise
         except Refused:
             if traces:
-                yield from undo(request.name, request.token, request.operation_timeout)
+                yield from _undo(request)
             raise
         left = max(give_up - now, 0.0)
         if not left and mode == "queue":
@@ -358,9 +362,15 @@ def _granted_by(answer: Answer, request: Request) -> Granted | None:
 
 def _acquire_call(request: Request, mode: str, ticket: bytes, left: float) -> Call:
     markers = request.markers.packed
+    of_limit: tuple[int, ...] = ()
     script = scripts.ACQUIRE_MARKED if markers else scripts.ACQUIRE
+    if request.takes_up:
+        script = scripts.TAKE_UP
+    elif request.limit > 1:
+        script = scripts.ACQUIRE_PERMIT_MARKED if markers else scripts.ACQUIRE_PERMIT
+        of_limit = (request.limit,)
     return Call(
-        scripts.TAKE_UP if request.takes_up else script,
+        script,
         request.name,
         (
             request.token,
@@ -371,11 +381,13 @@ def _acquire_call(request: Request, mode: str, ticket: bytes, left: float) -> Ca
             markers,
             renews_flag(request.renews),
             request.owner.packed,
+            *of_limit,
         ),
         ONE_TRY * request.operation_timeout,
         request.id if mode == "queue" else "",
         request.replicas,
         patience=left,
+        permit=request.permit,
     )
 
 
@@ -387,7 +399,7 @@ def _renounce(request: Request, answer: Answer) -> Flow[NoReturn]:
             f"{answer.replicas} of the {request.replicas} replicas that REPLICAS_ACK asks for"
             " acknowledged the grant; connect so many, or lower it"
         )
-    if not (yield from undo(request.name, request.token, request.operation_timeout)):
+    if not (yield from _undo(request)):
         # An undo may still be on its way, and would end whatever this token is granted next.
         raise LockUnavailable(request.name, problem)
     raise Unanswered(problem, answer.sent, answer.now)
@@ -439,7 +451,9 @@ def _await_bell(
                     return now
                 # It is confirmed without waiting for the answer, by a renewal, which never
                 # grants: the release may overtake it on another connection.
-                yield confirmation(request.name, request.token, request.ttl, request.renews)
+                yield confirmation(
+                    request.name, request.token, request.ttl, request.renews, granted.permit
+                )
                 return granted
 
 
@@ -468,7 +482,8 @@ def take_up(
         return None
     # Two clocks were compared over the whole wait, so they may differ by its drift, too.
     deadline = at + within - drift(within + waited)
-    return Granted(int(ring.fence), deadline, at, deadline + (ttl - within) * (1 - DRIFT_RATE))
+    ends = deadline + (ttl - within) * (1 - DRIFT_RATE)
+    return Granted(int(ring.fence), deadline, at, ends, int(ring.permit))
 
 
 def confirmation(name: str, token: str, ttl: float, renews: bool, permit: int = 1) -> Tell:
@@ -481,8 +496,22 @@ def _backoff(failures: int) -> float:
     return float(0.02 * 2 ** min(failures, 6))
 
 
-def undo(name: str, token: str, operation_timeout: float, permit: int = 1) -> Flow[bool]:
+def _undo(request: Request) -> Flow[bool]:
+    timeout, permit = request.operation_timeout, request.permit
+    return undo(request.name, request.token, timeout, permit, request.limit)
+
+
+def undo(
+    name: str, token: str, operation_timeout: float, permit: int = 1, limit: int = 1
+) -> Flow[bool]:
     """Leave nothing behind of an acquire whose outcome nobody will know (R4).
+
+    Args:
+        name: The lock.
+        token: That of the acquire.
+        operation_timeout: Seconds.
+        permit: Which one it may have, if that is known.
+        limit: How many there are, if that is not known.
 
     Returns whether the first try was answered, so that none is still on its way. If no try was,
     what is left behind ends by itself after one ttl.
@@ -490,7 +519,7 @@ def undo(name: str, token: str, operation_timeout: float, permit: int = 1) -> Fl
     leave = Call(
         scripts.LEAVE,
         name,
-        (token,),
+        (token, limit) if limit > 1 else (token,),
         within=min(UNDO_WITHIN, operation_timeout / 2) / 2,
         shielded=True,
         permit=permit,
@@ -616,7 +645,7 @@ def hand_over(over: HandOver) -> Flow[LostReason | None]:
 def take_back(over: HandOver) -> Flow[None]:
     """Undo a hand-over whose baton nobody will have. The lock is free, or the next waiter's."""
     for token in (over.token, over.next_token):  # In this order: it may pass from one on.
-        yield from undo(over.name, token, over.operation_timeout)
+        yield from undo(over.name, token, over.operation_timeout, over.permit)
 
 
 def renewal_call(renewal: Renewal, within: float) -> Call:

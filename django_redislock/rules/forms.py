@@ -113,11 +113,17 @@ class FirstTry(Form):
         self.owner = owner
         self.terms = terms
         self.waits = terms.wait > 0
+        self.limit = terms.limit
         self.replicas = replicas
         self.is_plain = not replicas
         self.markers = markers
+        if terms.limit > 1:
+            self.args = FirstTry.args + 1
+            self.script = scripts.ACQUIRE_PERMIT
         if markers is not NO_MARKERS:
-            self.script = scripts.ACQUIRE_MARKED
+            self.script = (
+                scripts.ACQUIRE_MARKED if terms.limit == 1 else scripts.ACQUIRE_PERMIT_MARKED
+            )
         self.made_in = process.current
 
     def request(self) -> Request:
@@ -137,11 +143,14 @@ class FirstTry(Form):
             terms.unavailable_after,
             self.script is scripts.TAKE_UP,
             queues=self.queues,
+            limit=self.limit,
+            permit=self.permit,
         )
 
-    def take_up(self, lease_id: str) -> None:
+    def take_up(self, lease_id: str, permit: int = 1) -> None:
         """Ask for the lease of this id alone, which was handed over."""
-        self.id, self.script = lease_id, scripts.TAKE_UP
+        self.id, self.script, self.args = lease_id, scripts.TAKE_UP, FirstTry.args
+        self.limit, self.permit = 1, permit
 
     def seconds_to_listen(self) -> float:
         """How long to listen for the bell after the answer; 0 if that is left to the flow.
@@ -189,8 +198,10 @@ class Release(Form):
         once: float,
         ended: str,
         lost: object,
+        permit: int = 1,
     ) -> None:
         self.name = name
+        self.permit = permit
         self.token = token
         self.terms = terms
         self.min_hold = min_hold

@@ -22,6 +22,9 @@ BUCKETS = 256
 IN_BUCKETS = ":{*}"  # Ends a prefix of which each bucket has its own. To scans it is a pattern.
 
 
+_OF_ONE_PERMIT = ("lock", "forced", "past", "waits")
+
+
 class Keys(NamedTuple):
     """The keys of one permit of a lock. Each script is given those that it names, see scripts.py.
 
@@ -43,6 +46,12 @@ class Keys(NamedTuple):
     fence: str  # Sorted set of one: the greatest fencing token given out under any such prefix.
     held: str  # Sorted set: the index of all held locks (their lock keys) by expiry in ms.
     ran: str  # Sorted set: the index of all locks of tasks by their last run in ms.
+
+    def of_permit(self, permit: int) -> Keys:
+        """The keys of a permit, if these are those of the first, as a plain lock has them."""
+        if permit == 1:
+            return self
+        return self._replace(**{key: f"{getattr(self, key)}#{permit}" for key in _OF_ONE_PERMIT})
 
 
 @lru_cache(maxsize=4096)
@@ -92,11 +101,6 @@ def prefix_in(channel: str) -> str:
     return channel.rpartition(":bell:")[0]
 
 
-def permit_suffix(permit: int) -> str:
-    """What the keys of one permit end with: nothing for the first, the key of a plain lock."""
-    return f"#{permit}" if permit > 1 else ""
-
-
 @lru_cache(maxsize=4096)
 def lock_keys(prefix: str, name: str, permit: int = 1) -> Keys:
     """The keys of a permit of the lock *name*: ``redislock:{report}:lock``, or ``…:lock#2``.
@@ -106,23 +110,23 @@ def lock_keys(prefix: str, name: str, permit: int = 1) -> Keys:
     """
     prefix = prefix_of(prefix, name)
     base = f"{prefix}:{{{quote(name, safe=_PLAIN)}}}:"
-    suffix = permit_suffix(permit)
-    return Keys(
-        lock=f"{base}lock{suffix}",
+    first = Keys(
+        lock=base + "lock",
         queue=base + "waiting",  # Under "queue" stood another form, with a hash beside it.
         done=base + "done",
-        forced=f"{base}forced{suffix}",
-        past=f"{base}past{suffix}",
+        forced=base + "forced",
+        past=base + "past",
         finished=base + "finished",
         starts=base + "starts",
         runs=base + "runs",
         line=base + "line",
         due=base + "due",
-        waits=f"{base}waits{suffix}",
+        waits=base + "waits",
         fence=fence_key(prefix),
         held=index_key(prefix),
         ran=ran_index_key(prefix),
     )
+    return first.of_permit(permit)
 
 
 _LOCK_KEY = re.compile(r"(.*):\{(.*)\}:lock(?:#([1-9]\d{0,3}))?", re.DOTALL)

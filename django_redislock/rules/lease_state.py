@@ -52,7 +52,7 @@ class Renewal(NamedTuple):
 
 def granted_by(
     value: Any, sent: float, now: float, certain: float
-) -> tuple[int, float, float, float] | None:
+) -> tuple[int, float, float, float, int] | None:
     """What the answer to a try grants, as in flows.Granted.
 
     None if it says anything else, or is late (R3).
@@ -65,7 +65,10 @@ def granted_by(
     """
     until = sent + certain
     if value.__class__ is bytes and now < until:
-        return int(value), until, sent, until
+        if b" " in value:
+            fence, _, permit = value.partition(b" ")
+            return int(fence), until, sent, until, int(permit)
+        return int(value), until, sent, until, 1
     return None
 
 

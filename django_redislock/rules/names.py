@@ -69,6 +69,23 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
+_PERMIT = re.compile(r".*#\d+", re.DOTALL)
+
+
+def check_limited(name: str) -> None:
+    """Refuse the name of a lock with several permits that looks like that of one of them.
+
+    Raises:
+        InvalidLockName: It ends like "gpu#2", by which operators know the second permit of "gpu".
+    """
+    if _PERMIT.fullmatch(name):
+        raise InvalidLockName(
+            _shown(name),
+            "it ends in # and a number, which is how the permits of a lock with a limit are shown;"
+            " end it in another way",
+        )
+
+
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
 
 

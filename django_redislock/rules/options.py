@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from django_redislock.rules.arguments import SHORTEST_TTL, database, flag, seconds, text
+from django_redislock.rules.arguments import SHORTEST_TTL, database, flag, number, seconds, text
 from django_redislock.rules.lease_state import certain_for, will_renew
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ DEFAULT_ALIAS = "default"
 # What becomes of a release while a transaction is open.
 DEFER = "defer"  # It waits for the end of the transaction: release_on_commit.
 RELEASES_BEFORE_COMMIT = ("warn", "ignore", "error")  # What the settings may say.
-MOST_PERMITS = 100  # Of a task with a limit.
+MOST_PERMITS = 1000  # Of a lock with a limit.
 LONGEST_OPERATION = 5.0  # Seconds until a server counts as not answering, whatever the ttl.
 ONE_TRY = 0.75  # Of the operation timeout.
 MOST_COMBINATIONS = 1000  # Of arguments that are kept: programs use few, many times.
@@ -38,6 +38,7 @@ class Options(NamedTuple):
     once: float = 0.0
     atomic: str | None = None  # The database of the transaction around the block.
     release_on_commit: bool = False
+    limit: int | None = None  # How many permits there are; None is not the same as one.
 
 
 class Terms(NamedTuple):
@@ -54,6 +55,7 @@ class Terms(NamedTuple):
     renews: bool  # Whether the first grant is going to be renewed.
     certain: float  # How long it is certainly ours.
     one_try: float  # How long a server may take for one try.
+    limit: int = 1  # How many permits the lock has.
 
 
 class Defaults(Protocol):
@@ -102,6 +104,7 @@ def terms_of(
         renews=will_renew(renew, first_ttl, max_hold),
         certain=certain_for(first_ttl),
         one_try=ONE_TRY * timeout,
+        limit=options.limit or 1,
     )
 
 
@@ -117,6 +120,7 @@ def options_of(
     using: str,
     atomic: bool | str,
     release_on_commit: bool,
+    limit: int | None = None,
 ) -> Options:
     """The arguments of distributed_lock(), checked.
 
@@ -138,4 +142,5 @@ def options_of(
         using=text(using, "using"),
         atomic=database(atomic, "atomic"),
         release_on_commit=flag(release_on_commit, "release_on_commit"),
+        limit=None if limit is None else number(limit, "limit", MOST_PERMITS),
     )

@@ -41,7 +41,7 @@ def in_seconds(ms: bytes | str | int) -> float:
 
 
 class AcquireArgs(NamedTuple):
-    """See lua/acquire.lua."""
+    """See lua/acquire.lua; behind them lua/acquire_permit.lua takes how many permits there are."""
 
     token: str
     id: str
@@ -122,6 +122,10 @@ class BusyReply(NamedTuple):
         return token_in(self.value)
 
 
+class OwnReply(BusyReply):
+    """Another delivery of the task run that asks has a permit, so that this one does not wait."""
+
+
 class DoneReply(NamedTuple):
     """A `once` of this name is done."""
 
@@ -153,6 +157,7 @@ class LostReply(NamedTuple):
 _TRIES: dict[bytes, Any] = {
     b"queued": QueuedReply,
     b"busy": BusyReply,
+    b"own": OwnReply,
     b"done": DoneReply,
     b"finished": FinishedReply,
     b"endless": EndlessReply,
@@ -370,6 +375,7 @@ class GrantedRing(NamedTuple):
     id: str  # Of the lease.
     fence: str
     server_us: str
+    permit: str = "1"
 
     @property
     def server_time(self) -> float:

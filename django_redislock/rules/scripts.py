@@ -57,6 +57,10 @@ def _load(name: str) -> Script:
 ACQUIRE_MARKED = _load("acquire")
 # Any other: the same text, without the keys that only done markers need, which come last.
 ACQUIRE = replace(ACQUIRE_MARKED, keys=ACQUIRE_MARKED.keys[:5])
+# The same for one of several permits.
+ACQUIRE_PERMIT_MARKED = _load("acquire_permit")
+ACQUIRE_PERMIT = replace(ACQUIRE_PERMIT_MARKED, keys=ACQUIRE_PERMIT_MARKED.keys[:5])
+ACQUIRES = frozenset({ACQUIRE.name, ACQUIRE_PERMIT.name})
 RENEW = _load("renew")
 RELEASE = _load("release")
 CONCLUDE = _load("conclude")

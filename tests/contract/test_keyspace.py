@@ -172,6 +172,7 @@ FORMS = [
     command("PEXPIRE", keys, lifetimes, "GT"),
     command("PTTL", keys),
     command("GET", keys),
+    command("MGET", keys),
     command("SET", keys, values),
     command("SET", keys, values, "PX", lifetimes),
     command("STRLEN", keys),

@@ -63,12 +63,13 @@ def test_distributed_lock_is_called_like_this() -> None:
         ("max_hold", None),
         ("min_hold", None),
         ("reentrant", False),
+        ("limit", None),
         ("using", "default"),
         ("atomic", False),
         ("release_on_commit", False),
     ]
     kinds = [one.kind for one in parameters.values()]
-    assert kinds == [inspect.Parameter.VAR_POSITIONAL] + [inspect.Parameter.KEYWORD_ONLY] * 9
+    assert kinds == [inspect.Parameter.VAR_POSITIONAL] + [inspect.Parameter.KEYWORD_ONLY] * 10
 
 
 def public(cls: type) -> set[str]:

@@ -59,8 +59,9 @@ class Keyspace:
                 self._server.perform(*command)
         self.us -= us
 
-    def run(self, script: Script, *args: str | int) -> Any:
-        answer, rings = self._server.run(script, self.us, script.given(KEYS), args)
+    def run(self, script: Script, *args: str | int, permit: int = 1) -> Any:
+        keys = script.given(KEYS.of_permit(permit))
+        answer, rings = self._server.run(script, self.us, keys, args)
         texts = map(_text, rings)
         self.rung += zip(texts, texts, strict=True)
         return _text(answer)
@@ -84,12 +85,15 @@ class Keyspace:
         ticket: str | int = 0,
         markers: str = "",
         process: str = "",
+        limit: int = 1,
+        owner: str = "",
     ) -> Any:
-        """Ask for the lock; with markers or without, as clients do."""
+        """Ask for the lock, or one of its permits; with markers or without, as clients do."""
         script = scripts.ACQUIRE_MARKED if markers else scripts.ACQUIRE
-        named = token(who), lease_id(who)
-        channel = bell(who, process)
-        return self.run(script, *named, ttl, mode, ticket, markers, "r", f"by-{who}", channel)
+        if limit > 1:
+            script = scripts.ACQUIRE_PERMIT_MARKED if markers else scripts.ACQUIRE_PERMIT
+        args = token(who), lease_id(who), ttl, mode, ticket, markers, "r", owner or f"by-{who}"
+        return self.run(script, *args, *([limit] if limit > 1 else []), bell(who, process))
 
     def hold(self, who: str, *, lasts: int = TTL) -> Any:
         """Ask for the lock as an operator, so that nobody has it."""
@@ -99,11 +103,11 @@ class Keyspace:
     def renew(self, who: str, count: str, ttl: int = TTL) -> Any:
         return self.run(scripts.RENEW, token(who), ttl, count)
 
-    def release(self, who: str) -> Any:
-        return self.run(scripts.RELEASE, token(who))
+    def release(self, who: str, permit: int = 1) -> Any:
+        return self.run(scripts.RELEASE, token(who), permit=permit)
 
-    def leave(self, who: str) -> Any:
-        return self.run(scripts.LEAVE, token(who))
+    def leave(self, who: str, *limit: int) -> Any:
+        return self.run(scripts.LEAVE, token(who), *limit)
 
     def look(self) -> Any:
         return self.run(scripts.LOOK)
@@ -112,6 +116,11 @@ class Keyspace:
     def lock(self) -> str:
         """What the lock key holds; "" if there is none."""
         return self.do("GET", KEYS.lock) or ""
+
+    def holders(self, limit: int) -> str:
+        """Who has the permits, the first one first; a dot where nobody has."""
+        keys = [KEYS.of_permit(number).lock for number in range(1, limit + 1)]
+        return "".join((self.do("GET", key) or ".....")[4] for key in keys)
 
     @property
     def left(self) -> int:

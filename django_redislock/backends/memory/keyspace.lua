@@ -216,6 +216,14 @@ function commands.GET(key)
   return get(key, 'string')
 end
 
+function commands.MGET(...)
+  local all = {}
+  for number, key in ipairs({ ... }) do
+    all[number] = find(key) == 'string' and get(key, 'string') or false
+  end
+  return all
+end
+
 function commands.SET(key, value, option, left)
   local last
   if option == 'PX' then
@@ -313,7 +321,11 @@ function commands.LLEN(key)
 end
 
 function commands.LINDEX(key, index)
-  local elements, at = get(key, 'list') or {}, integer(index)
+  local elements = get(key, 'list')
+  if not elements then
+    return nil
+  end
+  local at = integer(index)
   return elements[at < 0 and at + #elements + 1 or at + 1]
 end
 

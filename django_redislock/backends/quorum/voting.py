@@ -12,6 +12,7 @@ clocks. A grant of a mere minority is given back at once.
 from __future__ import annotations
 
 import math
+import random
 from collections import ChainMap, Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,6 +34,7 @@ from django_redislock.rules.replies import (
     BusyReply,
     CallsReply,
     DoneReply,
+    EndlessReply,
     FinishedReply,
     ForceReleaseReply,
     InspectReply,
@@ -43,7 +45,7 @@ from django_redislock.rules.replies import (
     read_try,
 )
 from django_redislock.rules.steps import Answer, Call, NotDone, Refused, Trouble, Unanswered
-from django_redislock.rules.stored import noted_at
+from django_redislock.rules.stored import HOLD, Owner, noted_at, token_in
 
 if TYPE_CHECKING:
     from django_redislock.backends.quorum.fences import Fences
@@ -128,6 +130,8 @@ class Voting:
         # Servers on which an undo of this flow's token may still be on its way. It would end the
         # token's next grant there, so their grants do not count (R4).
         self._suspect: set[QuorumServer] = set()
+        # The permit that this flow asked for last, of several. Its token may have it.
+        self._asked: int | None = None
 
     def answer(self, call: Call) -> Vote:
         """Have a script run on all servers. Returns what one server would.
@@ -137,6 +141,8 @@ class Voting:
         """
         if call.script.name == scripts.ACQUIRE.name:
             return (yield from self._acquire(call))
+        if call.script.name == scripts.ACQUIRE_PERMIT.name:
+            return (yield from self._acquire_permit(call))
         if call.script is scripts.ANNOUNCE:
             return (yield from self._announce(call))
         if call.script is scripts.LEAVE:
@@ -209,12 +215,52 @@ class Voting:
         ]
         if in_question:
             within = min(UNDO_WITHIN, call.within)
-            leave = Call(scripts.LEAVE, call.name, (args.token,), within)
+            leave = Call(scripts.LEAVE, call.name, (args.token,), within, permit=call.permit)
             yield from self._leave(leave, in_question)
         if lack is not None:
             raise lack
         # If one server knows it to be done, it is, although the others may have lost that.
         return [*(done[0] if done else self._busy(refusals, len(granted)))]
+
+    def _acquire_permit(self, call: Call) -> Vote:
+        """Acquire one of several permits: each server alone would choose another one.
+
+        Those that look free are asked for one after the other, in a random order: if all clients
+        began with the first, most would find it taken.
+        """
+        *asked, limit = call.args
+        args = AcquireArgs(*asked)  # type: ignore[arg-type]
+        marked = scripts.ACQUIRE_MARKED if args.markers else scripts.ACQUIRE
+        plain = call._replace(script=marked, args=args)
+        numbers = range(1, int(limit) + 1)
+        looks = [Call(scripts.LOOK, call.name, (), call.within, permit=one) for one in numbers]
+        outcomes = yield from self._poll(looks, self._servers)
+        seen = [LookReply(*self._merged(scripts.LOOK, one)) for one in outcomes]
+        found = {
+            number: look for number, look in zip(numbers, seen, strict=True) if not look.is_free
+        }
+        free = [number for number in numbers if number not in found]
+        random.shuffle(free)
+        if 1 in found and token_in(found[1].value).startswith(HOLD.encode()):
+            free, found = [], {1: found[1]}
+        elif is_own := [one for one in found.values() if _is_own(one, args)]:
+            return [*_as_busy(is_own[0])._replace(word=b"own")]
+        if self._asked is not None:  # Its outcome is unknown, so nothing else is asked for first.
+            free = [self._asked, *(number for number in free if number != self._asked)]
+        busy = [_as_busy(look) for number, look in found.items() if int(look.left_ms) != ENDLESS]
+        for number in free:
+            self._asked = number
+            answer = yield from self._acquire(plain._replace(permit=number))
+            if answer.__class__ is bytes:
+                return b"%b %d" % (answer, number)
+            self._asked = None
+            refusal = read_try(answer)
+            if not isinstance(refusal, BusyReply):
+                return answer
+            busy.append(refusal)
+        if not busy:
+            return [*EndlessReply(b"endless")]
+        return [*min(busy, key=lambda one: int(one.left_ms))]
 
     def _raise_fences(self, call: Call, granted: dict[QuorumServer, int]) -> Vote:
         """Have a majority of the servers know the greatest fence, so that the next one is greater.
@@ -424,6 +470,22 @@ def _parts(questions: Sequence[Question], said: Replies) -> Iterator[Replies]:
             for server, found in said.items()
         }
         start = end
+
+
+def _as_busy(look: LookReply) -> BusyReply:
+    """What an acquire would be told of a lock that looks like this."""
+    return BusyReply(b"busy", int(look.left_ms), look.value, int(look.server_ms))
+
+
+def _is_own(look: LookReply, args: AcquireArgs) -> bool:
+    """Whether another delivery of the task run that asks has this lease."""
+    holding, task_id = look.holding, Owner.unpack(args.owner.decode()).task_id
+    is_run = not args.markers.endswith("|")
+    if holding is None or not task_id or not args.markers or not is_run:
+        return False
+    if token_in(look.value) == args.token.encode():
+        return False
+    return holding.state != "cooling" and holding.owner.is_task(task_id)
 
 
 # Of a server whose reply was not needed any more.

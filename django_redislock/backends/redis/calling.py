@@ -203,7 +203,7 @@ class Caller:
         """The command that runs a script: by its SHA, or *in_full* with the whole text."""
         args = step.script.told(step.args, channel)
         if in_full:
-            if step.script.name == scripts.ACQUIRE.name:
+            if step.script.name in scripts.ACQUIRES:
                 self.told.clear()  # A server that lacks the first of all scripts lacks the rest.
             keys = step.script.given(lock_keys(self.prefix, step.name, step.permit))
             return packed("EVAL", step.script.source, len(keys), *keys, *args)
@@ -343,7 +343,7 @@ class FirstSteps:
         granted = form.heard(connection.next_ring(seconds), clock.now())
         if granted is None or scripts.RENEW not in self._caller.told:
             return False
-        connection.tell(self.confirmation(form))
+        connection.tell(self.confirmation(form, granted.permit))
         form.granted = granted
         return True
 
@@ -386,7 +386,7 @@ class FirstSteps:
         granted = form.heard(await connection.next_ring(form.id, seconds), clock.now())
         if granted is None or scripts.RENEW not in self._caller.told:
             return False
-        connection.tell(self.confirmation(form))
+        connection.tell(self.confirmation(form, granted.permit))
         form.granted = granted
         return True
 
@@ -399,13 +399,14 @@ class FirstSteps:
         terms, owner = form.terms, form.owner.packed
         first, last = _of_terms(terms.first_ttl, form.waits, terms.renews)
         markers = b"$0\r\n\r\n" if form.markers is NO_MARKERS else _bulk((form.markers.packed,))
-        return b"%b$32\r\n%b\r\n$16\r\n%b\r\n%b%b%b$%d\r\n%b\r\n" % (
+        command = b"%b$32\r\n%b\r\n$16\r\n%b\r\n%b%b%b$%d\r\n%b\r\n" % (
             *(head, token, form.id.encode(), first, markers, last, len(owner), owner),
         )
+        return command + _bulk((form.limit,)) if form.limit > 1 else command
 
-    def confirmation(self, form: FirstTry) -> bytes:
+    def confirmation(self, form: FirstTry, permit: int = 1) -> bytes:
         """The command that confirms a lease that was handed over to the waiter of a form."""
-        head = _head(self._caller.prefix, form.name, form.permit, scripts.RENEW, 3)
+        head = _head(self._caller.prefix, form.name, permit, scripts.RENEW, 3)
         last = _of_confirmation(form.terms.first_ttl, form.terms.renews)
         return b"%b$32\r\n%b\r\n%b" % (head, form.token.encode(), last)
 

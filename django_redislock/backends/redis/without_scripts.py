@@ -6,6 +6,7 @@ each other. There is no queue: a release wakes nobody, and waiters come back by 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from django_redislock.rules.stored import (
     COOLING,
     FORCED_VALUE_AT,
     HELD,
+    HOLD,
     TOKEN_LENGTH,
     UNCONFIRMED,
     LockValue,
@@ -53,13 +55,20 @@ Decision = tuple[list[tuple[str | bytes | int, ...]], Any]
 
 def perform(step: Call, keys: Keys, execute: Execute) -> Any:
     """Run an operation, and return what its script would."""
-    args = [arg.encode() if isinstance(arg, str) else arg for arg in step.args]
+    args: list[Any] = [arg.encode() if isinstance(arg, str) else arg for arg in step.args]
     operation: Callable[..., Decision] = _OPERATIONS.get(step.script.name, _refuse)
+    permits = [keys]
+    if len(args) > _ARGS.get(step.script.name, len(args)):  # Of any permit: of so many.
+        permits = [keys.of_permit(number) for number in range(1, args.pop() + 1)]
     for _ in range(ATTEMPTS):
-        execute("WATCH", keys.lock)  # All that is decided here is decided by this key.
+        # All that is decided here is decided by these keys.
+        execute("WATCH", *[permit.lock for permit in permits])
         undo = "UNWATCH"
         try:
-            commands, answer = operation(keys, execute, *args)
+            chosen = _chosen(permits, execute, args[0]) if permits[1:] else 0
+            commands, answer = operation(permits[chosen], execute, *args)
+            if permits[1:] and isinstance(answer, bytes):
+                answer += b" %d" % (chosen + 1)
             if not commands:
                 execute("UNWATCH")
                 return answer
@@ -76,6 +85,27 @@ def perform(step: Call, keys: Keys, execute: Execute) -> Any:
                 execute(undo)
             raise
     raise ConnectionError("the lock changed hands during every try of a transaction")
+
+
+def _chosen(permits: list[Keys], execute: Execute, token: bytes) -> int:
+    """Which of the permits to ask for, by the same rules as lua/acquire_permit.lua, from 0 on."""
+    values: list[bytes | None] = execute("MGET", *[permit.lock for permit in permits])
+    mine = (number for number, value in enumerate(values) if _lease_of(token, value or b""))
+    if (number := next(mine, None)) is not None:
+        return number
+    if token_in(values[0] or b"").startswith(HOLD.encode()):
+        return 0
+    ends: dict[int, float] = {}
+    for number, permit in enumerate(permits):
+        if values[number] is None and not execute("EXISTS", permit.lock):
+            return number
+    for number, permit in enumerate(permits):
+        if values[number] is not None:
+            value, left, us = _read(permit, execute)
+            if _is_over(value, left, us):
+                return number
+            ends[number] = math.inf if left == ENDLESS else left
+    return min(ends, key=lambda number: ends[number], default=0)
 
 
 def _acquire(keys: Keys, execute: Execute, *args: Any) -> Decision:
@@ -178,12 +208,16 @@ def _refuse(*args: Any) -> Decision:
 
 _OPERATIONS: dict[str, Callable[..., Decision]] = {
     scripts.ACQUIRE.name: _acquire,
+    scripts.ACQUIRE_PERMIT.name: _acquire,
     scripts.RENEW.name: _renew,
     scripts.RELEASE.name: _release,
     scripts.CONCLUDE.name: _conclude,
     scripts.LEAVE.name: _leave,
     scripts.LOOK.name: _look,
 }
+
+# How many arguments these take; one more is how many permits there are.
+_ARGS = {scripts.ACQUIRE_PERMIT.name: len(AcquireArgs._fields), scripts.LEAVE.name: 1}
 
 
 def _read(keys: Keys, execute: Execute) -> tuple[bytes, int, int]:

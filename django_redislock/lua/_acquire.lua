@@ -1,0 +1,160 @@
+-- acquire: whether the asker is granted LOCK; and if not, how it waits.
+--
+-- limit    how many permits the lock has, for the record of a waiter; '' if one
+-- permit   what is answered behind the fence, if it is granted: ' ' and which permit it is; '' if there is one
+-- refusal  what is answered if the asker is not to wait: 'busy', or 'own' if another delivery of its task run has it
+
+local value = redis.pcall('GET', LOCK)
+local done_before, started, retention
+if markers ~= '' then
+  -- include _done_markers
+  -- include _runs
+  done_before = already_done(markers)
+  retention = string.match(markers, '^.([^|]*)|')
+  started = retention ~= '' and begin
+end
+
+if not value and not done_before and call('EXISTS', QUEUE) == 0 then
+  local us = clock()
+  local fence = us
+  -- The server's time is the next fence if it is greater than all fences before. It is not if the
+  -- clock was set back, or if a quorum has raised the mark.
+  if call('ZADD', FENCE, 'GT', 'CH', us, 'last') ~= 1 then
+    fence = next_fence(call('ZSCORE', FENCE, 'last'), us)
+    raise_mark(fence)
+  end
+  grant(token, id, ttl, renews, owner, fence, us, '')
+  if started then
+    started(id, milliseconds(us), owner, retention)
+  end
+  return fence .. permit
+end
+
+-- Lists a key that keeps the lock from becoming free, and that no grant has put into the index.
+local function list_until(score)
+  redis.pcall('ZADD', HELD, score, LOCK)
+end
+
+if type(value) == 'table' then
+  list_until('+inf') -- of another type, most likely
+  return value
+end
+
+-- include _queue
+-- include _past
+if done_before then
+  if value and is_of(value, token) and state_of(value) ~= 'k' then
+    pass_on(value)
+  end
+  dequeue(token)
+  return done_before
+end
+
+local us = clock()
+local ms = milliseconds(us)
+local left, previous
+if value then
+  local state = state_of(value)
+  local fence, since, confirm_by, rung_at = read(value)
+  if is_of(value, token) and state ~= 'k' then
+    if state == 'c' then
+      call('PEXPIRE', LOCK, ttl)
+      call('SETRANGE', LOCK, 32, 'h')
+    else
+      call('PEXPIRE', LOCK, ttl, 'GT') -- it may be late, and the lease have been made longer since
+    end
+    redis.pcall('ZADD', HELD, 'GT', ms + ttl, LOCK)
+    if started then
+      started(id, tonumber(since), owner, retention)
+    end
+    return fence .. permit
+  end
+  left = call('PTTL', LOCK)
+  if left == -1 then
+    list_until('+inf')
+    return { 'endless' }
+  end
+  note_met(value, ms)
+  if not confirm_by then
+    list_until(digits(ms + left)) -- not ours
+  elseif state == 'c' then
+    left = math.min(left, confirm_by - ms)
+    if left <= 0 then
+      -- Not confirmed: the process that was rung may have stopped. All its waiters are passed over
+      -- until they look again, so it delays the others once, not once for each waiter.
+      local process = string.match(rung_at, '^(.*):')
+      if process ~= string.match(channel, '^(.*):') then
+        for _, member in ipairs(call('ZRANGE', QUEUE, 0, -1)) do
+          if string.match(member, '^[^|]+|%d+|([^|]*):%d+|') == process then
+            call('ZREM', QUEUE, string.sub(member, 1, 32), member)
+          end
+        end
+      end
+      previous, left = fence, nil
+    end
+  end
+end
+
+if not left then
+  previous = previous or call('ZSCORE', FENCE, 'last')
+  local next_one = hand_over(pop_waiter(), previous, token)
+  if next_one == nil or next_one == token then
+    local fence = next_fence(previous, us)
+    raise_mark(fence)
+    grant(token, id, ttl, renews, owner, fence, us, '')
+    if started then
+      started(id, ms, owner, retention)
+    end
+    return fence .. permit
+  end
+  value = call('GET', LOCK)
+  left = is_hold(value) and call('PTTL', LOCK) or CONFIRM_WITHIN
+end
+
+if mode == 'hold' then -- one at a time
+  local first, record = unpack(call('ZRANGE', QUEUE, 0, 1))
+  if is_hold(value) then
+    mode = 'try'
+  elseif first and first ~= token and is_hold(first) then
+    local expiry, _, lasts, _, its_id, its_owner = string.match(record, RECORD)
+    if tonumber(expiry) > ms then
+      mode, left = 'try', expiry - ms
+      value = first .. 'h-00000' .. its_id .. '|0|' .. digits(ms) .. '|' .. lasts .. '|0||' .. its_owner
+    else
+      dequeue(first)
+    end
+  end
+end
+
+if mode ~= 'queue' and mode ~= 'hold' then
+  call('PEXPIRE', QUEUE, 1, 'GT') -- as in _absence.lua: a former master must not say so
+  if mode == 'last' then
+    dequeue(token)
+  end
+  if state_of(value) == 'c' then
+    left = math.max(call('PTTL', LOCK) - CONFIRM_WITHIN, 1) -- of the lease, as look shows it
+  end
+  return { refusal, left, string.sub(value, 1, SIGHT), ms }
+end
+
+local queued_before, lasts = dequeue(token), WAITER_TTL
+if mode == 'hold' then
+  lasts, channel = tonumber(ttl), ''
+  redis.pcall('ZADD', HELD, 'GT', ms + lasts, LOCK) -- a holder that dies leaves the list sooner
+end
+if queued_before then
+  ticket = digits(queued_before)
+elseif mode == 'hold' then
+  ticket = '-' .. us
+elseif ticket == '0' then
+  -- Not the bare clock: when it is set back, newcomers would overtake.
+  local last = call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
+  ticket = next_fence(last, us)
+end
+local record = { token, digits(ms + lasts), channel, ttl, renews .. limit, id, owner }
+call('ZADD', QUEUE, ticket, token, ticket, table.concat(record, '|'))
+-- The queue lives as long as a hold in it.
+if call('PEXPIRE', QUEUE, lasts, 'GT') == 0 then
+  call('PEXPIRE', QUEUE, lasts, 'NX')
+end
+return { 'queued', ticket, left, us, queued_before and 0 or 1 }

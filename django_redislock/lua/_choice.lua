@@ -1,0 +1,50 @@
+-- choice: which permit an acquire asks for, if there are waiters, or no permit is free.
+--
+-- Nobody passes the first waiter: only permits that it may have count. All that are free go to the waiters before
+-- this one. A hold on permit 1, or first in the queue, keeps all permits from everybody.
+
+local ms = milliseconds(clock())
+
+-- The first waiter, and up to which permit it and this acquire may have one.
+local function first_in_line()
+  local first, record = unpack(call('ZRANGE', QUEUE, 0, 1))
+  while first and first ~= token and tonumber(string.match(record or '', RECORD) or 0) <= ms do
+    dequeue(first) -- it has died
+    first, record = unpack(call('ZRANGE', QUEUE, 0, 1))
+  end
+  if not first or first == token then
+    return first, permits
+  end
+  return first, math.min(permits, is_hold(first) and 1 or limit_of(record))
+end
+
+local first, most
+repeat
+  first, most = first_in_line()
+  local is_held_back = values[1] and is_hold(values[1])
+  chosen = is_held_back and 1 or first_free(most)
+  local is_of_another = chosen and not is_held_back and first and first ~= token
+  if is_of_another then
+    ask_for(chosen)
+    hand_over(pop_waiter(), call('ZSCORE', FENCE, 'last'))
+    values[chosen] = call('GET', LOCK)
+  end
+until not is_of_another
+
+if not chosen then -- the one that ends first; an unconfirmed one ends soon
+  local soonest
+  for number = 1, most do
+    local left, value = call('PTTL', locks[number]), values[number] or ''
+    local _, _, confirm_by = read(value)
+    if left == -1 then
+      left = math.huge
+    elseif confirm_by and state_of(value) == 'c' then
+      left = math.min(left, confirm_by - ms)
+    end
+    if not soonest or left < soonest then
+      chosen, soonest = number, left
+    end
+  end
+elseif first == token and first_free(most, chosen + 1) then
+  tell_waiter(1, 0) -- the next one has a permit too
+end

@@ -1,0 +1,61 @@
+-- acquire_permit: an acquire of one of the permits of a lock, whichever can be had first; see acquire.lua.
+--
+-- Permit 1 is the lock as it is without a limit. Permit 2 has LOCK and PAST with "#2" behind them, and so on; all
+-- other keys are common to all of them, so there is one queue. One permit is chosen, and the acquire is of that.
+--
+-- KEYS  as acquire has them, those of permit 1
+-- ARGV  as acquire has them, and before the channel: limit, how many permits there are
+-- returns as acquire does, but for a grant: fence " " permit; and {'own', ...} in place of {'busy', ...}, and at
+--         once, if another delivery of this task run has a permit
+local LOCK, QUEUE, FENCE, PAST, HELD, DONE, FINISHED, RUNS, RAN = unpack(KEYS)
+-- include _lease
+-- include _grant
+local token, id, ttl, mode, ticket, markers, renews, owner, limit, channel = unpack(ARGV)
+local permits = tonumber(limit)
+local locks, past = { LOCK }, PAST
+for number = 2, permits do
+  locks[number] = LOCK .. '#' .. number
+end
+local values = call('MGET', unpack(locks))
+local chosen, refusal
+
+-- The permit that this token has, or else that of another delivery of the same task run, which does not wait.
+local task = string.match(markers, '^.[^|]*|.') and string.match(owner, '"task_id":".-[^\\]"')
+for number, value in ipairs(values) do
+  if value and string.sub(value, 33, 33) ~= 'k' then
+    if string.sub(value, 1, 32) == token then
+      chosen, refusal = number, nil
+      break
+    elseif task and string.find(value, task, 1, true) then
+      chosen, refusal = number, 'own'
+    end
+  end
+end
+
+-- The first of the permits up to *most* that is free; MGET tells nothing of a key of another type.
+local function first_free(most, from)
+  for number = from or 1, most do
+    if not values[number] and call('EXISTS', locks[number]) == 0 then
+      return number
+    end
+  end
+end
+
+local function ask_for(number)
+  LOCK, PAST = locks[number], number == 1 and past or past .. '#' .. number
+end
+
+if not chosen then
+  chosen = first_free(permits)
+  if not chosen or call('EXISTS', QUEUE) == 1 or values[1] and string.sub(values[1], 1, 4) == 'hold' then
+    -- include _queue
+    -- include _choice
+  end
+end
+if refusal then
+  mode = 'last'
+end
+refusal = refusal or 'busy'
+ask_for(chosen)
+local permit = ' ' .. chosen
+-- include _acquire

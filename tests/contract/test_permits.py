@@ -1,0 +1,244 @@
+"""limit=N: a lock that N may hold at a time, each with a permit that is a lease of its own."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import (
+    InvalidLockName,
+    LockLost,
+    LockMisuse,
+    LockTimeout,
+    distributed_lock,
+    take_up,
+)
+from django_redislock.backends.registry import backends
+from django_redislock.rules import scripts
+from tests.support.matrix import everywhere, in_turn, needs_scripts, places
+from tests.support.waiting import HUNG
+from tests.support.ways import both_ways, in_thread
+
+if TYPE_CHECKING:
+    from django_redislock import Lease
+    from django_redislock.lock import Lock
+    from tests.conftest import Locks
+    from tests.support.backends import Place
+    from tests.support.proxy import Proxy
+    from tests.support.ways import Caller, Way
+
+
+def gpu(limit: int = 2, **options: Any) -> Lock:
+    return distributed_lock("gpu", limit=limit, **{"wait": 0, **options})
+
+
+def permit_of(lock: Lock) -> int | None:
+    """The permit that somebody has by this handle."""
+    (hold,) = lock._holds
+    return hold.lease.permit if hold.lease else None
+
+
+@everywhere
+@both_ways
+async def test_so_many_hold_it_at_a_time_and_no_more(way: Way, place: Place) -> None:
+    leases: list[Lease] = []
+    async with AsyncExitStack() as stack:
+        for _ in range(3):
+            leases += [await stack.enter_async_context(way.entered(gpu(3)))]
+        assert sorted(lease.permit or 0 for lease in leases) == [1, 2, 3]
+        assert len({lease.fence for lease in leases}) == len({lease.id for lease in leases}) == 3
+        assert await way.locked(gpu(3))
+        with pytest.raises(LockTimeout):
+            in_thread(gpu(3).__enter__).result(HUNG)
+        for lease in leases:
+            await way.ensure_held(lease, verify=True)
+        await way.renew(leases[1])
+    assert not await way.locked(gpu(3))
+
+
+@everywhere
+@both_ways
+async def test_a_permit_that_was_released_is_free_and_no_other(way: Way, place: Place) -> None:
+    first, second = gpu(), gpu()
+    assert await way.acquire(first)
+    assert await way.acquire(second)
+    lease = second.lease
+    assert lease is not None
+    await way.release(second)
+    third = gpu()
+    assert await way.acquire(third)
+    assert third.lease is not None
+    assert third.lease.permit == lease.permit
+    assert third.lease.fence > lease.fence
+    for lock in (first, third):
+        await way.release(lock)
+
+
+@both_ways
+async def test_one_permit_that_is_lost_is_no_loss_of_another(way: Way, place: Place) -> None:
+    first, second = gpu(), gpu()
+    assert await way.acquire(first)
+    assert await way.acquire(second)
+    leases = {lock.lease.permit: (lock, lock.lease) for lock in (first, second) if lock.lease}
+    place.lapse("gpu")  # The first permit has the key of a lock without a limit.
+    lost, lease = leases[1]
+    with pytest.raises(LockLost):
+        await way.renew(lease)
+    kept, lease = leases[2]
+    await way.ensure_held(lease, verify=True)
+    await way.release(kept)
+    with pytest.raises(LockLost):
+        await way.release(lost)
+
+
+@in_turn
+def test_waiters_are_served_in_turn_over_all_permits(caller: Caller, locks: Locks) -> None:
+    first, second = gpu(), gpu()
+    assert first.acquire()
+    assert second.acquire()
+    waiters = [gpu(wait=HUNG) for _ in range(3)]
+    futures = [caller.begin_waiting(lock, locks) for lock in waiters]
+    for freed, served in ((second, 0), (first, 1), (waiters[0], 2)):
+        number = permit_of(freed)
+        freed.release() if freed in {first, second} else caller.release(freed)
+        assert futures[served].result(HUNG)
+        assert permit_of(waiters[served]) == number
+        assert not any(future.done() for future in futures[served + 1 :])
+    for lock in waiters[1:]:
+        caller.release(lock)
+
+
+@both_ways
+async def test_a_lease_without_a_limit_has_no_permit(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock("lottery")) as lease:
+        assert lease.permit is None
+        assert "permit" not in repr(lease)
+    async with way.entered(gpu(1)) as lease:
+        assert lease.permit == 1
+
+
+@both_ways
+async def test_a_reentrant_acquire_is_of_the_same_permit(way: Way, place: Place) -> None:
+    async with way.entered(gpu()) as lease:
+        async with way.entered(gpu(reentrant=True)) as nested:
+            assert nested is lease
+        async with way.entered(gpu()) as other:
+            assert other.permit != lease.permit
+            with pytest.raises(LockMisuse, match="holds all of its 2 permits already"):
+                await way.acquire(gpu())
+
+
+@both_ways
+async def test_a_decorated_function_runs_so_many_times_at_once(way: Way, place: Place) -> None:
+    permits = []
+
+    def body(card: int) -> None:
+        lease = next(one for one in backends["default"].leases.of(f"gpu:{card}"))
+        permits.append(lease.permit)
+
+    function = way.function(body)
+    decorated = distributed_lock("gpu:{card}", limit=2, wait=0)(function)
+    await way.call(decorated, 7)
+    assert permits in ([1], [2])  # On a quorum it is any of them.
+
+
+@both_ways
+async def test_a_permit_cools_down_alone(way: Way, place: Place) -> None:
+    lock = gpu(min_hold=60)
+    assert await way.acquire(lock)
+    await way.release(lock)
+    assert not await way.locked(gpu())
+    async with way.entered(gpu()) as lease:
+        assert lease.permit is not None
+        with pytest.raises(LockTimeout):
+            in_thread(gpu().__enter__).result(HUNG)
+
+
+@needs_scripts
+@places("redis", "valkey", "memory", "cluster")
+def test_the_permit_of_a_baton_is_taken_up(place: Place) -> None:
+    with gpu(), gpu() as lease:
+        baton = lease.hand_over()
+        with pytest.raises(LockTimeout):
+            in_thread(gpu().__enter__).result(HUNG)
+        with take_up(baton) as next_lease:
+            assert next_lease.permit == lease.permit == 2
+            assert next_lease.fence > lease.fence
+            assert next_lease.owner.permits == 2
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1001, True, 2.0, "2"])
+def test_a_limit_is_a_number_of_permits(limit: Any) -> None:
+    with pytest.raises(ValueError, match="limit must be an integer, 1 to 1000, not"):
+        distributed_lock("gpu", limit=limit)
+
+
+def test_the_name_of_a_lock_with_permits_does_not_look_like_one_of_them() -> None:
+    with pytest.raises(InvalidLockName, match="ends in # and a number"):
+        gpu().__class__("gpu#2", gpu()._options)
+    assert distributed_lock("gpu#2").name == distributed_lock("gpu#2", limit=1).name == "gpu#2"
+
+
+@pytest.mark.parametrize(("limit", "other"), [(2, None), (None, 2), (1, None)])
+def test_the_same_name_with_and_without_a_limit_is_refused(
+    place: Place, limit: int | None, other: int | None
+) -> None:
+    with distributed_lock("gpu", limit=limit, wait=0):
+        pass
+    with pytest.raises(LockMisuse, match="Write the same limit wherever the lock is taken"):
+        distributed_lock("gpu", limit=other, wait=0).acquire()
+
+
+@pytest.mark.proves("R15")
+@both_ways
+async def test_a_cycle_of_a_permit_is_two_round_trips(way: Way, locks: Locks, proxy: Proxy) -> None:
+    locks.on(proxy)
+    async with way.entered(gpu(10)), way.entered(gpu(10)):
+        before = len(proxy.log)
+        async with way.entered(gpu(10)) as lease:
+            assert lease.permit == 3
+        sent = [(command.name, command.args[0].decode()) for command in proxy.log[before:]]
+    assert sent == [
+        ("EVALSHA", scripts.ACQUIRE_PERMIT.sha),
+        ("EVALSHA", scripts.RELEASE.sha),
+    ]
+
+
+@pytest.mark.proves("R1", "P4")
+@both_ways
+async def test_a_grant_whose_answer_is_lost_is_no_second_permit(
+    way: Way, locks: Locks, proxy: Proxy
+) -> None:
+    locks.on(proxy)
+    async with way.entered(gpu(3)):
+        proxy.rule_for_script(scripts.ACQUIRE_PERMIT.sha, "cut_after")
+        async with way.entered(gpu(3)) as lease:
+            assert lease.permit == 2
+        permits = {key.rpartition(b":")[2] for key in locks.keys() if b":lock" in key}  # noqa: SIM118
+        assert permits <= {b"lock"}
+
+
+def test_threads_are_never_more_than_there_are_permits(place: Place) -> None:
+    most, holders, guard = [0], set(), threading.Lock()
+
+    def work(number: int) -> None:
+        for _ in range(5):
+            with gpu(3, wait=HUNG) as lease:
+                with guard:
+                    holders.add((number, lease.permit))
+                    most[0] = max(most[0], len(holders))
+                    assert len({permit for _, permit in holders}) == len(holders)
+                assert lease.held
+                with guard:
+                    holders.remove((number, lease.permit))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HUNG)
+        assert not thread.is_alive()
+    assert 1 <= most[0] <= 3

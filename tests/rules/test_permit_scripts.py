@@ -1,0 +1,289 @@
+"""What the scripts of a lock with a limit write, answer and ring; see test_lock_scripts.py.
+
+Whoever has a permit or waits for one is named by a letter. `holders(3)` tells who has the permits
+of three, from the first on.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from django_redislock.rules import scripts
+from tests.support.keyspace import KEYS, TTL, Keyspace, bell, lease_id
+
+CONFIRM = 1000  # ms for which a hand-over waits for its confirmation.
+SECOND = KEYS.of_permit(2)
+
+
+@pytest.fixture
+def server() -> Keyspace:
+    return Keyspace()
+
+
+@pytest.fixture
+def full(server: Keyspace) -> Keyspace:
+    """Both permits of two are taken, by "a" for a while and by "b" for half of it."""
+    assert server.acquire("a", limit=2)[-2:] == " 1"
+    assert server.acquire("b", limit=2, ttl=TTL // 2)[-2:] == " 2"
+    server.listen("c", "d", "e")
+    return server
+
+
+def wait(server: Keyspace, waiters: str, limit: int = 2) -> None:
+    """Let them stand in the queue, each a moment after the other."""
+    for who in waiters:
+        assert server.acquire(who, "queue", limit=limit)[0] == "queued"
+        server.advance(1)
+
+
+def heard(server: Keyspace) -> list[str]:
+    """Who was rung, and the first word of what each heard."""
+    return [f"{channel[5]} {words.split()[0]}" for channel, words in server.rung]
+
+
+def run_of(task_id: str) -> dict[str, str]:
+    """The acquire of a run of a task."""
+    owner = json.dumps({"host": "web", "task_id": task_id}, separators=(",", ":"))
+    return {"owner": owner, "markers": f"0600000/100|{task_id}:1.0"}
+
+
+# --- a grant --------------------------------------------------------------------------------
+
+
+def test_the_permits_are_given_out_from_the_first_on(server: Keyspace) -> None:
+    fences = [server.acquire(who, limit=3).split() for who in "abc"]
+    assert [permit for _, permit in fences] == ["1", "2", "3"]
+    assert [int(fence) for fence, _ in fences] == [server.us, server.us + 1, server.us + 2]
+    assert server.holders(3) == "abc"
+    assert server.scores(KEYS.held).keys() == {KEYS.of_permit(n).lock for n in (1, 2, 3)}
+    assert server.acquire("d", limit=3)[:2] == ["busy", TTL]
+    assert server.holders(4) == "abc."
+
+
+def test_a_permit_that_was_given_back_is_given_out_again(server: Keyspace) -> None:
+    for who in "abc":
+        server.acquire(who, limit=3)
+    assert server.release("b", 2) == "released"
+    assert server.holders(3) == "a.c"
+    assert server.acquire("d", limit=3).split()[1] == "2"
+
+
+def test_a_resend_is_answered_with_the_permit_that_it_has(full: Keyspace) -> None:
+    again = full.acquire("b", limit=2)
+    assert again.split()[1] == "2"
+    full.release("a")
+    assert full.acquire("b", limit=2) == again
+    assert full.holders(2) == ".b"
+
+
+def test_the_way_of_one_permit_is_that_of_a_lock_without_a_limit(server: Keyspace) -> None:
+    server.acquire("a")
+    assert server.acquire("b", limit=2).split()[1] == "2"
+    assert server.acquire("c")[0] == "busy"
+    assert server.acquire("c", limit=2)[0] == "busy"
+
+
+def test_a_key_of_another_type_takes_a_place_and_no_more(server: Keyspace) -> None:
+    server.do("RPUSH", KEYS.lock, "x")
+    assert server.acquire("a", limit=2).split()[1] == "2"
+
+
+def test_a_permit_that_never_ends_takes_a_place_and_no_more(full: Keyspace) -> None:
+    full.do("SET", KEYS.lock, "x")
+    assert full.acquire("c", limit=2)[:2] == ["busy", TTL // 2]
+    full.release("b", 2)
+    full.do("SET", SECOND.lock, "x")
+    assert full.acquire("c", limit=2) == ["endless"]
+
+
+# --- in turn --------------------------------------------------------------------------------
+
+
+@pytest.mark.proves("P6", "R14")
+def test_whichever_permit_is_released_goes_to_the_first_waiter(full: Keyspace) -> None:
+    wait(full, "cd")
+    full.release("b", 2)
+    assert (full.holders(2), full.queue) == ("ac", "d")
+    assert full.rung[-1][1].split()[-1] == "2"
+    full.release("a")
+    assert (full.holders(2), full.queue) == ("dc", "")
+    assert len(full.rung[-1][1].split()) == 4  # Of the first permit, as of a lock without a limit.
+
+
+def test_a_waiter_is_told_the_soonest_end(full: Keyspace) -> None:
+    assert full.acquire("c", "queue", limit=2)[2] == TTL // 2
+
+
+@pytest.mark.proves("P6")
+def test_a_permit_that_has_ended_by_itself_goes_to_the_first_waiter(full: Keyspace) -> None:
+    wait(full, "cd")
+    full.advance(TTL // 2)
+    assert full.acquire("e", "queue", limit=2)[0] == "queued"
+    assert (full.holders(2), full.queue) == ("ac", "de")
+    assert full.acquire("d", "queue", limit=2)[2] == CONFIRM  # "c" may not confirm.
+
+
+@pytest.mark.proves("P6")
+def test_a_look_hands_out_all_permits_that_are_free(full: Keyspace) -> None:
+    wait(full, "cde")
+    for number in (1, 2):
+        full.do("DEL", KEYS.of_permit(number).lock)
+    assert full.acquire("e", "queue", limit=2)[0] == "queued"
+    assert (full.holders(2), full.queue) == ("cd", "e")
+
+
+@pytest.mark.proves("P6")
+def test_whoever_takes_the_first_of_several_has_the_next_waiter_look(full: Keyspace) -> None:
+    wait(full, "cd")
+    for number in (1, 2):
+        full.do("DEL", KEYS.of_permit(number).lock)
+    assert full.acquire("c", "queue", limit=2).split()[1] == "1"
+    assert heard(full) == ["d look"]
+    assert full.acquire("d", "queue", limit=2).split()[1] == "2"
+    assert full.queue == ""
+
+
+@pytest.mark.proves("P6")
+def test_the_dead_are_passed_over(full: Keyspace) -> None:
+    wait(full, "fc")
+    full.release("b", 2)
+    assert (full.holders(2), full.queue) == ("ac", "")
+
+
+def test_a_waiter_that_does_not_confirm_gives_its_permit_to_the_next(full: Keyspace) -> None:
+    wait(full, "cd")
+    full.release("b", 2)
+    full.advance(CONFIRM)
+    assert full.acquire("d", "queue", limit=2).split()[1] == "2"
+    assert full.holders(2) == "ad"
+
+
+@pytest.mark.proves("P6")
+def test_nobody_passes_a_first_waiter_with_a_lower_limit(full: Keyspace) -> None:
+    wait(full, "c", limit=1)
+    wait(full, "d")
+    full.release("b", 2)
+    assert (full.holders(2), full.queue) == ("a.", "cd")
+    assert full.acquire("e", limit=2)[0] == "busy"
+    assert full.acquire("d", "queue", limit=2)[0] == "queued"
+    full.release("a")
+    assert full.holders(2) == "c."
+    assert full.acquire("d", "queue", limit=2).split()[1] == "2"
+
+
+def test_a_dead_first_waiter_with_a_lower_limit_keeps_nothing_from_others(full: Keyspace) -> None:
+    wait(full, "c", limit=1)
+    full.release("b", 2)
+    full.advance(6000)
+    assert full.acquire("d", limit=2).split()[1] == "2"
+    assert full.queue == ""
+
+
+# --- an end, an undo ------------------------------------------------------------------------
+
+
+@pytest.mark.proves("R4")
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_undo_finds_the_permit_that_it_does_not_know(server: Keyspace, number: int) -> None:
+    for who in "ab"[:number]:
+        server.acquire(who, limit=2)
+    who = "ab"[number - 1]
+    assert server.leave(who, 2) == 1
+    assert server.holders(2) == {1: "..", 2: "a."}[number]
+    assert server.leave(who, 2) == 0
+
+
+@pytest.mark.proves("R4")
+def test_an_undo_hands_its_permit_to_the_first_waiter(full: Keyspace) -> None:
+    wait(full, "cd")
+    assert full.leave("b", 2) == 1
+    assert (full.holders(2), full.queue) == ("ac", "d")
+    assert full.leave("d", 2) == 0
+    assert full.queue == ""
+
+
+def test_a_permit_that_cools_down_is_no_other_delivery_and_no_resend(full: Keyspace) -> None:
+    full.do("SETRANGE", SECOND.lock, 32, "k")
+    assert full.acquire("b", limit=2)[0] == "busy"
+
+
+@pytest.mark.proves("P9")
+def test_each_permit_is_taken_by_force_alone(full: Keyspace) -> None:
+    wait(full, "c")
+    answer = full.run(scripts.FORCE_RELEASE, lease_id("b"), "r" * 16, permit=2)
+    assert answer[0] == "released"
+    assert full.holders(2) == "ac"
+    assert full.run(scripts.RENEW, "b" * 32, TTL, "r00001", permit=2) == "forced"
+    assert full.run(scripts.RENEW, "a" * 32, TTL, "r00001") == "renewed"
+
+
+# --- a hold ---------------------------------------------------------------------------------
+
+
+def test_a_hold_keeps_all_permits_from_everybody(server: Keyspace) -> None:
+    server.hold("f")
+    assert server.acquire("a", limit=2)[:2] == ["busy", TTL]
+    server.listen("a", "b")
+    wait(server, "ab")
+    assert server.holders(2) == "f."
+    server.run(scripts.UNHOLD)
+    assert (server.holders(2), heard(server)) == ("a.", ["a granted", "b look"])
+    assert server.acquire("b", "queue", limit=2).split()[1] == "2"
+
+
+def test_before_a_hold_that_waits_nobody_is_granted_a_permit(full: Keyspace) -> None:
+    wait(full, "c")
+    assert full.hold("f")[0] == "queued"
+    full.release("b", 2)
+    assert full.acquire("c", "queue", limit=2)[0] == "queued"
+    assert full.holders(2) == "a."
+    full.release("a")
+    assert full.holders(2) == "f."
+
+
+def test_a_hold_that_is_taken_back_while_it_waits_lets_the_first_waiter_look(
+    full: Keyspace,
+) -> None:
+    wait(full, "cd")
+    full.hold("f")
+    full.release("b", 2)
+    assert full.run(scripts.UNHOLD) == "by-f"
+    assert heard(full) == ["c look"]
+    assert full.acquire("c", "queue", limit=2).split()[1] == "2"
+
+
+# --- runs of tasks --------------------------------------------------------------------------
+
+
+@pytest.mark.proves("P8")
+@pytest.mark.parametrize("mode", ["try", "queue", "last"])
+def test_another_delivery_of_a_run_that_has_a_permit_is_told_at_once(
+    server: Keyspace, mode: str
+) -> None:
+    server.acquire("a", limit=3, **run_of("id-1"))
+    assert server.acquire("b", mode, limit=3, **run_of("id-1"))[:2] == ["own", TTL]
+    assert (server.holders(3), server.queue) == ("a..", "")
+    assert server.acquire("c", limit=3, **run_of("id-2")).split()[1] == "2"
+    assert server.acquire("a", limit=3, **run_of("id-1")).split()[1] == "1"  # A resend.
+
+
+def test_the_run_of_each_permit_is_noted_under_the_name(server: Keyspace) -> None:
+    for who in "ab":
+        server.acquire(who, limit=2, **run_of(f"id-{who}"))
+    assert {"started", "started#2"} == server.fields(KEYS.runs).keys()
+    assert server.scores(KEYS.ran).keys() == {KEYS.lock}
+    ending = "b" * 32, lease_id("b"), 0, 0, "by-b", "done", "id-b:1.0", 60_000, "600000/100"
+    assert server.run(scripts.CONCLUDE, *ending, permit=2) == "released"
+    assert {"started", "success"} == server.fields(KEYS.runs).keys()
+    assert server.acquire("c", limit=2, **run_of("id-b")) == ["finished", 0]
+    assert server.leave("a", 2) == 1
+    assert {"success"} == server.fields(KEYS.runs).keys()
+
+
+def test_the_bell_of_a_permit_tells_which_one_it_is(full: Keyspace) -> None:
+    wait(full, "c")
+    full.release("b", 2)
+    fence = full.do("GET", SECOND.lock).split("|")[1]
+    assert full.rung == [(bell("c"), f"granted {lease_id('c')} {fence} {full.us} 2")]
