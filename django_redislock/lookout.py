@@ -64,15 +64,16 @@ class Lookout:
         self._noted |= {lease.id: (backend, lease) for backend, lease in mine}
         self.due = now + LOOK_EVERY if self._noted else math.inf
         if self._noted:
-            wait = Wait(self._backend.alias, self._form.name, self._form.id, int(ticket))
+            form = self._form
+            wait = Wait(self._backend.alias, form.name, form.id, int(ticket), form.limit)
             yield from self._note(wait.packed, until)
             circle = yield from _find(wait, until, ring=False)
             # Again, if this wait is the one to give up.
             if circle and circle.youngest.id == wait.id:
                 again = yield from _find(wait, until, ring=True)
                 # In a forked child it is the wait of its parent.
-                if circle == again and process.this() is self._form.made_in:
-                    raise misuse.waits_in_a_circle(self._form.name, circle, me)
+                if circle == again and process.this() is form.made_in:
+                    raise misuse.waits_in_a_circle(form.name, circle, me)
         return self._backend.clock()
 
     def _leases_of(self, me: object) -> Iterator[tuple[Backend, Lease]]:

@@ -130,6 +130,48 @@ async def test_waits_that_converge_are_left_alone(way: Way, locks: Locks) -> Non
     assert not locks.redis.exists(keys_of(locks, "a").waits, keys_of(locks, "b").waits)
 
 
+@pytest.mark.parametrize("both_wait", [True, False])
+@both_ways
+async def test_a_wait_for_a_permit_never_ends_only_if_all_who_have_one_wait(
+    way: Way, locks: Locks, both_wait: bool
+) -> None:
+    locks.configure(TTL=30, WAIT=HUNG)
+    holding: set[str] = set()
+    told = threading.Event()
+
+    async def computes(who: str) -> str:
+        async with way.entered(distributed_lock("gpu", limit=2)):
+            holding.add(who)
+            await way.until(lambda: len(holding) == 3)
+            if who == "second" and not both_wait:
+                await way.until(told.is_set)
+                return "went on"
+            async with way.entered(distributed_lock("a")):
+                return "went on"
+
+    async def plans() -> str:
+        async with way.entered(distributed_lock("a")):
+            holding.add("plans")
+            await way.until(lambda: waiters_of("a") == 1 + both_wait)
+            async with way.entered(distributed_lock("gpu", limit=2)):
+                return "went on"
+
+    runs = [way.start(lambda who=who: computes(who)) for who in ("first", "second")]
+    runs.append(way.start(plans))
+    if not both_wait:
+        await way.until(lambda: locks.redis.exists(keys_of(locks, "a").waits))
+        await way.sleep(2.5)
+        told.set()
+    first, second, third = await outcomes_of(runs)
+    assert (first, second) == ("went on", "went on")
+    if both_wait:
+        assert "permit 1 of 'gpu' is held by" in third
+        assert "permit 2 of 'gpu' is held by" in third
+    else:
+        assert third == "went on"
+    assert notes(locks) == []
+
+
 def cross(first: str, second: str, wait: float) -> None:
     """In a child: hold the first lock, and when told so wait for the second."""
     with distributed_lock(first, ttl=20):
