@@ -19,7 +19,7 @@ class JointState:
     """
 
     times_held = 1  # By its own acquire; a reentrant one makes a joint lease of its own.
-    token = ""  # Each part has one.
+    token, permit = "", 1  # Those of each part count.
 
     def __init__(self, parts: Sequence[LeaseState]) -> None:
         self._parts = parts
