@@ -1034,7 +1034,7 @@ def test_busy_tells_which_operator_keeps_the_lock_and_why() -> None:
 
     assert (str(told("audit")), told("audit").reason) == ("held by ada: audit", "audit")
     assert (str(told("")), told("").reason) == ("held by ada", "")
-    assert Busy(Holding("", OWNER, "held"), 1.5, 9.0).reason is None
+    assert Busy(Holding("", OWNER, "held"), 1.5, 9.0, "lottery").reason is None
 
 
 def handing_over() -> Stage:
