@@ -96,7 +96,7 @@ if value then
 end
 
 if not left then
-  previous = previous or call('ZSCORE', FENCE, 'last')
+  previous = last_fence(previous)
   local next_one = hand_over(pop_waiter(), previous, token)
   if next_one == nil or next_one == token then
     local fence = next_fence(previous, us)

@@ -3,14 +3,19 @@
 -- fence    one mark for all names: 'last' -> the greatest fence that was given out
 --
 -- The fence of a name grows even if the mark was lost (the clock has moved on) or the clock was set
--- back (the mark is still there). A hand-over need not read the mark: the fence of the lease before is
--- enough.
+-- back (the mark is still there).
 
 local EXACT = 2 ^ 53 -- scores are exact up to here, which as a time is the year 2255
 
 local function next_fence(previous, us)
   previous = tonumber(previous)
   return previous and previous >= tonumber(us) and previous < EXACT and digits(previous + 1) or us
+end
+
+-- The mark, or the fence of the lease before, if that is greater: the mark was lost. The lease before may not be the
+-- last one that was granted: of several permits, another may have a greater fence.
+local function last_fence(of_lease)
+  return math.max(tonumber(call('ZSCORE', FENCE, 'last') or 0), tonumber(of_lease or 0))
 end
 
 -- GT: a lease that is handed over may have a smaller fence than a lease of another name.

@@ -134,8 +134,7 @@ end
 
 -- Ends the current lease: the next waiter has the lock, or nobody has. *first*: that waiter, if popped already.
 local function pass_on(value, first)
-  local previous = read(value) or call('ZSCORE', FENCE, 'last') -- what is not ours tells no fence
-  if not hand_over(first or pop_waiter(), previous) then
+  if not hand_over(first or pop_waiter(), last_fence((read(value)))) then
     call('DEL', LOCK)
     redis.pcall('ZREM', HELD, LOCK)
   end

@@ -17,7 +17,7 @@ if not value or not is_of(value, token) or state_of(value) == 'k' then
   return absence(value, token)
 end
 local us = clock()
-local fence = next_fence(read(value), us)
+local fence = next_fence(last_fence((read(value))), us)
 raise_mark(fence)
 grant(next_token, id, within, '-', owner, fence, us, BATON, within)
 note_past(value, 'done', milliseconds(us))

@@ -196,6 +196,8 @@ def test_the_same_name_with_and_without_a_limit_is_refused(
 @both_ways
 async def test_a_cycle_of_a_permit_is_two_round_trips(way: Way, locks: Locks, proxy: Proxy) -> None:
     locks.on(proxy)
+    async with way.entered(gpu(10)):
+        pass  # It brings the connection and the scripts.
     async with way.entered(gpu(10)), way.entered(gpu(10)):
         before = len(proxy.log)
         async with way.entered(gpu(10)) as lease:

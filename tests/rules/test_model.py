@@ -60,6 +60,25 @@ SETUPS = {
         kinds=frozenset({"cut", "zombie", "interrupt"}),
         batons=True,
     ),
+    "two permits of three clients": Setup(
+        waits=(INF, 0.0, 0.0), horizon=1, faults=1, kinds=frozenset({"cut"}), limits=(2, 2, 2)
+    ),
+    "two permits, and a client stands still": Setup(
+        waits=(0.0, INF, 0.0), horizon=2, faults=1, kinds=frozenset({"pause"}), limits=(2, 2, 2)
+    ),
+    "two permits, and clients die or are interrupted": Setup(
+        waits=(INF, INF, INF),
+        horizon=1,
+        faults=1,
+        kinds=frozenset({"stop", "interrupt"}),
+        limits=(2, 2, 2),
+    ),
+    "two permits, and a hold": Setup(
+        waits=(INF, INF, 0.0), horizon=1, faults=1, kinds=frozenset({"hold"}), limits=(2, 2, 2)
+    ),
+    "a deploy changes the limit from one to two": Setup(
+        waits=(INF, INF, INF), horizon=2, faults=1, kinds=frozenset({"bell"}), limits=(1, 2, 2)
+    ),
     "late undos": Setup(
         waits=(0.0, 0.0), horizon=3, faults=2, kinds=frozenset({"pause", "cut", "zombie"})
     ),
@@ -179,6 +198,43 @@ NAIVE = {
     "a hold queues up at the end": (
         "was granted the lock during a hold",
         Setup(waits=(INF, INF), faults=1, kinds=frozenset({"hold"}), instead=naive.HOLDS_COME_LAST),
+    ),
+    "there is a permit more than the limit": (
+        "P1: ",
+        Setup(
+            waits=(0.0, 0.0, 0.0),
+            limits=(2, 2, 2),
+            faults=0,
+            instead=naive.ONE_PERMIT_TOO_MANY,
+        ),
+    ),
+    "newcomers pass the waiters": (
+        "P6: ",
+        Setup(
+            waits=(INF, INF, 0.0),
+            limits=(1, 1, 2),
+            faults=0,
+            instead=naive.NEWCOMERS_PASS_WAITERS,
+        ),
+    ),
+    "a waiter gets a permit beyond its own limit": (
+        "P1: ",
+        Setup(
+            waits=(INF, INF, INF),
+            limits=(1, 2, 2),
+            faults=0,
+            instead=naive.WAITERS_GET_ANY_PERMIT,
+        ),
+    ),
+    "an undo looks at the first permit alone": (
+        "R4: ",
+        Setup(
+            waits=(0.0, 0.0),
+            limits=(2, 2),
+            faults=1,
+            kinds=frozenset({"interrupt"}),
+            instead=naive.UNDOS_KNOW_ONE_PERMIT,
+        ),
     ),
     "a resource is written without the fence": (
         "wrote after a later holder did",

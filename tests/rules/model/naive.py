@@ -105,12 +105,18 @@ def acquire_confirming_by_asking(request: Request, now: float) -> Flow[Any]:
     return changed(flows.acquire(request, now), step_of)
 
 
-def instead(text: str, by: str) -> dict[Script, Script]:
-    """The scripts that have *text* among their lines, each with what stands there *by* it."""
+def instead(text: str, by: str, *more: str) -> dict[Script, Script]:
+    """The scripts that have *text* among their lines, each with what stands there *by* it.
+
+    *more* are other texts in the same scripts, and what stands there.
+    """
     changed = {}
     for script in vars(scripts).values():
         if isinstance(script, Script) and text.encode() in script.source:
             source = script.source.replace(text.encode(), by.encode())
+            for other, there in zip(more[::2], more[1::2], strict=True):
+                assert other.encode() in source
+                source = source.replace(other.encode(), there.encode())
             sha = hashlib.sha1(source, usedforsecurity=False).hexdigest()
             changed[script] = replace(script, source=source, sha=sha)
     assert changed, f"No script says {text!r} any more."
@@ -152,3 +158,19 @@ BATONS_ARE_GOOD_TWICE = instead("(not is_baton or tonumber(confirm_by) <= ms)", 
 
 # A hold waits its turn, like anybody else.
 HOLDS_COME_LAST = instead("ticket = '-' .. us", "ticket = us")
+
+# A permit more than there are.
+ONE_PERMIT_TOO_MANY = instead(
+    "local permits = tonumber(limit)", "local permits = tonumber(limit) + 1"
+)
+
+# Whoever comes to a permit that is free has it, also if others wait for one.
+NEWCOMERS_PASS_WAITERS = instead(
+    "not chosen or call('EXISTS', QUEUE) == 1", "not chosen", "and call('EXISTS', QUEUE) == 0", ""
+)
+
+# A permit that is released goes to the first waiter, whatever limit that has in mind.
+WAITERS_GET_ANY_PERMIT = instead(" or limit_of(record) < tonumber(permit)) then", ") then")
+
+# An undo looks at the first permit alone.
+UNDOS_KNOW_ONE_PERMIT = instead("for number = 2, tonumber(limit or 1) do", "for number = 2, 1 do")

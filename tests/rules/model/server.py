@@ -46,7 +46,7 @@ class Kept:
     """All that the server keeps at one moment. The same content is always the same object."""
 
     entries: tuple[Key, ...]
-    lease: Lease | None
+    leases: tuple[Lease | None, ...]  # Of each permit, from the first on.
     queue: tuple[str, ...]  # Tokens of the waiters.
 
 
@@ -61,8 +61,9 @@ class Ran(NamedTuple):
 class Server:
     """Runs scripts on the lock *name*; some *instead* of those that it is asked for."""
 
-    def __init__(self, name: str, instead: Mapping[Script, Script]) -> None:
+    def __init__(self, name: str, instead: Mapping[Script, Script], permits: int) -> None:
         self._keys = lock_keys("model", name)
+        self._locks = [self._keys.of_permit(number).lock for number in range(1, permits + 1)]
         self._indexes = {getattr(self._keys, key) for key in INDEXES}
         self._instead = instead
         self._interpreter = Interpreter()
@@ -77,9 +78,10 @@ class Server:
         args: tuple[Any, ...],
         us: int,
         subscribed: frozenset[str],
+        permit: int = 1,
     ) -> Ran:
         """Run a script at server time *us*; on the channels *subscribed* somebody is heard."""
-        case = kept, script, args, us, subscribed
+        case = kept, script, args, us, subscribed, permit
         if case not in self._ran:
             self._ran[case] = self._run(*case)
         return self._ran[case]
@@ -96,6 +98,7 @@ class Server:
         args: tuple[Any, ...],
         us: int,
         subscribed: frozenset[str],
+        permit: int,
     ) -> Ran:
         server = self._interpreter
         server.clear()
@@ -105,7 +108,8 @@ class Server:
         for channel in subscribed:
             server.listen(channel.encode())
         script = self._instead.get(script, script)
-        answer, rings = server.run(script, us, script.given(self._keys), args)
+        keys = script.given(self._keys.of_permit(permit))
+        answer, rings = server.run(script, us, keys, args)
         for channel in subscribed:
             server.stop_listening(channel.encode())
         rung = [
@@ -122,10 +126,10 @@ class Server:
     def _keep(self, entries: tuple[Key, ...]) -> Kept:
         if entries not in self._known:
             by_key = {entry.name.decode(): entry for entry in entries}
-            lock, queue = by_key.get(self._keys.lock), by_key.get(self._keys.queue)
+            locks, queue = map(by_key.get, self._locks), by_key.get(self._keys.queue)
             self._known[entries] = Kept(
                 entries,
-                Lease(lock.content, lock.ends) if lock else None,
+                tuple(lock and Lease(lock.content, lock.ends) for lock in locks),
                 # Of each waiter its token, the score of that, its record, and the score of that.
                 tuple(token.decode() for token in queue.content[::4]) if queue else (),
             )

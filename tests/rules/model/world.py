@@ -54,6 +54,7 @@ def renew(renewal: Renewal, deadline: float, ends: float) -> Flow[float]:
         auto_renew=True,
         holder=lambda: None,
         for_block=True,
+        permit=renewal.permit,
     )
     answer = yield from flows.answer_to_renewal(renewal, OPERATION_TIMEOUT)
     state.answered(renewal, answer, answer.now)
@@ -92,6 +93,7 @@ class Setup:
         renewals: How often a lease is renewed at most.
         rounds: How often each client wants the lock.
         writes: Whether holders write to a resource, "fenced" or "unfenced".
+        limits: For each client how many permits the lock has, as far as it knows; none for one.
         batons: Whether the first client may hand its lease over, and others take it up.
         instead, acquire, hand_over, sent_at_reply: For naive variants of the protocol; the first
             tells which scripts the server runs instead of others.
@@ -104,11 +106,21 @@ class Setup:
     renewals: int = 0
     rounds: int = 1
     writes: str = ""
+    limits: tuple[int, ...] = ()
     batons: bool = False
     instead: Mapping[Script, Script] = field(default_factory=dict)
     acquire: Callable[[Request, float], flows.Flow[Any]] = flows.acquire
     hand_over: Callable[[HandOver], flows.Flow[str]] = hand_over
     sent_at_reply: bool = False
+
+    @property
+    def permits(self) -> int:
+        """How many may hold the lock at a time."""
+        return max(self.limits, default=1)
+
+    def limit_of(self, who: int) -> int:
+        """How many they are, as far as a client knows."""
+        return self.limits[who] if self.limits else 1
 
 
 class Client(NamedTuple):
@@ -121,6 +133,7 @@ class Client(NamedTuple):
     renewal: int = 0  # Node of a renewal under way.
     renewals: int = 0
     fence: int = 0
+    permit: int = 1
     deadline: float = 0.0
     ends: float = 0.0  # Later than the deadline until a hand-over is known to be confirmed.
     lost: str = ""  # Why, if it is.
@@ -169,7 +182,7 @@ class World:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.book = Book()
-        self.server = Server(NAME, setup.instead)
+        self.server = Server(NAME, setup.instead, setup.permits)
 
     def beginning(self) -> State:
         return State(
@@ -264,6 +277,7 @@ class World:
             step.script.told(step.args, channel),
             _us(state.time),
             subscribed,
+            step.permit,
         )
         after = _check_server(state, state._replace(kept=ran.kept), step)
         for rung_at, words in ran.rung:
@@ -286,7 +300,10 @@ class World:
         if client.phase == "idle":
             wait = self.setup.waits[who]
             token = _token(who, client.round)
-            request = Request(NAME, token, _id(token), OWNER, TTL, wait, OPERATION_TIMEOUT)
+            request = Request(
+                *(NAME, token, _id(token), OWNER, TTL, wait, OPERATION_TIMEOUT),
+                limit=self.setup.limit_of(who),
+            )
             node = self.book.start(self.setup.acquire, state.now, request, state.now)
             asking = client._replace(phase="acquiring", bells=())
             yield f"{who} asks", self._reached(_with(state, who, asking), who, node)
@@ -307,7 +324,7 @@ class World:
             relies = _is_held(state, client) or state.now < client.ends
             if relies and not client.renewal and client.renewals < self.setup.renewals:
                 token, count = _token(who, client.round), client.renewals + 1
-                renewal = Renewal(NAME, token, TTL, count)
+                renewal = Renewal(NAME, token, TTL, count, permit=client.permit)
                 node = self.book.start(renew, state.now, renewal, client.deadline, client.ends)
                 renewing = client._replace(renewal=node, renewals=count)
                 after = state._replace(commands=_sent(state, who, node))
@@ -339,7 +356,8 @@ class World:
     def _release(self, state: State, who: int, client: Client) -> Move:
         token = _token(who, client.round)
         if client.lost in {"expired", "unreachable"}:
-            node = self.book.start(flows.undo, state.now, NAME, token, OPERATION_TIMEOUT)
+            undone = NAME, token, OPERATION_TIMEOUT, client.permit
+            node = self.book.start(flows.undo, state.now, *undone)
             after = _with(state, who, client._replace(phase="releasing"))
             return f"{who} gives back what may be left", self._reached(after, who, node)
         if client.lost:
@@ -355,6 +373,7 @@ class World:
             0.0,
             OPERATION_TIMEOUT,
             insist=True,
+            permit=client.permit,
         )
         node = self.book.start(flows.release, state.now, ending)
         releasing = client._replace(phase="releasing")
@@ -386,10 +405,11 @@ class World:
         elif isinstance(step, Returned | Raised):
             client = client._replace(bells=())
             match step:
-                case Returned(Granted(fence, deadline, _, ends)):
+                case Returned(Granted(fence, deadline, _, ends, permit)):
                     client = client._replace(
                         phase="holding", flow=0, fence=fence, deadline=deadline, ends=ends
                     )
+                    client = client._replace(permit=permit)
                 case Returned(str(baton)):
                     return self._leave(state._replace(baton=baton), who, client)
                 case Returned(Busy(holding)) if holding.id == _id(_token(who, client.round)):
@@ -493,7 +513,7 @@ class World:
             named, commands = self._named(command), state.commands - {command}
             yield redialled._replace(commands=commands), f"{named} is lost"
             if "zombie" in self.setup.kinds:
-                if self.book[node].step.script in {scripts.ACQUIRE, scripts.TAKE_UP}:
+                if self.book[node].step.script.name in {*scripts.ACQUIRES, scripts.TAKE_UP.name}:
                     haunted = redialled.clients[who]._replace(haunted=True)
                     redialled = _with(redialled, who, haunted)
                 zombie = commands | {command._replace(late=True)}
@@ -504,7 +524,8 @@ class World:
 
     def _named(self, command: Command) -> str:
         step = self.book[command.node].step
-        mode = f" ({AcquireArgs(*step.args).mode})" if step.script is scripts.ACQUIRE else ""
+        asks = step.script.name in scripts.ACQUIRES
+        mode = f" ({AcquireArgs(*step.args[:8]).mode})" if asks else ""
         return f"{command.who}'s {step.script.name}{mode}"
 
     # --- promises -------------------------------------------------------------------------------
@@ -512,14 +533,17 @@ class World:
     def check(self, state: State) -> None:
         """Raise Violation if this moment must not be."""
         holders = [who for who, one in enumerate(state.clients) if _is_held(state, one)]
-        lease = state.kept.lease
+        leases = state.kept.leases
         if not state.flushed:
-            if len(holders) > 1:
+            if len(holders) > self.setup.permits:
                 raise Violation(f"P1: {holders} hold the lock at once")
             for who in holders:
-                if not _belongs(lease, _token(who, state.clients[who].round)):
+                client = state.clients[who]
+                if not _belongs(leases[client.permit - 1], _token(who, client.round)):
                     raise Violation(f"P1: {who} holds a lock that the server has given up")
-        if lease is not None:
+                if client.permit > self.setup.limit_of(who):
+                    raise Violation(f"P1: {who} has permit {client.permit}, which is none to it")
+        for lease in filter(None, leases):
             longest = TTL * 1000 + (CONFIRM_WITHIN if lease.is_unconfirmed else 0)
             if lease.ends is None or lease.ends - _ms(state.time) > longest:
                 raise Violation(f"P2: the lease of {lease.token[:2]} outlives its ttl")
@@ -530,9 +554,9 @@ class World:
         for who, client in enumerate(state.clients):
             token = _token(who, client.round)
             if client.phase == "done" and client.answered and not client.haunted:
-                if _belongs(lease, token):
+                if any(_belongs(lease, token) for lease in leases):
                     raise Violation(f"R4: {who} has gone, and its lease stays")
-                if who == 0 and not state.baton and _belongs(lease, BATON_TOKEN):
+                if who == 0 and not state.baton and _belongs(leases[0], BATON_TOKEN):
                     raise Violation("R4: a lease waits for a baton that nobody has")
                 if token in state.kept.queue:
                     raise Violation(f"R4: {who} has gone, and stays in the queue")
@@ -540,20 +564,38 @@ class World:
 
 def _check_server(before: State, after: State, step: Call | Tell) -> State:
     """What a command did to the lock; returns the state with the highest fence noted."""
-    was, now = before.kept.lease, after.kept.lease
+    granted = []
+    for was, now in zip(before.kept.leases, after.kept.leases, strict=True):
+        _check_lease(before, was, now, step)
+        if now is not None and (was is None or now.fence != was.fence):
+            granted.append(now)
+    for lease in sorted(granted, key=lambda one: one.fence):
+        if lease.fence <= after.fence:
+            raise Violation("R9: a fence did not grow")
+        if lease.token != HOLD_TOKEN and before.held_until > _ms(before.time):
+            raise Violation(f"{lease.token[:2]} was granted the lock during a hold")
+        if step.script not in {scripts.HAND_OVER, scripts.TAKE_UP}:
+            _check_order(before, after, lease.token)
+        after = after._replace(fence=lease.fence)
+    return after
+
+
+def _check_lease(before: State, was: Lease | None, now: Lease | None, step: Call | Tell) -> None:
+    """What a command did to one lease."""
     token = next((arg for arg in step.args if isinstance(arg, str)), "")
     lapsed = was is not None and was.is_unconfirmed and was.confirm_by <= _ms(before.time)
     if step.script is scripts.TAKE_UP and _belongs(was, BATON_TOKEN) and not lapsed:
         token = BATON_TOKEN  # It may.
     if was is not None and was.token != token and not lapsed and now != was:
         raise Violation(f"P3: a command of {token[:2]} touched the lease of {was.token[:2]}")
-    if now is not None and (was is None or now.fence != was.fence):
-        if now.fence <= before.fence:
-            raise Violation("R9: a fence did not grow")
-        if now.token != HOLD_TOKEN and before.held_until > _ms(before.time):
-            raise Violation(f"{now.token[:2]} was granted the lock during a hold")
-        return after._replace(fence=now.fence)
-    return after
+
+
+def _check_order(before: State, after: State, token: str) -> None:
+    """Whoever is granted the lock has passed nobody who goes on waiting."""
+    queue = before.kept.queue
+    ahead = queue[: queue.index(token)] if token in queue else queue
+    if passed := [one for one in ahead if one in after.kept.queue]:
+        raise Violation(f"P6: {token[:2]} was granted the lock before {passed[0][:2]}")
 
 
 def _with(state: State, who: int, client: Client) -> State:
