@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 MOST_NOTED = 100  # Leases of one holder.
+LOOK_AGAIN = 0.5  # Seconds after the first look; after any other it is LOOK_EVERY.
 # Seconds: the bell is not heard meanwhile, and what it hands over waits for a confirmation.
 LOOK_WITHIN = 0.25
 
@@ -60,9 +61,11 @@ class Lookout:
         """See flows.Lookout."""
         until = clock.now() + LOOK_WITHIN
         me = current_holder()
+        # A wait that began at the same time may not have been noted before the first look.
+        pause = LOOK_EVERY if self._noted else LOOK_AGAIN
         mine = islice(self._leases_of(me), MOST_NOTED)
         self._noted |= {lease.id: (backend, lease) for backend, lease in mine}
-        self.due = now + LOOK_EVERY if self._noted else math.inf
+        self.due = now + pause if self._noted else math.inf
         if self._noted:
             form = self._form
             wait = Wait(self._backend.alias, form.name, form.id, int(ticket), form.limit)
