@@ -75,14 +75,20 @@ def take_and_release(name: str, using: str) -> Finding:
 
 def minimal_acl(prefix: str, *, replicas: bool = False) -> str:
     """The ACL rules that suffice for all operations on locks under *prefix*, and no more."""
-    every = [one for one in vars(scripts).values() if isinstance(one, scripts.Script)]
-    source = b"".join(script.source for script in every)
-    # By its name, or by that of a table, as in _sight.lua.
-    called = {name.decode().lower() for name in re.findall(rb"(?:call\(|= )'([A-Z]+)'", source)}
-    words = {*_CONNECTION.split(), *_LISTINGS.split(), *called, *(["wait"] if replicas else [])}
+    words = {*_CONNECTION.split(), *_LISTINGS.split(), *called_by_scripts()}
+    if replicas:
+        words.add("wait")
     if prefix.endswith(IN_BUCKETS):
         words = words - _NOT_ON_CLUSTERS | _ON_CLUSTERS
     else:
         words -= _ON_CLUSTERS
     rights = " ".join(f"+{word}" for word in sorted(words))
     return f"resetkeys ~{prefix}:* resetchannels &{prefix}:bell:* -@all {rights}"
+
+
+def called_by_scripts() -> set[str]:
+    """The commands that scripts call, in lower case."""
+    every = [one for one in vars(scripts).values() if isinstance(one, scripts.Script)]
+    source = b"".join(script.source for script in every)
+    # By its name, or by that of a table, as in _sight.lua.
+    return {name.decode().lower() for name in re.findall(rb"(?:call\(|= )'([A-Z]+)'", source)}

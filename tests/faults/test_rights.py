@@ -125,6 +125,8 @@ def use_everything(locks: Locks) -> None:
     patient.release()
     with suppress(LockLost), distributed_lock("forced") as lease:
         assert held.force_release("forced", lease.id)
+    with distributed_lock("several", limit=2):
+        pass
     use_what_is_not_ours(locks)
     use_as_a_task_does()
 
