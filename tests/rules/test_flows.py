@@ -1037,9 +1037,11 @@ def test_busy_tells_which_operator_keeps_the_lock_and_why() -> None:
     assert Busy(Holding("", OWNER, "held"), 1.5, 9.0, "lottery").reason is None
 
 
+OVER = flows.HandOver(NAME, TOKEN, "n" * 32, ID, 3.0, OWNER, OPERATION_TIMEOUT)
+
+
 def handing_over() -> Stage:
-    over = flows.HandOver(NAME, TOKEN, "n" * 32, ID, 3.0, OWNER, OPERATION_TIMEOUT)
-    return Stage(flows.hand_over(over))
+    return Stage(flows.hand_over(OVER))
 
 
 def test_a_lease_is_handed_over_to_the_id_that_is_taken_up() -> None:
@@ -1059,15 +1061,15 @@ def test_a_lease_that_was_lost_cannot_be_handed_over(answer: bytes, reason: str)
 
 @pytest.mark.proves("R4")
 def test_r4_what_a_hand_over_may_have_done_is_undone_for_both_tokens() -> None:
-    stage = handing_over().is_silent().is_silent()
+    with pytest.raises(LockUnavailable, match="Timeout"):
+        handing_over().is_silent().is_silent()
+    stage = Stage(flows.take_back(OVER))
     assert undoes(stage.step)
     assert stage.step.args[0] == TOKEN
     stage.answers(0)
     assert undoes(stage.step)
     assert stage.step.args[0] == "n" * 32
-    with pytest.raises(LockUnavailable, match="Timeout"):
-        stage.answers(0)
-    handing_over().flow.close()  # What is not carried out any more is not undone either.
+    assert stage.answers(0).ended
 
 
 # --- ask ----------------------------------------------------------------------------------------
