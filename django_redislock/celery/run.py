@@ -102,7 +102,7 @@ def replace_after_commit(task: Task, replace: Callable[[], Any]) -> bool:
 
 def _deferred(request: Any) -> str:
     """How often a run was deferred, as Owner.deferred has it; "" if it was not."""
-    said = carried(request.headers).get("deferred") if request.headers else ""
+    said = carried(request.headers).get("deferred")
     return said if isinstance(said, str) else ""
 
 
@@ -137,10 +137,11 @@ class TaskRun(JobRun):
         request = task.request
         self.task, self.request = task, request
         self.id: str = request.id or ""  # "" if it is called directly.
+        deferred = _deferred(request) if request.headers else ""
         # Its name is made within execute(), which retracts the call if that fails: a key function
         # may not take the arguments as they are after their way through the broker.
         super().__init__(
-            Activity(task=task.name, task_id=self.id, deferred=_deferred(request)),
+            Activity(task=task.name, task_id=self.id, deferred=deferred),
             task.single_instance_options,
             task.lock_name,
             args,
