@@ -27,7 +27,7 @@ def _printed(found: Any) -> dict[str, Any]:
     for field in fields(found):
         value = getattr(found, field.name)
         if isinstance(value, Owner):
-            printed |= _printed(value)
+            printed |= {key: one or None for key, one in _printed(value).items()}
         elif isinstance(value, Jsonable):
             printed[field.name] = value.as_dict()
         elif isinstance(value, tuple):

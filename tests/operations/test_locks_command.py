@@ -186,6 +186,8 @@ def test_the_schema_of_json_is_the_documented_one() -> None:
         "command": None,
         "path": None,
         "permit": None,
+        "limit": None,
+        "names": None,
         "deferred": None,
         "operator": None,
         "reason": None,
