@@ -19,6 +19,7 @@ from django_redislock.exceptions import (
 )
 from django_redislock.lease import Lease
 from django_redislock.lock import distributed_lock
+from django_redislock.rules.limit import Limit
 from django_redislock.taking_up import take_up
 from django_redislock.term import leadership
 
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 __all__ = [
     "InvalidLockName",
     "Lease",
+    "Limit",
     "LockError",
     "LockLost",
     "LockMisuse",

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from django_redislock import process
-from django_redislock.holder import current_owner
+from django_redislock import misuse, process
 from django_redislock.holds import REFUSED, Hold, Holds
 from django_redislock.joint_lease import JointLease
 from django_redislock.lease import Lease
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
 
     from django_redislock.rules.flows import RunMarker
     from django_redislock.rules.forms import Release
+    from django_redislock.rules.limit import Limit
     from django_redislock.rules.options import Options, Terms
     from django_redislock.rules.steps import Flow
-    from django_redislock.rules.stored import Owner
 
 Outcome = Lease | Busy | Done | Finished
 
@@ -33,7 +32,7 @@ Outcome = Lease | Busy | Done | Finished
 class Part(Holds):
     """One of the locks of a joint lock, and what one acquire got of it."""
 
-    __slots__ = ("_ending", "_of", "_owner", "_terms", "hold", "is_nested")
+    __slots__ = ("_belongs_to", "_ending", "_of", "_terms", "hold", "is_nested")
 
     def __init__(
         self,
@@ -41,7 +40,7 @@ class Part(Holds):
         options: Options,
         run: RunMarker | None,
         hold: Hold,
-        owner: Owner,
+        belongs_to: str,
         of: type[Holds],
     ) -> None:
         """Ask for nothing yet.
@@ -51,7 +50,7 @@ class Part(Holds):
             options: How it is locked.
             run: The run of a task whose records are those of this lock.
             hold: What is got of it.
-            owner: Who asks.
+            belongs_to: All names of the joint lock, for operators.
             of: The class of the joint lock, which signals come from.
         """
         self.name = name
@@ -59,7 +58,7 @@ class Part(Holds):
         self._run = run
         self._place = ""
         self._holds = []
-        self._owner = owner
+        self._belongs_to = belongs_to
         self._of = of
         self._terms = hold.terms
         self._ending: Release | None = None
@@ -97,7 +96,8 @@ class Part(Holds):
         terms = self._terms._replace(wait=wait)
         hold = self.hold = Hold(self.hold.backend, terms, self.hold.block)
         form = self._first_try(hold)
-        form.owner, form.queues = self._owner, queues
+        form.owner = replace(form.owner, names=self._belongs_to)
+        form.queues = queues
         form.is_told = True  # Nothing is sent before its flow begins.
         return self._attempt(hold, form, since)
 
@@ -128,7 +128,7 @@ class Part(Holds):
         """What transactions are to hold of it."""
         hold = self._hold_of_transactions(self.hold)
         hold.over = False
-        return Part(self.name, self._options, self._run, hold, self._owner, self._of)
+        return Part(self.name, self._options, self._run, hold, self._belongs_to, self._of)
 
 
 class _FirstTry(Form):
@@ -143,27 +143,30 @@ class _FirstTry(Form):
 class JointHolds(Holds):
     """What one handle of several locks holds: the private half of lock.JointLock."""
 
-    __slots__ = ("_names",)
+    __slots__ = ("_wanted",)
 
-    _names: tuple[str, ...]  # In the order in which they are taken.
+    # In the order in which they are taken: names, with the limit in the options; or limits.
+    _wanted: tuple[str | Limit, ...]
 
     # --- acquire ------------------------------------------------------------------------------
 
     def _new_hold(self, *, block: bool) -> Hold:
         hold = super()._new_hold(block=block)
-        owner = replace(current_owner(), names=self.name)
         hold.parts = [
-            self._part(name, hold, owner, run=self._run if number == 0 else None)
-            for number, name in enumerate(self._names)
+            self._part(one, hold, is_first=one is self._wanted[0]) for one in self._wanted
         ]
         return hold
 
-    def _part(self, name: str, hold: Hold, owner: Owner, run: RunMarker | None) -> Part:
-        options = self._options if run is not None else self._options._replace(once=0.0)
+    def _part(self, wanted: str | Limit, hold: Hold, *, is_first: bool) -> Part:
+        name, limit = name_and_limit(wanted, self._options)
+        # The records of a run are those of the first lock.
+        run, once = (self._run, self._options.once) if is_first else (None, 0.0)
+        options = self._options._replace(limit=limit, once=once, atomic=None)
         # What becomes of a release in a transaction is decided here, for all of them.
         terms = hold.backend.terms(options)._replace(release_before_commit="ignore")
         theirs = Hold(hold.backend, terms, hold.block)
-        return Part(name, options, run, theirs, owner, type(self))
+        belongs_to = self.name if len(self._wanted) > 1 else ""
+        return Part(name, options, run, theirs, belongs_to, type(self))
 
     def _nest(self, hold: Hold, *, blocking: bool) -> Lease | None:
         return None  # Each part does by itself.
@@ -244,6 +247,19 @@ class JointHolds(Holds):
     def _tell_released(self, hold: Hold, success: bool) -> Flow[None]:
         for part in hold.parts:
             yield from super()._tell_released(part.hold, success)
+
+
+def name_and_limit(wanted: str | Limit, options: Options) -> tuple[str, int | None]:
+    """What one of several locks is asked for with.
+
+    Raises:
+        LockMisuse: Its limit is a function of arguments, and there are none.
+    """
+    if isinstance(wanted, str):
+        return wanted, options.limit
+    if callable(wanted.number):
+        raise misuse.counts_arguments(wanted.name)
+    return wanted.name, wanted.number
 
 
 def _from_first_lacking(parts: Sequence[Part]) -> list[Part]:

@@ -21,10 +21,11 @@ from django_redislock.decorating import (
 from django_redislock.exceptions import LockLost, LockMisuse, LockUnavailable
 from django_redislock.holder import must_not_block, running_loop
 from django_redislock.holds import Holds
-from django_redislock.joint_holds import JointHolds
+from django_redislock.joint_holds import JointHolds, name_and_limit
 from django_redislock.joint_lease import JointLease
 from django_redislock.lease import Lease
 from django_redislock.rules import flows
+from django_redislock.rules.limit import Limit, check_limits, each_once
 from django_redislock.rules.names import (
     check_limited,
     check_name,
@@ -37,7 +38,7 @@ from django_redislock.rules.options import DEFAULT_ALIAS, options_of
 from django_redislock.rules.together import together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
     from datetime import timedelta
     from types import TracebackType
 
@@ -82,6 +83,7 @@ def distributed_lock(
     min_hold: Seconds | None = None,
     reentrant: bool = False,
     limit: int | None = None,
+    limits: Sequence[Limit] | None = None,
     using: str = DEFAULT_ALIAS,
     atomic: bool | str = False,
     release_on_commit: bool = False,
@@ -89,7 +91,9 @@ def distributed_lock(
     """A lock shared by all processes and machines that use the same server and name.
 
     Of several names, ``distributed_lock("account:1", "account:2")``, all are taken or none. They
-    are taken in the order of the alphabet, so that no two programs wait for each other.
+    are taken in the order of the alphabet, so that no two programs wait for each other. Of several
+    limits, ``distributed_lock(limits=[Limit("export:acme", 2), Limit("export", 10)])``, all are
+    taken or none, in the order given.
 
     Use it as ``with distributed_lock("lottery") as lease:``, as ``async with``, as a decorator of
     a function or coroutine function, or by its ``acquire()`` and ``release()``. Making it does no
@@ -110,7 +114,11 @@ def distributed_lock(
             With a limit that is the same permit; without reentrant, it may take a second one.
         limit: How many may hold it at a time, 1 to 1,000. Each has one of so many permits, a lease
             of its own that says which: ``lease.permit``. First come, first served over all of them.
-            Write the same limit wherever the lock is taken.
+            Write the same limit wherever the lock is taken. Of several names, each has this limit.
+        limits: In place of names and a limit: locks with a limit each, of which all are taken or
+            none. Write the narrowest first, so that nobody holds a wide one while it waits for a
+            narrow one, and in the same order everywhere. Above a function, names are format strings
+            over its arguments, and a number may be a function of them.
         using: Alias in REDISLOCK.
         atomic: Whether the block is a transaction too, see Lease.atomic(); a string is the alias
             in DATABASES. It is committed before the lock is released.
@@ -126,6 +134,10 @@ def distributed_lock(
         options = options_of(*given)
     except TypeError:  # An argument that cannot be hashed; the check says which.
         options = options_of.__wrapped__(*given)
+    if limits is not None:
+        if names or limit is not None:
+            raise ValueError("limits say names and limits themselves: leave those out beside them.")
+        return JointLock(check_limits(limits), options)
     if len(names) != 1:
         return JointLock(several_names(names), options)
     (name,) = names
@@ -372,12 +384,7 @@ class Lock(Holds):
         return await backend.arun(self._look(backend))
 
     def _look(self, backend: Backend) -> Flow[bool]:
-        name = check_name(self.name)
-        for permit in range(1, (self._options.limit or 1) + 1):
-            value = yield from flows.result_of(backend.look(name, permit))
-            if backend.seen(name, value).is_free:
-                return False
-        return True
+        return _is_taken(backend, check_name(self.name), self._options.limit)
 
 
 class JointLock(Lock, JointHolds):
@@ -387,24 +394,50 @@ class JointLock(Lock, JointHolds):
 
     def __init__(
         self,
-        names: tuple[str, ...],
+        wanted: tuple[str | Limit, ...],
         options: Options,
         run: RunMarker | None = None,
         place: str = "",
     ) -> None:
+        """Take nothing yet.
+
+        Args:
+            wanted: In the order in which they are taken: names, with the limit in *options*; or
+                limits.
+            options: How they are locked.
+            run: The run of a task whose records are those of the first of them.
+            place: Where they stand as a decorator.
+        """
+        for one in wanted:
+            name, limit = (one, options.limit) if isinstance(one, str) else (one.name, one.number)
+            if limit not in {None, 1}:
+                check_limited(name)
+        names = [one if isinstance(one, str) else one.name for one in wanted]
         super().__init__(", ".join(names), options, run, place)
-        self._names = names
+        self._wanted = wanted
 
     @property
     def _written(self) -> str:
-        return ", ".join(map(repr, self._names))
+        if isinstance(self._wanted[0], str):
+            return ", ".join(map(repr, self._wanted))
+        return f"limits=[{', '.join(map(str, self._wanted))}]"
 
     def _formatter(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        every = [formatter(name, function) for name in self._names]
-        return lambda args, kwargs: in_order(name_of(args, kwargs) for name_of in every)
+        names = [formatter(one, function) for one in self._wanted if isinstance(one, str)]
+        if names:
+            return lambda args, kwargs: in_order(name_of(args, kwargs) for name_of in names)
+        limits = [one.maker(function) for one in self._wanted if isinstance(one, Limit)]
+        return lambda args, kwargs: each_once(make(args, kwargs) for make in limits)
 
     def _look(self, backend: Backend) -> Flow[bool]:
-        names = [check_name(name) for name in self._names]
-        values = yield from together([flows.result_of(backend.look(name)) for name in names])
-        seen = map(backend.seen, names, values)
-        return not all(look.is_free for look in seen)
+        wanted = [name_and_limit(one, self._options) for one in self._wanted]
+        looks = [_is_taken(backend, check_name(name), limit) for name, limit in wanted]
+        return any((yield from together(looks)))
+
+
+def _is_taken(backend: Backend, name: str, limit: int | None) -> Flow[bool]:
+    for permit in range(1, (limit or 1) + 1):
+        value = yield from flows.result_of(backend.look(name, permit))
+        if backend.seen(name, value).is_free:
+            return False
+    return True

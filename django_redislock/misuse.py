@@ -144,6 +144,14 @@ def hands_nothing_over(alias: str, name: str) -> LockMisuse:
     )
 
 
+def counts_arguments(name: str) -> LockMisuse:
+    return LockMisuse(
+        name,
+        "the number of its limit is a function of arguments, and a block has none. Write the number"
+        " there; or write @distributed_lock(limits=[...]) above a function that takes them.",
+    )
+
+
 def is_joint(name: str) -> LockMisuse:
     return LockMisuse(
         name,

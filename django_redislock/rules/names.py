@@ -126,7 +126,7 @@ def formatter(
         InvalidLockName: A field names no argument, now; or the name cannot be made or is not
             valid, at the call.
     """
-    signature = _signature(function)
+    signature = signature_of(function)
     called = f"{function.__qualname__}()" if hasattr(function, "__qualname__") else repr(function)
     rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
     try:
@@ -155,17 +155,13 @@ def formatter(
     format_map = str.format_map if show is None else _Showing(show).format_map
 
     def name_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        bound = signature.bind(*args, **kwargs)  # Raises TypeError as the call itself would.
-        bound.apply_defaults()
-        fields = dict(bound.arguments)
-        if rest is not None:
-            fields = {**fields.pop(rest), **fields}
-            if absent := [field for field in wanted if field not in fields]:
-                raise InvalidLockName(
-                    _shown(template),
-                    f"it uses the argument {min(absent)!r}, which this call of {called} does not"
-                    f" have; it has: {', '.join(fields) or 'none'}",
-                )
+        fields = bound_arguments(signature, args, kwargs)
+        if absent := [field for field in wanted if field not in fields]:
+            raise InvalidLockName(
+                _shown(template),
+                f"it uses the argument {min(absent)!r}, which this call of {called} does not"
+                f" have; it has: {', '.join(fields) or 'none'}",
+            )
         try:
             if see is not None:
                 fields |= {field: see(field, fields[field]) for field in wanted}
@@ -179,7 +175,24 @@ def formatter(
     return name_of
 
 
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
+def bound_arguments(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a call by name, defaults applied, and each of ``**kwargs`` by its own.
+
+    Raises:
+        TypeError: They cannot be bound, as the call itself would raise it.
+    """
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    fields = dict(bound.arguments)
+    for one in signature.parameters.values():
+        if one.kind is one.VAR_KEYWORD:
+            fields = {**fields.pop(one.name), **fields}
+    return fields
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     """How *function* is called, whatever it says that it wraps.
 
     Django's method_decorator hands over a partial of a bound method, and as_view() a view. Both

@@ -19,6 +19,7 @@ def test_the_package_has_these_names_and_no_others() -> None:
     assert sorted(django_redislock.__all__) == [
         "InvalidLockName",
         "Lease",
+        "Limit",
         "LockError",
         "LockLost",
         "LockMisuse",
@@ -64,12 +65,13 @@ def test_distributed_lock_is_called_like_this() -> None:
         ("min_hold", None),
         ("reentrant", False),
         ("limit", None),
+        ("limits", None),
         ("using", "default"),
         ("atomic", False),
         ("release_on_commit", False),
     ]
     kinds = [one.kind for one in parameters.values()]
-    assert kinds == [inspect.Parameter.VAR_POSITIONAL] + [inspect.Parameter.KEYWORD_ONLY] * 10
+    assert kinds == [inspect.Parameter.VAR_POSITIONAL] + [inspect.Parameter.KEYWORD_ONLY] * 11
 
 
 def public(cls: type) -> set[str]:

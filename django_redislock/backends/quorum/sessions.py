@@ -41,7 +41,7 @@ class Session(_NobodyQueues, drivers.Blocking):
         self._ensemble: Ensemble | None = None
 
     def call(self, step: Call) -> Answer:
-        value, sent = self._vote(step, self._voting.answer)
+        value, sent = self._vote(step, self._voting.of(step).answer)
         return Answer(value, sent, clock.now())
 
     def call_all(self, calls: Sequence[Call]) -> list[Outcome]:
@@ -96,7 +96,7 @@ class AsyncSession(_NobodyQueues, drivers.Awaiting):
         await self._ensemble.connect(step.within)
         sent = clock.now()
         try:
-            value = await self._ensemble.vote(self._voting.answer(step))
+            value = await self._ensemble.vote(self._voting.of(step).answer(step))
         except NoMajority as error:
             raise error.as_trouble(sent) from error.__cause__
         return Answer(value, sent, clock.now())

@@ -113,7 +113,7 @@ def outcomes_of(values: Iterable[Any], sent: float) -> list[Outcome]:
 
 
 class Voting:
-    """The votes of one flow."""
+    """The votes of one flow; see of()."""
 
     def __init__(self, caller: Caller, servers: Sequence[QuorumServer], fences: Fences) -> None:
         """Prepare to ask.
@@ -130,8 +130,19 @@ class Voting:
         # Servers on which an undo of this flow's token may still be on its way. It would end the
         # token's next grant there, so their grants do not count (R4).
         self._suspect: set[QuorumServer] = set()
+        self._by_token: dict[tuple[Any, ...], Voting] = {}
         # The permit that this flow asked for last, of several. Its token may have it.
         self._asked: int | None = None
+
+    def of(self, call: Call) -> Voting:
+        """The votes about the token of *call*: what is known of one token says nothing of another.
+
+        The flow of several locks has a token for each.
+        """
+        if call.args[:1] not in self._by_token:
+            own = Voting(self._caller, self._servers, self._fences)
+            self._by_token[call.args[:1]] = own
+        return self._by_token[call.args[:1]]
 
     def answer(self, call: Call) -> Vote:
         """Have a script run on all servers. Returns what one server would.
@@ -165,7 +176,7 @@ class Voting:
 
     def answer_all(self, calls: Sequence[Call]) -> Generator[Question, Replies, list[Any]]:
         """As answer(), for many that are asked together; a NoMajority may stand for an answer."""
-        votes = dict(enumerate(map(self.answer, calls)))
+        votes = {number: self.of(call).answer(call) for number, call in enumerate(calls)}
         answers: dict[int, Any] = {}
         replies: dict[int, Any] = dict.fromkeys(votes)
         while replies:

@@ -1,0 +1,114 @@
+"""Limits: how many may hold a lock at a time, which several locks are taken with as one."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from django_redislock.exceptions import InvalidLockName
+from django_redislock.rules.arguments import number
+from django_redislock.rules.names import bound_arguments, check_name, formatter, signature_of
+from django_redislock.rules.options import MOST_PERMITS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    Made = Callable[[tuple[Any, ...], Mapping[str, Any]], "Limit"]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """At most so many at a time: ``Limit("export:{tenant}", 2)``.
+
+    Attributes:
+        name: That of the lock. Above a function it is a format string over its arguments.
+        number: How many may hold it at a time, 1 to 1,000. Above a function it may be a function
+            of the arguments that it names: ``lambda tenant: plans[tenant].exports``.
+
+    Raises:
+        InvalidLockName: The name cannot be a lock's name.
+        ValueError: The number is none, or out of range.
+    """
+
+    name: str
+    number: int | Callable[..., int]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", check_name(self.name, template="{" in str(self.name)))
+        if not callable(self.number):
+            number(self.number, f"The number of Limit({self.name!r})", MOST_PERMITS)
+
+    def maker(self, function: Callable[..., Any]) -> Made:
+        """How to make the limit of a call of *function*: (args, kwargs) -> limit.
+
+        Raises:
+            InvalidLockName: The name, or the function that is the number, wants an argument that
+                *function* does not take.
+        """
+        name_of, own = formatter(self.name, function), self.number
+        if not callable(own):
+            return lambda args, kwargs: Limit(name_of(args, kwargs), own)
+        signature = signature_of(function)
+        wanted = _named_by(own, signature, self.name)
+        counts: Callable[..., int] = own
+
+        def make(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Limit:
+            passed = bound_arguments(signature, args, kwargs)
+            names = passed if wanted is None else wanted
+            return Limit(name_of(args, kwargs), counts(**{name: passed[name] for name in names}))
+
+        return make
+
+
+def _named_by(
+    counts: Callable[..., int], signature: inspect.Signature, limit: str
+) -> list[str] | None:
+    """The arguments that the number of a limit is a function of; None if it takes all."""
+    parameters = inspect.signature(counts).parameters.values()
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return None
+    known = signature.parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in known.values())
+    for one in parameters:
+        if one.name not in known and one.default is one.empty and not takes_any:
+            raise InvalidLockName(
+                limit,
+                f"the function that is its number names {one.name!r}; the arguments are"
+                f" {', '.join(known) or 'none'}",
+            )
+    return [one.name for one in parameters if one.name in known or one.default is one.empty]
+
+
+def check_limits(limits: Any) -> tuple[Limit, ...]:
+    """The argument *limits*, checked.
+
+    Raises:
+        ValueError: It is no list of Limit, or has the same name twice.
+    """
+    if not isinstance(limits, list | tuple) or not limits:
+        raise ValueError(
+            "limits must be a list of at least one Limit, such as"
+            f" [Limit('export:{{tenant}}', 2), Limit('export', 10)], not {limits!r}."
+        )
+    for one in limits:
+        if not isinstance(one, Limit):
+            raise ValueError(f"limits must be a list of Limit, and one is {one!r}.")
+    return each_once(limits)
+
+
+def each_once(limits: Iterable[Limit]) -> tuple[Limit, ...]:
+    """The same limits, of which no two have one name.
+
+    Raises:
+        ValueError: Two have.
+    """
+    found = tuple(limits)
+    names = [limit.name for limit in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"limits has {name!r} twice: a lock has one limit. Name each lock once, the"
+                " narrowest first."
+            )
+    return found

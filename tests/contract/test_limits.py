@@ -1,0 +1,183 @@
+"""Several limits as one: per key and in total, all or none, in the order given."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import (
+    InvalidLockName,
+    Limit,
+    LockMisuse,
+    LockTimeout,
+    distributed_lock,
+    held,
+)
+from tests.support.matrix import in_turn
+from tests.support.waiting import HUNG
+from tests.support.ways import both_ways, in_thread
+
+if TYPE_CHECKING:
+    from django_redislock.lock import Lock
+    from tests.support.backends import Place
+    from tests.support.ways import Way
+
+ACME, ALL = Limit("export:acme", 2), Limit("export", 3)
+
+
+def elsewhere(*limits: Limit) -> Lock:
+    """Limits that another thread has taken, and that are to be released here."""
+    lock = distributed_lock(limits=limits, wait=0)
+    assert in_thread(lock.acquire).result(HUNG)
+    return lock
+
+
+def is_full(limit: Limit) -> bool:
+    return distributed_lock(limits=[limit]).locked()
+
+
+def test_each_has_a_permit_and_the_narrow_one_keeps_no_others_out(place: Place) -> None:
+    other, third = Limit("export:other", 2), Limit("export:third", 2)
+    taken = [elsewhere(ACME, ALL)]
+    with distributed_lock(limits=[ACME, ALL], wait=0) as lease:
+        assert lease.names == ("export:acme", "export")
+        assert lease.permit is None
+        assert all(part.permit in {1, 2, 3} for part in lease.parts)
+    taken.append(elsewhere(ACME, ALL))
+    with pytest.raises(LockTimeout) as raised:
+        distributed_lock(limits=[ALL, ACME], wait=0).__enter__()
+    assert raised.value.name == "export:acme"
+    assert not is_full(ALL)  # What was granted is given back.
+    taken.append(elsewhere(other, ALL))
+    with pytest.raises(LockTimeout) as raised:
+        distributed_lock(limits=[Limit("export:third", 1), ALL], wait=0).__enter__()
+    assert raised.value.name == "export"
+    assert not is_full(third)
+    for lock in taken:
+        lock.release()
+    assert not any(map(is_full, (ACME, ALL, other)))
+
+
+@in_turn
+@both_ways
+async def test_who_waits_for_the_narrow_one_does_not_hold_the_wide_one(
+    way: Way, place: Place
+) -> None:
+    narrow, wide = Limit("export:acme", 1), Limit("export", 2)
+    first = distributed_lock(limits=[narrow, wide])
+    assert await way.acquire(first)
+
+    async def export() -> int:
+        async with way.entered(distributed_lock(limits=[narrow, wide], wait=HUNG)) as lease:
+            return len(lease.parts)
+
+    waiting = way.start(export)
+    await way.until(lambda: any(lock.waiters for lock in held.list()) or waiting.done())
+    async with way.entered(
+        distributed_lock(limits=[Limit("export:other", 1), wide], wait=HUNG)
+    ) as other:
+        assert other.held
+        assert not waiting.done()
+    await way.release(first)
+    assert await waiting.result() == 2
+
+
+def test_never_more_than_the_limits_under_load(place: Place) -> None:
+    running, seen, most = dict.fromkeys(("a", "b", "all"), 0), [], threading.Lock()
+
+    def export(tenant: str) -> None:
+        limits = [Limit(f"export:{tenant}", 2), Limit("export", 3)]
+        for _ in range(4):
+            with distributed_lock(limits=limits, wait=HUNG):
+                for count in (tenant, "all"):
+                    with most:
+                        running[count] += 1
+                        seen.append((count, running[count]))
+                for count in (tenant, "all"):
+                    with most:
+                        running[count] -= 1
+
+    threads = [threading.Thread(target=export, args=(one,), daemon=True) for one in "aabb"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * HUNG)
+        assert not thread.is_alive(), "a deadlock"
+    assert max(count for which, count in seen if which == "all") <= 3
+    assert max(count for which, count in seen if which != "all") <= 2
+
+
+@in_turn
+@both_ways
+async def test_names_and_numbers_are_made_of_the_arguments(way: Way, place: Place) -> None:
+    plans = {"acme": 2, "other": 3}
+
+    def export(tenant: str, *, size: int = 1) -> list[tuple[str, int]]:
+        return sorted((lock.name, lock.owner.limit) for lock in held.list())
+
+    lock = distributed_lock(
+        limits=[
+            Limit("export:{tenant}", lambda tenant: plans[tenant]),
+            Limit("export", lambda **arguments: 10 * arguments["size"]),
+        ]
+    )
+    exported = lock(way.function(export))
+    assert await way.call(exported, "acme") == [("export", 10), ("export:acme", 2)]
+    assert await way.call(exported, tenant="other", size=2) == [
+        ("export", 20),
+        ("export:other", 3),
+    ]
+    plans["acme"] = 0
+    with pytest.raises(ValueError, match=r"number of Limit\('export:acme'\).*1 to 1000, not 0"):
+        await way.call(exported, "acme")
+
+
+@both_ways
+async def test_several_names_with_a_limit_have_it_each(way: Way, place: Place) -> None:
+    async with (
+        way.entered(distributed_lock("gpu", "disk", limit=2)) as lease,
+        way.entered(distributed_lock("gpu", "disk", limit=2)) as other,
+    ):
+        for part, theirs in zip(lease.parts, other.parts, strict=True):
+            assert {part.permit, theirs.permit} == {1, 2}
+        assert await way.locked(distributed_lock("gpu", limit=2))
+
+
+@pytest.mark.parametrize("number", [0, -1, 1001, 1.5, "2", True, None])
+def test_what_is_no_number_is_refused(number: Any) -> None:
+    with pytest.raises(ValueError, match=r"The number of Limit\('export'\) must be an integer"):
+        Limit("export", number)
+
+
+def test_what_makes_no_sense_is_refused(place: Place) -> None:
+    for limits in ([], {}, "export", 3):
+        with pytest.raises(ValueError, match="limits must be a list of at least one Limit"):
+            distributed_lock(limits=limits)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="limits must be a list of Limit, and one is"):
+        distributed_lock(limits=["export"])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="'export' twice"):
+        distributed_lock(limits=[ALL, Limit("export", 2)])
+    for beside in ({"limit": 2}, {}):
+        with pytest.raises(ValueError, match="leave those out"):
+            distributed_lock(*([] if beside else ["export"]), limits=[ALL], **beside)
+    with pytest.raises(InvalidLockName):
+        Limit("", 2)
+    with pytest.raises(InvalidLockName, match="#"):
+        distributed_lock(limits=[Limit("gpu#2", 2)])
+    with pytest.raises(InvalidLockName, match="'nobody'"):
+        distributed_lock(limits=[Limit("export", lambda nobody: 2)])(lambda tenant: tenant)
+    with pytest.raises(LockMisuse, match="function of arguments, and a block has none"):
+        distributed_lock(limits=[Limit("export", lambda: 2)]).acquire()
+    same = distributed_lock(limits=[Limit("export:{tenant}", 2), Limit("export:acme", 2)])
+    with pytest.raises(ValueError, match="'export:acme' twice"):
+        same(lambda tenant: tenant)("acme")
+
+
+@both_ways
+async def test_the_same_name_without_a_limit_is_refused(way: Way, place: Place) -> None:
+    async with way.entered(distributed_lock(limits=[ACME, ALL])):
+        pass
+    with pytest.raises(LockMisuse, match=r"same\s+limit wherever"):
+        await way.acquire(distributed_lock("export", wait=0))
