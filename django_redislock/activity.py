@@ -16,7 +16,6 @@ class Activity(NamedTuple):
     path: str = ""  # Of the HTTP request being served.
     task: str = ""  # The full name of the job: of a task, a function or a command.
     task_id: str = ""
-    permit: str = ""
     deferred: str = ""  # See Owner.deferred.
 
 

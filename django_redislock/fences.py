@@ -38,6 +38,8 @@ class FencedLease(Protocol):
     def alias(self) -> str: ...
     @property
     def parts(self) -> Sequence[FencedLease]: ...
+    @property
+    def permit(self) -> int | None: ...
     def ensure_held(self) -> None: ...
 
 
@@ -56,7 +58,7 @@ def missing_table(model: type[models.Model], using: str) -> str:
 
 
 class Fence(models.Model):
-    """The newest fence of a lock that has written to this database; see fencing.py."""
+    """The newest fence of a lock, or of one permit, that has written here; see fencing.py."""
 
     # Not the name itself: most collations of MySQL take "Report" and "report" for the same.
     key = models.CharField(primary_key=True, max_length=64)
@@ -73,9 +75,13 @@ class Fence(models.Model):
         return f"{visible(self.name)}: {self.fence}"
 
     @staticmethod
-    def key_of(name: str) -> str:
-        """The name of a lock as a key, which is unlike that of any other name in any collation."""
-        return hashlib.sha256(name.encode()).hexdigest()
+    def key_of(name: str, permit: int | None = None) -> str:
+        """The name of a lock as a key, which is unlike that of any other name in any collation.
+
+        The holders of several permits write at the same time, so each permit has a key.
+        """
+        which = f"\0{permit}" if permit and permit > 1 else ""  # No name has such a character.
+        return hashlib.sha256(f"{name}{which}".encode()).hexdigest()
 
 
 class FencedModel(models.Model):

@@ -20,6 +20,7 @@ from django.utils import timezone
 
 from django_redislock.exceptions import LockMisuse, StaleFence
 from django_redislock.holder import must_not_block
+from django_redislock.rules.names import Permit
 from django_redislock.transactions import CURE_OF_JOB, is_by_hand, open_blocks
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def _claim(lease: FencedLease, using: str) -> bool:
     """
     from django_redislock.fences import Fence
 
-    row = Fence.objects.using(using).filter(key=Fence.key_of(lease.name))
+    row = Fence.objects.using(using).filter(key=Fence.key_of(lease.name, lease.permit))
     # Two leases can have the same fence, if Redis lost its data while its clock was set back.
     is_not_newer = Q(fence__lt=lease.fence) | Q(fence=lease.fence, lease_id=lease.id)
     # The write comes first. It locks the row, so what it has compared stays so until the commit;
@@ -186,8 +187,8 @@ def _make_row(lease: FencedLease, using: str) -> None:
     from django_redislock.fences import Fence
 
     row = Fence(
-        key=Fence.key_of(lease.name),
-        name=lease.name,
+        key=Fence.key_of(lease.name, lease.permit),
+        name=Permit(lease.name, lease.permit or 1).label[:200],
         alias=lease.alias,
         fence=0,
         lease_id="",

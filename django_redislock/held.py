@@ -9,6 +9,7 @@ import difflib
 import logging
 import math
 import secrets
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ from django_redislock.lookout import LOOK_WITHIN, circle_of
 from django_redislock.process import is_gone
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.arguments import seconds
-from django_redislock.rules.names import check_name, split_permit
+from django_redislock.rules.names import Permit, check_name, meant_by
 from django_redislock.rules.options import DEFAULT_ALIAS, LONGEST_OPERATION
 from django_redislock.rules.replies import RELEASED, ForceReleaseReply, InspectReply, in_seconds
 from django_redislock.rules.steps import Call
@@ -92,19 +93,19 @@ def list(  # noqa: A001
     backend = backends[using]
     found = HeldLocks()
     if only is None or only == Selection():
-        names, found.total, found.silent = backend.held_names(
+        permits, found.total, found.silent = backend.held_permits(
             limit, offset, latest_first=latest_first
         )
-        found.extend(look_at(names, using=using))
+        found.extend(look_at(permits, using=using))
         found.partial = found.total > offset + limit
         return found
     only.check()
-    names, found.total, found.silent = backend.held_names(MOST_NAMES, latest_first=latest_first)
-    names = only.narrow(names)
-    admitted = filter(only.admits, look_at(names[:MOST_LOOKS], using=using))
+    permits, found.total, found.silent = backend.held_permits(MOST_NAMES, latest_first=latest_first)
+    permits = only.narrow(permits)
+    admitted = filter(only.admits, look_at(permits[:MOST_LOOKS], using=using))
     found.extend(islice(admitted, offset, offset + limit))
     found.partial = (
-        found.total > MOST_NAMES or len(names) > MOST_LOOKS or next(admitted, None) is not None
+        found.total > MOST_NAMES or len(permits) > MOST_LOOKS or next(admitted, None) is not None
     )
     if only.search:  # The names that matched were looked at first.
         found.sort(key=_end, reverse=latest_first)
@@ -123,73 +124,99 @@ def every(*, using: str = DEFAULT_ALIAS, only: Selection | None = None) -> Itera
     backend = backends[using]
     offset, total = 0, 1
     while offset < total:
-        names, total, silent = backend.held_names(MOST_NAMES, offset)
+        permits, total, silent = backend.held_permits(MOST_NAMES, offset)
         if silent:
             raise LockUnavailable(backend.prefix, f"no answer from {', '.join(silent)}")
         offset += MOST_NAMES
-        yield from filter(only.admits, look_at(only.narrow(names), using=using))
+        yield from filter(only.admits, look_at(only.narrow(permits), using=using))
 
 
-def get(name: str, *, using: str = DEFAULT_ALIAS) -> HeldLock | None:
+def get(name: str, *, permit: int | None = None, using: str = DEFAULT_ALIAS) -> HeldLock | None:
     """The lock *name*, or None if nobody holds it.
+
+    Args:
+        name: "gpu#2" is the second permit of "gpu"; or else the lock that is called just so.
+        permit: The number of a permit. If given, the name is taken as it is, and 1 is the lock of
+            that name itself.
+        using: Alias in REDISLOCK.
 
     Raises:
         InvalidLockName: The name cannot be a lock's name.
         LockUnavailable: The server did not or could not answer.
     """
-    backend = backends[using]
-    name = check_name(name)
-    return _read_look(backend, name, backend.look_many([name])[0])
+    return next(look_at(_meant_by(name, permit), using=using), None)
 
 
-def look_at(names: Iterable[str], *, using: str = DEFAULT_ALIAS) -> Iterator[HeldLock]:
-    """The held locks among *names*, in few round trips. The names are taken from the server's keys.
+def _meant_by(name: str, permit: int | None) -> Sequence[Permit]:
+    """What may be meant, see get(); the likeliest first."""
+    return meant_by(name) if permit is None else [Permit(check_name(name), permit)]
+
+
+def look_at(permits: Iterable[Permit], *, using: str = DEFAULT_ALIAS) -> Iterator[HeldLock]:
+    """Those of *permits* that are held, in few round trips.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    backend, remaining = backends[using], iter(names)
+    backend, remaining = backends[using], iter(permits)
     until = clock.now() + CIRCLES_WITHIN
     while some := [*islice(remaining, LOOKED_AT_ONCE)]:
         looks = zip(some, backend.look_many(some), strict=True)
         yield from filter(None, (_read_look(backend, *look, until) for look in looks))
 
 
-def detail(name: str, *, using: str = DEFAULT_ALIAS) -> Detail:
+def detail(name: str, *, permit: int | None = None, using: str = DEFAULT_ALIAS) -> Detail:
     """Who holds the lock *name*, who waits for it, and who held it before.
+
+    Args:
+        name: See get().
+        permit: See get().
+        using: Alias in REDISLOCK.
 
     Raises:
         InvalidLockName: The name cannot be a lock's name.
         LockUnavailable: The server did not or could not answer.
     """
-    return details([check_name(name)], using=using)[0]
+    found = details(_meant_by(name, permit), using=using)
+    # One that is held, or else has been.
+    shown = max(found, key=lambda one: (one.lock is not None, bool(one.past)))
+    others = (Permit(shown.key.name, number) for number in range(1, shown.limit + 1))
+    held_too = look_at([one for one in others if one != shown.key], using=using)
+    return replace(shown, others=[*held_too])
 
 
-def details(names: Sequence[str], *, using: str = DEFAULT_ALIAS) -> Sequence[Detail]:
-    """The same of several locks, in one round trip. The names are checked, or are the server's.
+def details(permits: Sequence[Permit], *, using: str = DEFAULT_ALIAS) -> Sequence[Detail]:
+    """The same of several locks, without the other permits of each, in one round trip.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
     backend = backends[using]
     calls = []
-    for name in names:
+    for one in permits:
         calls += [
-            backend.look(name),
-            Call(scripts.INSPECT, name, (MOST_WAITERS_NAMED,), backend.within),
+            backend.look(*one),
+            Call(
+                scripts.INSPECT,
+                one.name,
+                (MOST_WAITERS_NAMED,),
+                backend.within,
+                permit=one.number,
+            ),
         ]
     answers = iter(backend.results_of(calls) if calls else ())
     return [
-        _read_detail(backend, name, looked, InspectReply(*inspected))
-        for name, looked, inspected in zip(names, answers, answers, strict=True)
+        _read_detail(backend, one, looked, InspectReply(*inspected))
+        for one, looked, inspected in zip(permits, answers, answers, strict=True)
     ]
 
 
-def _read_detail(backend: Backend, name: str, looked: Any, found: InspectReply) -> Detail:
-    lock = _read_look(backend, name, backend.seen(name, looked))
+def _read_detail(backend: Backend, permit: Permit, looked: Any, found: InspectReply) -> Detail:
+    lock = _read_look(backend, permit, backend.seen(permit.name, looked))
     now = in_seconds(found.server_ms)
     return Detail(
-        name=name,
+        name=permit.label,
+        number=permit.number,
         alias=backend.alias,
         lock=lock,
         waiters=[
@@ -205,25 +232,18 @@ def _read_detail(backend: Backend, name: str, looked: Any, found: InspectReply) 
     )
 
 
-def base_name(detail: Detail) -> str:
-    """The name under which the task runs of a lock are noted: of a permit, that of its task."""
-    owners = [lease.owner for lease in (detail.lock, *detail.past) if lease]
-    is_permit = any(owner.permit for owner in owners)
-    return split_permit(detail.name)[0] if is_permit else detail.name
-
-
 def record_of(detail: Detail) -> Record | None:
-    """The record of the task runs under a lock. A permit has the record of its task.
+    """The record of the task runs under a lock, whichever permit they had.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    return record(base_name(detail), using=detail.alias)
+    return record(detail.key.name, using=detail.alias)
 
 
 def unknown(detail: Detail, record: Record | None) -> str:
     """A sentence that nothing is known of a lock; "" if anything is."""
-    if detail.lock or detail.waiters or detail.past or record:
+    if detail.lock or detail.others or detail.waiters or detail.past or record:
         return ""
     return "Nothing is known of it: no lease of a second or longer, and no run of a task."
 
@@ -236,31 +256,34 @@ def similar(name: str, *, using: str = DEFAULT_ALIAS) -> Sequence[str]:
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    known, *_ = known_names(MOST_COMPARED, using=using)
-    return difflib.get_close_matches(name, [one for one in known if one != name])
+    permits, *_ = known_permits(MOST_COMPARED, using=using)
+    known = dict.fromkeys(one.name for one in permits)
+    known.pop(name, None)
+    return difflib.get_close_matches(name, known)
 
 
-def known_names(
+def known_permits(
     limit: int, *, using: str = DEFAULT_ALIAS
-) -> tuple[Sequence[str], bool, Sequence[str]]:
-    """Up to *limit* names that are held and *limit* that tasks ran under last.
+) -> tuple[Sequence[Permit], bool, Sequence[str]]:
+    """Up to *limit* locks that are held, each permit for itself, and *limit* that tasks ran under.
 
     Returns:
-        The names, each once; whether there are more; and the servers that did not answer.
+        Each once; whether there are more; and the servers that did not answer.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
     backend = backends[using]
-    now, ran = backend.held_names(limit), backend.ran_names(limit)
-    names = [*dict.fromkeys([*now.names, *ran.names])]
-    return names, max(now.total, ran.total) > limit, [*now.silent, *ran.silent]
+    now, ran = backend.held_permits(limit), backend.ran_permits(limit)
+    permits = [*dict.fromkeys([*now.permits, *ran.permits])]
+    return permits, max(now.total, ran.total) > limit, [*now.silent, *ran.silent]
 
 
 def force_release(
     name: str,
     id: str,  # noqa: A002
     *,
+    permit: int | None = None,
     using: str = DEFAULT_ALIAS,
     by: str = "",
     reason: str = "",
@@ -271,8 +294,9 @@ def force_release(
     there is none, at its end.
 
     Args:
-        name: The lock.
+        name: The lock, or "gpu#2" for the second permit of "gpu".
         id: The lease that was seen; a newer one is left alone.
+        permit: See get().
         using: Alias in REDISLOCK.
         by: Who does it, for the audit log.
         reason: Why, for the audit log.
@@ -285,19 +309,24 @@ def force_release(
         LockUnavailable: The server did not or could not answer.
     """
     backend = backends[using]
-    name = check_name(name)
     # An id that cannot be encoded is a typing error on a shell that is not UTF-8. The second
     # argument is an id of this request: the server recognises it if the first answer was lost.
     args = id.encode(errors="replace"), secrets.token_hex(8)
-    call = Call(scripts.FORCE_RELEASE, name, args, backend.within)
+    meant = _meant_by(name, permit)
+    name = meant[0].label
+
+    def end(one: Permit) -> ForceReleaseReply:
+        call = Call(scripts.FORCE_RELEASE, one.name, args, backend.within, permit=one.number)
+        return ForceReleaseReply(*backend.run(flows.result_of(call)))
+
     # Owners, operators and reasons may come from anybody: with %r none forges a line of the log.
-    try:
-        reply = ForceReleaseReply(*backend.run(flows.result_of(call)))
+    try:  # No two leases have the same id, so at most one of those that may be meant is ended.
+        reply = next((one for one in map(end, meant) if one.word == RELEASED), None)
     except LockUnavailable:
         text = "Lock %r (%s): whether lease %r was released is unknown, by %r, reason %r"
         audit.warning(text, name, using, id, by, reason)
         raise
-    if reply.word != RELEASED:
+    if reply is None:
         text = "Lock %r (%s): lease %r was not there to release, by %r, reason %r"
         audit.info(text, name, using, id, by, reason)
         return False
@@ -333,8 +362,9 @@ def hold(
 ) -> bool:
     """Keep the lock *name* from everybody for a while, as for maintenance; see unhold().
 
-    A run that holds it ends as it would; then the hold begins, before all waiters. The time counts
-    from now.
+    A run that holds it ends as it would; then the hold begins, before all waiters. Of a lock with a
+    limit it has all permits, as soon as the first is free: runs under the others end as they would,
+    and nobody gets one. The time counts from now.
 
     Args:
         name: The lock.
@@ -352,13 +382,17 @@ def hold(
         ValueError: The time is too short or too long, or nobody is named.
         LockTimeout: Another hold is in the way, which the error has the reason of; or on a quorum,
             anybody else is.
-        InvalidLockName: The name cannot be a lock's name.
+        InvalidLockName: The name cannot be a lock's name, or is that of a permit: "gpu#2".
         LockUnavailable: The server did not or could not answer.
     """
     backend = backends[using]
     ttl = hold_seconds(lasts)
     if not by:
         raise ValueError("by must name the operator.")
+    if len(meant_by(name)) > 1 and (lock := get(name, using=using)) and lock.number > 1:
+        raise InvalidLockName(
+            repr(name), f"it is a permit of {lock.key.name!r}. A hold has all permits: name that"
+        )
     request = flows.Request(
         name=check_name(name),
         token=(HOLD + secrets.token_hex(TOKEN_LENGTH))[:TOKEN_LENGTH],
@@ -415,13 +449,13 @@ def unhold(name: str, *, using: str = DEFAULT_ALIAS, by: str = "") -> bool:
     return True
 
 
-def why_not_released(name: str, *, using: str = DEFAULT_ALIAS) -> str:
+def why_not_released(name: str, *, permit: int | None = None, using: str = DEFAULT_ALIAS) -> str:
     """A sentence that says who has the lock now, after force_release() found nothing to release.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    lock = get(name, using=using)
+    lock = get(name, permit=permit, using=using)
     if lock is None:
         return "Nobody holds it."
     if lock.state == "foreign":
@@ -461,7 +495,7 @@ def tells_where(alias: str) -> bool:
 
 
 def _read_look(
-    backend: Backend, name: str, look: LookReply, until: float = math.inf
+    backend: Backend, permit: Permit, look: LookReply, until: float = math.inf
 ) -> HeldLock | None:
     """Judge what the server shows of a lock; None if nobody holds it.
 
@@ -480,7 +514,8 @@ def _read_look(
     elif holding.renews and holding.ttl and expires_in < _least_left(backend, holding.ttl):
         state = "overdue"
     return HeldLock(
-        name=name,
+        name=permit.label,
+        number=permit.number,
         alias=backend.alias,
         state=state,
         id=holding.id,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from django_redislock.humanize import duration
 from django_redislock.jsonable import Jsonable
+from django_redislock.rules.names import Permit
+from django_redislock.rules.options import MOST_PERMITS
 from django_redislock.rules.stored import read_noted_lease
 
 if TYPE_CHECKING:
@@ -27,9 +29,9 @@ CLOCK_SLACK = 1.0  # Seconds by which a lease may seem to last longer than its t
 
 @dataclass(frozen=True, kw_only=True)
 class HeldLock(Jsonable):
-    """One held lock. Durations are seconds; None means unknown."""
+    """One held lock, or one held permit. Durations are seconds; None means unknown."""
 
-    name: str
+    name: str  # Of a permit beyond the first with its number: "gpu#2".
     alias: str
     state: State
     id: str  # Lease id, for force_release().
@@ -46,6 +48,18 @@ class HeldLock(Jsonable):
     handed_over: bool = False  # Whoever has the baton may take it up; its owner is who gave that.
     waits_for: str = ""  # The lock that its holder waits for, once it has waited for a second.
     circle: str = ""  # If that wait can never end, why: who holds and waits for what.
+    number: int = 1  # Of the permit, by its key.
+
+    @property
+    def key(self) -> Permit:
+        """What is held, also if another lock is called "gpu#2"."""
+        return Permit.labelled(self.name, self.number)
+
+    @property
+    def permit(self) -> str:
+        """Which permit of how many it is: "2/4"; "" of a lock without a limit."""
+        limit = self.owner.limit
+        return f"{self.number}/{limit or '?'}" if limit or self.number > 1 else ""
 
     @property
     def holder(self) -> str:
@@ -109,8 +123,9 @@ class HeldLock(Jsonable):
 
     def as_dict(self) -> dict[str, Any]:
         """The fields that are printed; ``note`` says what ``strange`` does."""
-        printed = {**super().as_dict(), "note": self.note or None}
-        del printed["strange"]
+        more = {"permit": self.permit or None, "note": self.note or None}
+        printed = {**super().as_dict(), **more}
+        del printed["strange"], printed["number"]
         return printed
 
 
@@ -159,14 +174,27 @@ class PastLease(Jsonable):
 
 @dataclass(frozen=True, kw_only=True)
 class Detail:
-    """All there is to know about one lock, held or not."""
+    """All there is to know about one lock, or one permit of it, held or not."""
 
-    name: str
+    name: str  # As that of a HeldLock.
     alias: str
     lock: HeldLock | None  # None: nobody holds it.
-    waiters: list[Waiter]  # The next to be served first.
+    waiters: list[Waiter]  # For any permit of the name, the next to be served first.
     past: list[PastLease]  # The oldest first.
     server_time: float  # Seconds since the epoch.
+    number: int = 1  # Of the permit.
+    others: Sequence[HeldLock] = ()  # The other permits of the name that are held.
+
+    @property
+    def key(self) -> Permit:
+        """What it is, also if another lock is called "gpu#2"."""
+        return Permit.labelled(self.name, self.number)
+
+    @property
+    def limit(self) -> int:
+        """How many permits the name has, by those who hold it, wait for it or held it; or 1."""
+        waiters, past = ((one.owner for one in some) for some in (self.waiters, self.past))
+        return limit_of([*waiters, *past, *([self.lock.owner] if self.lock else [])])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +203,7 @@ class Selection:
 
     Attributes:
         search: Is part of the name, or of what is known about the owner, in any case.
-        state: Is the state; "permit" means the permits of tasks with a limit, in any state.
+        state: Is the state; "permit" means the permits of locks with a limit, in any state.
         host: Is the owner's host.
         task: Is the full name of the owner's task.
         prefix: Is how the name begins.
@@ -219,14 +247,19 @@ class Selection:
             and (not self.search or self.search.casefold() in _searchable(lock))
         )
 
-    def narrow(self, names: list[str]) -> list[str]:
-        """The *names* worth a look; in a search, those that match come first."""
+    def narrow(self, permits: list[Permit]) -> list[Permit]:
+        """The *permits* worth a look; in a search, those that match come first."""
         if self.prefix:
-            names = [name for name in names if name.startswith(self.prefix)]
+            permits = [one for one in permits if one.label.startswith(self.prefix)]
         if self.search:
             wanted = self.search.casefold()
-            names = sorted(names, key=lambda name: wanted not in name.casefold())
-        return names
+            permits = sorted(permits, key=lambda one: wanted not in one.label.casefold())
+        return permits
+
+
+def limit_of(owners: Iterable[Owner]) -> int:
+    """How many permits a name has, by what its owners say, which may be anybody; or 1."""
+    return min(max([1, *(one.limit for one in owners)]), MOST_PERMITS)
 
 
 def read_past(entries: Iterable[bytes], lock: HeldLock | None) -> list[PastLease]:
@@ -243,7 +276,7 @@ def read_past(entries: Iterable[bytes], lock: HeldLock | None) -> list[PastLease
 
 def _states(lock: HeldLock) -> Iterator[str]:
     yield lock.state
-    if lock.owner.permit:
+    if lock.permit:
         yield "permit"
     if lock.expires_in is None:
         yield "no-expiry"  # Also if it is foreign.

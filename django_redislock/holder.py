@@ -108,7 +108,6 @@ def current_owner(limit: int = 0) -> Owner:
             path=activity.path[:200],
             task=activity.task,
             task_id=activity.task_id,
-            permit=activity.permit,
             deferred=activity.deferred,
         )
         _last.with_limit = _last.owner

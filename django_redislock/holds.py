@@ -589,4 +589,4 @@ class Holds:
 
     @property
     def _is_of_task(self) -> bool:
-        return self._run is not None or current_owner().permit != ""
+        return self._run is not None

@@ -10,6 +10,8 @@ from django.db import models
 from django_redislock.completed_runs import CompletedRun
 from django_redislock.fences import Fence, FencedModel
 from django_redislock.humanize import visible
+from django_redislock.rules.names import Permit
+from django_redislock.rules.stored import is_number
 
 if TYPE_CHECKING:
     from django_redislock import held_lock
@@ -21,7 +23,7 @@ class _Key(NamedTuple):
     """What the key of a page stands for."""
 
     alias: str
-    name: str
+    permit: Permit
 
 
 class _NoRows(models.Manager["HeldLock"]):
@@ -37,8 +39,8 @@ class HeldLock(models.Model):
     Python code calls it :data:`LockPage`: a HeldLock is that of held.py. Addresses and permissions
     are made of the name of the class.
 
-    The key stands for alias and name in addresses. A name could be ``..`` or hold a slash, which
-    browsers and proxies rewrite, so the key is base64.
+    The key stands for alias, name and number of the permit in addresses. A name could be ``..`` or
+    hold a slash, which browsers and proxies rewrite, so the key is base64.
     """
 
     lock: held_lock.HeldLock  # Only those that are made by of() have it.
@@ -62,15 +64,16 @@ class HeldLock(models.Model):
         return visible(self.name)  # Django's log shows it too.
 
     @classmethod
-    def named(cls, name: str, alias: str) -> HeldLock:
-        """The page of a lock, whether it is held or not."""
-        packed = base64.urlsafe_b64encode(f"{alias}\0{name}".encode())
+    def named(cls, name: str, alias: str, permit: int = 1) -> HeldLock:
+        """The page of a lock, or of a permit of it, whether it is held or not."""
+        which = f"\0{permit}" * (permit > 1)
+        packed = base64.urlsafe_b64encode(f"{alias}\0{name}{which}".encode())
         return cls(key=packed.decode().rstrip("="))
 
     @classmethod
     def of(cls, lock: held_lock.HeldLock) -> HeldLock:
         """The page of a lock that is held."""
-        page = cls.named(lock.name, lock.alias)
+        page = cls.named(lock.key.name, lock.alias, lock.key.number)
         page.lock = lock
         return page
 
@@ -78,12 +81,18 @@ class HeldLock(models.Model):
     def with_key(cls, key: str) -> HeldLock | None:
         """The page with this key; None if the key is none of ours."""
         found = cls(key=key)
-        return found if found.name and cls.named(found.name, found.alias).key == key else None
+        name, number = found.permit
+        return found if name and cls.named(name, found.alias, number).key == key else None
 
     @property
     def name(self) -> str:
-        """The lock's name."""
-        return self._unpacked.name
+        """The lock's name; of a permit beyond the first with its number."""
+        return self.permit.label
+
+    @property
+    def permit(self) -> Permit:
+        """The lock, or the permit of it."""
+        return self._unpacked.permit
 
     @property
     def alias(self) -> str:
@@ -95,9 +104,10 @@ class HeldLock(models.Model):
         try:
             packed = base64.urlsafe_b64decode(self.key + "=" * (-len(self.key) % 4)).decode()
         except ValueError:  # Of base64 and of UTF-8.
-            return _Key("", "")
+            return _Key("", Permit(""))
         alias, _, name = packed.partition("\0")
-        return _Key(alias, name)
+        name, _, number = name.partition("\0")
+        return _Key(alias, Permit(name, int(number) if is_number(number, 4) else 1))
 
 
 LockPage = HeldLock

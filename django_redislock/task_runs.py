@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock.backends.registry import backends
+from django_redislock.held_lock import limit_of
 from django_redislock.holder import current_owner
 from django_redislock.humanize import duration
 from django_redislock.jsonable import Jsonable
 from django_redislock.process import is_gone
 from django_redislock.rules import flows, scripts
-from django_redislock.rules.names import check_name
+from django_redislock.rules.names import Permit, check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
 from django_redislock.rules.replies import (
     CallsReply,
-    FinishArgs,
     RunsReply,
     TurnReply,
     in_seconds,
@@ -125,7 +125,16 @@ class Record(Jsonable):
     @property
     def tasks(self) -> set[str]:
         """The full names of the tasks whose runs are known."""
-        return {run.owner.task for run in (*self.last.values(), *self.under_way)} - {""}
+        return {run.owner.task for run in self._known} - {""}
+
+    @property
+    def limit(self) -> int:
+        """How many permits the lock has, by the runs that are known; or 1."""
+        return limit_of(run.owner for run in self._known)
+
+    @property
+    def _known(self) -> tuple[Run, ...]:
+        return (*self.last.values(), *self.under_way)
 
 
 class Records(list[Record]):
@@ -181,9 +190,9 @@ def records(
     """
     backend = backends[using]
     listed = MOST_NAMES if task or prefix else limit
-    names, total, silent = backend.ran_names(listed)
+    permits, total, silent = backend.ran_permits(listed)
     prefix = unicodedata.normalize("NFC", prefix)  # As names are.
-    names = [name for name in names if name.startswith(prefix)]
+    names = [one.name for one in permits if one.name.startswith(prefix)]
     found = Records()
     found.partial = total > listed
     found.silent = silent
@@ -305,7 +314,7 @@ def records_of(names: Sequence[str], *, using: str = DEFAULT_ALIAS) -> list[Reco
 class _Started(NamedTuple):
     """A run that has started, and whose end is not noted."""
 
-    permit: str  # "#2" of a task with a limit, else "".
+    permit: int
     lease_id: str
     run: Run
 
@@ -315,7 +324,7 @@ def _records(backend: Backend, names: list[str]) -> list[Record | None]:
     # A run that has started is under way while its lease holds the lock. Otherwise it may have
     # noted its end since we asked, so ask again: if no end is noted then, the run never ended.
     runs = [(name, one) for name, (_, started) in noted.items() for one in started]
-    looks = backend.look_many([name + one.permit for name, one in runs])
+    looks = backend.look_many([Permit(name, one.permit) for name, one in runs])
     over = {
         (name, one.lease_id)
         for (name, one), look in zip(runs, looks, strict=True)
@@ -431,46 +440,13 @@ def uncount_start(name: str, marker: flows.RunMarker, lease: Lease, *, using: st
     _call(scripts.UNCOUNT_START, name, lease.id, marker.id, using=using)
 
 
-def note_start(name: str, lease: Lease, *, using: str) -> None:
-    """Note that a run with a permit begins. The acquire has noted it under the permit alone.
-
-    Raises:
-        LockUnavailable: The server did not or could not answer.
-    """
-    permit = lease.name.removeprefix(name)
-    args = permit, lease.id, current_owner().packed
-    _call(scripts.START, name, *args, notes=True, using=using)
-
-
-def note_end(
-    name: str, marker: flows.RunMarker, lease: Lease, *, success: bool, lasted: float, using: str
-) -> None:
-    """Note how a run with a permit ended. The release notes it under the permit alone.
-
-    Raises:
-        LockUnavailable: The server did not or could not answer.
-    """
-    ended = FinishArgs(
-        what="success" if success else "failure",
-        lasted=flows.milliseconds(lasted),
-        owner=current_owner().packed,
-        run=marker.id,
-        recognised_for=flows.milliseconds(marker.recognised_for),
-        permit=lease.name.removeprefix(name),
-        id=lease.id,
-    )
-    _finish(name, ended, using)
-
-
 def note_retried(name: str, marker: flows.RunMarker, *, using: str) -> None:
     """Note that a run has finished, but its task goes on: it has published its own retry.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    recognised_for = flows.milliseconds(marker.recognised_for)
-    # Its start, and that of its lease, end with the release or with note_end().
-    _finish(name, FinishArgs("retried", run=marker.id, recognised_for=recognised_for), using)
+    _call(scripts.FINISH, name, marker.id, flows.milliseconds(marker.recognised_for), using=using)
 
 
 def forget_start(name: str, lease: Lease, *, using: str) -> None:
@@ -479,13 +455,7 @@ def forget_start(name: str, lease: Lease, *, using: str) -> None:
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    # As for a retry, no end is noted; without the id of a run, nothing else is either.
-    _finish(name, FinishArgs("retried", id=lease.id), using)
-
-
-def _finish(name: str, ended: FinishArgs, using: str) -> None:
-    ended = ended._replace(retention=backends[using].retention)
-    _call(scripts.FINISH, name, *ended, using=using)
+    _call(scripts.FORGET_START, name, lease.id, permit=lease.state.permit, using=using)
 
 
 def announce(
@@ -602,9 +572,14 @@ def leave_line(name: str, task_id: str, *, using: str) -> None:
 
 
 def _call(
-    script: Script, name: str, *args: str | bytes | int, notes: bool = False, using: str
+    script: Script,
+    name: str,
+    *args: str | bytes | int,
+    notes: bool = False,
+    permit: int = 1,
+    using: str,
 ) -> Any:
     """Run a script; if it *notes* a run, it is told how records are kept."""
     backend = backends[using]
     args = (*args, backend.retention) if notes else args
-    return backend.run(flows.result_of(Call(script, name, args, backend.within)))
+    return backend.run(flows.result_of(Call(script, name, args, backend.within, permit=permit)))

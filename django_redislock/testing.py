@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
 from django_redislock.backends.memory.backend import InMemoryBackend
@@ -14,7 +15,7 @@ from django_redislock.rules import flows, scripts
 from django_redislock.rules.arguments import seconds as seconds_of
 from django_redislock.rules.flows import Granted
 from django_redislock.rules.forms import FirstTry
-from django_redislock.rules.names import check_name
+from django_redislock.rules.names import Permit, check_name
 from django_redislock.rules.options import DEFAULT_ALIAS, Options
 from django_redislock.rules.steps import Call
 from django_redislock.rules.stored import Owner
@@ -56,11 +57,18 @@ class LockTestKit:
 
     @contextmanager
     def simulate_held_by_other(
-        self, name: str, *, using: str = DEFAULT_ALIAS, ttl: float = 3600.0, owner: Owner = OTHER
+        self,
+        name: str,
+        *,
+        using: str = DEFAULT_ALIAS,
+        ttl: float = 3600.0,
+        owner: Owner = OTHER,
+        limit: int | None = None,
     ) -> Iterator[None]:
-        """Let another machine hold the lock *name* during the block."""
+        """Let another machine hold the lock *name*, or a permit of it, during the block."""
         backend = backends[using]
-        options = Options(ttl=ttl, wait=0.0, renew=False, max_hold=math.inf)
+        options = Options(ttl=ttl, wait=0.0, renew=False, max_hold=math.inf, limit=limit)
+        owner = replace(owner, limit=limit) if limit else owner
         request = FirstTry(check_name(name), owner, backend.terms(options)).request()
         outcome = backend.run(flows.acquire(request, backend.clock()))
         if not isinstance(outcome, Granted):
@@ -68,11 +76,8 @@ class LockTestKit:
         try:
             yield
         finally:
-            backend.run(
-                flows.result_of(
-                    Call(scripts.LEAVE, request.name, (request.token,), request.operation_timeout)
-                )
-            )
+            leave = Call(scripts.LEAVE, request.name, (request.token,), request.operation_timeout)
+            backend.run(flows.result_of(leave._replace(permit=outcome.permit)))
 
     def simulate_lost(
         self, name: str, reason: LostReason = "expired", *, using: str = DEFAULT_ALIAS
@@ -88,12 +93,9 @@ class LockTestKit:
         lease = next((one for one in backend.leases.of(check_name(name)) if one.held), None)
         if lease is None:
             raise AssertionError(f"Nobody in this process holds the lock {name!r}.")
-        token = (lease.state.token,)
-        backend.run(
-            flows.result_of(
-                Call(scripts.LEAVE, lease.name, token, backend.operation_timeout(lease.ttl))
-            )
-        )
+        state, timeout = lease.state, backend.operation_timeout(lease.ttl)
+        leave = Call(scripts.LEAVE, lease.name, (state.token,), timeout, permit=state.permit)
+        backend.run(flows.result_of(leave))
         backend.lost(lease, reason)
         return lease
 
@@ -136,7 +138,7 @@ class LockTestKit:
 
     def _is_locked(self, name: str, using: str) -> bool:
         backend = backends[using]
-        return not backend.look_many([check_name(name)])[0].is_free
+        return not backend.look_many([Permit(check_name(name))])[0].is_free
 
 
 def _in_memory(alias: str) -> Backend:

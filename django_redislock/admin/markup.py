@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _BETWEEN = re.compile(r"(?<=[:/._|,;=@])(?=[^:/._|,;=@])")
 MOST_RUNS = 10  # Of a task with a large limit as many may be under way.
 
-PERMIT = "One of the permits of a task with a limit."
+PERMIT = "One of the permits of a lock with a limit."
 WAITS = "Its holder waits for another lock, with this one."
 GONE = "The process that took it does not exist on this host any more."
 STATES = {
@@ -51,9 +51,9 @@ def breakable(text: str) -> SafeString:
 def state(lock: HeldLock) -> SafeString:
     """Badges: the permit, and the troubles of the lock or else its state."""
     badges = []
-    if lock.owner.permit:
-        badges.append(("permit", f"permit {visible(lock.owner.permit)}", PERMIT))
-    if lock.state != "held" or not lock.owner.permit:
+    if lock.permit:
+        badges.append(("permit", f"permit {lock.permit}", PERMIT))
+    if lock.state != "held" or not lock.permit:
         label = lock.shown_state if lock.handed_over else STATES[lock.state][0]
         badges.append((lock.state, label, _state_means(lock)))
     if lock.circle:
@@ -178,7 +178,7 @@ def facts(lock: HeldLock) -> list[tuple[str, Any]]:
 
 def _meaning(lock: HeldLock) -> str:
     """The meaning of its badges."""
-    permit = PERMIT if lock.owner.permit else ""
+    permit = PERMIT if lock.permit else ""
     late = lock.note if lock.circle or lock.ends_late else WAITS if lock.waits_for else ""
     return " ".join(filter(None, (permit, _state_means(lock), late, GONE * lock.gone)))
 

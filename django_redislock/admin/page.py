@@ -36,6 +36,8 @@ from django_redislock.humanize import counted, duration, parse_duration, visible
 from django_redislock.models import LockPage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from django.http import HttpRequest, HttpResponse
     from django.utils.safestring import SafeString
 
@@ -232,7 +234,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         }
         now = time.time()
         try:
-            detail = held.detail(page.name, using=page.alias)
+            detail = held.detail(**_exactly(page))
             context |= {"as_of": markup.moment(now), **_sections(detail)}
             record = held.record_of(detail)
             context["record"] = markup.record(record) if record else []
@@ -299,7 +301,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             if page.alias in problems:
                 continue  # A silent server is asked once.
             try:
-                lock = held.get(page.name, using=page.alias)
+                lock = held.get(**_exactly(page))
             except held.PROBLEMS as error:
                 problems[page.alias] = held.problem(error, page.alias)
                 continue
@@ -347,9 +349,9 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         lock = f"The lock “{page}”"
         reason = request.POST.get("reason", "")[:200]
         by = _operator(request)
-        before = held.get(page.name, using=page.alias)
+        before = held.get(**_exactly(page))
         try:
-            is_released = held.force_release(page.name, id, using=page.alias, by=by, reason=reason)
+            is_released = held.force_release(id=id, by=by, reason=reason, **_exactly(page))
         except LockUnavailable as error:
             if _is_there(page, id):
                 raise
@@ -362,7 +364,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             self.log_change(request, page, f"Released by force: {done} {visible(reason)}".strip())
             messages.success(request, f"{lock} was released. {effect}{_who_follows(page)}")
         else:
-            why = held.why_not_released(page.name, using=page.alias)
+            why = held.why_not_released(**_exactly(page))
             messages.warning(request, f"{lock} was not released. {why}")
 
     # --- hold ---------------------------------------------------------------------------------
@@ -372,7 +374,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Ask how long to hold the ticked locks, and why."""
         references = request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)
         return self._ask_to_hold(
-            request, [page for page, _ in filter(None, map(_referred, references))]
+            request, _with_all_permits(page for page, _ in filter(None, map(_referred, references)))
         )
 
     def hold_view(self, request: HttpRequest) -> HttpResponse:
@@ -381,7 +383,8 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             return HttpResponseNotAllowed(["POST"])
         if not self.has_hold_permission(request):
             raise PermissionDenied
-        pages = list(filter(None, map(LockPage.with_key, request.POST.getlist("lock"))))
+        wanted = map(LockPage.with_key, request.POST.getlist("lock"))
+        pages = _with_all_permits(filter(None, wanted))
         if "unhold" in request.POST:
             act = partial(self._unhold, request)
         elif "confirmed" in request.POST:
@@ -448,10 +451,20 @@ def _operator(request: HttpRequest) -> str:
     return f"{request.user.get_username()} in the admin"
 
 
+def _exactly(page: LockPage) -> dict[str, Any]:
+    """The lock of a page, or the permit, as functions of held.py take it."""
+    return {"name": page.permit.name, "permit": page.permit.number, "using": page.alias}
+
+
+def _with_all_permits(pages: Iterable[LockPage]) -> list[LockPage]:
+    """The pages of the locks, in place of those of their permits: a hold has all permits."""
+    return [*dict.fromkeys(LockPage.named(page.permit.name, page.alias) for page in pages)]
+
+
 def _is_there(page: LockPage, id: str) -> bool:  # noqa: A002
     """Whether the server says that the lock is still held by the lease *id*."""
     try:
-        lock = held.get(page.name, using=page.alias)
+        lock = held.get(**_exactly(page))
     except held.PROBLEMS:
         return False
     return lock is not None and lock.id == id
@@ -464,7 +477,19 @@ def _sections(detail: held.Detail) -> dict[str, Any]:
         "detail": detail,
         "facts": markup.facts(lock) if lock else [],
         "reference": _reference(lock) if lock else "",
-        "has_hold": any(who.owner.operator for who in (lock, *detail.waiters) if who),
+        "others": [
+            {
+                "key": quote(LockPage.of(one).key),
+                "name": markup.name(one.name),
+                "state": markup.state(one),
+                "holder": markup.holder(one),
+                "expires_in": markup.expiry(one),
+            }
+            for one in detail.others
+        ],
+        "has_hold": any(
+            who.owner.operator for who in (lock, *detail.others, *detail.waiters) if who
+        ),
         "waiting": [markup.waiter(one) for one in detail.waiters],
         "unnamed_waiters": lock.waiters - len(detail.waiters) if lock else 0,
         "past": [markup.past(lease) for lease in detail.past[: -PAST_LINES - 1 : -1]],
@@ -509,7 +534,7 @@ def _holder(lock: held.HeldLock) -> str:
 
 def _who_follows(page: LockPage) -> str:
     with suppress(LockUnavailable):  # The release is done, whether the server goes on or not.
-        if now := held.get(page.name, using=page.alias):
+        if now := held.get(**_exactly(page)):
             return f" {_holder(now)} has it now."
     return ""
 

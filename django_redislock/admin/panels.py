@@ -14,8 +14,7 @@ from django_redislock.admin.changelist import FREE
 from django_redislock.exceptions import InvalidLockName
 from django_redislock.humanize import duration, visible
 from django_redislock.models import LockPage
-from django_redislock.rules.names import permit_name
-from django_redislock.rules.options import MOST_PERMITS
+from django_redislock.rules.names import Permit
 
 if TYPE_CHECKING:
     from django_redislock.admin.changelist import Rows
@@ -48,7 +47,7 @@ def _skipped(rows: Rows) -> list[dict[str, Any]]:
         with suppress(*held.PROBLEMS):  # The next page will say so.
             stuck = [one for one in held.records(using=alias, limit=RECORDS) if _is_stuck(one)]
             # While a run is at work, the others are skipped: that is what the lock is for.
-            at_work = _at_work([one.name for one in stuck], alias)
+            at_work = _at_work(stuck, alias)
             found += [one for one in stuck if one.name not in at_work]
     found.sort(key=lambda one: one.last_success.at if one.last_success else 0.0)
     return [
@@ -113,28 +112,18 @@ def _is_stuck(record: held.Record) -> bool:
     return skip.at > ended + SAME_OCCASION
 
 
-def _at_work(names: list[str], alias: str) -> set[str]:
-    """The locks of tasks among *names* under which a run is at work.
+def _at_work(records: list[held.Record], alias: str) -> set[str]:
+    """The names among these under which a run is at work.
 
     A run is at work if it holds the lock, or one of the permits, and renews it as it should. A lock
     that cools down counts too: its run has succeeded. A command that holds a lock, forgotten in
-    some terminal, is no run. The first permit says how many permits there are.
+    some terminal, is no run.
     """
-    first = {permit_name(name, 1): name for name in names}
-    locks = {lock.name: lock for lock in held.look_at([*names, *first], using=alias)}
-    others = {
-        permit_name(name, number): name
-        for permit, name in first.items()
-        if permit in locks
-        for number in range(2, min(locks[permit].owner.permits, MOST_PERMITS) + 1)
-    }
-    permits = first | others
+    permits = (Permit(one.name, number) for one in records for number in range(1, one.limit + 1))
     return {
-        permits.get(lock.name, lock.name)
-        for lock in [*locks.values(), *held.look_at(others, using=alias)]
-        if lock.state in {"held", "cooling"}
-        and lock.owner.task
-        and bool(lock.owner.permit) == (lock.name in permits)
+        lock.key.name
+        for lock in held.look_at(permits, using=alias)
+        if lock.state in {"held", "cooling"} and lock.owner.task
     }
 
 
@@ -145,10 +134,10 @@ def _free_at(alias: str, search: str) -> dict[str, str]:
         for one in held.records(using=alias, limit=RECORDS)
         if search.casefold() in one.name.casefold() and not one.under_way
     }
-    for lock in held.look_at([*found], using=alias):
+    for lock in held.look_at(map(Permit, [*found]), using=alias):
         del found[lock.name]
     with suppress(InvalidLockName):  # A search need not be for a name.
         detail = held.detail(search, using=alias)
-        if detail.past and not detail.lock:
+        if detail.past and detail.number == 1 and not (detail.lock or detail.others):
             found.setdefault(detail.name, markup.last_lease(detail))
     return found

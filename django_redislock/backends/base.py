@@ -17,7 +17,8 @@ from django_redislock.exceptions import LockUnavailable
 from django_redislock.lease import Leases
 from django_redislock.process import tell_after_fork
 from django_redislock.rules import scripts
-from django_redislock.rules.keys import BUCKETS, IN_BUCKETS, index_key, name_of
+from django_redislock.rules.keys import BUCKETS, IN_BUCKETS, index_key, permit_of
+from django_redislock.rules.names import Permit
 from django_redislock.rules.options import MOST_COMBINATIONS, ONE_TRY, operation_timeout, terms_of
 from django_redislock.rules.replies import LookReply, NamesReply
 from django_redislock.rules.steps import Answer, Call
@@ -43,12 +44,12 @@ LISTED_AT_ONCE = 10_000  # Names in an index.
 FEWEST_IN_A_BUCKET = 16  # Locks of which the records are kept, however few the settings say.
 
 
-class Names(NamedTuple):
-    """Some of the names in an index."""
+class Indexed(NamedTuple):
+    """Some of the locks in an index, each permit for itself."""
 
-    names: list[str]
+    permits: list[Permit]
     total: int  # How many there are.
-    silent: Sequence[str] = ()  # The servers that did not answer, whose names are missing in both.
+    silent: Sequence[str] = ()  # The servers that did not answer, whose locks are missing in both.
 
 
 class TakesCommands(Protocol):
@@ -244,19 +245,19 @@ class Backend(ABC):
 
     # --- looking ------------------------------------------------------------------------------
 
-    def held_names(self, limit: int, offset: int = 0, *, latest_first: bool = False) -> Names:
-        """Names of held locks by expiry, the next to end first.
+    def held_permits(self, limit: int, offset: int = 0, *, latest_first: bool = False) -> Indexed:
+        """The held locks by expiry, the next to end first.
 
-        It is a look at an index: a name may have become free. Nobody scans the keyspace for it.
+        It is a look at an index: one may have become free. Nobody scans the keyspace for it.
         """
-        return self._names("held", limit, offset, latest_first=latest_first)
+        return self._indexed("held", limit, offset, latest_first=latest_first)
 
-    def ran_names(self, limit: int) -> Names:
-        """Names of the locks of tasks, the last to run first."""
-        return self._names("ran", limit, 0, latest_first=True)
+    def ran_permits(self, limit: int) -> Indexed:
+        """The locks of tasks, the last to run first: all permits of a name are one."""
+        return self._indexed("ran", limit, 0, latest_first=True)
 
-    def _names(self, which: str, limit: int, offset: int, *, latest_first: bool) -> Names:
-        names: list[str] = []
+    def _indexed(self, which: str, limit: int, offset: int, *, latest_first: bool) -> Indexed:
+        permits: list[Permit] = []
         end = offset + limit
         while True:
             # A part at a time: the server serves nobody else while it lists one.
@@ -264,14 +265,15 @@ class Backend(ABC):
             args = which, offset, part, int(latest_first)
             call = Call(scripts.NAMES, index_key(self.prefix), args, self.within)
             page = NamesReply(*self.results_of([call])[0])
-            names += [name for key in page.keys if (name := self.name_in(key))]
+            permits += [found for key in page.keys if (found := self.permit_in(key))]
             offset += part
             if offset >= min(end, page.total):
-                return Names(names, page.total)
+                return Indexed(permits, page.total)
 
-    def name_in(self, lock_key: bytes) -> str | None:
-        """The name of a lock, from its key in an index; None if it is not one of ours."""
-        return name_of(self.prefix, lock_key.decode(errors="replace"))
+    def permit_in(self, lock_key: bytes) -> Permit | None:
+        """The lock, or the permit, of a key in an index; None if it is not one of ours."""
+        found = permit_of(self.prefix, lock_key.decode(errors="replace"))
+        return found and Permit(*found)
 
     @property
     def within(self) -> float:
@@ -282,10 +284,10 @@ class Backend(ABC):
         """The step that looks at a lock, or at one of its permits; see seen()."""
         return Call(scripts.LOOK, name, (), self.within, permit=permit)
 
-    def look_many(self, names: Sequence[str]) -> list[LookReply]:
+    def look_many(self, permits: Sequence[Permit]) -> list[LookReply]:
         """The state of many locks, in few round trips."""
-        values = self.results_of([self.look(name) for name in names]) if names else []
-        return [self.seen(name, value) for name, value in zip(names, values, strict=True)]
+        values = self.results_of([self.look(*one) for one in permits]) if permits else []
+        return [self.seen(one.name, value) for one, value in zip(permits, values, strict=True)]
 
     def seen(self, name: str, value: list[Any]) -> LookReply:
         """Read the answer of the look script about the lock *name*."""

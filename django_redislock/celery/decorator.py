@@ -235,7 +235,7 @@ def single_instance_task(
     conflict_deadline: float | timedelta = HOUR,
     on_unavailable: str = "raise",
     abort_on_lost: bool = False,
-    limit: int = 1,
+    limit: int | None = None,
     unique_queued: bool | Literal["newest"] = False,
     queued_ttl: float | timedelta = HOUR,
     give_up_after: int | None = None,
@@ -275,8 +275,8 @@ def single_instance_task(first: Any = None, /, **options: Any) -> Any:
             "retry" comes back until conflict_deadline, then raises; "run" runs without the lock.
         abort_on_lost: Whether the body ends with LockLost at the next current_lease(), self.lease
             or ensure_held() after its lease is lost.
-        limit: How many runs may happen at a time. Each holds a permit, a lock of its own:
-            "name#1", "name#2", …
+        limit: How many runs may happen at a time, first come first served: each has one of so many
+            permits, of which current_lease().permit tells the number.
         unique_queued: Whether a call is not published while one with the same key waits in the
             queue; the AsyncResult of that one is returned. It runs with its own arguments, those
             of the first call; with "newest", with those of the last one that it stands for. It

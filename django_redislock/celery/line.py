@@ -77,14 +77,14 @@ def stand(task: Task, name: str, busy: Busy) -> Turn | None:
             ticket if type(ticket) is int else 0,
             busy,
             spacing=options.min_hold,
-            permits=options.limit,
+            permits=options.limit or 1,
             using=options.using,
         )
     except LockUnavailable as error:
         logger.warning("%s[%s] has no position in line: %s", task.name, task.request.id, error)
         return None
     nearest = NEAREST_OF_SECONDS if waits_in_broker(task.app) else NEAREST
-    return Turn(*found, slots=nearest * options.limit)
+    return Turn(*found, slots=nearest * (options.limit or 1))
 
 
 def time_in_slot(task: Task) -> float:

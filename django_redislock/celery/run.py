@@ -60,17 +60,17 @@ _CALL_FOR_ITEMS = {"celery.map", "celery.starmap"}
 
 
 def check_baton(baton: Baton, name: str, options: SingleInstance) -> None:
-    """Refuse a baton of another lock than that of the run.
+    """Refuse a baton of another lock than that of the run, or of one with another limit.
 
     Raises:
         LockMisuse: It is.
     """
-    if (baton.alias, baton.name) != (options.using, name) or options.limit > 1:
+    if (baton.alias, baton.name, baton.limit) != (options.using, name, options.limit):
         raise LockMisuse(
             name,
             f"the baton is of lock {baton.name!r} of {baton.alias!r}, so a run under this one of"
             f" {options.using!r} cannot go on with it. Hand over a lease of the lock that the task"
-            " takes, which has no limit; or give the baton to an argument, and call take_up().",
+            " takes, by the same limit; or give the baton to an argument, and call take_up().",
         )
 
 
@@ -296,8 +296,7 @@ class TaskRun(JobRun):
     def _abandon(self, lease: Lease, starts: int, most: int) -> Exception:
         """Give up a call of which so many starts have not ended. Returns what is to be raised."""
         with self._noting("end"):
-            if self.options.limit == 1:  # A permit has noted no start.
-                self._give_back(lease)
+            self._give_back(lease)
         # The mark of an earlier delivery that was abandoned counts as a start.
         if starts > most and self._is_reported:
             self.logger.info("Ignored %s: an earlier delivery of it was abandoned", self)

@@ -1,14 +1,16 @@
-"""What the keys under the prefix say: locks that do not end, keys that do not expire, the index."""
+"""What the keys under the prefix say: locks that do not end, limits that differ, the index."""
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from django_redislock.backends.redis.errors import ReplyError
 from django_redislock.findings import Finding
-from django_redislock.held import look_at
+from django_redislock.held import detail, look_at
 from django_redislock.humanize import counted
-from django_redislock.rules.keys import lock_keys, name_of
+from django_redislock.rules.keys import lock_keys, permit_of
+from django_redislock.rules.names import Permit
 from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 MOST_KEYS = 20_000  # That are looked at.
 SCANNED_AT_ONCE = 1_000
 MOST_NAMED = 5
+MOST_QUEUES = 100  # In which the limits of those who wait are looked at.
 
 
 def keyspace(server: Server) -> Iterator[Finding]:
@@ -28,6 +31,8 @@ def keyspace(server: Server) -> Iterator[Finding]:
     pattern = f"{backend.prefix}:{{*"
     cursor, scanned = b"0", 0
     odd: list[HeldLock] = []
+    limits: dict[str, set[int]] = {}  # By name, those by which it is held.
+    waited_for: set[str] = set()
     endless: list[str] = []
     unlisted = 0
     while True:
@@ -37,38 +42,49 @@ def keyspace(server: Server) -> Iterator[Finding]:
             return
         cursor, keys = reply
         scanned += SCANNED_AT_ONCE
-        names = {key: name for key in keys if (name := _lock_name(backend.prefix, key))}
-        odd_here = [one for one in look_at(names.values(), using=backend.alias) if _is_odd(one)]
+        permits = {key: found for key in keys if (found := _permit(backend.prefix, key))}
+        locks = [*look_at(permits.values(), using=backend.alias)]
+        odd_here = [one for one in locks if _is_odd(one)]
         odd += odd_here
+        for lock in locks:
+            if lock.state not in {"cooling", "foreign"} and not lock.owner.operator:
+                limits.setdefault(lock.key.name, set()).add(lock.owner.limit)
+            if lock.waiters:
+                waited_for.add(lock.key.name)
         # An odd lock is told as such alone: one that is not ours need not be in the index.
-        unlisted += len(_unlisted(server, names) - {lock.name for lock in odd_here})
-        endless += _endless(server, [key for key in keys if key not in names])
+        unlisted += len(_unlisted(server, permits) - {lock.key for lock in odd_here})
+        endless += _endless(server, [key for key in keys if key not in permits])
         if cursor == b"0" or scanned >= MOST_KEYS:
             break
     part = "" if cursor == b"0" else f" among the first {scanned} keys"
+    for name in islice(waited_for, MOST_QUEUES):
+        waiters = detail(name, permit=1, using=backend.alias).waiters
+        wanted = {one.owner.limit for one in waiters if not one.owner.operator}
+        limits.setdefault(name, set()).update(wanted)
     yield _locks(odd, part, backend.alias)
+    yield from _limits({name: one for name, one in limits.items() if len(one) > 1})
     yield _keys(endless, part)
     yield _index(unlisted, part)
 
 
-def _lock_name(prefix: str, key: bytes) -> str | None:
-    """The name of the lock with this key; None if it is another key."""
-    name = name_of(prefix, key.decode(errors="replace"))
-    # A key may only look like ours: then the name leads to another one.
-    return name if name and lock_keys(prefix, name).lock.encode() == key else None
+def _permit(prefix: str, key: bytes) -> Permit | None:
+    """The lock, or the permit, with this key; None if it is another key."""
+    found = permit_of(prefix, key.decode(errors="replace"))
+    # A key may only look like ours: then what it stands for has another one.
+    return Permit(*found) if found and lock_keys(prefix, *found).lock.encode() == key else None
 
 
 def _is_odd(lock: HeldLock) -> bool:
     return bool(lock.strange) or lock.expires_in is None or lock.ends_late
 
 
-def _unlisted(server: Server, names: Mapping[bytes, str]) -> set[str]:
+def _unlisted(server: Server, permits: Mapping[bytes, Permit]) -> set[Permit]:
     """Those of the locks with these keys that are not in the index."""
     prefix = server.backend.prefix
     scores = server.run_all(
-        [("ZSCORE", lock_keys(prefix, name).held, key) for key, name in names.items()]
+        [("ZSCORE", lock_keys(prefix, one.name).held, key) for key, one in permits.items()]
     )
-    return {name for name, score in zip(names.values(), scores, strict=True) if score is None}
+    return {one for one, score in zip(permits.values(), scores, strict=True) if score is None}
 
 
 def _endless(server: Server, keys: list[bytes]) -> list[str]:
@@ -103,6 +119,30 @@ def _locks(odd: list[HeldLock], part: str, alias: str) -> Finding:
         " is not ours, find out who wrote it.",
         id="E031" if never else "W031",
     )
+
+
+def _limits(differing: Mapping[str, set[int]]) -> Iterator[Finding]:
+    """What is said of names that are used with several limits."""
+    if not differing:
+        return
+    says = [
+        f"{name!r} ({' and '.join(map(_spelt, sorted(found)))})"
+        for name, found in differing.items()
+    ]
+    more = f" and {len(says) - MOST_NAMED} more" if len(says) > MOST_NAMED else ""
+    yield Finding(
+        "limits",
+        "warn",
+        f"holders and waiters of {counted(len(says), 'lock')} differ in its limit:"
+        f" {', '.join(says[:MOST_NAMED])}{more}",
+        "Each counts by its own limit, so the greatest number of them may hold it. While a deploy"
+        " changes the limit, that passes by itself; else give the name one limit everywhere.",
+        id="W038",
+    )
+
+
+def _spelt(limit: int) -> str:
+    return f"limit={limit}" if limit else "no limit"
 
 
 def _keys(endless: list[str], part: str) -> Finding:

@@ -52,7 +52,7 @@ def memory(server: Server) -> Iterator[Finding]:
     if not server.scripting:
         return
     backend = server.backend
-    known, most = backend.ran_names(0).total, backend.most_records
+    known, most = backend.ran_permits(0).total, backend.most_records
     lacking = (most - known) * RECORD - (limit - used)
     if known >= NEARLY_FULL * most:
         yield Finding(

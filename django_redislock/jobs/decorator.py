@@ -90,7 +90,7 @@ def single_instance(
     min_hold: Seconds = 0,
     once: Seconds | Literal["database"] = 0,
     atomic: bool | str = False,
-    limit: int = 1,
+    limit: int | None = None,
     wait: Seconds | None = None,
     using: str = DEFAULT_ALIAS,
     on_conflict: str | Callable[[Conflict], Any] = "skip",
@@ -108,7 +108,7 @@ def single_instance(
     min_hold: Seconds = 0,
     once: Seconds | Literal["database"] = 0,
     atomic: bool | str = False,
-    limit: int = 1,
+    limit: int | None = None,
     wait: Seconds | None = None,
     using: str = DEFAULT_ALIAS,
     on_conflict: str | Callable[[Conflict], Any] = "skip",
@@ -137,8 +137,8 @@ def single_instance(
             deleted; it needs atomic.
         atomic: Whether the body is a transaction too, see Lease.atomic(); a string is the alias in
             DATABASES. It is committed before the lock is released. Not for coroutine functions.
-        limit: How many runs may happen at a time. Each holds a permit, a lock of its own:
-            "name#1", "name#2", …
+        limit: How many runs may happen at a time, first come first served: each has one of so many
+            permits, of which current_lease().permit tells the number.
         wait: How long to queue for the lock with on_conflict="wait"; math.inf waits for ever.
         using: Alias in REDISLOCK.
         on_conflict: What a run does if it finds another one. "skip" returns Skipped. "raise" raises

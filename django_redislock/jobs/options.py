@@ -44,7 +44,7 @@ class JobOptions:
     once: float | Literal["database"] = 0.0
     on_conflict: str | Callable[[Any], Any] = "skip"
     on_unavailable: str = "raise"
-    limit: int = 1
+    limit: int | None = None  # How many runs may happen at a time; None: one.
     using: str = DEFAULT_ALIAS
     atomic: str | None = None  # The database of the transaction around the body.
 
@@ -122,7 +122,7 @@ class JobOptions:
                 " says so would not be committed together. Add atomic=True, or the alias of a"
                 " database."
             )
-        if self.once and self.limit > 1:
+        if self.once and self.limit is not None:
             raise ValueError("once and limit exclude each other: once lets one run succeed.")
 
     @cached_property
@@ -137,6 +137,7 @@ class JobOptions:
             using=self.using,
             once=0.0 if self.once == DATABASE else self.once,
             atomic=self.atomic,
+            limit=self.limit,
         )
 
 

@@ -8,10 +8,8 @@ see celery/run.py. Blocking and awaiting differ only in how the lock is asked fo
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import logging
-import time
 from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,7 +19,6 @@ from django_redislock.activity import Activity, current_activity
 from django_redislock.exceptions import LockLost, LockTimeout, LockUnavailable
 from django_redislock.humanize import duration
 from django_redislock.jobs.options import DATABASE, Conflict, JobOptions
-from django_redislock.jobs.permits import Permits
 from django_redislock.jobs.skipped import Skipped
 from django_redislock.lease import Lease
 from django_redislock.lock import Lock
@@ -82,7 +79,7 @@ class JobRun:
     marker = NO_DUPLICATES
     lease: Lease | None = None
     baton = ""  # By which it is to take up a lease, see baton.py.
-    _lock: Lock | None = None  # Each permit has one of its own.
+    _lock: Lock | None = None  # That was asked last.
 
     def __init__(
         self,
@@ -190,7 +187,7 @@ class JobRun:
     def _ask_for_lock(
         self, locks: ExitStack, wait: float | None = None, since: float | None = None
     ) -> Lease | Busy | Done | Finished:
-        """Ask for the lock, or for a permit.
+        """Ask for the lock.
 
         Args:
             locks: Its end releases what is granted. It has the lock before that is asked for, since
@@ -199,19 +196,16 @@ class JobRun:
             wait: Seconds to wait; None: as on_conflict says.
             since: When it was asked for the first time, if it was before.
         """
-        options = self.options
         if self.baton and (outcome := self._take_up(locks)):
             return outcome
-        if options.limit > 1:
-            return self.permits().take(locks, wait, since)
-        how = options.lock_options if wait is None else options.lock_options._replace(wait=wait)
+        how = self.options.lock_options
+        if wait is not None:
+            how = how._replace(wait=wait)
         lock = self._lock = Lock(self.name, how, self.marker)
         locks.push(lock)
         return lock.attempt(since=since)
 
     async def _aask_for_lock(self, locks: AsyncExitStack) -> Lease | Busy | Done | Finished:
-        if self.options.limit > 1:
-            return await self.permits().atake(locks)
         lock = Lock(self.name, self.options.lock_options, self.marker)
         locks.push_async_exit(lock)
         return await lock.aattempt()
@@ -220,36 +214,24 @@ class JobRun:
         """Go on with the lease of its baton; None if that is over. Only messages carry one."""
         return None
 
-    def permits(self) -> Permits:
-        """Those of which a run takes one, if its options have a limit."""
-        return Permits(self.name, self.options, self.marker, self.activity, self._is_own)
-
-    def _is_own(self, busy: Busy) -> bool:
-        """Whether this run itself holds the lock, by an earlier delivery of its message."""
-        return False
-
     def _run_body(self, body: Callable[..., Any], lease: Lease | None) -> Any:
         self.lease = lease
-        with ExitStack() as at_end:
-            if lease is not None and self.options.limit > 1:
-                # A lock notes start and end of its run itself. A permit does so under a name of its
-                # own, so they are noted here; the end before the permit is given back.
-                at_end.push(functools.partial(self._note_end, lease, time.monotonic()))
-                self._note_start(lease)
-            at_end.callback(running.reset, running.set(self))
+        before = running.set(self)
+        try:
             result = None  # Of a body that has replaced itself.
             with self._transaction() if self.options.atomic is not None else NO_TRANSACTION:
                 result = body(*self.args, **self.kwargs)
             return self._end(result)
+        finally:
+            running.reset(before)
 
     async def _arun_body(self, body: Callable[..., Awaitable[Any]], lease: Lease | None) -> Any:
         self.lease = lease
-        async with AsyncExitStack() as at_end:
-            if lease is not None and self.options.limit > 1:
-                at_end.push_async_exit(functools.partial(self._anote_end, lease, time.monotonic()))
-                await asyncio.to_thread(self._note_start, lease)
-            at_end.callback(running.reset, running.set(self))
+        before = running.set(self)
+        try:
             return await body(*self.args, **self.kwargs)
+        finally:
+            running.reset(before)
 
     def _end(self, result: Any) -> Any:
         """The body has returned, and its transaction is committed; the lock is still held."""
@@ -302,7 +284,7 @@ class JobRun:
 
     def _give_back(self, lease: Lease) -> None:
         """End the lease of a run whose body was not executed: neither a success nor a failure."""
-        assert self._lock is not None  # See options.py: once excludes permits.
+        assert self._lock is not None  # That was asked for the lease.
         self._lock.undo()
         with self._noting("end"):
             task_runs.forget_start(self.name, lease, using=self.options.using)
@@ -412,26 +394,6 @@ class JobRun:
 
     def _note_skip(self, skipped: Skipped) -> None:
         task_runs.note_skip(self.name, skipped["skipped"], using=self.options.using)
-
-    def _note_start(self, lease: Lease) -> None:
-        with self._noting("start"):
-            task_runs.note_start(self.name, lease, using=self.options.using)
-
-    def _note_end(self, lease: Lease, began: float, exc_type: object, *exc_info: object) -> None:
-        if not self._still_has(lease):
-            return
-        with self._noting("end"):
-            task_runs.note_end(
-                self.name,
-                self.marker,
-                lease,
-                success=exc_type is None,
-                lasted=time.monotonic() - began,
-                using=self.options.using,
-            )
-
-    async def _anote_end(self, *what: Any) -> None:
-        await asyncio.to_thread(self._note_end, *what)
 
     def _still_has(self, lease: Lease) -> bool:
         """Whether the run still has its lock at its end. Asks the server if that alone knows."""

@@ -84,7 +84,8 @@ local function pop_waiter()
   local permit = later_permit()
   if permit then
     local first, record = unpack(call('ZRANGE', QUEUE, 0, 1))
-    local held_back = is_hold(redis.pcall('GET', (string.gsub(LOCK, '#%d+$', ''))) or '')
+    local value = redis.pcall('GET', (string.gsub(LOCK, '#%d+$', ''))) -- of another type, perhaps
+    local held_back = type(value) == 'string' and is_hold(value)
     if first and (held_back or is_hold(first) or limit_of(record) < tonumber(permit)) then
       return { false }
     end

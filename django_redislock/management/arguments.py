@@ -95,6 +95,9 @@ def add_acts(parser: CommandParser, version: str) -> None:
         " became of the runs of its task.",
     )
     act.add_argument("name", metavar="NAME", help=NAME)
+    act.add_argument(
+        "--permit", type=_limit, metavar="N", help="the Nth permit of NAME; 1: NAME itself"
+    )
 
     act = add_act(
         "explain",
@@ -171,10 +174,7 @@ def _add_hold(add_act: Callable[..., CommandParser]) -> None:
     )
     unhold = add_act("unhold", "End such a hold. The lease of a run is left alone.")
     for act in (hold, unhold):
-        act.add_argument("name", metavar="NAME", help=NAME)
-        act.add_argument(
-            "--limit", type=_limit, metavar="N", help="of jobs with this limit: all N permits"
-        )
+        act.add_argument("name", metavar="NAME", help=f"{NAME}; it has all its permits")
     hold.add_argument(
         "--for",
         dest="lasts",

@@ -18,7 +18,7 @@ from django_redislock.management import aliases
 from django_redislock.management.console import FOUND, finish
 from django_redislock.management.terminal import pasteable
 from django_redislock.rules.arguments import DEFAULT_DATABASE
-from django_redislock.rules.names import check_name
+from django_redislock.rules.names import Permit, meant_by
 from django_redislock.rules.options import DEFAULT_ALIAS
 from django_redislock.rules.stored import Owner, is_number
 
@@ -101,30 +101,30 @@ def explain(
 def _add_name(known: Known, name: str, using: str) -> None:
     """Add what is known of the lock *name*. What cannot be a lock's name may be a task's id."""
     try:
-        name = check_name(name)
+        meant = meant_by(name)
     except InvalidLockName:
         return
     try:
-        known.facts.extend(_of_locks([name], using))
+        known.facts.extend(_of_locks(meant, using))
     except LockUnavailable as error:
         known.problems[using] = held.problem(error, using)
-    _add_completed(known, CompletedRun.objects.of(name).filter(alias=using))
+    _add_completed(known, CompletedRun.objects.of(meant[-1].label).filter(alias=using))
 
 
 def _add_task(known: Known, task_id: str, asked: Sequence[str]) -> None:
     """Add what is known of the call with this id: to the lock servers, a database and Celery."""
     for using in asked:
         try:
-            names, partial, silent = held.known_names(MOST_EXAMINED, using=using)
-            for start in range(0, len(names), LOOKED_AT_ONCE):
-                facts = _of_locks(names[start : start + LOOKED_AT_ONCE], using, task_id)
+            permits, partial, silent = held.known_permits(MOST_EXAMINED, using=using)
+            for start in range(0, len(permits), LOOKED_AT_ONCE):
+                facts = _of_locks(permits[start : start + LOOKED_AT_ONCE], using, task_id)
                 known.facts.extend(fact for fact in facts if fact.owner.is_task(task_id))
         except LockUnavailable as error:
             known.problems[using] = held.problem(error, using)
             continue
         if partial:
             known.notes.append(
-                f"Only {counted(len(names), 'lock')} of {using!r} were looked at: those that end"
+                f"Only {counted(len(permits), 'lock')} of {using!r} were looked at: those that end"
                 " first, and those that tasks ran under last."
             )
         if silent:
@@ -133,18 +133,30 @@ def _add_task(known: Known, task_id: str, asked: Sequence[str]) -> None:
     _add_result(known, task_id)
 
 
-def _of_locks(names: Sequence[str], using: str, task_id: str = "") -> Iterator[Fact]:
+def _of_locks(permits: Sequence[Permit], using: str, task_id: str = "") -> Iterator[Fact]:
     """What the server of an alias knows of these locks; of calls without a lease, of one task."""
-    details = held.details(names, using=using)
+    details = [*held.details(permits, using=using)]
+    names = list(dict.fromkeys(one.name for one in permits))
+    records = task_runs.records_of(names, using=using)
+    # Of a name with a limit also all its other permits, which may be free: they have a past.
+    limits = {one.name: one.limit for one in records if one}
+    more = [
+        Permit(one.key.name, number)
+        for one in details
+        if one.number == 1
+        for number in range(2, max(one.limit, limits.get(one.key.name, 1)) + 1)
+    ]
+    details += held.details([one for one in more if one not in permits], using=using)
     noted: set[tuple[str, int]] = set()  # Runs of which a lease tells: see _key().
+    waiting = set(names)  # Those whose waiters are still to be told, once for all permits.
     for detail in details:
-        yield from _of_leases(detail, noted)
-    bases = list(dict.fromkeys(map(held.base_name, details)))
-    for record in task_runs.records_of(bases, using=using):
+        yield from _of_leases(detail, noted, with_waiters=detail.key.name in waiting)
+        waiting.discard(detail.key.name)
+    for record in records:
         yield from _of_record(record, noted)
-    every = task_runs.calls(bases, task_id=task_id, using=using)
-    for name, calls in zip(bases, every, strict=True):
-        yield from _of_calls(name, calls, task_id)
+    calls = task_runs.calls(names, task_id=task_id, using=using)
+    for name, its_calls in zip(names, calls, strict=True):
+        yield from _of_calls(name, its_calls, task_id)
 
 
 def _key(owner: Owner, ended: float = 0.0) -> tuple[str, int]:
@@ -152,22 +164,25 @@ def _key(owner: Owner, ended: float = 0.0) -> tuple[str, int]:
     return _who(owner), round(ended * 1000)
 
 
-def _of_leases(detail: held.Detail, noted: set[tuple[str, int]]) -> Iterator[Fact]:
-    """The leases of one lock, and its waiters."""
+def _of_leases(
+    detail: held.Detail, noted: set[tuple[str, int]], *, with_waiters: bool
+) -> Iterator[Fact]:
+    """The leases of one lock, or of one permit, and its waiters."""
     for past in detail.past:
         if past.until is not None:
             noted.add(_key(past.owner, past.until))
         ended = "It was never released; it ended by itself"
         if past.until is not None and past.lasted is not None:
             ended = f"{_ENDED[past.ended]} at {_time(past.until)}, after {duration(past.lasted)}"
-        says = f"{_got(past.owner)} (lease {past.id}, fence {past.fence}). {ended}."
+        got = _got(past.owner, detail.number)
+        says = f"{got} (lease {past.id}, fence {past.fence}). {ended}."
         yield Fact(past.since, detail.name, says, past.owner)
     now = detail.server_time
     if lock := detail.lock:
         since = now - (lock.held_for or 0.0)
         noted.add(_key(lock.owner))
         yield Fact(since, detail.name, _holder(lock, now), lock.owner)
-    for before, waiter in enumerate(detail.waiters):
+    for before, waiter in enumerate(detail.waiters if with_waiters else ()):
         place = f"{counted(before, 'waiter')} before it" if before else "the next to get it"
         says = f"{_who(waiter.owner)} began to wait for the lock. It is waiting now, {place}."
         yield Fact(now - waiter.waiting_for, detail.name, says, waiter.owner)
@@ -184,7 +199,7 @@ def _holder(lock: held.HeldLock, now: float) -> str:
     if lock.owner.operator:
         why = f", because of {lock.owner.reason!r}" if lock.owner.reason else ""
         return f"{lock.owner.operator} holds the lock from everybody{why} ({lease}). {ends}"
-    got = f"{_got(lock.owner)} ({lease})."
+    got = f"{_got(lock.owner, lock.number)} ({lease})."
     if lock.state == "cooling":
         return f"{got} It has succeeded, and min_hold keeps the lock. {ends}"
     if lock.handed_over:
@@ -315,10 +330,10 @@ def _who(owner: Owner) -> str:
     return f"{run} on {owner.place}" if owner.place else run
 
 
-def _got(owner: Owner) -> str:
+def _got(owner: Owner, permit: int | None = None) -> str:
     """The clause that it got the lock, and how long it came back for it before."""
-    permit = f", permit {owner.permit}" if owner.permit else ""
-    return f"{_who(owner)} got the lock{permit}{_deferred(owner)}"
+    what = f"permit {permit} of {owner.limit}" if permit and owner.limit else "the lock"
+    return f"{_who(owner)} got {what}{_deferred(owner)}"
 
 
 def _deferred(owner: Owner) -> str:

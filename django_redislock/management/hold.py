@@ -15,7 +15,6 @@ from django_redislock.humanize import duration, visible
 from django_redislock.management.console import FOUND, operator
 from django_redislock.management.sigterm import release_on_sigterm
 from django_redislock.management.terminal import pasteable
-from django_redislock.rules.names import permit_name
 from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
@@ -27,50 +26,39 @@ def hold(
     *,
     name: str,
     alias: str | None,
-    limit: int | None,
     lasts: float,
     reason: str,
     json: bool,
     **options: Any,
 ) -> None:
-    """Hold a lock, or all permits of a name."""
-    held_now, refused = [], []
-    for one in _locks(name, limit):
-        try:
-            begun = _hold(console, one, lasts, reason, alias or DEFAULT_ALIAS)
-        except LockTimeout as error:
-            who = ": ".join(filter(None, (error.holder, error.reason)))
-            refused.append(
-                visible(f"{pasteable(one)} is held already {_until(error.expires_in)}, by {who}.")
-            )
-            continue
-        held_now.append({"name": one, "alias": alias or DEFAULT_ALIAS, "begun": begun})
-        if not json:
-            after = "" if begun else "; it begins when the lease in its way is over"
-            console.out.write(f"Held: {pasteable(one)}, {_until(lasts)}{after}.", str)
-    if json:
-        console.print_json(held_now)
-    if refused:
-        raise CommandError("\n".join(refused), returncode=FOUND)
-
-
-def unhold(
-    console: Console, *, name: str, alias: str | None, limit: int | None, json: bool, **options: Any
-) -> None:
-    """End the hold of a lock, or of all permits of a name."""
+    """Hold a lock, with all its permits."""
     using = alias or DEFAULT_ALIAS
-    locks = _locks(name, limit)
-    ended = [held.unhold(one, using=using, by=operator()) for one in locks]
+    try:
+        begun = _hold(console, name, lasts, reason, using)
+    except LockTimeout as error:
+        who = ": ".join(filter(None, (error.holder, error.reason)))
+        says = f"{pasteable(name)} is held already {_until(error.expires_in)}, by {who}."
+        raise CommandError(visible(says), returncode=FOUND) from error
+    others = held.detail(name, permit=1, using=using).others
     if json:
-        console.print_json(
-            [
-                {"name": one, "alias": using, "ended": done}
-                for one, done in zip(locks, ended, strict=True)
-            ]
-        )
-    elif any(ended):
+        under_way = [lock.name for lock in others]
+        console.print_json([{"name": name, "alias": using, "begun": begun, "others": under_way}])
+        return
+    after = "" if begun else "; it begins when the lease in its way is over"
+    console.out.write(f"Held: {pasteable(name)}, {_until(lasts)}{after}.", str)
+    for lock in others:
+        console.out.write(visible(f"{pasteable(lock.name)} ends as it would: {lock.holder}."), str)
+
+
+def unhold(console: Console, *, name: str, alias: str | None, json: bool, **options: Any) -> None:
+    """End the hold of a lock."""
+    using = alias or DEFAULT_ALIAS
+    ended = held.unhold(name, using=using, by=operator())
+    if json:
+        console.print_json([{"name": name, "alias": using, "ended": ended}])
+    elif ended:
         console.out.write(f"No longer held: {pasteable(name)}.", str)
-    if not any(ended):
+    if not ended:
         raise CommandError(f"No operator holds {pasteable(name)}.", returncode=FOUND)
 
 
@@ -90,11 +78,6 @@ def _hold(console: Console, name: str, lasts: float, reason: str, using: str) ->
             console.err.write(visible(f"{says} command waits until it is free."), str)
             console.err.flush()
         return held.hold(name, lasts, by=operator(), reason=reason, using=using, wait=math.inf)
-
-
-def _locks(name: str, limit: int | None) -> list[str]:
-    """The lock, or the locks that are the permits of *name*."""
-    return [name] if limit is None else [permit_name(name, n) for n in range(1, limit + 1)]
 
 
 def _until(seconds: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 import time
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from django_redislock import held
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from django_redislock.held import HeldLock
+    from django_redislock.rules.names import Permit
 
 MOST_LOCKS = 1000  # Of each alias.
 EVENTS_SHOWN = 6
@@ -29,7 +31,7 @@ class LiveView:
 
     def __init__(self, using: list[str]) -> None:
         self._aliases = using
-        self._before: dict[tuple[str, str], HeldLock] | None = None
+        self._before: dict[tuple[str, Permit], HeldLock] | None = None
         self._before_partial = False
         self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
 
@@ -52,10 +54,16 @@ class LiveView:
             for problem in found.problems.values()
             for line in textwrap.wrap(problem, columns or len(problem))
         ]
-        waiting = sum(lock.waiters for lock in locks)
+        # Those who wait for any permit of a name are counted, and shown, once.
+        waited_for: dict[tuple[str, str], HeldLock] = {}
+        for lock in locks:
+            if lock.waiters:
+                waited_for.setdefault((lock.alias, lock.key.name), lock)
+        waiting = sum(lock.waiters for lock in waited_for.values())
         more = " or more" if found.partial else ""
         status = f"{time.strftime('%H:%M:%S')}  held: {len(locks)}{more}  waiting: {waiting}"
-        queues = [line for lock in locks[:QUEUES_SHOWN] if lock.waiters for line in _queue(lock)]
+        longest = islice(waited_for.values(), QUEUES_SHOWN)
+        queues = [line for lock in longest for line in _queue(lock)]
         rows, events = len(locks), list(self._events)
         if lines is not None:
             # The status, a space and the headers are there anyway.
@@ -71,7 +79,7 @@ class LiveView:
 
     def _note(self, found: aliases.Listed) -> None:
         before = self._before
-        now = {(lock.alias, lock.name): lock for lock in found.locks}
+        now = {(lock.alias, lock.key): lock for lock in found.locks}
         if before is not None:
             # If a server is silent, its locks count as unchanged.
             now = {key: lock for key, lock in before.items() if key[0] in found.problems} | now
@@ -89,7 +97,7 @@ class LiveView:
                 continue
             change = "handed over" if old and new else "taken" if new else "free"
             holders = " -> ".join(terminal.place(one.owner) for one in (old, new) if one)
-            name = terminal.pasteable(key[1])
+            name = terminal.pasteable(key[1].label)
             self._events.append(visible(f"{clock}  {name}  {change}  {holders}"))
 
 
@@ -126,13 +134,14 @@ def _table(
 
 def _queue(lock: HeldLock) -> Iterator[str]:
     try:
-        waiters = held.detail(lock.name, using=lock.alias).waiters
+        name, number = lock.key
+        waiters = held.detail(name, permit=number, using=lock.alias).waiters
     except LockUnavailable:  # The next look will tell.
         return
-    name = terminal.pasteable(lock.name)
+    shown = terminal.pasteable(name)
     for number, waiter in enumerate(waiters[:WAITERS_SHOWN], start=1):
         who = f"{terminal.place(waiter.owner)} {terminal.doing(waiter.owner)}"
-        yield visible(f"{name}  waiting {number}.  {who}")
+        yield visible(f"{shown}  waiting {number}.  {who}")
     if len(waiters) > WAITERS_SHOWN:
         # The list has counted them all, but more may have come since.
-        yield f"{name}  and {max(lock.waiters, len(waiters)) - WAITERS_SHOWN} more"
+        yield f"{shown}  and {max(lock.waiters, len(waiters)) - WAITERS_SHOWN} more"

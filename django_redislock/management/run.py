@@ -88,6 +88,8 @@ def _execute(name: str, command: Sequence[str], grace: float) -> None:
     lease = current_lease()
     assert lease is not None  # Without an answer of the server no job runs here.
     environment = {"REDISLOCK_NAME": name, "REDISLOCK_FENCE": str(lease.fence)}
+    if lease.permit is not None:
+        environment["REDISLOCK_PERMIT"] = str(lease.permit)
     child = Child(command, environment, grace)
     lease.on_lost(lambda lost: child.end())
     status = child.run()

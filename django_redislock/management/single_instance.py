@@ -95,7 +95,7 @@ class SingleInstanceMixin(_Base):
             with release_on_sigterm(), no_second_line():
                 outcome = run.execute(super().execute)
         except (LockLost, LockTimeout, LockUnavailable) as error:
-            if error.name not in {run.name, *run.permits().names}:
+            if error.name != run.name:
                 raise  # That of another lock, in the body.
             status = UNAVAILABLE if isinstance(error, LockUnavailable) else FOUND
             raise CommandError(visible(str(error)), returncode=status) from error

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 HEADERS = ("NAME", "STATE", "HELD FOR", "EXPIRES IN", "WAITERS", "HOLDER", "DOING", "LEASE")
 
 # A shell takes these as they are, and letters of any language.
-_UNQUOTED = re.compile(r"[\w@%+:,./-][\w@%+=:,./-]*")
+_UNQUOTED = re.compile(r"[\w@%+:,./-][\w@%+=:,./#-]*")
 
 
 def pasteable(name: str) -> str:
@@ -56,7 +56,7 @@ def _row(lock: HeldLock, more: tuple[str, ...]) -> tuple[object, ...]:
     return (
         pasteable(lock.name),
         *more,
-        f"{lock.shown_state} {lock.owner.permit}".rstrip(),
+        _state(lock),
         duration(lock.held_for),
         _expiry(lock),
         lock.waiters,
@@ -64,6 +64,13 @@ def _row(lock: HeldLock, more: tuple[str, ...]) -> tuple[object, ...]:
         f"{doing(lock.owner)}, waits for {lock.waits_for}" if lock.waits_for else doing(lock.owner),
         lock.id,
     )
+
+
+def _state(lock: HeldLock) -> str:
+    if not lock.permit:
+        return lock.shown_state
+    also = "" if lock.shown_state == "held" else f"{lock.shown_state}, "
+    return f"{also}permit {lock.permit}"
 
 
 def locks(
@@ -80,9 +87,14 @@ def detail(
     lock = found.lock
     within = columns and columns - 2
     if lock is None:
-        yield f"{pasteable(found.name)}: nobody holds it"
+        it = f"permit {found.number} of {found.limit}" if found.limit > 1 else "it"
+        yield f"{pasteable(found.name)}: nobody holds {it}"
     else:
         yield from _facts(lock)
+    if found.others:
+        yield ""
+        yield "Other permits:"
+        yield from indented(locks(found.others, within))
     if found.waiters:
         yield ""
         yield f"Waiting, {lock.waiters if lock else len(found.waiters)} in all, the next first:"
@@ -203,7 +215,7 @@ def _facts(lock: HeldLock) -> Iterator[str]:
         "state": lock.shown_state,
         "waits for": lock.waits_for,
         "note": lock.note,
-        "permit": who.permit,
+        "permit": lock.permit,
         "lease": lock.id,
         "fence": lock.fence,
         "held for": duration(lock.held_for),

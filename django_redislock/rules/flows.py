@@ -348,8 +348,9 @@ def _since(at: float | None, now: float) -> float | None:
 
 def as_try(call: Call) -> Call:
     """The same question, from somebody who does not queue up if the lock is not free."""
-    args = AcquireArgs(*call.args)  # type: ignore[arg-type]
-    return call._replace(args=args._replace(mode="try"), listening="")
+    size = len(AcquireArgs._fields)
+    args, limit = AcquireArgs(*call.args[:size]), call.args[size:]  # type: ignore[arg-type]
+    return call._replace(args=(*args._replace(mode="try"), *limit), listening="")
 
 
 def _granted_by(answer: Answer, request: Request) -> Granted | None:

@@ -6,8 +6,9 @@ import inspect
 import re
 import string
 import unicodedata
+from contextlib import suppress
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock.exceptions import InvalidLockName
 
@@ -234,12 +235,36 @@ def _shown(name: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def permit_name(name: str, number: int) -> str:
-    """The lock that is one of the permits of *name*."""
-    return f"{name}#{number}"
+class Permit(NamedTuple):
+    """One of the permits of a name. A lock without a limit is the first, and only, permit."""
+
+    name: str
+    number: int = 1
+
+    @property
+    def label(self) -> str:
+        """What operators see and type: "gpu" is the first permit, "gpu#2" the second."""
+        return self.name if self.number == 1 else f"{self.name}#{self.number}"
+
+    @classmethod
+    def labelled(cls, label: str, number: int) -> Permit:
+        """The permit with this label and number."""
+        return cls(label if number == 1 else label.removesuffix(f"#{number}"), number)
 
 
-def split_permit(permit: str) -> tuple[str, str]:
-    """The name that a permit belongs to, and which one it is."""
-    name, _, number = permit.rpartition("#")
-    return name, number
+_LABEL = re.compile(r"(.+)#([2-9]|[1-9][0-9]{1,3})")
+
+
+def meant_by(label: str) -> list[Permit]:
+    """What a label may stand for: "gpu#2" is a permit, and may be the name of a lock.
+
+    Raises:
+        InvalidLockName: It cannot be either.
+    """
+    permit = _LABEL.fullmatch(label) if isinstance(label, str) else None
+    if permit is None:
+        return [Permit(check_name(label))]
+    meant = [Permit(check_name(permit[1]), int(permit[2]))]
+    with suppress(InvalidLockName):  # It may be too long for a name.
+        meant.append(Permit(check_name(label)))
+    return meant

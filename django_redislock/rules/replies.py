@@ -67,19 +67,6 @@ class ConcludeArgs(NamedTuple):
     retention: str
 
 
-class FinishArgs(NamedTuple):
-    """See lua/finish.lua."""
-
-    what: str  # "success", "failure" or "retried".
-    lasted: int = 0  # ms
-    owner: bytes = b""
-    run: str = ""  # "" if its duplicates are not to be recognised.
-    recognised_for: int = 0  # ms
-    permit: str = ""  # "#2", if it had one of many.
-    id: str = ""  # Of its lease.
-    retention: str = ""
-
-
 class AnnounceArgs(NamedTuple):
     """See lua/announce.lua."""
 

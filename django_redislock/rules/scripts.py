@@ -77,9 +77,8 @@ NAMES = _load("names")
 
 # Of tasks alone:
 SKIP = _load("skip")
-START = _load("start")
 FINISH = _load("finish")
-FINISHED = _load("finished")
+FORGET_START = _load("forget_start")
 COUNT_START = _load("count_start")
 UNCOUNT_START = _load("uncount_start")
 RUNS = _load("runs")

@@ -94,7 +94,6 @@ class Owner:
     path: str = ""  # Path of the HTTP request being served.
     task: str = ""
     task_id: str = ""
-    permit: str = ""  # "2/5": the lock is the second of five permits of a task with limit=5.
     limit: int = 0  # How many permits the lock has; 0 if it was taken without a limit.
     names: str = ""  # "a, b": it is one of the locks that are held together.
     operator: str = ""  # Who keeps the lock from everybody, by a hold; nobody runs under it.
@@ -139,14 +138,6 @@ class Owner:
     def is_task(self, task_id: str) -> bool:
         """Whether it is a run of this task, also if the server has only a part of a long id."""
         return _short_id(self.task_id) == _short_id(task_id)
-
-    @property
-    def permits(self) -> int:
-        """Of how many permits it has one; 0 if nobody knows."""
-        if self.limit:
-            return self.limit
-        limit = self.permit.rpartition("/")[2]
-        return int(limit) if is_number(limit) else 0
 
     @property
     def place(self) -> str:
@@ -328,11 +319,11 @@ def started_lease_id(note: bytes) -> str:
     return noted_lease_id(note.partition(b"|")[2])
 
 
-def read_started_run(note: bytes) -> tuple[str, NotedRun] | None:
-    """The permit ("#2", or "") and the note of a run that has begun."""
-    permit, _, rest = note.partition(b"|")
-    run = read_noted_run(rest)
-    return run and (permit.decode(errors="replace"), run)
+def read_started_run(note: bytes) -> tuple[int, NotedRun] | None:
+    """The permit and the note of a run that has begun, such as "#2|...", or "|..." of the first."""
+    permit, _, rest = note.decode(errors="replace").removeprefix("#").partition("|")
+    run = read_noted_run(rest.encode())
+    return run and (int(permit) if is_number(permit, 4) else 1, run)
 
 
 class Wait(NamedTuple):

@@ -165,11 +165,13 @@ class TestKey:
         task = make(draw, key="lottery:{draw_id}")
         assert task.delay(1).get() == 2
 
-    def test_one_that_leaves_no_room_for_the_number_of_a_permit_is_refused(
+    def test_one_that_looks_like_that_of_a_permit_is_refused_with_a_limit(
         self, redislock: LockTestKit
     ) -> None:
-        with pytest.raises(InvalidLockName, match="201 bytes"):
-            make(lambda draw_id: None, key="{draw_id}", limit=10)("x" * 198)
+        task = make(lambda draw_id: draw_id, key="{draw_id}", limit=10)
+        with pytest.raises(InvalidLockName, match="ends in # and a number"):
+            task("lottery#1")
+        assert task("x" * 200) == "x" * 200
 
     @pytest.mark.parametrize(
         "value",
@@ -938,6 +940,20 @@ def test_a_run_goes_on_with_the_lease_that_its_caller_has_handed_over(locks: Loc
     record = held.records()[0]
     assert (record.name, record.last_success is not None) == ("order:7", True)
     assert not distributed_lock("order:7").locked()
+
+
+def test_a_run_goes_on_with_the_permit_of_its_caller_if_both_have_the_same_limit(
+    locks: Locks,
+) -> None:
+    def permit() -> int | None:
+        lease = current_lease()
+        return lease and lease.permit
+
+    with distributed_lock("gpu", limit=2), distributed_lock("gpu", limit=2) as lease:
+        baton = lease.hand_over()
+        with pytest.raises(LockMisuse, match="by the same limit"):
+            make(permit, key="gpu", limit=3).delay(baton=baton)
+        assert make(permit, key="gpu", limit=2).delay(baton=baton).get() == 2
 
 
 def test_a_baton_of_another_lock_is_refused_where_it_is_passed(locks: Locks) -> None:

@@ -167,7 +167,7 @@ def test_the_permit_of_a_baton_is_taken_up(place: Place) -> None:
         with take_up(baton) as next_lease:
             assert next_lease.permit == lease.permit == 2
             assert next_lease.fence > lease.fence
-            assert next_lease.owner.permits == 2
+            assert next_lease.owner.limit == 2
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1001, True, 2.0, "2"])

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_redislock import LockTimeout, LockUnavailable, clock, distributed_lock, held
+from django_redislock import LockTimeout, LockUnavailable, clock, distributed_lock
 from django_redislock.backends.redis import calling
 from django_redislock.backends.redis.dialing import Dialer
 from django_redislock.backends.redis.renewing import RenewingConnection
-from django_redislock.celery import current_lease, single_instance_task
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import CONFIRM_WITHIN
 from django_redislock.rules.lease_state import drift
@@ -321,34 +320,6 @@ async def test_the_event_loop_never_waits_for_a_lease_in_doubt(
     ticking.cancel()
     assert longest < HUNG / 4  # An answer would be awaited three times as long.
     assert is_left_clean(locks)
-
-
-def test_a_run_whose_permit_is_in_doubt_at_its_end_has_succeeded(
-    locks: Locks, proxy: Proxy
-) -> None:
-    was_unconfirmed = False
-
-    @single_instance_task(key=NAME, limit=2, on_conflict="wait", wait=HUNG, ttl=TTL)
-    def body() -> None:
-        nonlocal was_unconfirmed
-        lease = current_lease()
-        assert lease is not None
-        if was_unconfirmed := lease.state.is_unconfirmed:
-            wait_until(lambda: not lease.held)
-        proxy.clear_rules()
-
-    while not was_unconfirmed:  # Between two queues it may take a free one instead.
-        proxy.rule("EVALSHA", "hang_before", match=renews, times=None)
-        permits = [rival(f"{NAME}#{number}", ttl=60) for number in (1, 2)]
-        assert all(permit.acquire() for permit in permits)
-        running = in_thread(body)
-        wait_until(lambda: any(queued(locks, permit.name) for permit in permits))  # noqa: B023
-        for permit in permits:
-            permit.release()
-        running.result(HUNG)
-        last = held.record(NAME)
-        assert last is not None
-        assert (last.last_unended, last.last_success is not None) == (None, True)
 
 
 # At the end

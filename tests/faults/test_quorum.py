@@ -75,20 +75,20 @@ def other(**options: Any) -> tuple[bool, Lease | None]:
         return thread.submit(take).result(HUNG)
 
 
-def leave_residues(quorum: Quorum, name: str) -> None:
+def leave_residues(quorum: Quorum, name: str, permit: int = 1) -> None:
     """Have two servers each keep a lease of its own, as of two holders that were killed.
 
     To a look the lock is free, since no majority keeps it, and nobody is granted it by a majority.
     """
     residues = []
     for _ in range(2):
-        lock = distributed_lock(name, renew=False)
+        lock = distributed_lock("before", renew=False)
         with lock as lease:
             wait_until(lambda lease=lease: quorum.known_by(lease) == [0, 1, 2])
-            residues.append(quorum.value(0, name))
-        wait_until(lambda: not any(quorum.value(server, name) for server in range(3)))
+            residues.append(quorum.value(0, lease.name))
+        wait_until(lambda: not any(quorum.value(server, "before") for server in range(3)))
     for server, residue in enumerate(residues):
-        quorum.keep(server, residue, name)
+        quorum.keep(server, residue, name, permit=permit)
 
 
 def await_all(quorum: Quorum) -> None:
@@ -631,9 +631,8 @@ def test_a_listing_knows_what_any_server_knows(quorum: Quorum) -> None:
 def test_permits_that_a_look_finds_free_and_nobody_is_granted_count_as_taken(
     quorum: Quorum, on_conflict: dict[str, Any]
 ) -> None:
-    permits = [f"{NAME}#1", f"{NAME}#2"]
-    for permit in permits:
-        leave_residues(quorum, permit)
+    for permit in (1, 2):
+        leave_residues(quorum, NAME, permit)
 
     name = f"tests.permits-{len(on_conflict)}"
 
@@ -643,7 +642,7 @@ def test_permits_that_a_look_finds_free_and_nobody_is_granted_count_as_taken(
 
     assert held.list() == []
     assert in_thread(draw).result(HUNG / 2)["skipped"] == "busy"
-    quorum.lapse(0, name=permits[0])
+    quorum.lapse(0)
     assert in_thread(draw).result(HUNG / 2) == "drawn"
 
 

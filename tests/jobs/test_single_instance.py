@@ -30,6 +30,7 @@ from django_redislock import (
 from django_redislock.jobs import Conflict, JobOptions, current_lease, run_job
 from django_redislock.models import CompletedRun
 from tests.support.celery_app import EAGER, celery_app
+from tests.support.faults import calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -215,34 +216,47 @@ def test_without_redis_it_raises_or_runs_without_the_lock(
 async def test_limit_lets_so_many_run_at_a_time_and_notes_them_under_one_name(
     locks: Locks,
 ) -> None:
-    def work() -> str | None:
+    def work() -> int | None:
         lease = current_lease()
-        return lease and lease.name
+        return lease and lease.permit
 
     @single_instance("import", limit=2)
-    async def load(fail: bool = False) -> str | None:
-        both_run.set() if len(running := [*names, work()]) == 2 else None
-        names[:] = running
+    async def load(fail: bool = False) -> int | None:
+        permits.append(work())
+        both_run.set() if len(permits) == 2 else None
         await both_run.wait()
         if fail:
             raise ZeroDivisionError
         return work()
 
-    names: list[str | None] = []
+    permits: list[int | None] = []
     both_run = asyncio.Event()
     first, second = asyncio.ensure_future(load()), asyncio.ensure_future(load(fail=True))
     await both_run.wait()
-    assert sorted(map(str, names)) == ["import#1", "import#2"]
+    assert permits == [1, 2]
     with pytest.raises(ZeroDivisionError):
         await second
-    assert await first in names
+    assert await first == 1
     blocking = single_instance("import", limit=2)(work)
-    assert await asyncio.to_thread(blocking) in {"import#1", "import#2"}
+    assert await asyncio.to_thread(blocking) == 1
     record = held.record("import")
     assert record is not None
     assert record.last_success is not None
     assert record.last_failure is not None
     assert record.under_way == ()
+
+
+@blocking_or_not
+def test_a_run_with_a_limit_costs_one_request_at_each_end(locks: Locks, is_async: bool) -> None:
+    def requests() -> int:
+        sent = calls(locks.redis.info("commandstats"))
+        return sum(sent.get(name, 0) for name in ("evalsha", "eval"))
+
+    run = job("import", limit=3, is_async=is_async)
+    run("eu")  # Now the server knows the scripts.
+    before = requests()
+    assert run("eu") == "import"
+    assert requests() - before == 2
 
 
 @pytest.mark.django_db(transaction=True)

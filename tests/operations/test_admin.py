@@ -72,9 +72,9 @@ def operator(sign_in: Callable[..., Client]) -> Client:
     return sign_in("operator")
 
 
-def detail(name: str, alias: str = "default") -> str:
-    """The address of a lock's page."""
-    key = quote(LockPage.named(name, alias).key)
+def detail(name: str, alias: str = "default", permit: int = 1) -> str:
+    """The address of a lock's page, or of one of its permits."""
+    key = quote(LockPage.named(name, alias, permit).key)
     return reverse("admin:django_redislock_heldlock_change", args=[key])
 
 
@@ -92,9 +92,9 @@ def told(page: Page) -> str:
     return " ".join(str(message) for message in get_messages(page.wsgi_request))
 
 
-def reference(name: str) -> str:
+def reference(name: str, permit: int | None = None) -> str:
     """The lease of a lock that is held now, as forms carry it."""
-    lock = held.get(name)
+    lock = held.get(name, permit=permit)
     assert lock is not None
     return f"{LockPage.of(lock).key}:{lock.id}"
 
@@ -278,12 +278,35 @@ def test_each_state_has_its_badge(operator: Client, locks: Locks) -> None:
 
 
 def test_a_permit_says_which_one_of_how_many_it_is(operator: Client) -> None:
-    with held_by("report#2", permit="2/5"), held_by("lottery"):
+    with held_by("report", limit=5), held_by("report", "web-4", limit=5), held_by("lottery"):
         shown = text(operator.get(LIST))
         assert "redislock-permit" in shown
         assert "permit 2/5" in shown
-        assert rows(operator.get(LIST, {"state": "permit"})) == ["report#2"]
-        assert "permit 2/5" in text(operator.get(detail("report#2")))
+        assert rows(operator.get(LIST, {"state": "permit"})) == ["report", "report#2"]
+        shown = text(operator.get(detail("report", permit=2)))
+        assert "permit 2/5" in shown
+        assert "web-4:4711" in shown
+        # Those beside it are named, each with a link to its own page.
+        assert detail("report") in shown
+        assert detail("report", permit=2) in text(operator.get(detail("report")))
+
+
+def test_a_lock_that_is_called_as_a_permit_has_a_page_and_an_end_of_its_own(
+    operator: Client,
+) -> None:
+    with (
+        held_by("report", limit=5),
+        held_by("report", "permits-host", limit=5),
+        held_by("report#2", "locks-host"),
+    ):
+        assert rows(operator.get(LIST)) == ["report", "report#2", "report#2"]
+        assert rows(operator.get(LIST, {"state": "permit"})) == ["report", "report#2"]
+        assert "permits-host" in text(operator.get(detail("report", permit=2)))
+        assert "locks-host" in text(operator.get(detail("report#2")))
+        operator.post(RELEASE, {"lease": reference("report#2", 1), "confirmed": "Yes"})
+        assert [lock.owner.host for lock in held.list()] == ["web-3", "permits-host"]
+        operator.post(RELEASE, {"lease": reference("report", 2), "confirmed": "Yes"})
+        assert [lock.owner.host for lock in held.list()] == ["web-3"]
 
 
 @pytest.mark.parametrize(
@@ -1100,11 +1123,13 @@ def run_task(name: str, *, success: bool = True) -> None:
 
 
 @contextmanager
-def run_of_permit(name: str, permit: str) -> Iterator[None]:
+def run_of_permit(name: str, limit: int) -> Iterator[None]:
     """A run under way of a task with a limit."""
-    lock = Lock(f"{name}#{permit.partition('/')[0]}", Options())
-    with busy_with(Activity(task="shop.tasks.pay", task_id="id-3", permit=permit)), lock as lease:
-        task_runs.note_start(name, lease, using="default")
+    run = f"id-3-{uuid.uuid4().hex}"
+    with (
+        busy_with(Activity(task="shop.tasks.pay", task_id=run)),
+        Lock(name, Options(limit=limit), RunMarker(run, 0)),
+    ):
         yield
 
 
@@ -1180,19 +1205,19 @@ def test_of_many_runs_under_way_some_are_named(
 ) -> None:
     monkeypatch.setattr("django_redislock.admin.markup.MOST_RUNS", 2)
     with (
-        run_of_permit("report", "1/4"),
-        run_of_permit("report", "2/4"),
-        run_of_permit("report", "3/4"),
+        run_of_permit("report", 4),
+        run_of_permit("report", 4),
+        run_of_permit("report", 4),
     ):
-        for name in ("report", "report#2"):
-            shown = facts_in(operator.get(detail(name)), "record")["Under way"]
+        for permit in (1, 2):
+            shown = facts_in(operator.get(detail("report", permit=permit)), "record")["Under way"]
             assert (shown.count("id-3"), shown[-10:]) == (2, "and 1 more")
 
 
 def test_the_page_of_a_permit_shows_the_runs_of_its_task(operator: Client) -> None:
     run_task("report")
-    with held_by("report#2", permit="2/5"):
-        assert "Last success" in text(operator.get(detail("report#2")))
+    with held_by("report", limit=5), held_by("report", limit=5):
+        assert "Last success" in text(operator.get(detail("report", permit=2)))
     assert "Last success" not in text(operator.get(detail("report#2")))
 
 
@@ -1277,12 +1302,13 @@ def test_a_run_at_work_under_any_permit_is_enough(
     skip_task("report")
     task = "shop.tasks.pay"
     with (
-        held_by("report#1", task=task, permit="1/3"),
-        held_by("report#3", task=task, permit="3/3"),
+        run_of_permit("report", 3),
+        run_of_permit("report", 3),
     ):
-        locks.redis.persist(lock_keys(locks.prefix, "report#1").lock)
+        locks.redis.persist(lock_keys(locks.prefix, "report").lock)
         assert panel(operator.get(LIST)) == ""
-    with held_by("report#1", task=task):  # A lock that is only called so.
+    with held_by("report#2", task=task):  # A lock that is only called so.
+        skip_task("report")
         assert "report" in panel(operator.get(LIST))
 
 
@@ -1333,7 +1359,7 @@ def test_a_free_lock_of_a_task_is_found_by_a_part_of_its_name(operator: Client) 
     run_task("pay:2", success=False)
     run_task("draw")
     skip_task("report")
-    with held_by("pay:3"), run_of_permit("report", "2/5"):
+    with held_by("pay:3"), run_of_permit("report", 5):
         assert free(operator.get(LIST)) == []
         page = operator.get(LIST, {"q": "PAY"})
         assert sorted(free(page)) == ["pay:1", "pay:2"]
@@ -1384,7 +1410,7 @@ def test_free_locks_are_found_however_many_are_held_in_few_round_trips(
         run_task(f"pay:{number:02}")
     skip_task("pay:report")
     trips = count_round_trips(monkeypatch)
-    with held_by("pay:99"), held_by("draw"), run_of_permit("pay:report", "2/5"):
+    with held_by("pay:99"), held_by("draw"), run_of_permit("pay:report", 5):
         trips.clear()
         page = operator.get(LIST, {"q": "pay"})
         assert len(free(page)) == panels.FREE_LINES

@@ -24,10 +24,11 @@ from django_redislock.findings import Finding
 from django_redislock.rules.keys import index_key, lock_keys, ran_index_key
 from django_redislock.testing import IN_MEMORY
 from tests.support.matrix import everywhere
-from tests.support.others import held_by_other
+from tests.support.others import held_by, held_by_other, waiters
 from tests.support.servers import free_port
 from tests.support.stored import immortal
 from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -316,6 +317,19 @@ def test_a_held_lock_that_is_not_in_the_index_is_found(locks: Locks) -> None:
         finding = findings()["index"]
         assert finding.level == "warn"
         assert finding.says.startswith("1 held lock is missing in the index, so lists do not show")
+
+
+def test_a_name_that_is_used_by_several_limits_is_found(locks: Locks) -> None:
+    waits = distributed_lock("gpu", wait=HUNG)
+    with held_by("gpu", limit=2), held_by("gpu", limit=2):
+        assert "limits" not in findings()
+        with held_by("gpu", limit=3):
+            comes("limits", "warn", "'gpu' (limit=2 and limit=3)")
+        waiting = in_thread(waits.acquire)
+        wait_until(lambda: waiters("gpu"))
+        comes("limits", "warn", "'gpu' (no limit and limit=2)")
+    assert waiting.result(HUNG)
+    waits.release()
 
 
 def test_the_look_at_the_keys_is_bounded(locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:

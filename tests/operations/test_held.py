@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -136,6 +137,62 @@ def test_a_foreign_value_is_shown_as_held_by_unknown(place: ServerPlace) -> None
     assert (lock.fence, lock.held_for) == (None, None)
     assert held.force_release("lottery", lock.id)
     assert held.get("lottery") is None
+
+
+# --- permits -------------------------------------------------------------------------------------
+
+
+@everywhere
+def test_each_permit_is_a_row_of_its_own_and_is_ended_alone(place: Place) -> None:
+    permits = [distributed_lock("gpu", limit=3) for _ in range(3)]
+    assert all(permit.acquire() for permit in permits)
+    rows = {one.name: one for one in held.list()}
+    assert {name: one.permit for name, one in rows.items()} == {
+        "gpu": "1/3",
+        "gpu#2": "2/3",
+        "gpu#3": "3/3",
+    }
+    numbers = {one.lease.id: one.lease.permit for one in permits if one.lease}
+    assert {one.id: one.number for one in rows.values()} == numbers
+    assert held.force_release("gpu#2", rows["gpu#2"].id)
+    assert held.get("gpu#2") is None
+    gone = held.detail("gpu#2")
+    assert [lease.ended for lease in gone.past] == ["forced"]
+    assert sorted(one.name for one in gone.others) == ["gpu", "gpu#3"]
+    assert {one.name for one in held.list()} == {"gpu", "gpu#3"}
+    for permit in permits:
+        with suppress(LockLost):
+            permit.release()
+    assert held.list() == []
+
+
+@everywhere
+def test_a_lock_that_is_called_as_a_permit_is_never_taken_for_it(place: Place) -> None:
+    with suppress(LockLost), distributed_lock("gpu#2") as lease:
+        assert seen("gpu#2").id == lease.id  # Nobody has the permit.
+        permits = [distributed_lock("gpu", limit=2) for _ in range(2)]
+        assert all(permit.acquire() for permit in permits)
+        rows = [(one.name, one.permit) for one in held.list()]
+        assert sorted(rows) == [("gpu", "1/2"), ("gpu#2", ""), ("gpu#2", "2/2")]
+        (second,) = (one.lease.id for one in permits if one.lease and one.lease.permit == 2)
+        assert seen("gpu#2").id == second
+        for name, number, it in (("gpu#2", 1, lease.id), ("gpu", 2, second)):
+            exact = held.get(name, permit=number), held.detail(name, permit=number).lock
+            assert [one and one.id for one in exact] == [it, it]
+        assert held.force_release("gpu#2", lease.id)
+        assert sorted(one.permit for one in held.list()) == ["1/2", "2/2"]
+        assert held.force_release("gpu#2", second)
+        assert [one.name for one in held.list()] == ["gpu"]
+        for permit in permits:
+            with suppress(LockLost):
+                permit.release()
+
+
+@on_servers
+def test_a_permit_whose_holder_nobody_can_read_has_its_number(place: ServerPlace) -> None:
+    place.locks.redis.set(lock_keys(place.locks.prefix, "gpu", 2).lock, "somebody's", px=60_000)
+    lock = seen("gpu#2")
+    assert (lock.state, lock.permit, lock.key) == ("foreign", "2/?", ("gpu", 2))
 
 
 def test_listing_scans_no_keys(locks: Locks) -> None:

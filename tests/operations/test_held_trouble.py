@@ -432,7 +432,7 @@ def test_a_run_is_known_by_its_id_however_long_that_and_its_owner_are(
     from django_redislock.rules.stored import LONGEST_OWNER, Owner
 
     task_id = letter * length
-    names = dict.fromkeys(("host", "thread", "command", "path", "task", "permit"), others)
+    names = dict.fromkeys(("host", "thread", "command", "path", "task"), others)
     packed = Owner(pid=4_194_304, task_id=task_id, **names).packed
     assert len(packed) <= LONGEST_OWNER
     found = Owner.unpack(packed.decode())

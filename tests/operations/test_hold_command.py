@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -231,14 +232,27 @@ def test_the_permits_of_a_name_are_held_together(locks: Locks) -> None:
     def report() -> str:
         return "made"
 
-    assert locks_command("hold", "report", "--for", "1m", "--limit", "2")[0] == 0
+    assert locks_command("hold", "report", "--for", "1m")[0] == 0
     assert report()["skipped"] == "held"  # type: ignore[index]
-    _, says = locks_command("unhold", "report", "--limit", "2", "--json")
-    assert [(one["name"], one["ended"]) for one in json.loads(says)] == [
-        ("report#1", True),
-        ("report#2", True),
-    ]
+    _, says = locks_command("unhold", "report", "--json")
+    assert [(one["name"], one["ended"]) for one in json.loads(says)] == [("report", True)]
     assert report() == "made"
+
+
+def test_runs_that_have_another_permit_go_on_and_are_named(locks: Locks) -> None:
+    with held_by("report", limit=2), held_by("report", "web-4", limit=2):
+        seen = held.get("report")
+        assert seen is not None
+        held.force_release("report", seen.id)
+        status, says = locks_command("hold", "report", "--for", "1m")
+        assert status == 0
+        assert "report#2 ends as it would: web-4:4711" in says
+        assert not distributed_lock("report", limit=2, wait=0).acquire()
+        status, says = locks_command("hold", "report#2", "--for", "1m")
+        assert (status, "it is a permit of 'report'" in says) == (2, True)
+    assert held.get("report", permit=2) is None
+    assert not distributed_lock("report", limit=2, wait=0).acquire()
+    assert held.unhold("report")
 
 
 @pytest.mark.parametrize(
@@ -304,3 +318,19 @@ def test_the_action_of_the_list_asks_before_it_holds(locks: Locks) -> None:
         keeper.post(HOLD, {"lock": key, "for": "1h", "confirmed": ""})
         assert str(held.detail("lottery").waiters[0].owner) == "keeper in the admin"
     assert holder() == "keeper in the admin"
+
+
+@pytest.mark.django_db
+def test_a_hold_of_permits_is_one_of_their_lock_with_all_of_them(locks: Locks) -> None:
+    keeper, whole = client_of("keeper"), LockPage.named("report", "default").key
+    second = LockPage.named("report", "default", 2).key
+    with held_by("report", limit=2), held_by("report", limit=2):
+        ticked = [f"{LockPage.of(lock).key}:{lock.id}" for lock in held.list()]
+        action = {"action": "hold", "_selected_action": ticked, "index": 0}
+        shown = keeper.post("/admin/django_redislock/heldlock/", action).content.decode()
+        assert re.findall(r'name="lock" value="([^"]+)"', shown) == [whole]
+        keeper.post(HOLD, {"lock": whole, "for": "1h", "confirmed": ""})
+        shown = keeper.get(f"/admin/django_redislock/heldlock/{quote(second)}/change/").content
+        assert b"End the hold" in shown
+        keeper.post(HOLD, {"lock": second, "unhold": ""})
+    assert held.list() == []

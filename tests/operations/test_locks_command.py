@@ -243,7 +243,7 @@ def test_a_list_can_be_narrowed(criterion: tuple[str, ...], found: list[str]) ->
     with (
         held_by("a:1", "web-1", ttl=50),
         held_by("a:2", "web-2", ttl=60),
-        held_by("b:1", "web-2", task="shop.tasks.pay", ttl=70, permit="1/2"),
+        held_by("b:1", "web-2", task="shop.tasks.pay", ttl=70, limit=2),
     ):
         listed = locks_command("list", "--json", *criterion).json
     assert [one["name"] for one in listed] == found
@@ -593,7 +593,7 @@ def test_a_probe_of_a_silent_server_is_no_success(settings: Any) -> None:
 
 def test_show_tells_of_the_runs_also_of_a_permit_and_of_a_free_lock() -> None:
     ran("report", "first")
-    with held_by("report#2", task="tasks.report", permit="2/5"):
+    with held_by("report", limit=5), held_by("report", task="tasks.report", limit=5):
         for name in ("report", "report#2"):
             assert "last success" in locks_command("show", name).out
             shown = locks_command("show", name, "--json").json["runs"]
@@ -777,7 +777,7 @@ def test_clean_frees_only_what_is_meant(criterion: tuple[str, ...], left: list[s
     with (
         held_by("a:1", "web-1", ttl=50),
         held_by("a:2", "web-2", ttl=60),
-        held_by("b:1", "web-2", task="shop.tasks.pay", ttl=70, permit="1/2"),
+        held_by("b:1", "web-2", task="shop.tasks.pay", ttl=70, limit=2),
     ):
         assert locks_command("clean", *criterion, "--yes").status == 0
         assert [lock.name for lock in held.list()] == left

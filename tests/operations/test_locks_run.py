@@ -99,6 +99,15 @@ def here(*arguments: str) -> tuple[int, str]:
 # --- a run ----------------------------------------------------------------------------------------
 
 
+def test_with_a_limit_the_command_is_told_the_number_of_its_permit(
+    start: Callable[..., Job],
+) -> None:
+    command = ("encode", "--limit", "2", "--", "sh", "-c", "echo $REDISLOCK_PERMIT; exec sleep 60")
+    jobs = [start(*command) for _ in range(2)]
+    wait_until(lambda: sorted(job.out for job in jobs) == ["1\n", "2\n"])
+    assert start(*command).wait() == 75
+
+
 def test_the_command_runs_under_the_lock_and_its_exit_status_is_ours(
     start: Callable[..., Job],
 ) -> None:

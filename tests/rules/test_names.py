@@ -22,13 +22,7 @@ from django_redislock.rules.keys import (
     prefix_in,
     prefix_of,
 )
-from django_redislock.rules.names import (
-    check_name,
-    checked_name,
-    formatter,
-    permit_name,
-    split_permit,
-)
+from django_redislock.rules.names import Permit, check_name, checked_name, formatter, meant_by
 
 
 @pytest.mark.parametrize(
@@ -103,11 +97,6 @@ def test_a_name_that_cannot_be_made_says_why() -> None:
 
     with pytest.raises(InvalidLockName, match="cannot be formatted: AttributeError"):
         formatter("{order.pk}", draw)((7,), {})
-
-
-def test_a_permit_is_told_apart_from_its_name() -> None:
-    assert permit_name("a#b", 3) == "a#b#3"
-    assert split_permit("a#b#3") == ("a#b", "3")
 
 
 @pytest.mark.parametrize("name", ["a", "a" * 200, "ä" * 100, "a b", " ", "🎲", "ﷺ"], ids=ascii)
@@ -201,3 +190,31 @@ def test_the_bucket_of_a_name_is_the_same_for_ever() -> None:
     }
     used = {bucket_of(f"customer:{number}") for number in range(5000)}
     assert used == set(range(BUCKETS))
+
+
+@pytest.mark.parametrize(
+    ("label", "meant"),
+    [
+        ("gpu", [("gpu", 1)]),
+        ("gpu#2", [("gpu", 2), ("gpu#2", 1)]),
+        ("gpu#1000", [("gpu", 1000), ("gpu#1000", 1)]),
+        ("a#2#3", [("a#2", 3), ("a#2#3", 1)]),
+        ("x" * 199 + "#2", [("x" * 199, 2)]),
+        *((one, [(one, 1)]) for one in ("gpu#1", "gpu#0", "gpu#02", "gpu#", "#2", "gpu#x", "g#2 ")),
+        ("gpu#\u0662", [("gpu#\u0662", 1)]),
+    ],
+)
+def test_a_label_means_a_permit_or_the_lock_that_is_called_just_so(
+    label: str, meant: list[tuple[str, int]]
+) -> None:
+    assert meant_by(label) == meant
+    for name, number in meant:
+        permit = Permit(name, number)
+        assert permit.label == label
+        assert Permit.labelled(label, number) == permit
+
+
+@pytest.mark.parametrize("label", ["", "\n#2", "x" * 201, "x" * 201 + "#2", None])
+def test_what_is_neither_is_refused(label: Any) -> None:
+    with pytest.raises(InvalidLockName):
+        meant_by(label)

@@ -17,7 +17,6 @@ from django_redislock.rules.scripts import Script
     [
         (scripts.ACQUIRE, replies.AcquireArgs),
         (scripts.CONCLUDE, replies.ConcludeArgs),
-        (scripts.FINISH, replies.FinishArgs),
         (scripts.ANNOUNCE, replies.AnnounceArgs),
     ],
     ids=lambda one: getattr(one, "name", ""),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from django_redislock.held_lock import limit_of
 from django_redislock.rules.stored import (
     LONGEST_FIELD,
     DoneMarkers,
@@ -116,8 +117,8 @@ def test_a_run_that_has_begun_is_read_with_its_permit() -> None:
     assert read_noted_run(note) == run
     assert noted_at(note) == 5000
     assert noted_lease_id(note) == started_lease_id(b"#2|" + note) == "fedcba"
-    assert read_started_run(b"#2|" + note) == ("#2", run)
-    assert read_started_run(b"|" + note) == ("", run)
+    assert read_started_run(b"#2|" + note) == (2, run)
+    assert read_started_run(b"|" + note) == read_started_run(b"#x|" + note) == (1, run)
 
 
 @pytest.mark.parametrize("note", [b"", b"x", b"x|250|a|{}", b"5000|x|a|{}"])
@@ -179,9 +180,15 @@ def test_a_task_id_is_kept_whole_if_it_has_no_more_than_960_bytes(
     assert (kept == task_id) is is_whole
 
 
-@pytest.mark.parametrize(("permit", "permits"), [("2/5", 5), ("", 0), ("2/x", 0), ("a/b/7", 7)])
-def test_an_owner_tells_of_how_many_permits_it_has_one(permit: str, permits: int) -> None:
-    assert Owner(permit=permit).permits == permits
+@pytest.mark.parametrize(("limit", "read"), [("5", 5), ('"5"', 0), ("true", 0), ("null", 0)])
+def test_an_owner_tells_of_how_many_permits_it_has_one(limit: str, read: int) -> None:
+    assert Owner.unpack(f'{{"limit":{limit}}}').limit == read
+    assert Owner.unpack(Owner(limit=read).packed.decode()).limit == read
+
+
+@pytest.mark.parametrize(("limits", "found"), [([], 1), ([0], 1), ([-3, 2, 4], 4), ([10**9], 1000)])
+def test_a_limit_that_anybody_may_have_written_is_bounded(limits: list[int], found: int) -> None:
+    assert limit_of(Owner(limit=limit) for limit in limits) == found
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "r00000"), (12_345, "r12345"), (10**6, "r99999")])

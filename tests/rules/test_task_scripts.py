@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from django_redislock.rules import scripts
-from tests.support.keyspace import KEYS, Keyspace, lease_id
+from django_redislock.rules.keys import lock_keys
+from tests.support.keyspace import KEYS, TTL, Keyspace, bell, lease_id, token
 
 DAY = 86_400_000
+LASTED = 250  # ms
 KEPT = "9000/3"  # Records: for so many ms, and of so many locks.
 
 
@@ -200,72 +202,97 @@ def test_of_starts_no_more_than_a_thousand_are_kept(server: Keyspace) -> None:
 # --- what became of runs --------------------------------------------------------------------
 
 
-def finish(
-    server: Keyspace,
-    what: str,
-    *,
-    run: str = "",
-    permit: str = "#2",
-    who: str = "a",
-    kept: str = KEPT,
+def start(
+    server: Keyspace, who: str, permit: int = 1, *, run: str = "", kept: str = KEPT
 ) -> object:
-    args = what, 250, "o", run, 800, permit, lease_id(who), kept
-    return server.run(scripts.FINISH, *args)
+    named = token(who), lease_id(who)
+    rest = TTL, "try", 0, f"0{kept}|{run}", "r", f"by-{who}", bell(who)
+    return server.run(scripts.ACQUIRE_MARKED, *named, *rest, permit=permit)
 
 
-def start(server: Keyspace, who: str, permit: str = "#2") -> object:
-    return server.run(scripts.START, permit, lease_id(who), f"by-{who}", KEPT)
+def end(
+    server: Keyspace, who: str, what: str, permit: int = 1, *, run: str = "", kept: str = KEPT
+) -> object:
+    ended = {"success": "done", "failure": "failed"}[what]
+    args = token(who), lease_id(who), 0, 0, "o", ended, run, 800, kept
+    return server.run(scripts.CONCLUDE, *args, permit=permit)
+
+
+def finish(server: Keyspace, what: str, *, run: str = "", kept: str = KEPT) -> None:
+    """A run begins, and ends."""
+    start(server, "a", run=run, kept=kept)
+    server.advance(LASTED)
+    end(server, "a", what, run=run, kept=kept)
 
 
 def test_a_run_under_a_permit_begins_and_ends(server: Keyspace) -> None:
-    assert start(server, "a") == 1
+    start(server, "a", 2)
     noted = {"started#2": f"{server.ms}|0|{lease_id('a')}|by-a"}
     assert server.fields(KEYS.runs) == noted
     assert server.do("PTTL", KEYS.runs) == 9000
     server.advance(10)
-    start(server, "a")  # A resend.
+    start(server, "a", 2)  # A resend.
     assert server.fields(KEYS.runs) == noted
-    finish(server, "success", who="b")
+    end(server, "b", "success", 2)
     assert "started#2" in server.fields(KEYS.runs)
-    assert finish(server, "success", run="task:0.0") == 1
-    assert server.fields(KEYS.runs) == {"success": f"{server.ms}|250||o"}
+    assert end(server, "a", "success", 2, run="task:0.0") == "released"
+    assert server.fields(KEYS.runs) == {"success": f"{server.ms}|10||o"}
     assert server.scores(KEYS.finished) == {"task": server.ms}
     assert server.do("PTTL", KEYS.finished) == 800
+    assert server.scores(KEYS.ran) == {KEYS.lock: server.ms}
 
 
 def test_a_run_that_begins_where_another_has_not_ended_tells_of_that(server: Keyspace) -> None:
-    start(server, "a")
+    start(server, "a", 2)
     first = server.fields(KEYS.runs)["started#2"]
+    server.do("DEL", lock_keys("test", "lottery", 2).lock)
     server.advance(10)
-    start(server, "b", "#1")
-    assert "unended" not in server.fields(KEYS.runs)
     start(server, "b")
+    assert "unended" not in server.fields(KEYS.runs)
+    start(server, "c", 2)
     assert server.fields(KEYS.runs)["unended"] == first
-    assert server.fields(KEYS.runs)["started#2"] == f"{server.ms}|0|{lease_id('b')}|by-b"
+    assert server.fields(KEYS.runs)["started#2"] == f"{server.ms}|0|{lease_id('c')}|by-c"
+
+
+def test_a_run_that_has_not_begun_is_forgotten_under_its_permit_alone(server: Keyspace) -> None:
+    start(server, "a", 2)
+    noted = server.fields(KEYS.runs)
+    assert server.run(scripts.FORGET_START, lease_id("a")) == 1
+    assert server.run(scripts.FORGET_START, lease_id("b"), permit=2) == 1
+    assert server.fields(KEYS.runs) == noted
+    assert server.run(scripts.FORGET_START, lease_id("a"), permit=2) == 1
+    assert server.fields(KEYS.runs) == {}
+
+
+def finished(server: Keyspace, run: str) -> object:
+    """What the server says of it to the same run that comes again."""
+    answer = start(server, "d", run=run)
+    server.leave("d")
+    return answer
 
 
 def test_a_failure_may_run_again_and_a_retry_has_itself_finished(server: Keyspace) -> None:
     finish(server, "failure", run="task:0.0")
     assert server.fields(KEYS.runs) == {"failure": f"{server.ms}|250||o"}
     assert server.scores(KEYS.finished) == {}
-    finish(server, "retried", run="task:0.0")
+    assert server.run(scripts.FINISH, "task:0.0", 800) == 1
     assert server.fields(KEYS.runs).keys() == {"failure"}
     assert server.scores(KEYS.finished) == {"task:0.0": server.ms}
     finish(server, "success")
     assert len(server.scores(KEYS.finished)) == 1
-    assert server.run(scripts.FINISHED, "task:0.0") == 0
-    assert server.run(scripts.FINISHED, "task:0.1") == -1
+    assert finished(server, "task:0.0") == ["finished", 250]
+    assert finished(server, "task:0.1") == str(server.us)
 
 
 def test_what_has_finished_is_recognised_for_a_while_and_by_so_many_runs(server: Keyspace) -> None:
-    old = {"gone": server.ms - 800, "stays": server.ms - 799}
-    for name, at in old.items():
+    ends = server.ms + 250
+    for name, at in {"gone": ends - 800, "stays": ends - 799}.items():
         server.do("ZADD", KEYS.finished, at, name)
     finish(server, "success", run="task")
     assert server.scores(KEYS.finished).keys() == {"stays", "task"}
     server.advance(7)
-    assert server.run(scripts.FINISHED, "task:4.0") == 7
-    assert server.run(scripts.FINISHED, "gone") == -1
+    assert finished(server, "task:4.0") == ["finished", 7]
+    assert finished(server, "gone") == str(server.us)
     for number in range(100):
         hundred = [f"{number:02}-{i:02}" for i in range(100 if number else 99)]
         server.do("ZADD", KEYS.finished, *(part for one in hundred for part in (server.ms, one)))
@@ -291,22 +318,23 @@ def test_skips_are_counted_until_a_success(server: Keyspace) -> None:
 
 def test_all_that_is_known_of_runs_is_told(server: Keyspace) -> None:
     assert server.run(scripts.RUNS) == [str(server.ms), "", "", "", "", [], 0, ""]
-    start(server, "a", "#2")
-    start(server, "b", "#1")
-    start(server, "c", "#1")
-    for what in "success", "failure":
-        finish(server, what, permit="#3")
+    finish(server, "success")
+    finish(server, "failure")
+    ended = [f"{server.ms - ago}|250||o" for ago in (250, 0)]
+    start(server, "a", 2)
+    start(server, "b")
+    server.do("DEL", KEYS.lock)
+    start(server, "c")
     server.run(scripts.SKIP, "skip", "busy", "x" * 9000, KEPT)
     server.run(scripts.SKIP, "abandoned", "late", "o", KEPT)
     server.do("HSET", KEYS.runs, "skips", "x")
     head = f"{server.ms}|0|"
     assert server.run(scripts.RUNS) == [
         str(server.ms),
-        f"{server.ms}|250||o",
-        f"{server.ms}|250||o",
+        *ended,
         f"{head}busy|{'x' * 9000}"[:8192],
         f"{head}{lease_id('b')}|by-b",
-        [f"#1|{head}{lease_id('c')}|by-c", f"#2|{head}{lease_id('a')}|by-a"],
+        [f"#2|{head}{lease_id('a')}|by-a", f"|{head}{lease_id('c')}|by-c"],
         0,
         f"{head}late|o",
     ]
@@ -376,7 +404,7 @@ def test_who_waits_stays_when_records_are_dropped(server: Keyspace) -> None:
         server.do("HSET", runs, field, entry)
     finish(server, "success")
     assert server.fields(runs) == stays
-    assert server.do("PTTL", runs) == 500
+    assert server.do("PTTL", runs) == 500 - LASTED
 
 
 def test_of_a_call_that_waits_no_more_nothing_stays(server: Keyspace) -> None:
@@ -391,10 +419,10 @@ def test_of_a_call_that_waits_no_more_nothing_stays(server: Keyspace) -> None:
 def test_records_are_kept_as_long_as_a_call_waits(server: Keyspace) -> None:
     announce(server, "a", ttl=20_000)
     finish(server, "failure")
-    assert server.do("PTTL", KEYS.runs) == 20_000
+    assert server.do("PTTL", KEYS.runs) == 20_000 - LASTED
     announce(server, "b", 0, "", "x")
     finish(server, "failure")
-    assert server.do("PTTL", KEYS.runs) == 20_000 + DAY
+    assert server.do("PTTL", KEYS.runs) == 20_000 + DAY - 2 * LASTED
 
 
 # --- the line of deferred runs --------------------------------------------------------------

@@ -43,14 +43,12 @@ def held_by_other(name: str, **options: Any) -> AbstractContextManager[None]:
 
 
 def held_by(
-    name: str, host: str = "web-3", task: str = "", ttl: float = 60, permit: str = ""
+    name: str, host: str = "web-3", task: str = "", ttl: float = 60, limit: int | None = None
 ) -> AbstractContextManager[None]:
-    """Let a machine with that name hold the lock during a block, for that task."""
+    """Let a machine with that name hold the lock, or a permit, during a block, for that task."""
     task_id = "id-1" if task else ""
-    owner = Owner(
-        host=host, pid=4711, thread="MainThread", task=task, task_id=task_id, permit=permit
-    )
-    return held_by_other(name, ttl=ttl, owner=owner)
+    owner = Owner(host=host, pid=4711, thread="MainThread", task=task, task_id=task_id)
+    return held_by_other(name, ttl=ttl, owner=owner, limit=limit)
 
 
 def ending_of(lease: Lease) -> flows.Ending:

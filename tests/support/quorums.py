@@ -62,12 +62,17 @@ class Quorum:
 
     def value(self, server: int, name: str = NAME) -> bytes:
         """What a server keeps of a lock."""
-        value: Any = self._clients[server].get(lock_keys(self._prefix, name).lock)
+        value: Any = self._clients[server].get(self._key(name))
         return value or b""
 
-    def keep(self, server: int, value: bytes, name: str = NAME, ttl: float = HUNG) -> None:
-        """Have a server keep that of a lock."""
-        self._clients[server].set(lock_keys(self._prefix, name).lock, value, ex=int(ttl))
+    def keep(
+        self, server: int, value: bytes, name: str = NAME, ttl: float = HUNG, permit: int = 1
+    ) -> None:
+        """Have a server keep that of a lock, or of one of its permits."""
+        self._clients[server].set(self._key(name, permit), value, ex=int(ttl))
+
+    def _key(self, name: str, permit: int = 1) -> str:
+        return lock_keys(self._prefix, name, permit).lock
 
     def known_by(self, lease: Lease | None) -> list[int]:
         """The servers that keep that lease, of those that run."""
@@ -92,7 +97,7 @@ class Quorum:
     def lapse(self, *servers: int, name: str = NAME) -> None:
         """Let these servers lose a lock before its time."""
         for server in servers:
-            self._clients[server].delete(lock_keys(self._prefix, name).lock)
+            self._clients[server].delete(self._key(name))
 
 
 class MakeQuorum(Protocol):

@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.connection import parse_url
 
 from django_redislock import clock, humanize, process
-from django_redislock.backends.base import Backend, Names
+from django_redislock.backends.base import Backend, Indexed
 from django_redislock.backends.cluster import examination
 from django_redislock.backends.cluster.node import Node, check_node
 from django_redislock.backends.cluster.sessions import AsyncClusterSession, ClusterSession
@@ -236,7 +236,7 @@ class ClusterBackend(Backend):
 
     # --- looking --------------------------------------------------------------------------------
 
-    def _names(self, which: str, limit: int, offset: int, *, latest_first: bool) -> Names:
+    def _indexed(self, which: str, limit: int, offset: int, *, latest_first: bool) -> Indexed:
         # A part of one index, put together from those of all buckets.
         end = offset + limit
         # More than its share is asked of each, so that hardly one has to be asked again.
@@ -270,8 +270,8 @@ class ClusterBackend(Backend):
             raise LockUnavailable(self.prefix, problem.problem) from problem.__cause__
         in_order = heapq.merge(*parts, key=_score, reverse=latest_first)
         keys = [key for key, _ in islice(in_order, offset, end)]
-        names = [name for key in keys if (name := self.name_in(key))]
-        return Names(names, totals, tuple(dict.fromkeys(silent)))
+        permits = [one for key in keys if (one := self.permit_in(key))]
+        return Indexed(permits, totals, tuple(dict.fromkeys(silent)))
 
     def seen(self, name: str, value: list[Any]) -> LookReply:
         return super().seen(name, value)._replace(where=self.slots.last_owner_node(name).address)

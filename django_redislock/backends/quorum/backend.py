@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import clock, humanize
-from django_redislock.backends.base import Backend, Names
+from django_redislock.backends.base import Backend, Indexed
 from django_redislock.backends.quorum import examination
 from django_redislock.backends.quorum.connections import AsyncQuorumConnection, QuorumConnection
 from django_redislock.backends.quorum.ensemble import Ensemble
@@ -148,11 +148,11 @@ class QuorumBackend(Backend):
             for server in servers.values():
                 server.retire()
 
-    def _names(self, which: str, limit: int, offset: int, *, latest_first: bool) -> Names:
+    def _indexed(self, which: str, limit: int, offset: int, *, latest_first: bool) -> Indexed:
         # From the first on: each server has another order, so that pages of them do not fit.
-        found = super()._names(which, offset + limit, 0, latest_first=latest_first)
-        names = list(dict.fromkeys(found.names))[offset : offset + limit]
-        return found._replace(names=names)
+        found = super()._indexed(which, offset + limit, 0, latest_first=latest_first)
+        permits = list(dict.fromkeys(found.permits))[offset : offset + limit]
+        return found._replace(permits=permits)
 
 
 def _quorum(

@@ -117,8 +117,8 @@ class Command(BaseCommand):
         complaint = f"{counted(len(found.locks), 'lock')} found." if fail and found.locks else ""
         finish(found.problems.values(), complaint)
 
-    def _show(self, name: str, alias: str | None, **options: Any) -> None:
-        detail = held.detail(name, using=alias or DEFAULT_ALIAS)
+    def _show(self, name: str, permit: int | None, alias: str | None, **options: Any) -> None:
+        detail = held.detail(name, permit=permit, using=alias or DEFAULT_ALIAS)
         record = held.record_of(detail)
         unknown = held.unknown(detail, record)
         similar = held.similar(detail.name, using=detail.alias) if unknown else []
@@ -130,6 +130,7 @@ class Command(BaseCommand):
         self.console.print_json(
             {
                 **(detail.lock.as_dict() if detail.lock else free),
+                "others": [lock.as_dict() for lock in detail.others],
                 "waiting": [waiter.as_dict() for waiter in detail.waiters],
                 "past": [lease.as_dict() for lease in detail.past],
                 "runs": record and record.as_dict(),

@@ -38,7 +38,7 @@ What goes on there:
 
     catalogue:import      takes minutes; its lease is renewed all the while
     customer:77           runs that stand in line: open it to see the queue
-    sales-report#1 to #3  three permits, and more runs than permits
+    sales-report          three permits (the others are #2 and #3), and more runs than permits
     lottery               started by three at once, drawn by one, then cooling down
     subscriptions:charge  fails now and then: see the picture on its page
     warehouse:stock       its holder is killed again and again; overdue until the ttl is over
