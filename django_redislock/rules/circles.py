@@ -7,6 +7,7 @@ The search knows no server: whoever performs it reads what it yields.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -49,12 +50,14 @@ class Circle(NamedTuple):
     def told(self, me: str) -> str:
         """The circle in words; *me* is what to call the holder who has found it."""
         mine = self.links[0].wanted_by.id
+        # Several may wait for the same lease.
+        leases = {link.lease_id: link for link in self.links}.values()
         clauses = [
             f"{self._lease_of(link)} is held by {me if link.waits.id == mine else link.holder},"
             f" which waits for {self._lock_of(link.waits)}"
-            for link in self.links[:MOST_TOLD]
+            for link in islice(leases, MOST_TOLD)
         ]
-        if more := len(self.links) - len(clauses):
+        if more := len(leases) - len(clauses):
             clauses.append(f"and so on, with {more} more")
         return "; ".join(clauses)
 

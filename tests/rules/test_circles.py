@@ -196,6 +196,8 @@ def test_a_circle_of_permits_in_words() -> None:
     assert circle.told("this thread").startswith(
         "permit 1 of 'gpu' is held by ann:1, which waits for 'a'; permit 2 of 'gpu' is held by"
     )
+    # Two wait for it, and it is told once.
+    assert circle.told("this thread").count("'a' is held by this thread") == 1
     assert circle.names == ()  # They cannot be taken by their names alone.
 
 
