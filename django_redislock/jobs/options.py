@@ -122,7 +122,7 @@ class JobOptions:
                 " says so would not be committed together. Add atomic=True, or the alias of a"
                 " database."
             )
-        if self.once and self.limit is not None:
+        if self.once and (self.limit or 1) > 1:
             raise ValueError("once and limit exclude each other: once lets one run succeed.")
 
     @cached_property
