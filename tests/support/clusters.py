@@ -51,7 +51,7 @@ class Cluster(Group):
         config: See Server.
     """
 
-    unhurried = 15.0
+    unhurried = 60.0
 
     def __init__(
         self,
@@ -186,16 +186,16 @@ class Cluster(Group):
     def move_keys(self, name: str, to: Server) -> None:
         """Take along what is there."""
         slot, source = slot_of(name), self.owner_node(name)
-        while keys := self.tell(source, "GETKEYSINSLOT", slot, 100):
-            with source.client() as client:
+        with source.client() as client:
+            while keys := client.execute_command("CLUSTER GETKEYSINSLOT", slot, 100):
                 client.migrate(to.host, to.port, keys, 0, 5000)
 
     def end_move(self, name: str, to: Server) -> None:
         """Let all know that it has arrived."""
-        slot, source = slot_of(name), self.owner_node(name)
-        for server in (to, source, *self.servers):
+        slot, node = slot_of(name), self.id_of(to)
+        for server in (to, *(one for one in self.servers if one is not to)):
             if server.running:
-                self.tell(server, "SETSLOT", slot, "NODE", self.id_of(to))
+                self.tell(server, "SETSLOT", slot, "NODE", node)
 
     def move(self, name: str, to: Server) -> None:
         """The slot of a lock goes from one master to another."""
