@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from statistics import median
 from typing import TYPE_CHECKING
@@ -41,6 +42,7 @@ WARM_UP = 0.05  # Seconds before anything counts: connections, scripts, caches.
 SAME = "the same lock"
 NEW_NAME = "a new name each time"
 NEW_OWNER = "a new owner each time"
+PERMIT = "one of ten permits"  # Ours alone.
 VARIED = (REDIS_PY, OURS)
 CROWDED = (
     "two round trips by sockets, and the scripts, which the ready bytes have too; the rest is"
@@ -81,7 +83,8 @@ def measure(bench: Bench) -> list[Table]:
 def _table(bench: Bench, kind: str, names: Sequence[str], spin: Spin) -> Table:
     tallies: dict[tuple[str, str, str], Tally] = {}
     for turn in bench.turns(names, bench.effort.cycle_rounds):
-        for what in (SAME, NEW_NAME, NEW_OWNER) if turn.name in VARIED else (SAME,):
+        kinds = (SAME, NEW_NAME, NEW_OWNER) if turn.name in VARIED else (SAME,)
+        for what in (*kinds, PERMIT) if turn.name == OURS else kinds:
             tally = tallies.setdefault((what, turn.placement, turn.name), Tally())
             spin(turn.name, what, WARM_UP)
             client_cpu, server_cpu = time.process_time(), bench.server.cpu_seconds()
@@ -110,6 +113,10 @@ def _targets(kind: str, rows: list[Row]) -> Iterator[Target]:
         ratio = ours_to(rows, "cycles/s", REDIS_PY, of=what)
         told = f"{claim}, {what}: cycles per second, of {REDIS_PY}'s"
         yield from at_least(told, bound, ratio, moonshot, limited_by)
+    alone = [row for row in rows if row["lock"] == OURS and row["of"] in {SAME, PERMIT}]
+    as_peers = [{**row, "lock": OURS if row["of"] == PERMIT else SAME} for row in alone]
+    ratio = ours_to(as_peers, "µs", SAME)
+    yield from at_most(f"{claim}, {PERMIT}: time, of a lock without a limit", 1.2, ratio)
     told = f"{claim}, {SAME}: time, of {READY_BYTES}"
     ratio = ours_to(rows, "µs", READY_BYTES, of=SAME)
     yield from at_most(told, 1.3, ratio, limited_by=NOT_READY)
@@ -141,6 +148,8 @@ def _prepared(bench: Bench, what: str) -> Callable[[], str]:
         return lambda: NAME
     if what == NEW_NAME:
         return lambda: f"{NAME}:{next(numbers)}"
+    if what == PERMIT:
+        return lambda: f"{NAME}:permits"
     become = bench.contender(OURS).become
 
     def as_a_new_owner() -> str:
@@ -152,12 +161,13 @@ def _prepared(bench: Bench, what: str) -> Callable[[], str]:
 
 def _spin(bench: Bench, name: str, what: str, seconds: float) -> list[float]:
     contender: Contender = bench.contender(name)
+    lock = partial(contender.lock, limit=10) if what == PERMIT else contender.lock
     next_name = _prepared(bench, what)
     samples = []
     now = time.perf_counter()
     end = now + seconds
     while now < end:
-        with contender.lock(next_name()):
+        with lock(next_name()):
             pass
         before, now = now, time.perf_counter()
         samples.append(now - before)
@@ -166,12 +176,13 @@ def _spin(bench: Bench, name: str, what: str, seconds: float) -> list[float]:
 
 async def _aspin(bench: Bench, name: str, what: str, seconds: float) -> list[float]:
     contender: AsyncContender = bench.contender(name)
+    lock = partial(contender.alock, limit=10) if what == PERMIT else contender.alock
     next_name = _prepared(bench, what)
     samples = []
     now = time.perf_counter()
     end = now + seconds
     while now < end:
-        async with contender.alock(next_name()):
+        async with lock(next_name()):
             pass
         before, now = now, time.perf_counter()
         samples.append(now - before)

@@ -55,6 +55,7 @@ pytest_plugins = [
     "tests.support.quorums",
     "tests.support.topologies",
     "tests.support.ways",
+    "tests.support.permits",
     "tests.support.orders",  # It imports the one before.
 ]
 

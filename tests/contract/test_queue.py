@@ -111,6 +111,7 @@ def spawn_waiter(spawn: Spawn, locks: Locks, name: str = NAME, **options: float)
 # Served in turn, woken by the server
 
 
+@pytest.mark.as_permit
 @pytest.mark.proves("P6", "R14")
 @everywhere
 def test_a_release_wakes_the_waiter_long_before_its_next_look(
@@ -184,6 +185,7 @@ def test_threads_tasks_and_processes_are_served_first_come_first_served(
     assert order == ["thread", "task", "last"]
 
 
+@pytest.mark.as_permit
 @pytest.mark.proves("P6", "R14")
 def test_a_newcomer_never_overtakes_a_waiter(caller: Caller, locks: Locks) -> None:
     holder, waiter_lock = distributed_lock(NAME), distributed_lock(NAME)

@@ -147,6 +147,7 @@ async def test_nobody_barges_in_before_those_who_wait(way: Way, place: Place) ->
     assert after is None or slow or await waiting.result() < after
 
 
+@pytest.mark.as_permit
 @in_turn
 @both_ways
 async def test_a_lapsed_lock_goes_to_who_waits_not_to_who_comes(way: Way, place: Place) -> None:
@@ -173,6 +174,7 @@ async def test_waiters_that_start_together_are_served_without_delay(
     assert time.monotonic() - start < if_rung
 
 
+@pytest.mark.as_permit
 @both_ways
 async def test_everybody_has_a_turn(way: Way, place: Place) -> None:
     fences = []
@@ -194,6 +196,7 @@ async def test_everybody_has_a_turn(way: Way, place: Place) -> None:
 # --- giving up -----------------------------------------------------------------------------------
 
 
+@pytest.mark.as_permit
 @in_turn
 @both_ways
 async def test_who_gives_up_leaves_the_queue(way: Way, place: Place, if_rung: float) -> None:

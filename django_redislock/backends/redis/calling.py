@@ -402,7 +402,7 @@ class FirstSteps:
         command = b"%b$32\r\n%b\r\n$16\r\n%b\r\n%b%b%b$%d\r\n%b\r\n" % (
             *(head, token, form.id.encode(), first, markers, last, len(owner), owner),
         )
-        return command + _bulk((form.limit,)) if form.limit > 1 else command
+        return command + _of_limit(form.limit) if form.limit > 1 else command
 
     def confirmation(self, form: FirstTry, permit: int = 1) -> bytes:
         """The command that confirms a lease that was handed over to the waiter of a form."""
@@ -466,6 +466,12 @@ def _of_terms(ttl: float, waits: bool, renews: bool) -> tuple[bytes, bytes]:
     """What terms say in a first try: ttl, mode and ticket; and after the markers, the flag."""
     mode = "queue" if waits else "try"
     return _bulk((milliseconds(ttl), mode, b"0")), _bulk((renews_flag(renews),))
+
+
+@lru_cache(maxsize=1024)
+def _of_limit(limit: int) -> bytes:
+    """What a try for one of several permits says more."""
+    return _bulk((limit,))
 
 
 @lru_cache(maxsize=1024)
