@@ -367,7 +367,7 @@ def hold(
     and nobody gets one. The time counts from now.
 
     Args:
-        name: The lock.
+        name: The lock, and never a permit of it: "gpu#2" is the lock that is called so.
         lasts: For how long, in seconds or as a timedelta; at most 30 days.
         by: The operator: who holds it, to all who look or are told that it is not free.
         reason: Why, for the same.
@@ -382,17 +382,13 @@ def hold(
         ValueError: The time is too short or too long, or nobody is named.
         LockTimeout: Another hold is in the way, which the error has the reason of; or on a quorum,
             anybody else is.
-        InvalidLockName: The name cannot be a lock's name, or is that of a permit: "gpu#2".
+        InvalidLockName: The name cannot be a lock's name.
         LockUnavailable: The server did not or could not answer.
     """
     backend = backends[using]
     ttl = hold_seconds(lasts)
     if not by:
         raise ValueError("by must name the operator.")
-    if len(meant_by(name)) > 1 and (lock := get(name, using=using)) and lock.number > 1:
-        raise InvalidLockName(
-            repr(name), f"it is a permit of {lock.key.name!r}. A hold has all permits: name that"
-        )
     request = flows.Request(
         name=check_name(name),
         token=(HOLD + secrets.token_hex(TOKEN_LENGTH))[:TOKEN_LENGTH],

@@ -12,7 +12,7 @@ from django.utils.timezone import localtime
 from django_redislock import held
 from django_redislock.exceptions import LockTimeout
 from django_redislock.humanize import duration, visible
-from django_redislock.management.console import FOUND, operator
+from django_redislock.management.console import FOUND, USAGE, operator
 from django_redislock.management.sigterm import release_on_sigterm
 from django_redislock.management.terminal import pasteable
 from django_redislock.rules.options import DEFAULT_ALIAS
@@ -33,6 +33,12 @@ def hold(
 ) -> None:
     """Hold a lock, with all its permits."""
     using = alias or DEFAULT_ALIAS
+    if (lock := held.get(name, using=using)) and lock.number > 1:
+        raise CommandError(
+            f"{pasteable(name)} is a permit. A hold has all permits: hold"
+            f" {pasteable(lock.key.name)}.",
+            returncode=USAGE,
+        )
     try:
         begun = _hold(console, name, lasts, reason, using)
     except LockTimeout as error:

@@ -69,6 +69,22 @@ def test_a_task_is_found_by_its_id_under_any_lock_of_any_alias(settings: Any) ->
         assert locks_command("explain", ID, "--alias", "default").status == 1
 
 
+def test_a_name_with_a_limit_is_explained_over_all_its_permits() -> None:
+    with distributed_lock("gpu", limit=2):
+        with (
+            busy_with(Activity(task="lottery.tasks.draw", task_id=ID)),
+            Lock("gpu", Options(limit=2), RunMarker(ID, 60)),
+        ):
+            explained = locks_command("explain", "gpu").out
+            assert explained.count(f"draw[{ID}]") == 1
+        assert re.search(rf"{ID}\] on \S+ got permit 2 of 2 ", explained)
+        assert "got permit 1 of 2 (lease " in explained
+        # It is over, and permit 2 is free: its past is told all the same.
+        for what in ("gpu", ID):
+            explained = locks_command("explain", what).out
+            assert re.search(rf"{ID}\] on \S+ got permit 2 of 2 .* It ended well", explained)
+
+
 def test_calls_without_a_lease_are_explained() -> None:
     task_runs.announce("lottery", "announced", 60, delay=30, using="default")
     held.hold("lottery", 60, by="ann")

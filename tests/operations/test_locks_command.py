@@ -36,9 +36,10 @@ from django_redislock.testing import LockTestKit
 from tests import ROOT
 from tests.support.circles import a_circle
 from tests.support.nursery import environment_for, start_python
-from tests.support.others import held_by
+from tests.support.others import held_by, waiters
 from tests.support.processes import hear, say
 from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -1486,3 +1487,23 @@ def test_watch_goes_on_while_the_server_does_not_answer(
     wait_until(lambda: "held: 0" in read()[seen:])
     process.send_signal(signal.SIGINT)
     assert process.wait(HUNG) == 0
+
+
+def test_those_who_wait_for_any_permit_are_shown_and_counted_once() -> None:
+    waits = distributed_lock("gpu", limit=2, wait=HUNG)
+    with held_by("gpu", limit=2), held_by("gpu", "web-4", limit=2):
+        waiting = in_thread(waits.acquire)
+        wait_until(lambda: waiters("gpu") == 1)
+        shown = locks_command("watch").out
+        assert "held: 2  waiting: 1" in shown
+        assert shown.count("waiting 1.") == 1
+        shown = locks_command("show", "gpu").out
+        assert "Waiting, 1 in all" in shown
+        assert re.search(r"Other permits:\n.*\n +gpu#2 +permit 2/2 .*web-4:4711", shown)
+        exact = locks_command("show", "gpu", "--permit", "2", "--json").json
+        assert (exact["name"], exact["permit"], exact["host"]) == ("gpu#2", "2/2", "web-4")
+        assert [one["name"] for one in exact["others"]] == ["gpu"]
+        assert locks_command("show", "gpu#2", "--permit", "1", "--json").json["state"] == "free"
+        assert locks_command("release", "gpu#2", "--yes").status == 0
+        assert waiting.result(HUNG)
+    waits.release()
