@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 from celery import Task
@@ -36,11 +37,12 @@ from django_redislock.celery.run import (
 )
 from django_redislock.jobs.run import current_lease
 from django_redislock.process import cached_property
+from django_redislock.rules.limit import all_makers
 from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import timedelta
 
     from celery import Celery
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 
     from django_redislock.celery.options import Conflict
     from django_redislock.lease import Lease
+    from django_redislock.rules.limit import Limit
 
 
 class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
@@ -66,6 +69,7 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
 
     single_instance_options: ClassVar[SingleInstance] = SingleInstance()  # The same, checked.
     _naming: ClassVar[Any] = None  # See naming().
+    limits_of: ClassVar[Any] = None  # What makes the limits of a run, if it has several.
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -80,7 +84,11 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         _check_body(body)
         options = cls.single_instance_options = SingleInstance.parse(inherited(cls))
         options.check_redelivered(vars(cls))
-        named = naming(options.key, body, bound=bound, validation=validation_of(unguarded))
+        how = partial(naming, run=body, bound=bound, validation=validation_of(unguarded))
+        named = how(options.limits[0].name if options.limits else options.key)
+        if options.limits:
+            function = partial(body, None) if bound else body
+            cls.limits_of = staticmethod(all_makers(options.limits, function, how))
         cls._naming = None if named is None else staticmethod(named)
         if run is unguarded:  # Else it is inherited, with the lock.
             cls.run = _guarded(run)
@@ -236,6 +244,7 @@ def single_instance_task(
     on_unavailable: str = "raise",
     abort_on_lost: bool = False,
     limit: int | None = None,
+    limits: Sequence[Limit] | None = None,
     unique_queued: bool | Literal["newest"] = False,
     queued_ttl: float | timedelta = HOUR,
     give_up_after: int | None = None,
@@ -277,6 +286,9 @@ def single_instance_task(first: Any = None, /, **options: Any) -> Any:
             or ensure_held() after its lease is lost.
         limit: How many runs may happen at a time, first come first served: each has one of so many
             permits, of which current_lease().permit tells the number.
+        limits: In place of a key and a limit: a list of Limit, of which a run takes all or none,
+            the narrowest first; see distributed_lock(). The first one names the lock, for records.
+            Tasks that name the same limit share it.
         unique_queued: Whether a call is not published while one with the same key waits in the
             queue; the AsyncResult of that one is returned. It runs with its own arguments, those
             of the first call; with "newest", with those of the last one that it stands for. It

@@ -57,13 +57,13 @@ class Turn(NamedTuple):
         return max(self.seconds * AWAY * random.uniform(0.9, 1.0), SHORTEST_PAUSE)
 
 
-def stand(task: Task, name: str, busy: Busy) -> Turn | None:
+def stand(task: Task, busy: Busy, permits: int) -> Turn | None:
     """Take a position in the line for the current run, or keep it.
 
     Args:
         task: The task, during its run.
-        name: The lock of the run.
-        busy: Who is in its way.
+        busy: Who is in its way, and in that of which lock.
+        permits: How many may hold that lock at a time.
 
     Returns:
         When its turn is; None if the server does not say.
@@ -72,19 +72,19 @@ def stand(task: Task, name: str, busy: Busy) -> Turn | None:
     ticket = carried(task.request.headers).get("ticket")
     try:
         found = task_runs.stand_in_line(
-            name,
+            busy.name,
             task.request.id,
             ticket if type(ticket) is int else 0,
             busy,
             spacing=options.min_hold,
-            permits=options.limit or 1,
+            permits=permits,
             using=options.using,
         )
     except LockUnavailable as error:
         logger.warning("%s[%s] has no position in line: %s", task.name, task.request.id, error)
         return None
     nearest = NEAREST_OF_SECONDS if waits_in_broker(task.app) else NEAREST
-    return Turn(*found, slots=nearest * (options.limit or 1))
+    return Turn(*found, slots=nearest * permits)
 
 
 def time_in_slot(task: Task) -> float:

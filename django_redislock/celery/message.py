@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 #   "raised"      the lock has kept the body from starting, so a retry that was published because of
 #                 that is no retry of the body
 #   "ticket"      its position in the line of deferred runs, see line.py
+#   "line"        the lock of that line, if it is another one than that of the run
 #   "call"        which of the calls under one task id it is, the same in redeliveries and retries
 #   "baton"       by which its first run takes up a lease, see baton.py
 #   "queued"      the lock name under which its call was announced (see queued.py), until the body

@@ -104,6 +104,8 @@ class SingleInstance(JobOptions):
             raise ValueError(
                 "queued_ttl needs unique_queued=True: without it each call is published."
             )
+        if self.key is not None and self.limits:
+            raise ValueError("limits say the names of the locks themselves: leave key out.")
         super().check_together(given)
 
 

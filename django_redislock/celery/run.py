@@ -65,7 +65,8 @@ def check_baton(baton: Baton, name: str, options: SingleInstance) -> None:
     Raises:
         LockMisuse: It is.
     """
-    if (baton.alias, baton.name, baton.limit) != (options.using, name, options.limit):
+    is_of_run = (baton.alias, baton.name, baton.limit) == (options.using, name, options.limit)
+    if options.limits or not is_of_run:
         raise LockMisuse(
             name,
             f"the baton is of lock {baton.name!r} of {baton.alias!r}, so a run under this one of"
@@ -146,6 +147,7 @@ class TaskRun(JobRun):
             task.lock_name,
             args,
             kwargs,
+            limits_of=task.limits_of,
             sender=task,
         )
         self._arguments_of: str | None = None  # The lock of which the server keeps its arguments.
@@ -235,13 +237,28 @@ class TaskRun(JobRun):
     def _stand_in_line(self, busy: Busy, locks: ExitStack) -> Lease | Busy | Done | Finished:
         """Take a position in the line of deferred runs; wait here for a turn that is near."""
         since = backends[self.options.using].clock()
-        self._turn = line.stand(self.task, self.name, busy)
+        self._turn = self._stand(busy)
         if self._turn is None or not self._turn.is_near:
             return busy
         outcome = self._ask_for_lock(locks, line.time_in_slot(self.task), since)
         if isinstance(outcome, Busy):
-            self._turn = line.stand(self.task, self.name, outcome)
+            self._turn = self._stand(outcome)
         return outcome
+
+    def _stand(self, busy: Busy) -> Turn | None:
+        """Stand in the line of the lock that is busy, and in no other."""
+        if self._line != busy.name and "ticket" in carried(self.request.headers):
+            line.leave(self.task, self._line, self.id)
+            carry(self.request, ticket=None)
+        carry(self.request, line=busy.name if busy.name != self.name else None)
+        numbers = [limit.number for limit in self.limits if limit.name == busy.name]
+        permits = numbers[0] if numbers else self.options.limit
+        return line.stand(self.task, busy, permits if isinstance(permits, int) else 1)
+
+    @property
+    def _line(self) -> str:
+        """The lock in whose line it stands, if it stands in one."""
+        return carried(self.request.headers).get("line") or self.name
 
     @cached_property
     def _item_of(self) -> str:
@@ -480,8 +497,8 @@ class TaskRun(JobRun):
         """Leave the broker's queue and the line: the body starts, has ended, or never will."""
         self._retract_call(starts=starts)
         if self._turn or "ticket" in carried(self.request.headers):
-            line.leave(self.task, self.name, self.id)
-            carry(self.request, ticket=None)
+            line.leave(self.task, self._line, self.id)
+            carry(self.request, ticket=None, line=None)
             self._turn = None
 
     @property

@@ -17,16 +17,18 @@ from django_redislock.jobs.naming import shown
 from django_redislock.jobs.options import JobOptions
 from django_redislock.jobs.run import JobRun
 from django_redislock.lock import explaining
+from django_redislock.rules.limit import all_makers
 from django_redislock.rules.names import check_name, formatter
 from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
     from datetime import timedelta
 
     from django_redislock.jobs.options import Conflict
-    from django_redislock.jobs.run import NameOf
+    from django_redislock.jobs.run import LimitsOf, NameOf
     from django_redislock.jobs.skipped import Skipped
+    from django_redislock.rules.limit import Limit
 
     Seconds = float | timedelta
 
@@ -91,6 +93,7 @@ def single_instance(
     once: Seconds | Literal["database"] = 0,
     atomic: bool | str = False,
     limit: int | None = None,
+    limits: Sequence[Limit] | None = None,
     wait: Seconds | None = None,
     using: str = DEFAULT_ALIAS,
     on_conflict: str | Callable[[Conflict], Any] = "skip",
@@ -109,6 +112,7 @@ def single_instance(
     once: Seconds | Literal["database"] = 0,
     atomic: bool | str = False,
     limit: int | None = None,
+    limits: Sequence[Limit] | None = None,
     wait: Seconds | None = None,
     using: str = DEFAULT_ALIAS,
     on_conflict: str | Callable[[Conflict], Any] = "skip",
@@ -139,6 +143,8 @@ def single_instance(
             DATABASES. It is committed before the lock is released. Not for coroutine functions.
         limit: How many runs may happen at a time, first come first served: each has one of so many
             permits, of which current_lease().permit tells the number.
+        limits: In place of a name and a limit: a list of Limit, of which a run takes all or none,
+            the narrowest first; see distributed_lock(). The first one names the lock, for records.
         wait: How long to queue for the lock with on_conflict="wait"; math.inf waits for ever.
         using: Alias in REDISLOCK.
         on_conflict: What a run does if it finds another one. "skip" returns Skipped. "raise" raises
@@ -165,7 +171,7 @@ def _make_job(function: Callable[..., Any], name: str | None, options: JobOption
     line = "@single_instance" + (f"({name!r})" if name else "")
     check_decorated(function, line)
     job = full_name(function)
-    name_of = naming(name, function, job)
+    name_of, limits_of = namings(name, options, function, job)
     activity = Activity(task=job)
 
     if is_awaited(function):
@@ -174,7 +180,7 @@ def _make_job(function: Callable[..., Any], name: str | None, options: JobOption
 
         @functools.wraps(function)
         async def arun(*args: Any, **kwargs: Any) -> Any:
-            run = JobRun(activity, options, name_of, args, kwargs, sender=arun)
+            run = JobRun(activity, options, name_of, args, kwargs, limits_of=limits_of, sender=arun)
             return await run.aexecute(function)
 
         return _with_name(arun, name_of)
@@ -183,7 +189,8 @@ def _make_job(function: Callable[..., Any], name: str | None, options: JobOption
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        return JobRun(activity, options, name_of, args, kwargs, sender=run).execute(body)
+        of_call = JobRun(activity, options, name_of, args, kwargs, limits_of=limits_of, sender=run)
+        return of_call.execute(body)
 
     return _with_name(run, name_of)
 
@@ -194,6 +201,22 @@ def full_name(function: Callable[..., Any]) -> str:
         function = function.func
     own = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{function.__module__}.{own}"
+
+
+def namings(
+    name: str | None, options: JobOptions, function: Callable[..., Any], job: str
+) -> tuple[NameOf, LimitsOf | None]:
+    """See naming(); and what makes the limits of a call, if it has several.
+
+    Raises:
+        ValueError: It has a name beside them.
+    """
+    if not options.limits:
+        return naming(name, function, job), None
+    if name is not None:
+        raise ValueError("limits say the names of the locks themselves: leave the name out.")
+    makers = all_makers(options.limits, function, lambda one: naming(one, function, job))
+    return naming(options.limits[0].name, function, job), makers
 
 
 def naming(name: str | None, function: Callable[..., Any], job: str) -> NameOf:

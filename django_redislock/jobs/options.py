@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from django_redislock.fencing import check_database
 from django_redislock.process import cached_property
 from django_redislock.rules.arguments import SHORTEST_TTL, database, flag, number, seconds, text
+from django_redislock.rules.limit import Limit, check_limits
 from django_redislock.rules.options import DEFAULT_ALIAS, MOST_PERMITS, Options
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class JobOptions:
     on_conflict: str | Callable[[Any], Any] = "skip"
     on_unavailable: str = "raise"
     limit: int | None = None  # How many runs may happen at a time; None: one.
+    limits: tuple[Limit, ...] | None = None  # Of which a run takes all; the first names its lock.
     using: str = DEFAULT_ALIAS
     atomic: str | None = None  # The database of the transaction around the body.
 
@@ -95,6 +97,8 @@ class JobOptions:
         _check_policy(options, "on_unavailable", cls.unavailable_policies)
         limit = options.get("limit", 1)
         number(limit, "limit", MOST_PERMITS)
+        if "limits" in options:
+            options["limits"] = check_limits(options["limits"])
         parsed = cls(**options)
         parsed.check_together(options)
         return parsed
@@ -122,6 +126,10 @@ class JobOptions:
                 " says so would not be committed together. Add atomic=True, or the alias of a"
                 " database."
             )
+        if self.limits and self.limit is not None:
+            raise ValueError("limits say the limit of each lock themselves: leave limit out.")
+        if self.once and self.limits:
+            raise ValueError("once and limits exclude each other: once lets one run succeed.")
         if self.once and (self.limit or 1) > 1:
             raise ValueError("once and limit exclude each other: once lets one run succeed.")
 

@@ -21,7 +21,7 @@ from django_redislock.humanize import duration
 from django_redislock.jobs.options import DATABASE, Conflict, JobOptions
 from django_redislock.jobs.skipped import Skipped
 from django_redislock.lease import Lease
-from django_redislock.lock import Lock
+from django_redislock.lock import JointLock, Lock
 from django_redislock.process import cached_property
 from django_redislock.rules.flows import Busy, Done, Finished, RunMarker
 from django_redislock.rules.names import check_name
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
+    from django_redislock.rules.limit import Limit
+    from django_redislock.rules.options import Options
+
+    LimitsOf = Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[Limit, ...]]
     NameOf = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
 
 Result = TypeVar("Result")
@@ -89,6 +93,7 @@ class JobRun:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
+        limits_of: LimitsOf | None = None,
         sender: object = None,
     ) -> None:
         """A run that execute() or aexecute() begins.
@@ -99,6 +104,7 @@ class JobRun:
             name_of: Makes the name of the lock of the arguments.
             args: The arguments of the run by position.
             kwargs: Those by name.
+            limits_of: Makes its limits of the arguments, if it has several.
             sender: Of signals.
         """
         self.activity = activity
@@ -106,6 +112,7 @@ class JobRun:
         self.name_of = name_of
         self.args = args
         self.kwargs = kwargs or {}
+        self.limits_of = limits_of
         self.sender = sender
 
     def __str__(self) -> str:
@@ -120,6 +127,14 @@ class JobRun:
     def name(self) -> str:
         """That of the lock."""
         return self.name_of(self.args, self.kwargs)
+
+    @cached_property
+    def limits(self) -> tuple[Limit, ...]:
+        """Of a run with several limits all of them. The first one is its lock, for records."""
+        return self.limits_of(self.args, self.kwargs) if self.limits_of else ()
+
+    def _all_limits(self, how: Options) -> Lock:
+        return JointLock(self.limits, how, self.marker)
 
     # --- under the lock -----------------------------------------------------------------------
 
@@ -201,12 +216,15 @@ class JobRun:
         how = self.options.lock_options
         if wait is not None:
             how = how._replace(wait=wait)
-        lock = self._lock = Lock(self.name, how, self.marker)
+        is_plain = self.limits_of is None
+        lock = Lock(self.name, how, self.marker) if is_plain else self._all_limits(how)
+        self._lock = lock
         locks.push(lock)
         return lock.attempt(since=since)
 
     async def _aask_for_lock(self, locks: AsyncExitStack) -> Lease | Busy | Done | Finished:
-        lock = Lock(self.name, self.options.lock_options, self.marker)
+        how, is_plain = self.options.lock_options, self.limits_of is None
+        lock = Lock(self.name, how, self.marker) if is_plain else self._all_limits(how)
         locks.push_async_exit(lock)
         return await lock.aattempt()
 
@@ -320,7 +338,7 @@ class JobRun:
         holder, using = found.holder, self.options.using
         if self.options.on_conflict == "raise":
             raise LockTimeout(
-                self.name, holder, found.expires_in, found.cooling, using, found.reason
+                found.name, holder, found.expires_in, found.cooling, using, found.reason
             )
         reason = found.reason or self._reason
         if found.cooling:

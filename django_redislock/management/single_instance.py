@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 from django_redislock.activity import Activity
 from django_redislock.exceptions import LockLost, LockTimeout, LockUnavailable
 from django_redislock.humanize import visible
-from django_redislock.jobs.decorator import naming
+from django_redislock.jobs.decorator import namings
 from django_redislock.jobs.options import JobOptions
 from django_redislock.jobs.run import JobRun
 from django_redislock.jobs.skipped import Skipped
@@ -62,6 +62,7 @@ class SingleInstanceMixin(_Base):
 
     _options: ClassVar[JobOptions]
     _name_of: ClassVar[Any]
+    _limits_of: ClassVar[Any]
     _activity: ClassVar[Activity]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -85,17 +86,22 @@ class SingleInstanceMixin(_Base):
         of_job = {key: value for key, value in given.items() if key not in {"name", "skip_exit"}}
         cls._options = JobOptions.parse(of_job)
         command = cls.__module__.rpartition(".")[2]
-        cls._name_of = staticmethod(naming(given.get("name"), _taking_options(command), command))
+        name_of, limits_of = namings(
+            given.get("name"), cls._options, _taking_options(command), command
+        )
+        cls._name_of = staticmethod(name_of)
+        cls._limits_of = limits_of and staticmethod(limits_of)
         cls._activity = Activity(task=f"manage.py {command}")
 
     def execute(self, *args: Any, **options: Any) -> Any:
         """Run the command under its lock, or skip it."""
-        run = JobRun(self._activity, self._options, self._name_of, args, options, sender=self)
+        made_by = {"limits_of": self._limits_of, "sender": self}
+        run = JobRun(self._activity, self._options, self._name_of, args, options, **made_by)
         try:
             with release_on_sigterm(), no_second_line():
                 outcome = run.execute(super().execute)
         except (LockLost, LockTimeout, LockUnavailable) as error:
-            if error.name != run.name:
+            if error.name not in {run.name, *(limit.name for limit in run.limits)}:
                 raise  # That of another lock, in the body.
             status = UNAVAILABLE if isinstance(error, LockUnavailable) else FOUND
             raise CommandError(visible(str(error)), returncode=status) from error

@@ -19,13 +19,14 @@ class JointState:
     """
 
     times_held = 1  # By its own acquire; a reentrant one makes a joint lease of its own.
-    token, permit = "", 1  # Those of each part count.
+    token = ""  # That of each part counts.
 
     def __init__(self, parts: Sequence[LeaseState]) -> None:
         self._parts = parts
         self.name = ", ".join(part.name for part in parts)
         self.granted_at = max(part.granted_at for part in parts)
         self.is_of_run = any(part.is_of_run for part in parts)
+        self.permit = parts[0].permit  # The records of a run are those of the first one.
         # All have the same.
         self.holder = parts[0].holder
         self.caller = parts[0].caller

@@ -14,6 +14,7 @@ from django_redislock.rules.options import MOST_PERMITS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    NameOf = Callable[[tuple[Any, ...], Mapping[str, Any]], str]
     Made = Callable[[tuple[Any, ...], Mapping[str, Any]], "Limit"]
 
 
@@ -39,14 +40,18 @@ class Limit:
         if not callable(self.number):
             number(self.number, f"The number of Limit({self.name!r})", MOST_PERMITS)
 
-    def maker(self, function: Callable[..., Any]) -> Made:
+    def maker(self, function: Callable[..., Any], name_of: NameOf | None = None) -> Made:
         """How to make the limit of a call of *function*: (args, kwargs) -> limit.
+
+        Args:
+            function: What is called.
+            name_of: What makes the name, if it is not formatted in the usual way.
 
         Raises:
             InvalidLockName: The name, or the function that is the number, wants an argument that
                 *function* does not take.
         """
-        name_of, own = formatter(self.name, function), self.number
+        name_of, own = name_of or formatter(self.name, function), self.number
         if not callable(own):
             return lambda args, kwargs: Limit(name_of(args, kwargs), own)
         signature = signature_of(function)
@@ -112,3 +117,13 @@ def each_once(limits: Iterable[Limit]) -> tuple[Limit, ...]:
                 " narrowest first."
             )
     return found
+
+
+def all_makers(
+    limits: Iterable[Limit],
+    function: Callable[..., Any],
+    naming: Callable[[str], NameOf | None],
+) -> Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[Limit, ...]]:
+    """How to make the limits of a run of *function*, whose names are made by *naming* of each."""
+    makers = [limit.maker(function, naming(limit.name)) for limit in limits]
+    return lambda args, kwargs: each_once(make(args, kwargs) for make in makers)

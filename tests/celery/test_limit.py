@@ -210,3 +210,37 @@ def test_a_permit_that_never_ends_takes_one_place_and_no_more(stage: Stage) -> N
     with pytest.raises(LockUnavailable):
         stage.result(stage.send("limited", key))
     stage.redis.delete(*keys)
+
+
+# --- several limits ------------------------------------------------------------------------------
+
+
+def test_limits_per_key_and_in_total_hold_and_all_calls_are_done(stage: Stage) -> None:
+    key = stage.key()
+    tenants = ["acme1", "acme1", "big2", "big2", "big2", "other1"]
+    sent = [stage.send("exporting", key, tenant=tenant, seconds=0.2) for tenant in tenants]
+    assert [stage.result(one) for one in sent] == [f"did {key}"] * len(sent)
+    assert most_at_a_time(stage.events(key)) <= 3
+    stage.wait_until_idle()
+    assert not [lock for lock in held.list() if lock.name.startswith(key)]
+
+
+def test_a_call_that_comes_back_stands_in_the_line_of_the_limit_that_is_busy(stage: Stage) -> None:
+    key = stage.key()
+    running = [
+        stage.send("exporting", key, tenant=tenant, hold=True) for tenant in ("a1", "b1", "c1")
+    ]
+    stage.wait_for(key, "start", 3)
+    rows = {lock.name: lock.owner.names for lock in held.list() if lock.name.startswith(key)}
+    assert rows[f"{key}:a1"] == f"{key}:a1, {key}"
+    same, other = (stage.send("exporting", key, tenant=tenant) for tenant in ("a1", "d1"))
+
+    def stand_in_line() -> list[int]:
+        lines = (lock_keys("redislock", name).line for name in (f"{key}:a1", key))
+        return [stage.redis.zcard(line) for line in lines]
+
+    wait_until(lambda: stand_in_line() == [1, 1], PATIENCE, "both stand in line")
+    stage.open_gate(key, 3)
+    assert [stage.result(one) for one in (*running, same, other)] == [f"did {key}"] * 5
+    stage.wait_until_idle()
+    assert stand_in_line() == [0, 0]

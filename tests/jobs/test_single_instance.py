@@ -18,6 +18,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 
 from django_redislock import (
     InvalidLockName,
+    Limit,
     LockMisuse,
     LockTimeout,
     LockUnavailable,
@@ -27,6 +28,7 @@ from django_redislock import (
     single_instance,
     single_instance_task,
 )
+from django_redislock.celery.options import SingleInstance
 from django_redislock.jobs import Conflict, JobOptions, current_lease, run_job
 from django_redislock.models import CompletedRun
 from tests.support.celery_app import EAGER, celery_app
@@ -257,6 +259,38 @@ def test_a_run_with_a_limit_costs_one_request_at_each_end(locks: Locks, is_async
     before = requests()
     assert run("eu") == "import"
     assert requests() - before == 2
+
+
+@blocking_or_not
+def test_limits_are_taken_all_or_none_and_the_first_one_has_the_records(
+    redislock: LockTestKit, is_async: bool
+) -> None:
+    limits = [Limit("import:{source}", lambda source: {"eu": 1, "us": 2}[source]), Limit("all", 2)]
+
+    run = job(limits=limits, is_async=is_async)
+    assert run("us") == "import:us, all"
+    record = held.record("import:us")
+    assert record is not None
+    assert record.last_success is not None
+    assert held.record("all") is None
+    with redislock.simulate_held_by_other("import:eu"):
+        skipped = run("eu")
+        assert [lock.name for lock in held.list()] == ["import:eu"]
+    assert (skipped["skipped"], skipped["lock"]) == ("busy", "import:eu")
+    assert run("eu") == "import:eu, all"
+
+
+def test_limits_say_the_names_and_numbers_alone() -> None:
+    limits = [Limit("import", 2)]
+    with pytest.raises(ValueError, match="leave the name out"):
+        single_instance("import", limits=limits)(full_name)
+    for options in ({"limit": 2}, {"once": 60}):
+        with pytest.raises(ValueError, match="limits"):
+            single_instance(limits=limits, **options)
+    with pytest.raises(ValueError, match="leave key out"):
+        SingleInstance.parse({"key": "import", "limits": limits})
+    with pytest.raises(ValueError, match="at least one Limit"):
+        single_instance(limits=[])
 
 
 @pytest.mark.django_db(transaction=True)

@@ -13,7 +13,7 @@ from typing import Any
 from celery import Task, group, shared_task
 from django.db import transaction
 
-from django_redislock import LockTimeout, signals
+from django_redislock import Limit, LockTimeout, signals
 from django_redislock import single_instance_task as the_real_one
 from django_redislock.celery import Conflict, current_lease
 from tests.celery.project.journal import note, server, wait_at_gate
@@ -251,6 +251,17 @@ def limited(key: str, **how: Any) -> str:
 @single_instance_task(key="{key}", limit=2, min_hold=3600)
 def limited_cooling(key: str, **how: Any) -> str:
     """Run twice at a time; keep the permit after a success."""
+    return work(key, **how)
+
+
+@single_instance_task(
+    limits=[Limit("{key}:{tenant}", lambda tenant: int(tenant[-1])), Limit("{key}", 3)],
+    on_conflict="retry",
+    acks_late=True,
+    bind=True,
+)
+def exporting(self: Task, key: str, tenant: str, **how: Any) -> str:
+    """Run as often at a time as the tenant's plan says, three times in all; come back when busy."""
     return work(key, **how)
 
 
