@@ -324,7 +324,8 @@ def test_transactions_hold_it_beyond_its_block() -> None:
 
 @pytest.mark.proves("R3")
 def test_r3_a_try_is_granted_until_its_end_and_only_before_it() -> None:
-    assert granted_by(b"7", 1.0, 3.9, certain=3.0) == (7, 4.0, 1.0, 4.0)
+    assert granted_by(b"7", 1.0, 3.9, certain=3.0) == (7, 4.0, 1.0, 4.0, 1)
+    assert granted_by(b"7 3", 1.0, 3.9, certain=3.0) == (7, 4.0, 1.0, 4.0, 3)  # The third permit.
     assert granted_by(b"7", 1.0, 4.0, certain=3.0) is None
     assert granted_by([b"busy"], 1.0, 3.9, certain=3.0) is None
 
