@@ -9,7 +9,8 @@ local ms = milliseconds(clock())
 local function first_in_line()
   local first, record = unpack(call('ZRANGE', QUEUE, 0, 1))
   while first and first ~= token and tonumber(string.match(record or '', RECORD) or 0) <= ms do
-    dequeue(first) -- it has died
+    -- It has died, or is not ours. Something is removed in any case, or this would never end.
+    call('ZREM', QUEUE, first, record and is_of(record, first) and record or first)
     first, record = unpack(call('ZRANGE', QUEUE, 0, 1))
   end
   if not first or first == token then

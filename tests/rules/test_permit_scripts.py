@@ -181,6 +181,17 @@ def test_a_dead_first_waiter_with_a_lower_limit_keeps_nothing_from_others(full: 
     assert full.queue == ""
 
 
+@pytest.mark.parametrize("strange", ["x", "x" * 40])
+def test_what_is_not_ours_in_the_queue_keeps_nothing_from_others(
+    full: Keyspace, strange: str
+) -> None:
+    wait(full, "c")
+    full.do("ZADD", KEYS.queue, 1, strange)
+    full.do("DEL", SECOND.lock)
+    assert full.acquire("d", limit=2)[0] == "busy"
+    assert (full.holders(2), full.queue) == ("ac", "")
+
+
 # --- an end, an undo ------------------------------------------------------------------------
 
 
