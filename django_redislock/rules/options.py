@@ -132,6 +132,13 @@ def options_of(
             "atomic and release_on_commit exclude each other: with atomic, the commit comes before"
             " the release."
         )
+    alias: object = using
+    if isinstance(alias, list | tuple):
+        raise ValueError(
+            f"using must be one alias, not {using!r}: the names of one lock are kept in one place."
+            " Take the locks of two aliases by two blocks, one within the other, in the same order"
+            " everywhere."
+        )
     return Options(
         ttl=None if ttl is None else seconds(ttl, "ttl", least=SHORTEST_TTL),
         wait=None if wait is None else seconds(wait, "wait", endless=True),

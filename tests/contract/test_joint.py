@@ -295,6 +295,8 @@ def test_what_is_no_name_is_refused() -> None:
         distributed_lock(FROM, 30)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="the name by position"):
         distributed_lock(name=FROM)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match=r"using must be one alias.*by two blocks"):
+        distributed_lock(FROM, TO, using=["default", "other"])  # type: ignore[arg-type]
     with pytest.raises(InvalidLockName):
         distributed_lock(FROM, "")
     with pytest.raises(InvalidLockName):

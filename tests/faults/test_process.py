@@ -31,7 +31,7 @@ from django_redislock.signals import lock_acquired, lock_released
 from tests.support.backends import UNHURRIED, forbid_scripting
 from tests.support.faults import block_interpreter, hands_over, lease_of, loses, takes
 from tests.support.orders import SHOP, OnPurpose
-from tests.support.others import against_rival, hold, queued, rival
+from tests.support.others import against_rival, held_by_other, hold, queued, rival
 from tests.support.processes import hear, say
 from tests.support.stored import NAME, immortal, is_held_by, is_left_clean, keys_of
 from tests.support.waiting import HUNG, await_until, wait_until
@@ -377,6 +377,38 @@ def test_r4_an_interrupt_anywhere_leaves_no_orphan_of_several_locks(
         assert {"together", "JointHolds._take_all", "JointHolds._let_go"} <= places
         assert orphaned <= TOO_EARLY
         use()
+
+
+@pytest.mark.proves("R4")
+def test_r4_an_interrupt_while_one_of_several_locks_is_awaited_leaves_none_taken(
+    locks: Locks,
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise Interrupt
+
+    async def use_for(seconds: float) -> None:
+        async with asyncio.timeout(seconds), distributed_lock("a", "b", "c", wait=10):
+            pytest.fail("the block ran")
+
+    def await_for(seconds: float) -> None:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        distributed_lock("a", "b", "c", wait=10).acquire()
+
+    locks.on(locks.server, TTL=30, OPTIONS=UNHURRIED_TASK)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with held_by_other("b", ttl=60):
+            for step in range(1, 11):
+                with pytest.raises(Interrupt):
+                    await_for(step / 200)
+                assert is_left_clean(locks, "a")
+                assert is_left_clean(locks, "c")
+                with pytest.raises(TimeoutError):
+                    asyncio.run(use_for(step / 200))
+                assert is_left_clean(locks, "a")
+                assert is_left_clean(locks, "c")
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.proves("R4")
