@@ -1,0 +1,82 @@
+"""Several flows as one: what they ask at the same time goes out in one go; none is forgotten."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock.exceptions import LockLost, LockUnavailable
+from django_redislock.rules import scripts
+from django_redislock.rules.steps import Answer, Call, Calls, Pause, Unanswered
+from django_redislock.rules.together import together
+
+if TYPE_CHECKING:
+    from django_redislock.rules.steps import Flow
+
+
+def call(name: str) -> Call:
+    return Call(scripts.LEAVE, name, ("token",), 1.0)
+
+
+def asks(name: str, undone: list[str], error: Exception | None = None) -> Flow[Any]:
+    try:
+        answer = yield call(name)
+    except BaseException:
+        yield call(f"undo {name}")
+        undone.append(name)
+        raise
+    if error is not None:
+        raise error
+    yield Pause(1.0)
+    return answer.value
+
+
+def answers(*values: Any) -> list[Any]:
+    return [one if isinstance(one, Exception) else Answer(one, 0.0, 0.0) for one in values]
+
+
+def names(step: Any) -> list[str]:
+    assert isinstance(step, Calls)
+    return [one.name for one in step.calls]
+
+
+def test_what_is_asked_at_the_same_time_is_asked_at_once() -> None:
+    flow = together([asks("a", []), asks("b", [])])
+    assert names(next(flow)) == ["a", "b"]
+    assert flow.send(answers(1, 2)) == Pause(1.0)  # All else one by one.
+    assert flow.send(0.0) == Pause(1.0)
+    with pytest.raises(StopIteration) as end:
+        flow.send(0.0)
+    assert end.value.value == [1, 2]
+
+
+def test_trouble_is_that_of_one_and_the_others_go_on() -> None:
+    undone: list[str] = []
+    flow = together([asks("a", undone), asks("b", undone)])
+    next(flow)
+    assert flow.send(answers(Unanswered("silent", 0.0, 0.0), 2)) == Pause(1.0)
+    assert names(flow.send(0.0)) == ["undo a"]
+    with pytest.raises(Unanswered):
+        flow.send(answers(0))
+    assert undone == ["a"]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_loss_is_told_before_a_server_that_is_silent(is_first: bool) -> None:
+    lost, silent = LockLost("a", "forced"), LockUnavailable("b", "silent")
+    errors = [lost, silent] if is_first else [silent, lost]
+    flow = together([asks(error.name, [], error) for error in errors])
+    next(flow)
+    with pytest.raises(LockLost):
+        flow.send(answers(1, 2))
+
+
+def test_an_interrupt_is_thrown_into_each() -> None:
+    undone: list[str] = []
+    flow = together([asks("a", undone), asks("b", undone)])
+    next(flow)
+    assert names(flow.throw(KeyboardInterrupt())) == ["undo a", "undo b"]
+    with pytest.raises(KeyboardInterrupt):
+        flow.send(answers(0, 0))
+    assert undone == ["a", "b"]
