@@ -15,13 +15,18 @@ import pytest
 from django_redislock import (
     LockLost,
     LockUnavailable,
+    clock,
     distributed_lock,
     held,
     single_instance_task,
     task_runs,
 )
-from django_redislock.backends.redis.dialing import DIALS_BY_NAME
+from django_redislock.backends.redis import calling
+from django_redislock.backends.redis.dialing import DIALS_BY_NAME, Dialer
+from django_redislock.backends.redis.renewing import RenewingConnection
 from django_redislock.rules import scripts
+from django_redislock.rules.steps import Answer, Call, Unanswered
+from django_redislock.rules.stored import renewal_count
 from tests.support.backends import PATIENT, UNHURRIED, forbid_scripting
 from tests.support.faults import hands_over, lease_of, loses, runs, takes
 from tests.support.matrix import everywhere
@@ -619,6 +624,27 @@ def test_r7_one_lease_in_trouble_does_not_cost_another_its_renewal(locks: Locks)
             wait_until(lambda: lease.lost_reason)
         renewals = healthy.renewals
         wait_until(lambda: healthy.renewals > renewals)
+
+
+@pytest.mark.proves("R2", "R7")
+def test_r7_a_renewal_that_is_answered_late_is_not_sent_again(proxy: Proxy) -> None:
+    caller = calling.Caller("default", "redislock", "process")
+    renewing = RenewingConnection(Dialer(proxy.url, {}), caller)
+    call = Call(scripts.RENEW, NAME, ("token", 1000, renewal_count(True, 1)), HUNG)
+    assert isinstance(renewing.call([call])[0], Answer)  # The server knows the script from now on.
+    held_up = proxy.rule_for_script(scripts.RENEW.sha, "hold")
+    proxy.rule("HELLO", "hang_before", times=None)  # Else a new connection takes its place.
+    (trouble,) = renewing.call([call._replace(within=0.1)])
+    assert isinstance(trouble, Unanswered)
+    held_up.wait()
+    sent = len(proxy.commands("EVALSHA"))
+    assert proxy.forward_held()
+    now = clock.now()
+    (answer,) = renewing.call([call])
+    assert isinstance(answer, Answer)
+    assert answer.sent < now
+    assert len(proxy.commands("EVALSHA")) == sent
+    renewing.close()
 
 
 # Being asked about it

@@ -102,6 +102,15 @@ def test_r5_a_dial_has_the_time_that_the_wait_for_its_place_has_left(
     assert given[0] <= HUNG / 2
 
 
+def test_a_ring_that_comes_before_a_reply_is_kept(pool: ConnectionPool, server: Server) -> None:
+    connection = pool.take(HUNG)
+    connection.subscribe("channel", HUNG)
+    server.client().publish("channel", "ring")
+    assert works(connection)
+    assert connection.next_ring(0) == b"ring"
+    pool.give(connection)
+
+
 def test_a_bell_that_is_cut_while_it_opens_opens_no_more(server: Server) -> None:
     cut = Event()
     made: list[Connection] = []

@@ -57,6 +57,12 @@ IN_MEMORY = of("contract", marked="not waits", processes=12)
 OF_RULES = Tests(("--quick", "tests/rules")), IN_MEMORY
 MODEL = Tests(("tests/rules/test_model.py",))
 ON_SERVERS = of("contract", "faults", only="not memory", processes=8)
+ON_ONE_SERVER = of("contract", only="redis or unscripted", marked="not waits", processes=2)
+OF_CONNECTIONS = of(
+    *(f"faults/test_{name}" for name in ("pool", "network", "resp2", "cancellation")),
+    only="not memory",
+    processes=2,
+)
 OF_TASKS = of(
     *(f"celery/test_{name}" for name in ("task", "line", "queued", "limit", "give_up")),
     *(f"operations/test_{name}" for name in ("held", "task_runs", "records_kept", "timeline")),
@@ -77,7 +83,7 @@ ROOMS = {
     "rules/*.py": of_rules("flows", "replies", "stored", "steps", "circles"),
     **{f"lua/{name}.lua": (OF_SCRIPTS, OF_TASKS, ON_SERVERS) for name in SCRIPTS_OF_TASKS},
     "lua/*.lua": (OF_SCRIPTS, IN_MEMORY, MODEL, OF_TASKS, ON_SERVERS),
-    "backends/redis/*.py": (ON_SERVERS,),
+    "backends/redis/*.py": (ON_ONE_SERVER, OF_CONNECTIONS, ON_SERVERS),
 }
 LIMITS = (*("--timeout", "170"), *("-p", "no:randomly"), *("-p", "no:cacheprovider"), "-n0", "-s")
 
