@@ -136,7 +136,10 @@ def distributed_lock(
         options = options_of.__wrapped__(*given)
     if limits is not None:
         if names or limit is not None:
-            raise ValueError("limits say names and limits themselves: leave those out beside them.")
+            raise ValueError(
+                "limits=[...] has the names and how many may hold each: leave out names and limit"
+                " beside it."
+            )
         return JointLock(check_limits(limits), options)
     if len(names) != 1:
         return JointLock(several_names(names), options)

@@ -29,7 +29,7 @@ class Limit:
 
     Raises:
         InvalidLockName: The name cannot be a lock's name.
-        ValueError: The number is none, or out of range.
+        ValueError: The number is none, or out of range, or would have to be awaited.
     """
 
     name: str
@@ -37,6 +37,11 @@ class Limit:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", check_name(self.name, template="{" in str(self.name)))
+        if inspect.iscoroutinefunction(self.number):
+            raise ValueError(
+                f"The number of Limit({self.name!r}) must not be a coroutine function: nobody would"
+                " await it."
+            )
         if not callable(self.number):
             number(self.number, f"The number of Limit({self.name!r})", MOST_PERMITS)
 
@@ -50,6 +55,7 @@ class Limit:
         Raises:
             InvalidLockName: The name, or the function that is the number, wants an argument that
                 *function* does not take.
+            ValueError: The function that is the number takes no arguments by name.
         """
         name_of, own = name_of or formatter(self.name, function), self.number
         if not callable(own):
@@ -70,7 +76,15 @@ def _named_by(
     counts: Callable[..., int], signature: inspect.Signature, limit: str
 ) -> list[str] | None:
     """The arguments that the number of a limit is a function of; None if it takes all."""
-    parameters = inspect.signature(counts).parameters.values()
+    try:
+        parameters = list(inspect.signature(counts).parameters.values())
+    except ValueError:  # Python does not know the arguments of int(), and of others written in C.
+        parameters = None
+    if parameters is None or any(one.kind is one.POSITIONAL_ONLY for one in parameters):
+        raise ValueError(
+            f"The number of Limit({limit!r}) is a function that takes no arguments by name: write"
+            " one that does, such as lambda tenant: plans[tenant]."
+        )
     if any(one.kind is one.VAR_KEYWORD for one in parameters):
         return None
     known = signature.parameters
@@ -78,7 +92,7 @@ def _named_by(
     for one in parameters:
         if one.name not in known and one.default is one.empty and not takes_any:
             raise InvalidLockName(
-                limit,
+                repr(limit),
                 f"the function that is its number names {one.name!r}; the arguments are"
                 f" {', '.join(known) or 'none'}",
             )

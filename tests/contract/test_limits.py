@@ -160,14 +160,23 @@ def test_what_makes_no_sense_is_refused(place: Place) -> None:
     with pytest.raises(ValueError, match="'export' twice"):
         distributed_lock(limits=[ALL, Limit("export", 2)])
     for beside in ({"limit": 2}, {}):
-        with pytest.raises(ValueError, match="leave those out"):
+        with pytest.raises(ValueError, match="leave out names and limit"):
             distributed_lock(*([] if beside else ["export"]), limits=[ALL], **beside)
     with pytest.raises(InvalidLockName):
         Limit("", 2)
     with pytest.raises(InvalidLockName, match="#"):
         distributed_lock(limits=[Limit("gpu#2", 2)])
-    with pytest.raises(InvalidLockName, match="'nobody'"):
+    with pytest.raises(InvalidLockName, match=r"name 'export': .* 'nobody'"):
         distributed_lock(limits=[Limit("export", lambda nobody: 2)])(lambda tenant: tenant)
+    for by_place in (int, lambda tenant, /: 2):
+        with pytest.raises(ValueError, match=r"Limit\('export'\) .* no arguments by name"):
+            distributed_lock(limits=[Limit("export", by_place)])(lambda tenant: tenant)
+
+    async def counts() -> int:
+        return 2
+
+    with pytest.raises(ValueError, match="coroutine function"):
+        Limit("export", counts)  # type: ignore[arg-type]
     with pytest.raises(LockMisuse, match="function of arguments, and a block has none"):
         distributed_lock(limits=[Limit("export", lambda: 2)]).acquire()
     same = distributed_lock(limits=[Limit("export:{tenant}", 2), Limit("export:acme", 2)])
