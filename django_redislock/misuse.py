@@ -117,7 +117,9 @@ def waits_in_a_circle(name: str, circle: Circle, me: object) -> LockMisuse:
     """The error of a wait that can never end, and was the last to begin."""
     who = "this asyncio task" if isinstance(me, asyncio.Task) else "this thread"
     cure = "Take these locks in one order everywhere."
-    if len(circle.names) > 1:
+    if len({(link.wanted_by.alias, link.wanted_by.name) for link in circle.links}) == 1:
+        cure = "Wait for no second permit of a lock while you hold one."
+    elif len(circle.names) > 1:
         names = ", ".join(map(repr, circle.names))
         cure = f"Take them together, by distributed_lock({names}), or in one order everywhere."
     return LockMisuse(name, f"this wait would never end: {circle.told(who)}. {cure}")

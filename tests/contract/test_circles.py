@@ -172,6 +172,24 @@ async def test_a_wait_for_a_permit_never_ends_only_if_all_who_have_one_wait(
     assert notes(locks) == []
 
 
+def test_waits_for_a_second_permit_of_one_lock(locks: Locks) -> None:
+    locks.configure(TTL=30, WAIT=HUNG)
+    way = Sync()
+    holding: set[str] = set()
+
+    async def take_two(who: str) -> str:
+        with distributed_lock("gpu", limit=2):
+            holding.add(who)
+            wait_until(lambda: len(holding) == 2)
+            with distributed_lock("gpu", limit=2):
+                return "went on"
+
+    runs = [way.start(lambda who=who: take_two(who)) for who in ("first", "second")]
+    said = sorted(way.run(outcomes_of(runs)))
+    assert said[1] == "went on"
+    assert said[0].endswith("Wait for no second permit of a lock while you hold one.")
+
+
 def cross(first: str, second: str, wait: float) -> None:
     """In a child: hold the first lock, and when told so wait for the second."""
     with distributed_lock(first, ttl=20):
