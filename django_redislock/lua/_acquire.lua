@@ -16,13 +16,7 @@ end
 
 if not value and not done_before and call('EXISTS', QUEUE) == 0 then
   local us = clock()
-  local fence = us
-  -- The server's time is the next fence if it is greater than all fences before. It is not if the
-  -- clock was set back, or if a quorum has raised the mark.
-  if call('ZADD', FENCE, 'GT', 'CH', us, 'last') ~= 1 then
-    fence = next_fence(call('ZSCORE', FENCE, 'last'), us)
-    raise_mark(fence)
-  end
+  local fence = new_fence(us)
   grant(token, id, ttl, renews, owner, fence, us, '')
   if started then
     started(id, milliseconds(us), owner, retention)
@@ -96,11 +90,9 @@ if value then
 end
 
 if not left then
-  previous = last_fence(previous)
   local next_one = hand_over(pop_waiter(), previous, token)
   if next_one == nil or next_one == token then
-    local fence = next_fence(previous, us)
-    raise_mark(fence)
+    local fence = new_fence(us, previous)
     grant(token, id, ttl, renews, owner, fence, us, '')
     if started then
       started(id, ms, owner, retention)

@@ -27,7 +27,7 @@ repeat
   local is_of_another = chosen and not is_held_back and first and first ~= token
   if is_of_another then
     ask_for(chosen)
-    hand_over(pop_waiter(), last_fence())
+    hand_over(pop_waiter())
     values[chosen] = call('GET', LOCK)
   end
 until not is_of_another

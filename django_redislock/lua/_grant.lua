@@ -12,15 +12,17 @@ local function next_fence(previous, us)
   return previous and previous >= tonumber(us) and previous < EXACT and digits(previous + 1) or us
 end
 
--- The mark, or the fence of the lease before, if that is greater: the mark was lost. The lease before may not be the
--- last one that was granted: of several permits, another may have a greater fence.
-local function last_fence(of_lease)
-  return math.max(tonumber(call('ZSCORE', FENCE, 'last') or 0), tonumber(of_lease or 0))
-end
-
--- GT: a lease that is handed over may have a smaller fence than a lease of another name.
-local function raise_mark(fence)
+-- Returns a fence that is greater than all before, and raises the mark to it. It is the server's time, unless the
+-- clock was set back, or a quorum has raised the mark. *of_lease*: the fence of the lease before, should the mark be
+-- lost. It may not be the last one that was granted: of several permits, another may have a greater fence.
+local function new_fence(us, of_lease)
+  of_lease = tonumber(of_lease) or 0
+  if tonumber(us) > of_lease and redis.pcall('ZADD', FENCE, 'GT', 'CH', us, 'last') == 1 then
+    return us
+  end
+  local fence = next_fence(math.max(tonumber(call('ZSCORE', FENCE, 'last')) or 0, of_lease), us)
   redis.pcall('ZADD', FENCE, 'GT', fence, 'last')
+  return fence
 end
 
 -- With a *channel* the lease is handed over: the waiter that was rung there must confirm it soon, or *within*

@@ -107,9 +107,9 @@ local function dequeue(token)
 end
 
 -- Grants the lock to *first*, unconfirmed unless it is a hold, or to the next waiter if that cannot be rung;
--- returns the token, nil without waiters, or false if none of them may have it. If *me* comes first, it is awake and asking: returns it, and grants nothing.
--- Each waiter was taken out of the queue before it is rung: a server that accepts no writes refuses the
--- former, and would let PUBLISH pass.
+-- returns the token, nil without waiters, or false if none of them may have it. If *me* comes first, it is awake
+-- and asking: returns it, and grants nothing. Each waiter was taken out of the queue before it is rung: a server
+-- that accepts no writes refuses the former, and would let PUBLISH pass.
 local function hand_over(first, previous, me)
   local token, _, record = unpack(first)
   while token and token ~= me do
@@ -117,11 +117,10 @@ local function hand_over(first, previous, me)
     local expiry, channel, ttl, renews, id, owner = string.match(record or '', RECORD)
     -- If nobody receives the ring, the waiter was killed. The ring tells the waiter its fence, and the
     -- server time of the grant.
-    local fence = next_fence(previous, us)
+    local fence = new_fence(us, previous)
     local left = (tonumber(expiry) or 0) - milliseconds(us)
     local held_back = left > 0 and is_hold(token)
     if held_back or left > 0 and ring(channel, 'granted ' .. id .. ' ' .. fence .. ' ' .. us .. of_permit()) > 0 then
-      raise_mark(fence)
       if held_back then
         ttl, channel = digits(left), ''
       end
@@ -135,7 +134,7 @@ end
 
 -- Ends the current lease: the next waiter has the lock, or nobody has. *first*: that waiter, if popped already.
 local function pass_on(value, first)
-  if not hand_over(first or pop_waiter(), last_fence((read(value)))) then
+  if not hand_over(first or pop_waiter(), (read(value))) then
     call('DEL', LOCK)
     redis.pcall('ZREM', HELD, LOCK)
   end

@@ -17,8 +17,7 @@ if not value or not is_of(value, token) or state_of(value) == 'k' then
   return absence(value, token)
 end
 local us = clock()
-local fence = next_fence(last_fence((read(value))), us)
-raise_mark(fence)
+local fence = new_fence(us, (read(value)))
 grant(next_token, id, within, '-', owner, fence, us, BATON, within)
 note_past(value, 'done', milliseconds(us))
 tell_waiter(0, tonumber(within))
