@@ -286,6 +286,7 @@ async def test_the_fence_grows_even_after_the_server_lost_its_data(way: Way, pla
         assert after.fence > before.fence
 
 
+@pytest.mark.no_permit("the keys of the bystander are there too")
 @everywhere
 @on_servers
 @both_ways

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from django_redislock import LockLost
+from django_redislock.rules import scripts
 from tests.support.stored import value_of
 from tests.support.waiting import HUNG
 
@@ -42,11 +43,13 @@ class Run(NamedTuple):
 
 
 def runs(proxy: Proxy, script: Script) -> list[Run]:
-    """The runs of *script* that were asked for, by its SHA or in full."""
+    """The runs of *script* that were asked for, by its SHA or in full. A permit is acquired too."""
+    kinds = {script, scripts.ACQUIRE_PERMIT} if script is scripts.ACQUIRE else {script}
+    known = {form for kind in kinds for form in (kind.sha.encode(), kind.source)}
     return [
         Run(command.args[2 + int(command.args[1])].decode(), command.link, command.time)
         for command in proxy.commands("EVALSHA", "EVAL")
-        if command.args[0] in {script.sha.encode(), script.source}
+        if command.args[0] in known
     ]
 
 

@@ -3,11 +3,13 @@
 A test that is marked ``as_permit`` runs twice; with ``--permits`` every test runs as a permit. Then
 each lock of the test process has two permits, and a bystander, whom nobody disturbs, has the second
 one. So one is left, for which all must be as for a lock without a limit. Child processes take the
-lock without a limit, which is the first permit.
+lock without a limit, which is the first permit. A test that is marked ``no_permit`` is left out; its
+mark says why.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -50,12 +52,15 @@ def permits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if not getattr(request, "param", False):
         yield
         return
-    init, seen = FirstTry.__init__, set()
+    for mark in request.node.iter_markers("no_permit"):
+        pytest.skip(f"not as a permit: {mark.args[0]}")
+    init, seen, one_at_a_time = FirstTry.__init__, set(), threading.Lock()
 
     def of_permit(form: FirstTry, name: str, owner: Owner, terms: Terms, *more: Any) -> None:
-        if (name, terms.limit) not in seen and terms.limit == 1:
-            seen.add((name, 1))
-            stand_by(request, name)
+        with one_at_a_time:  # The bystander is there before anybody asks.
+            if name not in seen and terms.limit == 1:
+                stand_by(request, name)
+                seen.add(name)
         init(form, name, owner, terms._replace(limit=max(terms.limit, 2)), *more)
 
     monkeypatch.setattr(FirstTry, "__init__", of_permit)
