@@ -3,8 +3,8 @@
 A test that is marked ``as_permit`` runs twice; with ``--permits`` every test runs as a permit. Then
 each lock of the test process has two permits, and a bystander, whom nobody disturbs, has the second
 one. So one is left, for which all must be as for a lock without a limit. Child processes take the
-lock without a limit, which is the first permit. A test that is marked ``no_permit`` is left out; its
-mark says why.
+lock without a limit, which is the first permit. A test that is marked ``no_permit`` is left out;
+its mark says why.
 """
 
 from __future__ import annotations
