@@ -1,15 +1,23 @@
-"""The soak finds nothing wrong here; with redis-py's own Lock it does."""
+"""The soak finds nothing wrong here; with redis-py's own Lock it does. Then permits."""
 
 from __future__ import annotations
 
+import asyncio
+import random
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
+from django_redislock import LockError, distributed_lock
 from tests.support.soak import soak
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
-    from tests.conftest import MakeServer
+    from django_redislock import Lease
+    from tests.conftest import Locks, MakeServer
+    from tests.support.proxy import Proxy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -45,3 +53,55 @@ def test_the_same_soak_finds_the_lock_of_redis_py_wanting(make_server: MakeServe
         if found:
             break
     assert found
+
+
+@pytest.mark.proves("P1", "P2")
+@pytest.mark.parametrize(
+    ("ttl", "faults"),
+    [(HUNG, ()), (TTL, ("cut_before", "cut_after", "delayreply:0.3"))],
+    ids=["interrupts", "faults"],
+)
+async def test_permits_are_never_too_many_and_none_is_lost(
+    ttl: float, faults: tuple[str, ...], locks: Locks, proxy: Proxy
+) -> None:
+    locks.on(proxy, TTL=ttl, WAIT=2)
+    for fault in faults:
+        proxy.rule("*", fault, times=None, probability=0.03)
+    leases: list[Lease] = []
+    until, dice = time.monotonic() + 3, random.Random(1)
+
+    def is_granted(lease: Lease) -> None:
+        leases.append(lease)
+        permits = [one.permit for one in leases[:] if one.held]
+        assert len(permits) <= 3
+        assert len(set(permits)) == len(permits)
+
+    async def task() -> None:
+        while time.monotonic() < until:
+            # Some are interrupted at any moment: as they ask, wait, are granted, or release.
+            with suppress(LockError, TimeoutError):
+                async with (
+                    asyncio.timeout(dice.choice((0.01, 0.05, 0.2, HUNG))),
+                    distributed_lock("gpu", limit=3) as lease,
+                ):
+                    is_granted(lease)
+                    await asyncio.sleep(dice.random() / 50)
+
+    def thread() -> None:
+        while time.monotonic() < until:
+            with suppress(LockError), distributed_lock("gpu", limit=3) as lease:
+                is_granted(lease)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(8):
+            group.create_task(task())
+        for _ in range(2):
+            group.create_task(asyncio.to_thread(thread))
+    assert {lease.permit for lease in leases} == {1, 2, 3}
+    assert len({lease.fence for lease in leases}) == len(leases) > 30
+
+    def left() -> list[bytes]:
+        return [key for key in locks.keys() if b":lock" in key or b":waiting" in key]  # noqa: SIM118
+
+    proxy.clear_rules()
+    await asyncio.to_thread(wait_until, lambda: not left(), TTL + 3, "every permit is free")
