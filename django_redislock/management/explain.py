@@ -34,7 +34,7 @@ LOOKED_AT_ONCE = 100
 _ENDED = {
     "done": "It ended well",
     "failed": "It ended without success",
-    "forced": "It was released by force",
+    "forced": "The lock was released by force",
 }
 
 
@@ -171,10 +171,13 @@ def _of_leases(
     for past in detail.past:
         if past.until is not None:
             noted.add(_key(past.owner, past.until))
-        ended = "It was never released; it ended by itself"
+        ended = "Nobody released the lease; it expired"
         if past.until is not None and past.lasted is not None:
-            ended = f"{_ENDED[past.ended]} at {_time(past.until)}, after {duration(past.lasted)}"
+            how = "The hold ended" if past.owner.operator else _ENDED[past.ended]
+            ended = f"{how} at {_time(past.until)}, after {duration(past.lasted)}"
         got = _got(past.owner, detail.number)
+        if past.owner.operator:
+            got = _held_back(past.owner, "held")
         says = f"{got} (lease {past.id}, fence {past.fence}). {ended}."
         yield Fact(past.since, detail.name, says, past.owner)
     now = detail.server_time
@@ -194,11 +197,10 @@ def _holder(lock: held.HeldLock, now: float) -> str:
         return lock.note
     ends = "The lease never ends."
     if lock.expires_in is not None:
-        ends = f"The lease ends at {_time(now + lock.expires_in)} {lock.ends}".rstrip() + "."
+        ends = f"The lock expires at {_time(now + lock.expires_in)} {lock.ends}".rstrip() + "."
     lease = f"lease {lock.id}, fence {lock.fence}"
     if lock.owner.operator:
-        why = f", because of {lock.owner.reason!r}" if lock.owner.reason else ""
-        return f"{lock.owner.operator} holds the lock from everybody{why} ({lease}). {ends}"
+        return f"{_held_back(lock.owner, 'holds')} ({lease}). {ends}"
     got = f"{_got(lock.owner, lock.number)} ({lease})."
     if lock.state == "cooling":
         return f"{got} It has succeeded, and min_hold keeps the lock. {ends}"
@@ -278,7 +280,9 @@ def _add_completed(known: Known, rows: CompletedRuns) -> None:
     try:
         found = list(rows)
     except DatabaseError:
-        known.notes.append(f"Database {DEFAULT_DATABASE!r} cannot tell of completed runs.")
+        note = f"Database {DEFAULT_DATABASE!r} cannot tell of completed runs."
+        if note not in known.notes:  # It is asked for a name, and then for a task.
+            known.notes.append(note)
         return
     for run in found:
         says = (
@@ -312,14 +316,15 @@ def _add_result(known: Known, task_id: str) -> None:
     says = f"Celery's result backend has the state {state}"
     if isinstance(result, dict) and "skipped" in result:
         details = ", ".join(f"{key}: {value}" for key, value in result.items())
-        says = f"{says}, for the run was not executed ({details})"
+        says = f"{says}, although the run was skipped ({details})"
     elif isinstance(result, Exception):
-        says = f"{says}, with {type(result).__name__}: {result}"
+        says = f"{says}, with {type(result).__name__}: {str(result).rstrip('.')}"
     at = datetime.fromisoformat(done) if isinstance(done, str) else done
     if at is None:
         at, says = datetime.now(UTC), f"{says}, and does not say since when"
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
-    known.facts.append(Fact(at.timestamp(), "", f"{says}.", Owner(task_id=task_id)))
+    end = "" if says.endswith(("?", "!")) else "."
+    known.facts.append(Fact(at.timestamp(), "", f"{says}{end}", Owner(task_id=task_id)))
 
 
 def _who(owner: Owner) -> str:
@@ -336,6 +341,12 @@ def _got(owner: Owner, permit: int | None = None) -> str:
     return f"{_who(owner)} got {what}{_deferred(owner)}"
 
 
+def _held_back(owner: Owner, holds: str) -> str:
+    """The clause about an operator's hold, and why it is."""
+    why = f", because of {owner.reason!r}" if owner.reason else ""
+    return f"{owner.operator} {holds} the lock from everybody{why}"
+
+
 def _deferred(owner: Owner) -> str:
     """A clause on how often its run was deferred before; "" if it was not."""
     times, _, rest = owner.deferred.partition(" ")
@@ -343,7 +354,7 @@ def _deferred(owner: Owner) -> str:
     if not (times and since and is_number(times) and is_number(since, 10)):
         return ""
     count = "once" if times == "1" else f"{times} times"
-    by = f", the last time because {holder} had it" if holder else ""
+    by = f", the last time because it was held by {holder}" if holder else ""
     return f", after it was deferred {count} since {_time(int(since))}{by}"
 
 

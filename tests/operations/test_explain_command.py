@@ -6,9 +6,11 @@ import re
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from django_redislock import distributed_lock, held, task_runs
 from django_redislock.activity import Activity, busy_with
+from django_redislock.completed_runs import CompletedRun
 from django_redislock.lock import Lock
 from django_redislock.rules.flows import Busy, RunMarker
 from django_redislock.rules.options import Options
@@ -54,6 +56,11 @@ def test_a_name_is_explained_oldest_first() -> None:
     assert len(facts) == 3
     assert "ann holds the lock from everybody, because of 'upgrade' (lease " in facts[-1]
     assert rest == "No more is known. Records are kept for 30 d 0 h."
+
+    held.unhold("lottery", by="bob")
+    *_, over, _ = locks_command("explain", "lottery").out.splitlines()
+    assert "ann held the lock from everybody, because of 'upgrade' (lease " in over
+    assert re.search(rf"\. The hold ended at {TIME}, after \d\.\d s\.$", over)
 
 
 def test_a_task_is_found_by_its_id_under_any_lock_of_any_alias(settings: Any) -> None:
@@ -111,6 +118,19 @@ def test_what_nobody_knows_is_said_in_one_line() -> None:
     assert (outcome.status, outcome.out) == (1, "")
     known = "Celery has no result backend that could tell of it."
     assert outcome.err == f"Nothing is known of never-seen. {known}"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_database_without_the_table_is_told_once() -> None:
+    with connection.schema_editor() as editor:
+        editor.delete_model(CompletedRun)
+    try:
+        outcome = locks_command("explain", "never-seen")
+    finally:
+        with connection.schema_editor() as editor:
+            editor.create_model(CompletedRun)
+    assert outcome.status == 1
+    assert outcome.err.count("Database 'default' cannot tell of completed runs.") == 1
 
 
 def test_nothing_odd_reaches_the_terminal() -> None:
