@@ -318,11 +318,13 @@ def pytest_configure() -> None:
     # For each connection by TLS, redis-py reads all authorities that the system trusts, which
     # takes 40 ms of processor time. No test trusts them, nor does any process that a test starts.
     os.environ["SSL_CERT_FILE"] = os.environ["SSL_CERT_DIR"] = os.devnull
-    # A shell has its background jobs ignore Ctrl-C, nohup SIGHUP; so would all that tests start.
+    # A shell has its background jobs ignore Ctrl-C and Ctrl-\, nohup SIGHUP; so would all that
+    # tests start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def pytest_report_header() -> list[str]:

@@ -39,13 +39,13 @@ from django_redislock.celery.options import OPTIONS
 from django_redislock.humanize import duration
 from tests.support.calls import counted_calls
 from tests.support.celery_app import EAGER, celery_app
-from tests.support.processes import python
+from tests.support.processes import python, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from django_redislock.testing import LockTestKit
-    from tests.conftest import Locks
+    from tests.conftest import Locks, Spawn
 
 _names = count(1)
 
@@ -908,15 +908,19 @@ single_instance_task(limit="3")  # type: ignore[call-overload]
     python("-m", "mypy", "--strict", str(program), timeout=170)
 
 
-class TestTheWay:
-    def test_a_run_is_a_short_one(self, locks: Locks) -> None:
-        task, runs = make(lambda: None), []
-        for _ in range(10):
-            with counted_calls() as calls:
-                task.apply()
-            runs.append(calls)
-        shortest = min(runs, key=len)
-        assert len(shortest) <= MOST_CALLS, shortest
+def count_calls_of_a_run() -> None:
+    task, runs = make(lambda: None), []
+    for _ in range(10):
+        with counted_calls() as calls:
+            task.apply()
+        runs.append(calls)
+    say(min(runs, key=len))
+
+
+def test_a_run_is_a_short_one(locks: Locks, spawn: Spawn) -> None:
+    """In a process of its own: what other tests have left behind makes the way longer."""
+    shortest = spawn(count_calls_of_a_run).read()
+    assert len(shortest) <= MOST_CALLS, shortest
 
 
 # --- a lease that the caller hands over -----------------------------------------------------------
