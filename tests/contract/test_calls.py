@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import pytest
+from asgiref.sync import SyncToAsync
 
 import django_redislock
 from django_redislock import distributed_lock
@@ -41,6 +42,12 @@ if TYPE_CHECKING:
 PACKAGE = str(Path(django_redislock.__file__).parent)
 WARM = 20  # Cycles after which nothing is done for the first time.
 CALLER = Caller("default", "redislock", "process")
+
+
+@pytest.fixture(autouse=True)
+def serves_no_coroutine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a test in which sync_to_async has used this thread, each grant would look for that."""
+    monkeypatch.delattr(SyncToAsync.threadlocal, "main_event_loop", raising=False)
 
 
 class Way(NamedTuple):
