@@ -9,6 +9,7 @@ import os
 import signal
 import tempfile
 import uuid
+import warnings
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -234,7 +235,10 @@ class Stage:
         for worker in self.workers:
             worker.close()
         if "app" in vars(self):
-            gc.collect()  # A result that goes later connects to the backend once more.
+            with warnings.catch_warnings():
+                # It may find a socket that another test has left, and that nobody has closed.
+                warnings.simplefilter("ignore", ResourceWarning)
+                gc.collect()  # A result that goes later connects to the backend once more.
             self.app.pool.force_close_all()
             for group in (pools.connections, pools.producers):
                 group.clear()  # Another stage may use the same broker.
