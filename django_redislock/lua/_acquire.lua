@@ -2,6 +2,7 @@
 --
 -- limit    how many permits the lock has, for the record of a waiter; '' if one
 -- permit   what is answered behind the fence, if it is granted: ' ' and which permit it is; '' if there is one
+-- hold_left  after how many ms a hold that waits no longer keeps the other permits from a waiter; nil if none does
 -- refusal  what is answered if the asker is not to wait: 'busy', or 'own' if another delivery of its task run has it
 
 local value = redis.pcall('GET', LOCK)
@@ -145,8 +146,11 @@ elseif ticket == '0' then
 end
 local record = { token, digits(ms + lasts), channel, ttl, renews .. limit, id, owner }
 call('ZADD', QUEUE, ticket, token, ticket, table.concat(record, '|'))
+if mode == 'hold' and limit_of(call('ZRANGE', QUEUE, 2, 3)[2]) > 1 then
+  tell_waiter(1, math.min(left, lasts)) -- it may have another permit then
+end
 -- The queue lives as long as a hold in it.
 if call('PEXPIRE', QUEUE, lasts, 'GT') == 0 then
   call('PEXPIRE', QUEUE, lasts, 'NX')
 end
-return { 'queued', ticket, left, us, queued_before and 0 or 1 }
+return { 'queued', ticket, math.min(left, hold_left or left), us, queued_before and 0 or 1 }

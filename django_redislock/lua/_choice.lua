@@ -1,7 +1,8 @@
 -- choice: which permit an acquire asks for, if there are waiters, or no permit is free.
 --
 -- Nobody passes the first waiter: only permits that it may have count. All that are free go to the waiters before
--- this one. A hold on permit 1, or first in the queue, keeps all permits from everybody.
+-- this one. A hold on permit 1, or first in the queue, keeps all permits from everybody; hold_left tells for how
+-- many ms one that is first in the queue will do so.
 
 local ms = milliseconds(clock())
 
@@ -13,8 +14,13 @@ local function first_in_line()
     call('ZREM', QUEUE, first, record and is_of(record, first) and record or first)
     first, record = unpack(call('ZRANGE', QUEUE, 0, 1))
   end
+  hold_left = nil
   if not first or first == token then
     return first, permits
+  end
+  if is_hold(first) then
+    local ends = string.match(record, RECORD)
+    hold_left = ends - ms
   end
   return first, math.min(permits, is_hold(first) and 1 or limit_of(record))
 end

@@ -17,7 +17,7 @@ for number = 2, permits do
   locks[number] = LOCK .. '#' .. number
 end
 local values = call('MGET', unpack(locks))
-local chosen, refusal
+local chosen, refusal, hold_left
 
 -- The permit that this token has, or else that of another delivery of the same task run, which does not wait.
 local task = string.match(markers, '^.[^|]*|.') and string.match(owner, '"task_id":".-[^\\]"')

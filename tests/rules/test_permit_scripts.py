@@ -260,9 +260,39 @@ def test_a_hold_that_is_taken_back_while_it_waits_lets_the_first_waiter_look(
     wait(full, "cd")
     full.hold("f")
     full.release("b", 2)
+    del full.rung[:]
     assert full.run(scripts.UNHOLD) == "by-f"
     assert heard(full) == ["c look"]
     assert full.acquire("c", "queue", limit=2).split()[1] == "2"
+
+
+def test_a_waiter_is_told_when_a_hold_that_waits_ends_by_itself(full: Keyspace) -> None:
+    full.hold("f", lasts=1000)
+    assert full.acquire("c", "queue", limit=2)[2] == 1000
+    full.release("b", 2)
+    full.advance(999)
+    assert full.acquire("c", "queue", limit=2)[2] == 1
+    full.advance(1)
+    assert full.acquire("c", "queue", limit=2).split()[1] == "2"
+
+
+def test_a_waiter_that_sleeps_is_told_of_a_hold_before_it(full: Keyspace) -> None:
+    wait(full, "c")
+    full.hold("f", lasts=1000)
+    assert full.rung == [(bell("c"), f"look {lease_id('c')} 1000")]
+
+
+def test_a_waiter_for_the_only_permit_is_told_nothing_of_a_hold(full: Keyspace) -> None:
+    wait(full, "c", limit=1)
+    full.hold("f", lasts=1000)
+    assert not full.rung
+
+
+def test_a_hold_that_outlasts_the_lease_before_it_is_not_what_a_waiter_is_told(
+    full: Keyspace,
+) -> None:
+    full.hold("f", lasts=2 * TTL)
+    assert full.acquire("c", "queue", limit=2)[2] == TTL  # It is on permit 1 that the hold waits.
 
 
 # --- runs of tasks --------------------------------------------------------------------------
