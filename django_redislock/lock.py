@@ -387,7 +387,7 @@ class Lock(Holds):
         return await backend.arun(self._look(backend))
 
     def _look(self, backend: Backend) -> Flow[bool]:
-        return _is_taken(backend, check_name(self.name), self._options.limit)
+        return _is_taken(backend, [(check_name(self.name), self._options.limit)])
 
 
 class JointLock(Lock, JointHolds):
@@ -434,13 +434,14 @@ class JointLock(Lock, JointHolds):
 
     def _look(self, backend: Backend) -> Flow[bool]:
         wanted = [name_and_limit(one, self._options) for one in self._wanted]
-        looks = [_is_taken(backend, check_name(name), limit) for name, limit in wanted]
-        return any((yield from together(looks)))
+        return _is_taken(backend, [(check_name(name), limit) for name, limit in wanted])
 
 
-def _is_taken(backend: Backend, name: str, limit: int | None) -> Flow[bool]:
-    for permit in range(1, (limit or 1) + 1):
-        value = yield from flows.result_of(backend.look(name, permit))
-        if backend.seen(name, value).is_free:
-            return False
-    return True
+def _is_taken(backend: Backend, wanted: Sequence[tuple[str, int | None]]) -> Flow[bool]:
+    """Whether one of these names has no free permit; all permits are looked at in one go."""
+    permits = [(name, number) for name, limit in wanted for number in range(1, (limit or 1) + 1)]
+    looks = [flows.result_of(backend.look(*permit)) for permit in permits]
+    values = (yield from together(looks)) if len(looks) > 1 else [(yield from looks[0])]
+    seen = zip(permits, values, strict=True)
+    free = {name for (name, _), value in seen if backend.seen(name, value).is_free}
+    return any(name not in free for name, _ in wanted)

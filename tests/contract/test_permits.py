@@ -209,6 +209,18 @@ async def test_a_cycle_of_a_permit_is_two_round_trips(way: Way, locks: Locks, pr
     ]
 
 
+@both_ways
+async def test_no_look_at_a_permit_awaits_that_at_another(
+    way: Way, locks: Locks, proxy: Proxy
+) -> None:
+    locks.on(proxy)
+    assert not await way.locked(gpu(3))
+    before = len(proxy.log)
+    assert not await way.locked(gpu(3))  # The first one is free, and yet all have been sent.
+    sent = [(command.name, command.args[0].decode()) for command in proxy.log[before:]]
+    assert sent == [("EVALSHA", scripts.LOOK.sha)] * 3
+
+
 @pytest.mark.proves("R1", "P4")
 @both_ways
 async def test_a_grant_whose_answer_is_lost_is_no_second_permit(
