@@ -30,7 +30,9 @@ def check_name(name: object, *, template: bool = False) -> str:
             has control characters (a line break in a name could forge log lines).
     """
     if not isinstance(name, str):
-        raise InvalidLockName(_shown(name), f"it is {type(name).__name__}, not str")
+        several = isinstance(name, list | tuple | set | frozenset)
+        cure = '; write several names one by one, ("a", "b"), or *names' if several else ""
+        raise InvalidLockName(_shown(name), f"it is {type(name).__name__}, not str{cure}")
     return checked_name(name, template)
 
 

@@ -39,7 +39,7 @@ from django_redislock.rules.names import Permit, check_name, checked_name, forma
         (b"lottery", "it is bytes, not str"),
         (None, "it is NoneType, not str"),
         (7, "it is int, not str"),
-        (["lottery"], "it is list, not str"),
+        (["lottery"], r'it is list, not str; write several names one by one, \("a", "b"\), or \*'),
     ],
     ids=repr,
 )
