@@ -180,7 +180,11 @@ def detail(name: str, *, permit: int | None = None, using: str = DEFAULT_ALIAS) 
     found = details(_meant_by(name, permit), using=using)
     # One that is held, or else has been.
     shown = max(found, key=lambda one: (one.lock is not None, bool(one.past)))
-    others = (Permit(shown.key.name, number) for number in range(1, shown.limit + 1))
+    others = [Permit(shown.key.name, number) for number in range(1, shown.limit + 1)]
+    if len(others) == 1 and (shown.lock is None or shown.lock.owner.operator):
+        # Nobody tells of a limit here, but a higher permit may be held all the same.
+        listed = backends[using].held_permits(MOST_LOOKS).permits
+        others = [one for one in listed if one.name == shown.key.name]
     held_too = look_at([one for one in others if one != shown.key], using=using)
     return replace(shown, others=[*held_too])
 

@@ -193,8 +193,9 @@ class Detail:
     @property
     def limit(self) -> int:
         """How many permits the name has, by those who hold it, wait for it or held it; or 1."""
-        waiters, past = ((one.owner for one in some) for some in (self.waiters, self.past))
-        return limit_of([*waiters, *past, *([self.lock.owner] if self.lock else [])])
+        holders = [*self.others, self.lock] if self.lock else self.others
+        some = holders, self.waiters, self.past
+        return limit_of(one.owner for those in some for one in those)
 
 
 @dataclass(frozen=True, kw_only=True)

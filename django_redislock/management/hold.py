@@ -15,6 +15,7 @@ from django_redislock.humanize import duration, visible
 from django_redislock.management.console import FOUND, USAGE, operator
 from django_redislock.management.sigterm import release_on_sigterm
 from django_redislock.management.terminal import pasteable
+from django_redislock.rules.names import meant_by
 from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
@@ -33,10 +34,9 @@ def hold(
 ) -> None:
     """Hold a lock, with all its permits."""
     using = alias or DEFAULT_ALIAS
-    if (lock := held.get(name, using=using)) and lock.number > 1:
+    if whole := _has_permit(name, using):
         raise CommandError(
-            f"{pasteable(name)} is a permit. A hold has all permits: hold"
-            f" {pasteable(lock.key.name)}.",
+            f"{pasteable(name)} is a permit. A hold has all permits: hold {pasteable(whole)}.",
             returncode=USAGE,
         )
     try:
@@ -66,6 +66,18 @@ def unhold(console: Console, *, name: str, alias: str | None, json: bool, **opti
         console.out.write(f"No longer held: {pasteable(name)}.", str)
     if not ended:
         raise CommandError(f"No operator holds {pasteable(name)}.", returncode=FOUND)
+
+
+def _has_permit(name: str, using: str) -> str:
+    """The lock of which *name* is a permit, held or free; "" if it is a lock itself."""
+    likeliest = meant_by(name)[0]
+    lock = held.get(name, using=using)
+    if lock is not None:
+        return lock.key.name if lock.number > 1 else ""
+    if likeliest.number == 1:
+        return ""
+    limit = held.detail(likeliest.name, permit=1, using=using).limit
+    return likeliest.name if likeliest.number <= limit else ""
 
 
 def _hold(console: Console, name: str, lasts: float, reason: str, using: str) -> bool:

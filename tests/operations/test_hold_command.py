@@ -255,6 +255,23 @@ def test_runs_that_have_another_permit_go_on_and_are_named(locks: Locks) -> None
     assert held.unhold("report")
 
 
+def test_a_permit_that_is_free_is_not_held_as_if_it_were_a_lock(locks: Locks) -> None:
+    with held_by("gpu", limit=3):
+        status, says = locks_command("hold", "gpu#3", "--for", "1m")
+        assert (status, says) == (2, "gpu#3 is a permit. A hold has all permits: hold gpu.")
+        assert locks_command("hold", "gpu#4", "--for", "1m")[0] == 0  # A lock that is called so.
+
+
+def test_a_permit_is_known_though_nobody_has_the_first_one(locks: Locks) -> None:
+    first = distributed_lock("gpu", limit=2)
+    assert first.acquire()
+    with held_by("gpu", limit=2):
+        first.release()
+        assert [one.name for one in held.detail("gpu").others] == ["gpu#2"]
+        assert locks_command("hold", "gpu#2", "--for", "1m")[0] == 2
+        assert "gpu#2 ends as it would" in locks_command("hold", "gpu", "--for", "1m")[1]
+
+
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
