@@ -179,7 +179,7 @@ def test_r4_of_two_limits_that_are_over_the_outer_ends_its_block_and_that_is_all
 
 @pytest.mark.proves("R4")
 def test_r4_two_time_limits_of_wait_for_are_as_good(run: Run, locks: Locks, proxy: Proxy) -> None:
-    proxy.rule_for_script(scripts.LEAVE.sha, "delayreply:0.05", times=None)
+    rule = proxy.rule_for_script(scripts.LEAVE.sha, "delayreply:0.05", times=None)
 
     async def work() -> None:
         with pytest.raises(TimeoutError):
@@ -187,7 +187,8 @@ def test_r4_two_time_limits_of_wait_for_are_as_good(run: Run, locks: Locks, prox
         await nothing_more_comes()
 
     async def test() -> None:
-        await asyncio.gather(*(work() for _ in range(10)))
+        while not rule.hits:  # On a busy machine the limits may be over before anything is sent.
+            await asyncio.gather(*(work() for _ in range(10)))
 
     with rival():
         run(test())

@@ -492,7 +492,9 @@ def draw_late(key: str, **how: Any) -> str:
     return work(key, **how)
 
 
-@single_instance_task(key="{key}", min_hold=5)
+# Beat sends it ten times a second. A result that Celery keeps unsubscribes in its destructor, where
+# Python would drop the SystemExit by which Celery ends a beat on SIGTERM.
+@single_instance_task(key="{key}", min_hold=5, ignore_result=True)
 def at_noon(key: str) -> None:
     """Draw, at most every five seconds."""
     note(key, "draw")
