@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django_redislock.backends.registry import backends
 from django_redislock.held_lock import limit_of
 from django_redislock.holder import current_owner
-from django_redislock.humanize import duration
+from django_redislock.humanize import duration, visible
 from django_redislock.jsonable import Jsonable
 from django_redislock.process import is_gone
 from django_redislock.rules import flows, scripts
@@ -27,6 +27,7 @@ from django_redislock.rules.replies import (
 )
 from django_redislock.rules.steps import Call
 from django_redislock.rules.stored import (
+    LONGEST_FIELD,
     Owner,
     noted_at,
     read_done,
@@ -47,6 +48,7 @@ ASKED_AT_ONCE = 1000
 # Lists are bounded, whatever the server holds: names are cheap, records are not.
 MOST_NAMES = 100_000
 MOST_DEFERRED_NAMED = 100
+BECAUSE_OF = "\n"  # In a note of a skip, between why and because of whom.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,13 @@ class Run(Jsonable):
     # Why it was skipped: "busy", "held", "cooling", "done" or "duplicate". Why it was abandoned.
     # Else "".
     why: str
+    by: str = ""  # Because of whom it was skipped: who had the lock, or had done the work. Else "".
     owner: Owner  # Who ran it, or skipped it.
+
+    @property
+    def reason(self) -> str:
+        """Why it was skipped, and because of whom; or why it was abandoned."""
+        return f"{self.why} ({self.by})" if self.by else self.why
 
     @property
     def gone(self) -> bool:
@@ -72,7 +80,7 @@ class Run(Jsonable):
         if self.lasted is not None:
             when = f"{when}, took {duration(self.lasted)}"
         elif self.why:
-            when = f"{when}, because it was {self.why}"
+            when = f"{when}, because it was {self.reason}"
         else:
             when = f"began {when}"
         return f"{when}, {self.owner}"
@@ -380,7 +388,8 @@ def _read_run(note: bytes, now: float) -> Run | None:
         return None
     at, lasted, why, owner = noted
     ended = None if why else lasted  # One that was skipped has no length.
-    return Run(at=at, ago=max(0.0, now - at), lasted=ended, why=why, owner=owner)
+    why, _, by = why.partition(BECAUSE_OF)
+    return Run(at=at, ago=max(0.0, now - at), lasted=ended, why=why, by=by, owner=owner)
 
 
 # What follows is for the package's own integrations.
@@ -399,13 +408,24 @@ def last_successes(names: Sequence[str], *, using: str) -> dict[str, Run]:
     return {name: run for name, run in found.items() if run is not None}
 
 
-def note_skip(name: str, why: str, *, using: str) -> None:
+def note_skip(name: str, why: str, by: str = "", *, using: str) -> None:
     """Note that the run of this thread was skipped because of the lock *name*.
+
+    Args:
+        name: The lock.
+        why: As Skipped says it.
+        by: Who had the lock, or had done the work.
+        using: The alias.
 
     Raises:
         LockUnavailable: The server did not or could not answer.
     """
-    _call(scripts.SKIP, name, "skip", why, current_owner().packed, notes=True, using=using)
+    by = visible(by).replace("|", "/")[:LONGEST_FIELD]  # A bar ends a part of the note.
+    noted = f"{why}{BECAUSE_OF}{by}" if by else why
+    owner = current_owner().packed
+    _call(
+        scripts.SKIP, name, "skip", noted.encode(errors="replace"), owner, notes=True, using=using
+    )
 
 
 def note_abandoned(name: str, starts: int, *, using: str) -> None:

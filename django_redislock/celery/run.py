@@ -277,7 +277,7 @@ class TaskRun(JobRun):
             "%s waits in its worker slot: lock %r is %s, and it is an item of %s, whose message"
             " cannot go back to the broker",
             self,
-            self.name,
+            busy.name,
             busy,
             self._item_of,
         )
@@ -481,7 +481,7 @@ class TaskRun(JobRun):
     def _defer(
         self, why: str, busy: Busy, *, until: float | None = None, started: bool = False
     ) -> Deferred:
-        self.logger.info("Deferred %s: lock %r is %s, and %s", self, self.name, busy, why)
+        self.logger.info("Deferred %s: lock %r is %s, and %s", self, busy.name, busy, why)
         turn = None if started else self._turn
         carry(self.request, deferred=_deferred_again(self.request, busy.holding.owner.place))
         return defer(self.task, busy.expires_in, turn=turn, until=until, started=started)

@@ -341,6 +341,8 @@ class JobRun:
                 found.name, holder, found.expires_in, found.cooling, using, found.reason
             )
         reason = found.reason or self._reason
+        if not reason and found.name != self.name:
+            reason = f"of its limits, {found.name!r} is taken"
         if found.cooling:
             return self._skip("cooling", str(found), ago=found.ago, reason=reason, by=holder)
         why = "busy" if found.reason is None else "held"
@@ -411,7 +413,10 @@ class JobRun:
     # --- records ------------------------------------------------------------------------------
 
     def _note_skip(self, skipped: Skipped) -> None:
-        task_runs.note_skip(self.name, skipped["skipped"], using=self.options.using)
+        by = skipped.get("holder") or skipped.get("by") or ""
+        if skipped["skipped"] == "duplicate":
+            by = ""  # It is the same run.
+        task_runs.note_skip(self.name, skipped["skipped"], by, using=self.options.using)
 
     def _still_has(self, lease: Lease) -> bool:
         """Whether the run still has its lock at its end. Asks the server if that alone knows."""

@@ -45,6 +45,7 @@ if not chosen then -- the one that ends first; an unconfirmed one ends soon
     local _, _, confirm_by = read(value)
     if left == -1 then
       left = math.huge
+      redis.pcall('ZADD', HELD, '+inf', locks[number]) -- for operators: nobody else would see that a permit is missing
     elseif confirm_by and state_of(value) == 'c' then
       left = math.min(left, confirm_by - ms)
     end

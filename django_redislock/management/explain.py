@@ -169,9 +169,11 @@ def _of_leases(
 ) -> Iterator[Fact]:
     """The leases of one lock, or of one permit, and its waiters."""
     for past in detail.past:
-        if past.until is not None:
-            noted.add(_key(past.owner, past.until))
+        # One that nobody released is known by its beginning, as a run that never ended is.
+        noted.add(_key(past.owner, past.since if past.until is None else past.until))
         ended = "Nobody released the lease; it expired"
+        if past.owner.task:
+            ended += ": its process was killed, or it lost the lease"
         if past.until is not None and past.lasted is not None:
             how = "The hold ended" if past.owner.operator else _ENDED[past.ended]
             ended = f"{how} at {_time(past.until)}, after {duration(past.lasted)}"
@@ -224,7 +226,7 @@ def _of_record(record: held.Record | None, noted: set[tuple[str, int]]) -> Itera
         if run is None or _key(run.owner, run.at) in noted:
             continue
         if run.lasted is None:
-            says = f"{_who(run.owner)} {how}{_deferred(run.owner)}: {run.why}."
+            says = f"{_who(run.owner)} {how}{_deferred(run.owner)}: {run.reason}."
             yield Fact(run.at, record.name, says, run.owner)
             continue
         says = f"{_got(run.owner)}. {how} at {_time(run.at)}, after {duration(run.lasted)}."
@@ -232,7 +234,7 @@ def _of_record(record: held.Record | None, noted: set[tuple[str, int]]) -> Itera
     for run in record.under_way:
         if _key(run.owner) not in noted:
             yield Fact(run.at, record.name, f"{_got(run.owner)}. It is under way.", run.owner)
-    if run := record.last_unended:
+    if (run := record.last_unended) and _key(run.owner, run.at) not in noted:
         says = (
             f"{_who(run.owner)} began to run. Its end was never noted: its process was killed, or"
             " it lost the lease."

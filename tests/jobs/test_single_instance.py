@@ -280,6 +280,21 @@ def test_limits_are_taken_all_or_none_and_the_first_one_has_the_records(
     assert run("eu") == "import:eu, all"
 
 
+@blocking_or_not
+def test_a_skip_says_which_limit_was_taken_and_its_record_by_whom(
+    redislock: LockTestKit, is_async: bool
+) -> None:
+    run = job(limits=[Limit("import:{source}", 2), Limit("all", 1)], is_async=is_async)
+    with redislock.simulate_held_by_other("all"):
+        skipped = run("eu")
+    assert (skipped["lock"], skipped["reason"]) == ("import:eu", "of its limits, 'all' is taken")
+    record = held.record("import:eu")
+    assert record is not None
+    assert record.last_skip is not None
+    assert (record.last_skip.why, record.last_skip.by) == ("busy", skipped["holder"])
+    assert f"because it was busy ({skipped['holder']})" in str(record.last_skip)
+
+
 def test_limits_say_the_names_and_numbers_alone() -> None:
     limits = [Limit("import", 2)]
     with pytest.raises(ValueError, match="leave the name out"):
