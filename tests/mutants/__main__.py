@@ -49,13 +49,16 @@ def of(*names: str, only: str = "memory", marked: str = "", processes: int = 1) 
 
 def of_rules(*names: str) -> tuple[Tests, ...]:
     """Those of some files that need no server, then what else a file of rules may break."""
-    return Tests(tuple(f"tests/rules/test_{name}.py" for name in names)), *OF_RULES
+    first = of(
+        *(name if "/" in name else f"rules/test_{name}" for name in names), only="not redis-"
+    )
+    return first, OF_RULES, IN_MEMORY
 
 
 # In memory and on servers, tests mostly wait.
 IN_MEMORY = of("contract", marked="not waits", processes=12)
-OF_RULES = Tests(("--quick", "tests/rules")), IN_MEMORY
 MODEL = Tests(("tests/rules/test_model.py",))
+OF_RULES = of("rules", only="not test_model")
 ON_SERVERS = of("contract", "faults", only="not memory", processes=8)
 ON_ONE_SERVER = of("contract", only="redis or unscripted", marked="not waits", processes=2)
 OF_CONNECTIONS = of(
@@ -69,17 +72,20 @@ OF_TASKS = of(
     only="test",
     processes=4,
 )
-OF_SCRIPTS = Tests(("tests/rules/test_lock_scripts.py", "tests/rules/test_task_scripts.py"))
+OF_SCRIPTS = of(*(f"rules/test_{name}_scripts" for name in ("lock", "permit", "task")), only="test")
 SCRIPTS_OF_TASKS = ("announce", "finish", "finished", "leave_line", "requeue", "retract", "runs")
 SCRIPTS_OF_TASKS += ("skip", "stand_in_line", "start", "_past", "_runs", "_task_of")
 SCRIPTS_OF_TASKS += ("calls", "count_start", "uncount_start")
 #: The files that are mutated, and the tests that are to notice it: one run after the other.
 ROOMS = {
-    "rules/[ao]*.py": of_rules("options"),
+    "rules/[ao]*.py": of_rules("options", "limit", "contract/test_arguments"),
     "rules/f*.py": (*of_rules("forms", "flows"), MODEL),
     "rules/lease_state.py": (*of_rules("lease_state", "flows"), MODEL),
     "rules/[kn]*.py": of_rules("names"),
-    "rules/c*.py": of_rules("circles"),
+    **{
+        f"rules/{name}.py": of_rules(name)
+        for name in ("circles", "joint_state", "limit", "together")
+    },
     "rules/*.py": of_rules("flows", "replies", "stored", "steps", "circles"),
     **{f"lua/{name}.lua": (OF_SCRIPTS, OF_TASKS, ON_SERVERS) for name in SCRIPTS_OF_TASKS},
     "lua/*.lua": (OF_SCRIPTS, IN_MEMORY, MODEL, OF_TASKS, ON_SERVERS),

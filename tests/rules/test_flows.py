@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_redislock.conf import Conf
-from django_redislock.exceptions import LockMisuse, LockUnavailable
+from django_redislock.exceptions import LockLost, LockMisuse, LockUnavailable
 from django_redislock.rules import flows, scripts
 from django_redislock.rules.flows import (
     CIRCLE_AFTER,
@@ -319,6 +319,13 @@ def test_p10_the_acquire_of_a_parent_is_not_undone_by_its_child() -> None:
         acquiring().is_silent().raises(NotOurs("it was forked"))
 
 
+@pytest.mark.parametrize("why", ["forced", "taken", "expired"])
+def test_a_lease_that_cannot_be_taken_up_any_more_is_lost_for_that_reason(why: str) -> None:
+    with pytest.raises(LockLost, match="baton was taken up before") as raised:
+        acquiring(takes_up=True).answers([b"lost", why.encode()])
+    assert raised.value.reason == why
+
+
 # --- acquire: no answer ---------------------------------------------------------------------
 
 
@@ -544,6 +551,15 @@ def test_a_waiter_looks_for_a_circle_after_a_second_and_again_between_its_own_lo
     assert stage.step == Listen(ID, pytest.approx(1.0))
     stage.rings().is_looked()
     assert lookout.tickets == [b"100", b"100"]
+
+
+def test_a_wait_that_is_over_is_not_looked_at() -> None:
+    looks = Looks()
+    stage = Stage(flows.acquire(request(wait=looks.due), 0.0, lookout=looks))
+    queued(stage).rings()
+    assert stage.now == looks.due
+    assert mode_and_ticket(stage.step) == ("last", b"100")
+    assert looks.tickets == []
 
 
 def test_what_rings_while_a_waiter_looks_for_a_circle_is_heard_after_it() -> None:
@@ -795,6 +811,22 @@ def test_an_undo_that_is_interrupted_itself_gives_up() -> None:
 @interrupted_while
 def test_a_flow_that_nobody_performs_any_more_just_ends(begin: Any) -> None:
     begin().flow.close()
+
+
+@pytest.mark.proves("R4")
+def test_r4_an_acquire_of_any_of_two_permits_says_of_how_many_and_so_does_its_undo() -> None:
+    stage = acquiring(limit=2)
+    assert stage.step.script is scripts.ACQUIRE_PERMIT
+    assert stage.step.args[-1] == 2
+    assert undoes(stage.is_silent().refuses().step)
+    assert stage.step.args == (TOKEN, 2)
+
+
+def test_an_undo_and_a_confirmation_are_of_the_first_permit_unless_that_is_said() -> None:
+    undo = next(flows.undo(NAME, TOKEN, OPERATION_TIMEOUT))
+    assert isinstance(undo, Call)
+    assert (undo.args, undo.permit) == ((TOKEN,), 1)
+    assert flows.confirmation(NAME, TOKEN, TTL, True).permit == 1
 
 
 def test_unavailable_is_told_although_the_undo_is_unanswered() -> None:

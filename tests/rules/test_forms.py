@@ -9,7 +9,7 @@ import pytest
 from django_redislock import process
 from django_redislock.rules import scripts
 from django_redislock.rules.flows import Request, listens_until, take_up
-from django_redislock.rules.forms import FirstTry, Release
+from django_redislock.rules.forms import FirstTry, Form, Release
 from django_redislock.rules.options import Terms
 from django_redislock.rules.replies import GrantedRing, QueuedReply
 from django_redislock.rules.steps import Answer, Bell
@@ -48,6 +48,25 @@ def test_an_acquire_says_what_it_wants_and_belongs_to_this_process() -> None:
     asked = FirstTry("lottery", OWNER, TERMS, 0, MARKERS)
     assert (asked.script, asked.markers, asked.replicas) == (scripts.ACQUIRE_MARKED, MARKERS, 0)
     assert FirstTry("lottery", OWNER, TERMS).replicas == 0
+
+
+def test_an_acquire_that_replicas_acknowledge_is_more_than_one_command() -> None:
+    assert FirstTry("lottery", OWNER, TERMS).is_plain
+    assert not FirstTry("lottery", OWNER, TERMS, 1).is_plain
+    assert not Form.is_plain  # Nor is that of several locks.
+
+
+def test_an_acquire_of_any_of_two_permits_says_of_how_many() -> None:
+    two = TERMS._replace(limit=2)
+    form, marked = FirstTry("lottery", OWNER, two), FirstTry("lottery", OWNER, two, 0, MARKERS)
+    assert (form.script, form.args, form.limit) == (scripts.ACQUIRE_PERMIT, 10, 2)
+    assert (marked.script, marked.args) == (scripts.ACQUIRE_PERMIT_MARKED, 10)
+    assert (form.request().limit, form.request().permit) == (2, 1)
+    form.take_up("an-id", 2)
+    assert (form.script, form.args) == (scripts.TAKE_UP, 9)
+    assert (form.request().limit, form.request().permit) == (1, 2)
+    marked.take_up("an-id")
+    assert marked.request().permit == 1
 
 
 @pytest.mark.proves("R1")
@@ -141,7 +160,8 @@ def test_the_flow_is_told_what_was_answered_in_that_order() -> None:
 def test_a_release_is_a_form_if_nothing_stays_behind() -> None:
     form = Release("lottery", "token", TERMS, 1.0, 2.0, "done", None)
     assert (form.script, form.args) == (scripts.RELEASE, 1)
-    assert (form.name, form.token, form.terms) == ("lottery", "token", TERMS)
+    assert (form.name, form.token, form.terms, form.permit) == ("lottery", "token", TERMS, 1)
+    assert Release("lottery", "token", TERMS, 0.0, 0.0, "", None, 2).permit == 2
     assert (form.min_hold, form.once, form.ended) == (1.0, 2.0, "done")
     assert form.made_in is process.current
     assert Release("lottery", "token", TERMS, 0.0, 0.0, "", None).is_plain

@@ -68,6 +68,11 @@ def test_p1_it_is_held_until_its_deadline_and_not_a_moment_longer() -> None:
     assert one.lost_reason(END) == "expired"
 
 
+def test_it_is_of_the_first_permit_unless_that_is_said() -> None:
+    assert (state().permit, state().renewal(1.0).permit) == (1, 1)
+    assert state(permit=2).renewal(1.0).permit == 2
+
+
 @pytest.mark.proves("R2")
 def test_r2_a_renewal_counts_from_when_it_was_sent() -> None:
     one = state()

@@ -10,6 +10,7 @@ import pytest
 from django_redislock.conf import Conf
 from django_redislock.rules.options import (
     Options,
+    Terms,
     operation_timeout,
     options_of,
     terms_of,
@@ -37,6 +38,17 @@ def test_what_is_not_given_is_left_to_the_settings() -> None:
     assert arguments() == Options()
     assert not Options().reentrant
     assert not Options().release_on_commit
+
+
+def test_the_names_of_one_lock_are_under_one_alias() -> None:
+    with pytest.raises(ValueError, match="using must be one alias"):
+        arguments(using=("default", "other"))
+
+
+def test_without_a_limit_there_is_one_permit_and_with_one_there_are_so_many() -> None:
+    conf = Conf(alias="default")
+    assert terms_of(arguments(), conf).limit == Terms._field_defaults["limit"] == 1
+    assert terms_of(arguments(limit=2), conf).limit == 2
 
 
 def test_a_wait_may_be_endless_and_a_ttl_may_not() -> None:

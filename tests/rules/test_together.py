@@ -8,7 +8,7 @@ import pytest
 
 from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.rules import scripts
-from django_redislock.rules.steps import Answer, Call, Calls, Pause, Unanswered
+from django_redislock.rules.steps import Answer, Call, Calls, Pause, Refused, Unanswered
 from django_redislock.rules.together import together
 
 if TYPE_CHECKING:
@@ -80,3 +80,54 @@ def test_an_interrupt_is_thrown_into_each() -> None:
     with pytest.raises(KeyboardInterrupt):
         flow.send(answers(0, 0))
     assert undone == ["a", "b"]
+
+
+@pytest.mark.parametrize("trouble", [Unanswered("silent", 0.0, 0.0), Refused("NOPERM")])
+def test_trouble_of_the_sender_is_that_of_each_call(trouble: Exception) -> None:
+    undone: list[str] = []
+    flow = together([asks("a", undone), asks("b", undone)])
+    next(flow)
+    assert names(flow.throw(trouble)) == ["undo a", "undo b"]
+    with pytest.raises(type(trouble)):
+        flow.send(answers(0, 0))
+    assert undone == ["a", "b"]
+
+
+@pytest.mark.parametrize("trouble", [Unanswered("silent", 0.0, 0.0), Refused("NOPERM")])
+def test_trouble_of_a_step_that_is_done_alone_is_that_of_its_flow(trouble: Exception) -> None:
+    flow = together([asks("a", []), asks("b", [])])
+    next(flow)
+    assert flow.send(answers(1, 2)) == flow.throw(trouble) == Pause(1.0)
+    with pytest.raises(type(trouble)):
+        flow.send(0.0)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_bug_is_told_before_a_loss(is_first: bool) -> None:
+    errors = [AssertionError("a bug"), LockLost("b", "forced")]
+    flow = together([asks("x", [], error) for error in (errors if is_first else errors[::-1])])
+    next(flow)
+    with pytest.raises(AssertionError):
+        flow.send(answers(1, 2))
+
+
+def test_of_errors_alike_the_first_is_told() -> None:
+    flow = together([asks(name, [], LockUnavailable(name, "silent")) for name in "ab"])
+    next(flow)
+    with pytest.raises(LockUnavailable, match="'a'"):
+        flow.send(answers(1, 2))
+
+
+def test_flows_that_nobody_performs_any_more_are_closed() -> None:
+    closed: list[str] = []
+
+    def goes_on(name: str) -> Flow[None]:
+        try:
+            yield call(name)
+        finally:
+            closed.append(name)
+
+    flow = together([goes_on("a"), goes_on("b")])
+    next(flow)
+    flow.close()
+    assert closed == ["a", "b"]
