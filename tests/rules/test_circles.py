@@ -84,6 +84,9 @@ def test_two_who_wait_for_each_other_are_a_circle_and_agree_who_gives_up() -> No
 def test_three_in_a_circle() -> None:
     world = World(("ann", "1", "2"), ("cid", "3", "1"), ("bob", "2", "3"))
     assert {youngest(world.search(who)) for who in ("ann", "bob", "cid")} == {"bob"}
+    circle = world.search("bob")
+    assert circle is not None
+    assert circle.names == ("2", "3")
 
 
 def test_one_who_holds_the_lock_under_another_alias_is_a_circle_of_one() -> None:
@@ -97,8 +100,9 @@ def test_waits_that_converge_are_no_circle() -> None:
 
 
 def test_who_only_waits_for_those_in_a_circle_is_not_in_it() -> None:
-    world = World(("ann", "1", "2"), ("bob", "2", "1"), ("cid", "3", "1"))
+    world = World(("ann", "1", "2"), ("bob", "2", "1"), ("cid", "3", "1"), ("dan", "4", "3"))
     assert world.search("cid") is None
+    assert world.search("dan") is None
     assert youngest(world.search("ann")) == "bob"
 
 

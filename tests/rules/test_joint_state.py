@@ -32,6 +32,14 @@ def test_it_is_called_by_all_names_and_belongs_to_whom_its_parts_belong() -> Non
     assert not joint()[0].is_of_run
 
 
+def test_of_one_lock_it_is_what_that_one_is() -> None:
+    one = JointState([state(name="a")])
+    assert (one.name, one.deadline, one.holder()) == ("a", END, me)
+    assert one.is_ours
+    assert one.loss(END).name == "a"
+    assert one.loss(1.0).name == "a"
+
+
 def test_it_lasts_as_long_as_the_part_that_ends_first() -> None:
     both, first, second = joint(ttl=2 * TTL, deadline=1.0, ends=5.0)
     assert (both.ttl, both.deadline, both.ends, both.renewals) == (TTL, 1.0, 5.0, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -22,7 +22,16 @@ from django_redislock.rules.keys import (
     prefix_in,
     prefix_of,
 )
-from django_redislock.rules.names import Permit, check_name, checked_name, formatter, meant_by
+from django_redislock.rules.names import (
+    Permit,
+    check_limited,
+    check_name,
+    checked_name,
+    formatter,
+    meant_by,
+    several_names,
+    signature_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -95,8 +104,83 @@ def test_what_is_seen_and_what_is_shown_stands_for_an_argument() -> None:
 def test_a_name_that_cannot_be_made_says_why() -> None:
     def draw(order: Any) -> None: ...
 
-    with pytest.raises(InvalidLockName, match="cannot be formatted: AttributeError"):
-        formatter("{order.pk}", draw)((7,), {})
+    for template in ("{order.pk}", "{order.pk.year[0]}"):
+        with pytest.raises(InvalidLockName, match="cannot be formatted: AttributeError"):
+            formatter(template, draw)((7,), {})
+
+
+def test_a_name_without_fields_is_that_of_every_call() -> None:
+    assert formatter("lottery", lambda order: None)((7,), {}) == "lottery"
+    with pytest.raises(InvalidLockName, match="201 bytes"):
+        formatter("x" * 201, lambda order: None)
+
+
+@pytest.mark.parametrize(
+    ("template", "rule"),
+    [
+        ("{order", "no format string over the names of arguments"),
+        ("{}", "it uses the argument ''"),
+        ("{other}", r"'other', which .*draw\(\) does not take; its arguments are: order.$"),
+    ],
+)
+def test_a_template_that_never_makes_a_name_is_refused_at_once(template: str, rule: str) -> None:
+    def draw(order: Any) -> None: ...
+
+    with pytest.raises(InvalidLockName, match=rule):
+        formatter(template, draw)
+    with pytest.raises(InvalidLockName, match="its arguments are: none"):
+        formatter("{other}", lambda: None)
+
+
+def test_an_argument_that_a_call_does_not_have_is_named() -> None:
+    def draw(**others: Any) -> None: ...
+
+    name_of = formatter("{b}-{a}", draw)
+    with pytest.raises(InvalidLockName, match=r"'a', which this call of .*; it has: c.$"):
+        name_of((), {"c": 1})
+    with pytest.raises(InvalidLockName, match="it has: none"):
+        name_of((), {})
+
+
+def test_a_name_that_no_other_process_arrives_at_is_refused() -> None:
+    with pytest.raises(InvalidLockName, match="address in memory"):
+        formatter("{order}", lambda order: None)((object(),), {})
+    assert formatter("{order}", lambda order: None)((" at 0xy",), {}) == " at 0xy"
+
+
+def test_the_arguments_of_a_method_are_those_that_its_caller_passes() -> None:
+    class View:
+        def post(self, order: Any) -> None: ...
+
+    bound = View().post
+
+    @wraps(bound)
+    def decorated(order: Any) -> None: ...
+
+    def view(request: Any) -> None: ...
+
+    assert list(signature_of(bound).parameters) == ["order"]
+    assert list(signature_of(wraps(View.post)(decorated)).parameters) == ["self", "order"]
+    assert list(signature_of(partial(View.post, View())).parameters) == ["order"]
+    view.view_class = View  # type: ignore[attr-defined] # As as_view() does.
+    view.__wrapped__ = View.post  # type: ignore[attr-defined]
+    assert list(signature_of(view).parameters) == ["request"]
+
+
+def test_several_names_are_taken_once_each_in_one_order() -> None:
+    assert several_names(("b", "a", "b")) == ("a", "b")
+    assert several_names(("{tenant}" + "x" * 200,))
+    with pytest.raises(InvalidLockName, match="201 bytes"):
+        several_names(("a", "x" * 201))
+    with pytest.raises(TypeError, match="needs the name"):
+        several_names(())
+
+
+@pytest.mark.parametrize("name", ["gpu#2", "gpu#0", "#7", "a\u2028b#12"])
+def test_a_lock_with_a_limit_is_not_called_as_one_of_its_permits(name: str) -> None:
+    with pytest.raises(InvalidLockName, match="ends in # and a number"):
+        check_limited(name)
+    check_limited(name + "x")
 
 
 @pytest.mark.parametrize("name", ["a", "a" * 200, "ä" * 100, "a b", " ", "🎲", "ﷺ"], ids=ascii)

@@ -10,6 +10,7 @@ import pytest
 from django_redislock.rules import replies, scripts
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.scripts import Script
+from django_redislock.rules.stored import Wait
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,13 @@ def test_a_look_tells_the_fence_and_the_time() -> None:
     assert (look.fence, look.server_time, look.expires_in) == (7, 1.5, 0.0)
 
 
+def test_a_look_tells_what_the_holder_waits_for() -> None:
+    wait = Wait("default", "report", "0123456789abcdef", 1_700_000_000_000_000, 1)
+    look = replies.LookReply(LOCK, 0, 0, b"1500", b"", b"")
+    assert look.wait is None
+    assert look._replace(note=f"fedcba9876543210|{wait.id}|{wait.packed}".encode()).wait == wait
+
+
 def test_the_waiters_and_the_past_of_a_lock_are_told_apart() -> None:
     past = [b"early|6|1000|2000|done|{}", b"late|7|5000|6000|done|{}"]
     found = replies.InspectReply(b"9000", [[b"2500000", b"id", b"{}"]], past)
@@ -81,6 +89,12 @@ def test_a_page_of_an_index_has_keys_with_their_scores() -> None:
         _ = page._replace(found=page.found[:-1]).scores
 
 
+def test_the_line_of_calls_is_read_entry_by_entry() -> None:
+    entry: list[Any] = [b"2500000", b"a-task", b"9000", 1]
+    calls = replies.CallsReply(b"9000", b"", b"", b"", b"", [entry])
+    assert [(*call, call.since) for call in calls.line] == [(*entry, 2.5)]
+
+
 def test_runs_are_known_by_their_leases() -> None:
     started = [b"#2|5000|0|second|{}", b"|6000|0|third|{}"]
     runs = replies.RunsReply(b"9000", b"", b"", b"", b"1000|0|first|{}", started, 0, b"")
@@ -93,5 +107,7 @@ def test_a_script_is_given_the_keys_and_told_the_channel_that_it_takes() -> None
     given = [keys.lock, keys.queue, keys.fence, keys.past, keys.held]
     assert scripts.ACQUIRE.given(keys) == given
     assert scripts.ACQUIRE_MARKED.given(keys)[:5] == given
+    assert scripts.ACQUIRE_PERMIT.given(keys) == given
+    assert scripts.ACQUIRE_PERMIT_MARKED.given(keys) == scripts.ACQUIRE_MARKED.given(keys)
     assert scripts.ACQUIRE.told(("token",), "bell") == ("token", "bell")
     assert scripts.RELEASE.told(("token",), "bell") == ("token",)

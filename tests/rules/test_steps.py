@@ -11,6 +11,8 @@ from django_redislock.rules import scripts
 from django_redislock.rules.steps import (
     Answer,
     Call,
+    Calls,
+    Elsewhere,
     Listen,
     NotDone,
     Notify,
@@ -29,6 +31,7 @@ from django_redislock.rules.steps import (
         Listen("an-id", 1.0),
         Pause(1.0),
         Notify(None, {}),
+        Elsewhere(None, None),  # type: ignore[arg-type]
     ],
     ids=lambda step: type(step).__name__.lower(),
 )
@@ -36,6 +39,14 @@ def test_a_step_is_performed_by_the_method_of_its_name(step: Any) -> None:
     name = type(step).__name__.lower()
     performer = SimpleNamespace(**{name: lambda performed: ("the answer to", performed)})
     assert step.perform(performer) == ("the answer to", step)
+
+
+def test_several_calls_are_performed_as_one_and_shielded_if_one_of_them_is() -> None:
+    call = Call(scripts.LOOK, "lottery", (), 1.0)
+    calls = Calls((call, call._replace(shielded=True)))
+    assert calls.perform(SimpleNamespace(call_all=lambda all_of_them: all_of_them)) is calls.calls
+    assert calls.shielded
+    assert not Calls((call, call)).shielded
 
 
 def test_no_replica_is_asked_unless_that_is_said() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import pytest
 
@@ -102,6 +104,15 @@ def test_trouble_of_a_step_that_is_done_alone_is_that_of_its_flow(trouble: Excep
         flow.send(0.0)
 
 
+def test_answers_that_are_too_few_are_nobodys() -> None:
+    undone: list[str] = []
+    flow = together([asks("a", undone), asks("b", undone)])
+    next(flow)
+    assert names(flow.send(answers(1))) == ["undo a", "undo b"]
+    with pytest.raises(ValueError, match="zip"):
+        flow.send(answers(0, 0))
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_bug_is_told_before_a_loss(is_first: bool) -> None:
     errors = [AssertionError("a bug"), LockLost("b", "forced")]
@@ -131,3 +142,49 @@ def test_flows_that_nobody_performs_any_more_are_closed() -> None:
     next(flow)
     flow.close()
     assert closed == ["a", "b"]
+
+
+class Interrupted:
+    """A flow, of which a signal handler raises before it goes on for the first time."""
+
+    def __init__(self, flow: Flow[Any]) -> None:
+        self.flow = flow
+        self.raised = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.flow, name)
+
+    def send(self, answer: Any) -> Any:
+        if answer is not None and not self.raised:
+            self.raised = True
+            raise KeyboardInterrupt
+        return self.flow.send(answer)
+
+
+def test_a_flow_that_is_interrupted_before_it_goes_on_is_not_forgotten() -> None:
+    undone: list[str] = []
+    interrupted: Any = Interrupted(asks("b", undone))
+    flow = together([asks("a", undone), interrupted])
+    next(flow)
+    undo = flow.send(answers(1, 2))
+    assert names(undo) == ["undo b"]  # That of "a" had been answered.
+    with pytest.raises(KeyboardInterrupt):
+        flow.send(answers(0))
+
+
+def test_an_error_that_was_raised_is_part_of_no_cycle() -> None:
+    def fails() -> Flow[None]:
+        yield call("a")
+        raise LockUnavailable("a", "silent")
+
+    flow = together([fails()])
+    next(flow)
+    gc.disable()
+    try:
+        try:
+            flow.send(answers(1))
+        except LockUnavailable as error:
+            raised = ref(error)
+        assert raised() is None
+    finally:
+        gc.enable()
