@@ -21,7 +21,6 @@ if id == '' then
 else
   -- As _task_of.lua writes it down. A call whose id the program chose has more behind the slash.
   finished = call('ZSCORE', FINISHED, id .. '/') or ''
-  finished = finished ~= '' and digits(finished) or ''
 end
 local deferred = {}
 for _, one in ipairs(named) do

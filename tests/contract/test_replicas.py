@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 
 from django_redislock import LockUnavailable, distributed_lock, held
+from django_redislock.rules import scripts
+from django_redislock.rules.keys import lock_keys
 from tests.conftest import Locks
 from tests.support.backends import forbid_scripting
 from tests.support.others import waiters
@@ -17,6 +20,7 @@ from tests.support.ways import Way, both_ways
 if TYPE_CHECKING:
     from pytest_django import Settings
 
+    from django_redislock.rules.scripts import Script
     from tests.conftest import MakeServer
     from tests.support.servers import Server
 
@@ -101,3 +105,50 @@ async def test_acknowledgement_needs_no_scripting(way: Way, replicated: Replicat
     with replicated.replica.paused():
         assert "REPLICAS_ACK" in await refusal(way)
     assert held.get("lottery") is None
+
+
+def run(locks: Locks, script: Script, *args: str | int) -> Any:
+    """Run a script as it is, for what no lock asks for at the right moment."""
+    keys = script.given(lock_keys(locks.prefix, "lottery"))
+    return locks.redis.eval(script.source, len(keys), *keys, *args)  # type: ignore[arg-type]
+
+
+def acquire(locks: Locks, who: str, mode: str, channel: str = "") -> Any:
+    return run(locks, scripts.ACQUIRE, who * 32, who * 16, 60_000, mode, 0, "", "r", "{}", channel)
+
+
+def test_a_ring_does_not_reach_the_replica_and_the_grant_behind_it_does(
+    replicated: Replicated,
+) -> None:
+    locks, replica = replicated.locks, replicated.replica.client()
+    channel = f"{locks.prefix}:bell"
+    with locks.redis.pubsub() as waiter, replica.pubsub() as heard:
+        waiter.subscribe(channel)
+        heard.psubscribe("*")
+        for subscribed in (waiter, heard):
+            assert subscribed.get_message(timeout=HUNG)
+        acquire(locks, "a", "try")
+        assert acquire(locks, "b", "queue", channel)[0] == b"queued"
+        assert run(locks, scripts.RELEASE, "a" * 32) == b"released"
+        assert waiter.get_message(timeout=HUNG)["data"].startswith(b"granted")
+        locks.redis.publish("the", "end")  # Replicas are told of this.
+        assert heard.get_message(timeout=HUNG)["channel"] == b"the"
+    assert replica.get(lock_keys(locks.prefix, "lottery").lock).startswith(b"b" * 32)
+
+
+def test_only_who_accepts_writes_says_that_a_lease_is_gone_or_another_has_it(
+    make_server: MakeServer, settings: Settings, key_prefix: str
+) -> None:
+    locks, us = Locks(settings, make_server(), key_prefix), "b" * 32
+    acquire(locks, "a", "try")
+    locks.redis.config_set("min-replicas-to-write", 1)  # As a master that has lost its replica.
+    for script, *args in (
+        (scripts.LEAVE, us),
+        (scripts.RENEW, us, 1000, "r00001"),
+        (scripts.RELEASE, us),
+        (scripts.TAKE_UP, us, us[:16], 1000, "try", 0, "", "r", "{}", ""),
+    ):
+        with pytest.raises(redis.ResponseError, match="NOREPLICAS"):
+            run(locks, script, *args)
+    with pytest.raises(redis.ResponseError, match="NOREPLICAS"):
+        acquire(locks, "b", "try")

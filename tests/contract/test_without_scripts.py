@@ -192,6 +192,25 @@ def test_r9_the_mark_of_all_names_never_falls_whoever_raises_it_between_read_and
     assert locks.redis.zscore(client.keys.fence, "last") == fences[-1]
 
 
+def test_a_lock_that_changes_hands_during_every_try_is_no_answer(locks: Locks) -> None:
+    client, tries = Client(locks, "lottery"), []
+    connection = locks.redis.connection_pool.get_connection()
+
+    def ask(*command: Any) -> Any:
+        if command[0] == "EXEC":  # By then somebody else has had the lock since it was read.
+            tries.append(client.run(*acquire(OTHERS), scripting=True))
+            client.run(scripts.RELEASE, (OTHERS,), scripting=True)
+        connection.send_command(*command)
+        return connection.read_response()
+
+    script, args = acquire(MINE)
+    with pytest.raises(ConnectionError, match="changed hands during every try"):
+        without_scripts.perform(Call(script, "", args, 1.0), client.keys, ask)
+    assert len(tries) == without_scripts.ATTEMPTS
+    assert client.redis.get(client.keys.lock) is None
+    locks.redis.connection_pool.release(connection)
+
+
 def test_a_key_without_expiry_is_never_waited_for(locks: Locks) -> None:
     client = Client(locks, "lottery")
     client.redis.set(client.keys.lock, "by hand")

@@ -72,7 +72,11 @@ OF_TASKS = of(
     only="test",
     processes=4,
 )
-OF_SCRIPTS = of(*(f"rules/test_{name}_scripts" for name in ("lock", "permit", "task")), only="test")
+OF_SCRIPTS = of(
+    *(f"rules/test_{name}_scripts" for name in ("lock", "permit", "task")),
+    "contract/test_replicas",
+    only="_scripts or ring_does_not_reach or only_who_accepts",
+)
 SCRIPTS_OF_TASKS = ("announce", "finish", "finished", "leave_line", "requeue", "retract", "runs")
 SCRIPTS_OF_TASKS += ("skip", "stand_in_line", "start", "_past", "_runs", "_task_of")
 SCRIPTS_OF_TASKS += ("calls", "count_start", "uncount_start")

@@ -233,6 +233,7 @@ def test_a_wait_is_read_as_it_was_written(wait: Wait) -> None:
         "0123456789abcdef",
         wait,
     )
+    assert Wait("default", "a", "id", 7).limit == 1
 
 
 @pytest.mark.parametrize(
@@ -244,6 +245,8 @@ def test_a_wait_is_read_as_it_was_written(wait: Wait) -> None:
         b"id|id|x|1|default|b",
         b"id|id|7|x|default|b",
         b"id|id|7|0|default|b",
+        b"id|id|7|10000|default|b",
+        b"id|id|" + b"7" * 20 + b"|1|default|b",
     ],
 )
 def test_what_somebody_else_has_written_is_no_wait(note: Any) -> None:

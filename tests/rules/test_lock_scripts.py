@@ -176,9 +176,13 @@ def test_r14_a_release_hands_the_lock_to_the_first_waiter_and_rings_it(
 
 
 @pytest.mark.proves("R9")
-def test_a_fence_grows_at_a_hand_over_although_the_mark_was_lost(server: Keyspace) -> None:
+@pytest.mark.parametrize("ahead", [0, 100])
+def test_a_fence_grows_at_a_hand_over_although_the_mark_was_lost(
+    server: Keyspace, ahead: int
+) -> None:
     server.listen("b")
-    server.do("ZADD", KEYS.fence, server.us + 100, "last")
+    if ahead:
+        server.do("ZADD", KEYS.fence, server.us + ahead, "last")
     fence = int(server.acquire("a"))
     server.acquire("b", "queue")
     server.do("DEL", KEYS.fence)
@@ -862,6 +866,12 @@ def test_a_wait_is_followed_to_the_lease_and_the_wait_of_its_holder(server: Keys
     assert followed()[:2] == [0, ""]
 
 
+def test_of_a_wait_no_more_is_told_than_may_be_seen(server: Keyspace) -> None:
+    server.do("SET", KEYS.lock, "x" * 9000)
+    server.do("SET", KEYS.waits, "y" * 9000)
+    assert server.run(scripts.FOLLOW_WAIT, lease_id("b"), 1, 0) == [0, "x" * 8192, "y" * 8192]
+
+
 def test_a_waiter_that_hears_no_ring_waits_no_more(server: Keyspace) -> None:
     server.acquire("a")
     ticket = server.acquire("b", "queue")[1]
@@ -1037,6 +1047,38 @@ def test_a_hold_that_is_over_before_its_turn_is_passed_over(server: Keyspace, le
     server.acquire("c", "queue")
     server.release("a")
     assert (server.lock[:4], server.left) == (("hold", 1) if left else ("", -2))
+
+
+def test_a_hold_that_waits_keeps_the_lock_in_the_lists_to_its_end(server: Keyspace) -> None:
+    server.acquire("a")
+    server.hold("f", lasts=2 * TTL)
+    assert server.scores(KEYS.held) == {KEYS.lock: server.ms + 2 * TTL}
+
+
+def test_who_waits_for_the_only_permit_is_not_told_of_a_hold_that_is_taken_back(
+    server: Keyspace,
+) -> None:
+    server.listen("b")
+    server.acquire("a")
+    server.acquire("b", "queue")
+    server.hold("f")
+    assert server.run(scripts.UNHOLD) == "by-f"
+    assert (server.queue, server.rung) == ("b", [])
+
+
+@pytest.mark.parametrize("left", [TTL, 1])
+def test_after_a_hold_that_is_taken_back_the_lease_is_listed_to_its_own_end(
+    server: Keyspace, left: int
+) -> None:
+    server.acquire("a")
+    server.advance(TTL - left)
+    server.hold("f", lasts=2 * TTL)
+    assert server.run(scripts.UNHOLD) == "by-f"
+    assert server.scores(KEYS.held) == {KEYS.lock: server.ms + left}
+    server.hold("f", lasts=2 * TTL)
+    server.do("DEL", KEYS.lock)
+    assert server.run(scripts.UNHOLD) == "by-f"
+    assert server.scores(KEYS.held) == {}
 
 
 def test_a_hold_that_waits_is_taken_back(server: Keyspace) -> None:

@@ -90,6 +90,26 @@ def test_a_key_of_another_type_takes_a_place_and_no_more(server: Keyspace) -> No
     assert server.acquire("a", limit=2).split()[1] == "2"
 
 
+def test_of_permits_that_end_at_the_same_time_the_first_is_told(server: Keyspace) -> None:
+    for who in "ab":
+        server.acquire(who, limit=2)
+    assert server.acquire("c", limit=2)[2] == server.lock
+
+
+def test_each_permit_has_a_timeline_of_its_own(full: Keyspace) -> None:
+    def past(number: int) -> list[str]:
+        entries = full.do("LRANGE", KEYS.of_permit(number).past, 0, -1)
+        return [entry.rpartition("|")[2] for entry in entries]
+
+    full.advance(1500)
+    assert full.acquire("c", limit=2)[0] == "busy"  # It meets the one that ends first.
+    assert (past(1), past(2)) == ([], ["by-b"])
+    full.release("b", 2)
+    full.acquire("d", limit=2)
+    assert full.acquire("c", limit=2)[0] == "busy"
+    assert (past(1), past(2)) == (["by-a"], ["by-b"])
+
+
 def test_a_permit_that_never_ends_takes_a_place_and_no_more(full: Keyspace) -> None:
     full.do("SET", KEYS.lock, "x")
     full.do("DEL", KEYS.held)
@@ -143,9 +163,17 @@ def test_whoever_takes_the_first_of_several_has_the_next_waiter_look(full: Keysp
     for number in (1, 2):
         full.do("DEL", KEYS.of_permit(number).lock)
     assert full.acquire("c", "queue", limit=2).split()[1] == "1"
-    assert heard(full) == ["d look"]
+    assert full.rung == [(bell("d"), f"look {lease_id('d')} 0")]
     assert full.acquire("d", "queue", limit=2).split()[1] == "2"
     assert full.queue == ""
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_whoever_takes_the_only_one_that_is_free_wakes_nobody(full: Keyspace, number: int) -> None:
+    wait(full, "cd")
+    full.do("DEL", KEYS.of_permit(number).lock)
+    assert full.acquire("c", "queue", limit=2).split()[1] == str(number)
+    assert full.rung == []
 
 
 @pytest.mark.proves("P6")
@@ -221,6 +249,8 @@ def test_an_undo_hands_its_permit_to_the_first_waiter(full: Keyspace) -> None:
 def test_a_permit_that_cools_down_is_no_other_delivery_and_no_resend(full: Keyspace) -> None:
     full.do("SETRANGE", SECOND.lock, 32, "k")
     assert full.acquire("b", limit=2)[0] == "busy"
+    full.release("a")
+    assert full.acquire("b", limit=2).split()[1] == "1"
 
 
 @pytest.mark.proves("P9")
@@ -247,6 +277,14 @@ def test_a_hold_keeps_all_permits_from_everybody(server: Keyspace) -> None:
     assert server.acquire("b", "queue", limit=2).split()[1] == "2"
 
 
+def test_a_permit_that_is_released_during_a_hold_goes_to_nobody(full: Keyspace) -> None:
+    full.hold("f")
+    full.release("a")
+    wait(full, "c")
+    full.release("b", 2)
+    assert (full.holders(2), full.queue, full.rung) == ("f.", "c", [])
+
+
 def test_before_a_hold_that_waits_nobody_is_granted_a_permit(full: Keyspace) -> None:
     wait(full, "c")
     assert full.hold("f")[0] == "queued"
@@ -265,7 +303,7 @@ def test_a_hold_that_is_taken_back_while_it_waits_lets_the_first_waiter_look(
     full.release("b", 2)
     del full.rung[:]
     assert full.run(scripts.UNHOLD) == "by-f"
-    assert heard(full) == ["c look"]
+    assert full.rung == [(bell("c"), f"look {lease_id('c')} 0")]
     assert full.acquire("c", "queue", limit=2).split()[1] == "2"
 
 

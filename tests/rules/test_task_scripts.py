@@ -308,6 +308,7 @@ def test_skips_are_counted_until_a_success(server: Keyspace) -> None:
     assert skip("skip", "busy") == 1
     assert skip("skip", "busy") == 2
     assert skip("skip", "duplicate") == 2
+    assert server.run(scripts.RUNS)[6] == 2
     assert skip("abandoned", "busy") == 2
     assert server.fields(KEYS.runs)["abandoned"] == f"{server.ms}|0|busy|o"
     finish(server, "failure")
@@ -337,6 +338,16 @@ def test_all_that_is_known_of_runs_is_told(server: Keyspace) -> None:
         [f"#2|{head}{lease_id('a')}|by-a", f"|{head}{lease_id('c')}|by-c"],
         0,
         f"{head}late|o",
+    ]
+
+
+def test_runs_that_have_begun_are_told_in_one_order(server: Keyspace) -> None:
+    start(server, "b")
+    start(server, "a", 2)
+    started = f"{server.ms}|0|"
+    assert server.run(scripts.RUNS)[5] == [
+        f"#2|{started}{lease_id('a')}|by-a",
+        f"|{started}{lease_id('b')}|by-b",
     ]
 
 
@@ -544,3 +555,42 @@ def test_runs_are_expected_to_last_as_the_last_ones_did(server: Keyspace) -> Non
     ended(server, "success", 2500)
     ended(server, "failure", 9000)
     assert stand(server, "a")[2] == 2500
+
+
+# --- calls that have no lease ---------------------------------------------------------------
+
+
+def calls(server: Keyspace, task: str = "", most: int = 2) -> list[object]:
+    """What is told of them, without the time."""
+    now, *told = server.run(scripts.CALLS, task, most)
+    assert now == str(server.ms)
+    return list(told)
+
+
+def test_a_call_is_known_by_where_it_waits_or_how_it_ended(server: Keyspace) -> None:
+    assert calls(server) == calls(server, "a") == ["", "", "", "", []]
+    announce(server, "a", 7)
+    assert calls(server) == [f"{server.ms + 5000}|a", str(server.ms + 7), "", "", []]
+    server.do("DEL", KEYS.runs)
+    server.do("SET", KEYS.done, "x" * 9000, "PX", 500)
+    assert calls(server) == ["", "", f"{server.ms + 500}|{'x' * 8192}", "", []]
+    server.do("DEL", KEYS.done)
+    finish(server, "success", run="a/:0.0")
+    assert calls(server, "a") == ["", "", "", str(server.ms), []]
+    assert calls(server) == calls(server, "b") == ["", "", "", "", []]
+
+
+def test_of_the_line_the_first_calls_are_told_or_the_one_that_is_meant(server: Keyspace) -> None:
+    ticket = server.us
+    line = []
+    for before, task in enumerate("abc"):
+        stand(server, task)
+        due = int(server.scores(KEYS.due)[task])
+        line.append([str(ticket + before), task, str(due), before])
+    assert calls(server)[-1] == line[:2]
+    assert calls(server, most=9)[-1] == line
+    assert calls(server, "b")[-1] == [line[1]]
+    server.do("ZREM", KEYS.line, "a")
+    server.do("ZREM", KEYS.due, "c")
+    for gone in "acx":
+        assert calls(server, gone)[-1] == []

@@ -138,7 +138,8 @@ def test_flows_that_nobody_performs_any_more_are_closed() -> None:
         finally:
             closed.append(name)
 
-    flow = together([goes_on("a"), goes_on("b")])
+    parts = [goes_on("a"), goes_on("b")]  # Else they were closed with their last references.
+    flow = together(parts)
     next(flow)
     flow.close()
     assert closed == ["a", "b"]

@@ -495,9 +495,13 @@ commands.SPUBLISH = commands.PUBLISH
 local function call(name, ...)
   local command = commands[name] or fail('ERR unknown command ' .. name)
   local args = { ... }
-  for i, arg in ipairs(args) do
-    -- A number of Lua's is sent with all its digits.
-    args[i] = type(arg) == 'number' and digits(arg) or arg
+  for i = 1, select('#', ...) do
+    local kind = type(args[i])
+    if kind == 'number' then
+      args[i] = digits(args[i]) -- all of them
+    elseif kind ~= 'string' then
+      fail('ERR Lua redis lib command arguments must be strings or integers')
+    end
   end
   local reply = command(unpack(args))
   if reply == nil then
