@@ -119,9 +119,12 @@ def waits_in_a_circle(name: str, circle: Circle, me: object) -> LockMisuse:
     cure = "Take these locks in one order everywhere."
     if len({(link.wanted_by.alias, link.wanted_by.name) for link in circle.links}) == 1:
         cure = "Wait for no second permit of a lock while you hold one."
-    elif len(circle.names) > 1:
-        names = ", ".join(map(repr, circle.names))
-        cure = f"Take them together, by distributed_lock({names}), or in one order everywhere."
+    elif wanted := circle.wanted:
+        together = ", ".join(map(repr, wanted))
+        if max(wanted.values()) > 1:
+            limits = ", ".join(f"Limit({one!r}, {limit})" for one, limit in wanted.items())
+            together = f"limits=[{limits}]"
+        cure = f"Take them together, by distributed_lock({together}), or in one order everywhere."
     return LockMisuse(name, f"this wait would never end: {circle.told(who)}. {cure}")
 
 

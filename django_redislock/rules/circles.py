@@ -62,16 +62,17 @@ class Circle(NamedTuple):
         return "; ".join(clauses)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The locks that the holder who has found it could take together.
+    def wanted(self) -> dict[str, int]:
+        """The locks that its finder could take together, with their limits, the narrowest first.
 
         None, if these are several permits of one lock, or under several aliases.
         """
         mine = self.links[0].wanted_by
-        held = [link.wanted_by for link in self.links if link.waits.id == mine.id]
-        names = {wait.name for wait in (mine, *held)}
-        alike = all(wait.limit == 1 and wait.alias == mine.alias for wait in (mine, *held))
-        return tuple(sorted(names)) if alike else ()
+        held = {link.lease_id: link.wanted_by for link in self.links if link.waits.id == mine.id}
+        waits = sorted((mine, *held.values()), key=lambda wait: (wait.limit, wait.name))
+        limits = {wait.name: wait.limit for wait in waits}
+        are_alike = all(wait.alias == mine.alias for wait in waits)
+        return limits if are_alike and len(limits) == len(waits) else {}
 
     def _lease_of(self, link: Link) -> str:
         lock = self._lock_of(link.wanted_by)

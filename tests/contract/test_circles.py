@@ -167,6 +167,10 @@ async def test_a_wait_for_a_permit_never_ends_only_if_all_who_have_one_wait(
     if both_wait:
         assert "permit 1 of 'gpu' is held by" in third
         assert "permit 2 of 'gpu' is held by" in third
+        assert third.endswith(
+            "Take them together, by distributed_lock(limits=[Limit('a', 1), Limit('gpu', 2)]),"
+            " or in one order everywhere."
+        )
     else:
         assert third == "went on"
     assert notes(locks) == []

@@ -7,11 +7,8 @@ holds the lock, who waits in which order, and who has lost what; the fence must 
 
 from __future__ import annotations
 
-import queue
-import threading
 import uuid
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 from django.test import override_settings
@@ -27,12 +24,13 @@ from hypothesis.stateful import (
 
 from django_redislock import LockLost, distributed_lock, held
 from django_redislock.rules.keys import lock_keys
+from tests.support.actors import Actor
 from tests.support.faults import lease_of
 from tests.support.matrix import everywhere
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from concurrent.futures import Future
 
     import redis
 
@@ -45,40 +43,13 @@ TTL = 100.0  # Long: time plays no part here, see tests/model for that.
 actors = st.integers(0, 3)
 
 
-class Actor:
+class Rival(Actor):
     """A thread that uses a lock as it is told."""
 
     def __init__(self) -> None:
         self.lock: Lock = distributed_lock(NAME, ttl=TTL, wait=0)
         self.waiting: Future[bool] | None = None
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
-
-    def begin(self, call: Callable[[], Any]) -> Future[Any]:
-        """Start a call in the actor's thread."""
-        future: Future[Any] = Future()
-
-        def job() -> None:
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
-
-        self._jobs.put(job)
-        return future
-
-    def does(self, call: Callable[[], Any]) -> Any:
-        """Make a call in the actor's thread, and return its result."""
-        return self.begin(call).result(HUNG)
-
-    def close(self) -> None:
-        self._jobs.put(None)
-        self._thread.join(HUNG)
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
+        super().__init__()
 
 
 class LockMachine(RuleBasedStateMachine):
@@ -94,7 +65,7 @@ class LockMachine(RuleBasedStateMachine):
         self.overridden = override_settings(REDISLOCK=setting)
         self.overridden.enable()
         self.keys = lock_keys(prefix, NAME)
-        self.actors = [Actor() for _ in range(4)]
+        self.actors = [Rival() for _ in range(4)]
         # The model:
         self.holder: int | None = None
         self.queue: list[int] = []

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from django_redislock.rules import circles
 from django_redislock.rules.replies import WaitReply
@@ -141,6 +143,51 @@ def test_a_circle_that_one_holder_of_a_permit_only_leads_to_is_not_his() -> None
     assert youngest(world.search("ann")) == "cid"
 
 
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    """Holders of some permits of five locks, of whom some wait for a lock."""
+    limits = {name: draw(st.integers(1, 3)) for name in "abcde"}
+    permits = [f"{name}#{number}" for name in limits for number in range(1, limits[name] + 1)]
+    leases = draw(st.lists(st.sampled_from(permits), unique=True, min_size=4))
+    who = draw(st.lists(st.integers(0, 5), min_size=len(leases), max_size=len(leases)))
+    holders = [
+        (
+            f"h{number}",
+            " ".join(
+                one.removesuffix("#1")
+                for one, has in zip(leases, who, strict=True)
+                if has == number
+            ),
+            draw(st.sampled_from(["", *limits, *limits])),
+        )
+        for number in range(6)
+    ]
+    return World(*holders, limits=limits)
+
+
+@given(worlds())
+@settings(max_examples=300, deadline=None)
+def test_whoever_is_told_could_not_go_on_whatever_the_others_do(world: World) -> None:
+    # Who does not wait goes on and releases; so does who then gets a permit; and so on.
+    leases, stuck = dict(world.leases), {who for who, wait in world.waits.items() if wait.name}
+
+    def is_free(name: str) -> bool:
+        numbers = range(1, world.limits[name] + 1)
+        held = [leases.get(name if one == 1 else f"{name}#{one}") for one in numbers]
+        return any(who not in stuck for who in held)
+
+    while goes_on := {who for who in stuck if is_free(world.waits[who].name)}:
+        stuck -= goes_on
+    waits = [who for who, wait in world.waits.items() if wait.name]
+    found = {who: circle for who in waits if (circle := world.search(who))}
+    assert found.keys() <= stuck
+    # And if anybody is stuck, somebody is told, who is in that circle.
+    assert bool(found) is bool(stuck)
+    for who, circle in found.items():
+        assert circle.youngest.id in found
+        assert found[circle.youngest.id].youngest.id == circle.youngest.id, who
+
+
 @pytest.mark.parametrize("over", ["ann", "bob"])
 def test_a_wait_that_is_over_is_in_no_circle(over: str) -> None:
     world = World(("ann", "1", "2"), ("bob", "2", "1"))
@@ -189,7 +236,7 @@ def test_a_circle_in_words() -> None:
     assert circle.told("this thread") == (
         "'1' is held by ann:1, which waits for '2'; '2' is held by this thread, which waits for '1'"
     )
-    assert circle.names == ("1", "2")
+    assert circle.wanted == {"1": 1, "2": 1}
 
 
 def test_a_circle_of_permits_in_words() -> None:
@@ -202,7 +249,7 @@ def test_a_circle_of_permits_in_words() -> None:
     )
     # Two wait for it, and it is told once.
     assert circle.told("this thread").count("'a' is held by this thread") == 1
-    assert circle.names == ()  # They cannot be taken by their names alone.
+    assert list(circle.wanted.items()) == [("a", 1), ("gpu", 2)]  # The narrowest first.
 
 
 def test_a_circle_over_several_aliases_in_words() -> None:
@@ -214,7 +261,7 @@ def test_a_circle_over_several_aliases_in_words() -> None:
         "'1' of 'default' is held by ann:1, which waits for '2' of 'other';"
         " '2' of 'other' is held by me, which waits for '1' of 'default'"
     )
-    assert circle.names == ()
+    assert circle.wanted == {}
 
 
 def test_a_large_circle_is_told_in_part() -> None:

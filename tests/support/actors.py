@@ -1,0 +1,47 @@
+"""Actors of a random history: threads that do one thing after the other, each as it is told."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from tests.support.waiting import HUNG
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Actor:
+    """A thread that makes the calls it is told to make."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def begin(self, call: Callable[[], Any]) -> Future[Any]:
+        """Start a call in the actor's thread."""
+        future: Future[Any] = Future()
+
+        def job() -> None:
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._jobs.put(job)
+        return future
+
+    def does(self, call: Callable[[], Any]) -> Any:
+        """Make a call in the actor's thread, and return its result."""
+        return self.begin(call).result(HUNG)
+
+    def close(self) -> None:
+        self._jobs.put(None)
+        self._thread.join(HUNG)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
