@@ -192,6 +192,52 @@ def test_the_same_name_with_and_without_a_limit_is_refused(
         distributed_lock("gpu", limit=other, wait=0).acquire()
 
 
+def test_two_limits_of_one_name_are_accepted_and_the_greater_one_counts(place: Place) -> None:
+    # A number may be a function, of a tenant's plan, say; and the plan may change.
+    with gpu(2) as first, gpu(2) as second, gpu(3) as third:
+        assert {one.permit for one in (first, second, third)} == {1, 2, 3}
+        for limit in (2, 3):
+            with pytest.raises(LockTimeout):
+                in_thread(gpu(limit).__enter__).result(HUNG)
+
+
+@both_ways
+async def test_it_is_asked_in_one_go_whether_all_permits_are_taken(
+    way: Way, locks: Locks, proxy: Proxy
+) -> None:
+    locks.on(proxy)
+    lock = distributed_lock("gpu", "disk", limit=20)
+    assert not await way.locked(lock)
+    proxy.rule_for_script(scripts.LOOK.sha, "delayreply:1")
+    before = len(proxy.log)
+    assert not await way.locked(lock)
+    sent = proxy.log[before:]
+    assert len(sent) == 40
+    assert sent[-1].time - sent[0].time < 1  # Nothing waited for the first reply.
+
+
+@both_ways
+async def test_with_a_limit_of_one_the_same_is_sent_as_without(
+    way: Way, locks: Locks, proxy: Proxy
+) -> None:
+    locks.on(proxy)
+    async with way.entered(distributed_lock("warm-up")):
+        pass  # It brings the connection and the scripts.
+    sent: list[list[bytes]] = []
+    for limit in (None, 1):
+        name = f"gpu:{limit or 0}"
+        async with way.entered(distributed_lock(name, limit=limit)) as lease:
+            own = (lease.state.token, lease.id, name)
+        sent.append([])
+        for command in proxy.log[-2:]:
+            assert command.name == "EVALSHA"
+            words = b" ".join(command.args)
+            for one in own:
+                words = words.replace(one.encode(), b"?")
+            sent[-1].append(words)
+    assert sent[0] == sent[1]
+
+
 @pytest.mark.proves("R15")
 @both_ways
 async def test_a_cycle_of_a_permit_is_two_round_trips(way: Way, locks: Locks, proxy: Proxy) -> None:
