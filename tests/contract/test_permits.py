@@ -202,21 +202,6 @@ def test_two_limits_of_one_name_are_accepted_and_the_greater_one_counts(place: P
 
 
 @both_ways
-async def test_it_is_asked_in_one_go_whether_all_permits_are_taken(
-    way: Way, locks: Locks, proxy: Proxy
-) -> None:
-    locks.on(proxy)
-    lock = distributed_lock("gpu", "disk", limit=20)
-    assert not await way.locked(lock)
-    proxy.rule_for_script(scripts.LOOK.sha, "delayreply:1")
-    before = len(proxy.log)
-    assert not await way.locked(lock)
-    sent = proxy.log[before:]
-    assert len(sent) == 40
-    assert sent[-1].time - sent[0].time < 1  # Nothing waited for the first reply.
-
-
-@both_ways
 async def test_with_a_limit_of_one_the_same_is_sent_as_without(
     way: Way, locks: Locks, proxy: Proxy
 ) -> None:
