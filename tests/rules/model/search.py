@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -52,6 +53,14 @@ def explore(setup: Setup, *, patience: float | None = None) -> Report:
     Raises:
         Broken: A promise was broken.
     """
+    gc.disable()  # States do not refer to each other, and there are too many to look for circles.
+    try:
+        return _explore(setup, patience)
+    finally:
+        gc.enable()
+
+
+def _explore(setup: Setup, patience: float | None) -> Report:
     begin = time.perf_counter()
     world, report = World(setup), Report()
     first = world.beginning()

@@ -297,7 +297,7 @@ class World:
 
     def choices(self, state: State, who: int, client: Client) -> Iterator[Move]:
         """What a client may do, now or later."""
-        if client.phase == "idle":
+        if client.phase == "idle" and not self._has_an_untried_twin(state, who):
             wait = self.setup.waits[who]
             token = _token(who, client.round)
             request = Request(
@@ -332,6 +332,21 @@ class World:
             if self.setup.writes and _is_held(state, client):
                 checking = client._replace(checked=True)
                 yield f"{who} looks whether it holds, and does", _with(state, who, checking)
+
+    def _has_an_untried_twin(self, state: State, who: int) -> bool:
+        """Whether an earlier client could ask in this one's place.
+
+        Clients that have done nothing yet, and want the same, differ by their number alone. They
+        ask in its order: each other order would be the same history with other names.
+        """
+        untried, setup = Client(), self.setup
+        first = 1 if setup.batons else 0  # Only the first one hands over.
+        return state.clients[who] == untried and any(
+            state.clients[twin] == untried
+            and setup.waits[twin] == setup.waits[who]
+            and setup.limit_of(twin) == setup.limit_of(who)
+            for twin in range(first, who)
+        )
 
     def _wakes(self, state: State, who: int, client: Client) -> Iterator[Move]:
         node = self.book[client.flow]
