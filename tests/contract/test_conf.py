@@ -337,6 +337,8 @@ def test_an_address_leads_where_it_says(
         ("redis://a/1", {"db": 2}, "['db'] contradicts LOCATION"),
         ("unix:///a", {"path": "/b"}, "['path'] contradicts LOCATION"),
         ("redis://a", {"db": -1}, "['db'] must be an integer"),
+        ("redis://a", {"db": 2**31 + 1}, "['db'] must be an integer"),
+        ("redis://a", {"db": True}, "['db'] must be an integer"),
         ("redis://a", {"db": "x"}, "['db'] must be an integer"),
         ("redis://a", {"port": 0}, "['port'] must be an integer"),
         ("redis://a", {"port": 65536}, "['port'] must be an integer"),
@@ -349,6 +351,14 @@ def test_options_do_not_lead_elsewhere(
     with pytest.raises(ImproperlyConfigured, match=re.escape(says)) as raised:
         distributed_lock("lottery").acquire()
     assert str(raised.value).startswith("REDISLOCK['default']['OPTIONS']")
+
+
+@pytest.mark.parametrize("options", [{"db": 0, "port": 1}, {"db": 2**31, "port": 65535}])
+def test_options_may_lead_where_the_address_does_not_say(
+    settings: Settings, options: dict[str, Any]
+) -> None:
+    settings.REDISLOCK = {"default": {"LOCATION": "redis://a", "OPTIONS": options}}
+    assert isinstance(backends["default"], RedisBackend)
 
 
 def test_what_the_library_decides_cannot_be_changed_by_the_address(locks: Locks) -> None:

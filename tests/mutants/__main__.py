@@ -61,6 +61,13 @@ MODEL = Tests(("tests/rules/test_model.py",))
 OF_RULES = of("rules", only="not test_model")
 ON_SERVERS = of("contract", "faults", only="not memory", processes=8)
 ON_ONE_SERVER = of("contract", only="redis or unscripted", marked="not waits", processes=2)
+OF_SETTINGS = of("contract/test_conf", "operations/test_checks", only="test")
+WITHOUT_SCRIPTS = Tests(
+    (
+        *("-k", "without_scripts or unscripted", "-m", "not waits and not slow"),
+        *(f"tests/contract/test_{name}.py" for name in ("without_scripts", "permits", "lock")),
+    )
+)
 OF_CONNECTIONS = of(
     *(f"faults/test_{name}" for name in ("pool", "network", "resp2", "cancellation")),
     only="not memory",
@@ -93,9 +100,11 @@ ROOMS = {
     "rules/*.py": of_rules("flows", "replies", "stored", "steps", "circles"),
     **{f"lua/{name}.lua": (OF_SCRIPTS, OF_TASKS, ON_SERVERS) for name in SCRIPTS_OF_TASKS},
     "lua/*.lua": (OF_SCRIPTS, IN_MEMORY, MODEL, OF_TASKS, ON_SERVERS),
+    "backends/redis/location.py": (OF_SETTINGS, ON_ONE_SERVER),
+    "backends/redis/without_scripts.py": (WITHOUT_SCRIPTS, ON_ONE_SERVER),
     "backends/redis/*.py": (ON_ONE_SERVER, OF_CONNECTIONS, ON_SERVERS),
 }
-LIMITS = (*("--timeout", "170"), *("-p", "no:randomly"), *("-p", "no:cacheprovider"), "-n0", "-s")
+LIMITS = (*("--timeout", "40"), *("-p", "no:randomly"), *("-p", "no:cacheprovider"), "-n0", "-s")
 
 
 class Case(NamedTuple):
