@@ -120,8 +120,8 @@ def test_whatever_the_order_they_are_written_in_nobody_waits_for_ever(place: Pla
 
     def transfer(seed: int) -> None:
         choice = random.Random(seed)
-        for _ in range(6):
-            some = choice.sample(names, k=choice.randint(2, 3))
+        for _ in range(4):
+            some = choice.sample(names, k=choice.randint(2, 4))
             with distributed_lock(*some, wait=HUNG):
                 for name in some:
                     balance[name] += 1
@@ -131,7 +131,7 @@ def test_whatever_the_order_they_are_written_in_nobody_waits_for_ever(place: Pla
                     balance[name] -= 1
         most.release()
 
-    threads = [threading.Thread(target=transfer, args=(seed,), daemon=True) for seed in range(4)]
+    threads = [threading.Thread(target=transfer, args=(seed,), daemon=True) for seed in range(8)]
     for thread in threads:
         thread.start()
     assert all(most.acquire(timeout=2 * HUNG) for _ in threads), "a deadlock"
@@ -247,6 +247,46 @@ async def test_what_is_left_after_a_loss_is_free_at_the_end_of_the_block(
     assert await is_locked(way, FROM, TO) == [False, False]
     assert await way.acquire(lock)  # The handle has forgotten it.
     await way.release(lock)
+
+
+@both_ways
+async def test_one_of_them_that_has_ended_on_the_server_loses_all(way: Way, place: Place) -> None:
+    lost: list[Lease] = []
+    lock = distributed_lock(FROM, TO, ttl=0.6)
+    assert await way.acquire(lock)
+    lease = lock.lease
+    assert lease is not None
+    lease.on_lost(lost.append)
+    place.lapse(TO)
+    await way.until(lambda: lost)  # Its renewal has found out.
+    assert not lease.held
+    assert lease.parts[0].held
+    assert await is_locked(way, FROM) == [True]  # Until the block ends.
+    with pytest.raises(LockLost) as raised:
+        await way.release(lock)
+    assert (raised.value.name, raised.value.reason) == (TO, "expired")
+    assert lost == [lease]
+    assert await is_locked(way, FROM, TO) == [False, False]
+
+
+@both_ways
+async def test_a_handle_that_is_shared_has_a_lease_for_each_who_holds(
+    way: Way, place: Place
+) -> None:
+    lock = distributed_lock("gpu", "disk", limit=3, wait=HUNG)
+
+    async def use() -> tuple[int | None, ...]:
+        async with way.entered(lock) as lease:
+            assert lock.lease is lease
+            await way.sleep(0.02)
+            assert lock.lease is lease
+            return tuple(part.permit for part in lease.parts)
+
+    runs = [way.start(use) for _ in range(5)]
+    for run in runs:
+        assert set(await run.result()) <= {1, 2, 3}
+    assert lock.lease is None
+    assert not await way.locked(lock)
 
 
 # --- signals -------------------------------------------------------------------------------------

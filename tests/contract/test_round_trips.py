@@ -12,11 +12,16 @@ import pytest
 
 from django_redislock import distributed_lock
 from django_redislock.rules import scripts
+from tests.support.matrix import places
 from tests.support.waiting import HUNG
 from tests.support.ways import both_ways
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.conftest import Locks
+    from tests.support.backends import Place
+    from tests.support.clusters import Cluster
     from tests.support.proxy import Proxy
     from tests.support.ways import Way
 
@@ -92,3 +97,40 @@ async def test_several_locks_are_taken_in_one_packet_and_released_in_one(
     assert [one.args[0].decode() for one in releases] == [scripts.RELEASE.sha] * 3
     for first, *_, last in (acquires, releases):
         assert last.time - first.time < delay  # It did not wait for the first reply.
+
+
+@pytest.mark.proves("R15")
+@places("redis", "sentinel", "cluster", "quorum")
+@both_ways
+async def test_several_locks_cost_each_server_as_many_packets_as_one(
+    way: Way, place: Place, shared_cluster: Callable[[], Cluster]
+) -> None:
+    of_place = getattr(place, "locks", [])
+    servers = [one.redis for one in (of_place if isinstance(of_place, list) else [of_place])]
+    if place.name == "cluster":
+        servers = [server.client() for server in shared_cluster().servers]
+
+    def packets() -> list[int]:
+        # A server reads a small packet at once. The question is one too.
+        return [int(server.info("stats")["total_reads_processed"]) for server in servers]
+
+    async def cost(*names: str, **options: Any) -> list[int]:
+        """The fewest, for each server: watchdogs and replicas send something now and then."""
+        found = []
+        for _ in range(8):
+            before = packets()
+            async with way.entered(distributed_lock(*names, ttl=60, **options)) as lease:
+                assert lease.held
+            found.append([now - then - 1 for now, then in zip(packets(), before, strict=True)])
+        return [min(some) for some in zip(*found[2:], strict=True)]
+
+    names = [f"account:{number}" for number in range(4)]
+    permit_names = [f"export:{number}" for number in range(4)]
+    one, several, permits = (
+        await cost("account"),
+        await cost(*names),
+        await cost(*permit_names, limit=3),
+    )
+    assert max(one) == max(several) == 2, (one, several)
+    # On a quorum the votes for permits take a look at them first.
+    assert max(permits) == 2 + (place.name == "quorum"), permits

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -267,6 +267,7 @@ def sweep(
     locks: Locks,
     prepare: Callable[[], object],
     names: Sequence[str] = (NAME,),
+    permit: int = 1,
 ) -> tuple[set[str], set[str]]:
     """Interrupt *use* at each place in turn. Returns all, and those that left the lock taken.
 
@@ -286,12 +287,12 @@ def sweep(
         prepare()
         with drops, InterruptAt(step) as interruption:
             copy_context().run(use)
-        is_clean = all(is_left_clean(locks, name) for name in names)
+        is_clean = all(is_left_clean(locks, name, permit) for name in names)
         assert not (is_clean and drops.said), f"a false alarm, at {interruption.place}"
         for name in names:
-            if not is_left_clean(locks, name):
+            if not is_left_clean(locks, name, permit):
                 orphaned.add(interruption.place)
-                locks.redis.delete(*keys_of(locks, name))
+                locks.redis.delete(*keys_of(locks, name).of_permit(permit))
                 gc.collect()  # Of the lease, which the exception may still refer to.
         if not interruption.place:
             assert step > 50
@@ -353,28 +354,31 @@ async def aenter() -> None:
 PAIR = "account:1", "account:2"
 
 
-def enter_both() -> None:
-    with distributed_lock(*PAIR, wait=10):
+def enter_both(limit: int | None = None) -> None:
+    with distributed_lock(*PAIR, limit=limit, wait=10):
         pass
 
 
-async def aenter_both() -> None:
-    async with distributed_lock(*PAIR, wait=10):
+async def aenter_both(limit: int | None = None) -> None:
+    async with distributed_lock(*PAIR, limit=limit, wait=10):
         pass
 
 
 @pytest.mark.proves("R4")
-@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(("is_async", "limit"), [(False, None), (True, None), (False, 2)])
 def test_r4_an_interrupt_anywhere_leaves_no_orphan_of_several_locks(
-    is_async: bool, locks: Locks
+    is_async: bool, limit: int | None, locks: Locks
 ) -> None:
     locks.on(locks.server, TTL=30, OPTIONS=UNHURRIED_TASK if is_async else UNHURRIED)
-    with asyncio.Runner() as runner:
+    with asyncio.Runner() as runner, ExitStack() as stack:
+        if limit:  # The first permits are taken.
+            stack.enter_context(held_by_other(PAIR[0], ttl=600, limit=limit))
+            stack.enter_context(held_by_other(PAIR[1], ttl=600, limit=limit))
 
         def use() -> None:
-            runner.run(aenter_both()) if is_async else enter_both()
+            runner.run(aenter_both(limit)) if is_async else enter_both(limit)
 
-        places, orphaned = sweep(use, locks, prepare=use, names=PAIR)
+        places, orphaned = sweep(use, locks, prepare=use, names=PAIR, permit=limit or 1)
         assert {"together", "JointHolds._take_all", "JointHolds._let_go"} <= places
         assert orphaned <= TOO_EARLY
         use()

@@ -33,9 +33,9 @@ def is_held_by(locks: Locks, lease: Lease | None) -> bool:
     return value is not None and lease.id.encode() in value.split(b"|")[0]
 
 
-def is_left_clean(locks: Locks, name: str = NAME) -> bool:
-    """Whether nobody holds the lock or waits for it."""
-    keys = keys_of(locks, name)
+def is_left_clean(locks: Locks, name: str = NAME, permit: int = 1) -> bool:
+    """Whether nobody holds the lock, or that permit of it, or waits for it."""
+    keys = keys_of(locks, name).of_permit(permit)
     return not locks.redis.exists(keys.lock, keys.queue)
 
 
