@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import Error, connections, transaction
 
-from django_redislock import distributed_lock, held
+from django_redislock import Limit, distributed_lock, held
 from tests.effects.models import Entry
-from tests.support.databases import LEVELS, MARIADB, POSTGRES, MakeDatabase, on_servers
+from tests.support.databases import LEVELS, MARIADB, POSTGRES, MakeDatabase, on_postgres, on_servers
 from tests.support.orders import OnPurpose
 from tests.support.others import waiters
 from tests.support.waiting import HUNG, wait_until
@@ -101,6 +101,37 @@ def test_a_rollback_releases_it_and_the_next_holder_reads_nothing(
         draw_if_nobody_has(database, kept(), work=somebody_draws_too)
     assert others[0].result(HUNG) == 0
     assert entries(database) == 1
+
+
+@on_postgres
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        distributed_lock("gpu", limit=2, wait=0, release_on_commit=True),
+        distributed_lock("a", "b", wait=0, release_on_commit=True),
+        distributed_lock(limits=[Limit("a:1", 2), Limit("a", 3)], wait=0, release_on_commit=True),
+    ],
+    ids=["permit", "several names", "limits"],
+)
+def test_a_permit_and_several_locks_are_kept_through_savepoints_to_the_end(
+    locks: Locks, database: str, wanted: Lock
+) -> None:
+    def kept_now() -> set[str]:
+        return {one.name for one in held.list()}
+
+    for outcome in ("commit", "rollback"):
+        with suppress(OnPurpose), transaction.atomic(using=database):
+            with suppress(OnPurpose), transaction.atomic(using=database):
+                with wanted as lease:
+                    taken = set(lease.fences)
+                raise OnPurpose  # It ends a savepoint, and not the transaction.
+            assert (kept_now(), lease.held) == (taken, True)
+            with wanted as again:  # The transaction goes on with what it has: no second permit.
+                assert again.fences == lease.fences
+            assert kept_now() == taken
+            if outcome == "rollback":
+                raise OnPurpose
+        assert kept_now() == set()
 
 
 def disconnect(database: str) -> None:
