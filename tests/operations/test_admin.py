@@ -826,6 +826,7 @@ def test_a_lease_that_ends_later_than_its_ttl_says_why(operator: Client, locks: 
 
 
 @pytest.mark.waits
+@pytest.mark.no_permit("a circle needs all holders to wait, and the bystander does not")
 def test_holders_who_wait_for_each_other_are_seen(operator: Client, locks: Locks) -> None:
     locks.configure(TTL=30, WAIT=HUNG)
     with a_circle("a", "b"):

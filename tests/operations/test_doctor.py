@@ -259,6 +259,7 @@ def test_a_clock_that_is_far_off_is_warned_of(locks: Locks, make_server: MakeSer
         assert float(ahead) == pytest.approx(30, abs=2)
 
 
+@pytest.mark.no_permit("there is no slot yet in which a bystander could stand")
 def test_a_server_in_cluster_mode_fails(locks: Locks, make_server: MakeServer) -> None:
     bus = free_port()  # By default it is 10,000 higher, which may be too high.
     locks.on(make_server(cluster_enabled="yes", cluster_port=bus))
@@ -310,6 +311,7 @@ def test_of_another_alias_the_remedy_names_it(locks: Locks, settings: Any) -> No
     assert "release NAME --alias other shows" in findings("other")["locks"].advice
 
 
+@pytest.mark.no_permit("all of the index is deleted, with the bystander in it")
 def test_a_held_lock_that_is_not_in_the_index_is_found(locks: Locks) -> None:
     with distributed_lock("lottery"):
         assert level("index") == "ok"

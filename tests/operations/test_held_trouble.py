@@ -262,6 +262,7 @@ STRANGE = ["string", "empty string", "nearly ours", "list", "set", "zset", "hash
 
 @on_servers
 @pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.no_permit("the permit of the bystander ends, so it is no error")
 def test_an_acquire_that_meets_what_is_not_ours_has_it_listed_and_an_operator_can_release_it(
     place: ServerPlace, kind: str
 ) -> None:
@@ -304,6 +305,7 @@ def test_what_is_not_ours_is_left_alone_if_it_changed_since_it_was_shown(
 
 
 @on_servers
+@pytest.mark.no_permit("the permit of the bystander ends, so it is no error")
 def test_a_lock_of_ours_without_expiry_stays_listed_once_an_acquire_met_it(
     place: ServerPlace,
 ) -> None:
@@ -321,6 +323,7 @@ def test_a_lock_of_ours_without_expiry_stays_listed_once_an_acquire_met_it(
 
 
 @on_servers
+@pytest.mark.no_permit("the permit of the bystander ends, so it is no error")
 def test_what_never_ended_leaves_the_index_once_it_is_seen_to_have_gone(place: ServerPlace) -> None:
     client, keys = place.locks.redis, keys_of(place.locks)
     client.set(keys.lock, "by hand")
@@ -363,6 +366,7 @@ def sent(place: ServerPlace) -> Iterator[Any]:
 
 
 @unscripted
+@pytest.mark.no_permit("MGET knows no bounds")
 def test_without_scripts_an_acquire_reads_of_a_huge_value_only_the_beginning(
     place: ServerPlace, sent: Any
 ) -> None:
@@ -374,6 +378,7 @@ def test_without_scripts_an_acquire_reads_of_a_huge_value_only_the_beginning(
 
 @everywhere
 @on_servers
+@pytest.mark.no_permit("a bystander does not ask where a stranger waits")
 def test_listings_and_acquires_read_of_huge_values_only_the_beginning(
     place: ServerPlace, sent: Any
 ) -> None:
@@ -488,6 +493,7 @@ def test_a_force_release_that_is_never_answered_is_audited_as_unknown(
 
 
 @pytest.mark.proves("R9")
+@pytest.mark.no_permit("the bystander takes a fence")
 def test_the_fence_grows_also_over_what_is_not_ours(locks: Locks) -> None:
     keys, ahead = keys_of(locks), 9 * 10**15  # As after a server whose clock was set back.
     locks.redis.zadd(keys.fence, {"last": ahead})

@@ -158,6 +158,7 @@ def test_a_table_on_a_narrow_terminal_cuts_nothing(columns: int) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.no_permit("a child process lists the bystander too")
 def test_a_list_fits_the_terminal(
     terminal: Callable[..., tuple[Running, Any]], columns: int
 ) -> None:
@@ -716,6 +717,7 @@ def test_a_name_that_is_given_twice_is_released_once() -> None:
 
 
 @pytest.mark.parametrize("arguments", [("release", "lottery"), ("clean", "--all")], ids=" ".join)
+@pytest.mark.no_permit("a child process lists the bystander too")
 def test_with_json_the_leases_and_the_question_are_not_on_standard_output(
     shell: Callable[..., Outcome], arguments: tuple[str, ...]
 ) -> None:
@@ -1000,6 +1002,7 @@ def test_a_number_that_makes_no_sense_is_wrong_usage(
     assert f"argument {arguments[1]}" in capsys.readouterr().err
 
 
+@pytest.mark.no_permit("a child process lists the bystander too")
 def test_a_limit_beyond_all_bounds_gives_what_there_is(shell: Callable[..., Outcome]) -> None:
     with held_by("lottery"):
         outcome = shell("list", "--limit", "9" * 30, "--json")
@@ -1301,6 +1304,7 @@ def test_an_index_of_the_wrong_type_is_a_message(locks: Locks) -> None:
 
 
 @pytest.mark.waits
+@pytest.mark.no_permit("a circle needs all holders to wait, and the bystander does not")
 def test_holders_who_wait_for_each_other_are_seen(locks: Locks) -> None:
     locks.configure(TTL=30, WAIT=HUNG)
     with a_circle("a", "b"):
@@ -1453,6 +1457,7 @@ def test_a_line_is_clipped_by_its_width(line: str, columns: int, left: str) -> N
 
 
 @pytest.mark.parametrize(("end", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+@pytest.mark.no_permit("a child process lists the bystander too")
 def test_watch_shows_waiters_and_hand_offs_until_it_is_ended(
     terminal: Callable[..., tuple[Running, Any]],
     spawn: Spawn,

@@ -162,6 +162,7 @@ def test_looking_while_runs_begin_and_end_sees_none_that_never_ended(place: Plac
         worker.join()
 
 
+@pytest.mark.no_permit("on a quorum a permit is taken by the script of a lock")
 def test_a_run_that_is_about_to_begin_on_a_quorum_is_none_that_never_ended(
     make_quorum: MakeQuorum, key_prefix: str
 ) -> None:

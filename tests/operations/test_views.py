@@ -275,6 +275,7 @@ def test_no_one_is_sent_away_for_the_whole_of_a_long_lease(
     assert response.content == b"This was done already. Try again in 600 s."
 
 
+@pytest.mark.no_permit("the bystander is one of the default alias")
 def test_the_longest_time_is_a_setting_of_the_alias_of_the_lock(settings: Settings) -> None:
     settings.REDISLOCK = {
         "default": {"LONGEST_RETRY_AFTER": 5},
