@@ -76,7 +76,8 @@ class Lookout:
                 again = yield from _find(wait, until, ring=True)
                 # In a forked child it is the wait of its parent.
                 if circle == again and process.this() is form.made_in:
-                    raise misuse.waits_in_a_circle(form.name, circle, me)
+                    known = self._backend.has_limit
+                    raise misuse.waits_in_a_circle(form.name, circle, me, known)
         return self._backend.clock()
 
     def _leases_of(self, me: object) -> Iterator[tuple[Backend, Lease]]:

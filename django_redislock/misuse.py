@@ -9,6 +9,8 @@ from django_redislock.exceptions import LockMisuse
 from django_redislock.holder import running_loop, this_thread
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from django_redislock.rules.circles import Circle
 
 
@@ -113,15 +115,24 @@ def waits_for_itself(
     return None
 
 
-def waits_in_a_circle(name: str, circle: Circle, me: object) -> LockMisuse:
-    """The error of a wait that can never end, and was the last to begin."""
+def waits_in_a_circle(
+    name: str, circle: Circle, me: object, with_limit: Mapping[str, bool]
+) -> LockMisuse:
+    """The error of a wait that can never end, and was the last to begin.
+
+    Args:
+        name: The lock that is waited for.
+        circle: The circle that the wait is in.
+        me: The thread or asyncio task that waits.
+        with_limit: Of the locks of this process, whether each is taken with a limit, maybe of 1.
+    """
     who = "this asyncio task" if isinstance(me, asyncio.Task) else "this thread"
     cure = "Take these locks in one order everywhere."
     if len({(link.wanted_by.alias, link.wanted_by.name) for link in circle.links}) == 1:
         cure = "Wait for no second permit of a lock while you hold one."
     elif wanted := circle.wanted:
         together = ", ".join(map(repr, wanted))
-        if max(wanted.values()) > 1:
+        if any(limit > 1 or with_limit.get(one) for one, limit in wanted.items()):
             limits = ", ".join(f"Limit({one!r}, {limit})" for one, limit in wanted.items())
             together = f"limits=[{limits}]"
         cure = f"Take them together, by distributed_lock({together}), or in one order everywhere."

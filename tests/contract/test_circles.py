@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from django_redislock import LockMisuse, LockTimeout, distributed_lock
+from django_redislock import Limit, LockMisuse, LockTimeout, distributed_lock
 from django_redislock.rules import scripts
 from tests.support.circles import Ring, outcomes_of, waiters_of
 from tests.support.matrix import in_turn
@@ -174,6 +174,27 @@ async def test_a_wait_for_a_permit_never_ends_only_if_all_who_have_one_wait(
     else:
         assert third == "went on"
     assert notes(locks) == []
+
+
+def test_limits_that_are_taken_in_two_orders(locks: Locks) -> None:
+    locks.configure(TTL=30, WAIT=HUNG)
+    way = Sync()
+    one, other = Limit("a", 1), Limit("b", 1)
+    starts = threading.Barrier(2, timeout=HUNG)
+
+    async def take(first: Limit, second: Limit) -> str:
+        with distributed_lock(limits=[first]):
+            starts.wait()
+            with distributed_lock(limits=[second]):
+                return "went on"
+
+    runs = [way.start(lambda: take(one, other)), way.start(lambda: take(other, one))]
+    said = way.run(outcomes_of(runs))
+    assert said.count("went on") == 1
+    (told,) = (one for one in said if one != "went on")
+    assert told.endswith(
+        "by distributed_lock(limits=[Limit('a', 1), Limit('b', 1)]), or in one order everywhere."
+    )
 
 
 def test_waits_for_a_second_permit_of_one_lock(locks: Locks) -> None:
