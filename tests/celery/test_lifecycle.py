@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
+from billiard.exceptions import WorkerLostError
 
 from django_redislock import distributed_lock, held
-from tests.celery.project import PATIENCE, SOON
+from tests.celery.project import LOST_SOON, PATIENCE, SOON
 from tests.support.faults import slack
 from tests.support.others import waiters
 from tests.support.waiting import HUNG, wait_until
@@ -222,6 +223,30 @@ def test_life_cycle(own_stage: Stage, ending: Ending) -> None:
     own_stage.open_gate(key)
     with distributed_lock(key, wait=HUNG):
         pass
+
+
+def test_a_child_that_is_killed_frees_its_permit_and_no_other(own_stage: Stage) -> None:
+    own_stage.conf |= LOST_SOON
+    own_stage.start(pool="prefork", concurrency=3)
+    key = own_stage.key()
+    running = [own_stage.send("limited", key, hold=True) for _ in range(2)]
+    own_stage.wait_for(key, "start", 2)
+    first, second = (held.get(key, permit=number) for number in (1, 2))
+    assert first is not None
+    assert second is not None
+    assert second.owner.pid is not None
+    os.kill(second.owner.pid, signal.SIGKILL)
+    wait_until(lambda: held.get(key, permit=2) is None, PATIENCE, "its lease is over", every=0.02)
+    running.append(own_stage.send("limited", key, hold=True))
+    own_stage.wait_for(key, "start", 3)
+    has_it = held.get(key, permit=2)
+    assert has_it is not None
+    assert has_it.owner.task_id == running[2].id
+    own_stage.open_gate(key, 2)
+    outcomes = {one.id: one.get(timeout=PATIENCE, propagate=False) for one in running}
+    assert isinstance(outcomes.pop(second.owner.task_id), WorkerLostError)
+    assert [*outcomes.values()] == [f"did {key}"] * 2
+    assert first.owner.task_id in outcomes
 
 
 def test_a_child_that_is_replaced_after_some_tasks_lets_go(own_stage: Stage) -> None:

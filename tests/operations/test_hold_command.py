@@ -268,6 +268,10 @@ def test_a_permit_is_known_though_nobody_has_the_first_one(locks: Locks) -> None
     with held_by("gpu", limit=2):
         first.release()
         assert [one.name for one in held.detail("gpu").others] == ["gpu#2"]
+        assert locks_command("release", "gpu", "--yes") == (
+            1,
+            "gpu was not released. Nobody holds it. Permits of it are held: gpu#2.",
+        )
         assert locks_command("hold", "gpu#2", "--for", "1m")[0] == 2
         assert "gpu#2 ends as it would" in locks_command("hold", "gpu", "--for", "1m")[1]
 

@@ -328,10 +328,12 @@ class Command(BaseCommand):
 
 
 def _why_not_released(name: str, using: str) -> str:
-    """Why it was not released. If nobody holds it, the name may be misspelt."""
+    """Why it was not released. If nobody holds it, another permit is meant, or it is misspelt."""
     why = held.why_not_released(name, using=using)
     if held.get(name, using=using) is None:
-        why = f"{why} {terminal.meant(held.similar(name, using=using))}".rstrip()
+        others = [pasteable(lock.name) for lock in held.detail(name, using=using).others]
+        hint = f"Permits of it are held: {', '.join(others)}." if others else ""
+        why = f"{why} {hint or terminal.meant(held.similar(name, using=using))}".rstrip()
     return why
 
 
