@@ -19,7 +19,9 @@ end
 local values = call('MGET', unpack(locks))
 local chosen, refusal, hold_left
 
--- The permit that this token has, or else that of another delivery of the same task run, which does not wait.
+-- The permit that this token has, if this is a resend, a look or a confirmation. Else that of another delivery of the
+-- same task run: this one does not wait for it. Markers with a retention are those of a task run, and the owner has its
+-- id. A lease of state k has ended, and only keeps its permit.
 local task = string.match(markers, '^.[^|]*|.') and string.match(owner, '"task_id":".-[^\\]"')
 for number, value in ipairs(values) do
   if value and string.sub(value, 33, 33) ~= 'k' then
@@ -32,7 +34,7 @@ for number, value in ipairs(values) do
   end
 end
 
--- The first of the permits up to *most* that is free; MGET tells nothing of a key of another type.
+-- The first of the permits up to *most* that is free. EXISTS: of a key of another type, MGET says that there is none.
 local function first_free(most, from)
   for number = from or 1, most do
     if not values[number] and call('EXISTS', locks[number]) == 0 then
@@ -41,6 +43,7 @@ local function first_free(most, from)
   end
 end
 
+-- Lets the rest of this script be about that permit.
 local function ask_for(number)
   LOCK, PAST = locks[number], number == 1 and past or past .. '#' .. number
 end
@@ -53,7 +56,7 @@ if not chosen then
   end
 end
 if refusal then
-  mode = 'last'
+  mode = 'last' -- it leaves the queue
 end
 refusal = refusal or 'busy'
 ask_for(chosen)
