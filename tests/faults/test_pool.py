@@ -385,6 +385,20 @@ def test_a_retired_pool_keeps_no_connection(pool: ConnectionPool, server: Server
         works(lent)
 
 
+def test_a_shared_bell_hands_each_ring_to_the_waiter_it_is_for(
+    pool: ConnectionPool, server: Server
+) -> None:
+    bell = pool.bells.open("two-waiters", HUNG)
+    for id in "ab":  # noqa: A001
+        bell.expect(id, HUNG)
+    for ring in ("granted b 7 0", "look a 300", "look c 0"):
+        server.client().publish("two-waiters", ring)
+    assert bell.next_ring("a", HUNG) == b"look a 300"
+    assert bell.next_ring("b", HUNG) == b"granted b 7 0"
+    assert bell.next_ring("a", 0) is None
+    bell.cut()
+
+
 def test_a_shared_bell_has_closed_its_connection_before_another_is_opened(
     pool: ConnectionPool, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,12 +7,13 @@ import re
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
 
 from django_redislock import LockLost, LockUnavailable, distributed_lock, doctor, held
+from django_redislock.backends.registry import backends
 from tests.support.backends import PATIENT
 from tests.support.faults import calls, hands_over, lease_of, loses, takes
 from tests.support.matrix import everywhere
@@ -551,6 +552,15 @@ def test_a_server_that_refuses_to_write_hands_nothing_over(
     assert not waiter.done()
     assert held.force_release(NAME, held.list()[0].id)
     assert waiter.result(if_rung)
+
+
+def test_a_reply_that_sends_us_to_another_server_is_no_answer(locks: Locks) -> None:
+    server: Any = backends["default"]
+    locks.redis.config_set("min-replicas-to-write", 1)
+    with pytest.raises(LockUnavailable, match="NOREPLICAS"):
+        server.commands(("PING",), ("DEL", NAME))
+    locks.redis.config_set("min-replicas-to-write", 0)
+    assert server.commands(("PING",), ("DEL", NAME)) == [b"PONG", 0]
 
 
 # R11: replicas
