@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from tests.support.backends import Place
     from tests.support.proxy import Proxy
 
-pytestmark = pytest.mark.waits
+pytestmark = [
+    pytest.mark.waits,
+    pytest.mark.no_permit("a bystander that waits for nobody is no part of a circle"),
+]
 
 
 @in_turn

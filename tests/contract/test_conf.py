@@ -249,6 +249,7 @@ def test_a_redis_py_whose_connections_lack_what_is_needed_is_refused_by_its_vers
         RedisBackend(conf.conf("default"))
 
 
+@pytest.mark.no_permit("the bystander is where the default alias is")
 def test_an_alias_works_without_a_default_one(place: Place, settings: Settings) -> None:
     settings.REDISLOCK = {"jobs": place.setting()}
     with distributed_lock("lottery", using="jobs") as lease:
@@ -482,6 +483,7 @@ async def test_the_connections_of_a_forgotten_setting_are_closed(way: Way, locks
         await way.until(lambda: connections() == 1)  # That of the loop, which closes with it.
 
 
+@pytest.mark.no_permit("the bystander is where the default alias is")
 def test_aliases_keep_their_locks_apart(place: Place, settings: Settings) -> None:
     settings.REDISLOCK = {
         "default": place.setting(),

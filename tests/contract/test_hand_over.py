@@ -111,6 +111,7 @@ def test_an_acquire_finds_by_itself_that_nobody_took_it_up(place: Place) -> None
 # --- once only -----------------------------------------------------------------------------------
 
 
+@pytest.mark.as_permit
 @places(KIND, MEMORY, CLUSTER)
 @both_ways
 async def test_it_is_taken_up_once(way: Way, place: Place) -> None:
@@ -255,6 +256,7 @@ def test_operators_see_that_it_was_handed_over_and_may_end_that(place: Place) ->
 # --- on a bad network ----------------------------------------------------------------------------
 
 
+@pytest.mark.as_permit
 def test_a_lost_reply_costs_a_resend(locks: Locks, proxy: Proxy) -> None:
     locks.on(proxy)
     assert not distributed_lock(NAME).locked()

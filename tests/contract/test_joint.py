@@ -374,6 +374,7 @@ async def test_a_lost_reply_is_asked_for_again(way: Way, locks: Locks, proxy: Pr
 
 
 @pytest.mark.proves("P4", "R4")
+@pytest.mark.no_permit("one permit whose key is not ours leaves the others to be had")
 @both_ways
 async def test_no_answer_for_one_of_them_is_no_busy_and_leaves_nothing(
     way: Way, locks: Locks, proxy: Proxy

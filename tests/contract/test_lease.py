@@ -142,6 +142,7 @@ def losing(place: Place, make_proxy: MakeProxy) -> Iterator[Losing]:
 REASONS = ("expired", "forced", "taken")
 
 
+@pytest.mark.as_permit
 @everywhere
 @both_ways
 @pytest.mark.parametrize("reason", REASONS)
@@ -593,7 +594,7 @@ async def test_a_renewal_that_is_late_does_not_shorten_a_lease_again(
 ) -> None:
     async with way.entered(distributed_lock("lottery", ttl=10)) as lease:
         await way.renew(lease, ttl=300)
-        late = Renewal("lottery", lease.state.token, 10, 1, renews=True)
+        late = Renewal("lottery", lease.state.token, 10, 1, True, permit=lease.state.permit)
         backends["default"].run(flows.answer_to_renewal(late, HUNG))
         seen = held.get("lottery")
         assert seen is not None
@@ -622,7 +623,7 @@ async def test_several_renewals_that_are_late_do_not_shorten_a_lease_either(
     async with way.entered(distributed_lock("lottery", ttl=10, renew=False)) as lease:
         await way.renew(lease, ttl=300)
         for count in (0, 1):  # The confirmation of a hand-over is the first.
-            late = Renewal("lottery", lease.state.token, 10, count, renews=True)
+            late = Renewal("lottery", lease.state.token, 10, count, True, permit=lease.state.permit)
             backends["default"].run(flows.answer_to_renewal(late, HUNG))
         seen = held.get("lottery")
         assert seen is not None
@@ -635,6 +636,7 @@ async def test_an_acquire_that_is_late_does_not_shorten_a_lease(way: Way, place:
     async with way.entered(distributed_lock("lottery", ttl=10, renew=False)) as lease:
         await way.renew(lease, ttl=300)
         late = flows.Request("lottery", lease.state.token, lease.id, lease.owner, 10, 0, HUNG)
+        late = late._replace(permit=lease.state.permit)
         granted = backends["default"].run(flows.acquire(late, 0))
         assert isinstance(granted, flows.Granted)
         seen = held.get("lottery")

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from tests.support.proxy import Proxy
     from tests.support.ways import Caller, Way
 
+pytestmark = pytest.mark.no_permit("its locks have limits of their own")
+
 
 def gpu(limit: int = 2, **options: Any) -> Lock:
     return distributed_lock("gpu", limit=limit, **{"wait": 0, **options})

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tests.support.proxy import Proxy
     from tests.support.ways import Way
 
+pytestmark = pytest.mark.no_permit("test_permits.py has what a permit costs")
+
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},
     "tries once": {"wait": 0},

@@ -87,6 +87,7 @@ async def test_lock_released_after_an_exception_is_no_success(way: Way, place: P
 
 
 @both_ways
+@pytest.mark.no_permit("the bystander may be named")
 async def test_lock_timed_out(way: Way, place: Place) -> None:
     with received(signals.lock_timed_out) as got, held_by_other("lottery"):
         assert not await way.acquire(distributed_lock("lottery", wait=0))
@@ -131,6 +132,7 @@ async def test_a_lost_lease_is_not_told_as_released(way: Way, place: Place) -> N
 
 @needs_scripts
 @both_ways
+@pytest.mark.no_permit("the name has the number of the permit")
 async def test_lock_force_released(way: Way, place: Place) -> None:
     lock = distributed_lock("lottery")
     assert await way.acquire(lock)

@@ -280,6 +280,7 @@ def kill_at_each_step(victims: Victims, place: ServerPlace, role: str, action: s
 @pytest.mark.slow
 @on_servers
 @needs_scripts
+@pytest.mark.no_permit("the lock of another package has no permits")
 def test_04_a_naive_lock_does_not_stand_this_test(
     place: ServerPlace, make_proxy: MakeProxy, spawn: Spawn
 ) -> None:

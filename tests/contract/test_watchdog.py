@@ -14,6 +14,7 @@ import pytest
 from django_redislock import distributed_lock, held
 from django_redislock.backends.registry import backends
 from django_redislock.rules import scripts
+from django_redislock.rules.keys import lock_keys
 from tests.support.matrix import CLUSTER, MEMORY, everywhere, on_servers, places
 from tests.support.waiting import await_until, wait_until
 from tests.support.ways import both_ways
@@ -227,8 +228,6 @@ def test_acquires_do_not_wake_it(place: Place, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.waits
 @on_servers
 def test_trouble_with_one_lease_costs_no_other_its_renewal(place: ServerPlace) -> None:
-    from django_redislock.rules.keys import lock_keys
-
     bad, good = distributed_lock("tombola", ttl=5), distributed_lock("lottery", ttl=5)
     assert bad.acquire()
     with good as lease:

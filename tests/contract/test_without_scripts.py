@@ -218,6 +218,7 @@ def test_a_key_without_expiry_is_never_waited_for(locks: Locks) -> None:
     client.redis.delete(client.keys.lock)
 
 
+@pytest.mark.no_permit("the bystander is in the index too")
 def test_leases_that_expired_do_not_stay_in_the_index_for_ever(locks: Locks) -> None:
     client = Client(locks, "lottery")
     client.redis.zadd(client.keys.held, {"expired": 1})

@@ -139,6 +139,7 @@ def test_a_watchdog_whose_connection_was_closed_for_idleness_confirms_in_time(
     assert is_left_clean(locks)
 
 
+@pytest.mark.as_permit
 @pytest.mark.proves("R14")
 @pytest.mark.parametrize("action", ["hang_before", "hang_after", "cut_before", "cut_after"])
 def test_a_first_confirmation_that_fails_is_tried_again_within_the_claim(

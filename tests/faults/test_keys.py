@@ -127,6 +127,7 @@ def test_a_renewal_meets_a_key_of_another_type(field: str, locks: Locks) -> None
 
 
 @pytest.mark.parametrize("wait", [0, 5])
+@pytest.mark.no_permit("the other permit may be had later")
 def test_a_key_without_expiry_is_an_error_at_once_and_never_busy(
     wait: float, caller: Caller, locks: Locks
 ) -> None:

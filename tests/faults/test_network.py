@@ -59,6 +59,7 @@ def locks(locks: Locks, proxy: Proxy, settings: Settings) -> Iterator[Locks]:
 # One command
 
 
+@pytest.mark.as_permit
 @pytest.mark.proves("P4", "R1")
 @pytest.mark.parametrize("wait", [0, 5])
 @pytest.mark.parametrize("action", ["cut_after", "cut_before", "hang_after", "hang_before"])
@@ -162,6 +163,7 @@ def test_r6_a_release_that_is_not_answered_is_sent_again_and_is_a_success(
     assert is_left_clean(locks)
 
 
+@pytest.mark.as_permit
 @pytest.mark.proves("R6")
 def test_r6_a_release_whose_answer_is_lost_is_a_success_though_the_lock_was_handed_on(
     caller: Caller, locks: Locks, proxy: Proxy

@@ -110,6 +110,7 @@ def test_a_holder_stopped_beyond_its_lease_knows_it_and_harms_nobody(
         assert is_held_by(locks, lease)
 
 
+@pytest.mark.as_permit
 @pytest.mark.proves("P2")
 def test_a_killed_holder_costs_one_ttl_and_is_shown_meanwhile(locks: Locks, spawn: Spawn) -> None:
     child = spawn(hold, NAME, ttl=4)
@@ -644,6 +645,7 @@ def signal_when(condition: Callable[[], object]) -> Iterator[None]:
         signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.as_permit
 @pytest.mark.proves("R4")
 @pytest.mark.parametrize("wait", [0, 10])
 @pytest.mark.parametrize("action", ["delayreply:30", "hang_after", "hang_before"])
@@ -786,6 +788,7 @@ async def test_r4_so_does_one_without_scripts(locks: Locks, proxy: Proxy) -> Non
     assert is_left_clean(locks)
 
 
+@pytest.mark.as_permit
 @pytest.mark.proves("R4")
 @pytest.mark.slow
 async def test_r4_a_task_cancelled_at_any_of_its_steps_leaves_no_orphan(locks: Locks) -> None:

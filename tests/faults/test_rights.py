@@ -377,6 +377,7 @@ def test_tls_with_the_right_authority_works(
 
 
 @only_redis
+@pytest.mark.no_permit("the bystander has a connection too")
 def test_event_loops_that_come_and_go_share_what_certificates_were_read(
     locks: Locks, tls_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -215,6 +215,7 @@ def test_asking_the_server_tells_at_once_that_the_lock_vanished(
 
 
 @pytest.mark.proves("P3")
+@pytest.mark.no_permit("the bystander vanishes too")
 def test_a_release_after_the_lock_vanished_leaves_the_next_holder_alone(
     caller: Caller, locks: Locks
 ) -> None:

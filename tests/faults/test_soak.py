@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from tests.conftest import Locks, MakeServer
     from tests.support.proxy import Proxy
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(120),
+    pytest.mark.no_permit("permits have a soak of their own here"),
+]
 
 TTL = 2.0
 

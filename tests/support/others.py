@@ -64,6 +64,7 @@ def ending_of(lease: Lease) -> flows.Ending:
         once=0.0,
         operation_timeout=HUNG,
         insist=False,
+        permit=lease.state.permit,
     )
 
 
