@@ -57,7 +57,7 @@ demo-admin: $(VENV)/demo ## Look at the page of held locks while much goes on, u
 demo-stop: $(VENV)/demo ## Stop the embedded server that the example project has started
 	@exec $(BIN)/python -m example_project.embedded_server stop
 
-test: $(VENV)/test ## Run the test suite (ARGS=--everywhere: each test in every place that it is written for)
+test: $(VENV)/test ## Run the test suite (ARGS=--everywhere: each test in every place; ARGS=--permits: each lock one of two permits)
 	@exec $(PYTEST) --durations 10 --durations-min 5 $(ARGS)
 
 test-quick: JOBS = 6# To begin costs each of them as much as its tests.
