@@ -117,6 +117,7 @@ def acquire(locks: Locks, who: str, mode: str, channel: str = "") -> Any:
     return run(locks, scripts.ACQUIRE, who * 32, who * 16, 60_000, mode, 0, "", "r", "{}", channel)
 
 
+@pytest.mark.no_permit("it runs the scripts of a lock without a limit")
 def test_a_ring_does_not_reach_the_replica_and_the_grant_behind_it_does(
     replicated: Replicated,
 ) -> None:
