@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from types import FrameType
 
-POLL = 0.02  # seconds
+POLL = 0.05  # seconds
 
 
 class Interrupted(Exception):
