@@ -102,6 +102,13 @@ class Lockers:
         for one in self._at_work:
             one.result(HUNG)
 
+    @property
+    def seconds_idle(self) -> float:
+        """How long nobody had the lock, but for the short times between two turns."""
+        turns = sorted(self.turns, key=lambda turn: turn[1])
+        waits = [begun - until for (_, _, until), (_, begun, _) in pairwise(turns)]
+        return sum(wait for wait in waits if wait > flows.CONFIRM_WITHIN / 10)
+
     def check(self) -> None:
         """No two leases at the same time, and each has a greater fence than the one before."""
         turns = sorted(self.turns, key=lambda turn: turn[1])
@@ -122,20 +129,18 @@ def test_locking_goes_on_while_the_slot_of_a_lock_moves_to_and_fro(
     name = "lottery"
     with InLoop() as tasks:
         lockers = Lockers(name, [Blocking(), Blocking(), Blocking(), tasks, tasks, tasks])
-        slow = 0
         for _ in range(6):
             begun = time.monotonic()
             wait_until(lambda begun=begun: lockers.since(begun) >= 5)  # type: ignore[misc]
-            moving = time.monotonic()
             cluster.move(name, another(cluster, cluster.owner_node(name)))
             moved = time.monotonic()
-            slow += moved - moving > flows.CONFIRM_WITHIN / 2
         wait_until(lambda: lockers.since(moved) >= 20)
         lockers.stop()
-    # A hand-over is confirmed within a second, but not while the keys are between two nodes. On a
-    # busy machine that takes so long that the one lease on its way may be lost to the next in turn.
+    # A hand-over is confirmed within a second, but not while the keys are between two nodes, or the
+    # machine is busy elsewhere. Then the lease on its way is lost to the next in turn, who gets the
+    # lock when that second is over.
     assert all("'taken'" in one for one in lockers.errors)
-    assert len(lockers.errors) <= slow
+    assert len(lockers.errors) <= lockers.seconds_idle / (0.8 * flows.CONFIRM_WITHIN)
     lockers.check()
 
 
