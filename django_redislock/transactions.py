@@ -46,7 +46,7 @@ class _ThisThread(threading.local):
     @cached_property
     def connections(self) -> list[BaseDatabaseWrapper]:
         """What _used() finds, kept: to make that list takes longer than a release may."""
-        if "django.db" in sys.modules:
+        if "django.db" in sys.modules and not _listening:
             _listen()
         return _used()
 
@@ -64,10 +64,26 @@ def watch_connections() -> None:
     of_this_thread = _ThisThread()
 
 
+_listening = False  # Whether each new connection is noted.
+_about_to_listen: set[int] = set()  # Threads.
+
+
 def _listen() -> None:
+    """Have each new connection noted. The app does so when it is ready, other programs once."""
+    global _listening  # noqa: PLW0603 - of the process
     from django.db.backends.signals import connection_created
 
-    connection_created.connect(note_connection, dispatch_uid="django_redislock.connection")
+    # connect() takes a mutex. A signal handler that uses a lock may have interrupted this thread
+    # there, and would wait for it for ever.
+    thread = threading.get_ident()
+    if thread in _about_to_listen:
+        return
+    _about_to_listen.add(thread)
+    try:
+        connection_created.connect(note_connection, dispatch_uid="django_redislock.connection")
+        _listening = True
+    finally:
+        _about_to_listen.discard(thread)
 
 
 def note_connection(**kwargs: object) -> None:

@@ -15,8 +15,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.db.backends.signals import connection_created
 
-from django_redislock import LockError, distributed_lock, held, signals
+from django_redislock import LockError, distributed_lock, held, signals, transactions
 from tests.support.backends import PATIENT, Place
 from tests.support.matrix import MEMORY, places
 from tests.support.processes import say
@@ -26,7 +27,7 @@ from tests.support.waiting import HUNG, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.conftest import Spawn
+    from tests.conftest import Locks, Spawn
 
 SIGNALS = 1000  # Enough to meet each mutex: one in fifty found one.
 
@@ -133,3 +134,39 @@ def test_a_handler_that_uses_locks_never_waits_for_the_thread_that_it_interrupts
 ) -> None:
     place.configure(OPTIONS={} if place.name == MEMORY else PATIENT)
     assert spawn(use_locks_in_handlers, SIGNALS).read() >= SIGNALS
+
+
+class InterruptedMutex:
+    """That of a signal of Django's: as soon as this thread has it, a handler uses a lock."""
+
+    def __init__(self, mutex: Any) -> None:
+        self._mutex = mutex
+        self.was_interrupted = False
+
+    def __enter__(self) -> None:
+        self._mutex.acquire()
+        self.was_interrupted = True
+        with distributed_lock("handler", wait=0):
+            pass
+
+    def __exit__(self, *exc: object) -> None:
+        self._mutex.release()
+
+
+@pytest.mark.timeout(HUNG)
+@pytest.mark.parametrize("is_ready", [True, False], ids=["with the app", "before the app is ready"])
+def test_a_handler_may_interrupt_where_new_connections_of_databases_are_listened_for(
+    is_ready: bool, locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "of_this_thread", transactions._ThisThread())
+    monkeypatch.setattr(transactions, "_listening", is_ready)
+    mutex = InterruptedMutex(connection_created.lock)
+    monkeypatch.setattr(connection_created, "lock", mutex)
+    if is_ready:  # So Django has the mutex, or a receiver that somebody else connects.
+        with connection_created.lock:
+            pass
+    else:
+        with distributed_lock("interrupted", wait=0):
+            pass
+    assert mutex.was_interrupted
+    assert not distributed_lock("handler").locked()
