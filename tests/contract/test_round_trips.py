@@ -116,15 +116,20 @@ async def test_several_locks_cost_each_server_as_many_packets_as_one(
         # A server reads a small packet at once. The question is one too.
         return [int(server.info("stats")["total_reads_processed"]) for server in servers]
 
-    async def cost(*names: str, **options: Any) -> list[int]:
-        """The fewest, for each server: watchdogs and replicas send something now and then."""
-        found = []
-        for _ in range(8):
+    async def cost(*names: str, **options: Any) -> int:
+        """Of the server that costs most. Watchdogs and replicas send something now and then, and
+        a busy machine may read a packet in two: so the fewest in many tries, for each server.
+        """
+        fewest = [9] * len(servers)
+        for _ in range(30):
             before = packets()
             async with way.entered(distributed_lock(*names, ttl=60, **options)) as lease:
                 assert lease.held
-            found.append([now - then - 1 for now, then in zip(packets(), before, strict=True)])
-        return [min(some) for some in zip(*found[2:], strict=True)]
+            found = [now - then - 1 for now, then in zip(packets(), before, strict=True)]
+            fewest = list(map(min, fewest, found))
+            if max(fewest) <= 2:
+                break
+        return max(fewest)
 
     names = [f"account:{number}" for number in range(4)]
     permit_names = [f"export:{number}" for number in range(4)]
@@ -133,6 +138,6 @@ async def test_several_locks_cost_each_server_as_many_packets_as_one(
         await cost(*names),
         await cost(*permit_names, limit=3),
     )
-    assert max(one) == max(several) == 2, (one, several)
+    assert one == several == 2
     # On a quorum the votes for permits take a look at them first.
-    assert max(permits) == 2 + (place.name == "quorum"), permits
+    assert permits == 2 + (place.name == "quorum")
