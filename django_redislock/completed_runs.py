@@ -5,7 +5,6 @@ Models: what is imported from here needs Django's applications. Programs import 
 
 from __future__ import annotations
 
-import logging
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from django.db import DatabaseError, connections, models
 from django.db.models import Q
 from django.utils import timezone
 
+from django_redislock import logs
 from django_redislock.exceptions import LockMisuse
 from django_redislock.fences import Fence, missing_table, where_written
 from django_redislock.humanize import visible
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from django_redislock.fences import FencedLease
 
-audit = logging.getLogger("django_redislock.audit")
+audit = logs.logger("django_redislock.audit")
 
 
 class CompletedRuns(models.QuerySet["CompletedRun"]):
@@ -58,7 +58,16 @@ class CompletedRuns(models.QuerySet["CompletedRun"]):
                 forgotten += 1
                 # Names, operators and reasons may come from anybody: with %r none forges a line.
                 text = "Lock %r (%s): run %r in database %r forgotten by %r, reason %r"
-                audit.warning(text, row.name, row.alias, row.by, rows.db, by, reason)
+                extra = logs.of(
+                    lock=row.name,
+                    alias=row.alias,
+                    lease=row.lease_id,
+                    fence=row.fence,
+                    reason=reason or None,
+                    task_id=row.task_id or None,
+                    job=row.task or None,
+                )
+                audit.warning(text, row.name, row.alias, row.by, rows.db, by, reason, extra=extra)
         return forgotten
 
     def prune(self, before: datetime, *, by: str = "", reason: str = "") -> int:
@@ -77,7 +86,8 @@ class CompletedRuns(models.QuerySet["CompletedRun"]):
         rows = where_written(self)
         forgotten: int = rows.filter(completed_at__lt=before).delete()[0]
         text = "All runs completed before %s (%d) in database %r forgotten by %r, reason %r"
-        audit.warning(text, before.isoformat(), forgotten, rows.db, by, reason)
+        extra = logs.of(reason=reason or None)
+        audit.warning(text, before.isoformat(), forgotten, rows.db, by, reason, extra=extra)
         return forgotten
 
 

@@ -18,6 +18,9 @@ import math
 from typing import Literal
 
 LostReason = Literal["expired", "forced", "taken", "unreachable"]
+UnavailableReason = Literal[
+    "timeout", "connection", "pool", "not_ready", "replicas", "majority", "refused"
+]
 
 _LOST_BECAUSE: dict[str, str] = {
     "expired": "its time ran out before it was renewed",
@@ -132,11 +135,21 @@ class LockUnavailable(LockError):
     Attributes:
         name: The lock.
         problem: What happened, as a clause. The client's own exception is the ``__cause__``.
+        reason: The same in a word, for metrics: "timeout" (no answer in time), "connection" (none
+            could be made, or it was lost), "pool" (none of max_connections became free),
+            "not_ready" (the server cannot serve now: failover, loading), "replicas" (too few have
+            acknowledged), "majority" (of a quorum), or "refused" (rights, types, memory).
     """
 
-    def __init__(self, name: str, problem: str = "the server did not answer") -> None:
-        super().__init__(name, problem)
+    def __init__(
+        self,
+        name: str,
+        problem: str = "the server did not answer",
+        reason: UnavailableReason = "timeout",
+    ) -> None:
+        super().__init__(name, problem, reason)
         self.problem = problem
+        self.reason = reason
 
     def __str__(self) -> str:
         return f"Lock {self.name!r} is unavailable: {self.problem}."

@@ -6,7 +6,6 @@ The admin page and ``manage.py locks`` are made of these.
 from __future__ import annotations
 
 import difflib
-import logging
 import math
 import secrets
 from dataclasses import replace
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock import clock, signals
+from django_redislock import clock, logs, signals
 from django_redislock.backends.registry import backends
 from django_redislock.conf import conf
 from django_redislock.exceptions import InvalidLockName, LockTimeout, LockUnavailable
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
 
 LONGEST_HOLD = 30 * 86400.0  # Seconds: what is longer is forgotten.
 
-audit = logging.getLogger("django_redislock.audit")
+audit = logs.logger("django_redislock.audit")
 
 # Lists are bounded, whatever the server holds: names are cheap, looks are not.
 MOST_LOOKS = 10_000
@@ -323,23 +322,25 @@ def force_release(
         call = Call(scripts.FORCE_RELEASE, one.name, args, backend.within, permit=one.number)
         return ForceReleaseReply(*backend.run(flows.result_of(call)))
 
+    extra = dict(logs.of(lock=name, alias=using, lease=id, reason=reason or None))
     # Owners, operators and reasons may come from anybody: with %r none forges a line of the log.
     try:  # No two leases have the same id, so at most one of those that may be meant is ended.
         reply = next((one for one in map(end, meant) if one.word == RELEASED), None)
     except LockUnavailable:
         text = "Lock %r (%s): whether lease %r was released is unknown, by %r, reason %r"
-        audit.warning(text, name, using, id, by, reason)
+        audit.warning(text, name, using, id, by, reason, extra=extra)
         raise
     if reply is None:
         text = "Lock %r (%s): lease %r was not there to release, by %r, reason %r"
-        audit.info(text, name, using, id, by, reason)
+        audit.info(text, name, using, id, by, reason, extra=extra)
         return False
-    holder = str(read_holding(reply.value).owner)
+    owner = read_holding(reply.value).owner
+    holder = str(owner)
+    extra |= {"job": owner.task or None, "task_id": owner.task_id or None}
     text = "Lock %r (%s): lease %r of %r released by %r, reason %r"
-    audit.warning(text, name, using, id, holder, by, reason)
-    signals.lock_force_released.send_robust(
-        sender=HeldLock, name=name, using=using, id=id, holder=holder, by=by
-    )
+    audit.warning(text, name, using, id, holder, by, reason, extra=extra)
+    news = {"name": name, "template": name, "using": using, "id": id, "holder": holder, "by": by}
+    signals.send(signals.lock_force_released, sender=HeldLock, **news)
     return True
 
 
@@ -418,7 +419,8 @@ def hold(
             outcome.reason,
         )
     text = "Lock %r (%s): held for %.0f s by %r, reason %r"
-    audit.warning(text, request.name, using, ttl, by, reason)
+    extra = logs.of(lock=request.name, alias=using, lease=request.id, reason=reason or None)
+    audit.warning(text, request.name, using, ttl, by, reason, extra=extra)
     return isinstance(outcome, flows.Granted)
 
 
@@ -445,7 +447,8 @@ def unhold(name: str, *, using: str = DEFAULT_ALIAS, by: str = "") -> bool:
         return False
     owner = Owner.unpack(answer.value.decode(errors="replace"))
     text = "Lock %r (%s): hold of %r, reason %r, ended by %r"
-    audit.warning(text, name, using, owner.operator, owner.reason, by)
+    extra = logs.of(lock=name, alias=using, reason=owner.reason or None)
+    audit.warning(text, name, using, owner.operator, owner.reason, by, extra=extra)
     return True
 
 

@@ -7,15 +7,14 @@ method undoes it or says that it is over.
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 from functools import partial
 from os import getpid
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from django_redislock import misuse, process, signals, transactions
+from django_redislock import logs, misuse, process, signals, transactions
 from django_redislock.backends.registry import backends
-from django_redislock.exceptions import LockError, LockTimeout
+from django_redislock.exceptions import LockError, LockTimeout, LockUnavailable
 from django_redislock.holder import (
     current_holder,
     current_owner,
@@ -39,12 +38,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
+    from django.dispatch import Signal
+
     from django_redislock.backends.base import Backend
     from django_redislock.exceptions import LockMisuse
     from django_redislock.rules.options import Options, Terms
     from django_redislock.rules.steps import Flow
 
-logger = logging.getLogger("django_redislock")
+logger = logs.logger("django_redislock")
 
 # Leases at least this long, in seconds, and those of tasks are noted in the timeline of who held a
 # lock. Shorter ones would only push these out, and cost a release more than it takes.
@@ -89,9 +90,10 @@ class Hold:
 class Holds:
     """What one handle holds: the private half of lock.Lock."""
 
-    __slots__ = ("_holds", "_options", "_place", "_run", "name")
+    __slots__ = ("_holds", "_options", "_place", "_run", "name", "template")
 
     name: str
+    template: str  # The name as it was written.
     _options: Options
     _run: flows.RunMarker | None  # The run of a task that it is for.
     _place: str  # Where it stands as a decorator.
@@ -321,7 +323,11 @@ class Holds:
 
         lookout = Lookout(backend, form, started)
         acquiring = flows.acquire(form.request(), started, take_over, lookout)
-        outcome = yield from lookout.over(acquiring)
+        try:
+            outcome = yield from lookout.over(acquiring)
+        except LockUnavailable as error:
+            yield from self._tell_unavailable(hold, error, started if since is None else since)
+            raise
         if isinstance(outcome, Granted):
             assert hold.lease is not None
             yield from self._tell_acquired(hold, started if since is None else since)
@@ -333,19 +339,32 @@ class Holds:
     def _tell_acquired(self, hold: Hold, since: float) -> Flow[None]:
         if signals.lock_acquired.receivers:
             waited = hold.backend.clock() - since
-            news = {"sender": self._sender, "lease": hold.lease, "waited": waited}
-            yield Notify(signals.lock_acquired, news)
+            assert hold.lease is not None
+            news = {"lease": hold.lease, "waited": waited, "template": hold.lease.template}
+            yield self._news(signals.lock_acquired, news)
 
     def _tell_timed_out(self, hold: Hold, busy: Busy, since: float) -> Flow[None]:
         if signals.lock_timed_out.receivers:
             news = {
-                "sender": self._sender,
                 "name": busy.name,
                 "using": hold.backend.alias,
                 "holder": busy.holder,
                 "waited": hold.backend.clock() - since,
             }
-            yield Notify(signals.lock_timed_out, news)
+            yield self._news(signals.lock_timed_out, news)
+
+    def _tell_unavailable(self, hold: Hold, error: LockUnavailable, since: float) -> Flow[None]:
+        if signals.lock_unavailable.receivers:
+            news = {
+                "name": self.name,
+                "using": hold.backend.alias,
+                "reason": error.reason,
+                "waited": hold.backend.clock() - since,
+            }
+            yield self._news(signals.lock_unavailable, news)
+
+    def _news(self, signal: Signal, news: dict[str, Any]) -> Notify:
+        return Notify(signal, {"sender": self._sender, "template": self.template, **news})
 
     def _take_over(
         self,
@@ -366,7 +385,9 @@ class Holds:
             *(holder, hold.block, caller, self._run is not None, permit),
         )
         shown = None if self._options.limit is None else permit
-        lease = hold.lease = Lease(name, form.id, fence, form.owner, backend, state, shown)
+        lease = hold.lease = Lease(
+            name, form.id, fence, form.owner, backend, state, self.template, shown
+        )
         if self._holds:
             self._add(hold)
         else:
@@ -511,7 +532,12 @@ class Holds:
         try:
             self._end(success and committed, block=True, hold=hold)
         except LockError as error:
-            logger.error("The transaction under lock %r is over: %s", self.name, error)  # noqa: TRY400 - it is no bug
+            logger.error(  # noqa: TRY400 - it is no bug
+                "The transaction under lock %r is over: %s",
+                self.name,
+                error,
+                extra=logs.of(hold.lease),
+            )
         finally:
             hold.lease.state.transactions_are_over()
 
@@ -543,7 +569,11 @@ class Holds:
             backend.retention,
             state.permit,
         )
-        reason = yield from flows.release(ending)
+        try:
+            reason = yield from flows.release(ending)
+        except LockUnavailable as error:
+            yield from self._tell_unavailable(hold, error, now)
+            raise
         now = backend.clock()
         if reason is not None:
             backend.lost(lease, reason, at_release=True)
@@ -555,12 +585,12 @@ class Holds:
             assert hold.lease is not None
             held_for = hold.backend.clock() - hold.lease.state.granted_at
             news = {
-                "sender": self._sender,
                 "lease": hold.lease,
                 "held_for": held_for,
                 "success": success,
+                "template": hold.lease.template,
             }
-            yield Notify(signals.lock_released, news)
+            yield self._news(signals.lock_released, news)
 
     def undo(self) -> None:
         """End the lease of a block as if it had not been granted: nothing of it stays behind.

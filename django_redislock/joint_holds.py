@@ -18,7 +18,7 @@ from django_redislock.rules.forms import Form
 from django_redislock.rules.together import together
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from django_redislock.rules.flows import RunMarker
     from django_redislock.rules.forms import Release
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from django_redislock.rules.steps import Flow
 
 Outcome = Lease | Busy | Done | Finished
+NO_TEMPLATES: Mapping[str, str] = {}  # No name was formatted: each is its own template.
 
 
 class Part(Holds):
@@ -42,6 +43,7 @@ class Part(Holds):
         hold: Hold,
         belongs_to: str,
         of: type[Holds],
+        template: str,
     ) -> None:
         """Ask for nothing yet.
 
@@ -52,8 +54,10 @@ class Part(Holds):
             hold: What is got of it.
             belongs_to: All names of the joint lock, for operators.
             of: The class of the joint lock, which signals come from.
+            template: As what its name was written.
         """
         self.name = name
+        self.template = template
         self._options = options
         self._run = run
         self._place = ""
@@ -128,7 +132,9 @@ class Part(Holds):
         """What transactions are to hold of it."""
         hold = self._hold_of_transactions(self.hold)
         hold.over = False
-        return Part(self.name, self._options, self._run, hold, self._belongs_to, self._of)
+        return Part(
+            self.name, self._options, self._run, hold, self._belongs_to, self._of, self.template
+        )
 
 
 class _FirstTry(Form):
@@ -143,10 +149,11 @@ class _FirstTry(Form):
 class JointHolds(Holds):
     """What one handle of several locks holds: the private half of lock.JointLock."""
 
-    __slots__ = ("_wanted",)
+    __slots__ = ("_templates", "_wanted")
 
     # In the order in which they are taken: names, with the limit in the options; or limits.
     _wanted: tuple[str | Limit, ...]
+    _templates: Mapping[str, str]  # By name, unless that is its own.
 
     # --- acquire ------------------------------------------------------------------------------
 
@@ -166,7 +173,8 @@ class JointHolds(Holds):
         terms = hold.backend.terms(options)._replace(release_before_commit="ignore")
         theirs = Hold(hold.backend, terms, hold.block)
         belongs_to = self.name if len(self._wanted) > 1 else ""
-        return Part(name, options, run, theirs, belongs_to, type(self))
+        template = self._templates.get(name, name)
+        return Part(name, options, run, theirs, belongs_to, type(self), template)
 
     def _nest(self, hold: Hold, *, blocking: bool) -> Lease | None:
         return None  # Each part does by itself.

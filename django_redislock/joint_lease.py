@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from django_redislock import misuse
@@ -34,7 +35,8 @@ class JointLease(Lease):
         state: Any = JointState([part.state for part in parts])
         fence = max(part.fence for part in parts)
         first = parts[0]
-        super().__init__(state.name, first.id, fence, first.owner, backend, state)
+        template = ", ".join(part.template for part in parts)
+        super().__init__(state.name, first.id, fence, first.owner, backend, state, template)
         self._parts = tuple(parts)
 
     def __del__(self) -> None:
@@ -58,6 +60,26 @@ class JointLease(Lease):
 
         for part in self._parts:
             part.on_lost(tell)
+
+    def on_endangered(self, callback: Callable[[Lease], object], left: float = 0.5) -> None:
+        """Call *callback* with this lease when a part of it may soon be lost; see Lease.
+
+        It is called once until no part is endangered any more.
+        """
+        told: list[tuple[Lease, object]] = []  # Of which part, in which of its dangers.
+        mutex = threading.Lock()
+
+        def tell(part: Lease) -> None:
+            danger = part.state.danger
+            with mutex:
+                told[:] = [one for one in told if one[0].state.danger is one[1]]
+                is_first = not told
+                told.append((part, danger))
+            if is_first and danger is not None:
+                callback(self)
+
+        for part in self._parts:
+            part.on_endangered(tell, left)
 
     def renewing(self, ttl: float | None) -> Flow[None]:
         yield from together([part.renewing(ttl) for part in self._parts])

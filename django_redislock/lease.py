@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from os import urandom
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
-from django_redislock import misuse, signals, transactions
+from django_redislock import logs, misuse, signals, transactions
 from django_redislock.baton import Baton
 from django_redislock.exceptions import LockLost, LockUnavailable
 from django_redislock.holder import must_not_block, running_loop
 from django_redislock.rules import flows
-from django_redislock.rules.arguments import DEFAULT_DATABASE, SHORTEST_TTL, seconds
+from django_redislock.rules.arguments import DEFAULT_DATABASE, SHORTEST_TTL, part, seconds
+from django_redislock.rules.lease_state import Alarm
 from django_redislock.rules.steps import Notify
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from django_redislock.rules.steps import Flow
     from django_redislock.rules.stored import Owner
 
-logger = logging.getLogger("django_redislock")
+logger = logs.logger("django_redislock")
 
 
 class GrantingBackend(Protocol):
@@ -119,6 +119,7 @@ class Lease:
             what the lock protects, so that it can refuse a writer whose lease has ended.
         owner: Who holds it, for humans.
         id: Stands for the secret token in logs and listings.
+        template: The name as it was written, "report:{id}" for "report:42".
         permit: Which one of the permits of the lock it is, from 1 to its limit; None without limit.
         state: What is true of it, see rules/lease_state.py; for the package itself.
     """
@@ -133,6 +134,7 @@ class Lease:
         "owner",
         "permit",
         "state",
+        "template",
     )
 
     def __init__(
@@ -143,9 +145,11 @@ class Lease:
         owner: Owner,
         backend: GrantingBackend,
         state: LeaseState,
+        template: str,
         permit: int | None = None,
     ) -> None:
         self.name = name
+        self.template = template
         self.id = id
         self.fence = fence
         self.owner = owner
@@ -175,6 +179,7 @@ class Lease:
                 self.id,
                 self.name,
                 state.ends - now,
+                extra=logs.of(self),
             )
         self._backend.leases.discard(self)
 
@@ -251,6 +256,7 @@ class Lease:
                 self.name,
                 "whether the lease that was handed over is confirmed is not known yet, and asking"
                 " would block the event loop; use `await lease.aensure_held()`",
+                "timeout",
             )
         if verify or is_in_doubt:
             self.renew()
@@ -334,6 +340,30 @@ class Lease:
         if self.state.is_lost:
             self.run_callbacks()
 
+    def on_endangered(self, callback: Callable[[Lease], object], left: float = 0.5) -> None:
+        """Call *callback* with this lease when it may soon be lost; at once if it is so already.
+
+        That is when a renewal is unanswered, and no more than *left* of the ttl is left. The lease
+        is still held then: there is time to stop, or to save what is done. A renewal that succeeds
+        ends the danger; in the next one *callback* is called again.
+
+        It runs in a thread of its own, so it cannot delay the renewal of other leases; if the lease
+        is endangered already, in this thread. What it raises is logged. A process that stood still
+        until the lease ended is told of the loss only, see on_lost(). So is the owner of a lease
+        with renew=False: nobody renews it, so its end is as planned and no danger.
+
+        Args:
+            callback: What to call.
+            left: Which part of the ttl, more than 0 and less than 1.
+
+        Raises:
+            ValueError: *left* is no such number.
+        """
+        alarm = Alarm(part(left, "left"), callback)
+        self.state.warn(alarm)
+        if self.state.raise_alarm(alarm, self._backend.clock()):
+            self.raise_alarm(alarm)
+
     def atomic(self, using: str = DEFAULT_DATABASE) -> AbstractContextManager[None]:
         """A transaction that is committed only if no later lease of the lock has written.
 
@@ -370,7 +400,23 @@ class Lease:
             try:
                 callback(self)
             except Exception:
-                logger.exception("An on_lost callback of lock %r failed", self.name)
+                logger.exception(
+                    "An on_lost callback of lock %r failed", self.name, extra=logs.of(self)
+                )
+
+    def raise_alarm(self, alarm: Alarm) -> None:
+        """Tell of a danger. For the package itself."""
+        if alarm.callback is None:
+            left = max(0.0, self.state.ends - self._backend.clock())
+            news = {"lease": self, "left": left, "template": self.template}
+            signals.send(signals.lease_endangered, sender=type(self), **news)
+            return
+        try:
+            alarm.callback(self)
+        except Exception:
+            logger.exception(
+                "An on_endangered callback of lock %r failed", self.name, extra=logs.of(self)
+            )
 
     def _is_in_doubt(self) -> bool:
         return self.state.is_in_doubt(self._backend.clock())
@@ -411,7 +457,13 @@ class Lease:
             state.permit,
         )
         held_for = now - state.granted_at
-        news = {"sender": type(self), "lease": self, "held_for": held_for, "success": True}
+        news = {
+            "sender": type(self),
+            "lease": self,
+            "held_for": held_for,
+            "success": True,
+            "template": self.template,
+        }
         try:
             # First: the lock may be somebody else's before the answer comes.
             state.hand_over()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from django_redislock import misuse
+from django_redislock import logs, misuse
 from django_redislock.backends.registry import backends
 from django_redislock.decorating import (
     check_decorated,
@@ -21,7 +20,7 @@ from django_redislock.decorating import (
 from django_redislock.exceptions import LockLost, LockMisuse, LockUnavailable
 from django_redislock.holder import must_not_block, running_loop
 from django_redislock.holds import Holds
-from django_redislock.joint_holds import JointHolds, name_and_limit
+from django_redislock.joint_holds import NO_TEMPLATES, JointHolds, name_and_limit
 from django_redislock.joint_lease import JointLease
 from django_redislock.lease import Lease
 from django_redislock.rules import flows
@@ -38,7 +37,7 @@ from django_redislock.rules.options import DEFAULT_ALIAS, options_of
 from django_redislock.rules.together import together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
     from datetime import timedelta
     from types import TracebackType
 
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 
     Seconds = float | timedelta
 
-logger = logging.getLogger("django_redislock")
+logger = logs.logger("django_redislock")
 
 _LEASES = (Lease, JointLease)
 
@@ -162,7 +161,12 @@ class Lock(Holds):
     __slots__ = ()
 
     def __init__(
-        self, name: str, options: Options, run: RunMarker | None = None, place: str = ""
+        self,
+        name: str,
+        options: Options,
+        run: RunMarker | None = None,
+        place: str = "",
+        template: str = "",
     ) -> None:
         if options.atomic is not None:
             from django_redislock import fencing
@@ -171,6 +175,7 @@ class Lock(Holds):
         if options.limit is not None and options.limit > 1:
             check_limited(name)
         self.name = name
+        self.template = template or name
         self._options = options
         self._run = run
         self._place = place
@@ -322,7 +327,8 @@ class Lock(Holds):
         is_committed = self._options.atomic is not None and isinstance(error, LockLost)
         if success and not is_committed and not isinstance(error, LockUnavailable):
             raise error
-        logger.error("Left the block of lock %r: %s", self.name, error)
+        extra = logs.of(lock=self.name, alias=self._options.using)
+        logger.error("Left the block of lock %r: %s", self.name, error, extra=extra)
 
     # --- decorator ----------------------------------------------------------------------------
 
@@ -330,9 +336,10 @@ class Lock(Holds):
         """Decorate a function or coroutine function: each call is made under the lock."""
         line = f"@distributed_lock({self._written})"
         check_decorated(function, line)
-        handle, name_of = type(self), self._formatter(function)
         options = self._options
         place = f"{line} of {function.__module__}.{getattr(function, '__qualname__', function)}()"
+
+        handle_of = self._maker(function, place)
 
         if is_awaited(function):
             if options.atomic is not None:
@@ -342,7 +349,7 @@ class Lock(Holds):
 
             @functools.wraps(function)
             async def alocked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Any:
-                async with handle(name_of(args, kwargs), options, place=place):
+                async with handle_of(args, kwargs):
                     return await function(*args, **kwargs)  # type: ignore[misc] # see above
 
             return alocked  # type: ignore[return-value] # it is the coroutine that is returned
@@ -351,7 +358,7 @@ class Lock(Holds):
 
         @functools.wraps(function)
         def locked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
-            with handle(name_of(args, kwargs), options, place=place):
+            with handle_of(args, kwargs):
                 return body(*args, **kwargs)
 
         return locked
@@ -361,9 +368,11 @@ class Lock(Holds):
         """What stands in the brackets of distributed_lock()."""
         return repr(self.name)
 
-    def _formatter(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """How to name the lock of a call of *function*: (args, kwargs) -> name."""
-        return formatter(self.name, function)
+    def _maker(self, function: Callable[..., Any], place: str) -> Callable[..., Lock]:
+        """How to make the lock of a call of *function*: (args, kwargs) -> lock."""
+        handle, options, template = type(self), self._options, self.name
+        name_of = formatter(template, function)
+        return lambda args, kwargs: handle(name_of(args, kwargs), options, None, place, template)
 
     # --- looking ------------------------------------------------------------------------------
 
@@ -401,6 +410,7 @@ class JointLock(Lock, JointHolds):
         options: Options,
         run: RunMarker | None = None,
         place: str = "",
+        templates: Mapping[str, str] = NO_TEMPLATES,
     ) -> None:
         """Take nothing yet.
 
@@ -410,14 +420,16 @@ class JointLock(Lock, JointHolds):
             options: How they are locked.
             run: The run of a task whose records are those of the first of them.
             place: Where they stand as a decorator.
+            templates: By name, as what those were written that were formatted.
         """
         for one in wanted:
             name, limit = (one, options.limit) if isinstance(one, str) else (one.name, one.number)
             if limit not in {None, 1}:
                 check_limited(name)
         names = [one if isinstance(one, str) else one.name for one in wanted]
-        super().__init__(", ".join(names), options, run, place)
-        self._wanted = wanted
+        template = ", ".join(templates.get(name, name) for name in names)
+        super().__init__(", ".join(names), options, run, place, template)
+        self._wanted, self._templates = wanted, templates
 
     @property
     def _written(self) -> str:
@@ -425,12 +437,21 @@ class JointLock(Lock, JointHolds):
             return ", ".join(map(repr, self._wanted))
         return f"limits=[{', '.join(map(str, self._wanted))}]"
 
-    def _formatter(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        names = [formatter(one, function) for one in self._wanted if isinstance(one, str)]
-        if names:
-            return lambda args, kwargs: in_order(name_of(args, kwargs) for name_of in names)
-        limits = [one.maker(function) for one in self._wanted if isinstance(one, Limit)]
-        return lambda args, kwargs: each_once(make(args, kwargs) for make in limits)
+    def _maker(self, function: Callable[..., Any], place: str) -> Callable[..., Lock]:
+        options = self._options
+        names = {one: formatter(one, function) for one in self._wanted if isinstance(one, str)}
+        limits = {one.name: one.maker(function) for one in self._wanted if isinstance(one, Limit)}
+
+        def make(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Lock:
+            wanted: tuple[str | Limit, ...]
+            templates = {name_of(args, kwargs): template for template, name_of in names.items()}
+            wanted = in_order(templates)
+            if limits:
+                wanted = each_once(limit_of(args, kwargs) for limit_of in limits.values())
+                templates = {one.name: of for one, of in zip(wanted, limits, strict=True)}
+            return JointLock(wanted, options, None, place, templates)
+
+        return make
 
     def _look(self, backend: Backend) -> Flow[bool]:
         wanted = [name_and_limit(one, self._options) for one in self._wanted]

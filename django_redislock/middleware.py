@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import TYPE_CHECKING
 
@@ -10,13 +9,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse, JsonResponse
 from django.utils.deprecation import MiddlewareMixin
 
+from django_redislock import logs
 from django_redislock.conf import Conf, conf
 from django_redislock.exceptions import LockTimeout, LockUnavailable
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
-logger = logging.getLogger("django_redislock.request")
+logger = logs.logger("django_redislock.request")
 
 
 class LockErrorsMiddleware(MiddlewareMixin):
@@ -38,7 +38,9 @@ class LockErrorsMiddleware(MiddlewareMixin):
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         """Answer for a view that has raised. Django has rolled its transaction back."""
         if isinstance(exception, LockTimeout):
-            logger.info("Answered a request with %s: %s", self.busy_status, exception)
+            extra = logs.of(lock=exception.name, alias=exception.alias, reason="busy")
+            says = "Answered a request with %s: %s"
+            logger.info(says, self.busy_status, exception, extra=extra)
             text = "Somebody else is at this. Try again in {} s; it may take longer."
             wait = exception.expires_in or 0
             if exception.cooling:
@@ -52,7 +54,9 @@ class LockErrorsMiddleware(MiddlewareMixin):
             response["Retry-After"] = str(seconds)
             return response
         if isinstance(exception, LockUnavailable):
-            logger.error("Answered a request with 503: %s", exception, exc_info=exception)
+            extra = logs.of(lock=exception.name, reason=exception.reason)
+            says = "Answered a request with 503: %s"
+            logger.error(says, exception, exc_info=exception, extra=extra)
             return _answer(request, "This does not work at the moment. Try again later.", 503)
         return None
 

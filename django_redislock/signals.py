@@ -1,10 +1,20 @@
-"""What happens to locks, as Django signals. All are sent with ``send_robust``, after the fact."""
+"""What happens to locks, as Django signals. All are sent with ``send_robust``, after the fact.
+
+Each has the argument *template*: the name of the lock as it was written, "report:{id}" for
+"report:42". So there are few templates, however many names there are. That of a lock whose name was
+not formatted is the name. docs/monitoring.md has a table of the signals.
+"""
 
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 from django.dispatch import Signal
+
+from django_redislock import logs
+
+logger = logs.logger("django_redislock")
 
 
 class _Reentrant(Signal):
@@ -24,13 +34,39 @@ lock_acquired = _Reentrant()
 lock_released = _Reentrant()
 #: The wait ran out. Arguments: name, using, holder, waited (seconds).
 lock_timed_out = _Reentrant()
+#: An acquire or a release ends with LockUnavailable. Arguments: name, using, reason (that of the
+#: exception), waited (seconds from when the server was asked first).
+lock_unavailable = _Reentrant()
+#: Renewals are unanswered, and half of the ttl is gone. Arguments: lease, left (seconds).
+lease_endangered = _Reentrant()
 #: A lease ended while it was relied on. Arguments: lease, reason.
 lock_lost = _Reentrant()
-#: An operator ended a lease. Arguments: name, using, id, holder, by.
+#: An operator ended a lease. Arguments: name, using, id, holder, by. The template is the name.
 lock_force_released = _Reentrant()
-#: A run did not happen because of its lock. Sender: the task, or the function with its lock.
-#: Arguments: result (Skipped; docs/jobs.md and docs/celery.md have its keys), task_id (or None).
+#: The body of a job begins. Sender: the task, the function with its lock, or the command.
+#: Arguments: job, name (the lock), using, task_id (or None), lease (None without the lock).
+run_started = _Reentrant()
+#: The run of that body is over, and its lock is released. Sender and arguments: as of run_started;
+#: outcome (one of jobs.run.OUTCOMES), took (seconds, with the release).
+run_ended = _Reentrant()
+#: A run did not happen because of its lock. Sender: as of run_started. Arguments: job, name, using,
+#: task_id (or None), result (Skipped; docs/jobs.md and docs/celery.md have its keys).
 task_skipped = _Reentrant()
 #: A call of a task with give_up_after was started so often, never ended, and is given up.
-#: Sender: the task. Arguments: name (the lock), using, task_id, starts.
+#: Sender: the task. Arguments: job, name (the lock), using, task_id, starts.
 task_abandoned = _Reentrant()
+
+
+def send(signal: Signal, **news: Any) -> None:
+    """Send *signal* from blocking code. What a receiver raises is logged by Django."""
+    try:
+        signal.send_robust(**news)
+    except RuntimeError:
+        # Not a receiver's: Django cannot call asynchronous receivers from blocking code in an event
+        # loop's thread.
+        logger.exception("Could not send a signal about a lock", extra=logs.of(lock=_lock_in(news)))
+
+
+def _lock_in(news: dict[str, Any]) -> str | None:
+    lease = news.get("lease")
+    return news.get("name") if lease is None else lease.name

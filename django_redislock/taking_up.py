@@ -59,9 +59,9 @@ class TakingUp(Lock):
     __slots__ = ("_lease_id", "_permit")
 
     def __init__(
-        self, baton: Baton, options: Options, run: RunMarker | None = None, place: str = ""
+        self, baton: Baton, options: Options, run: RunMarker | None = None, *, template: str = ""
     ) -> None:
-        super().__init__(baton.name, options, run, place)
+        super().__init__(baton.name, options, run, template=template)
         self._lease_id, self._permit = baton.id, baton.permit
 
     def __call__(self, function: Callable[..., Any]) -> NoReturn:

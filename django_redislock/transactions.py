@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import logging
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from weakref import ref
 
 from django.conf import settings
 
+from django_redislock import logs
 from django_redislock.exceptions import LockMisuse
 from django_redislock.process import cached_property
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-logger = logging.getLogger("django_redislock")
+logger = logs.logger("django_redislock")
 
 
 # --- which are open -------------------------------------------------------------------------------
@@ -276,6 +276,7 @@ def warn(name: str, alias: str, place: str, *, of_task: bool) -> None:
         place,
         _cure(of_task=of_task),
         alias,
+        extra=logs.of(lock=name, alias=alias),
     )
 
 

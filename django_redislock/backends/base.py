@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import secrets
 import threading
@@ -11,13 +10,13 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from django_redislock import clock, signals
+from django_redislock import clock, logs, signals
 from django_redislock.backends import drivers
-from django_redislock.exceptions import LockUnavailable
 from django_redislock.lease import Leases
 from django_redislock.process import tell_after_fork
-from django_redislock.rules import scripts
+from django_redislock.rules import flows, scripts
 from django_redislock.rules.keys import BUCKETS, IN_BUCKETS, index_key, permit_of
+from django_redislock.rules.lease_state import STANDARD_ALARM
 from django_redislock.rules.names import Permit
 from django_redislock.rules.options import MOST_COMBINATIONS, ONE_TRY, operation_timeout, terms_of
 from django_redislock.rules.replies import LookReply, NamesReply
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from django_redislock.rules.options import Options, Terms
     from django_redislock.rules.steps import Flow, Outcome, Performer
 
-logger = logging.getLogger("django_redislock")
+logger = logs.logger("django_redislock")
 
 Result = TypeVar("Result")
 
@@ -190,7 +189,7 @@ class Backend(ABC):
         values = []
         for outcome, call in zip(self.call_many(calls), calls, strict=True):
             if not isinstance(outcome, Answer):
-                raise LockUnavailable(call.name, outcome.problem) from outcome.__cause__
+                raise flows.unavailable(call.name, outcome) from outcome.__cause__
             values.append(outcome.value)
         return values
 
@@ -206,16 +205,31 @@ class Backend(ABC):
             lease.id,
             lease.name,
             f"{lease.lost_reason}: {over}" if over else lease.lost_reason,
+            extra=logs.of(
+                lease,
+                reason=lease.lost_reason,
+                held_for=round(self.clock() - lease.state.granted_at, 3),
+            ),
         )
         if lease.has_callbacks or signals.lock_lost.receivers:
-            # Losses are rare. A callback that hangs must stop neither other losses nor the exit.
-            thread = threading.Thread(
-                target=_tell, args=(lease,), name="redislock-lost", daemon=True
+            _in_thread("redislock-lost", _tell_lost, lease)
+
+    def look_after(self, lease: Lease) -> None:
+        """Tell of *lease* if it is endangered: of each danger once, in another thread."""
+        state = lease.state
+        now = self.clock()
+        raised = [alarm for alarm in tuple(state.alarms) if state.raise_alarm(alarm, now)]
+        if STANDARD_ALARM in raised:
+            logger.warning(
+                "Lock %r is endangered: its lease ends in %.1f s unless a renewal is answered",
+                lease.name,
+                state.ends - now,
+                extra=logs.of(lease, held_for=round(now - state.granted_at, 3)),
             )
-            try:
-                thread.start()
-            except RuntimeError:  # No more threads, or the interpreter is shutting down.
-                _tell(lease)
+            if not signals.lease_endangered.receivers:
+                raised.remove(STANDARD_ALARM)
+        for alarm in raised:
+            _in_thread("redislock-endangered", lease.raise_alarm, alarm)
 
     def note_expiry(self, lease: Lease) -> None:
         """Note that *lease* is lost if its end has passed."""
@@ -294,6 +308,16 @@ class Backend(ABC):
         return LookReply(*value)
 
 
-def _tell(lease: Lease) -> None:
+def _in_thread(name: str, tell: Callable[[Any], object], about: object) -> None:
+    """Tell somebody, who may hang: that must stop neither others who are told, nor the exit."""
+    thread = threading.Thread(target=tell, args=(about,), name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # No more threads, or the interpreter is shutting down.
+        tell(about)
+
+
+def _tell_lost(lease: Lease) -> None:
     lease.run_callbacks()
-    signals.lock_lost.send_robust(sender=type(lease), lease=lease, reason=lease.lost_reason)
+    news = {"lease": lease, "reason": lease.lost_reason, "template": lease.template}
+    signals.send(signals.lock_lost, sender=type(lease), **news)

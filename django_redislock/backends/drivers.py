@@ -7,13 +7,12 @@ kinds of sessions, and begin() and abegin().
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from abc import ABC, abstractmethod
 from inspect import GEN_SUSPENDED, getgeneratorstate
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django_redislock import clock, process
+from django_redislock import clock, process, signals
 from django_redislock.rules.steps import Call, Calls, NotOurs, Refused, Unanswered
 
 if TYPE_CHECKING:
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
         Step,
         Trouble,
     )
-
-logger = logging.getLogger("django_redislock")
 
 Result = TypeVar("Result")
 
@@ -222,12 +219,7 @@ class Blocking(ABC):
     def notify(self, step: Notify) -> None:
         """Send a signal."""
         self.close()  # A receiver may want a connection, or take its time.
-        try:
-            step.signal.send_robust(**step.news)
-        except RuntimeError:
-            # Not a receiver's, which are logged by Django: it cannot call asynchronous receivers
-            # from blocking code in an event loop's thread.
-            logger.exception("Could not send a signal about a lock")
+        signals.send(step.signal, **step.news)
 
     def elsewhere(self, step: Elsewhere) -> Any:
         """Perform another flow, which uses a connection of its own."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import logging
 import math
 import random
 import threading
@@ -13,6 +12,7 @@ from queue import Empty
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import ref
 
+from django_redislock import logs
 from django_redislock.backends.inbox import Inbox
 from django_redislock.exceptions import LockLost
 from django_redislock.rules import flows
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from django_redislock.rules.lease_state import LeaseState, Renewal
     from django_redislock.rules.steps import Call, Outcome, Refused, Unanswered
 
-logger = logging.getLogger("django_redislock.watchdog")
+logger = logs.logger("django_redislock.watchdog")
 
 GRAIN = 1 / 64  # Seconds: leases due within the same grain are renewed in one batch.
 SOONEST_RETRY = 0.02  # Seconds after a renewal that was not answered.
@@ -47,6 +47,7 @@ class Watched(Protocol):
 
     def operation_timeout(self, ttl: float) -> float: ...
     def lost(self, lease: Lease, reason: LostReason) -> None: ...
+    def look_after(self, lease: Lease) -> None: ...
     def watchdog_of(self, name: str) -> Watchdog: ...
 
 
@@ -164,7 +165,11 @@ class Watchdog:
             # No more threads, or the interpreter is shutting down. The lease is good until its
             # deadline, and the next one tries again.
             self._thread = None
-            logger.exception("Cannot start the thread that renews lock %r", name)
+            logger.exception(
+                "Cannot start the thread that renews lock %r",
+                name,
+                extra=logs.of(lock=name, alias=self._backend.alias),
+            )
         except BaseException:  # Of a signal handler: it may have been started or not.
             self._thread = None
             raise
@@ -196,7 +201,8 @@ class Watchdog:
             self._renew(due)
         except Exception:
             # A bug of ours must not cost the other leases their renewal.
-            logger.exception("The watchdog met an error; it goes on")
+            extra = logs.of(alias=self._backend.alias)
+            logger.exception("The watchdog met an error; it goes on", extra=extra)
             for lease in due:
                 self.watch(lease, self._backend.clock() + SOONEST_RETRY)
         return True
@@ -294,6 +300,8 @@ class Watchdog:
                 continue
             if self._left_to_another(lease, now):
                 continue
+            if state.is_unanswered:
+                self._backend.look_after(lease)
             try:
                 renewal = state.renewal_due(now)
             except LockLost as lost:
@@ -309,6 +317,7 @@ class Watchdog:
                     " it. It is renewed as long as its handle is kept: release it elsewhere, or"
                     " bound it with max_hold.",
                     lease.name,
+                    extra=logs.of(lease),
                 )
             batch.append((lease, renewal))
         if batch:
@@ -374,8 +383,19 @@ class Watchdog:
     def _note_failure(self, lease: Lease, answer: Unanswered | Refused, now: float) -> None:
         state = lease.state
         if state.unanswered():
-            logger.warning("Could not renew lock %r yet: %s", lease.name, answer.problem)
+            logger.warning(
+                "Could not renew lock %r yet: %s",
+                lease.name,
+                answer.problem,
+                extra=logs.of(lease, reason=answer.reason),
+            )
+        self._backend.look_after(lease)
         pause = max(SOONEST_RETRY, min(state.ttl / 10, 1.0))
         if state.is_unconfirmed and now < state.deadline:
             pause = SOONEST_RETRY
-        self.watch(lease, now + pause)
+        self.watch(lease, min([now + pause, *self._alarms_after(now + SOONEST_RETRY, state)]))
+
+    def _alarms_after(self, soonest: float, state: LeaseState) -> list[float]:
+        """When it will be endangered, if the renewal at that time is not answered either."""
+        times = [state.alarm_at(alarm) for alarm in tuple(state.alarms)]
+        return [at for at in times if at >= soonest]

@@ -18,7 +18,7 @@ from celery.utils.imports import load_extension_class_names, symbol_by_name
 from celery.utils.time import maybe_make_aware
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock import task_runs
+from django_redislock import logs, task_runs
 from django_redislock.activity import Activity, busy_with
 from django_redislock.exceptions import (
     InvalidLockName,
@@ -35,11 +35,11 @@ from django_redislock.rules.options import DEFAULT_ALIAS, Options
 from django_redislock.term import leadership
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from celery import Celery
 
-logger = logging.getLogger("django_redislock.celery")
+logger = logs.logger("django_redislock.celery")
 
 # Seconds after which a beat looks again whether it leads, and whether it is to stop.
 LOOKS_EVERY = 1.0
@@ -142,7 +142,12 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc] # Celery has no types
         """Log what is new: not each second that it is so."""
         if text != self._said:
             self._said = text
-            logger.log(level, text, *args)
+            logger.log(level, text, *args, extra=self._shown)
+
+    @property
+    def _shown(self) -> Mapping[str, Any]:
+        """What each record of the log has."""
+        return logs.of(lock=self._term.name, alias=self._options.using)
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -176,6 +181,7 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc] # Celery has no types
                 "%s was due, but is not sent: this beat was stopped just before it, and may not"
                 " lead any more.",
                 entry.name,
+                extra=self._shown,
             )
 
     def _write_down(self, entry: ScheduleEntry) -> bool:

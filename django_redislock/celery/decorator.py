@@ -138,6 +138,13 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
     def _own_name(self) -> str:
         return check_name(str(self.name))
 
+    @cached_property
+    def lock_template(self) -> str:
+        """What names its locks: the key as it was written; the task, if that is a function."""
+        options = self.single_instance_options
+        key = options.limits[0].name if options.limits else options.key
+        return key if isinstance(key, str) else self._own_name
+
     @property
     def lease(self) -> Lease | None:
         """The lease of the current run; the same as current_lease()."""

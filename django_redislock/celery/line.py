@@ -10,12 +10,11 @@ lost, runs come back as before, and stand in it again.
 
 from __future__ import annotations
 
-import logging
 import random
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from django_redislock import task_runs
+from django_redislock import logs, task_runs
 from django_redislock.celery.message import carried, waits_in_broker
 from django_redislock.exceptions import LockUnavailable
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from django_redislock.celery.options import SingleInstance
     from django_redislock.rules.flows import Busy
 
-logger = logging.getLogger("django_redislock.celery")
+logger = logs.logger("django_redislock.celery")
 
 NEAR = 1.0  # Seconds before its turn from which a run waits for it in its worker slot,
 NEAREST = 2  # if it is among so many for each run that may be under way,
@@ -81,7 +80,10 @@ def stand(task: Task, busy: Busy, permits: int) -> Turn | None:
             using=options.using,
         )
     except LockUnavailable as error:
-        logger.warning("%s[%s] has no position in line: %s", task.name, task.request.id, error)
+        run = task.request.id
+        known = {"lock": error.name, "alias": options.using, "reason": error.reason}
+        extra = logs.of(job=task.name, task_id=run, **known)
+        logger.warning("%s[%s] has no position in line: %s", task.name, run, error, extra=extra)
         return None
     nearest = NEAREST_OF_SECONDS if waits_in_broker(task.app) else NEAREST
     return Turn(*found, slots=nearest * permits)

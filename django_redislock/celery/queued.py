@@ -8,14 +8,13 @@ without asking. The lock around the body keeps apart what must not run twice at 
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from celery.signals import task_failure, task_revoked
 from celery.utils import uuid
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock import task_runs
+from django_redislock import logs, task_runs
 from django_redislock.backends.registry import backends
 from django_redislock.celery.defer import LONGEST_PAUSE
 from django_redislock.celery.message import carried, seconds_left
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
     from django_redislock.celery.options import SingleInstance
 
-logger = logging.getLogger("django_redislock.celery")
+logger = logs.logger("django_redislock.celery")
 
 # Options of a call that needs a result of its own, and so is published: something depends on it, or
 # its caller looks for it under a task id that it has chosen.
@@ -104,7 +103,11 @@ def publish_once(
         retract(task, name, task_id)
         raise
     logger.info(
-        "Did not publish %s: %s waits in the queue, with the same key %r", task.name, waiting, name
+        "Did not publish %s: %s waits in the queue, with the same key %r",
+        task.name,
+        waiting,
+        name,
+        extra=_said(task, name, waiting),
     )
     return task.AsyncResult(waiting)
 
@@ -126,7 +129,9 @@ def _announce(
         )
     except LockUnavailable as error:
         # It may be announced nevertheless: only the answer may have been lost.
-        logger.warning("Publishing %s[%s] without asking: %s", task.name, task_id, error)
+        extra = _said(task, name, task_id, error)
+        says = "Publishing %s[%s] without asking: %s"
+        logger.warning(says, task.name, task_id, error, extra=extra)
         return ""
 
 
@@ -146,6 +151,7 @@ def retract(task: Task, name: str, task_id: str, *, keep: float = 0.0) -> bytes 
             task.name,
             name,
             error,
+            extra=_said(task, name, task_id, error),
         )
         return None
 
@@ -174,8 +180,18 @@ def requeue(task: Task, name: str, task_id: str, *, expires: Any) -> float | Non
             task.name,
             task_id,
             error,
+            extra=_said(task, name, task_id, error),
         )
         return None
+
+
+def _said(
+    task: Task, name: str, task_id: str, error: LockUnavailable | None = None
+) -> Mapping[str, Any]:
+    """What a record of the log about a call has."""
+    reason = error.reason if error else None
+    known = {"lock": name, "alias": task.single_instance_options.using, "reason": reason}
+    return logs.of(job=task.name, task_id=task_id, **known)
 
 
 def _retract_failed(sender: Any = None, task_id: str = "", **kwargs: Any) -> None:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from celery import states
 from celery._state import _task_stack  # It has no public name; see TaskRun._item_of.
-from celery.exceptions import Ignore, Retry, TaskPredicate
+from celery.exceptions import Ignore, Reject, Retry, TaskPredicate
 
-from django_redislock import signals, task_runs
+from django_redislock import logs, signals, task_runs
 from django_redislock.activity import Activity
 from django_redislock.backends.registry import backends
 from django_redislock.baton import Baton
@@ -35,7 +35,7 @@ from django_redislock.celery.message import (
 )
 from django_redislock.celery.options import NEWEST, Conflict
 from django_redislock.exceptions import LockLost, LockMisuse
-from django_redislock.jobs.run import RECOGNISED_FOR, JobRun, running
+from django_redislock.jobs.run import RECOGNISED_FOR, JobRun, Named, running
 from django_redislock.process import cached_property
 from django_redislock.rules.flows import Busy, Done, Finished, RunMarker
 from django_redislock.rules.stored import LONGEST_FIELD, is_number
@@ -128,10 +128,19 @@ class _Replaced(Exception):
     """Tells the lock that the body is no success: it is committed, and will be replaced."""
 
 
+# Of a run that ends by these; see jobs.run.OUTCOMES.
+_OUTCOMES: dict[str, tuple[type[Exception], ...]] = {
+    "retry": (_EndedByRetry, Retry),
+    "replaced": (_Replaced,),
+    "ignored": (Ignore,),
+    "rejected": (Reject,),
+}
+
+
 class TaskRun(JobRun):
     """One run of a single-instance task."""
 
-    logger = logging.getLogger("django_redislock.celery")
+    logger = logs.logger("django_redislock.celery")
     options: SingleInstance
 
     def __init__(self, task: Task, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -144,10 +153,9 @@ class TaskRun(JobRun):
         super().__init__(
             Activity(task=task.name, task_id=self.id, deferred=deferred),
             task.single_instance_options,
-            task.lock_name,
+            Named(task.lock_name, task.lock_template, task.limits_of),
             args,
             kwargs,
-            limits_of=task.limits_of,
             sender=task,
         )
         self._arguments_of: str | None = None  # The lock of which the server keeps its arguments.
@@ -199,14 +207,15 @@ class TaskRun(JobRun):
         baton = Baton.read(self.baton)
         check_baton(baton, self.name, self.options)
         how = self.options.lock_options._replace(wait=0)
-        lock = self._lock = TakingUp(baton, how, self.marker)
+        lock = self._lock = TakingUp(baton, how, self.marker, template=self.template)
         locks.push(lock)
         outcome = None
         try:
             outcome = lock.attempt()
         except LockLost as lost:
             # It comes too late, or again: it asks as any other run does.
-            self.logger.warning("%s does not go on with a lease: %s", self, lost)
+            extra = self._said(reason=lost.reason)
+            self.logger.warning("%s does not go on with a lease: %s", self, lost, extra=extra)
         self.baton = ""
         carry(self.request, baton=None)
         return outcome
@@ -280,6 +289,7 @@ class TaskRun(JobRun):
             busy.name,
             busy,
             self._item_of,
+            extra=self._said(lock=busy.name, reason="busy"),
         )
         return self._ask_for_lock(locks, self.options.conflict_deadline, since)
 
@@ -316,16 +326,16 @@ class TaskRun(JobRun):
             self._give_back(lease)
         # The mark of an earlier delivery that was abandoned counts as a start.
         if starts > most and self._is_reported:
-            self.logger.info("Ignored %s: an earlier delivery of it was abandoned", self)
+            says = "Ignored %s: an earlier delivery of it was abandoned"
+            self.logger.info(says, self, extra=self._said())
             ignored: Exception = Ignore()
             return ignored
         error = RunAbandoned(self.task.name, self.id, self.name, starts)
-        self.logger.error("%s", error)
+        self.logger.error("%s", error, extra=self._said(reason="abandoned"))
         using = self.options.using
         with self._noting("end"):
             task_runs.note_abandoned(self.name, starts, using=using)
-        news = {"name": self.name, "using": using, "task_id": self.id, "starts": starts}
-        signals.task_abandoned.send_robust(sender=self.task, **news)
+        signals.send(signals.task_abandoned, **self._news(starts=starts))
         return error
 
     def _reporting(self, body: Callable[..., Any]) -> Callable[..., Any]:
@@ -360,6 +370,7 @@ class TaskRun(JobRun):
                 self,
                 type(end).__name__,
                 self.options.atomic,
+                extra=self._said(),
             )
             raise
 
@@ -371,6 +382,12 @@ class TaskRun(JobRun):
     def _has_retried(self) -> bool:
         """Whether the body has published its retry, so that it is no success."""
         return getattr(self.request, "redislock_retried", False)
+
+    def _outcome_of(self, error: BaseException | None) -> str:
+        for outcome, kinds in _OUTCOMES.items():
+            if isinstance(error, kinds):
+                return outcome
+        return super()._outcome_of(error)
 
     # --- without the lock ---------------------------------------------------------------------
 
@@ -417,7 +434,8 @@ class TaskRun(JobRun):
 
     def _check_goes_on(self, error: LockUnavailable) -> None:
         if self.options.on_unavailable == "retry" and (until := self._defer_until()) is not None:
-            self.logger.warning("Deferred %s: %s", self, error)
+            says = "Deferred %s: %s"
+            self.logger.warning(says, self, error, extra=self._said(reason=error.reason))
             carry(self.request, deferred=_deferred_again(self.request))
             raise defer(self.task, self.options.conflict_deadline, until=until)
         if self.options.on_unavailable != "run" and not self._body_has_started:
@@ -481,7 +499,9 @@ class TaskRun(JobRun):
     def _defer(
         self, why: str, busy: Busy, *, until: float | None = None, started: bool = False
     ) -> Deferred:
-        self.logger.info("Deferred %s: lock %r is %s, and %s", self, busy.name, busy, why)
+        says = "Deferred %s: lock %r is %s, and %s"
+        extra = self._said(lock=busy.name, reason="busy")
+        self.logger.info(says, self, busy.name, busy, why, extra=extra)
         turn = None if started else self._turn
         carry(self.request, deferred=_deferred_again(self.request, busy.holding.owner.place))
         return defer(self.task, busy.expires_in, turn=turn, until=until, started=started)
@@ -522,9 +542,8 @@ class TaskRun(JobRun):
         if last and starts:
             self._take(last)
         if last is None and starts and self.options.unique_queued == NEWEST:
-            self.logger.error(
-                "%s runs with its own arguments, and not the last call's, if any", self
-            )
+            says = "%s runs with its own arguments, and not the last call's, if any"
+            self.logger.error(says, self, extra=self._said())
 
     def _take(self, last: bytes) -> None:
         """Run with the arguments of the last call, in place of the first one's.
@@ -552,7 +571,8 @@ class TaskRun(JobRun):
         request.kwargs.update(kwargs)
         request.update(shown)
         self.args, self.kwargs = tuple(args), kwargs
-        self.logger.info("%s runs with the arguments of the last call with its key", self)
+        says = "%s runs with the arguments of the last call with its key"
+        self.logger.info(says, self, extra=self._said())
 
     def _requeue_call(self) -> float | None:
         """Go on standing for others. Returns how many seconds ago it last did."""

@@ -15,7 +15,7 @@ from django_redislock.decorating import (
 )
 from django_redislock.jobs.naming import shown
 from django_redislock.jobs.options import JobOptions
-from django_redislock.jobs.run import JobRun
+from django_redislock.jobs.run import JobRun, Named
 from django_redislock.lock import explaining
 from django_redislock.rules.limit import all_makers
 from django_redislock.rules.names import check_name, formatter
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from django_redislock.jobs.options import Conflict
-    from django_redislock.jobs.run import LimitsOf, NameOf
+    from django_redislock.jobs.run import NameOf
     from django_redislock.jobs.skipped import Skipped
     from django_redislock.rules.limit import Limit
 
@@ -171,7 +171,7 @@ def _make_job(function: Callable[..., Any], name: str | None, options: JobOption
     line = "@single_instance" + (f"({name!r})" if name else "")
     check_decorated(function, line)
     job = full_name(function)
-    name_of, limits_of = namings(name, options, function, job)
+    named = namings(name, options, function, job)
     activity = Activity(task=job)
 
     if is_awaited(function):
@@ -180,19 +180,19 @@ def _make_job(function: Callable[..., Any], name: str | None, options: JobOption
 
         @functools.wraps(function)
         async def arun(*args: Any, **kwargs: Any) -> Any:
-            run = JobRun(activity, options, name_of, args, kwargs, limits_of=limits_of, sender=arun)
-            return await run.aexecute(function)
+            of_call = JobRun(activity, options, named, args, kwargs, sender=arun)
+            return await of_call.aexecute(function)
 
-        return _with_name(arun, name_of)
+        return _with_name(arun, named.name_of)
 
     body = finished(function, line)
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        of_call = JobRun(activity, options, name_of, args, kwargs, limits_of=limits_of, sender=run)
+        of_call = JobRun(activity, options, named, args, kwargs, sender=run)
         return of_call.execute(body)
 
-    return _with_name(run, name_of)
+    return _with_name(run, named.name_of)
 
 
 def full_name(function: Callable[..., Any]) -> str:
@@ -203,20 +203,19 @@ def full_name(function: Callable[..., Any]) -> str:
     return f"{function.__module__}.{own}"
 
 
-def namings(
-    name: str | None, options: JobOptions, function: Callable[..., Any], job: str
-) -> tuple[NameOf, LimitsOf | None]:
+def namings(name: str | None, options: JobOptions, function: Callable[..., Any], job: str) -> Named:
     """See naming(); and what makes the limits of a call, if it has several.
 
     Raises:
         ValueError: It has a name beside them.
     """
     if not options.limits:
-        return naming(name, function, job), None
+        return Named(naming(name, function, job), name or job)
     if name is not None:
         raise ValueError("limits say the names of the locks themselves: leave the name out.")
     makers = all_makers(options.limits, function, lambda one: naming(one, function, job))
-    return naming(options.limits[0].name, function, job), makers
+    first = options.limits[0].name
+    return Named(naming(first, function, job), first, makers)
 
 
 def naming(name: str | None, function: Callable[..., Any], job: str) -> NameOf:

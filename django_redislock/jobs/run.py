@@ -12,9 +12,9 @@ import inspect
 import logging
 from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from django_redislock import fencing, signals, task_runs
+from django_redislock import clock, fencing, logs, signals, task_runs
 from django_redislock.activity import Activity, current_activity
 from django_redislock.exceptions import LockLost, LockTimeout, LockUnavailable
 from django_redislock.humanize import duration
@@ -44,6 +44,20 @@ NO_DUPLICATES = RunMarker("", RECOGNISED_FOR)  # Only a broker makes some.
 # Skips that min_hold and once are for, so they are no warning.
 EXPECTED_SKIPS = ("cooling", "done", "held")
 
+# How a run ends whose body began. "lost" is one whose lease was lost, however the body ended;
+# "interrupted" one that an exception from outside ended, such as Ctrl-C or a cancellation. The last
+# four are of Celery tasks: these end by retry(), replace(), Ignore or Reject.
+OUTCOMES = (
+    "success",
+    "failure",
+    "lost",
+    "interrupted",
+    "retry",
+    "replaced",
+    "ignored",
+    "rejected",
+)
+
 NO_TRANSACTION = nullcontext()
 
 # The run whose body this thread, greenlet or asyncio task is in.
@@ -64,6 +78,14 @@ def current_lease() -> Lease | None:
     return run.lease
 
 
+class Named(NamedTuple):
+    """How the locks of a job are named."""
+
+    name_of: NameOf  # Makes the name of the arguments of a run.
+    template: str  # The name as it was written.
+    limits_of: LimitsOf | None = None  # Makes its limits of the arguments, if it has several.
+
+
 class _CompletedBefore(Exception):
     """Leaves the transaction before the body: the database has *found* that it is done."""
 
@@ -79,9 +101,10 @@ class JobRun:
         lease: While the body runs; None if it runs without the lock.
     """
 
-    logger = logging.getLogger("django_redislock.jobs")
+    logger = logs.logger("django_redislock.jobs")
     marker = NO_DUPLICATES
     lease: Lease | None = None
+    _began: float | None = None  # When its body did.
     baton = ""  # By which it is to take up a lease, see baton.py.
     _lock: Lock | None = None  # That was asked last.
 
@@ -89,11 +112,10 @@ class JobRun:
         self,
         activity: Activity,
         options: JobOptions,
-        name_of: NameOf,
+        named: Named,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        limits_of: LimitsOf | None = None,
         sender: object = None,
     ) -> None:
         """A run that execute() or aexecute() begins.
@@ -101,18 +123,16 @@ class JobRun:
         Args:
             activity: The full name of the job, as its task.
             options: Those of the job.
-            name_of: Makes the name of the lock of the arguments.
+            named: Makes the name of the lock of the arguments.
             args: The arguments of the run by position.
             kwargs: Those by name.
-            limits_of: Makes its limits of the arguments, if it has several.
             sender: Of signals.
         """
         self.activity = activity
         self.options = options
-        self.name_of = name_of
+        self.named = named
         self.args = args
         self.kwargs = kwargs or {}
-        self.limits_of = limits_of
         self.sender = sender
 
     def __str__(self) -> str:
@@ -126,15 +146,24 @@ class JobRun:
     @cached_property
     def name(self) -> str:
         """That of the lock."""
-        return self.name_of(self.args, self.kwargs)
+        return self.named.name_of(self.args, self.kwargs)
+
+    @property
+    def template(self) -> str:
+        """The name of the lock as it was written."""
+        return self.named.template
 
     @cached_property
     def limits(self) -> tuple[Limit, ...]:
         """Of a run with several limits all of them. The first one is its lock, for records."""
-        return self.limits_of(self.args, self.kwargs) if self.limits_of else ()
+        return self.named.limits_of(self.args, self.kwargs) if self.named.limits_of else ()
 
-    def _all_limits(self, how: Options) -> Lock:
-        return JointLock(self.limits, how, self.marker)
+    def _new_lock(self, how: Options) -> Lock:
+        if self.named.limits_of is None:
+            return Lock(self.name, how, self.marker, template=self.template)
+        written = zip(self.limits, self.options.limits or (), strict=True)
+        templates = {limit.name: of.name for limit, of in written}
+        return JointLock(self.limits, how, self.marker, templates=templates)
 
     # --- under the lock -----------------------------------------------------------------------
 
@@ -151,7 +180,15 @@ class JobRun:
         """
         was_busy_with = current_activity.set(self.activity)
         try:
-            return self._execute(body)
+            result = self._execute(body)
+        except BaseException as error:
+            if news := self._news_of_end(error):
+                signals.send(signals.run_ended, **news)
+            raise
+        else:
+            if news := self._news_of_end(None):
+                signals.send(signals.run_ended, **news)
+            return result
         finally:
             current_activity.reset(was_busy_with)
 
@@ -159,9 +196,34 @@ class JobRun:
         """See execute(); without a transaction, since Django has no asynchronous ones."""
         was_busy_with = current_activity.set(self.activity)
         try:
-            return await self._aexecute(body)
+            result = await self._aexecute(body)
+        except GeneratorExit:
+            raise  # Nothing can be awaited any more.
+        except BaseException as error:
+            if news := self._news_of_end(error):
+                await signals.run_ended.asend_robust(**news)
+            raise
+        else:
+            if news := self._news_of_end(None):
+                await signals.run_ended.asend_robust(**news)
+            return result
         finally:
             current_activity.reset(was_busy_with)
+
+    def _news_of_end(self, error: BaseException | None) -> dict[str, Any] | None:
+        """What run_ended is to tell; None if the body has not begun, or nobody wants to know."""
+        if self._began is None or not signals.run_ended.receivers:
+            return None
+        took = clock.now() - self._began
+        return self._news(lease=self.lease, outcome=self._outcome_of(error), took=took)
+
+    def _outcome_of(self, error: BaseException | None) -> str:
+        """One of OUTCOMES, of a body that has begun; *error* is what execute() raises."""
+        if self.lease is not None and self.lease.lost_reason:
+            return "lost"
+        if error is None:
+            return "success"
+        return "failure" if isinstance(error, Exception) else "interrupted"
 
     def _execute(self, body: Callable[..., Any]) -> Any:
         with ExitStack() as locks:
@@ -216,15 +278,12 @@ class JobRun:
         how = self.options.lock_options
         if wait is not None:
             how = how._replace(wait=wait)
-        is_plain = self.limits_of is None
-        lock = Lock(self.name, how, self.marker) if is_plain else self._all_limits(how)
-        self._lock = lock
+        lock = self._lock = self._new_lock(how)
         locks.push(lock)
         return lock.attempt(since=since)
 
     async def _aask_for_lock(self, locks: AsyncExitStack) -> Lease | Busy | Done | Finished:
-        how, is_plain = self.options.lock_options, self.limits_of is None
-        lock = Lock(self.name, how, self.marker) if is_plain else self._all_limits(how)
+        lock = self._new_lock(self.options.lock_options)
         locks.push_async_exit(lock)
         return await lock.aattempt()
 
@@ -238,6 +297,9 @@ class JobRun:
         try:
             result = None  # Of a body that has replaced itself.
             with self._transaction() if self.options.atomic is not None else NO_TRANSACTION:
+                self._began = clock.now()
+                if signals.run_started.receivers:
+                    signals.send(signals.run_started, **self._news(lease=lease))
                 result = body(*self.args, **self.kwargs)
             return self._end(result)
         finally:
@@ -247,6 +309,9 @@ class JobRun:
         self.lease = lease
         before = running.set(self)
         try:
+            self._began = clock.now()
+            if signals.run_started.receivers:
+                await signals.run_started.asend_robust(**self._news(lease=lease))
             return await body(*self.args, **self.kwargs)
         finally:
             running.reset(before)
@@ -319,7 +384,7 @@ class JobRun:
         skipped = self._skipped_by(found)
         with self._noting("skip"):
             await asyncio.to_thread(self._note_skip, skipped)
-        await signals.task_skipped.asend_robust(**self._news(skipped))
+        await signals.task_skipped.asend_robust(**self._news(result=skipped))
         answer = self._answer(found, skipped)
         return await answer if inspect.isawaitable(answer) else answer
 
@@ -372,7 +437,7 @@ class JobRun:
             skipped["ago"] = round(ago, 3)
             says += f", {duration(ago)} ago"
         level = logging.INFO if why in EXPECTED_SKIPS else logging.WARNING
-        extra = {"data": skipped}
+        extra = {**self._said(reason=why), "data": skipped}
         self.logger.log(level, "Skipped %s: lock %r is %s", self, self.name, says, extra=extra)
         return skipped
 
@@ -380,11 +445,24 @@ class JobRun:
         """Note a skip, and send its signal."""
         with self._noting("skip"):
             self._note_skip(skipped)
-        signals.task_skipped.send_robust(**self._news(skipped))
+        signals.send(signals.task_skipped, **self._news(result=skipped))
 
-    def _news(self, skipped: Skipped) -> dict[str, Any]:
-        task_id = self.activity.task_id or None
-        return {"sender": self.sender, "result": skipped, "task_id": task_id}
+    def _news(self, **more: Any) -> dict[str, Any]:
+        """What each signal about a run tells."""
+        return {
+            "sender": self.sender,
+            "job": self.activity.task,
+            "name": self.name,
+            "template": self.template,
+            "using": self.options.using,
+            "task_id": self.activity.task_id or None,
+            **more,
+        }
+
+    def _said(self, **more: Any) -> Mapping[str, Any]:
+        """What each record of the log about a run has; see logs.FIELDS."""
+        known = {"lock": self.name, "alias": self.options.using, **more}
+        return logs.of(self.lease, job=str(self.activity.task), **known)
 
     def _answer(self, found: Busy | Done | Finished, skipped: Skipped) -> Any:
         """The result of a run that was skipped: what on_conflict says, if it is a function."""
@@ -408,7 +486,8 @@ class JobRun:
         """Return if the body is to run without the lock, since Redis cannot answer; else raise."""
         if self.options.on_unavailable != "run":
             raise error
-        self.logger.error("%s runs WITHOUT its lock, as on_unavailable says: %s", self, error)
+        says = "%s runs WITHOUT its lock, as on_unavailable says: %s"
+        self.logger.error(says, self, error, extra=self._said(reason=error.reason))
 
     # --- records ------------------------------------------------------------------------------
 
@@ -431,7 +510,8 @@ class JobRun:
         try:
             yield
         except LockUnavailable as error:
-            self.logger.warning("The %s of %s is not noted: %s", what, self, error)
+            extra = self._said(reason=error.reason)
+            self.logger.warning("The %s of %s is not noted: %s", what, self, error, extra=extra)
 
 
 def run_job(
@@ -453,6 +533,7 @@ def run_job(
     """
     checked = check_name(name)
     activity = Activity(task=job)
-    run = JobRun(activity, options or JobOptions(), lambda args, kwargs: checked)
+    named = Named(lambda args, kwargs: checked, checked)
+    run = JobRun(activity, options or JobOptions(), named)
     result: Result | Skipped = run.execute(body)
     return result

@@ -12,7 +12,7 @@ from django_redislock.exceptions import LockLost, LockTimeout, LockUnavailable
 from django_redislock.humanize import visible
 from django_redislock.jobs.decorator import namings
 from django_redislock.jobs.options import JobOptions
-from django_redislock.jobs.run import JobRun
+from django_redislock.jobs.run import JobRun, Named
 from django_redislock.jobs.skipped import Skipped
 from django_redislock.management.console import FOUND, UNAVAILABLE
 from django_redislock.management.sigterm import release_on_sigterm
@@ -61,8 +61,7 @@ class SingleInstanceMixin(_Base):
     single_instance: ClassVar[Mapping[str, Any]] = {}
 
     _options: ClassVar[JobOptions]
-    _name_of: ClassVar[Any]
-    _limits_of: ClassVar[Any]
+    _named: ClassVar[Named]
     _activity: ClassVar[Activity]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -86,17 +85,12 @@ class SingleInstanceMixin(_Base):
         of_job = {key: value for key, value in given.items() if key not in {"name", "skip_exit"}}
         cls._options = JobOptions.parse(of_job)
         command = cls.__module__.rpartition(".")[2]
-        name_of, limits_of = namings(
-            given.get("name"), cls._options, _taking_options(command), command
-        )
-        cls._name_of = staticmethod(name_of)
-        cls._limits_of = limits_of and staticmethod(limits_of)
+        cls._named = namings(given.get("name"), cls._options, _taking_options(command), command)
         cls._activity = Activity(task=f"manage.py {command}")
 
     def execute(self, *args: Any, **options: Any) -> Any:
         """Run the command under its lock, or skip it."""
-        made_by = {"limits_of": self._limits_of, "sender": self}
-        run = JobRun(self._activity, self._options, self._name_of, args, options, **made_by)
+        run = JobRun(self._activity, self._options, self._named, args, options, sender=self)
         try:
             with release_on_sigterm(), no_second_line():
                 outcome = run.execute(super().execute)

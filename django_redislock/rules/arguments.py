@@ -44,6 +44,13 @@ def flag(value: object, argument: str) -> bool:
     return value
 
 
+def part(value: object, argument: str) -> float:
+    """Return a number between 0 and 1, or raise ValueError naming the argument."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+        raise ValueError(f"{argument} must be more than 0 and less than 1, not {value!r}.")
+    return float(value)
+
+
 def number(value: object, argument: str, most: int) -> int:
     """Return an int from 1 to *most*, or raise ValueError naming the argument."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:

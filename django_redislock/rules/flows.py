@@ -75,7 +75,8 @@ from django_redislock.rules.stored import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from django_redislock.exceptions import LostReason
+    from django_redislock.exceptions import LostReason, UnavailableReason
+    from django_redislock.rules.steps import Trouble
 
 CONFIRM_WITHIN = 1.0  # Seconds, after a hand-over; the same as in lua/_lease.lua.
 LOOK_EVERY = 2.0  # A waiter who may have missed the bell looks by itself, in seconds.
@@ -209,6 +210,11 @@ class RunMarker(NamedTuple):
     recognised_for: float  # Seconds after its success in which a duplicate of it does not run.
 
 
+def unavailable(name: str, trouble: Trouble) -> LockUnavailable:
+    """The error that says what *trouble* there was with the lock *name*."""
+    return LockUnavailable(name, trouble.problem, trouble.reason)
+
+
 # --- the flows ------------------------------------------------------------------------------
 
 
@@ -237,13 +243,13 @@ def acquire(
             take_over(request, outcome)
         return outcome
     except Refused as refused:
-        raise LockUnavailable(request.name, refused.problem) from refused.__cause__
+        raise unavailable(request.name, refused) from refused.__cause__
     except (GeneratorExit, LockUnavailable, LockLost):
         raise
     except BaseException as error:
         yield from _undo(request)
         if isinstance(error, Unanswered):
-            raise LockUnavailable(request.name, error.problem) from error.__cause__
+            raise unavailable(request.name, error) from error.__cause__
         raise
 
 
@@ -326,9 +332,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                 if now >= until and traces:
                     raise
                 if now >= until:  # There is nothing to undo.
-                    raise LockUnavailable(
-                        request.name, unanswered.problem
-                    ) from unanswered.__cause__
+                    raise unavailable(request.name, unanswered) from unanswered.__cause__
                 seconds = _backoff(failures) * random.uniform(0.5, 1.0)
                 now = yield Pause(min(seconds, until - now))
         except NotOurs:
@@ -395,15 +399,19 @@ def _acquire_call(request: Request, mode: str, ticket: bytes, left: float) -> Ca
 def _renounce(request: Request, answer: Answer) -> Flow[NoReturn]:
     """Give back what was over before it came (R3), or is not safe on enough servers (R11)."""
     problem = "the grant arrived later than the ttl"
+    reason: UnavailableReason = "timeout"
     if answer.replicas < request.replicas:
         problem = (
             f"{answer.replicas} of the {request.replicas} replicas that REPLICAS_ACK asks for"
             " acknowledged the grant; connect so many, or lower it"
         )
+        reason = "replicas"
     if not (yield from _undo(request)):
         # An undo may still be on its way, and would end whatever this token is granted next.
-        raise LockUnavailable(request.name, problem)
-    raise Unanswered(problem, answer.sent, answer.now)
+        raise LockUnavailable(request.name, problem, reason)
+    unanswered = Unanswered(problem, answer.sent, answer.now)
+    unanswered.reason = reason
+    raise unanswered
 
 
 def listens_until(now: float, left_ms: bytes | str | int, give_up: float) -> float:
@@ -692,13 +700,13 @@ def answer_to(call: Call, until: float = -math.inf) -> Flow[Answer]:
             answer: Answer = yield call
             return answer._replace(unanswered_since=first_sent) if failures else answer
         except Refused as refused:
-            raise LockUnavailable(call.name, refused.problem) from refused.__cause__
+            raise unavailable(call.name, refused) from refused.__cause__
         except Unanswered as unanswered:
             failures += 1
             if not isinstance(unanswered, NotDone):
                 first_sent = min(first_sent, unanswered.sent)
             if failures >= 2 and unanswered.now >= until:
-                raise LockUnavailable(call.name, unanswered.problem) from unanswered.__cause__
+                raise unavailable(call.name, unanswered) from unanswered.__cause__
 
 
 @lru_cache(maxsize=1024)  # Programs use few durations, many times.

@@ -13,6 +13,7 @@ of them.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_redislock import process
@@ -96,6 +97,19 @@ def lost_because(word: str) -> LostReason:
     return {"forced": "forced", "taken": "taken"}.get(word, "expired")  # type: ignore[return-value]
 
 
+class Alarm:
+    """Whom to tell when a lease is endangered."""
+
+    __slots__ = ("callback", "left")
+
+    def __init__(self, left: float, callback: Callable[[Any], object] | None = None) -> None:
+        self.left = left  # Which part of the ttl may be left then, 0 to 1.
+        self.callback = callback  # None: the log, and the receivers of a signal.
+
+
+STANDARD_ALARM = Alarm(0.5)
+
+
 class LeaseState:
     """The state of one lease, from its grant on; programs have a Lease, which asks the server.
 
@@ -120,6 +134,7 @@ class LeaseState:
         times_held: How often it is held, counting reentrant acquires and open transactions.
         is_of_run: Whether the run of a job has it, whose end is noted with its release.
         permit: Which permit of the lock it is; that of a lock without a limit is the first.
+        alarms: Whom to tell when it is endangered.
         is_handed_over: Whether it is ended because whoever has the baton may take it up.
         transactions: How many of these are open transactions; see holds.Holds._defer().
     """
@@ -134,6 +149,8 @@ class LeaseState:
     is_handed_over = False
     _known_abandoned = False
     lost: LostReason | None = None
+    alarms: Sequence[Alarm] = (STANDARD_ALARM,)
+    danger: dict[Alarm, object] | None = None  # While a renewal is unanswered: who was told of it.
     _longer: Sequence[float] = ()  # The ttls, in seconds, of renewals that asked for more.
 
     def __init__(
@@ -338,7 +355,7 @@ class LeaseState:
             raise LockLost(self.name, lost_because(word))
         if not self.may_be_held(now):
             raise self.loss(now)
-        self.is_unanswered = False
+        self.is_unanswered, self.danger = False, None
         self.ttl = max(self.ttl, renewal.lease_ttl)  # Another one may have made it longer.
         # From when it was sent, not from when the answer came (R2); but sending may have come late,
         # and a renewal that was asked for after this one ends the lease at max_hold. An answer may
@@ -350,7 +367,30 @@ class LeaseState:
     def unanswered(self) -> bool:
         """A renewal was not answered. Returns whether it is the first one."""
         first, self.is_unanswered = not self.is_unanswered, True
+        if self.danger is None:
+            self.danger = {}
         return first
+
+    def warn(self, alarm: Alarm) -> None:
+        """Tell of dangers from now on by one more *alarm*."""
+        alarms: list[Alarm] = vars(self).setdefault("alarms", [STANDARD_ALARM])
+        alarms.append(alarm)
+
+    def alarm_at(self, alarm: Alarm) -> float:
+        """When it is endangered for *alarm* unless it is renewed before: left * ttl before its end.
+
+        math.inf if no renewal is lacking. Without renewals, its end is no danger.
+        """
+        if self.danger is None or not self.auto_renew or not self.is_active:
+            return math.inf
+        return self.ends - alarm.left * self.ttl
+
+    def raise_alarm(self, alarm: Alarm, now: float) -> bool:
+        """Whether it is endangered, and the caller is the one to tell *alarm*, once in a danger."""
+        danger, told_by = self.danger, object()
+        if danger is None or not self.alarm_at(alarm) <= now < self.ends:
+            return False
+        return danger.setdefault(alarm, told_by) is told_by  # One step of the dict.
 
     def lose(self, reason: LostReason, *, at_release: bool = False) -> bool:
         """It is lost. Returns True to the one caller who was first to say so."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from django_redislock.exceptions import UnavailableReason
     from django_redislock.rules.scripts import Script
 
 
@@ -136,6 +137,8 @@ class Bell(NamedTuple):
 class Unanswered(Exception):
     """The command may or may not have been carried out; trying again may help."""
 
+    reason: UnavailableReason = "timeout"
+
     def __init__(self, problem: str, sent: float, now: float) -> None:
         super().__init__(problem, sent, now)
         self.problem = problem
@@ -149,6 +152,8 @@ class NotDone(Unanswered):
 
 class Refused(Exception):
     """The server refuses, and would again: rights, types, memory, configuration."""
+
+    reason: UnavailableReason = "refused"
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)

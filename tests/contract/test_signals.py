@@ -100,6 +100,7 @@ async def test_lock_timed_out(way: Way, place: Place) -> None:
         assert one == {
             "sender": Lock,
             "name": "lottery",
+            "template": "lottery",
             "using": "default",
             "holder": "another-host:1 simulated",
         }
@@ -119,7 +120,7 @@ async def test_lock_lost_once(way: Way, place: Place) -> None:
         await way.until(lambda: got)
         with pytest.raises(LockLost):
             await way.release(lock)
-    assert got == [{"sender": Lease, "lease": lease, "reason": "expired"}]
+    assert got == [{"sender": Lease, "lease": lease, "reason": "expired", "template": "lottery"}]
 
 
 @both_ways
@@ -145,6 +146,7 @@ async def test_lock_force_released(way: Way, place: Place) -> None:
         {
             "sender": HeldLock,
             "name": "lottery",
+            "template": "lottery",
             "using": "default",
             "id": lease.id,
             "holder": str(lease.owner),

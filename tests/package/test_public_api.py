@@ -47,8 +47,12 @@ def test_there_are_these_signals() -> None:
         "lock_acquired",
         "lock_released",
         "lock_timed_out",
+        "lock_unavailable",
+        "lease_endangered",
         "lock_lost",
         "lock_force_released",
+        "run_started",
+        "run_ended",
         "task_skipped",
         "task_abandoned",
     }

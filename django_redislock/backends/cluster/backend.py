@@ -24,9 +24,9 @@ from django_redislock.backends.redis.checking import (
     checked_dialer,
     checked_options,
 )
-from django_redislock.backends.redis.errors import CLIENT_ERRORS, described
+from django_redislock.backends.redis.errors import CLIENT_ERRORS, described, reason_of
 from django_redislock.exceptions import LockUnavailable
-from django_redislock.rules import scripts
+from django_redislock.rules import flows, scripts
 from django_redislock.rules.keys import BUCKETS, bucket_of
 from django_redislock.rules.replies import NamesReply
 from django_redislock.rules.steps import Answer, Call, Unanswered
@@ -223,7 +223,7 @@ class ClusterBackend(Backend):
     def examine(self) -> Iterator[Finding]:
         problem = self.slots.settle(self.within)
         if problem is not None:
-            raise LockUnavailable(self.prefix, described(problem)) from problem
+            raise LockUnavailable(self.prefix, described(problem), reason_of(problem)) from problem
         said = self.slots.slot_maps_of_location(self.within)
         yield examination.coverage(said, len(self.slots.nodes()))
 
@@ -265,9 +265,9 @@ class ClusterBackend(Backend):
                 silent.append(self.slots.last_owner_node(_IN_BUCKET[bucket]).address)
                 problem = outcome
             else:
-                raise LockUnavailable(self.prefix, outcome.problem) from outcome.__cause__
+                raise flows.unavailable(self.prefix, outcome) from outcome.__cause__
         if problem is not None and not parts:
-            raise LockUnavailable(self.prefix, problem.problem) from problem.__cause__
+            raise flows.unavailable(self.prefix, problem) from problem.__cause__
         in_order = heapq.merge(*parts, key=_score, reverse=latest_first)
         keys = [key for key, _ in islice(in_order, offset, end)]
         permits = [one for key in keys if (one := self.permit_in(key))]

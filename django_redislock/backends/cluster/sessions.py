@@ -76,7 +76,9 @@ class _OfNode(ABC):
                 outcome: Outcome = yield partial(self._call_asking, node, left)
                 return self._answered(node, step, outcome)
         problem = "the nodes of the cluster do not agree which one keeps it"
-        raise NotDone(problem, started, clock.now())
+        undecided = NotDone(problem, started, clock.now())
+        undecided.reason = "not_ready"
+        raise undecided
 
     def _call_all(self, calls: Sequence[Call]) -> Waits[list[Outcome]]:
         """Run scripts in one go on each node that keeps some of the locks, one node after another.
@@ -111,7 +113,9 @@ class _OfNode(ABC):
             return outcome
         if self._slots.judge(node, step, outcome) is not None:  # The slot has gone elsewhere.
             now = clock.now()
-            raise NotDone("its slot is on its way to another node", now, now) from outcome
+            gone = NotDone("its slot is on its way to another node", now, now)
+            gone.reason = "not_ready"
+            raise gone from outcome
         raise outcome
 
     @abstractmethod

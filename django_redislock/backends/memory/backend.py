@@ -106,7 +106,9 @@ class InMemoryBackend(Backend):
     def perform(self, step: Call | Tell, channel: str) -> Answer:
         """Run one operation."""
         if self.outages:
-            raise Refused(OUTAGE)
+            refused = Refused(OUTAGE)
+            refused.reason = "connection"
+            raise refused
         sent = self.clock()
         try:
             value = self._perform(step, channel)

@@ -19,7 +19,7 @@ from django_redislock.backends.quorum.voting import Voting, outcomes_of
 from django_redislock.backends.redis.calling import Caller, trouble_of
 from django_redislock.backends.redis.checking import check_timeout, checked_dialer, checked_options
 from django_redislock.backends.redis.dialing import PROTOCOLS
-from django_redislock.backends.redis.errors import CLIENT_ERRORS, described
+from django_redislock.backends.redis.errors import CLIENT_ERRORS, described, reason_of
 from django_redislock.backends.redis.pool import Pool
 from django_redislock.backends.redis.server import Server
 from django_redislock.backends.watchdog import Watchdog
@@ -123,7 +123,7 @@ class QuorumBackend(Backend):
         try:
             return self._pool.use(lambda ensemble: self._call_many(calls, ensemble), self.within)
         except CLIENT_ERRORS as error:
-            raise LockUnavailable(self.prefix, described(error)) from error
+            raise LockUnavailable(self.prefix, described(error), reason_of(error)) from error
 
     def _call_many(self, calls: Sequence[Call], ensemble: Ensemble) -> list[Outcome]:
         ensemble.connect(min(call.within for call in calls))

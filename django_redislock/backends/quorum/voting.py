@@ -97,6 +97,7 @@ class NoMajority(Exception):
         if self.is_transient:
             unanswered = NotDone if self._is_done_nowhere else Unanswered
             trouble = unanswered(self._problem, sent, clock.now())
+            trouble.reason = "majority"
         else:
             trouble = Refused(self._problem)
         trouble.__cause__ = self.__cause__

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections import deque
 from functools import lru_cache
 from itertools import compress, count
 from typing import TYPE_CHECKING, Any
 
-from django_redislock import clock
+from django_redislock import clock, logs
 from django_redislock.backends.redis import without_scripts
 from django_redislock.backends.redis.connection import rest
 from django_redislock.backends.redis.errors import (
@@ -21,6 +20,7 @@ from django_redislock.backends.redis.errors import (
     described,
     is_transient,
     is_wrong_server,
+    reason_of,
 )
 from django_redislock.backends.redis.protocol import packed
 from django_redislock.backends.sync_and_async import aperform, perform
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from django_redislock.rules.scripts import Script
     from django_redislock.rules.steps import Call, Outcome, Tell, Trouble
 
-logger = logging.getLogger("django_redislock")
+logger = logs.logger("django_redislock")
 
 LOOK_FOR_SCRIPTS_EVERY = 60.0  # Seconds until rights that were missing may be there again.
 
@@ -237,6 +237,7 @@ class Caller:
                 self._alias,
                 refusals[0],
                 without_scripts.UNAVAILABLE,
+                extra=logs.of(alias=self._alias),
             )
         return bool(refusals)
 
@@ -275,6 +276,7 @@ class Caller:
         logger.warning(
             "REDISLOCK[%r]: the server allows scripts again; waiters are served in turn",
             self._alias,
+            extra=logs.of(alias=self._alias),
         )
 
 
@@ -427,6 +429,7 @@ def trouble_of(error: BaseException, sent: float, *, was_sent: bool = True) -> T
         outcome = unanswered(described(error), sent, clock.now())
     else:
         outcome = Refused(described(error))
+    outcome.reason = reason_of(error)
     outcome.__cause__ = error
     return outcome
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ssl
+from typing import TYPE_CHECKING
 
 import hiredis
 from redis import exceptions as redis_errors
+
+if TYPE_CHECKING:
+    from django_redislock.exceptions import UnavailableReason
 
 # Error codes of a server that is not, or not now, the one to ask. After a failover its address may
 # lead to another server, which only a new connection reaches.
@@ -85,6 +89,25 @@ def is_wrong_server(said: object) -> bool:
     return isinstance(said, ReplyError) and (
         said.code in _WRONG_SERVER or _WRONG_SERVER_TEXT in str(said)
     )
+
+
+def reason_of(error: BaseException) -> UnavailableReason:
+    """The word that LockUnavailable has for an error."""
+    if not is_transient(error):
+        return "refused"
+    if isinstance(error, Exhausted):
+        return "pool"
+    if isinstance(error, NotAcknowledged):
+        return "replicas"
+    if isinstance(error, redis_errors.ResponseError) or not _is_of_connection(error):
+        return "not_ready"
+    is_timeout = isinstance(error, TimeoutError | redis_errors.TimeoutError)
+    return "timeout" if is_timeout else "connection"
+
+
+def _is_of_connection(error: BaseException) -> bool:
+    kinds = OSError | EOFError | redis_errors.ConnectionError | redis_errors.TimeoutError
+    return isinstance(error, kinds) and not isinstance(error, redis_errors.BusyLoadingError)
 
 
 def _is_tls_refusal(error: BaseException | None) -> bool:

@@ -11,6 +11,7 @@ from django_redislock.backends.redis.errors import (
     described,
     is_transient,
     is_wrong_server,
+    reason_of,
 )
 from django_redislock.backends.redis.loops import Loops
 from django_redislock.backends.redis.pool import ConnectionPool
@@ -158,5 +159,5 @@ class Server:
             return self._pool.use(work, within)
         except CLIENT_ERRORS as error:
             if last or not is_transient(error):
-                raise LockUnavailable(self._prefix, described(error)) from error
+                raise LockUnavailable(self._prefix, described(error), reason_of(error)) from error
         return self._with_connection(work, within, last=True)

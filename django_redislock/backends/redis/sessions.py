@@ -140,7 +140,9 @@ class Session(drivers.Blocking):
                 self._give()  # Others need it meanwhile.
                 return _bell(self._bell.next_ring(step.id, step.seconds))
             if self._connection is None:
-                raise Unanswered("the connection was lost", now, now)
+                lost = Unanswered("the connection was lost", now, now)
+                lost.reason = "connection"
+                raise lost
             while True:
                 ring = self._connection.next_ring(until - now)
                 if ring is None or id_of(ring) == step.id:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from contextlib import suppress
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from redis import exceptions as redis_errors
 
+from django_redislock import logs
 from django_redislock.backends.redis.errors import described
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from django_redislock.backends.redis.connection import Connection
     from django_redislock.backends.sentinel.sentinels import Master, Sentinels
 
-logger = logging.getLogger("django_redislock")
+logger = logs.logger("django_redislock")
 
 
 class Listener:

@@ -1,0 +1,69 @@
+"""The loggers of the package, and the fields that each of their records has."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Protocol
+
+from django_redislock.activity import current_activity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Formatters may rely on these attributes of a record; None where the package does not know them.
+# docs/monitoring.md explains each.
+FIELDS = ("lock", "alias", "lease", "fence", "reason", "waited", "held_for", "task_id", "job")
+
+
+class OfLease(Protocol):
+    """What a record tells of a lease."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def alias(self) -> str: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def fence(self) -> int: ...
+    @property
+    def owner(self) -> Any: ...
+
+
+def logger(name: str) -> logging.Logger:
+    """The logger *name*, whose records have all FIELDS."""
+    found = logging.getLogger(name)
+    found.addFilter(_complete)
+    return found
+
+
+def of(held: OfLease | None = None, /, **known: Any) -> Mapping[str, Any]:
+    """The *extra* of a record: what the caller knows of the FIELDS.
+
+    Args:
+        held: The lease that the record is about, if any.
+        known: The other fields, by name.
+    """
+    if held is None:
+        return known
+    owner = held.owner
+    told = {
+        "lock": held.name,
+        "alias": held.alias,
+        "lease": held.id,
+        "fence": held.fence,
+        "job": owner.task or None,
+        "task_id": owner.task_id or None,
+    }
+    return {**told, **known}
+
+
+def _complete(record: logging.LogRecord) -> bool:
+    """Add the fields that the caller did not know. Filters every record, and drops none."""
+    known = vars(record)
+    for field in FIELDS:
+        known.setdefault(field, None)
+    if record.job is None:  # type: ignore[attr-defined] # set above
+        activity = current_activity.get()
+        record.job, record.task_id = activity.task or None, activity.task_id or None
+    return True
