@@ -572,7 +572,7 @@ class Holds:
         try:
             reason = yield from flows.release(ending)
         except LockUnavailable as error:
-            yield from self._tell_unavailable(hold, error, now)
+            yield from self._tell_unavailable(hold, error, form.sent or now)
             raise
         now = backend.clock()
         if reason is not None:

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from celery import Celery, Task, shared_task
-from celery.exceptions import Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from kombu.serialization import dumps, loads
 
 from django_redislock import (
@@ -331,6 +331,52 @@ class TestConflict:
         assert [(one["sender"].name, one["result"], one["task_id"]) for one in seen] == [
             (task.name, result, "the-id")
         ]
+
+    @pytest.mark.parametrize(
+        ("raising", "outcome"),
+        [
+            (None, "success"),
+            (Retry(), "retry"),
+            (Ignore(), "ignored"),
+            (Reject(), "rejected"),
+            (SoftTimeLimitExceeded(), "failure"),
+        ],
+    )
+    def test_how_a_run_ended_is_told(
+        self, redislock: LockTestKit, raising: Exception | None, outcome: str
+    ) -> None:
+        def body(number: int) -> None:
+            if raising:
+                raise raising
+
+        told: list[dict[str, Any]] = []
+
+        def hear(**news: Any) -> None:
+            told.append(news)
+
+        task = make(body, key="lottery:{number}")
+        signals.run_ended.connect(hear)
+        try:
+            with suppress(type(raising) if raising else ZeroDivisionError):
+                task.apply((7,), task_id="the-id").get()
+        finally:
+            signals.run_ended.disconnect(hear)
+        (news,) = told
+        assert (news["sender"].name, news["job"]) == (task.name, task.name)
+        assert (news["name"], news["template"]) == ("lottery:7", "lottery:{number}")
+        assert (news["task_id"], news["outcome"]) == ("the-id", outcome)
+
+    @pytest.mark.parametrize("key", [None, lambda number: f"of {number}"])
+    def test_the_template_of_a_lock_that_no_format_names_is_the_task(
+        self, redislock: LockTestKit, key: Any
+    ) -> None:
+        def body(number: int) -> str:
+            lease = current_lease()
+            assert lease is not None
+            return lease.template
+
+        task = make(body, key=key)
+        assert task(7) == task.name
 
     @pytest.mark.parametrize("how", ["direct", "eager", "apply"])
     def test_raise_raises_lock_timeout(self, redislock: LockTestKit, how: str) -> None:

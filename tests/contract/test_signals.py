@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.dispatch import Signal
 
-from django_redislock import Lease, LockLost, LockTimeout, distributed_lock, held, signals
+from django_redislock import (
+    Lease,
+    Limit,
+    LockLost,
+    LockTimeout,
+    LockUnavailable,
+    distributed_lock,
+    held,
+    signals,
+)
 from django_redislock.held import HeldLock
 from django_redislock.lock import Lock
 from tests.support.faults import slack
@@ -23,6 +32,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Locks
     from tests.support.backends import Place
+    from tests.support.proxy import Proxy
     from tests.support.ways import Way
 
 
@@ -104,6 +114,75 @@ async def test_lock_timed_out(way: Way, place: Place) -> None:
             "using": "default",
             "holder": "another-host:1 simulated",
         }
+
+
+@both_ways
+async def test_lock_unavailable(way: Way, locks: Locks, proxy: Proxy) -> None:
+    locks.on(proxy, WAIT=0)
+    reasons = ["refused", "connection", "timeout"]
+    with received(signals.lock_unavailable) as got:
+        locks.redis.lpush(f"{locks.prefix}:{{tombola}}:lock", "of another type")
+        with pytest.raises(LockUnavailable, match="WRONGTYPE"):
+            await way.acquire(distributed_lock("tombola"))
+        proxy.refuse()
+        with pytest.raises(LockUnavailable):
+            await way.acquire(distributed_lock("raffle"))
+        proxy.heal()
+        lock = distributed_lock("raffle", ttl=3)
+        assert await way.acquire(lock)
+        proxy.blackhole()
+        with pytest.raises(LockUnavailable) as raised:
+            await way.release(lock)
+        proxy.heal()
+    assert raised.value.reason == "timeout"
+    assert [one.pop("reason") for one in got] == reasons
+    assert [one.pop("waited") >= least for one, least in zip(got, (0, 0, 0.5), strict=True)] == [
+        True
+    ] * 3
+    assert got == [
+        {"sender": Lock, "name": name, "template": name, "using": "default"}
+        for name in ("tombola", "raffle", "raffle")
+    ]
+
+
+@both_ways
+async def test_each_signal_says_how_the_name_was_written(way: Way, place: Place) -> None:
+    written: list[tuple[str, str]] = []
+
+    def note(lease: Lease, template: str, **kwargs: Any) -> None:
+        assert lease.template == template
+        written.append((lease.name, template))
+
+    one = distributed_lock("report:{report}")(way.function(lambda report: None))
+    two = distributed_lock("b:{report}", "a:{report}")(way.function(lambda report: None))
+    limits = [Limit("export:{report}", 2), Limit("export", 3)]
+    limited = distributed_lock(limits=limits)(way.function(lambda report: None))
+    for signal in (signals.lock_acquired, signals.lock_released):
+        signal.connect(note)
+        try:
+            for function in (one, two, limited):
+                await way.call(function, 42)
+            async with way.entered(distributed_lock("report:43")):
+                pass
+        finally:
+            signal.disconnect(note)
+        assert written == [
+            ("report:42", "report:{report}"),
+            ("a:42", "a:{report}"),
+            ("b:42", "b:{report}"),
+            ("export:42", "export:{report}"),
+            ("export", "export"),
+            ("report:43", "report:43"),
+        ]
+        written.clear()
+    one = distributed_lock("report:{report}", wait=0)(way.function(lambda report: None))
+    with (
+        received(signals.lock_timed_out) as got,
+        held_by_other("report:42"),
+        pytest.raises(LockTimeout),
+    ):
+        await way.call(one, 42)
+    assert [(one["name"], one["template"]) for one in got] == [("report:42", "report:{report}")]
 
 
 @both_ways

@@ -18,7 +18,9 @@ from django.core.serializers.json import DjangoJSONEncoder
 
 from django_redislock import (
     InvalidLockName,
+    Lease,
     Limit,
+    LockLost,
     LockMisuse,
     LockTimeout,
     LockUnavailable,
@@ -33,6 +35,7 @@ from django_redislock.jobs import Conflict, JobOptions, current_lease, run_job
 from django_redislock.models import CompletedRun
 from tests.support.celery_app import EAGER, celery_app
 from tests.support.faults import calls
+from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -142,14 +145,90 @@ def test_what_comes_during_a_run_is_skipped_and_everybody_is_told(
     assert skipped == {"skipped": "busy", "lock": "import:eu", "holder": OTHER}
     ((news,), (record,)) = skips, held.records(prefix="import:eu")
     assert news["result"] == skipped
+    assert (news["job"], news["name"]) == (full_name(is_async), "import:eu")
+    assert (news["template"], news["using"]) == ("import:{source}", "default")
     assert news["task_id"] is None
     assert news["sender"].lock_name("eu") == "import:eu"
     assert (record.skips, record.last_skip and record.last_skip.why) == (1, "busy")
     assert record.last_skip.owner.task == full_name(is_async)
     (line,) = [one for one in caplog.records if one.name == "django_redislock.jobs"]
     assert line.levelno == logging.WARNING
+    said = vars(line)
+    assert (said["lock"], said["reason"]) == ("import:eu", "busy")
+    assert (said["job"], said["alias"]) == (full_name(is_async), "default")
     assert line.data == skipped  # type: ignore[attr-defined]
     assert line.getMessage().startswith(f"Skipped {full_name(is_async)}: lock 'import:eu' is busy")
+
+
+@pytest.fixture
+def told() -> Iterator[list[dict[str, Any]]]:
+    """What signals tell of runs: each beginning and each end, and whether the lock is held then."""
+    heard: list[dict[str, Any]] = []
+
+    def hear(signal: object, lease: Lease | None, **news: Any) -> None:
+        what = "started" if signal is signals.run_started else "ended"
+        is_held = lease is not None and lease.held
+        heard.append({"what": what, "lease": lease, "is_held": is_held, **news})
+
+    for signal in (signals.run_started, signals.run_ended):
+        signal.connect(hear)
+    yield heard
+    for signal in (signals.run_started, signals.run_ended):
+        signal.disconnect(hear)
+
+
+@blocking_or_not
+def test_the_beginning_and_the_end_of_each_run_are_told(
+    redislock: LockTestKit, told: list[dict[str, Any]], is_async: bool
+) -> None:
+    run = job("import:{source}", is_async=is_async)
+    assert run("eu") == "import:eu"
+    started, ended = told
+    assert (started["is_held"], ended["is_held"]) == (True, False)
+    assert started["lease"] is ended["lease"]
+    assert ended.pop("outcome") == "success"
+    assert 0 < ended.pop("took") < HUNG
+    for news in told:
+        assert news.pop("sender").lock_name("eu") == "import:eu"
+        assert {key: news[key] for key in news.keys() - {"what", "lease", "is_held"}} == {
+            "job": full_name(is_async),
+            "name": "import:eu",
+            "template": "import:{source}",
+            "using": "default",
+            "task_id": None,
+        }
+
+
+@blocking_or_not
+def test_the_outcome_of_a_run_is_one_word(
+    redislock: LockTestKit, told: list[dict[str, Any]], is_async: bool
+) -> None:
+    run = job("import:{source}", is_async=is_async, on_unavailable="run")
+    with pytest.raises(ZeroDivisionError):
+        run("eu", ZeroDivisionError())
+    with pytest.raises(asyncio.CancelledError):
+        run("eu", asyncio.CancelledError())
+    with redislock.simulate_held_by_other("import:eu"):
+        assert run("eu")["skipped"] == "busy"
+    with redislock.simulate_unavailable():
+        assert run("eu") == "no lock"
+
+    @single_instance("import")
+    def loses() -> None:
+        lease = current_lease()
+        assert lease is not None
+        assert held.force_release("import", lease.id)
+
+    with pytest.raises(LockLost):
+        loses()
+    ends = [one for one in told if one["what"] == "ended"]
+    assert [(one["outcome"], one["lease"] is None) for one in ends] == [
+        ("failure", False),
+        ("interrupted", False),
+        ("success", True),
+        ("lost", False),
+    ]
+    assert len(told) == 2 * len(ends)
 
 
 @blocking_or_not

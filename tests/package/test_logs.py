@@ -1,0 +1,134 @@
+"""What the package logs: with fields that formatters may rely on, as docs/monitoring.md says."""
+
+from __future__ import annotations
+
+import ast
+import io
+import logging
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from django_redislock import logs
+from django_redislock.activity import Activity, busy_with
+from tests import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PACKAGE = ROOT / "django_redislock"
+MONITORING = ROOT / "docs" / "monitoring.md"
+
+LOGGERS = {"logger", "self.logger", "audit"}
+LEVELS = {"debug", "info", "warning", "error", "exception"}
+
+
+class Event(NamedTuple):
+    """One kind of record."""
+
+    loggers: str
+    levels: str
+    text: str  # Its message, with … for what differs.
+
+
+class Module:
+    """What one file logs."""
+
+    def __init__(self, path: Path) -> None:
+        self.tree = ast.parse(path.read_text())
+        made = re.findall(r'logs\.logger\("([\w.]+)"\)', path.read_text())
+        # The runs of tasks are runs of jobs too, and log what these do by a logger of their own.
+        of_jobs = path.relative_to(PACKAGE).as_posix() == "jobs/run.py"
+        self.loggers = ", ".join([*made, "django_redislock.celery"] if of_jobs else made)
+
+    def events(self) -> Iterator[Event]:
+        for function in ast.walk(self.tree):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                for call in ast.walk(function):
+                    if isinstance(call, ast.Call) and (event := self._event(call, function)):
+                        yield event
+
+    def _event(self, call: ast.Call, function: ast.AST) -> Event | None:
+        of, _, method = ast.unparse(call.func).rpartition(".")
+        if of in LOGGERS and method in LEVELS:
+            level, text = ("error" if method == "exception" else method).upper(), call.args[0]
+        elif (of in LOGGERS and method == "log") or method == "_say":
+            named = ast.unparse(self._meant(call.args[0], call, function))
+            level, text = ", ".join(sorted(re.findall(r"logging\.(\w+)", named))), call.args[1]
+        else:
+            return None
+        text = self._meant(text, call, function)
+        if not isinstance(text, ast.Constant):
+            return None  # Of a function that logs what it is given.
+        return Event(self.loggers, level, re.sub(r"%(\.\d)?[srdf]", "…", text.value))
+
+    def _meant(self, value: ast.expr, call: ast.Call, function: ast.AST) -> ast.expr:
+        """What a variable was last set to before the call."""
+        if not isinstance(value, ast.Name):
+            return value
+        before = [
+            (node.lineno, node.value)
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == value.id
+            and node.lineno < call.lineno
+        ]
+        return max(before, key=lambda one: one[0])[1] if before else value
+
+
+def logged() -> list[Event]:
+    return sorted({event for path in PACKAGE.rglob("*.py") for event in Module(path).events()})
+
+
+def test_the_table_of_events_is_what_the_code_logs() -> None:
+    rows = re.findall(
+        r"^\| `([\w., ]+)` \| ([A-Z, ]+) \| `(.+?)` \|", MONITORING.read_text(), re.MULTILINE
+    )
+    table = [Event(*row) for row in rows]
+    events = logged()
+    assert len(events) > 40
+    told = set()
+    for event in events:
+        same = [row for row in table if row[:2] == event[:2] and event.text.startswith(row.text)]
+        assert same, f"not in the table: {event}"
+        told.add(max(same, key=lambda row: len(row.text)))
+    assert set(table) == told, "these are not logged"
+
+
+def test_each_logger_has_the_fields() -> None:
+    made = {
+        path.relative_to(PACKAGE).as_posix(): found
+        for path in PACKAGE.rglob("*.py")
+        if (found := re.findall(r"logging\.getLogger\(([^)]*)\)", path.read_text()))
+    }
+    # The second one only looks for a logger that another module has made.
+    assert made == {"logs.py": ["name"], "management/skips.py": ['"django_redislock.jobs"']}
+
+
+def test_every_record_has_every_field(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logs.logger("django_redislock")
+    with busy_with(Activity(task="shop.report", task_id="4711")):
+        logger.warning("Something about %r", "lottery", extra=logs.of(lock="lottery", waited=0.5))
+    (record,) = caplog.records
+    assert {name: vars(record)[name] for name in logs.FIELDS} == {
+        **dict.fromkeys(logs.FIELDS),
+        "lock": "lottery",
+        "waited": 0.5,
+        "job": "shop.report",
+        "task_id": "4711",
+    }
+
+
+def test_a_formatter_may_name_the_fields() -> None:
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(logging.Formatter(" ".join(f"%({one})s" for one in logs.FIELDS)))
+    logger = logs.logger("django_redislock.jobs")
+    logger.addHandler(handler)
+    try:
+        logger.warning("Something", extra=logs.of(fence=7))
+    finally:
+        logger.removeHandler(handler)
+    assert written.getvalue() == "None None None 7 None None None None None\n"
