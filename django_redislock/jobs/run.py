@@ -104,6 +104,7 @@ class JobRun:
     logger = logs.logger("django_redislock.jobs")
     marker = NO_DUPLICATES
     lease: Lease | None = None
+    _asked = 0.0  # When it asked for the lock first.
     _began: float | None = None  # When its body did.
     baton = ""  # By which it is to take up a lease, see baton.py.
     _lock: Lock | None = None  # That was asked last.
@@ -226,6 +227,7 @@ class JobRun:
         return "failure" if isinstance(error, Exception) else "interrupted"
 
     def _execute(self, body: Callable[..., Any]) -> Any:
+        self._asked = clock.now()
         with ExitStack() as locks:
             if self.options.atomic is not None:
                 fencing.check_outermost(self.name, self.options.atomic, of_task=True)
@@ -247,6 +249,7 @@ class JobRun:
             return self._decide(outcome)
 
     async def _aexecute(self, body: Callable[..., Awaitable[Any]]) -> Any:
+        self._asked = clock.now()
         async with AsyncExitStack() as locks:
             try:
                 outcome: Any = await self._aask_for_lock(locks)
@@ -461,8 +464,12 @@ class JobRun:
 
     def _said(self, **more: Any) -> Mapping[str, Any]:
         """What each record of the log about a run has; see logs.FIELDS."""
-        known = {"lock": self.name, "alias": self.options.using, **more}
-        return logs.of(self.lease, job=str(self.activity.task), **known)
+        activity = self.activity
+        known: dict[str, Any] = {"job": activity.task, "task_id": activity.task_id or None}
+        if self._began is None:
+            known["waited"] = round(clock.now() - self._asked, 3)
+        known |= {"lock": self.name, "alias": self.options.using, **more}
+        return logs.of(self.lease, **known)
 
     def _answer(self, found: Busy | Done | Finished, skipped: Skipped) -> Any:
         """The result of a run that was skipped: what on_conflict says, if it is a function."""

@@ -34,7 +34,7 @@ ERRORS = [
     LockLost("lottery", "forced"),
     LockLost("lottery"),
     LockLost("lottery", over="it was released"),
-    LockUnavailable("lottery", "connection refused"),
+    LockUnavailable("lottery", "connection refused", "connection"),
     LockUnavailable("lottery"),
     LockMisuse("lottery", "this thread holds it already."),
     StaleFence("lottery", 7, 9),

@@ -208,9 +208,12 @@ def test_who_gets_no_connection_is_told_so_in_time(wait: float, locks: Locks) ->
     lent = [pool.take(HUNG) for _ in range(LIMIT)]
     with (
         takes(at_least=wait, at_most=wait + 2),
-        pytest.raises(LockUnavailable, match=r"all 5 connections are in use.*max_connections"),
+        pytest.raises(
+            LockUnavailable, match=r"all 5 connections are in use.*max_connections"
+        ) as raised,
     ):
         distributed_lock(NAME, wait=wait).acquire()
+    assert raised.value.reason == "pool"
     for connection in lent:
         pool.give(connection)
 

@@ -403,8 +403,9 @@ def test_servers_that_are_no_masters_any_more_are_dialed_anew(
     former = [quorum.clients(server, "ours") for server in range(3)]
     for server in (0, 2):
         quorum.servers[server].client().replicaof("127.0.0.1", 1)
-    with pytest.raises(LockUnavailable, match="READONLY"):
+    with pytest.raises(LockUnavailable, match="READONLY") as raised:
         caller.acquire(distributed_lock(NAME, wait=0))
+    assert raised.value.reason == "majority"
     for server in (0, 2):
         wait_until(lambda server=server: former[server].isdisjoint(quorum.clients(server, "ours")))
         quorum.servers[server].client().replicaof("NO", "ONE")

@@ -453,8 +453,9 @@ def test_r13_loading_is_transient_and_a_lease_outlives_the_restart(
     with caller.block(distributed_lock(NAME)) as lease:
         server.restart(keep_data=True, ready=False)
         wait_until(lambda: _is_loading(server))
-        with pytest.raises(LockUnavailable, match="LOADING"):
+        with pytest.raises(LockUnavailable, match="LOADING") as raised:
             caller.acquire(distributed_lock("another"))
+        assert raised.value.reason == "not_ready"
         locks.redis.config_set("key-load-delay", 0)
         assert caller.acquire(distributed_lock("another", wait=HUNG))
         renewals = lease.renewals
@@ -575,8 +576,9 @@ def test_r11_a_grant_that_no_replica_acknowledged_fails_and_leaves_nothing(
 ) -> None:
     # Of what a try has, three quarters, a quarter is for the way there and back.
     locks.configure(REPLICAS_ACK=1, TTL=30, OPTIONS={"socket_timeout": 6})
-    with pytest.raises(LockUnavailable, match=r"0 of the 1 replicas .* lower it"):
+    with pytest.raises(LockUnavailable, match=r"0 of the 1 replicas .* lower it") as raised:
         caller.acquire(distributed_lock(NAME))
+    assert raised.value.reason == "replicas"
     assert is_left_clean(locks)
 
 

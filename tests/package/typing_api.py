@@ -68,6 +68,8 @@ with lock as lease:
         pass
     lease.renew()
     lease.on_lost(lambda lost: print(lost.fence))
+    lease.on_endangered(lambda endangered: print(endangered.expires_in), left=0.25)
+    print(lease.template)
     lease.fence + "1"  # type: ignore[operator]
 
 
