@@ -344,27 +344,27 @@ class Holds:
             yield self._news(signals.lock_acquired, news)
 
     def _tell_timed_out(self, hold: Hold, busy: Busy, since: float) -> Flow[None]:
-        if signals.lock_timed_out.receivers:
-            news = {
-                "name": busy.name,
-                "using": hold.backend.alias,
-                "holder": busy.holder,
-                "waited": hold.backend.clock() - since,
-            }
-            yield self._news(signals.lock_timed_out, news)
+        timed_out, holder = signals.lock_timed_out, busy.holder
+        yield from self._tell_in_vain(timed_out, hold, busy.name, since, holder=holder)
 
     def _tell_unavailable(self, hold: Hold, error: LockUnavailable, since: float) -> Flow[None]:
-        if signals.lock_unavailable.receivers:
-            news = {
-                "name": self.name,
-                "using": hold.backend.alias,
-                "reason": error.reason,
-                "waited": hold.backend.clock() - since,
-            }
-            yield self._news(signals.lock_unavailable, news)
+        unavailable, reason = signals.lock_unavailable, error.reason
+        yield from self._tell_in_vain(unavailable, hold, self.name, since, reason=reason)
+
+    def _tell_in_vain(
+        self, signal: Signal, hold: Hold, name: str, since: float, **why: str
+    ) -> Flow[None]:
+        if signal.receivers:
+            waited = hold.backend.clock() - since
+            told = {"name": name, "using": hold.backend.alias, "waited": waited, **why}
+            yield self._news(signal, {"template": self._template_of(name), **told})
+
+    def _template_of(self, name: str) -> str:
+        """That of one of its names."""
+        return self.template
 
     def _news(self, signal: Signal, news: dict[str, Any]) -> Notify:
-        return Notify(signal, {"sender": self._sender, "template": self.template, **news})
+        return Notify(signal, {"sender": self._sender, **news})
 
     def _take_over(
         self,

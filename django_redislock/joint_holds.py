@@ -173,8 +173,11 @@ class JointHolds(Holds):
         terms = hold.backend.terms(options)._replace(release_before_commit="ignore")
         theirs = Hold(hold.backend, terms, hold.block)
         belongs_to = self.name if len(self._wanted) > 1 else ""
-        template = self._templates.get(name, name)
+        template = self._template_of(name)
         return Part(name, options, run, theirs, belongs_to, type(self), template)
+
+    def _template_of(self, name: str) -> str:
+        return self._templates.get(name, name)
 
     def _nest(self, hold: Hold, *, blocking: bool) -> Lease | None:
         return None  # Each part does by itself.

@@ -47,7 +47,7 @@ lock_force_released = _Reentrant()
 #: Arguments: job, name (the lock), using, task_id (or None), lease (None without the lock).
 run_started = _Reentrant()
 #: The run of that body is over, and its lock is released. Sender and arguments: as of run_started;
-#: outcome (one of jobs.run.OUTCOMES), took (seconds, with the release).
+#: outcome (see jobs.run.RunOutcome), took (seconds, with the release).
 run_ended = _Reentrant()
 #: A run did not happen because of its lock. Sender: as of run_started. Arguments: job, name, using,
 #: task_id (or None), result (Skipped; docs/jobs.md and docs/celery.md have its keys).

@@ -35,7 +35,7 @@ from django_redislock.celery.message import (
 )
 from django_redislock.celery.options import NEWEST, Conflict
 from django_redislock.exceptions import LockLost, LockMisuse
-from django_redislock.jobs.run import RECOGNISED_FOR, JobRun, Named, running
+from django_redislock.jobs.run import RECOGNISED_FOR, JobRun, Named, RunOutcome, running
 from django_redislock.process import cached_property
 from django_redislock.rules.flows import Busy, Done, Finished, RunMarker
 from django_redislock.rules.stored import LONGEST_FIELD, is_number
@@ -128,8 +128,8 @@ class _Replaced(Exception):
     """Tells the lock that the body is no success: it is committed, and will be replaced."""
 
 
-# Of a run that ends by these; see jobs.run.OUTCOMES.
-_OUTCOMES: dict[str, tuple[type[Exception], ...]] = {
+# The outcomes of runs that end by these exceptions.
+_NO_FAILURES: dict[RunOutcome, tuple[type[Exception], ...]] = {
     "retry": (_EndedByRetry, Retry),
     "replaced": (_Replaced,),
     "ignored": (Ignore,),
@@ -383,11 +383,13 @@ class TaskRun(JobRun):
         """Whether the body has published its retry, so that it is no success."""
         return getattr(self.request, "redislock_retried", False)
 
-    def _outcome_of(self, error: BaseException | None) -> str:
-        for outcome, kinds in _OUTCOMES.items():
-            if isinstance(error, kinds):
-                return outcome
-        return super()._outcome_of(error)
+    def _outcome_of(self, error: BaseException | None) -> RunOutcome:
+        outcome = super()._outcome_of(error)
+        if outcome != "failure":
+            return outcome
+        return next(
+            (one for one, kinds in _NO_FAILURES.items() if isinstance(error, kinds)), outcome
+        )
 
     # --- without the lock ---------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import inspect
 import logging
 from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from django_redislock import clock, fencing, logs, signals, task_runs
 from django_redislock.activity import Activity, current_activity
@@ -47,16 +47,9 @@ EXPECTED_SKIPS = ("cooling", "done", "held")
 # How a run ends whose body began. "lost" is one whose lease was lost, however the body ended;
 # "interrupted" one that an exception from outside ended, such as Ctrl-C or a cancellation. The last
 # four are of Celery tasks: these end by retry(), replace(), Ignore or Reject.
-OUTCOMES = (
-    "success",
-    "failure",
-    "lost",
-    "interrupted",
-    "retry",
-    "replaced",
-    "ignored",
-    "rejected",
-)
+RunOutcome = Literal[
+    "success", "failure", "lost", "interrupted", "retry", "replaced", "ignored", "rejected"
+]
 
 NO_TRANSACTION = nullcontext()
 
@@ -124,7 +117,7 @@ class JobRun:
         Args:
             activity: The full name of the job, as its task.
             options: Those of the job.
-            named: Makes the name of the lock of the arguments.
+            named: How its locks are named.
             args: The arguments of the run by position.
             kwargs: Those by name.
             sender: Of signals.
@@ -218,8 +211,8 @@ class JobRun:
         took = clock.now() - self._began
         return self._news(lease=self.lease, outcome=self._outcome_of(error), took=took)
 
-    def _outcome_of(self, error: BaseException | None) -> str:
-        """One of OUTCOMES, of a body that has begun; *error* is what execute() raises."""
+    def _outcome_of(self, error: BaseException | None) -> RunOutcome:
+        """That of a body that has begun; *error* is what execute() raises."""
         if self.lease is not None and self.lease.lost_reason:
             return "lost"
         if error is None:

@@ -175,14 +175,15 @@ async def test_each_signal_says_how_the_name_was_written(way: Way, place: Place)
             ("report:43", "report:43"),
         ]
         written.clear()
-    one = distributed_lock("report:{report}", wait=0)(way.function(lambda report: None))
-    with (
-        received(signals.lock_timed_out) as got,
-        held_by_other("report:42"),
-        pytest.raises(LockTimeout),
-    ):
-        await way.call(one, 42)
-    assert [(one["name"], one["template"]) for one in got] == [("report:42", "report:{report}")]
+    with received(signals.lock_timed_out) as got:
+        for busy, names in (("report:42", ["report:{report}"]), ("b:42", ["b:{report}", "a"])):
+            function = distributed_lock(*names, wait=0)(way.function(lambda report: None))
+            with held_by_other(busy), pytest.raises(LockTimeout):
+                await way.call(function, 42)
+    assert [(one["name"], one["template"]) for one in got] == [
+        ("report:42", "report:{report}"),
+        ("b:42", "b:{report}"),
+    ]
 
 
 @both_ways
