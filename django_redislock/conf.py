@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_BACKEND = "django_redislock.backends.RedisBackend"
 DEFAULT_LOCATION = "redis://127.0.0.1:6379/0"  # Without REDISLOCK, and while DEBUG is on.
 MOST_RECORDS = 10_000_000
+SHORTEST_TIMELINE, LONGEST_TIMELINE = 10, 1000  # Leases.
 CURE = "Name the server: REDISLOCK = {'default': {'LOCATION': 'redis://host:6379/0'}}"
 
 
@@ -41,6 +42,7 @@ class Conf:
     release_before_commit: str = RELEASES_BEFORE_COMMIT[0]
     records: int = 10_000  # Of so many locks the records of task runs are kept.
     records_for: float = 30 * 86_400.0  # After the last run.
+    timeline: int = 40  # Of each lock so many earlier leases are kept.
     longest_retry_after: float = 30.0  # LockErrorsMiddleware's, while somebody holds the lock.
 
     @property
@@ -137,6 +139,20 @@ def _records(value: object, where: str) -> int:
     return value
 
 
+def _timeline(value: object, where: str) -> int:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or not SHORTEST_TIMELINE <= value <= LONGEST_TIMELINE
+    ):
+        raise ValueError(
+            f"{where} must be a number of leases, {SHORTEST_TIMELINE} to {LONGEST_TIMELINE}, not"
+            f" {value!r}: of each lock so many are kept for its timeline. It cannot be off: a"
+            " release that is sent twice is recognised by it."
+        )
+    return value
+
+
 def _release_before_commit(value: object, where: str) -> str:
     if not isinstance(value, str) or value not in RELEASES_BEFORE_COMMIT:
         known = ", ".join(map(repr, RELEASES_BEFORE_COMMIT))
@@ -161,6 +177,7 @@ _PARSERS: dict[str, Any] = {
     "RELEASE_BEFORE_COMMIT": _release_before_commit,
     "RECORDS": _records,
     "RECORDS_FOR": partial(seconds, least=60.0),
+    "TIMELINE": _timeline,
     "LONGEST_RETRY_AFTER": partial(seconds, least=1.0, endless=True),
 }
 

@@ -202,7 +202,7 @@ def details(permits: Sequence[Permit], *, using: str = DEFAULT_ALIAS) -> Sequenc
             Call(
                 scripts.INSPECT,
                 one.name,
-                (MOST_WAITERS_NAMED,),
+                (MOST_WAITERS_NAMED, backend.conf.timeline),
                 backend.within,
                 permit=one.number,
             ),
@@ -314,7 +314,8 @@ def force_release(
     backend = backends[using]
     # An id that cannot be encoded is a typing error on a shell that is not UTF-8. The second
     # argument is an id of this request: the server recognises it if the first answer was lost.
-    args = id.encode(errors="replace"), secrets.token_hex(8)
+    request = secrets.token_hex(8)
+    args = id.encode(errors="replace"), request, backend.retention
     meant = _meant_by(name, permit)
     name = meant[0].label
 
@@ -441,7 +442,8 @@ def unhold(name: str, *, using: str = DEFAULT_ALIAS, by: str = "") -> bool:
     """
     backend = backends[using]
     name = check_name(name)
-    answer = backend.run(flows.answer_to(Call(scripts.UNHOLD, name, (), backend.within)))
+    call = Call(scripts.UNHOLD, name, (backend.retention,), backend.within)
+    answer = backend.run(flows.answer_to(call))
     # If the first try was not answered, it may be the one that has ended it.
     if not answer.value and answer.unanswered_since == math.inf:
         return False

@@ -191,6 +191,17 @@ class Detail:
         return Permit.labelled(self.name, self.number)
 
     @property
+    def moments(self) -> tuple[float | None, float | None]:
+        """When its lease was granted, and when it ends, by the server's clock. None: unknown."""
+        now, lock = self.server_time, self.lock
+        if lock is None:
+            return None, None
+        return (
+            None if lock.held_for is None else now - lock.held_for,
+            None if lock.expires_in is None else now + lock.expires_in,
+        )
+
+    @property
     def limit(self) -> int:
         """How many permits the name has, by those who hold it, wait for it or held it; or 1."""
         holders = [*self.others, self.lock] if self.lock else self.others

@@ -31,7 +31,9 @@ def _printed(found: Any) -> dict[str, Any]:
         elif isinstance(value, Jsonable):
             printed[field.name] = value.as_dict()
         elif isinstance(value, tuple):
-            printed[field.name] = [one.as_dict() for one in value]
+            printed[field.name] = [
+                one.as_dict() if isinstance(one, Jsonable) else one for one in value
+            ]
         elif isinstance(value, float):
             printed[field.name] = round(value, 3)
         else:

@@ -36,6 +36,7 @@ class GrantingBackend(Protocol):
     alias: str
     clock: Callable[[], float]
     leases: Leases
+    retention: str
     supports_batons: bool
 
     def run(self, flow: Flow[Any]) -> Any: ...
@@ -455,6 +456,7 @@ class Lease:
         over = flows.HandOver(
             *(self.name, state.token, digits[:32], baton.id, lasts, self.owner, timeout),
             state.permit,
+            backend.retention,
         )
         held_for = now - state.granted_at
         news = {

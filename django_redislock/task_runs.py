@@ -32,6 +32,7 @@ from django_redislock.rules.stored import (
     noted_at,
     read_done,
     read_noted_run,
+    read_skips,
     read_started_run,
 )
 
@@ -101,6 +102,8 @@ class Record(Jsonable):
             failure is known: its process was killed, or it lost the lease.
         skips: How many were skipped since the last success.
         under_way: The runs that hold the lock right now; several if the task has a limit.
+        skipped_at: When the last runs were skipped, in seconds since the epoch by the server's
+            clock, the oldest first: 60 at most, and no duplicates.
     """
 
     name: str
@@ -112,6 +115,7 @@ class Record(Jsonable):
     last_unended: Run | None = None
     skips: int = 0
     under_way: tuple[Run, ...] = ()
+    skipped_at: tuple[float, ...] = ()
 
     @property
     def last(self) -> dict[str, Run]:
@@ -178,6 +182,7 @@ class Records(list[Record]):
             last_abandoned=last("last_abandoned"),
             last_unended=last("last_unended"),
             skips=sum(one.skips for one in mine),
+            skipped_at=tuple(sorted(at for one in mine for at in one.skipped_at)),
             under_way=tuple(run for one in mine for run in one.under_way if run.owner.task == name),
         )
 
@@ -369,6 +374,7 @@ def _noted(backend: Backend, names: list[str]) -> dict[str, tuple[Record, list[_
             last_abandoned=_read_run(runs.abandoned, now),
             last_unended=last_started and last_started.run,
             skips=int(runs.skips),
+            skipped_at=read_skips(runs.skipped),
         )
         started = (_read_started(note, now) for note in runs.started)
         noted[name] = record, list(filter(None, started))

@@ -23,7 +23,7 @@ from django.template.response import TemplateResponse
 from django.urls import path, reverse
 
 from django_redislock import conf, held
-from django_redislock.admin import markup, panels, timeline
+from django_redislock.admin import last_hour, markup, panels, timeline
 from django_redislock.admin.changelist import (
     AliasFilter,
     HeldLockList,
@@ -238,6 +238,7 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             context |= {"as_of": markup.moment(now), **_sections(detail)}
             record = held.record_of(detail)
             context["record"] = markup.record(record) if record else []
+            context["hour"] = last_hour.draw(detail, record, conf.conf(page.alias).timeline)
             context["unknown"] = held.unknown(detail, record)
         except held.PROBLEMS as error:
             context["problems"] = {visible(page.alias): held.problem(error, page.alias)}

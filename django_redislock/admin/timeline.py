@@ -62,46 +62,50 @@ class Timeline:
 
 
 @dataclass(frozen=True)
-class _Span:
+class Span:
+    """One lease, and for how long it was waited for."""
+
     host: str
     since: float
     until: float
     ended: str
     says: str
+    waited: float
 
 
 def draw(detail: Detail) -> Timeline | None:
     """The timeline of a lock; None if there is nothing to draw."""
-    spans = list(_spans(detail))
-    if not spans:
+    found = list(spans(detail))
+    if not found:
         return None
-    start = min(span.since for span in spans)
+    start = min(span.since for span in found)
     length = max(detail.server_time - start, 1.0)
     lanes: dict[str, Lane] = {}
     # The latest hosts have lanes of their own.
-    for span in sorted(spans, key=lambda span: span.until, reverse=True):
+    for span in sorted(found, key=lambda span: span.until, reverse=True):
         host = span.host if span.host in lanes or len(lanes) < MOST_LANES - 1 else "other hosts"
         lane = lanes.setdefault(host, Lane(host))
         width = max(100 * (span.until - span.since) / length, THINNEST)
         x = min(100 * (span.since - start) / length, 100 - THINNEST)
-        lane.bars.append(Bar(_percent(x), _percent(min(width, 100 - x)), span.ended, span.says))
+        lane.bars.append(Bar(percent(x), percent(min(width, 100 - x)), span.ended, span.says))
     return Timeline(
         lanes=sorted(lanes.values(), key=lambda lane: lane.host),
-        ticks=[_tick(start, length, number) for number in range(TICKS + 1)],
+        ticks=[tick(start, length, number) for number in range(TICKS + 1)],
         says=(
-            f"{counted(len(spans), 'lease')} of {counted(len(lanes), 'host')}"
+            f"{counted(len(found), 'lease')} of {counted(len(lanes), 'host')}"
             f" within {duration(length)}"
         ),
     )
 
 
-def _spans(detail: Detail) -> Iterator[_Span]:
+def spans(detail: Detail) -> Iterator[Span]:
+    """All leases that are known: the one of now, and those before it, the oldest first."""
     lock, now = detail.lock, detail.server_time
     began = now  # When the lease of now began, if there is one.
     if lock is not None and lock.held_for is not None:
         began = now - lock.held_for
         says = f"{visible(str(lock.owner))}, held for {duration(lock.held_for)} so far"
-        yield _Span(_host(lock.owner.host), began, now, "held", says)
+        yield Span(_host(lock.owner.host), began, now, "held", says, lock.owner.waited)
     following = [*(lease.since for lease in detail.past), began][1:]
     for lease, next_began in zip(detail.past, following, strict=True):
         # Of a lease that expired nobody knows the end; it was before the next one began.
@@ -109,21 +113,24 @@ def _spans(detail: Detail) -> Iterator[_Span]:
         at_most = "at most " if lease.until is None else ""
         lasted = f"{lease.ended} after {at_most}{duration(until - lease.since)}"
         says = f"{visible(str(lease.owner))}, {lasted}"
-        yield _Span(_host(lease.owner.host), lease.since, until, lease.ended, says)
+        host, waited = _host(lease.owner.host), lease.owner.waited
+        yield Span(host, lease.since, until, lease.ended, says, waited)
 
 
 def _host(host: str) -> str:
     return visible(host) or "unknown host"
 
 
-def _tick(start: float, length: float, number: int) -> Tick:
+def tick(start: float, length: float, number: int) -> Tick:
+    """One of the times on an axis, from 0 at its start to TICKS at its end."""
     share = number / TICKS
     label = moment(start + share * length).strftime(
         "%H:%M:%S" if length < 3600 else "%H:%M" if length < 86400 else "%d.%m. %H:%M"
     )
     anchor = "start" if number == 0 else "end" if number == TICKS else "middle"
-    return Tick(_percent(100 * share), label, anchor)
+    return Tick(percent(100 * share), label, anchor)
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """As SVG wants it."""
     return f"{share:.2f}%"

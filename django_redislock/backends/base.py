@@ -91,7 +91,7 @@ class Backend(ABC):
         self.alias = conf.alias
         self.prefix = conf.key_prefix + (IN_BUCKETS if self.in_buckets else "")
         self.retention = retention_of(
-            conf.records_for, self._records_in_an_index
+            conf.records_for, self._records_in_an_index, conf.timeline
         )  # As scripts are told.
         # What options come to with the settings of this alias.
         self.terms = lru_cache(maxsize=MOST_COMBINATIONS)(self._terms_of)

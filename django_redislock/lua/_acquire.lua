@@ -91,10 +91,10 @@ if value then
 end
 
 if not left then
-  local next_one = hand_over(pop_waiter(), previous, token)
+  local next_one, its_ticket = hand_over(pop_waiter(), previous, token)
   if next_one == nil or next_one == token then
     local fence = new_fence(us, previous)
-    grant(token, id, ttl, renews, owner, fence, us, '')
+    grant(token, id, ttl, renews, its_ticket and with_wait(owner, its_ticket, us) or owner, fence, us, '')
     if started then
       started(id, ms, owner, retention)
     end

@@ -7,9 +7,11 @@
 --
 -- This is only for listings: trouble with it (pcall) never fails an operation on the lock.
 
+local MET = 40 -- leases that only expired, at most, since nobody who notes one is told how many to keep
 local NOTED = 1500 -- ms: the owner of a lease that lasts so long tells its end, see holds.py
 
-local function note_past(value, ended, ms)
+-- retention: how many leases are kept, see _runs.lua; of one that ends
+local function note_past(value, ended, ms, retention)
   local fence, since, owner = string.match(value, '^|(%d+)|(%d+)|%d+|%d+|[^|]*|(.*)$', 56)
   local id = string.sub(value, 40, 55) .. '|'
   local last = redis.pcall('LINDEX', PAST, -1)
@@ -24,8 +26,14 @@ local function note_past(value, ended, ms)
   if noted then
     redis.pcall('LSET', PAST, -1, entry)
   else
-    redis.pcall('RPUSH', PAST, entry)
-    redis.pcall('LTRIM', PAST, -40, -1)
+    local size = redis.pcall('RPUSH', PAST, entry)
+    local expired = type(last) == 'string' and string.find(last, '^%x+|%d+|%d+||')
+    if ended == '' and expired and type(size) == 'number' then
+      redis.pcall('LTRIM', PAST, -math.max(size - 1, MET), -1) -- those before the last one were counted at its end
+    end
+  end
+  if ended ~= '' then
+    redis.pcall('LTRIM', PAST, -(string.match(retention or '', '^%d+/%d+/(%d+)$') or MET), -1)
   end
   redis.pcall('PEXPIRE', PAST, 2 * DAY)
 end

@@ -106,12 +106,21 @@ local function dequeue(token)
   return ticket
 end
 
+-- The owner of a lease for which it has queued for a second or longer says for how long (s), for the timeline.
+local function with_wait(owner, ticket, us)
+  local waited = (us - ticket) / 1000000
+  if waited >= 0.9995 and string.sub(owner, 1, 2) == '{"' then
+    return '{"waited":' .. string.format('%.3f', waited) .. ',' .. string.sub(owner, 2)
+  end
+  return owner
+end
+
 -- Grants the lock to *first*, unconfirmed unless it is a hold, or to the next waiter if that cannot be rung;
 -- returns the token, nil without waiters, or false if none of them may have it. If *me* comes first, it is awake
--- and asking: returns it, and grants nothing. Each waiter was taken out of the queue before it is rung: a server
+-- and asking: returns it and its ticket, and grants nothing. Each waiter was taken out of the queue before it is rung: a server
 -- that accepts no writes refuses the former, and would let PUBLISH pass.
 local function hand_over(first, previous, me)
-  local token, _, record = unpack(first)
+  local token, ticket, record = unpack(first)
   while token and token ~= me do
     local us = clock()
     local expiry, channel, ttl, renews, id, owner = string.match(record or '', RECORD)
@@ -123,13 +132,15 @@ local function hand_over(first, previous, me)
     if held_back or left > 0 and ring(channel, 'granted ' .. id .. ' ' .. fence .. ' ' .. us .. of_permit()) > 0 then
       if held_back then
         ttl, channel = digits(left), ''
+      else
+        owner = with_wait(owner, ticket, us)
       end
       grant(token, id, ttl, renews, owner, fence, us, channel)
       return token
     end
-    token, _, record = unpack(pop_waiter())
+    token, ticket, record = unpack(pop_waiter())
   end
-  return token
+  return token, ticket
 end
 
 -- Ends the current lease: the next waiter has the lock, or nobody has. *first*: that waiter, if popped already.

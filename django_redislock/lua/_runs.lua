@@ -4,6 +4,7 @@
 --           while the task goes on -> when (ms), for as long as a duplicate of them is recognised
 -- runs      success, failure, skip, abandoned: the last of each: when(ms) "|" how long(ms) "|" why "|" owner
 --           skips: how many since the last success
+--           skipped: when(ms) "," of each of the last skips
 --           queued: until(ms) "|" id of the task that waits in the broker's queue, see announce.lua
 --           terms: when(ms) that may run, "|", when(ms) its message expires, or nothing
 --           asked: when(ms) a call was last made that was not published because of it
@@ -13,12 +14,13 @@
 --           pace: when(ms) the last run ended that is counted in "|" how long(ms) runs last, on average
 --           unended: the last run that had not ended when another one began
 -- ran       the lock keys by the time of their last run, for listings
--- retention lasts(ms) "/" most: runs and past are kept so long after the last run, and of so many locks of this
---           index. A lock that is new in the index drops those that are older or too many. `finished`
+-- retention lasts(ms) "/" most "/" timeline: runs and past are kept so long after the last run, and of so many
+--           locks of this index, past with so many leases. A lock that is new in the index drops those that are older or too many. `finished`
 --           stays: it is a promise, not a record.
 --
 -- Trouble with it (pcall) never fails an operation on the lock.
 
+local SKIPPED = 60 * 14 -- characters: so many skips, each with 13 digits and a comma
 local MADE_ROOM = 8 -- locks of which a new one drops the records, at most: more than one, should fewer be kept from now on
 
 -- The time in ms with which an entry begins; 0 if there is none.
@@ -76,8 +78,11 @@ local function note(what, ms, lasted, why, owner, retention)
     redis.pcall('HDEL', RUNS, 'skips')
   elseif what == 'skip' and why ~= 'duplicate' then -- the work of a duplicate is done
     redis.pcall('HINCRBY', RUNS, 'skips', 1)
+    local before = redis.pcall('HGET', RUNS, 'skipped')
+    before = type(before) == 'string' and before or ''
+    redis.pcall('HSET', RUNS, 'skipped', string.sub(before .. digits(ms) .. ',', -SKIPPED))
   end
-  local lasts, most = string.match(retention, '^(%d+)/(%d+)$')
+  local lasts, most = string.match(retention, '^(%d+)/(%d+)')
   local waits_until = math.max(time_of(redis.pcall('HGET', RUNS, 'queued')), time_of(redis.pcall('HGET', RUNS, 'last')))
   redis.pcall('PEXPIRE', RUNS, digits(math.max(lasts, waits_until - ms)))
   if redis.pcall('ZADD', RAN, ms, string.match(LOCK, '^(.*}:lock)') or LOCK) == 1 then

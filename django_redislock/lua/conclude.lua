@@ -5,7 +5,7 @@
 --       ended: done or failed if the lease is to be noted (see _past.lua), else ''
 --       run: id of the task run that ends with it, '' if it has none
 --       recognised_for: ms in which a duplicate of the run is (see _runs.lua), 0 if it is no run of a task
---       retention: how long its records are kept, see _runs.lua too
+--       retention: how long its records are kept, and how many leases, see _runs.lua too
 -- returns as release does
 local LOCK, QUEUE, FENCE, DONE, FORCED, PAST, FINISHED, RUNS, HELD, RAN = unpack(KEYS)
 -- include _lease
@@ -18,7 +18,7 @@ local value = call('GET', LOCK)
 if not value or not is_of(value, token) then
   -- A late resend. If the timeline has the end of the lease, the first try was carried out, with all that
   -- is to stay behind. Else the lease has ended by itself.
-  for _, entry in ipairs(redis.pcall('LRANGE', PAST, -40, -1)) do
+  for _, entry in ipairs(redis.pcall('LRANGE', PAST, -1000, -1)) do
     if string.match(entry, '^(%x+)|%d+|%d+|%d+|' .. ended .. '|') == id and ended ~= '' then
       return 'released'
     end
@@ -47,7 +47,7 @@ if once ~= '0' then
   call('SET', DONE, digits(ms) .. '|' .. owner, 'PX', once)
 end
 if ended ~= '' then
-  note_past(value, ended, ms)
+  note_past(value, ended, ms, retention)
 end
 if recognised_for ~= '0' then
   -- include _runs

@@ -1,6 +1,7 @@
 -- hand_over: end a lease, and grant the lock to whoever takes up the next one by its id; see take_up.lua.
 -- It is an unconfirmed grant, so it ends by itself, and the next waiter has the lock then.
--- ARGV  token, token and id of the next lease, ms within which it can be taken up, owner
+-- ARGV  token, token and id of the next lease, ms within which it can be taken up, owner, retention (see
+--       _runs.lua)
 -- returns 'given', or why not: 'gone', 'taken', 'forced'
 local LOCK, QUEUE, FENCE, FORCED, PAST, HELD = unpack(KEYS)
 -- include _lease
@@ -8,7 +9,7 @@ local LOCK, QUEUE, FENCE, FORCED, PAST, HELD = unpack(KEYS)
 -- include _queue
 -- include _past
 -- include _absence
-local token, next_token, id, within, owner = unpack(ARGV)
+local token, next_token, id, within, owner, retention = unpack(ARGV)
 local value = call('GET', LOCK)
 if value and is_of(value, next_token) then
   return 'given' -- a resend
@@ -19,6 +20,6 @@ end
 local us = clock()
 local fence = new_fence(us, (read(value)))
 grant(next_token, id, within, '-', owner, fence, us, BATON, within)
-note_past(value, 'done', milliseconds(us))
+note_past(value, 'done', milliseconds(us), retention)
 tell_waiter(0, tonumber(within))
 return 'given'

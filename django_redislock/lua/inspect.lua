@@ -1,5 +1,5 @@
 -- inspect: the waiters of a lock, in the order in which they will be served, and its timeline.
--- ARGV  how many waiters to name
+-- ARGV  how many waiters to name, and how many earlier leases
 -- returns {server time in ms, {{ticket, id, owner}, ...}, {entry of past, ...}}
 -- A key of another type in the place of one of the two (pcall) must not hide the other.
 local QUEUE, PAST = unpack(KEYS)
@@ -13,7 +13,7 @@ for i = 1, #queue, 2 do -- of tokens and records, see _queue.lua
     table.insert(waiters, { digits(queue[i + 1]), string.sub(id, 1, 16), string.sub(owner, 1, SIGHT) })
   end
 end
-local past = redis.pcall('LRANGE', PAST, -40, -1)
+local past = redis.pcall('LRANGE', PAST, -(ARGV[2] or 40), -1)
 for i, entry in ipairs(past) do
   past[i] = string.sub(entry, 1, SIGHT)
 end

@@ -1,7 +1,7 @@
 -- runs: tell what became of the task runs under this lock, as _runs.lua has noted it.
 -- ARGV  -
 -- returns {server time in ms, success or '', failure or '', skip or '', unended or '',
---          {permit "|" started, ...}, skips since the last success, abandoned or ''}; see _runs.lua
+--          {permit "|" started, ...}, skips since the last success, abandoned or '', skipped or ''}; see _runs.lua
 local RUNS = unpack(KEYS)
 -- include _lease
 local found, started = {}, {}
@@ -24,4 +24,5 @@ return {
   started,
   tonumber(found.skips or 0) or 0,
   found.abandoned or '',
+  found.skipped or '',
 }

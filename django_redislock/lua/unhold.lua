@@ -1,5 +1,5 @@
 -- unhold: end the hold of a lock, or take it out of the queue; never end anybody else's lease.
--- ARGV  -
+-- ARGV  retention, see _runs.lua
 -- returns the owner of the hold; '' if there is none
 local LOCK, QUEUE, FENCE, PAST, HELD = unpack(KEYS)
 -- include _lease
@@ -14,11 +14,12 @@ local function tell_of_permits()
   end
 end
 
+local retention = unpack(ARGV)
 local value = call('GET', LOCK) or ''
 if is_hold(value) and read(value) then
   pass_on(value)
   tell_of_permits()
-  note_past(value, 'done', milliseconds(clock()))
+  note_past(value, 'done', milliseconds(clock()), retention)
   return string.match(value, '^|%d+|%d+|%d+|%d+|[^|]*|(.*)$', 56)
 end
 local first, record = unpack(call('ZRANGE', QUEUE, 0, 1))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, overload
+
+from django.utils.timezone import localtime
 
 from django_redislock.humanize import duration, visible
 from django_redislock.management.table import indented, table
@@ -32,6 +35,23 @@ def pasteable(name: str) -> str:
     if name.isprintable():
         return "'" + name.replace("'", "'\"'\"'") + "'"
     return "$'" + "".join(map(_escaped, name)) + "'"
+
+
+@overload
+def moment(at: float, *, iso: bool = True) -> str: ...
+@overload
+def moment(at: float | None, *, iso: bool = True) -> str | None: ...
+def moment(at: float | None, *, iso: bool = True) -> str | None:
+    """A time in seconds since the epoch, in the zone of the settings; None stays None.
+
+    Args:
+        at: The time.
+        iso: For programs, by ISO 8601 with milliseconds; else for humans, with seconds.
+    """
+    if at is None:
+        return None
+    there = localtime(datetime.fromtimestamp(at, UTC))
+    return there.isoformat(*(("T", "milliseconds") if iso else (" ", "seconds")))
 
 
 def _escaped(char: str) -> str:
@@ -90,7 +110,7 @@ def detail(
         it = f"permit {found.number} of {found.limit}" if found.limit > 1 else "it"
         yield f"{pasteable(found.name)}: nobody holds {it}"
     else:
-        yield from _facts(lock)
+        yield from _facts(lock, found)
     if found.others:
         yield ""
         yield "Other permits:"
@@ -99,9 +119,16 @@ def detail(
         yield ""
         yield f"Waiting, {lock.waiters if lock else len(found.waiters)} in all, the next first:"
         rows = (
-            (place(one.owner), duration(one.waiting_for), doing(one.owner)) for one in found.waiters
+            (
+                place(one.owner),
+                duration(one.waiting_for),
+                doing(one.owner),
+                moment(found.server_time - one.waiting_for, iso=False),
+            )
+            for one in found.waiters
         )
-        yield from indented(table(("WAITER", "WAITING FOR", "DOING"), rows, within))
+        of_waiters = ("WAITER", "WAITING FOR", "DOING", "QUEUED AT")
+        yield from indented(table(of_waiters, rows, within))
     if record:
         yield ""
         yield "Runs of the task:"
@@ -117,10 +144,11 @@ def detail(
                 place(lease.owner),
                 doing(lease.owner),
                 lease.id,
+                moment(lease.since, iso=False),
             )
             for lease in reversed(found.past)
         )
-        headers = ("TAKEN", "HELD FOR", "ENDED", "HOLDER", "DOING", "LEASE")
+        headers = ("TAKEN", "HELD FOR", "ENDED", "HOLDER", "DOING", "LEASE", "TAKEN AT")
         yield from indented(table(headers, past, within))
 
 
@@ -206,8 +234,9 @@ def doing(owner: Owner) -> str:
     return task or owner.path or owner.command or owner.reason or "-"
 
 
-def _facts(lock: HeldLock) -> Iterator[str]:
+def _facts(lock: HeldLock, found: Detail) -> Iterator[str]:
     who = lock.owner
+    taken, ends = (moment(at, iso=False) for at in found.moments)
     facts = {
         "name": pasteable(lock.name),
         "alias": lock.alias,
@@ -219,10 +248,13 @@ def _facts(lock: HeldLock) -> Iterator[str]:
         "lease": lock.id,
         "fence": lock.fence,
         "held for": duration(lock.held_for),
+        "taken at": taken,
         "expires in": f"{_expiry(lock)} {lock.ends}".rstrip(),
+        "expires at": ends,
         "ttl": duration(lock.ttl),
         "renewals": lock.renewals,
         "waiters": lock.waiters,
+        "waited": duration(who.waited) if who.waited else None,
         "belongs to": who.names,
         "held by": who.operator,
         "reason": who.reason,
@@ -246,11 +278,12 @@ def _expiry(lock: HeldLock) -> str:
 def _record(found: Record) -> Iterator[str]:
     """The lines of one record."""
     for kind, run in found.last.items():
-        yield visible(f"{kind:14}{run}")
+        yield visible(f"{kind:14}{run}, at {moment(run.at, iso=False)}")
     if found.skips:
         yield f"{'skips':14}{found.skips} since the last success"
     for run in found.under_way:
-        yield visible(f"{'under way':14}for {duration(run.ago)}, {run.owner}")
+        since = moment(run.at, iso=False)
+        yield visible(f"{'under way':14}for {duration(run.ago)}, {run.owner}, since {since}")
 
 
 def _ago(run: Run | None, otherwise: str = "-") -> str:

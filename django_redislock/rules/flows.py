@@ -561,7 +561,7 @@ class Ending(NamedTuple):
     insist: bool  # Try until the lease ends, as leaving a block does.
     ended: str = ""  # "done" or "failed", if the lease is to be in the timeline.
     run: RunMarker | None = None
-    retention: str = ""  # How the records of runs are kept, see stored.retention_of().
+    retention: str = ""  # How the records of runs and leases are kept, see stored.retention_of().
     permit: int = 1
 
     @property
@@ -618,7 +618,7 @@ def release_call(ending: Ending) -> Call:
             ended=ending.ended,
             run=ending.run.id if ending.run else "",
             recognised_for=milliseconds(ending.run.recognised_for) if ending.run else 0,
-            retention=ending.retention if ending.run else "",
+            retention=ending.retention,
         ),
         within,
         permit=ending.permit,
@@ -636,6 +636,7 @@ class HandOver(NamedTuple):
     owner: Owner
     operation_timeout: float
     permit: int = 1
+    retention: str = ""  # See Ending.
 
 
 def hand_over(over: HandOver) -> Flow[LostReason | None]:
@@ -644,7 +645,8 @@ def hand_over(over: HandOver) -> Flow[LostReason | None]:
     Raises:
         LockUnavailable: The server refused, or did not answer.
     """
-    args = over.token, over.next_token, over.next_id, milliseconds(over.within), over.owner.packed
+    new = over.next_token, over.next_id, milliseconds(over.within), over.owner.packed
+    args = over.token, *new, over.retention
     within = ONE_TRY * over.operation_timeout
     call = Call(scripts.HAND_OVER, over.name, args, within, permit=over.permit)
     answer = yield from answer_to(call)

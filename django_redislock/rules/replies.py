@@ -302,6 +302,7 @@ class RunsReply(NamedTuple):
     started: list[bytes]  # See stored.read_started_run().
     skips: int  # Since the last success.
     abandoned: bytes
+    skipped: bytes  # See stored.read_skips().
 
     @property
     def unended_lease_id(self) -> str:

@@ -65,9 +65,11 @@ class DoneMarkers(NamedTuple):
 NO_MARKERS = DoneMarkers()
 
 
-def retention_of(records_for: float, records: int) -> str:
-    """For how many seconds, and of how many locks, the server keeps records: see lua/_runs.lua."""
-    return f"{int(records_for * 1000)}/{records}"
+def retention_of(records_for: float, records: int, timeline: int) -> str:
+    """For how many seconds, and of how many locks, the server keeps records, and how many leases of
+    each in its timeline: see lua/_runs.lua.
+    """
+    return f"{int(records_for * 1000)}/{records}/{timeline}"
 
 
 def is_number(text: str, digits: int = 14) -> bool:
@@ -80,7 +82,8 @@ def is_number(text: str, digits: int = 14) -> bool:
     return len(text) <= digits and text.isascii() and text.isdecimal()
 
 
-_NUMBERS = ("pid", "limit")  # Of an owner; all else is text.
+_NUMBERS = ("pid", "limit")  # Of an owner.
+LONGEST_WAITED = 366 * 86_400.0  # Seconds: who says more is not ours.
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class Owner:
     # How often its run was deferred before, since when (seconds since the epoch), and who was in
     # its way last: "4 1795222800 worker-2:311".
     deferred: str = ""
+    waited: float = 0.0  # Seconds for which it was queued, if one or more: the server adds this.
 
     @cached_property
     def packed(self) -> bytes:
@@ -128,12 +132,13 @@ class Owner:
             # Text that cannot be encoded could not be shown either.
             field.name: str(found[field.name])[:LONGEST_FIELD].encode(errors="replace").decode()
             for field in fields(cls)
-            if field.name not in _NUMBERS and field.name in found
+            if field.type == "str" and field.name in found
         }
-        pid, limit = (
-            number if type(number := found.get(field)) is int else None for field in _NUMBERS
-        )
-        return cls(pid=pid, limit=limit or 0, **known)
+        pid, limit = (number if type(number := found.get(f)) is int else None for f in _NUMBERS)
+        waited = found.get("waited")
+        if type(waited) is not float or not 0 <= waited <= LONGEST_WAITED:
+            waited = 0.0
+        return cls(pid=pid, limit=limit or 0, waited=waited, **known)
 
     def is_task(self, task_id: str) -> bool:
         """Whether it is a run of this task, also if the server has only a part of a long id."""
@@ -284,6 +289,12 @@ def read_noted_lease(entry: bytes) -> NotedLease | None:
         return None
     end = int(until) / 1000 if is_number(until) else None
     return NotedLease(id, int(fence), int(since) / 1000, end, ended, Owner.unpack(owner))
+
+
+def read_skips(note: bytes) -> tuple[float, ...]:
+    """When runs were skipped last, in seconds since the epoch, the oldest first."""
+    times = note.decode(errors="replace").split(",")
+    return tuple(int(time) / 1000 for time in times if time and is_number(time))
 
 
 class NotedRun(NamedTuple):

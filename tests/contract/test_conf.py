@@ -78,6 +78,7 @@ def test_every_key_is_read(settings: Settings) -> None:
             "REPLICAS_ACK": 2,
             "UNAVAILABLE_AFTER": math.inf,
             "LONGEST_RETRY_AFTER": timedelta(minutes=5),
+            "TIMELINE": 100,
         }
     }
     assert conf.conf("jobs") == conf.Conf(
@@ -92,6 +93,7 @@ def test_every_key_is_read(settings: Settings) -> None:
         max_hold=3600.0,
         replicas_ack=2,
         unavailable_after=math.inf,
+        timeline=100,
         longest_retry_after=300.0,
     )
     assert conf.aliases() == ["jobs"]
@@ -124,6 +126,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("UNAVAILABLE_AFTER", "5", "number of seconds"),
     ("LONGEST_RETRY_AFTER", 0.9, "at least 1 seconds"),
     ("LONGEST_RETRY_AFTER", None, "number of seconds"),
+    *(("TIMELINE", wrong, "10 to 1000, not") for wrong in (0, 9, 1001, 40.0, True, None)),
     ("REPLICAS_ACK", -1, "0 to 100"),
     ("REPLICAS_ACK", 1.5, "0 to 100"),
     ("REPLICAS_ACK", True, "0 to 100"),

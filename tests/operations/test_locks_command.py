@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
@@ -191,6 +192,7 @@ def test_the_schema_of_json_is_the_documented_one() -> None:
         "limit": None,
         "names": None,
         "deferred": None,
+        "waited": None,
         "operator": None,
         "reason": None,
         "ttl": 60.0,
@@ -346,6 +348,29 @@ def test_show_tells_who_waits_and_who_held_it_before(spawn: Spawn) -> None:
         text = locks_command("show", "lottery").out
         for part in ("Waiting", f":{child.pid}", "Held before", "failed"):
             assert part in text
+
+
+@pytest.mark.parametrize(("zone", "offset"), [("UTC", "+00:00"), ("Asia/Kolkata", "+05:30")])
+def test_show_tells_absolute_times_in_the_zone_of_the_settings(
+    settings: Any, zone: str, offset: str
+) -> None:
+    settings.TIME_ZONE = zone
+    with distributed_lock("lottery") as lease:
+        lease.renew()
+    with distributed_lock("lottery", ttl=60):
+        shown = locks_command("show", "lottery", "--json").json
+        (past,) = shown["past"]
+        for at, iso in ((past["since"], past["taken_at"]), (past["until"], past["ended_at"])):
+            assert datetime.fromisoformat(iso).timestamp() == pytest.approx(at, abs=0.001)
+        taken, ends = map(datetime.fromisoformat, (shown["taken_at"], shown["expires_at"]))
+        assert (ends - taken).total_seconds() == pytest.approx(60, abs=1)
+        assert taken.timestamp() >= past["until"] - 0.002
+        text = locks_command("show", "lottery").out
+        assert re.search(rf"(?m)^taken at    {taken:%F %T}{re.escape(offset)}$", text)
+        assert re.search(rf"(?m)^expires at  \d{{4}}-.* \d\d:\d\d:\d\d{re.escape(offset)}$", text)
+        assert f"  {datetime.fromisoformat(past['taken_at']):%F %T}{offset}" in text
+    shown = locks_command("show", "lottery", "--json").json
+    assert "taken_at" not in shown
 
 
 def test_show_of_a_free_lock_says_whether_anything_is_known_of_it() -> None:

@@ -260,6 +260,7 @@ def test_json_of_a_record_has_the_documented_keys(place: Place) -> None:
         "last_unended",
         "skips",
         "under_way",
+        "skipped_at",
     ]
     assert found["last_failure"] is found["last_skip"] is found["last_unended"] is None
     (run,) = found["under_way"]

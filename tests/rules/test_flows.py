@@ -1069,7 +1069,7 @@ def test_busy_tells_which_operator_keeps_the_lock_and_why() -> None:
     assert Busy(Holding("", OWNER, "held"), 1.5, 9.0, "lottery").reason is None
 
 
-OVER = flows.HandOver(NAME, TOKEN, "n" * 32, ID, 3.0, OWNER, OPERATION_TIMEOUT)
+OVER = flows.HandOver(NAME, TOKEN, "n" * 32, ID, 3.0, OWNER, OPERATION_TIMEOUT, retention="1/2/3")
 
 
 def handing_over() -> Stage:
@@ -1078,7 +1078,7 @@ def handing_over() -> Stage:
 
 def test_a_lease_is_handed_over_to_the_id_that_is_taken_up() -> None:
     stage = handing_over()
-    args = TOKEN, "n" * 32, ID, 3000, OWNER.packed
+    args = TOKEN, "n" * 32, ID, 3000, OWNER.packed, "1/2/3"
     assert stage.step == Call(scripts.HAND_OVER, NAME, args, within=0.75 * OPERATION_TIMEOUT)
     stage.answers(b"given")
     assert (stage.ended, stage.result) == (True, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from django_redislock.backends.memory.errors import ReplyError
@@ -454,9 +456,10 @@ def conclude(
     ended: str = "",
     run: str = "",
     recognised_for: int = 0,
+    timeline: int = 40,
 ) -> object:
     named = token(who), lease_id(who)
-    ends = min_hold, once, f"by-{who}", ended, run, recognised_for, "9000/10"
+    ends = min_hold, once, f"by-{who}", ended, run, recognised_for, f"9000/10/{timeline}"
     return server.run(scripts.CONCLUDE, *named, *ends)
 
 
@@ -641,6 +644,57 @@ def test_the_timeline_has_the_last_forty_leases(server: Keyspace) -> None:
         conclude(server, who, ended="done")
     assert len(server.past) == 40
     assert [entry[0] for entry in server.past[-4:]] == [*"abcd"]
+
+
+def test_the_timeline_has_as_many_leases_as_the_settings_say(server: Keyspace) -> None:
+    for number, who in enumerate("abcdef" * 10):
+        server.acquire(who)
+        if number % 2:
+            server.renew(who, "r00001")
+        conclude(server, who, ended="done", timeline=50)
+        assert len(server.past) == min(number + 1, 50)
+    server.acquire("a")
+    server.renew("a", "r00001")
+    conclude(server, ended="failed", timeline=10)
+    assert len(server.past) == 10
+    server.acquire("b")
+    assert server.run(scripts.FORCE_RELEASE, lease_id("b"), REQUEST, "1/2/20")[0] == "released"
+    assert len(server.past) == 11
+
+
+def test_leases_that_only_expire_do_not_let_the_timeline_grow(server: Keyspace) -> None:
+    for who in "abcd" * 11:
+        server.acquire(who)
+        server.renew(who, "r00001")
+        server.advance(2 * TTL)
+    assert len(server.past) == 40
+    for _ in range(11):
+        for who in "abcd":
+            server.acquire(who)
+            conclude(server, who, ended="done", timeline=60)
+    for who in "abcd":
+        server.acquire(who)
+        server.renew(who, "r00001")
+        server.advance(2 * TTL)
+    assert len(server.past) == 61  # One more than before.
+
+
+@pytest.mark.parametrize("waited", [999, 1000, 4200])
+def test_a_lease_that_was_queued_for_a_second_says_for_how_long(
+    server: Keyspace, waited: int
+) -> None:
+    server.listen("b")
+    server.acquire("a")
+    server.acquire("b", "queue", owner='{"host":"web-1"}')
+    server.acquire("c", "queue", owner='{"host":"web-2"}')
+    server.advance(waited)
+    server.release("a")
+    said = {"waited": waited / 1000} if waited >= 1000 else {}
+    assert json.loads(server.lock.rpartition("|")[2]) == {**said, "host": "web-1"}
+    server.advance(CONFIRM)
+    server.acquire("c", "queue", owner='{"host":"web-2"}')  # It looks by itself.
+    said = {"waited": (waited + CONFIRM) / 1000}
+    assert json.loads(server.lock.rpartition("|")[2]) == {**said, "host": "web-2"}
 
 
 # --- force release --------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def test_the_line_of_calls_is_read_entry_by_entry() -> None:
 
 def test_runs_are_known_by_their_leases() -> None:
     started = [b"#2|5000|0|second|{}", b"|6000|0|third|{}"]
-    runs = replies.RunsReply(b"9000", b"", b"", b"", b"1000|0|first|{}", started, 0, b"")
+    runs = replies.RunsReply(b"9000", b"", b"", b"", b"1000|0|first|{}", started, 0, b"", b"")
     assert runs.unended_lease_id == "first"
     assert runs.started_by_lease_id == {"second": started[0], "third": started[1]}
 

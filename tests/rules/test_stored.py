@@ -85,7 +85,7 @@ def test_what_somebody_else_has_written_into_a_lock_key_is_foreign() -> None:
 def test_an_acquire_says_which_done_markers_count_and_how_records_are_kept() -> None:
     assert DoneMarkers().packed == ""
     assert DoneMarkers(once=True).packed == "1|"
-    assert DoneMarkers(run="", retention=retention_of(9.0, 10)).packed == "09000/10|"
+    assert DoneMarkers(run="", retention=retention_of(9.0, 10, 40)).packed == "09000/10/40|"
     assert DoneMarkers(once=True, run="a-task").packed == "1|a-task"
 
 
@@ -147,6 +147,9 @@ def test_an_owner_is_what_was_packed() -> None:
     for other in ("", "[]", "7", "[" * 100_000):
         assert Owner.unpack(other) == Owner()
     assert Owner.unpack('{"pid": true, "host": 7}') == Owner(host="7")
+    assert Owner.unpack('{"waited":4.200,"host":"web-1"}') == Owner(host="web-1", waited=4.2)
+    for other in ("7", "NaN", "-1.0", "1e99", '"4.2"'):
+        assert Owner.unpack(f'{{"waited":{other}}}') == Owner()
 
 
 def test_a_task_is_known_by_an_id_that_is_too_long_to_be_kept() -> None:

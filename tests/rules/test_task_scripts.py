@@ -315,10 +315,16 @@ def test_skips_are_counted_until_a_success(server: Keyspace) -> None:
     assert skip("skip", "duplicate") == 2
     finish(server, "success")
     assert skip("skip", "duplicate") == 0
+    assert server.fields(KEYS.runs)["skipped"] == f"{server.ms - 500}," * 2
+    for _ in range(100):
+        server.advance(1)
+        skip("skip", "busy")
+    times = server.run(scripts.RUNS)[8].split(",")
+    assert times == [*(str(server.ms - ago) for ago in range(59, -1, -1)), ""]
 
 
 def test_all_that_is_known_of_runs_is_told(server: Keyspace) -> None:
-    assert server.run(scripts.RUNS) == [str(server.ms), "", "", "", "", [], 0, ""]
+    assert server.run(scripts.RUNS) == [str(server.ms), "", "", "", "", [], 0, "", ""]
     finish(server, "success")
     finish(server, "failure")
     ended = [f"{server.ms - ago}|250||o" for ago in (250, 0)]
@@ -338,6 +344,7 @@ def test_all_that_is_known_of_runs_is_told(server: Keyspace) -> None:
         [f"#2|{head}{lease_id('a')}|by-a", f"|{head}{lease_id('c')}|by-c"],
         0,
         f"{head}late|o",
+        f"{server.ms},",
     ]
 
 

@@ -610,6 +610,7 @@ def _last_runs(replies: list[Any], of: int) -> list[Any]:
         started=sorted(note_of[lease] for lease in noted_by if noted_by[lease] >= enough),
         # They are counted from the last success on.
         skips=max(one.skips for one in answers if one.success == success),
+        skipped=max((one.skipped for one in answers), key=len),
     )
     return [*merged]
 

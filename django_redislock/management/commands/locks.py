@@ -38,7 +38,7 @@ from django_redislock.management.console import (
     operator,
 )
 from django_redislock.management.live_view import LiveView
-from django_redislock.management.terminal import pasteable
+from django_redislock.management.terminal import moment, pasteable
 from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
@@ -127,12 +127,24 @@ class Command(BaseCommand):
             self.console.print(filter(None, (unknown, terminal.meant(similar))))
             return
         free = {"name": detail.name, "alias": detail.alias, "state": "free"}
+        taken, ends = detail.moments
+        times = {"taken_at": moment(taken), "expires_at": moment(ends)}
         self.console.print_json(
             {
-                **(detail.lock.as_dict() if detail.lock else free),
+                **({**detail.lock.as_dict(), **times} if detail.lock else free),
                 "others": [lock.as_dict() for lock in detail.others],
-                "waiting": [waiter.as_dict() for waiter in detail.waiters],
-                "past": [lease.as_dict() for lease in detail.past],
+                "waiting": [
+                    {**one.as_dict(), "queued_at": moment(detail.server_time - one.waiting_for)}
+                    for one in detail.waiters
+                ],
+                "past": [
+                    {
+                        **lease.as_dict(),
+                        "taken_at": moment(lease.since),
+                        "ended_at": moment(lease.until),
+                    }
+                    for lease in detail.past
+                ],
                 "runs": record and record.as_dict(),
                 "known": not unknown,
                 "similar": similar,
