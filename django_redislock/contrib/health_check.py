@@ -1,0 +1,65 @@
+"""A check for django-health-check: whether locks can be had; see docs/monitoring.md."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from django.core.exceptions import ImproperlyConfigured
+from health_check.base import HealthCheck
+from health_check.exceptions import ServiceUnavailable
+
+from django_redislock import held
+from django_redislock.conf import aliases, conf
+from django_redislock.humanize import visible
+from django_redislock.lock import distributed_lock
+from django_redislock.rules.arguments import SHORTEST_TTL
+
+PROBE = "django_redislock:health-check"
+
+
+@dataclass
+class Locks(HealthCheck):  # type: ignore[misc] # the package has no types
+    """Take a lock of each alias and release it.
+
+    A lock that another process is just checking counts as answered.
+
+    Args:
+        alias: The alias in REDISLOCK; all of them by default.
+        timeout: How long each alias may take. They are asked at the same time.
+    """
+
+    alias: str | None = None
+    timeout: timedelta = field(default=timedelta(seconds=5), repr=False)
+
+    async def run(self) -> None:
+        """Raises ServiceUnavailable, which says of each alias what is wrong, without secrets."""
+        try:
+            chosen = aliases() if self.alias is None else [self.alias]
+        except ImproperlyConfigured as error:
+            raise ServiceUnavailable(str(error)) from error
+        problems = await asyncio.gather(*map(self._problem, chosen))
+        if any(problems):
+            raise ServiceUnavailable(" ".join(filter(None, problems)))
+
+    async def _problem(self, alias: str) -> str:
+        """What is wrong with one alias, as a sentence; "" if nothing is."""
+        most = self.timeout.total_seconds()
+        asked = asyncio.ensure_future(self._ask(alias, most))
+        if (await asyncio.wait({asked}, timeout=most))[0]:
+            return asked.result()
+        asked.cancel()  # It takes up to a second to undo what may have been done.
+        server = " ".join(filter(None, [conf(alias).address, f"({alias})"]))
+        return visible(f"The server {server} did not answer within {most:g} s.")
+
+    async def _ask(self, alias: str, most: float) -> str:
+        # Two tries, each of a third of the ttl, unless OPTIONS have a socket_timeout.
+        ttl = max(1.2 * most, SHORTEST_TTL)
+        try:
+            lock = distributed_lock(PROBE, ttl=ttl, wait=0, renew=False, using=alias)
+            if await lock.aacquire():
+                await lock.arelease()
+        except held.PROBLEMS as error:
+            return held.problem(error, alias)
+        return ""

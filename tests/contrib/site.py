@@ -1,0 +1,49 @@
+"""A site with the views that the tests of the debug toolbar and of the health check visit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django.http import HttpResponse
+from django.urls import include, path
+
+from django_redislock import distributed_lock
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+
+
+def draw(request: HttpRequest) -> HttpResponse:
+    """Take two locks, and one that may be busy."""
+    with distributed_lock("lottery"):
+        pass
+    try:
+        with distributed_lock("report"):
+            raise ValueError
+    except ValueError:
+        pass
+    other = distributed_lock("<b>busy</b>", wait=0)
+    text = "got it" if other.acquire() else "busy"
+    if other.lease:
+        other.release()
+    return HttpResponse(f"<html><body>{text}</body></html>")
+
+
+async def adraw(request: HttpRequest) -> HttpResponse:
+    """The same with one lock, in a coroutine."""
+    async with distributed_lock("lottery"):
+        pass
+    return HttpResponse("<html><body>drawn</body></html>")
+
+
+def nothing(request: HttpRequest) -> HttpResponse:
+    """Take no lock."""
+    return HttpResponse("<html><body>nothing</body></html>")
+
+
+urlpatterns = [
+    path("draw/", draw),
+    path("adraw/", adraw),
+    path("nothing/", nothing),
+    path("__debug__/", include("debug_toolbar.urls")),
+]

@@ -1,0 +1,89 @@
+"""The panel of the debug toolbar, within the toolbar itself."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from django.test import AsyncClient, Client, modify_settings, override_settings
+
+from django_redislock import signals
+from tests.support.others import held_by
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytest.importorskip("debug_toolbar")
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("locks")]
+
+
+@pytest.fixture(autouse=True)
+def toolbar() -> Iterator[None]:
+    """A site with the toolbar, and in it this panel alone."""
+    with (
+        modify_settings(
+            INSTALLED_APPS={"append": "debug_toolbar"},
+            MIDDLEWARE={"prepend": "debug_toolbar.middleware.DebugToolbarMiddleware"},
+        ),
+        override_settings(
+            ROOT_URLCONF="tests.contrib.site",
+            DEBUG_TOOLBAR_PANELS=["django_redislock.contrib.debug_toolbar.LocksPanel"],
+            DEBUG_TOOLBAR_CONFIG={
+                "SHOW_TOOLBAR_CALLBACK": "tests.contrib.test_debug_toolbar.shown",
+                "RENDER_PANELS": True,
+            },
+        ),
+    ):
+        yield
+
+
+def shown(request: object) -> bool:
+    return True
+
+
+def rows(content: bytes) -> list[list[str]]:
+    """The cells of the panel."""
+    lines = re.findall(r"<tr>(<td>.*?)</tr>", content.decode(), re.DOTALL)
+    return [re.findall("<td>(.*?)</td>", line) for line in lines]
+
+
+def receivers() -> int:
+    names = ("lock_acquired", "lock_released", "lock_timed_out", "lock_lost")
+    return sum(len(getattr(signals, name).receivers) for name in names)
+
+
+def test_the_panel_shows_each_lock_of_the_request() -> None:
+    before = receivers()
+    with held_by("<b>busy</b>", task="lottery.tasks.draw"):
+        answer = Client().get("/draw/")
+    lottery, report, busy = rows(answer.content)
+    assert (lottery[0], lottery[1], lottery[5], lottery[6]) == (
+        "lottery",
+        "default",
+        "released",
+        "2",
+    )
+    assert all(re.fullmatch(r"\d+\.\d s", time) for time in lottery[2:4])
+    assert (report[0], report[5]) == ("report", "released after an error")
+    assert (busy[0], busy[3], busy[5], busy[6]) == ("&lt;b&gt;busy&lt;/b&gt;", "", "busy", "1")
+    assert busy[4] == "web-3:4711 id-1"
+    assert "5 round trips at least" in answer.content.decode()
+    assert "3 locks, waited 0.0 s" in answer.content.decode()
+    assert receivers() == before
+
+
+def test_other_requests_are_not_in_the_panel() -> None:
+    answer = Client().get("/nothing/")
+    assert "This request has asked for no lock." in answer.content.decode()
+    assert rows(answer.content) == []
+
+
+async def test_the_panel_shows_the_locks_of_a_coroutine() -> None:
+    (lottery,) = rows((await AsyncClient().get("/adraw/")).content)
+    assert (lottery[0], lottery[5]) == ("lottery", "released")
+
+
+def test_a_coroutine_within_a_blocking_site_is_shown_too() -> None:
+    (lottery,) = rows(Client().get("/adraw/").content)
+    assert (lottery[0], lottery[5]) == ("lottery", "released")
