@@ -112,6 +112,40 @@ def facts_in(page: Page, part: str = "") -> dict[str, str]:
     return {label: " ".join(re.sub("<[^>]*>", " ", shown).split()) for label, shown in facts}
 
 
+class Inline(HTMLParser):
+    """What a strict Content-Security-Policy forbids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = dict(attrs)
+        if tag == "style" or (tag == "script" and not {"src", "type"} & names.keys()):
+            self.found.append(tag)
+        self.found += [name for name in names if name == "style" or name.startswith("on")]
+
+
+def test_no_page_has_scripts_or_styles_in_it(sign_in: Callable[..., Client]) -> None:
+    root = sign_in("root")
+    with held_by("lottery", task="lottery.tasks.draw"):
+        chosen = {"lease": reference("lottery")}
+        pages = [
+            root.get(LIST),
+            root.get(detail("lottery")),
+            root.post(RELEASE, chosen),
+            root.post(f"{LIST}hold/", {"lock": LockPage.named("lottery", "default").key}),
+            root.get(detail("lottery").replace("/change/", "/history/")),
+            root.get("/admin/django_redislock/completedrun/"),
+        ]
+    for page in pages:
+        assert page.status_code == 200
+        inline = Inline()
+        inline.feed(text(page))
+        assert inline.found == []
+    assert "redislock-hour" in text(pages[1])
+
+
 # --- who may what --------------------------------------------------------------------------------
 
 

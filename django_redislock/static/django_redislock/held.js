@@ -77,13 +77,13 @@
 
     function watchBoxes() {
         if (boxes().length && window.Actions) {
-            window.Actions(nowThere);
+            window.Actions(nowThere, {parent: document}); // unfold's own script wants the latter.
         }
     }
 
     function showCount() {
         const counter = document.querySelector("span.action-counter");
-        const toggle = document.getElementById("action-toggle");
+        const toggle = document.querySelector("#action-toggle, .action-toggle");
         if (!counter || !toggle) {
             return;
         }
@@ -101,6 +101,9 @@
     /* What a person may have typed, chosen or opened is theirs, and not the server's. */
     const THEIRS = "input, select, textarea";
     const THEIR_ATTRIBUTES = {DETAILS: ["open"]};
+    /* No answer of the server has styles: a script of the page, such as unfold's, shows and hides. */
+    const BY_SCRIPTS = ".select2"; // What jazzmin's script has put in the place of a select.
+    const OF_SCRIPTS = ["style", "x-cloak"];
 
     /* What tells a child from its neighbours, however many came or went: a row by the link to its
        lock, whoever holds that now. */
@@ -133,7 +136,7 @@
         const theirs = THEIR_ATTRIBUTES[node.nodeName] || [];
         for (const name of new Set([...node.getAttributeNames(), ...other.getAttributeNames()])) {
             const value = other.getAttribute(name);
-            if (theirs.includes(name) || node.getAttribute(name) === value) {
+            if (OF_SCRIPTS.includes(name) || theirs.includes(name) || node.getAttribute(name) === value) {
                 continue;
             }
             if (value === null) {
@@ -152,7 +155,9 @@
         }
         const pairs = Array.from(other.childNodes, (child) => [(old.get(keyOf(child)) || []).shift(), child]);
         for (const gone of Array.from(old.values()).flat()) {
-            gone.remove();
+            if (!(gone instanceof Element && gone.matches(BY_SCRIPTS))) {
+                gone.remove();
+            }
         }
         let next = node.firstChild;
         for (const [child, fresh] of pairs) {

@@ -42,13 +42,13 @@ WINDOW: ViewportSize = {"width": 1280, "height": 720}
 class Stage:
     """A lock server, and a site that shows its locks."""
 
-    def __init__(self, folder: Path, *others: str) -> None:
+    def __init__(self, folder: Path, *others: str, prelude: str = "") -> None:
         self.server = Server(KIND).start()
         self.redislock = {"default": {"LOCATION": self.server.url, "TTL": 30}}
         for alias in others:
             self.redislock[alias] = {**self.redislock["default"], "KEY_PREFIX": alias}
         self._folder = str(folder)
-        self._site = Child(site.serve, self._folder, redislock=self.redislock)
+        self._site = Child(site.serve, self._folder, redislock=self.redislock, prelude=prelude)
         self.url: str = self._site.read(timeout=HUNG)
         self.sessions: dict[str, StorageState] = {}  # Of each user who has signed in.
         self.windows: dict[str, list[Page]] = {}  # Unused ones, by who looks, and how.
@@ -200,9 +200,9 @@ class Visit:
     def _sign_in(self, context: BrowserContext, user: str) -> StorageState:
         page = context.new_page()
         page.goto("/admin/login/?next=/admin/")
-        page.fill("#id_username", user)
-        page.fill("#id_password", site.PASSWORD)
-        page.click("input[type=submit]")
+        page.fill("[name=username]", user)
+        page.fill("[name=password]", site.PASSWORD)
+        page.click("[type=submit]")
         page.wait_for_url("**/admin/")
         state = context.storage_state()
         context.close()

@@ -577,6 +577,7 @@ def test_badges_and_bars_can_be_read_in_both_themes(
 ) -> None:
     stage.machine("web-1", 1, {"name": "lottery", "seconds": 0.01, "min_hold": 60})
     stage.machine("web-1", 1, {"name": "prizes"})
+    stage.machine("web-2", 1, {"name": "prizes"})
     here = visit(color_scheme=scheme)
     page = here.list()
     ground = luminance(page, "body", "backgroundColor")
@@ -587,7 +588,18 @@ def test_badges_and_bars_can_be_read_in_both_themes(
     assert contrast(luminance(page, ".redislock-cooling", "color"), ground) >= 4.5
     page.click("text=prizes")
     here.sees("Recently")
-    assert contrast(luminance(page, ".redislock-bar-held", "fill"), ground) >= 3
+    for bar in ("held", "wait"):
+        assert contrast(luminance(page, f".redislock-bar-{bar}", "fill"), ground) >= 3
+
+
+def test_the_policy_forbids_what_is_inline_and_a_violation_is_noticed(
+    visit: Callable[..., Visit],
+) -> None:
+    here = visit()
+    page = here.list()
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<p style=\"color: red\">x</p>')")
+    here.until(lambda: here.trouble)
+    assert "Content Security Policy" in here.trouble.pop()
 
 
 def contrast(one: float, other: float) -> float:

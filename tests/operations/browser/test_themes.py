@@ -1,0 +1,90 @@
+"""The pages within admins of another look: all that matters is seen, and can be used.
+
+These packages replace Django's templates and styles, so the pages look plainer there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.conftest import skip_or_fail
+from tests.operations.browser.conftest import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.operations.browser.conftest import Visit
+
+pytestmark = pytest.mark.slow
+
+PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True}
+
+
+@pytest.fixture(scope="module", params=["unfold", "jazzmin"])
+def theatre(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
+    if importlib.util.find_spec(request.param) is None:
+        skip_or_fail(f"this needs django-{request.param} from PyPI")
+    settings = {
+        "DJANGO_SETTINGS_MODULE": "tests.operations.browser.themed_settings",
+        "TESTS_THEME": request.param,
+    }
+    prelude = f"import os; os.environ |= {settings}"
+    stage = Stage(tmp_path_factory.mktemp("site"), prelude=prelude)
+    yield stage
+    stage.close()
+
+
+# Of these texts, those that nobody sees: they are missing, cut or covered.
+UNSEEN = """
+texts => texts.filter(text => {
+    const has = one => one.textContent.includes(text);
+    const innermost = Array.from(document.body.querySelectorAll("*:not(script, style, option)"))
+        .filter(one => has(one) && one.checkVisibility() && !Array.from(one.children).some(has));
+    return !innermost.some(one => {
+        one.scrollIntoView({behavior: "instant", block: "center", inline: "center"});
+        const rect = one.getClientRects()[0];
+        const top = rect && document.elementFromPoint(
+            rect.left + rect.width / 2, rect.top + rect.height / 2
+        );
+        return top && (one.contains(top) || top.contains(one));
+    });
+})
+"""
+
+
+@pytest.mark.parametrize(("how", "scheme"), [("wide", "light"), ("phone", "dark")])
+def test_what_matters_is_seen_and_can_be_done(
+    stage: Stage, visit: Callable[..., Visit], scheme: str, how: str
+) -> None:
+    stage.machine(
+        "web-1", 1, {"name": "lottery", "task": "lottery.tasks.draw", "task_id": "7" * 36}
+    )
+    stage.machine("web-1", 1, {"name": "prizes", "task": "t", "seconds": 0.01, "turns": 3})
+    stage.machine("web-2", 2, {"name": "lottery"})
+    options = PHONE if how == "phone" else {"viewport": {"width": 1360, "height": 900}}
+    here = visit("root", color_scheme=scheme, **options)
+    page = here.list()
+    wanted = ["lottery", "held", "web-1:1", "lottery.tasks.draw", "7" * 36, "as of", "Pause"]
+    assert page.evaluate(UNSEEN, wanted) == []
+    here.mark()
+    newer = stage.hold("newer")
+    here.until(lambda: "newer" in here.names(), "the list brings itself up to date")
+    newer.send("release")
+    here.until(lambda: "newer" not in here.names())
+    assert here.same_page()
+    here.row("lottery").locator("input").check()
+    assert page.locator(".actions").locator("select:visible, .select2:visible").count()
+    page.locator("#result_list").get_by_role("link", name="lottery").click()
+    here.sees("Recently")
+    wanted = ["Force release…", "Hold…", "Waiting, the next first", "The last hour", "Recently"]
+    assert page.evaluate(UNSEEN, [*wanted, "web-2:2", "waiting now"]) == []
+    page.get_by_role("button", name="Force release…").click()
+    here.sees("No, take me back")
+    assert page.evaluate(UNSEEN, ["The holder is not stopped.", "Reason, for the log"]) == []
+    page.get_by_role("button", name="Yes, release it").click()
+    here.sees("was released.")
