@@ -103,7 +103,7 @@ class Record(Jsonable):
         skips: How many were skipped since the last success.
         under_way: The runs that hold the lock right now; several if the task has a limit.
         skipped_at: When the last runs were skipped, in seconds since the epoch by the server's
-            clock, the oldest first: 60 at most, and no duplicates.
+            clock, the oldest first: 30 at most, and no duplicates.
     """
 
     name: str

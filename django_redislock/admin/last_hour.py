@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from django_redislock.held import Detail, Record
 
 HOUR = 3600.0
+MOST_SKIPS = 30  # So many the server keeps, see lua/_runs.lua.
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ def _waited(span: Span) -> str:
 
 def _skips(times: list[float], start: float) -> Picture:
     ago = duration(start + HOUR - times[-1]) if times else ""
-    says = f"{len(times)}, the last {ago} ago" if times else "none"
+    more = " or more" if len(times) >= MOST_SKIPS else ""
+    says = f"{len(times)}{more}, the last {ago} ago" if times else "none"
     return Picture("Skips", says, [_mark(at, at, start, "skip", "skipped") for at in times])
 
 

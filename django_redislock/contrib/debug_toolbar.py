@@ -40,6 +40,7 @@ class LocksPanel(Panel):
             signals.lock_acquired: self._acquired,
             signals.lock_released: self._released,
             signals.lock_timed_out: self._timed_out,
+            signals.lock_unavailable: self._unavailable,
             signals.lock_lost: self._lost,
         }
 
@@ -102,6 +103,10 @@ class LocksPanel(Panel):
     def _timed_out(self, name: str, using: str, holder: str, waited: float, **_: Any) -> None:
         if _current.get() is self:
             self._note(name, using, waited, blocked_by=visible(str(holder)), outcome="busy")
+
+    def _unavailable(self, name: str, using: str, reason: str, waited: float, **_: Any) -> None:
+        if _current.get() is self:
+            self._note(name, using, waited, outcome=f"unavailable: {reason}")
 
     def _lost(self, lease: Lease, reason: str, **_: Any) -> None:
         if lock := self._by_lease.get(lease.id):

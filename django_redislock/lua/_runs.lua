@@ -20,7 +20,7 @@
 --
 -- Trouble with it (pcall) never fails an operation on the lock.
 
-local SKIPPED = 60 * 14 -- characters: so many skips, each with 13 digits and a comma
+local SKIPPED = 30 * 14 -- characters: so many skips, each with 13 digits and a comma
 local MADE_ROOM = 8 -- locks of which a new one drops the records, at most: more than one, should fewer be kept from now on
 
 -- The time in ms with which an entry begins; 0 if there is none.

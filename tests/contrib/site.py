@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from django.http import HttpResponse
 from django.urls import include, path
 
-from django_redislock import distributed_lock
+from django_redislock import LockUnavailable, distributed_lock
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -36,6 +37,13 @@ async def adraw(request: HttpRequest) -> HttpResponse:
     return HttpResponse("<html><body>drawn</body></html>")
 
 
+def tried(request: HttpRequest) -> HttpResponse:
+    """Ask a server that may not answer."""
+    with suppress(LockUnavailable), distributed_lock("lottery"):
+        pass
+    return HttpResponse("<html><body>tried</body></html>")
+
+
 def nothing(request: HttpRequest) -> HttpResponse:
     """Take no lock."""
     return HttpResponse("<html><body>nothing</body></html>")
@@ -45,5 +53,6 @@ urlpatterns = [
     path("draw/", draw),
     path("adraw/", adraw),
     path("nothing/", nothing),
+    path("tried/", tried),
     path("__debug__/", include("debug_toolbar.urls")),
 ]

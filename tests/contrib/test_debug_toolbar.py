@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.dispatch import Signal
 from django.test import AsyncClient, Client, modify_settings, override_settings
 
 from django_redislock import signals
@@ -49,8 +50,8 @@ def rows(content: bytes) -> list[list[str]]:
 
 
 def receivers() -> int:
-    names = ("lock_acquired", "lock_released", "lock_timed_out", "lock_lost")
-    return sum(len(getattr(signals, name).receivers) for name in names)
+    every = (one for one in vars(signals).values() if isinstance(one, Signal))
+    return sum(len(signal.receivers) for signal in every)
 
 
 def test_the_panel_shows_each_lock_of_the_request() -> None:
@@ -77,6 +78,12 @@ def test_other_requests_are_not_in_the_panel() -> None:
     answer = Client().get("/nothing/")
     assert "This request has asked for no lock." in answer.content.decode()
     assert rows(answer.content) == []
+
+
+def test_a_server_that_cannot_answer_is_in_the_panel(settings: Any) -> None:
+    settings.REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:1/0"}}
+    (lottery,) = rows(Client(raise_request_exception=False).get("/tried/").content)
+    assert (lottery[0], lottery[5]) == ("lottery", "unavailable: connection")
 
 
 async def test_the_panel_shows_the_locks_of_a_coroutine() -> None:

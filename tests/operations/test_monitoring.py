@@ -26,7 +26,9 @@ SIGNALS = (signals.lock_acquired, signals.lock_released, signals.lock_lost)
 @pytest.fixture
 def audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The recipe is in use; returns the directory with its files."""
-    module, settings = code_of((ROOT / "docs" / "monitoring.md").read_text(), "python")[-2:]
+    text = (ROOT / "docs" / "monitoring.md").read_text()
+    section = text.partition("\n## Who held what")[2].partition("\n## ")[0]
+    module, settings = code_of(section, "python")
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "audit.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
