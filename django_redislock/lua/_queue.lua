@@ -109,7 +109,7 @@ end
 -- The owner of a lease for which it has queued for a second or longer says for how long (s), for the timeline.
 local function with_wait(owner, ticket, us)
   local waited = (us - ticket) / 1000000
-  if waited >= 0.9995 and string.sub(owner, 1, 2) == '{"' then
+  if waited >= 0.9995 and tonumber(ticket) > 0 and string.sub(owner, 1, 2) == '{"' then -- no hold
     return '{"waited":' .. string.format('%.3f', waited) .. ',' .. string.sub(owner, 2)
   end
   return owner
