@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from django_redislock.admin.timeline import THINNEST, TICKS, percent, spans, tick
+from django_redislock.admin.timeline import TICKS, percent, spans, tick
 from django_redislock.humanize import counted, duration, visible
 
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from django_redislock.held import Detail, Record
 
 HOUR = 3600.0
+THINNEST = 0.8  # Percent: a moment must be seen on a phone too.
 MOST_SKIPS = 30  # So many the server keeps, see lua/_runs.lua.
 
 
@@ -121,7 +122,8 @@ def _losses(leases: list[Span], start: float) -> Picture:
     forced = sum(span.ended == "forced" for span in lost)
     expired = len(lost) - forced
     kinds = (f"{forced} by force" * bool(forced), f"{expired} expired" * bool(expired))
-    marks = [_mark(span.until, span.until, start, span.ended, span.says) for span in lost]
+    kind = {"forced": "forced", "expired": "failed"}  # What is hatched is not seen when it is thin.
+    marks = [_mark(span.until, span.until, start, kind[span.ended], span.says) for span in lost]
     return Picture("Losses", ", ".join(filter(None, kinds)) or "none", marks)
 
 

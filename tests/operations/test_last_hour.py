@@ -52,8 +52,8 @@ def test_runs_waits_skips_and_losses_are_where_they_were() -> None:
         ("75.00%", "25.00%", "done"),
     ]
     assert marks(hour, "Waits") == [("62.50%", "12.50%", "wait"), ("97.50%", "2.50%", "wait")]
-    assert marks(hour, "Skips") == [("50.00%", "0.50%", "skip"), ("98.33%", "0.50%", "skip")]
-    assert marks(hour, "Losses") == [("25.00%", "0.50%", "forced"), ("75.00%", "0.50%", "expired")]
+    assert marks(hour, "Skips") == [("50.00%", "0.80%", "skip"), ("98.33%", "0.80%", "skip")]
+    assert marks(hour, "Losses") == [("25.00%", "0.80%", "forced"), ("75.00%", "0.80%", "failed")]
     assert hour is not None
     assert r"a\u202eb" in hour.pictures[1].marks[1].says
     assert hour.note == ""
