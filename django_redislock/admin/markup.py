@@ -163,6 +163,7 @@ def facts(lock: HeldLock) -> list[tuple[str, Any]]:
         ("Request", visible(who.path)),
         ("Command", visible(who.command)),
         ("Reason", visible(who.reason)),
+        ("Waited", duration(who.waited) if who.waited else ""),
         ("Held for", counting(lock.held_for, "up") if ours else ""),
         ("Expires in", expiry(lock, lock.ends)),
         ("TTL", duration(lock.ttl) if lock.ttl else ""),

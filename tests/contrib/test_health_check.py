@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import async_to_sync
 from django.test import RequestFactory
-from health_check.views import HealthCheckView
+from health_check.views import HealthCheckView  # Of django-health-check, from PyPI.
 
 from django_redislock.contrib.health_check import PROBE
 from tests.support.others import held_by

@@ -1,7 +1,8 @@
-"""How long, and of how many locks, records of task runs are kept: RECORDS_FOR and RECORDS."""
+"""How long, and how many, records of task runs and earlier leases are kept: RECORDS and TIMELINE."""
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock import distributed_lock, held, task_runs
+from django_redislock import LockLost, distributed_lock, held, task_runs
 from django_redislock.activity import Activity, busy_with
 from django_redislock.backends.base import FEWEST_IN_A_BUCKET
 from django_redislock.backends.registry import backends
@@ -18,12 +19,14 @@ from django_redislock.rules.flows import Finished, RunMarker
 from django_redislock.rules.keys import bucket_of, lock_keys, ran_index_key
 from django_redislock.rules.options import Options
 from tests.support.matrix import everywhere, needs_scripts
+from tests.support.processes import hear, say
+from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from django_redislock import Lease
-    from tests.conftest import Locks
+    from tests.conftest import Locks, Spawn
     from tests.support.backends import Place
 
 pytestmark = needs_scripts
@@ -157,3 +160,42 @@ def test_what_cannot_be_kept_is_refused(setting: dict[str, Any], locks: Locks) -
     (name,) = setting
     with pytest.raises(ImproperlyConfigured, match=rf"REDISLOCK\['default'\]\['{name}'\] must be"):
         backends["default"]
+
+
+def test_the_timeline_is_as_long_as_the_settings_say(locks: Locks) -> None:
+    locks.configure(TIMELINE=12)
+    for _ in range(15):
+        with distributed_lock("lottery") as lease:
+            lease.renew()
+    fences = [past.fence for past in held.detail("lottery").past]
+    assert len(fences) == 12
+    locks.configure(TIMELINE=10)
+    assert [past.fence for past in held.detail("lottery").past] == fences[2:]
+    with pytest.raises(LockLost), distributed_lock("lottery") as lease:
+        held.force_release("lottery", lease.id)
+    assert locks.redis.llen(lock_keys(locks.prefix, "lottery").past) == 10
+
+
+@pytest.mark.waits
+def test_a_lease_knows_for_how_long_it_was_queued(locks: Locks, spawn: Spawn) -> None:
+    with distributed_lock("lottery"):
+        child = spawn(take_and_hold, "lottery")
+        wait_until(lambda: len(held.detail("lottery").waiters) == 1)
+        time.sleep(1.1)  # What is measured.
+    assert child.read() == "held"
+    lock = held.get("lottery")
+    assert lock is not None
+    assert 1.0 <= lock.owner.waited < HUNG
+    assert lock.as_dict()["waited"] == lock.owner.waited
+    child.send("release")
+    assert child.read() == "released"
+    (past,) = [one for one in held.detail("lottery").past if one.id == lock.id]
+    assert past.owner.waited == lock.owner.waited
+
+
+def take_and_hold(name: str) -> None:
+    with distributed_lock(name, wait=60) as lease:
+        lease.renew()
+        say("held")
+        hear()
+    say("released")
