@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from django_redislock.celery.options import Conflict
     from django_redislock.lease import Lease
+    from django_redislock.monitors import Monitor
     from django_redislock.rules.limit import Limit
 
 
@@ -249,6 +250,7 @@ def single_instance_task(
     on_conflict: str | Callable[[Conflict], Any] = "skip",
     conflict_deadline: float | timedelta = HOUR,
     on_unavailable: str = "raise",
+    monitor: Monitor | Sequence[Monitor] | None = None,
     abort_on_lost: bool = False,
     limit: int | None = None,
     limits: Sequence[Limit] | None = None,
@@ -289,6 +291,9 @@ def single_instance_task(first: Any = None, /, **options: Any) -> Any:
         conflict_deadline: How long "retry" is ready to come back.
         on_unavailable: What a run does if Redis cannot answer: "raise" raises LockUnavailable,
             "retry" comes back until conflict_deadline, then raises; "run" runs without the lock.
+        monitor: A Monitor, or a list of them, of django_redislock.monitors, as Ping("https://...")
+            or Sentry("nightly"). It is told the begin and the end of each run that is not skipped,
+            outside the lock's time.
         abort_on_lost: Whether the body ends with LockLost at the next current_lease(), self.lease
             or ensure_held() after its lease is lost.
         limit: How many runs may happen at a time, first come first served: each has one of so many

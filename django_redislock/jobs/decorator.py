@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from django_redislock.jobs.options import Conflict
     from django_redislock.jobs.run import NameOf
     from django_redislock.jobs.skipped import Skipped
+    from django_redislock.monitors import Monitor
     from django_redislock.rules.limit import Limit
 
     Seconds = float | timedelta
@@ -98,6 +99,7 @@ def single_instance(
     using: str = DEFAULT_ALIAS,
     on_conflict: str | Callable[[Conflict], Any] = "skip",
     on_unavailable: str = "raise",
+    monitor: Monitor | Sequence[Monitor] | None = None,
 ) -> Decorator: ...
 
 
@@ -117,6 +119,7 @@ def single_instance(
     using: str = DEFAULT_ALIAS,
     on_conflict: str | Callable[[Conflict], Any] = "skip",
     on_unavailable: str = "raise",
+    monitor: Monitor | Sequence[Monitor] | None = None,
 ) -> Any:
     """Let one run of a function happen at a time, anywhere; what comes meanwhile is skipped.
 
@@ -152,6 +155,9 @@ def single_instance(
             its return value is the result.
         on_unavailable: What a run does if Redis cannot answer: "raise" raises LockUnavailable,
             "run" runs without the lock.
+        monitor: A Monitor, or a list of them, of django_redislock.monitors, as Ping("https://...")
+            or Sentry("nightly"). It is told the begin and the end of each run that is not skipped,
+            outside the lock's time.
 
     Raises:
         TypeError, ValueError: An argument is unknown, of the wrong type or out of range; or what is

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from django_redislock.fencing import check_database
+from django_redislock.monitors import Monitor, check_monitors
 from django_redislock.process import cached_property
 from django_redislock.rules.arguments import SHORTEST_TTL, database, flag, number, seconds, text
 from django_redislock.rules.limit import Limit, check_limits
@@ -49,6 +50,7 @@ class JobOptions:
     limits: tuple[Limit, ...] | None = None  # Of which a run takes all; the first names its lock.
     using: str = DEFAULT_ALIAS
     atomic: str | None = None  # The database of the transaction around the body.
+    monitor: tuple[Monitor, ...] = ()  # What is told of runs that are not skipped.
 
     conflict_policies: ClassVar[tuple[str, ...]] = ("skip", "raise", "wait")
     unavailable_policies: ClassVar[tuple[str, ...]] = ("raise", "run")
@@ -99,6 +101,8 @@ class JobOptions:
         number(limit, "limit", MOST_PERMITS)
         if "limits" in options:
             options["limits"] = check_limits(options["limits"])
+        if "monitor" in options:
+            options["monitor"] = check_monitors(options["monitor"])
         parsed = cls(**options)
         parsed.check_together(options)
         return parsed

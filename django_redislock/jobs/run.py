@@ -22,6 +22,7 @@ from django_redislock.jobs.options import DATABASE, Conflict, JobOptions
 from django_redislock.jobs.skipped import Skipped
 from django_redislock.lease import Lease
 from django_redislock.lock import JointLock, Lock
+from django_redislock.monitors import CheckIns
 from django_redislock.process import cached_property
 from django_redislock.rules.flows import Busy, Done, Finished, RunMarker
 from django_redislock.rules.names import check_name
@@ -101,6 +102,7 @@ class JobRun:
     _began: float | None = None  # When its body did.
     baton = ""  # By which it is to take up a lease, see baton.py.
     _lock: Lock | None = None  # That was asked last.
+    _check_ins: CheckIns | None = None  # Once its body has begun.
 
     def __init__(
         self,
@@ -176,12 +178,10 @@ class JobRun:
         try:
             result = self._execute(body)
         except BaseException as error:
-            if news := self._news_of_end(error):
-                signals.send(signals.run_ended, **news)
+            self._tell_end(error)
             raise
         else:
-            if news := self._news_of_end(None):
-                signals.send(signals.run_ended, **news)
+            self._tell_end(None)
             return result
         finally:
             current_activity.reset(was_busy_with)
@@ -194,15 +194,32 @@ class JobRun:
         except GeneratorExit:
             raise  # Nothing can be awaited any more.
         except BaseException as error:
-            if news := self._news_of_end(error):
-                await signals.run_ended.asend_robust(**news)
+            await self._atell_end(error)
             raise
         else:
-            if news := self._news_of_end(None):
-                await signals.run_ended.asend_robust(**news)
+            await self._atell_end(None)
             return result
         finally:
             current_activity.reset(was_busy_with)
+
+    def _begin(self) -> None:
+        """The body begins."""
+        self._began = clock.now()
+        if self.options.monitor:
+            run = (self.activity.task, self.name, self.activity.task_id)
+            self._check_ins = CheckIns(self.options.monitor, *run)
+
+    def _tell_end(self, error: BaseException | None) -> None:
+        """Tell how the run has ended, whose lock is released; *error* is what execute() raises."""
+        if news := self._news_of_end(error):
+            signals.send(signals.run_ended, **news)
+        self._check_out(error)
+
+    async def _atell_end(self, error: BaseException | None) -> None:
+        if news := self._news_of_end(error):
+            await signals.run_ended.asend_robust(**news)
+        if self._check_ins is not None:
+            await asyncio.to_thread(self._check_out, error)
 
     def _news_of_end(self, error: BaseException | None) -> dict[str, Any] | None:
         """What run_ended is to tell; None if the body has not begun, or nobody wants to know."""
@@ -210,6 +227,12 @@ class JobRun:
             return None
         took = clock.now() - self._began
         return self._news(lease=self.lease, outcome=self._outcome_of(error), took=took)
+
+    def _check_out(self, error: BaseException | None) -> None:
+        """Tell the monitors, unless the work goes on in another run."""
+        if self._check_ins is not None:
+            outcome = self._outcome_of(error)
+            self._check_ins.end(outcome, error)
 
     def _outcome_of(self, error: BaseException | None) -> RunOutcome:
         """That of a body that has begun; *error* is what execute() raises."""
@@ -293,7 +316,7 @@ class JobRun:
         try:
             result = None  # Of a body that has replaced itself.
             with self._transaction() if self.options.atomic is not None else NO_TRANSACTION:
-                self._began = clock.now()
+                self._begin()
                 if signals.run_started.receivers:
                     signals.send(signals.run_started, **self._news(lease=lease))
                 result = body(*self.args, **self.kwargs)
@@ -305,7 +328,7 @@ class JobRun:
         self.lease = lease
         before = running.set(self)
         try:
-            self._began = clock.now()
+            self._begin()
             if signals.run_started.receivers:
                 await signals.run_started.asend_robust(**self._news(lease=lease))
             return await body(*self.args, **self.kwargs)

@@ -12,6 +12,7 @@ from django_redislock import held
 from django_redislock.humanize import parse_duration
 from django_redislock.management.console import BUSY
 from django_redislock.management.terminal import pasteable
+from django_redislock.monitors import Ping
 from django_redislock.rules.arguments import DEFAULT_DATABASE
 
 if TYPE_CHECKING:
@@ -123,6 +124,13 @@ def add_acts(parser: CommandParser, version: str) -> None:
     )
     act.add_argument(
         "--fail", action="store_true", help="exit with 1 if there is any such, for probes"
+    )
+    act.add_argument(
+        "--ping",
+        type=_ping,
+        metavar="URL",
+        help="tell this URL if there is none such, and URL/fail if there is any, as healthchecks.io"
+        " has it: an alarm that rings also if no run ever begins",
     )
 
     add_run(acts, version)
@@ -359,6 +367,13 @@ def _limit(text: str) -> int:
 def _duration(text: str) -> float:
     try:
         return parse_duration(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def _ping(text: str) -> Ping:
+    try:
+        return Ping(text)
     except ValueError as error:
         raise ArgumentTypeError(str(error)) from None
 

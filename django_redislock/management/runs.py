@@ -17,6 +17,7 @@ from django_redislock.task_runs import MOST_NAMES
 
 if TYPE_CHECKING:
     from django_redislock.management.console import Console
+    from django_redislock.monitors import Ping
 
 
 def show(
@@ -29,12 +30,14 @@ def show(
     job: str,
     no_success_for: float | None,
     fail: bool,
+    ping: Ping | None,
     json: bool,
     **options: Any,
 ) -> None:
     """Show the records of these locks, of all that are chosen, of a job, or of all."""
-    if fail and no_success_for is None:
-        raise CommandError("--fail goes with --no-success-for.", returncode=USAGE)
+    if (fail or ping) and no_success_for is None:
+        option = "--fail" if fail else "--ping"
+        raise CommandError(f"{option} goes with --no-success-for.", returncode=USAGE)
     chosen = arguments.spelled({"task": task, "prefix": prefix})
     if names and chosen:
         raise CommandError("NAME goes with neither --task nor --prefix.", returncode=USAGE)
@@ -74,14 +77,44 @@ def show(
     if partial:
         console.err.write(f"Only the {MOST_NAMES} locks that ran last are looked at.")
     complaint = ""
-    if fail and chosen and not problems and (found or not known):
-        # A server that did not answer may know of one.
-        among = f", among {counted(len(found), 'lock')}" if found and not job else ""
-        complaint = f"No success of {chosen} in the last {duration(no_success_for)}{among}."
-    elif fail and not chosen and (found or not (known or problems)):
+    if fail or ping:
+        complaint = _complaint(known, found, problems, chosen, no_success_for, of_job=bool(job))
+    if ping:
+        _tell(ping, [*problems.values(), *filter(None, [complaint])])
+    finish(problems.values(), complaint * fail)
+
+
+def _complaint(
+    known: list[held.Record],
+    found: list[held.Record],
+    problems: dict[str, str],
+    chosen: str,
+    no_success_for: float | None,
+    *,
+    of_job: bool,
+) -> str:
+    """What is wrong, as far as the servers have answered; "" if nothing is."""
+    if chosen:
+        if problems or (known and not found):
+            return ""  # A server that did not answer may know of a success.
+        among = f", among {counted(len(found), 'lock')}" if found and not of_job else ""
+        return f"No success of {chosen} in the last {duration(no_success_for)}{among}."
+    if found or not (known or problems):
         without = counted(len(found), "lock") if found else "Nothing is known, so all are"
-        complaint = f"{without} without a success in the last {duration(no_success_for)}."
-    finish(problems.values(), complaint)
+        return f"{without} without a success in the last {duration(no_success_for)}."
+    return ""
+
+
+def _tell(ping: Ping, wrong: list[str]) -> None:
+    """Tell a monitor whether all is well, or what is wrong.
+
+    Raises:
+        CommandError: The monitor did not answer.
+    """
+    try:
+        ping.send("/fail" * bool(wrong), says="\n".join(wrong))
+    except OSError as error:
+        raise CommandError(f"The {ping!r} did not succeed: {error}") from error
 
 
 def _records(

@@ -1,0 +1,288 @@
+"""Monitors of jobs, outside of this site: what they are told when a job does its work, and its end.
+
+Such a monitor is a dead man's switch: it raises an alarm if it is told of a failure, or of nothing
+for too long. Only the run that does the work is told of. A skip tells nothing, so it cannot feed
+the alarm: if every run is skipped, or none begins, the monitor misses a success.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import urllib.request
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from uuid import uuid4
+
+from django_redislock import logs
+from django_redislock.rules.arguments import seconds, text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import timedelta
+    from uuid import UUID
+
+logger = logs.logger("django_redislock.monitors")
+
+_FAILURES = ("failure", "lost", "interrupted")
+
+LONGEST_BODY = 10_000  # Bytes, of what a Ping says of a failure. healthchecks.io keeps so many.
+
+
+class Run(NamedTuple):
+    """What a monitor is told of a run."""
+
+    id: UUID  # The start and the end of a run have the same.
+    job: str  # The full name of the function, the task or the command.
+    lock: str
+    task_id: str  # Of Celery, or "".
+
+    def __str__(self) -> str:
+        return f"{self.job}[{self.task_id}]" if self.task_id else self.job
+
+
+class Monitor:
+    """What is told of the runs of a job. Subclasses tell a service.
+
+    Each method runs in a thread of its own. What it raises is logged, and is never the reason that
+    a run fails.
+
+    Attributes:
+        timeout: Seconds that the end of a run waits until the monitor is told, the lock being
+            released before. It is told also later, if the process lives.
+    """
+
+    timeout = 5.0
+
+    def started(self, run: Run) -> None:
+        """A run has got its lock, and its body begins."""
+
+    def succeeded(self, run: Run, took: float) -> None:
+        """A run has ended well, and its lock is released; *took* seconds after its begin."""
+
+    def failed(self, run: Run, took: float, error: BaseException | None) -> None:
+        """A run has raised *error*; None if it has lost its lock before its end."""
+
+
+class Ping(Monitor):
+    """Tells a URL, by the protocol of healthchecks.io: its start, its success, its failure.
+
+    ``Ping("https://hc-ping.com/<uuid>")`` asks for that URL after a success, for ``/start`` behind
+    it at the begin and for ``/fail`` after a failure, which it says in a line of text. Each request
+    has the id of the run in ``rid``. What speaks the same protocol may stand there.
+    """
+
+    def __init__(self, url: str, *, timeout: float | timedelta = 5.0) -> None:
+        """Make a monitor of the URL that tells a success.
+
+        Args:
+            url: It begins with http:// or https://. A query remains.
+            timeout: Seconds, or a timedelta, in which each request must be answered.
+
+        Raises:
+            ValueError: It is no such URL, or the timeout is no duration.
+        """
+        parts = urlsplit(text(url, "url"))
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(
+                f"url must begin with http:// or https:// and name a host, not {url!r}."
+            )
+        self.timeout = seconds(timeout, "timeout", least=0.1)
+        self._parts = parts
+
+    def __repr__(self) -> str:
+        return f"Ping of {self._parts.hostname}"  # The path is a secret: whoever has it may ping.
+
+    def started(self, run: Run) -> None:
+        """Ask for the URL with /start."""
+        self.send("/start", run.id)
+
+    def succeeded(self, run: Run, took: float) -> None:
+        """Ask for the URL."""
+        self.send("", run.id)
+
+    def failed(self, run: Run, took: float, error: BaseException | None) -> None:
+        """Ask for the URL with /fail, and say what was raised by which run."""
+        why = "its lease was lost" if error is None else type(error).__name__
+        says = f"{run} on {socket.gethostname()} failed after {took:.1f} s: {why}"
+        self.send("/fail", run.id, says)
+
+    def send(self, event: str = "", id: UUID | None = None, says: str = "") -> None:  # noqa: A002
+        """Ask for the URL, now.
+
+        Args:
+            event: "" for a success, "/start" or "/fail".
+            id: Of the run, if it has one.
+            says: What the monitor is to show beside it.
+
+        Raises:
+            OSError: There was no answer in time, or one that says that the ping does not count.
+        """
+        query = parse_qsl(self._parts.query, keep_blank_values=True)
+        if id is not None:
+            query.append(("rid", str(id)))
+        path = self._parts.path.rstrip("/") + event
+        url = urlunsplit(self._parts._replace(path=path, query=urlencode(query), fragment=""))
+        body = says.encode(errors="replace")[:LONGEST_BODY]
+        request = urllib.request.Request(url, data=body, method="POST")
+        request.add_header("Content-Type", "text/plain; charset=utf-8")
+        request.add_header("User-Agent", "django_redislock")
+        with urllib.request.urlopen(request, timeout=self.timeout) as answer:
+            said = answer.read(200).decode(errors="replace")
+        # healthchecks.io answers 200 also for a check that it does not know.
+        if said.startswith("OK (") and said.strip() != "OK":
+            raise OSError(f"{self._parts.hostname} says: {said.strip()}")
+
+
+class Sentry(Monitor):
+    """Tells Sentry, by check-ins of sentry-sdk, which the site initialises.
+
+    Sentry's own monitoring of beat and of tasks calls a skip "ok", since the task returned. Switch
+    it off for the tasks that have this monitor, see docs/monitoring.md.
+    """
+
+    def __init__(
+        self,
+        slug: str,
+        *,
+        timeout: float | timedelta = 5.0,
+        monitor_config: Any = None,
+    ) -> None:
+        """Make a monitor of the one in Sentry that has this slug.
+
+        Args:
+            slug: Of the monitor in Sentry.
+            timeout: Seconds, or a timedelta, in which Sentry must have got each check-in.
+            monitor_config: By which Sentry makes the monitor if there is none, see its docs.
+
+        Raises:
+            ImportError: sentry-sdk is not installed.
+            ValueError: The slug is no text, or the timeout is no duration.
+        """
+        try:
+            import sentry_sdk.crons  # noqa: F401
+        except ImportError as error:
+            raise ImportError(
+                f"The monitor Sentry({slug!r}) needs sentry-sdk: pip install sentry-sdk."
+            ) from error
+        self.slug = text(slug, "slug")
+        self.timeout = seconds(timeout, "timeout", least=0.1)
+        self._config = monitor_config
+
+    def __repr__(self) -> str:
+        return f"Sentry monitor {self.slug!r}"
+
+    def started(self, run: Run) -> None:
+        """Check in as under way."""
+        self._check_in(run, "in_progress")
+
+    def succeeded(self, run: Run, took: float) -> None:
+        """Check in as ok."""
+        self._check_in(run, "ok", took)
+
+    def failed(self, run: Run, took: float, error: BaseException | None) -> None:
+        """Check in as failed."""
+        self._check_in(run, "error", took)
+
+    def _check_in(self, run: Run, status: str, took: float | None = None) -> None:
+        import sentry_sdk
+        from sentry_sdk.crons import capture_checkin
+
+        if sentry_sdk.get_client().transport is None:
+            raise RuntimeError("sentry-sdk is not initialised; call sentry_sdk.init(dsn=...)")
+        capture_checkin(
+            monitor_slug=self.slug,
+            check_in_id=run.id.hex,
+            status=status,
+            duration=took,
+            monitor_config=self._config,
+        )
+        # A process may end right after its job; a child of Celery's pool calls no exit handlers.
+        sentry_sdk.flush(timeout=self.timeout)
+
+
+def check_monitors(raw: object) -> tuple[Monitor, ...]:
+    """The monitors of a job, given as one or as a list.
+
+    Raises:
+        ValueError: Something else is among them.
+    """
+    given = tuple(raw) if isinstance(raw, list | tuple) else (raw,)
+    for one in given:
+        if not isinstance(one, Monitor):
+            raise ValueError(
+                'monitor must be a monitor, as in monitor=Ping("https://...") or'
+                f' monitor=Sentry("nightly"), or a list of them, not {one!r}.'
+            )
+    return given
+
+
+class CheckIns:
+    """What the monitors of one run are told, each by a thread of its own."""
+
+    def __init__(self, monitors: Sequence[Monitor], job: str, lock: str, task_id: str) -> None:
+        """Tell the monitors that a run begins, without waiting for it."""
+        self._run = run = Run(uuid4(), job, lock, task_id)
+        self._began = time.monotonic()
+        self._told = [_Telling(monitor, run) for monitor in monitors]
+
+    def end(self, outcome: str, error: BaseException | None) -> None:
+        """Tell the monitors the end of the run, and wait for it, but not beyond their time.
+
+        Args:
+            outcome: One of OUTCOMES of jobs.run. Of those that are neither a success nor a failure
+                nothing is told: the work goes on in another run, which will begin anew.
+            error: What the run has raised, if anything.
+        """
+        run, took = self._run, time.monotonic() - self._began
+        for one in self._told:
+            if outcome == "success":
+                one.tell(lambda monitor: monitor.succeeded(run, took))
+            elif outcome in _FAILURES:
+                one.tell(lambda monitor: monitor.failed(run, took, error))
+        ends = time.monotonic() + max(one.monitor.timeout for one in self._told)
+        for one in self._told:
+            one.finish(ends)
+
+
+class _Telling:
+    """Tells one monitor of one run."""
+
+    def __init__(self, monitor: Monitor, run: Run) -> None:
+        self.monitor = monitor
+        self._run = run
+        self._news: SimpleQueue[Callable[[Monitor], None] | None] = SimpleQueue()
+        self._news.put(lambda monitor: monitor.started(run))
+        self._thread = threading.Thread(
+            target=self._tell_all, name="redislock-monitor", daemon=True
+        )
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # No more threads, or the interpreter is shutting down.
+            self._complain(error)
+
+    def tell(self, news: Callable[[Monitor], None]) -> None:
+        self._news.put(news)
+
+    def finish(self, ends: float) -> None:
+        """Wait until all is told, but not beyond *ends*."""
+        self._news.put(None)
+        if self._thread.ident is None:
+            return
+        self._thread.join(max(0.0, ends - time.monotonic()))
+        if self._thread.is_alive():
+            self._complain(TimeoutError(f"no answer within {self.monitor.timeout:g} s"))
+
+    def _tell_all(self) -> None:
+        while news := self._news.get():
+            try:
+                news(self.monitor)
+            except Exception as error:  # noqa: BLE001 - it is no reason that the run fails
+                self._complain(error)
+
+    def _complain(self, error: Exception) -> None:
+        run = self._run
+        extra = logs.of(lock=run.lock, job=run.job, task_id=run.task_id or None)
+        logger.warning("The %r was not told of %s: %s", self.monitor, run, error, extra=extra)

@@ -1,0 +1,314 @@
+"""monitor=: a service outside is told of runs that do the work, and never of a skip."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import sentry_sdk
+from celery.exceptions import Ignore, Reject, Retry
+from django.core.management import CommandError, call_command
+
+from django_redislock import LockLost, distributed_lock, held, single_instance, single_instance_task
+from django_redislock.jobs import current_lease
+from django_redislock.monitors import Monitor, Ping, Run, Sentry
+from tests.support.celery_app import EAGER, celery_app
+from tests.support.others import add_rival, rival
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pytest_django import Settings
+
+    from tests.conftest import Locks
+
+HUNG = 10.0
+
+
+class Request(NamedTuple):
+    """What a service was asked for."""
+
+    path: str
+    query: dict[str, list[str]]
+    body: str
+
+
+class Service:
+    """A server on loopback that a monitor tells."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.status, self.says = 200, b"OK"
+        self.answers = threading.Event()
+        self.answers.set()
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers.get("Content-Encoding") == "gzip":
+                    body = gzip.decompress(body)
+                url = urlsplit(self.path)
+                service.requests.append(Request(url.path, parse_qs(url.query), body.decode()))
+                service.answers.wait(HUNG)
+                self.send_response(service.status)
+                self.end_headers()
+                self.wfile.write(service.says)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.address = f"127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    @property
+    def paths(self) -> list[str]:
+        """What was asked for, in order."""
+        return [request.path for request in self.requests]
+
+    def close(self) -> None:
+        """End it."""
+        self.answers.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    service = Service()
+    yield service
+    service.close()
+
+
+def ping(service: Service, **how: Any) -> Ping:
+    return Ping(f"http://{service.address}/nightly?create=1", **how)
+
+
+def job(is_async: bool = False, **options: Any) -> Callable[..., Any]:
+    """A job that returns 1, or raises what it is given; called by blocking code."""
+
+    def work(raising: BaseException | None = None) -> int:
+        if raising:
+            raise raising
+        return 1
+
+    async def awork(raising: BaseException | None = None) -> int:
+        return work(raising)
+
+    if not is_async:
+        return single_instance("nightly", **options)(work)
+    made = single_instance("nightly", **options)(awork)
+    return lambda *given: asyncio.run(made(*given))
+
+
+blocking_or_not = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+
+
+@blocking_or_not
+def test_a_run_tells_its_start_and_its_success_by_one_id(
+    is_async: bool, locks: Locks, service: Service
+) -> None:
+    assert job(is_async, monitor=ping(service))() == 1
+    assert service.paths == ["/nightly/start", "/nightly"]
+    ids = {request.query["rid"][0] for request in service.requests}
+    assert len(ids) == 1
+    assert all(request.query["create"] == ["1"] for request in service.requests)
+
+
+@blocking_or_not
+def test_a_run_that_raises_tells_its_failure(
+    is_async: bool, locks: Locks, service: Service
+) -> None:
+    with pytest.raises(ZeroDivisionError):
+        job(is_async, monitor=ping(service))(ZeroDivisionError("secret"))
+    assert service.paths == ["/nightly/start", "/nightly/fail"]
+    body = service.requests[1].body
+    assert "ZeroDivisionError" in body
+    assert "secret" not in body
+
+
+@blocking_or_not
+def test_a_skip_tells_nothing(
+    is_async: bool, locks: Locks, settings: Settings, service: Service
+) -> None:
+    add_rival(settings, locks)
+    with rival("nightly"):
+        assert job(is_async, monitor=ping(service))()["skipped"] == "busy"
+    done = job(is_async, once=60, monitor=ping(service))
+    done()
+    assert done()["skipped"] == "done"
+    assert service.paths == ["/nightly/start", "/nightly"]
+
+
+def test_the_end_is_told_when_the_lock_is_released(locks: Locks, service: Service) -> None:
+    free: list[bool] = []
+
+    class Looks(Monitor):
+        def succeeded(self, run: Run, took: float) -> None:
+            free.append(not distributed_lock(run.lock).locked())
+
+    job(monitor=[Looks(), ping(service)])()
+    assert free == [True]
+    assert service.paths == ["/nightly/start", "/nightly"]
+
+
+def test_a_run_that_lost_its_lock_tells_a_failure(locks: Locks, service: Service) -> None:
+    @single_instance("nightly", monitor=ping(service))
+    def work() -> None:
+        held.force_release("nightly", current_lease().id, by="the test")
+        with pytest.raises(LockLost):
+            current_lease().ensure_held(verify=True)
+
+    with pytest.raises(LockLost):
+        work()
+    assert service.paths == ["/nightly/start", "/nightly/fail"]
+
+
+def test_a_service_that_hangs_or_refuses_is_told_of_in_the_log_and_fails_no_run(
+    locks: Locks, service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.answers.clear()
+    assert job(monitor=ping(service, timeout=0.1))() == 1
+    assert not distributed_lock("nightly").locked()
+    service.answers.set()
+    service.status = 500
+    assert job(monitor=ping(service))() == 1
+    service.status, service.says = 200, b"OK (not found)"
+    assert job(monitor=ping(service))() == 1
+    gone = Ping("http://127.0.0.1:1/nightly")
+    assert job(monitor=gone)() == 1
+    for reason in ("timed out", "HTTP Error 500", "OK (not found)", "Connection refused"):
+        assert reason in caplog.text
+    assert "/nightly" not in caplog.text  # Whoever knows the path may ping.
+
+
+def test_a_monitor_that_raises_fails_no_run(locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Monitor):
+        def started(self, run: Run) -> None:
+            raise KeyError("broken")
+
+    assert job(monitor=Broken())() == 1
+    assert "was not told of" in caplog.text
+
+
+class TestTasks:
+    """Celery has ends that are neither a success nor a failure."""
+
+    @pytest.mark.parametrize(
+        ("raised", "told"),
+        [
+            (None, ["/nightly/start", "/nightly"]),
+            (ValueError(), ["/nightly/start", "/nightly/fail"]),
+            (Reject("no", requeue=False), ["/nightly/start"]),
+            (Retry(), ["/nightly/start"]),
+            (Ignore(), ["/nightly/start"]),
+        ],
+        ids=str,
+    )
+    def test_a_task_tells_an_end_unless_it_goes_on(
+        self, raised: Exception | None, told: list[str], locks: Locks, service: Service
+    ) -> None:
+        with celery_app(**EAGER):
+
+            @single_instance_task(key="nightly", monitor=ping(service))
+            def work() -> None:
+                if raised is not None:
+                    raise raised
+
+            work.apply()
+        assert service.paths == told
+
+    def test_what_is_no_monitor_is_refused(self, service: Service) -> None:
+        with celery_app(**EAGER), pytest.raises(ValueError, match=r"^monitor must be a monitor"):
+            single_instance_task(key="nightly", monitor=service.address)(lambda: None)
+
+
+def test_sentry_gets_check_ins(locks: Locks, service: Service) -> None:
+    how = {"default_integrations": False, "auto_enabling_integrations": False}
+    sentry_sdk.init(dsn=f"http://key@{service.address}/1", **how)
+    try:
+        job(monitor=Sentry("nightly"))()
+        with pytest.raises(ZeroDivisionError):
+            job(monitor=Sentry("nightly"))(ZeroDivisionError())
+    finally:
+        sentry_sdk.init(**how)  # Without a DSN: off.
+    check_ins = [json.loads(request.body.splitlines()[2]) for request in service.requests]
+    assert [one["status"] for one in check_ins] == ["in_progress", "ok", "in_progress", "error"]
+    assert {one["monitor_slug"] for one in check_ins} == {"nightly"}
+    assert check_ins[0]["check_in_id"] == check_ins[1]["check_in_id"] != check_ins[2]["check_in_id"]
+
+
+def test_a_sentry_that_is_not_initialised_is_told_of_in_the_log(
+    locks: Locks, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert job(monitor=Sentry("nightly"))() == 1
+    assert "sentry-sdk is not initialised" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "wrong", ["https://hc-ping.com/x", Ping, [Ping("http://localhost/x"), None], 5], ids=repr
+)
+def test_what_is_no_monitor_is_refused_where_it_is_written(wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"^monitor must be a monitor"):
+        job(monitor=wrong)
+
+
+@pytest.mark.parametrize("wrong", ["hc-ping.com/x", "ftp://localhost/x", "http:///x", "", None])
+def test_a_url_that_is_none_is_refused(wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"^url must be"):
+        Ping(wrong)
+
+
+class TestLocksRuns:
+    """`locks runs --no-success-for 26h --ping URL`, for an alarm if no run even begins."""
+
+    def test_a_success_in_time_is_told(self, locks: Locks, service: Service) -> None:
+        job()()
+        call_command("locks", "runs", "nightly", "--no-success-for", "26h", "--ping", url(service))
+        assert service.paths == ["/nightly"]
+
+    def test_no_success_is_told_as_a_failure(self, locks: Locks, service: Service) -> None:
+        with pytest.raises(ZeroDivisionError):
+            job()(ZeroDivisionError())
+        job_name = f"{__name__}.job.<locals>.work"
+        args = ["runs", "--job", job_name, "--no-success-for", "26h", "--ping", url(service)]
+        call_command("locks", *args)
+        with pytest.raises(CommandError, match="No success"):
+            call_command("locks", *args, "--fail")
+        call_command("locks", "runs", "--job", "never", *args[3:])
+        assert service.paths == ["/nightly/fail"] * 3
+        assert "No success of --job" in service.requests[0].body
+
+    def test_a_monitor_that_does_not_answer_fails_the_command(self, locks: Locks) -> None:
+        job()()
+        args = ["--no-success-for", "26h", "--ping", "http://127.0.0.1:1/x"]
+        with pytest.raises(CommandError, match="did not succeed"):
+            call_command("locks", "runs", "nightly", *args)
+
+    def test_it_goes_with_a_time_and_a_url_only(self, locks: Locks, service: Service) -> None:
+        with pytest.raises(CommandError, match="--ping goes with --no-success-for"):
+            call_command("locks", "runs", "nightly", "--ping", url(service))
+        with pytest.raises(CommandError, match="url must begin with http"):
+            call_command("locks", "runs", "--no-success-for", "26h", "--ping", "nightly")
+
+
+def url(service: Service) -> str:
+    return f"http://{service.address}/nightly"
+
+
+def test_what_is_told_late_is_told_all_the_same(locks: Locks, service: Service) -> None:
+    service.answers.clear()
+    job(monitor=ping(service, timeout=1))()
+    service.answers.set()
+    wait_until(lambda: len(service.requests) == 2, HUNG, "the end is told")
