@@ -181,7 +181,8 @@ class JobRun:
             self._tell_end(error)
             raise
         else:
-            self._tell_end(None)
+            if self._check_ins is not None or signals.run_ended.receivers:
+                self._tell_end(None)
             return result
         finally:
             current_activity.reset(was_busy_with)
@@ -202,37 +203,27 @@ class JobRun:
         finally:
             current_activity.reset(was_busy_with)
 
-    def _begin(self) -> None:
-        """The body begins."""
-        self._began = clock.now()
-        if self.options.monitor:
-            run = (self.activity.task, self.name, self.activity.task_id)
-            self._check_ins = CheckIns(self.options.monitor, *run)
+    def _check_in(self) -> None:
+        """Tell the monitors that the body begins."""
+        run = (self.activity.task, self.name, self.activity.task_id)
+        self._check_ins = CheckIns(self.options.monitor, *run)
 
     def _tell_end(self, error: BaseException | None) -> None:
         """Tell how the run has ended, whose lock is released; *error* is what execute() raises."""
-        if news := self._news_of_end(error):
-            signals.send(signals.run_ended, **news)
-        self._check_out(error)
+        if self._began is not None and signals.run_ended.receivers:
+            signals.send(signals.run_ended, **self._news_of_end(self._began, error))
+        if self._check_ins is not None:
+            self._check_ins.end(self._outcome_of(error), error)
 
     async def _atell_end(self, error: BaseException | None) -> None:
-        if news := self._news_of_end(error):
-            await signals.run_ended.asend_robust(**news)
+        if self._began is not None and signals.run_ended.receivers:
+            await signals.run_ended.asend_robust(**self._news_of_end(self._began, error))
         if self._check_ins is not None:
-            await asyncio.to_thread(self._check_out, error)
+            await asyncio.to_thread(self._check_ins.end, self._outcome_of(error), error)
 
-    def _news_of_end(self, error: BaseException | None) -> dict[str, Any] | None:
-        """What run_ended is to tell; None if the body has not begun, or nobody wants to know."""
-        if self._began is None or not signals.run_ended.receivers:
-            return None
-        took = clock.now() - self._began
+    def _news_of_end(self, began: float, error: BaseException | None) -> dict[str, Any]:
+        took = clock.now() - began
         return self._news(lease=self.lease, outcome=self._outcome_of(error), took=took)
-
-    def _check_out(self, error: BaseException | None) -> None:
-        """Tell the monitors, unless the work goes on in another run."""
-        if self._check_ins is not None:
-            outcome = self._outcome_of(error)
-            self._check_ins.end(outcome, error)
 
     def _outcome_of(self, error: BaseException | None) -> RunOutcome:
         """That of a body that has begun; *error* is what execute() raises."""
@@ -316,7 +307,9 @@ class JobRun:
         try:
             result = None  # Of a body that has replaced itself.
             with self._transaction() if self.options.atomic is not None else NO_TRANSACTION:
-                self._begin()
+                self._began = clock.now()
+                if self.options.monitor:
+                    self._check_in()
                 if signals.run_started.receivers:
                     signals.send(signals.run_started, **self._news(lease=lease))
                 result = body(*self.args, **self.kwargs)
@@ -328,7 +321,9 @@ class JobRun:
         self.lease = lease
         before = running.set(self)
         try:
-            self._begin()
+            self._began = clock.now()
+            if self.options.monitor:
+                self._check_in()
             if signals.run_started.receivers:
                 await signals.run_started.asend_robust(**self._news(lease=lease))
             return await body(*self.args, **self.kwargs)

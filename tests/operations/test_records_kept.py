@@ -1,4 +1,4 @@
-"""How long, and how many, records of task runs and earlier leases are kept: RECORDS and TIMELINE."""
+"""How long, and how many, records of runs and earlier leases are kept: RECORDS and TIMELINE."""
 
 from __future__ import annotations
 

@@ -101,9 +101,10 @@
     /* What a person may have typed, chosen or opened is theirs, and not the server's. */
     const THEIRS = "input, select, textarea";
     const THEIR_ATTRIBUTES = {DETAILS: ["open"]};
-    /* No answer of the server has styles: a script of the page, such as unfold's, shows and hides. */
-    const BY_SCRIPTS = ".select2"; // What jazzmin's script has put in the place of a select.
+    /* What other scripts of the page have set or put there, and no answer of the server has: unfold's
+       shows and hides, jazzmin's draws its own select. */
     const OF_SCRIPTS = ["style", "x-cloak"];
+    const BY_SCRIPTS = ".select2";
 
     /* What tells a child from its neighbours, however many came or went: a row by the link to its
        lock, whoever holds that now. */
