@@ -127,6 +127,7 @@ class JobRun:
         self.activity = activity
         self.options = options
         self.named = named
+        self.template = named.template  # The name of the lock as it was written.
         self.args = args
         self.kwargs = kwargs or {}
         self.sender = sender
@@ -143,11 +144,6 @@ class JobRun:
     def name(self) -> str:
         """That of the lock."""
         return self.named.name_of(self.args, self.kwargs)
-
-    @property
-    def template(self) -> str:
-        """The name of the lock as it was written."""
-        return self.named.template
 
     @cached_property
     def limits(self) -> tuple[Limit, ...]:

@@ -58,7 +58,7 @@ def app() -> Iterator[Celery]:
 
 
 # Of the package, in an eager run under a free lock.
-MOST_CALLS = 85
+MOST_CALLS = 86
 
 
 class Colour(str, Enum):  # noqa: UP042 - a StrEnum shows its value
