@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import importlib
 import json
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-import sentry_sdk
 from celery.exceptions import Ignore, Reject, Retry
 from django.core.management import CommandError, call_command
 
@@ -234,7 +235,17 @@ class TestTasks:
             single_instance_task(key="nightly", monitor=service.address)(lambda: None)
 
 
-def test_sentry_gets_check_ins(locks: Locks, service: Service) -> None:
+@pytest.fixture
+def sentry_sdk(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """It imports eventlet, if there is one, which from then on warns of each fork."""
+    for module in ("eventlet", "eventlet.patcher", "gevent", "gevent.monkey"):
+        if module not in sys.modules:
+            monkeypatch.setitem(sys.modules, module, None)
+    return importlib.import_module("sentry_sdk")
+
+
+@pytest.mark.usefixtures("locks")
+def test_sentry_gets_check_ins(service: Service, sentry_sdk: Any) -> None:
     how = {"default_integrations": False, "auto_enabling_integrations": False}
     sentry_sdk.init(dsn=f"http://key@{service.address}/1", **how)
     try:
@@ -249,11 +260,21 @@ def test_sentry_gets_check_ins(locks: Locks, service: Service) -> None:
     assert check_ins[0]["check_in_id"] == check_ins[1]["check_in_id"] != check_ins[2]["check_in_id"]
 
 
+@pytest.mark.usefixtures("locks", "sentry_sdk")
 def test_a_sentry_that_is_not_initialised_is_told_of_in_the_log(
-    locks: Locks, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert job(monitor=Sentry("nightly"))() == 1
     assert "sentry-sdk is not initialised" in caplog.text
+
+
+def test_without_sentry_sdk_its_monitor_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "sentry_sdk", None)
+    monkeypatch.setitem(sys.modules, "sentry_sdk.crons", None)
+    with pytest.raises(ImportError, match="pip install sentry-sdk"):
+        Sentry("nightly")
 
 
 @pytest.mark.parametrize(
