@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from django_redislock.doctor.examination import examine
+from django_redislock.doctor.load import Load, loads
 from django_redislock.doctor.permissions import examine_admin
 from django_redislock.doctor.rights import minimal_acl
 from django_redislock.findings import Finding
 
-__all__ = ["Finding", "examine", "examine_admin", "minimal_acl"]
+__all__ = ["Finding", "Load", "examine", "examine_admin", "loads", "minimal_acl"]

@@ -167,6 +167,23 @@ def add_acts(parser: CommandParser, version: str) -> None:
 
     add_act("doctor", "Examine whether the server is fit to keep locks.")
 
+    act = add_act(
+        "metrics",
+        "Print metrics in the text format of Prometheus: what only the servers know of held locks,"
+        " waiters and the runs of jobs, and what doctor finds.",
+    )
+    act.add_argument(
+        "--output", default="", metavar="FILE", help="write them there, in one step; print nothing"
+    )
+    act.add_argument(
+        "--limit",
+        type=_limit,
+        default=100,
+        metavar="N",
+        help="how many names of locks, and how many jobs, have labels at most (100)",
+    )
+    act.add_argument("--no-doctor", action="store_true", help="leave out what doctor finds")
+
     act = add_act("watch", "Show the held locks again and again, until Ctrl-C.")
     act.add_argument(
         "--interval", type=_duration, default=1.0, metavar="TIME", help="between looks (1s)"

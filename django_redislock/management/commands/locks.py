@@ -22,6 +22,7 @@ from django_redislock.management import (
     arguments,
     explain,
     hold,
+    metrics,
     once,
     release_on_sigterm,
     run,
@@ -50,7 +51,7 @@ OTHER_SCREEN, MAIN_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 
 class Command(BaseCommand):
-    """``manage.py locks list | show | runs | run | release | hold | clean | doctor | watch``..."""
+    """``manage.py locks list | show | runs | run | release | clean | doctor | metrics``..."""
 
     help = (
         "See who holds which locks and what became of the runs of jobs, run a command under a lock,"
@@ -287,6 +288,9 @@ class Command(BaseCommand):
             self.console.print_json(printed)
         if any(finding["level"] == "fail" for finding in printed):
             raise CommandError("The server is not fit to keep locks.", returncode=FOUND)
+
+    def _metrics(self, **options: Any) -> None:
+        metrics.show(self.console, **options)
 
     def _watch(self, alias: str | None, interval: float, **options: Any) -> None:
         if options["json"]:

@@ -1,0 +1,51 @@
+"""Numbers as Prometheus reads them: its text format, and a file that is whole whenever it is read.
+
+https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+_ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+class Sample(NamedTuple):
+    """One number of a metric."""
+
+    metric: str
+    value: float
+    labels: Mapping[str, str]
+
+
+def text(helps: Mapping[str, str], samples: Iterable[Sample]) -> str:
+    """The *samples*, all of them gauges, in the order of their metrics in *helps*."""
+    lines: dict[str, list[str]] = {metric: [] for metric in helps}
+    for metric, value, labels in samples:
+        told = ",".join(f'{key}="{said.translate(_ESCAPED)}"' for key, said in labels.items())
+        lines[metric].append(f"{metric}{{{told}}} {round(value, 3):.16g}")
+    return "".join(
+        "\n".join([f"# HELP {metric} {helps[metric]}", f"# TYPE {metric} gauge", *some, ""])
+        for metric, some in lines.items()
+        if some
+    )
+
+
+def write(content: str, path: Path) -> None:
+    """Put *content* into a file in one step, so that no reader sees a part of it.
+
+    Raises:
+        OSError: There is no such directory, or it cannot be written.
+    """
+    # Not *.prom, which node_exporter would read; and not by mkstemp, as it must be able to read it.
+    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        new.write_text(content, encoding="utf-8")
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)

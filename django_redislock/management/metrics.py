@@ -1,0 +1,258 @@
+"""``manage.py locks metrics``: what only the servers know of locks and jobs, for Prometheus."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django.core.management.base import CommandError
+
+from django_redislock import conf, doctor, held
+from django_redislock.humanize import visible
+from django_redislock.management import aliases, exposition
+from django_redislock.management.console import USAGE, finish
+from django_redislock.management.exposition import Sample
+from django_redislock.task_runs import MOST_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from django_redislock.management.console import Console
+
+# No name is one of those that contrib/otel gives, which are of one process each. The label of a job
+# is "job_name": Prometheus has a label "job" of its own, and would rename ours.
+GAUGES = {
+    "redislock_metrics_timestamp_seconds": "When these metrics were asked for.",
+    "redislock_up": "1 if locks of the alias could be looked at, else 0.",
+    "redislock_server_up": "1 if the server answered, else 0.",
+    "redislock_locks": "Held locks by state; each permit is one. unseen: beyond the first 10,000.",
+    "redislock_lock_held_seconds": "For how long a lock of this name has been held: the longest.",
+    "redislock_lock_waiters": "Waiters in the queues of the held locks of this name.",
+    "redislock_lock_wait_seconds": "For how long a waiter has waited for this name: the longest.",
+    "redislock_job_last_timestamp_seconds": "When the last run of the job ended so (success,"
+    " failure, skip, abandoned), or began that never ended (unended).",
+    "redislock_job_skips": "Skipped runs of the job since the last success under the same lock.",
+    "redislock_job_runs": "Runs of the job that are under way.",
+    "redislock_job_run_seconds": "For how long a run of the job has been under way: the longest.",
+    "redislock_records": "Locks of which the server keeps records of runs.",
+    "redislock_records_limit": "Of how many locks it keeps records: RECORDS.",
+    "redislock_memory_bytes": "Memory that the server uses, by its INFO.",
+    "redislock_memory_limit_bytes": "Memory that the server may use, if that is limited.",
+    "redislock_findings": "What `locks doctor` warns of (warn) or finds unfit (fail).",
+}
+OTHER = "other"  # The name under which all are counted that have no label of their own.
+
+# Parts of names that differ from object to object: a UUID, a hexadecimal id, a number or a date.
+_VARIABLE = re.compile(
+    r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"
+    r"|(?<![0-9a-z])(?=[a-f]*[0-9])[0-9a-f]{8,}(?![0-9a-z])"
+    r"|[0-9]+(?:[-:._/][0-9]+)*",
+    re.IGNORECASE,
+)
+
+
+def show(
+    console: Console,
+    *,
+    alias: str | None,
+    limit: int,
+    output: str,
+    no_doctor: bool,
+    json: bool,
+    **_: Any,
+) -> None:
+    """Print the metrics, or write them to a file; also those of other aliases if one is silent."""
+    if json:
+        raise CommandError(
+            "metrics has the text format of Prometheus only; list, runs and doctor have --json.",
+            returncode=USAGE,
+        )
+    problems: list[str] = []
+    samples = [Sample("redislock_metrics_timestamp_seconds", time.time(), {})]
+    for using in aliases.named(alias):
+        looked = _look(using, limit, with_doctor=not no_doctor)
+        problems += looked.problems
+        samples += looked.samples
+    content = exposition.text(GAUGES, samples)
+    if output:
+        try:
+            exposition.write(content, Path(output))
+        except OSError as error:
+            raise CommandError(f"--output: {error}", returncode=USAGE) from error
+    else:
+        console.out.write(content, str, ending="")
+    finish(problems)
+
+
+def pattern(name: str) -> str:
+    """The label of a lock: its name, with {} for what differs from object to object."""
+    return visible(_VARIABLE.sub("{}", name))
+
+
+class _Looked(NamedTuple):
+    """The samples of one alias, and why some are missing."""
+
+    samples: list[Sample]
+    problems: list[str]
+
+
+def _look(using: str, limit: int, *, with_doctor: bool) -> _Looked:
+    samples: list[Sample] = []
+    silent: set[str] = set()
+    problem = ""
+    try:
+        for found in (_locks(using, limit, silent), _jobs(using, limit, silent)):
+            samples.extend(found)
+    except held.PROBLEMS as error:
+        problem = held.problem(error, using)
+    loads = _loads(using)
+    if not all(one.scripting for one in loads):
+        problem = ""  # It keeps locks, and has no lists of them: the doctor says so.
+    samples.append(Sample("redislock_up", not problem, {"alias": using}))
+    for one in loads:
+        samples += _of_server(using, one)
+    # A server that kept us waiting would keep the doctor waiting too.
+    if with_doctor and not problem:
+        samples += _findings(using)
+    return _Looked(
+        samples, [*filter(None, [problem]), *held.silence(sorted(silent), using).values()]
+    )
+
+
+# --- locks --------------------------------------------------------------------------------------
+
+
+class _OfName(NamedTuple):
+    """The held locks with one label."""
+
+    wait: float = 0.0
+    waiters: int = 0
+    held_for: float = 0.0
+
+    def with_(self, other: _OfName) -> _OfName:
+        return _OfName(
+            max(self.wait, other.wait),
+            self.waiters + other.waiters,
+            max(self.held_for, other.held_for),
+        )
+
+
+def _locks(using: str, limit: int, silent: set[str]) -> Iterator[Sample]:
+    locks = held.list(using=using, limit=held.MOST_LOOKS)
+    silent.update(locks.silent)
+    states = Counter(lock.state for lock in locks)
+    for state in held.STATES:
+        if state != "permit":  # That is no state of its own.
+            labels = {"alias": using, "state": state}
+            yield Sample("redislock_locks", states[state], labels)
+    if locks.partial:
+        unseen = locks.total - len(locks)
+        yield Sample("redislock_locks", unseen, {"alias": using, "state": "unseen"})
+    for name, found in _bounded(_by_name(using, locks), limit).items():
+        labels = {"alias": using, "name": name}
+        yield Sample("redislock_lock_held_seconds", found.held_for, labels)
+        yield Sample("redislock_lock_waiters", found.waiters, labels)
+        yield Sample("redislock_lock_wait_seconds", found.wait, labels)
+
+
+def _by_name(using: str, locks: held.HeldLocks) -> dict[str, _OfName]:
+    # The permits of a name have one queue.
+    waited_for = {lock.key.name: lock for lock in locks if lock.waiters}
+    most = sorted(waited_for.values(), key=lambda lock: lock.waiters, reverse=True)
+    details = held.details([lock.key for lock in most[: held.LOOKED_AT_ONCE]], using=using)
+    waits = {
+        one.key.name: max((waiter.waiting_for for waiter in one.waiters), default=0.0)
+        for one in details
+    }
+    found: dict[str, _OfName] = {}
+    for lock in locks:
+        name = lock.key.name
+        # An operator keeps a lock as long as was said, and nobody works while it cools down.
+        is_work = lock.state != "cooling" and not lock.owner.operator
+        is_counted = waited_for.get(name) is lock
+        one = _OfName(
+            waits.get(name, 0.0),
+            lock.waiters if is_counted else 0,
+            (lock.held_for or 0.0) if is_work else 0.0,
+        )
+        label = pattern(name)
+        found[label] = found.get(label, _OfName()).with_(one)
+    return found
+
+
+def _bounded(found: dict[str, _OfName], limit: int) -> dict[str, _OfName]:
+    """At most *limit* names, those that are waited for or held longest; all others are one."""
+    by_rank = sorted(found.items(), key=lambda item: item[1], reverse=True)
+    bounded = dict(by_rank[:limit])
+    for _, other in by_rank[limit:]:
+        bounded[OTHER] = bounded.get(OTHER, _OfName()).with_(other)
+    return bounded
+
+
+# --- jobs ---------------------------------------------------------------------------------------
+
+
+def _jobs(using: str, limit: int, silent: set[str]) -> Iterator[Sample]:
+    records = held.records(using=using, limit=MOST_NAMES)
+    silent.update(records.silent)
+    yield Sample("redislock_records", len(records), {"alias": using})
+    yield Sample("redislock_records_limit", conf.conf(using).records, {"alias": using})
+    by_job: dict[str, held.Records] = {}
+    for record in records:  # Those that ran last come first.
+        for job in sorted(record.tasks):
+            by_job.setdefault(job, held.Records()).append(record)
+    for job in list(by_job)[:limit]:
+        if (of_all := by_job[job].of_job(job)) is not None:
+            yield from _of_job(of_all)
+
+
+def _of_job(record: held.Record) -> Iterator[Sample]:
+    labels = {"alias": record.alias, "job_name": visible(record.name)}
+    last = {
+        "success": record.last_success,
+        "failure": record.last_failure,
+        "skip": record.last_skip,
+        "abandoned": record.last_abandoned,
+        "unended": record.last_unended,
+    }
+    for outcome, run in last.items():
+        if run:
+            # A run may be abandoned for a reason in many words.
+            reason = run.why if outcome == "skip" else ""
+            told = {**labels, "outcome": outcome, "reason": reason}
+            yield Sample("redislock_job_last_timestamp_seconds", run.at, told)
+    yield Sample("redislock_job_skips", record.skips, labels)
+    yield Sample("redislock_job_runs", len(record.under_way), labels)
+    longest = max((run.ago for run in record.under_way), default=0.0)
+    yield Sample("redislock_job_run_seconds", longest, labels)
+
+
+# --- servers ------------------------------------------------------------------------------------
+
+
+def _loads(using: str) -> list[doctor.Load]:
+    try:
+        return doctor.loads(using)
+    except held.PROBLEMS:
+        return []
+
+
+def _of_server(using: str, load: doctor.Load) -> Iterator[Sample]:
+    labels = {"alias": using, "server": load.place}
+    yield Sample("redislock_server_up", load.answers, labels)
+    if load.memory:
+        yield Sample("redislock_memory_bytes", load.memory, labels)
+    if load.memory_limit:
+        yield Sample("redislock_memory_limit_bytes", load.memory_limit, labels)
+
+
+def _findings(using: str) -> Iterable[Sample]:
+    found = Counter(
+        (one.about, one.level, one.id) for one in doctor.examine(using) if one.level != "ok"
+    )
+    for (about, level, id_), number in found.items():
+        labels = {"alias": using, "about": about, "level": level, "id": id_}
+        yield Sample("redislock_findings", number, labels)

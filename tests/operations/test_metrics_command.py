@@ -1,0 +1,164 @@
+"""``manage.py locks metrics``: what it tells, how much of it, and what a silent server costs."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_redislock import distributed_lock, held, single_instance
+from django_redislock.management.metrics import GAUGES, pattern
+from tests.operations.test_locks_command import locks_command
+from tests.support.matrix import MEMORY, QUORUM, everywhere, needs_scripts, unscripted
+from tests.support.others import held_by, waiters
+from tests.support.prometheus import is_here, promtool
+from tests.support.servers import free_port
+from tests.support.waiting import HUNG, wait_until
+from tests.support.ways import in_thread
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pytest_django import Settings
+
+    from tests.conftest import Locks
+    from tests.support.backends import Place
+
+JOB = f"{__name__}.report"
+
+
+@single_instance("report:{month}")
+def report(month: int, error: type[Exception] | None = None) -> None:
+    if error:
+        raise error
+
+
+def wait_for_a_report() -> None:
+    with distributed_lock("report:3", wait=HUNG):
+        pass
+
+
+def told(*args: str) -> dict[str, float]:
+    """Each sample that is printed, by its metric and labels without the alias default."""
+    samples = {}
+    for line in locks_command("metrics", *args).out.splitlines():
+        if not line.startswith("#"):
+            sample, _, value = line.rpartition(" ")
+            samples[re.sub('alias="default",?', "", sample)] = float(value)
+    return samples
+
+
+def of_job(metric: str, **labels: str) -> str:
+    told = {"job_name": JOB, **labels}
+    return metric + "{" + ",".join(f'{key}="{value}"' for key, value in told.items()) + "}"
+
+
+@everywhere
+@needs_scripts
+def test_it_tells_of_locks_waiters_and_jobs(place: Place) -> None:
+    report(1)
+    with pytest.raises(KeyError):
+        report(2, KeyError)
+    with held_by("report:3"):
+        assert report(3)["skipped"] == "busy"  # type: ignore[index]
+        waiting = in_thread(wait_for_a_report)
+        if place.name != QUORUM:  # It has no queue.
+            wait_until(lambda: waiters("report:3"))
+        found = told("--no-doctor")
+    waiting.result(HUNG)
+    assert found["redislock_up{}"] == 1
+    assert found['redislock_locks{state="held"}'] == 1
+    assert found['redislock_lock_waiters{name="report:{}"}'] == (place.name != QUORUM)
+    assert 0 <= found['redislock_lock_wait_seconds{name="report:{}"}'] < HUNG
+    assert 0 <= found['redislock_lock_held_seconds{name="report:{}"}'] < HUNG
+    last = [
+        found[of_job("redislock_job_last_timestamp_seconds", outcome=outcome, reason=reason)]
+        for outcome, reason in (("success", ""), ("failure", ""), ("skip", "busy"))
+    ]
+    assert last == sorted(last)
+    assert found[of_job("redislock_job_skips")] == 1
+    assert found[of_job("redislock_job_runs")] == 0
+    assert found["redislock_records{}"] == 3
+    assert any(one.startswith("redislock_memory_bytes") for one in found) == (place.name != MEMORY)
+
+
+@unscripted
+def test_a_server_that_forbids_scripts_is_up_and_has_no_lists(place: Place) -> None:
+    report_status = locks_command("metrics").status
+    found = told()
+    assert report_status == 0
+    assert found["redislock_up{}"] == 1
+    assert any('about="scripting"' in one for one in found)
+    assert not any(one.startswith("redislock_locks") for one in found)
+
+
+def test_a_silent_alias_is_down_and_hides_no_other(locks: Locks, settings: Settings) -> None:
+    gone = {"LOCATION": f"redis://127.0.0.1:{free_port()}/0"}
+    settings.REDISLOCK = {"gone": gone, **settings.REDISLOCK}
+    with held_by("lottery"):
+        status, out, err = locks_command("metrics")
+    assert status == 3
+    assert "(gone) cannot answer" in err
+    assert 'redislock_up{alias="gone"} 0\n' in out
+    assert 'redislock_up{alias="default"} 1\n' in out
+    assert 'redislock_lock_held_seconds{alias="default",name="lottery"}' in out
+    if is_here():
+        promtool("check", "metrics", said=out)
+    assert {line.split()[2] for line in out.splitlines() if "# HELP" in line} <= {*GAUGES}
+
+
+def test_names_are_few_however_many_locks_there_are(locks: Locks) -> None:
+    with ExitStack() as stack:
+        for name in ('a"b\\c', "order:1", "order:2", "order:3", "x", "y"):
+            stack.enter_context(held_by(name))
+        held.hold("z", 60, by="ann")
+        found = told("--no-doctor", "--limit", "2")
+        assert r'redislock_lock_waiters{name="a\"b\\c"}' in told("--no-doctor")
+    names = {one for one in found if one.startswith("redislock_lock_waiters")}
+    assert len(names) == 3
+    assert 'redislock_lock_waiters{name="other"}' in names
+    assert found['redislock_locks{state="held"}'] == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("lottery", "lottery"),
+        ("report:2026-11-23", "report:{}"),
+        ("order:3f2504e0-4f89-41d3-9a0c-0305e82c3301:pay", "order:{}:pay"),
+        ("sync:4e24abd23c8af4a6", "sync:{}"),
+        ("cafe:deadbeef", "cafe:deadbeef"),
+    ],
+)
+def test_what_differs_from_object_to_object_is_left_out(name: str, label: str) -> None:
+    assert pattern(name) == label
+
+
+def test_an_operators_hold_and_a_lock_that_cools_down_are_not_held_long(locks: Locks) -> None:
+    held.hold("upgrade", 60, by="ann")
+    with distributed_lock("cools", min_hold=60):
+        pass
+    found = told("--no-doctor")
+    assert found['redislock_lock_held_seconds{name="upgrade"}'] == 0
+    assert found['redislock_lock_held_seconds{name="cools"}'] == 0
+    assert found['redislock_locks{state="cooling"}'] == 1
+
+
+def test_a_file_is_written_in_one_step(locks: Locks, tmp_path: Path) -> None:
+    file = tmp_path / "locks.prom"
+    assert locks_command("metrics", "--output", str(file)) == (0, "", "")
+    assert "redislock_up{" in file.read_text()
+    assert [one.name for one in tmp_path.iterdir()] == ["locks.prom"]
+    (tmp_path / "any").touch()  # node_exporter is another user than cron.
+    assert file.stat().st_mode == (tmp_path / "any").stat().st_mode
+    status, _, err = locks_command("metrics", "--output", str(tmp_path / "nowhere" / "x.prom"))
+    assert status == 2
+    assert "--output" in err
+
+
+def test_json_is_refused(locks: Locks) -> None:
+    status, out, err = locks_command("metrics", "--json")
+    assert (status, out) == (2, "")
+    assert "text format of Prometheus" in err

@@ -1,0 +1,130 @@
+"""docs/monitoring/: Prometheus loads the rules, and they fire; the panels ask for what is there."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_redislock import single_instance
+from django_redislock.management.metrics import GAUGES
+from tests import ROOT
+from tests.conftest import skip_or_fail
+from tests.support.others import held_by_other
+from tests.support.processes import hear, say
+from tests.support.prometheus import MISSING, Prometheus, is_here, locks_metrics, promtool
+from tests.support.servers import free_port
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pytest_django import Settings
+
+    from tests.conftest import Locks, Spawn
+
+RULES = ROOT / "docs" / "monitoring" / "prometheus-rules.yml"
+DASHBOARD = ROOT / "docs" / "monitoring" / "grafana-dashboard.json"
+
+# As OpenTelemetry's exporter for Prometheus spells the names in contrib/otel.
+OF_PROCESSES = {
+    "redislock_acquire_duration_seconds_bucket",
+    "redislock_held_duration_seconds_bucket",
+    "redislock_lost_total",
+    "redislock_renewal_failures_total",
+    "redislock_runs_total",
+    "redislock_unavailable_total",
+    "redislock_waiters",
+    "redislock_held",
+}
+
+
+@pytest.fixture(autouse=True)
+def _with_prometheus() -> None:
+    if not is_here():
+        skip_or_fail(MISSING)
+
+
+def expressions() -> Iterator[str]:
+    """Of the panels, with values for Grafana's variables."""
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        for target in panel.get("targets", ()):
+            yield target["expr"].replace("$__rate_interval", "1m").replace("$alias", ".*")
+
+
+@single_instance("nightly")
+def nightly() -> str:
+    return "done"
+
+
+@single_instance("doomed", ttl=1)
+def doomed() -> None:
+    """In a child: run until it is killed."""
+    say("began")
+    hear()
+
+
+def run_doomed() -> None:
+    doomed()
+
+
+@pytest.mark.slow
+def test_promtool_accepts_the_rules_and_their_unit_tests() -> None:
+    promtool("check", "rules", "--lint=all", "--lint-fatal", str(RULES))
+    promtool("test", "rules", str(ROOT / "tests" / "operations" / "prometheus_rules_test.yml"))
+
+
+def test_rules_and_panels_ask_for_metrics_that_exist() -> None:
+    rules = re.sub(r"^\s*#.*", "", RULES.read_text(), flags=re.MULTILINE)
+    for text in (rules, "\n".join(expressions())):
+        asked = set(re.findall(r"\bredislock_\w+", text))
+        assert asked - {*GAUGES} - OF_PROCESSES == set()
+    panels = [one for one in json.loads(DASHBOARD.read_text())["panels"] if one["type"] != "row"]
+    assert len({one["id"] for one in panels}) == len(panels)
+    for one in panels:
+        where = one["gridPos"]
+        assert where["x"] + where["w"] <= 24
+        assert one["title"]
+        assert one["description"]
+        assert all(each["datasource"]["uid"] == "${datasource}" for each in one["targets"])
+
+
+@pytest.mark.slow
+def test_faults_fire_alerts_in_a_running_prometheus(
+    locks: Locks, settings: Settings, spawn: Spawn, tmp_path: Path
+) -> None:
+    settings.REDISLOCK = {
+        **settings.REDISLOCK,
+        "gone": {"LOCATION": f"redis://127.0.0.1:{free_port()}/0"},
+    }
+    rules = re.sub(r"\bfor: \w+", "for: 0s", RULES.read_text())
+    asked: list[Any] = []
+
+    def metrics() -> str:
+        try:
+            return locks_metrics("--no-doctor")
+        except Exception as error:
+            asked.append(error)
+            raise
+
+    job = f"{__name__}.nightly"
+    with Prometheus(tmp_path, metrics, rules=rules) as prometheus:
+        for expression in expressions():
+            prometheus.query(expression)
+        with held_by_other("nightly"):
+            assert [nightly()["skipped"] for _ in range(3)] == ["busy"] * 3
+            child = spawn(run_doomed)
+            assert child.read() == "began"
+            child.process.kill()
+            expected = {
+                ("RedislockOnlySkips", job),
+                ("RedislockRunNeverEnded", f"{__name__}.doomed"),
+                ("RedislockDown", "gone"),
+            }
+            wait_until(lambda: prometheus.firing() >= expected, every=0.1)
+        assert nightly() == "done"
+        wait_until(lambda: ("RedislockOnlySkips", job) not in prometheus.firing(), every=0.1)
+    assert asked == []

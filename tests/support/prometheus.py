@@ -1,0 +1,158 @@
+"""A real Prometheus that scrapes a function of ours: Debian's package, on loopback only.
+
+with Prometheus(tmp_path, lambda: "up_to_me 1\\n", rules=text) as prometheus:
+    prometheus.query("up_to_me")
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, Self
+
+from django.core.management import CommandError, call_command
+
+from django_redislock.management.console import UNAVAILABLE
+from tests.support.servers import free_port, tied_to_us
+from tests.support.waiting import HUNG, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+MISSING = "no prometheus here: install Debian's package of that name"
+
+
+def is_here() -> bool:
+    """Whether this machine has Prometheus and its tool."""
+    return bool(shutil.which("prometheus") and shutil.which("promtool"))
+
+
+def promtool(*args: str, said: str = "") -> str:
+    """Run promtool; fail with what it complains of, if anything."""
+    ran = subprocess.run(
+        ["promtool", *args], input=said, capture_output=True, text=True, timeout=HUNG, check=False
+    )
+    assert not ran.returncode, ran.stdout + ran.stderr
+    return ran.stdout + ran.stderr
+
+
+def locks_metrics(*args: str) -> str:
+    """What ``manage.py locks metrics`` prints, whatever its exit status."""
+    out = io.StringIO()
+    try:
+        call_command("locks", "metrics", *args, stdout=out, stderr=io.StringIO())
+    except CommandError as error:
+        if error.returncode != UNAVAILABLE:
+            raise
+    return out.getvalue()
+
+
+class Prometheus:
+    """Scrapes *metrics* again and again, during a block.
+
+    Args:
+        folder: For its files.
+        metrics: Returns what there is to scrape.
+        rules: The text of a file of rules.
+        every: Milliseconds between scrapes, and for each; rules are evaluated each 200.
+    """
+
+    def __init__(
+        self, folder: Path, metrics: Callable[[], str], *, rules: str = "", every: int = 1000
+    ) -> None:
+        self._folder, self._metrics = folder, metrics
+        (folder / "rules.yml").write_text(rules)
+        self._every = f"{every}ms"
+        self._port = free_port()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            target = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), self._handler()))
+            threading.Thread(target=target.serve_forever, kwargs={"poll_interval": 0.05}).start()
+            stack.callback(target.shutdown)
+            config = {
+                "global": {"scrape_interval": self._every, "evaluation_interval": "200ms"},
+                "rule_files": ["rules.yml"],
+                "scrape_configs": [
+                    {
+                        "job_name": "locks",
+                        "static_configs": [{"targets": [f"127.0.0.1:{target.server_port}"]}],
+                    }
+                ],
+            }
+            file = self._folder / "prometheus.yml"  # JSON is YAML.
+            file.write_text(json.dumps(config))
+            log = stack.enter_context((self._folder / "prometheus.log").open("wb"))
+            command = [
+                "prometheus",
+                f"--config.file={file}",
+                f"--storage.tsdb.path={self._folder / 'data'}",
+                f"--web.listen-address=127.0.0.1:{self._port}",
+            ]
+            process = subprocess.Popen(tied_to_us(command), stdout=log, stderr=log)
+            stack.callback(process.wait, HUNG)
+            stack.callback(process.terminate)
+            wait_until(self._is_ready, message=f"it starts: {self.log}", every=0.05)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+    @property
+    def log(self) -> str:
+        """What it has written so far."""
+        return (self._folder / "prometheus.log").read_text()
+
+    def ask(self, path: str, **parameters: Any) -> Any:
+        """The data of an answer of its HTTP API; a query that does not parse fails."""
+        url = f"http://127.0.0.1:{self._port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(url, timeout=HUNG) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{parameters}: {error.read().decode()}") from None
+
+    def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
+        """The labels and the value of each result of now."""
+        found = self.ask("query", query=expression)["result"]
+        return [(one["metric"], float(one["value"][1])) for one in found]
+
+    def firing(self) -> set[tuple[str, str]]:
+        """The alerts that fire, each with the job or the alias it is about."""
+        return {
+            (one["labels"]["alertname"], one["labels"].get("job_name") or one["labels"]["alias"])
+            for one in self.ask("alerts")["alerts"]
+            if one["state"] == "firing"
+        }
+
+    def _is_ready(self) -> bool:
+        try:
+            return bool(self.ask("query", query="up == 1")["result"])
+        except (OSError, AssertionError):  # It does not listen yet, or does not serve yet.
+            return False
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        metrics = self._metrics
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                content = metrics().encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_: Any) -> None:
+                """Say nothing."""
+
+        return Handler
