@@ -40,6 +40,11 @@ def wait_for_a_report() -> None:
         pass
 
 
+def wait_for_a_gpu() -> None:
+    with distributed_lock("gpu", limit=2, wait=HUNG):
+        pass
+
+
 def told(*args: str) -> dict[str, float]:
     """Each sample that is printed, by its metric and labels without the alias default."""
     samples = {}
@@ -120,6 +125,16 @@ def test_names_are_few_however_many_locks_there_are(locks: Locks) -> None:
     assert len(names) == 3
     assert 'redislock_lock_waiters{name="other"}' in names
     assert found['redislock_locks{state="held"}'] == 7
+
+
+def test_permits_of_a_name_share_its_queue(locks: Locks) -> None:
+    with held_by("gpu", limit=2), held_by("gpu", limit=2):
+        waiting = in_thread(wait_for_a_gpu)
+        wait_until(lambda: waiters("gpu"))
+        found = told("--no-doctor")
+    waiting.result(HUNG)
+    assert found['redislock_locks{state="held"}'] == 2
+    assert found['redislock_lock_waiters{name="gpu"}'] == 1
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from django_redislock import single_instance
 from django_redislock.management.metrics import GAUGES
@@ -55,6 +58,19 @@ def expressions() -> Iterator[str]:
             yield target["expr"].replace("$__rate_interval", "1m").replace("$alias", ".*")
 
 
+def unknown_in(written: Any, read: Any, path: str = "") -> list[str]:
+    """What is written and was not read as it is written."""
+    if isinstance(written, dict) and isinstance(read, dict):
+        pairs = [(key, value, read.get(key)) for key, value in written.items()]
+    elif isinstance(written, list) and isinstance(read, list) and len(written) == len(read):
+        pairs = [
+            (str(number), *both) for number, both in enumerate(zip(written, read, strict=True))
+        ]
+    else:
+        return [] if written == read else [f"{path}: {written!r}"]
+    return [one for key, *both in pairs for one in unknown_in(*both, f"{path}/{key}")]
+
+
 @single_instance("nightly")
 def nightly() -> str:
     return "done"
@@ -82,12 +98,16 @@ def test_rules_and_panels_ask_for_metrics_that_exist() -> None:
     for text in (rules, "\n".join(expressions())):
         asked = set(re.findall(r"\bredislock_\w+", text))
         assert asked - {*GAUGES} - OF_PROCESSES == set()
-    panels = [one for one in json.loads(DASHBOARD.read_text())["panels"] if one["type"] != "row"]
-    assert len({one["id"] for one in panels}) == len(panels)
+
+
+def test_the_dashboard_is_one_by_grafanas_own_schema() -> None:
+    written = json.loads(DASHBOARD.read_text())
+    register_default_plugins()
+    read = json.loads(JSONEncoder().encode(Dashboard.from_json(written)))
+    assert unknown_in(written, read) == []
+    panels = [one for one in written["panels"] if one["type"] != "row"]
+    assert len({one["id"] for one in written["panels"]}) == len(written["panels"])
     for one in panels:
-        where = one["gridPos"]
-        assert where["x"] + where["w"] <= 24
-        assert one["title"]
         assert one["description"]
         assert all(each["datasource"]["uid"] == "${datasource}" for each in one["targets"])
 
