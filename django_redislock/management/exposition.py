@@ -28,7 +28,8 @@ def text(helps: Mapping[str, str], samples: Iterable[Sample]) -> str:
     lines: dict[str, list[str]] = {metric: [] for metric in helps}
     for metric, value, labels in samples:
         told = ",".join(f'{key}="{said.translate(_ESCAPED)}"' for key, said in labels.items())
-        lines[metric].append(f"{metric}{{{told}}} {round(value, 3):.16g}")
+        braced = f"{{{told}}}" if told else ""
+        lines[metric].append(f"{metric}{braced} {round(value, 3):.16g}")
     return "".join(
         "\n".join([f"# HELP {metric} {helps[metric]}", f"# TYPE {metric} gauge", *some, ""])
         for metric, some in lines.items()

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from contextlib import ExitStack
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+EVERY = "200ms"  # Between scrapes, and between evaluations of the rules.
 MISSING = "no prometheus here: install Debian's package of that name"
 
 
@@ -57,30 +59,34 @@ def locks_metrics(*args: str) -> str:
 
 
 class Prometheus:
-    """Scrapes *metrics* again and again, during a block.
+    """Scrapes what *metrics* returned last, during a block; it is called again and again.
 
     Args:
         folder: For its files.
-        metrics: Returns what there is to scrape.
+        metrics: Returns what there is to scrape, as cron writes the file of node_exporter. However
+            long that takes on a busy machine, a scrape does not wait for it.
         rules: The text of a file of rules.
-        every: Milliseconds between scrapes, and for each; rules are evaluated each 200.
     """
 
-    def __init__(
-        self, folder: Path, metrics: Callable[[], str], *, rules: str = "", every: int = 1000
-    ) -> None:
+    def __init__(self, folder: Path, metrics: Callable[[], str], *, rules: str = "") -> None:
         self._folder, self._metrics = folder, metrics
         (folder / "rules.yml").write_text(rules)
-        self._every = f"{every}ms"
         self._port = free_port()
+        self._over = threading.Event()
+        self._failure: Exception | None = None
+        self._content = b""
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             target = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), self._handler()))
-            threading.Thread(target=target.serve_forever, kwargs={"poll_interval": 0.05}).start()
+            for work in (self._look, partial(target.serve_forever, poll_interval=0.05)):
+                thread = threading.Thread(target=work)
+                thread.start()
+                stack.callback(thread.join, HUNG)
             stack.callback(target.shutdown)
+            stack.callback(self._over.set)
             config = {
-                "global": {"scrape_interval": self._every, "evaluation_interval": "200ms"},
+                "global": {"scrape_interval": EVERY, "evaluation_interval": EVERY},
                 "rule_files": ["rules.yml"],
                 "scrape_configs": [
                     {
@@ -101,20 +107,17 @@ class Prometheus:
             process = subprocess.Popen(tied_to_us(command), stdout=log, stderr=log)
             stack.callback(process.wait, HUNG)
             stack.callback(process.terminate)
-            wait_until(self._is_ready, message=f"it starts: {self.log}", every=0.05)
+            wait_until(self._is_ready, message="Prometheus scrapes", every=0.05)
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
 
-    @property
-    def log(self) -> str:
-        """What it has written so far."""
-        return (self._folder / "prometheus.log").read_text()
-
     def ask(self, path: str, **parameters: Any) -> Any:
         """The data of an answer of its HTTP API; a query that does not parse fails."""
+        if self._failure is not None:
+            raise self._failure
         url = f"http://127.0.0.1:{self._port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
             with urllib.request.urlopen(url, timeout=HUNG) as answer:
@@ -137,20 +140,26 @@ class Prometheus:
 
     def _is_ready(self) -> bool:
         try:
-            return bool(self.ask("query", query="up == 1")["result"])
+            return bool(self._content and self.query("up == 1"))
         except (OSError, AssertionError):  # It does not listen yet, or does not serve yet.
             return False
 
+    def _look(self) -> None:
+        while self._failure is None and not self._over.wait(0.1):
+            try:
+                self._content = self._metrics().encode()
+            except Exception as error:
+                self._failure = error
+
     def _handler(self) -> type[BaseHTTPRequestHandler]:
-        metrics = self._metrics
+        prometheus = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                content = metrics().encode()
                 self.send_response(200)
                 self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
                 self.end_headers()
-                self.wfile.write(content)
+                self.wfile.write(prometheus._content)
 
             def log_message(self, *_: Any) -> None:
                 """Say nothing."""
