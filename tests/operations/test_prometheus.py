@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from django_redislock import single_instance
+from django_redislock.management.commands.locks import Command
 from django_redislock.management.metrics import GAUGES
 from tests import ROOT
 from tests.conftest import skip_or_fail
@@ -86,6 +88,14 @@ def doomed() -> None:
 
 def run_doomed() -> None:
     doomed()
+
+
+def test_each_command_that_an_alert_names_is_one() -> None:
+    named = re.findall(r'description: ".*?manage\.py locks ([^"]+)"', RULES.read_text())
+    assert len(named) > 8
+    parser = Command().create_parser("manage.py", "locks")
+    for one in named:
+        parser.parse_args(shlex.split(re.sub(r"\{\{.*?\}\}", "held", one)))
 
 
 @pytest.mark.slow
