@@ -11,6 +11,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock.humanize import address_of
+from django_redislock.process import cached_property
 from django_redislock.rules.arguments import SHORTEST_TTL, flag, seconds, text
 from django_redislock.rules.options import DEFAULT_ALIAS, RELEASES_BEFORE_COMMIT
 
@@ -45,7 +46,7 @@ class Conf:
     timeline: int = 40  # Of each lock so many earlier leases are kept.
     longest_retry_after: float = 30.0  # LockErrorsMiddleware's, while somebody holds the lock.
 
-    @property
+    @cached_property
     def address(self) -> str:
         """Where the server is, without user, password and options; "" if the URL does not tell.
 

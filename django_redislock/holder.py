@@ -25,6 +25,7 @@ from django_redislock.activity import current_activity
 from django_redislock.rules.stored import Owner
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     from django_redislock.activity import Activity
@@ -89,17 +90,32 @@ class _LastOwner(threading.local):
 
     process: object = None
     activity: Activity | None = None
+    traceparent = ""
     owner: Owner
     with_limit: Owner  # The same, as the owner of one of several permits.
 
 
 _last = _LastOwner()
 
+# Tells the traceparent of the span that the caller is in, "" outside of one. See trace_owners().
+_traceparent: Callable[[], str] | None = None
+
+
+def trace_owners(traceparent: Callable[[], str] | None) -> None:
+    """Have each owner tell in which span it asks; or no more, with None."""
+    global _traceparent, _last
+    _traceparent, _last = traceparent, _LastOwner()
+
 
 def current_owner(limit: int = 0) -> Owner:
     """The owner that a lease granted now will have; with a *limit*, of one of so many permits."""
     activity = current_activity.get()
-    if _last.activity is not activity or _last.process is not process.current:
+    if (
+        _last.activity is not activity
+        or _last.process is not process.current
+        or (_traceparent is not None and _last.traceparent != _traceparent())
+    ):
+        traceparent = "" if _traceparent is None else _traceparent()
         _last.owner = Owner(
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -109,9 +125,11 @@ def current_owner(limit: int = 0) -> Owner:
             task=activity.task,
             task_id=activity.task_id,
             deferred=activity.deferred,
+            traceparent=traceparent,
         )
         _last.with_limit = _last.owner
         _last.activity, _last.process = activity, process.current
+        _last.traceparent = traceparent
     if not limit:
         return _last.owner
     if _last.with_limit.limit != limit:

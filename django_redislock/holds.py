@@ -32,7 +32,7 @@ from django_redislock.rules.names import check_name
 from django_redislock.rules.options import DEFER
 from django_redislock.rules.replies import RELEASED
 from django_redislock.rules.steps import Notify
-from django_redislock.rules.stored import NO_MARKERS, DoneMarkers
+from django_redislock.rules.stored import NO_MARKERS, DoneMarkers, Owner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,6 +66,7 @@ class Hold:
     over = False  # Released within its block, which has not been left yet.
     transaction: AbstractContextManager[None] | None = None  # That of the block.
     parts: Sequence[Any] = ()  # Of a joint lock: see joint_holds.Part.
+    blocked_by: bytes | None = None  # The owner who had the lock when its wait began, if it waited.
 
     def __init__(self, backend: Backend, terms: Terms, block: bool) -> None:
         # A lease stays with the backend and the settings that granted it.
@@ -182,8 +183,13 @@ class Holds:
             granted = form.granted or granted_by(
                 form.reply, form.sent, form.now, form.terms.certain
             )
-            if granted and form.made_in is process.current and not signals.lock_acquired.receivers:
-                return self._take_over(hold, form, *granted)
+            if granted and form.made_in is process.current:
+                lease = self._take_over(hold, form, *granted)
+                if signals.lock_acquired.receivers:
+                    hold.blocked_by = form.blocked_by
+                    news = self._news_of_grant(hold, form.sent if since is None else since)
+                    signals.send(signals.lock_acquired, **news)
+                return lease
             return backend.run(self._attempt(hold, form, since), form)
         except BaseException:
             if undo := self._undo(hold, form, block=block):
@@ -206,8 +212,13 @@ class Holds:
             granted = form.granted or granted_by(
                 form.reply, form.sent, form.now, form.terms.certain
             )
-            if granted and form.made_in is process.current and not signals.lock_acquired.receivers:
-                return self._take_over(hold, form, *granted)
+            if granted and form.made_in is process.current:
+                lease = self._take_over(hold, form, *granted)
+                if signals.lock_acquired.receivers:
+                    hold.blocked_by = form.blocked_by
+                    news = self._news_of_grant(hold, form.sent if since is None else since)
+                    await signals.lock_acquired.asend_robust(**news)
+                return lease
             return await backend.arun(self._attempt(hold, form, since), form)
         except GeneratorExit:
             self._undo(hold, form, block=block)  # Nothing can be awaited any more.
@@ -328,6 +339,7 @@ class Holds:
         except LockUnavailable as error:
             yield from self._tell_unavailable(hold, error, started if since is None else since)
             raise
+        hold.blocked_by = lookout.blocked_by
         if isinstance(outcome, Granted):
             assert hold.lease is not None
             yield from self._tell_acquired(hold, started if since is None else since)
@@ -338,21 +350,29 @@ class Holds:
 
     def _tell_acquired(self, hold: Hold, since: float) -> Flow[None]:
         if signals.lock_acquired.receivers:
-            waited = hold.backend.clock() - since
-            assert hold.lease is not None
-            news = {"lease": hold.lease, "waited": waited, "template": hold.lease.template}
-            yield self._news(signals.lock_acquired, news)
+            yield Notify(signals.lock_acquired, self._news_of_grant(hold, since))
+
+    def _news_of_grant(self, hold: Hold, since: float) -> dict[str, Any]:
+        lease, owner = hold.lease, hold.blocked_by
+        assert lease is not None
+        return {
+            "sender": self._sender,
+            "lease": lease,
+            "waited": hold.backend.clock() - since,
+            "blocked_by": None if owner is None else Owner.unpack(owner.decode(errors="replace")),
+            "template": lease.template,
+        }
 
     def _tell_timed_out(self, hold: Hold, busy: Busy, since: float) -> Flow[None]:
-        timed_out, holder = signals.lock_timed_out, busy.holder
-        yield from self._tell_in_vain(timed_out, hold, busy.name, since, holder=holder)
+        why = {"holder": busy.holder, "blocked_by": busy.holding.owner}
+        yield from self._tell_in_vain(signals.lock_timed_out, hold, busy.name, since, **why)
 
     def _tell_unavailable(self, hold: Hold, error: LockUnavailable, since: float) -> Flow[None]:
-        unavailable, reason = signals.lock_unavailable, error.reason
-        yield from self._tell_in_vain(unavailable, hold, self.name, since, reason=reason)
+        why = {"reason": error.reason, "lease": hold.lease}
+        yield from self._tell_in_vain(signals.lock_unavailable, hold, self.name, since, **why)
 
     def _tell_in_vain(
-        self, signal: Signal, hold: Hold, name: str, since: float, **why: str
+        self, signal: Signal, hold: Hold, name: str, since: float, **why: Any
     ) -> Flow[None]:
         if signal.receivers:
             waited = hold.backend.clock() - since
@@ -433,8 +453,10 @@ class Holds:
                 assert hold is not None
                 if form.is_plain:
                     hold.backend.begin(form)
-                if form.reply != RELEASED or signals.lock_released.receivers:
+                if form.reply != RELEASED:
                     hold.backend.run(self._release(hold, form, success, block=block), form)
+                elif signals.lock_released.receivers:
+                    signals.send(signals.lock_released, **self._news_of_release(hold, success))
         except LockError:
             raise
         except BaseException:
@@ -452,8 +474,11 @@ class Holds:
                 assert hold is not None
                 if form.is_plain:
                     await hold.backend.abegin(form)
-                if form.reply != RELEASED or signals.lock_released.receivers:
+                if form.reply != RELEASED:
                     await hold.backend.arun(self._release(hold, form, success, block=block), form)
+                elif signals.lock_released.receivers:
+                    news = self._news_of_release(hold, success)
+                    await signals.lock_released.asend_robust(**news)
         except (LockError, GeneratorExit):
             raise
         except BaseException:
@@ -582,15 +607,18 @@ class Holds:
 
     def _tell_released(self, hold: Hold, success: bool) -> Flow[None]:
         if signals.lock_released.receivers:
-            assert hold.lease is not None
-            held_for = hold.backend.clock() - hold.lease.state.granted_at
-            news = {
-                "lease": hold.lease,
-                "held_for": held_for,
-                "success": success,
-                "template": hold.lease.template,
-            }
-            yield self._news(signals.lock_released, news)
+            yield Notify(signals.lock_released, self._news_of_release(hold, success))
+
+    def _news_of_release(self, hold: Hold, success: bool) -> dict[str, Any]:
+        lease = hold.lease
+        assert lease is not None
+        return {
+            "sender": self._sender,
+            "lease": lease,
+            "held_for": hold.backend.clock() - lease.state.granted_at,
+            "success": success,
+            "template": lease.template,
+        }
 
     def undo(self) -> None:
         """End the lease of a block as if it had not been granted: nothing of it stays behind.

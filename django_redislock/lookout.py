@@ -43,18 +43,23 @@ class Lookout:
 
     def __init__(self, backend: Backend, form: FirstTry, started: float) -> None:
         self.due = started + CIRCLE_AFTER
+        self.blocked_by: bytes | None = None
         self._backend = backend
         self._form = form
         self._noted: dict[str, tuple[Backend, Lease]] = {}  # By the id of the lease.
 
     def over(self, waiting: Flow[Result]) -> Flow[Result]:
         """Perform the flow that waits; when it is over, note that it is."""
+        waiting_here = self._backend.waiting
         try:
+            if self._form.waits:
+                waiting_here.add(self._form.id)
             return (yield from waiting)
         except GeneratorExit:
             self._noted.clear()  # Nothing can be asked any more. What is noted ends by itself.
             raise
         finally:
+            waiting_here.discard(self._form.id)
             yield from self._note("", clock.now() + LOOK_WITHIN)
 
     def look(self, ticket: bytes, now: float) -> Flow[float]:

@@ -8,11 +8,14 @@ not formatted is the name. docs/monitoring.md has a table of the signals.
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.dispatch import Signal
 
 from django_redislock import logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 logger = logs.logger("django_redislock")
 
@@ -26,20 +29,55 @@ class _Reentrant(Signal):
     def __init__(self) -> None:
         super().__init__()
         self.lock = threading.RLock()  # type: ignore[assignment] # it is used in the same way
+        self._prompt: list[Callable[..., object]] = []
+
+    def connect_prompt(self, receiver: Callable[..., object]) -> None:
+        """Connect a receiver that never blocks. For the package's own integrations.
+
+        An event loop calls it itself. Django has a thread call what is no coroutine function, and
+        that takes longer than a lock.
+        """
+        self._prompt.append(receiver)
+        self.connect(receiver, weak=False)
+
+    def disconnect_prompt(self, receiver: Callable[..., object]) -> None:
+        """Undo connect_prompt()."""
+        self.disconnect(receiver)
+        self._prompt.remove(receiver)
+
+    def send_robust(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
+        """See Django's, which looks for the receivers each time, as some may be gone."""
+        if len(self._prompt) != len(self.receivers):
+            return super().send_robust(sender, **named)
+        for receiver in self._prompt:
+            try:
+                receiver(signal=self, sender=sender, **named)
+            except Exception:
+                extra = logs.of(lock=_lock_in(named))
+                logger.exception("A receiver of signals about locks failed", extra=extra)
+        return []
+
+    async def asend_robust(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
+        """See Django's; receivers that never block need no thread, unless others do."""
+        if len(self._prompt) == len(self.receivers):
+            return self.send_robust(sender, **named)
+        return await super().asend_robust(sender, **named)
 
 
-#: A lease was granted. Arguments: lease, waited (seconds).
+#: A lease was granted. Arguments: lease, waited (seconds), blocked_by (the Owner who had the lock
+#: when the wait began; None if it was free).
 lock_acquired = _Reentrant()
 #: A lease was ended by its owner. Arguments: lease, held_for (seconds), success.
 lock_released = _Reentrant()
-#: The wait ran out. Arguments: name, using, holder, waited (seconds).
+#: The wait ran out. Arguments: name, using, holder, waited (seconds), blocked_by (the Owner who has
+#: the lock, or had it last; holder is the same as text).
 lock_timed_out = _Reentrant()
 #: An acquire or a release ends with LockUnavailable. Arguments: name, using, reason (that of the
-#: exception), waited (seconds from when the server was asked first).
+#: exception), waited (seconds from when the server was asked first), lease (None of an acquire).
 lock_unavailable = _Reentrant()
 #: Renewals are unanswered, and half of the ttl is gone. Arguments: lease, left (seconds).
 lease_endangered = _Reentrant()
-#: A lease ended while it was relied on. Arguments: lease, reason.
+#: A lease ended while it was relied on. Arguments: lease, reason, held_for (seconds).
 lock_lost = _Reentrant()
 #: An operator ended a lease. Arguments: name, using, id, holder, by. The template is the name.
 lock_force_released = _Reentrant()

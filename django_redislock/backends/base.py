@@ -119,6 +119,8 @@ class Backend(ABC):
         self.leases = Leases()
         # Of names that were asked for lately, whether with a limit; see Holds._first_try().
         self.has_limit: dict[str, bool] = {}
+        self.waiting: set[str] = set()  # The ids of the acquires that wait now.
+        self.renewal_failures = 0  # How many tries to renew a lease were not answered, or refused.
 
     def after_fork(self) -> None:
         """In a forked child: nothing of the parent's connections, threads and leases is ours."""
@@ -212,7 +214,13 @@ class Backend(ABC):
             ),
         )
         if lease.has_callbacks or signals.lock_lost.receivers:
-            _in_thread("redislock-lost", _tell_lost, lease)
+            _in_thread("redislock-lost", self._tell_lost, lease)
+
+    def _tell_lost(self, lease: Lease) -> None:
+        held_for = self.clock() - lease.state.granted_at
+        lease.run_callbacks()
+        news = {"lease": lease, "reason": lease.lost_reason, "held_for": held_for}
+        signals.send(signals.lock_lost, sender=type(lease), template=lease.template, **news)
 
     def look_after(self, lease: Lease) -> None:
         """Tell of *lease* if it is endangered: of each danger once, in another thread."""
@@ -315,9 +323,3 @@ def _in_thread(name: str, tell: Callable[[Any], object], about: object) -> None:
         thread.start()
     except RuntimeError:  # No more threads, or the interpreter is shutting down.
         tell(about)
-
-
-def _tell_lost(lease: Lease) -> None:
-    lease.run_callbacks()
-    news = {"lease": lease, "reason": lease.lost_reason, "template": lease.template}
-    signals.send(signals.lock_lost, sender=type(lease), **news)

@@ -44,6 +44,7 @@ class Watched(Protocol):
 
     alias: str
     clock: Callable[[], float]
+    renewal_failures: int
 
     def operation_timeout(self, ttl: float) -> float: ...
     def lost(self, lease: Lease, reason: LostReason) -> None: ...
@@ -382,6 +383,7 @@ class Watchdog:
 
     def _note_failure(self, lease: Lease, answer: Unanswered | Refused, now: float) -> None:
         state = lease.state
+        self._backend.renewal_failures += 1
         if state.unanswered():
             logger.warning(
                 "Could not renew lock %r yet: %s",

@@ -153,4 +153,5 @@ end
 if call('PEXPIRE', QUEUE, lasts, 'GT') == 0 then
   call('PEXPIRE', QUEUE, lasts, 'NX')
 end
-return { 'queued', ticket, math.min(left, hold_left or left), us, queued_before and 0 or 1 }
+local its_owner = string.match(string.sub(value, 56, SIGHT), '^|%d+|%d+|%d+|%d+|[^|]*|(.*)$') or ''
+return { 'queued', ticket, math.min(left, hold_left or left), us, queued_before and 0 or 1, its_owner }

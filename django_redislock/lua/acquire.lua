@@ -7,7 +7,8 @@
 --       markers: which done markers make it pointless, see _done_markers.lua; '' for none
 --       renews: r or -, see _lease.lua
 -- returns the fence, if it is granted; or
---         {'queued', ticket, ms until the current lease must have ended, server time in us, 1 if newly queued}
+--         {'queued', ticket, ms until the current lease must have ended, server time in us, 1 if newly queued,
+--           owner of that lease}
 --         {'busy', ms until the current lease must have ended, value of lock or its beginning, server time in ms}
 --         {'done', value of done, server time in ms} or {'finished', ms since}, if it is pointless; or
 --         {'endless'}, if the key has no expiry, so that a wait for it would never end

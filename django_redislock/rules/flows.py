@@ -190,6 +190,7 @@ class Lookout(Protocol):
     """Looks, now and then while a waiter waits, whether that wait can ever end."""
 
     due: float  # When to look next; math.inf if never.
+    blocked_by: bytes | None  # The owner who had the lock when the wait began; None before that.
 
     def look(self, ticket: bytes, now: float) -> Flow[float]:
         """Look; returns the time after that.
@@ -290,6 +291,8 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                     came_back = came_back or bool(queued.newly and ticket != b"0")
                     ticket = b"0" if came_back else queued.ticket
                     failures, traces = 0, True
+                    if lookout is not None and lookout.blocked_by is None:
+                        lookout.blocked_by = queued.owner
                     outcome = yield from _await_bell(request, queued, answer, give_up, lookout)
                     if isinstance(outcome, Granted):
                         return outcome
@@ -304,6 +307,8 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                         )
                     # Not queued, for want of scripting: bounded backoff.
                     failures = 0
+                    if lookout is not None and lookout.blocked_by is None:
+                        lookout.blocked_by = busy.owner
                     seconds = pause * random.uniform(0.5, 1.0)
                     now = yield Pause(max(min(seconds, give_up - now), 0.0))
                     pause = min(pause * 2, LONGEST_PAUSE)

@@ -77,6 +77,7 @@ class Form:
     server: Any = None
     is_told = False
     is_plain = False
+    blocked_by: bytes | None = None  # See flows.Lookout.
 
     @property
     def answers(self) -> list[Any]:
@@ -160,7 +161,7 @@ class FirstTry(Form):
         queued = read_try(self.reply)
         if queued.__class__ is not QueuedReply or self.markers is not NO_MARKERS:
             return 0.0
-        self._queued = queued
+        self._queued, self.blocked_by = queued, queued.owner
         # A longer wait is the flow's, which looks then whether it can ever end.
         until = self.sent + min(self.terms.wait, CIRCLE_AFTER)
         return listens_until(self.now, queued.left_ms, until) - self.now

@@ -14,6 +14,7 @@ from django_redislock.rules.stored import (
     fence_in,
     noted_lease_id,
     read_holding,
+    read_lock_value,
     read_noted_lease,
     read_wait,
     started_lease_id,
@@ -88,6 +89,7 @@ class QueuedReply(NamedTuple):
     left_ms: int  # Until the current lease must have ended.
     server_us: bytes
     newly: int  # 1 if it did not stand there before.
+    owner: bytes = b""  # Of the current lease.
 
     @property
     def server_time(self) -> float:
@@ -107,6 +109,12 @@ class BusyReply(NamedTuple):
     def token(self) -> bytes:
         """That of the current lease."""
         return token_in(self.value)
+
+    @property
+    def owner(self) -> bytes:
+        """Of the current lease; b"" if that is not ours."""
+        lock = read_lock_value(self.value)
+        return lock.owner if lock is not None else b""
 
 
 class OwnReply(BusyReply):

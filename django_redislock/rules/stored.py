@@ -105,6 +105,7 @@ class Owner:
     # its way last: "4 1795222800 worker-2:311".
     deferred: str = ""
     waited: float = 0.0  # Seconds for which it was queued, if one or more: the server adds this.
+    traceparent: str = ""  # Of the span in which it asks, as W3C Trace Context writes it.
 
     @cached_property
     def packed(self) -> bytes:

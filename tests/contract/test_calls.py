@@ -155,7 +155,7 @@ def test_a_form_is_the_call_that_its_flow_begins_with(
     wait: float, renew: bool, markers: DoneMarkers
 ) -> None:
     unused: Any = None  # A command is made without a connection.
-    steps = FirstSteps(CALLER, unused, unused, ring_apart=False)
+    steps = FirstSteps(CALLER, unused, unused, set(), ring_apart=False)
     terms = terms_of(Options(wait=wait, renew=renew, max_hold=math.inf), Conf(alias="default"))
     form = FirstTry("lottery", Owner(host="web-1", pid=7), terms, 0, markers)
     (call,) = islice(flows.acquire(form.request(), 0.0), 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +21,7 @@ from django_redislock import (
 )
 from django_redislock.held import HeldLock
 from django_redislock.lock import Lock
+from django_redislock.testing import OTHER
 from tests.support.faults import slack
 from tests.support.matrix import needs_scripts
 from tests.support.others import held_by_other
@@ -113,6 +114,7 @@ async def test_lock_timed_out(way: Way, place: Place) -> None:
             "template": "lottery",
             "using": "default",
             "holder": "another-host:1 simulated",
+            "blocked_by": OTHER,
         }
 
 
@@ -130,6 +132,7 @@ async def test_lock_unavailable(way: Way, locks: Locks, proxy: Proxy) -> None:
         proxy.heal()
         lock = distributed_lock("raffle", ttl=3)
         assert await way.acquire(lock)
+        lease = lock.lease
         proxy.blackhole()
         with pytest.raises(LockUnavailable) as raised:
             await way.release(lock)
@@ -140,8 +143,8 @@ async def test_lock_unavailable(way: Way, locks: Locks, proxy: Proxy) -> None:
         True
     ] * 3
     assert got == [
-        {"sender": Lock, "name": name, "template": name, "using": "default"}
-        for name in ("tombola", "raffle", "raffle")
+        {"sender": Lock, "name": name, "template": name, "using": "default", "lease": of}
+        for name, of in (("tombola", None), ("raffle", None), ("raffle", lease))
     ]
 
 
@@ -200,6 +203,7 @@ async def test_lock_lost_once(way: Way, place: Place) -> None:
         await way.until(lambda: got)
         with pytest.raises(LockLost):
             await way.release(lock)
+    assert 0 <= got[0].pop("held_for") < 30
     assert got == [{"sender": Lease, "lease": lease, "reason": "expired", "template": "lottery"}]
 
 
@@ -322,3 +326,29 @@ def test_a_receiver_keeps_no_connection_from_others(what: str, locks: Locks) -> 
     finally:
         signal.disconnect(take_another)
     assert sorted(told) == ["first-1", "first-2"]
+
+
+# --- receivers that never block -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+async def test_an_event_loop_calls_receivers_that_never_block(locks: Locks, is_alone: bool) -> None:
+    threads: list[int] = []
+
+    def prompt(**kwargs: Any) -> None:
+        threads.append(threading.get_ident())
+        raise ZeroDivisionError("of a receiver")
+
+    signals.lock_acquired.connect_prompt(prompt)
+    try:
+        with nullcontext([]) if is_alone else received(signals.lock_acquired) as got:
+            async with distributed_lock("lottery"):
+                pass
+    finally:
+        signals.lock_acquired.disconnect_prompt(prompt)
+    # Django calls all receivers in a thread if it must call one there.
+    assert (threads == [threading.get_ident()]) is is_alone
+    assert len(threads) == 1
+    assert is_alone or [one["lease"].name for one in got] == ["lottery"]
+    async with distributed_lock("lottery"):
+        assert len(threads) == 1

@@ -150,6 +150,7 @@ class Looks:
 
     def __init__(self, again_after: float = math.inf) -> None:
         self.due = CIRCLE_AFTER
+        self.blocked_by: bytes | None = None
         self.tickets: list[bytes] = []
         self._again_after = again_after
 

@@ -118,12 +118,12 @@ def test_r1_a_resend_is_granted_the_same_and_makes_nothing_shorter(
 def test_a_waiter_is_queued_once_and_keeps_its_ticket(server: Keyspace) -> None:
     server.acquire("a")
     ticket = str(server.us)
-    assert server.acquire("b", "queue", ttl=500) == ["queued", ticket, TTL, ticket, 1]
+    assert server.acquire("b", "queue", ttl=500) == ["queued", ticket, TTL, ticket, 1, "by-a"]
     record = f"{token('b')}|{server.ms + 6000}|{bell('b')}|500|r|{lease_id('b')}|by-b"
     assert server.scores(KEYS.queue) == {token("b"): server.us, record: server.us}
     assert server.do("PTTL", KEYS.queue) == 6000
     server.advance(10)
-    assert server.acquire("b", "queue") == ["queued", ticket, TTL - 10, str(server.us), 0]
+    assert server.acquire("b", "queue") == ["queued", ticket, TTL - 10, str(server.us), 0, "by-a"]
     assert server.do("ZCARD", KEYS.queue) == 2
     assert server.do("PTTL", KEYS.queue) == 6000
 
@@ -1061,7 +1061,7 @@ def test_a_hold_comes_before_all_waiters_and_is_confirmed_by_nobody(server: Keys
     server.acquire("b", "queue")
     server.advance(10)
     ticket = f"-{server.us}"
-    assert server.hold("c", lasts=8000) == ["queued", ticket, TTL - 10, str(server.us), 1]
+    assert server.hold("c", lasts=8000) == ["queued", ticket, TTL - 10, str(server.us), 1, "by-a"]
     assert server.do("PTTL", KEYS.queue) == 8000
     assert server.run(scripts.INSPECT, 5)[1][0] == [ticket, lease_id("c"), "by-c"]
     server.advance(1000)

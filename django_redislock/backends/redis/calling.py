@@ -288,7 +288,13 @@ class FirstSteps:
     """
 
     def __init__(
-        self, caller: Caller, pool: ConnectionPool, loops: Loops, *, ring_apart: bool
+        self,
+        caller: Caller,
+        pool: ConnectionPool,
+        loops: Loops,
+        waiting: set[str],
+        *,
+        ring_apart: bool,
     ) -> None:
         """Do none yet.
 
@@ -296,11 +302,13 @@ class FirstSteps:
             caller: What has scripts run there.
             pool: The blocking connections.
             loops: Those of event loops.
+            waiting: The ids of the acquires that wait now.
             ring_apart: Whether waiters are rung on other connections than these.
         """
         self._caller = caller
         self._pool = pool
         self._loops = loops
+        self._waiting = waiting
         self._ring_apart = ring_apart
 
     def begin(self, form: Form) -> None:
@@ -342,7 +350,12 @@ class FirstSteps:
         """Listen for the bell, if we are queued. Whether it has handed us the lock."""
         if not isinstance(form, FirstTry) or not (seconds := form.seconds_to_listen()) > 0:
             return False
-        granted = form.heard(connection.next_ring(seconds), clock.now())
+        try:
+            self._waiting.add(form.id)
+            ring = connection.next_ring(seconds)
+        finally:
+            self._waiting.discard(form.id)
+        granted = form.heard(ring, clock.now())
         if granted is None or scripts.RENEW not in self._caller.told:
             return False
         connection.tell(self.confirmation(form, granted.permit))
@@ -385,7 +398,12 @@ class FirstSteps:
         """See _was_rung()."""
         if not isinstance(form, FirstTry) or not (seconds := form.seconds_to_listen()) > 0:
             return False
-        granted = form.heard(await connection.next_ring(form.id, seconds), clock.now())
+        try:
+            self._waiting.add(form.id)
+            ring = await connection.next_ring(form.id, seconds)
+        finally:
+            self._waiting.discard(form.id)
+        granted = form.heard(ring, clock.now())
         if granted is None or scripts.RENEW not in self._caller.told:
             return False
         connection.tell(self.confirmation(form, granted.permit))

@@ -64,7 +64,9 @@ class Server:
         self._renewing_connection = RenewingConnection(dialer, self._caller)
         self.watchdog = Watchdog(backend, self)
         # As attributes, which are called without a detour; see Backend.begin().
-        first_steps = FirstSteps(self._caller, self._pool, self._loops, ring_apart=not resp3)
+        first_steps = FirstSteps(
+            self._caller, self._pool, self._loops, backend.waiting, ring_apart=not resp3
+        )
         self.begin, self.abegin = first_steps.begin, first_steps.abegin
 
     def retire(self) -> None:

@@ -1,0 +1,118 @@
+"""Spans for waits and holds, and the traceparent by which a waiter finds its holder's trace."""
+
+from __future__ import annotations
+
+import time
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from opentelemetry.trace import Link, Status, StatusCode, get_current_span, get_tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from django_redislock.backends.registry import backends
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, TracerProvider
+    from opentelemetry.util.types import AttributeValue
+
+    from django_redislock.lease import Lease
+    from django_redislock.rules.stored import Owner
+
+_propagator = TraceContextTextMapPropagator()
+
+
+class Spans:
+    """Children of the span that the caller is in; where nothing is traced, there are none.
+
+    They never become the current span: a hold may end in another context than it has begun in.
+    """
+
+    def __init__(self, provider: TracerProvider | None) -> None:
+        self._tracer = get_tracer("django_redislock", tracer_provider=provider)
+        # A lease that is dropped without a release takes its span with it.
+        self._holds: WeakKeyDictionary[Lease, Span] = WeakKeyDictionary()
+
+    def are_wanted(self) -> bool:
+        """Whether the caller is in a span that is recorded."""
+        return get_current_span().is_recording()
+
+    def traceparent(self) -> str:
+        """That of the span that the caller is in; "" if nobody will see that."""
+        span = get_current_span()
+        if not span.is_recording():
+            return ""
+        context = span.get_span_context()
+        if not context.trace_flags.sampled:
+            return ""
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+    def waited(
+        self,
+        seconds: float,
+        label: str,
+        name: str,
+        alias: str,
+        outcome: str,
+        blocked_by: Owner | None = None,
+        error: str = "",
+    ) -> None:
+        """A wait is over. Its span links to that of the owner who had the lock."""
+        links = []
+        attributes = {**_of_lock(label, name, alias), "redislock.outcome": outcome}
+        if blocked_by is not None:
+            attributes["redislock.blocked_by"] = str(blocked_by)
+            read = _propagator.extract({"traceparent": blocked_by.traceparent})
+            if (context := get_current_span(read).get_span_context()).is_valid:
+                links.append(Link(context))
+        now = time.time_ns()
+        span = self._tracer.start_span(
+            f"wait {label}",
+            attributes=attributes,
+            links=links,
+            start_time=now - int(seconds * 1e9),
+        )
+        _end(span, error, now)
+
+    def hold_begins(self, lease: Lease, label: str) -> None:
+        """A lease was granted."""
+        attributes = {
+            **_of_lock(label, lease.name, lease.alias),
+            "redislock.lease": lease.id,
+            "redislock.fence": lease.fence,
+        }
+        self._holds[lease] = self._tracer.start_span(f"hold {label}", attributes=attributes)
+
+    def is_endangered(self, lease: Lease, left: float) -> None:
+        """Its renewals are unanswered."""
+        if (span := self._holds.get(lease)) is not None:
+            span.add_event("redislock.endangered", {"redislock.left": left})
+
+    def hold_ends(self, lease: Lease, outcome: str, error: str = "") -> None:
+        """A lease is over."""
+        if self._holds and (span := self._holds.pop(lease, None)) is not None:
+            span.set_attribute("redislock.outcome", outcome)
+            _end(span, error)
+
+
+def _end(span: Span, error: str, at: int | None = None) -> None:
+    if error:
+        span.set_attribute("error.type", error)
+        span.set_status(Status(StatusCode.ERROR))
+    span.end(at)
+
+
+def _of_lock(label: str, name: str, alias: str) -> dict[str, AttributeValue]:
+    server = _server(backends[alias].conf.address)
+    return {"redislock.name": name, "redislock.template": label, "redislock.alias": alias, **server}
+
+
+@lru_cache(maxsize=64)
+def _server(address: str) -> dict[str, AttributeValue]:
+    """Where a lock is kept, if that is one place: a socket, or a host and a port."""
+    if not address or ", " in address:
+        return {}
+    host, colon, port = address.rpartition(":")
+    if address.startswith("/") or not port.isdecimal():
+        return {"server.address": address}
+    return {"server.address": host.strip("[]"), "server.port": int(port)} if colon else {}

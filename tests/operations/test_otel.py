@@ -1,0 +1,370 @@
+"""Metrics and spans of locks, by OpenTelemetry's own SDK and exporters."""
+
+from __future__ import annotations
+
+import sys
+import urllib.request
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
+from prometheus_client.parser import text_string_to_metric_families
+
+from django_redislock import (
+    LockLost,
+    LockUnavailable,
+    distributed_lock,
+    held,
+    signals,
+    single_instance,
+)
+from django_redislock.backends.registry import backends
+from django_redislock.contrib.otel import metrics
+from django_redislock.contrib.otel.labels import MOST_NAMES, OTHER, Labels
+from django_redislock.contrib.otel.telemetry import Telemetry
+from django_redislock.lock import Lock
+from tests.support.others import held_by_other
+from tests.support.processes import hear, python, say
+from tests.support.ways import both_ways
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from opentelemetry.sdk.trace import ReadableSpan
+
+    from tests.conftest import Locks, Spawn
+    from tests.support.proxy import Proxy
+    from tests.support.ways import Way
+
+
+class Seen:
+    """What a program's providers were told."""
+
+    def __init__(self, **of_traces: Any) -> None:
+        self._reader = InMemoryMetricReader()
+        self._exporter = InMemorySpanExporter()
+        tracers = TracerProvider(shutdown_on_exit=False, **of_traces)
+        tracers.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = tracers.get_tracer("tests")
+        self.telemetry = Telemetry(MeterProvider([self._reader], shutdown_on_exit=False), tracers)
+
+    def metric(self, name: str) -> dict[tuple[str, ...], Any]:
+        """The data points by the values of their attributes: a sum, or the count of a histogram."""
+        data = self._reader.get_metrics_data()
+        points = [
+            point
+            for resource in (data.resource_metrics if data else ())
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            if metric.name == name
+            for point in metric.data.data_points
+        ]
+        return {
+            tuple(map(str, (point.attributes or {}).values())): getattr(
+                point, "value", getattr(point, "count", None)
+            )
+            for point in points
+        }
+
+    def spans(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self._exporter.get_finished_spans() if span.name == name]
+
+    @contextmanager
+    def on(self) -> Iterator[Seen]:
+        self.telemetry.connect()
+        try:
+            yield self
+        finally:
+            self.telemetry.disconnect()
+
+
+@pytest.fixture
+def seen() -> Iterator[Seen]:
+    with Seen().on() as seen:
+        yield seen
+
+
+def of(span: ReadableSpan, *names: str) -> list[Any]:
+    """Attributes of a span."""
+    return [(span.attributes or {}).get(name) for name in names]
+
+
+# --- metrics ------------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_a_hold_is_measured(way: Way, locks: Locks, seen: Seen) -> None:
+    held_now = []
+
+    def body(number: int) -> None:
+        held_now.append(seen.metric("redislock.held"))
+
+    report = distributed_lock("report:{number}")(way.function(body))
+    for number in (1, 2):
+        await way.call(report, number)
+    assert seen.metric("redislock.acquire.duration") == {
+        ("report:{number}", "default", "acquired"): 2
+    }
+    assert seen.metric("redislock.held.duration") == {("success",): 2}
+    assert held_now == [{(): 1}, {(): 1}]
+    assert seen.metric("redislock.held") == seen.metric("redislock.waiters") == {(): 0}
+
+
+@both_ways
+async def test_what_could_not_be_had_is_measured(
+    way: Way, locks: Locks, proxy: Proxy, seen: Seen
+) -> None:
+    locks.on(proxy)
+    with held_by_other("lottery"):
+        assert not await way.acquire(distributed_lock("lottery", wait=0))
+    proxy.refuse()
+    with pytest.raises(LockUnavailable):
+        await way.acquire(distributed_lock("lottery", wait=0))
+    proxy.heal()
+    assert seen.metric("redislock.acquire.duration") == {
+        ("lottery", "default", "timed_out"): 1,
+        ("lottery", "default", "unavailable"): 1,
+    }
+    assert seen.metric("redislock.unavailable") == {("connection",): 1}
+
+
+@pytest.mark.waits
+@both_ways
+async def test_a_loss_is_measured_and_traced(
+    way: Way, locks: Locks, proxy: Proxy, seen: Seen
+) -> None:
+    locks.on(proxy, TTL=2)
+    lock = distributed_lock("import")
+    with seen.tracer.start_as_current_span("import"):
+        assert await way.acquire(lock)
+        assert seen.metric("redislock.renewal.failures") == {(): 0}
+        proxy.blackhole()
+        await way.until(lambda: seen.metric("redislock.lost"))
+        proxy.heal()
+        with pytest.raises(LockLost):
+            await way.release(lock)
+    assert seen.metric("redislock.lost") == {("unreachable",): 1}
+    assert seen.metric("redislock.renewal.failures")[()] > 0
+    assert seen.metric("redislock.held.duration") == {("lost",): 1}
+    (span,) = seen.spans("hold import")
+    assert of(span, "redislock.outcome", "error.type") == ["lost", "unreachable"]
+    assert span.status.status_code is StatusCode.ERROR
+    assert [event.name for event in span.events] == ["redislock.endangered"]
+
+
+def test_runs_are_measured(locks: Locks, seen: Seen) -> None:
+    @single_instance("nightly")
+    def nightly() -> None: ...
+
+    nightly()
+    with held_by_other("nightly"):
+        nightly()
+    job = f"{nightly.__module__}.{nightly.__qualname__}"
+    assert seen.metric("redislock.runs") == {(job, "success"): 1, (job, "skipped"): 1}
+
+
+def test_few_bare_names_are_told() -> None:
+    labels = Labels()
+    told = {labels.of(f"report:{number}", f"report:{number}") for number in range(2 * MOST_NAMES)}
+    assert len(told) == MOST_NAMES + 1
+    assert OTHER in told
+    assert labels.of("report:0", "report:0") == "report:0"
+    assert labels.of("order:7", "order:{id}") == "order:{id}"  # A line of code.
+
+
+def test_buckets_are_advised(locks: Locks) -> None:
+    reader = InMemoryMetricReader()
+    telemetry = Telemetry(MeterProvider([reader], shutdown_on_exit=False))
+    telemetry.connect()
+    try:
+        with distributed_lock("lottery"):
+            pass
+    finally:
+        telemetry.disconnect()
+    data: Any = reader.get_metrics_data()
+    bounds = {
+        metric.name: metric.data.data_points[0].explicit_bounds
+        for metric in data.resource_metrics[0].scope_metrics[0].metrics
+        if metric.unit == "s"
+    }
+    assert bounds == {
+        "redislock.acquire.duration": metrics.ACQUIRE_BUCKETS,
+        "redislock.held.duration": metrics.HELD_BUCKETS,
+    }
+
+
+# --- traces -------------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_a_wait_links_to_the_span_that_blocks_it(way: Way, locks: Locks, seen: Seen) -> None:
+    lock = distributed_lock("lottery")
+
+    async def wait() -> None:
+        with seen.tracer.start_as_current_span("waiter"):
+            async with way.entered(distributed_lock("lottery")):
+                pass
+
+    with seen.tracer.start_as_current_span("holder"):
+        assert await way.acquire(lock)
+    waiting = way.start(wait)
+    await way.until(lambda: seen.metric("redislock.waiters") == {(): 1})
+    await way.release(lock)
+    await waiting.result()
+
+    (holder,), (waiter,) = seen.spans("holder"), seen.spans("waiter")
+    (waited,) = seen.spans("wait lottery")
+    held_first, held_next = seen.spans("hold lottery")
+    assert [link.context.span_id for link in waited.links] == [holder.context.span_id]
+    assert [span.parent.span_id for span in (held_first, waited, held_next) if span.parent] == [
+        holder.context.span_id,
+        waiter.context.span_id,
+        waiter.context.span_id,
+    ]
+    assert waited.end_time is not None
+    assert held_next.start_time is not None
+    assert waited.end_time <= held_next.start_time
+    host, port = locks.server.host, locks.server.port
+    assert of(waited, "redislock.name", "redislock.outcome", "server.address", "server.port") == [
+        *("lottery", "acquired"),
+        *(host, port),
+    ]
+    assert held_first.end_time is not None  # The hold goes on after the span in which it began.
+    assert holder.end_time is not None
+    assert held_first.end_time > holder.end_time
+
+
+def test_the_record_of_a_holder_has_its_traceparent(locks: Locks, seen: Seen) -> None:
+    def traceparent() -> str:
+        found = held.get("lottery")
+        assert found is not None
+        return found.owner.traceparent
+
+    with seen.tracer.start_as_current_span("holder") as span, distributed_lock("lottery"):
+        context = span.get_span_context()
+        ids = format_trace_id(context.trace_id), format_span_id(context.span_id)
+        written = traceparent()
+    assert written.startswith("00-{}-{}-".format(*ids))
+    with distributed_lock("lottery"):  # Outside of a span.
+        assert traceparent() == ""
+    seen.telemetry.disconnect()
+    with seen.tracer.start_as_current_span("holder"), distributed_lock("lottery"):
+        assert traceparent() == ""
+    seen.telemetry.connect()
+
+
+@pytest.mark.parametrize("is_sampled", [True, False])
+def test_nothing_is_traced_outside_of_a_trace(locks: Locks, is_sampled: bool) -> None:
+    with Seen(**({} if is_sampled else {"sampler": ALWAYS_OFF})).on() as seen:
+        with distributed_lock("lottery"):
+            pass
+        if not is_sampled:
+            with seen.tracer.start_as_current_span("holder"), distributed_lock("lottery"):
+                found = held.get("lottery")
+                assert found is not None
+                assert found.owner.traceparent == ""
+        assert seen.spans("hold lottery") == []
+    assert backends["default"].waiting == set()
+
+
+class InterruptedSum(float):
+    """While it is added up, which the SDK does under a mutex, a handler uses a lock."""
+
+    def __radd__(self, other: float) -> float:
+        with distributed_lock("of a handler"):
+            return other + float(self)
+
+
+def test_a_handler_may_use_a_lock_while_another_one_is_measured(locks: Locks, seen: Seen) -> None:
+    lock = distributed_lock("lottery")
+    with lock as lease:
+        news = {"lease": lease, "success": True, "template": "lottery"}
+        signals.send(signals.lock_released, sender=Lock, held_for=InterruptedSum(0.5), **news)
+    assert seen.metric("redislock.held.duration") == {("success",): 3}
+
+
+# --- the app --------------------------------------------------------------------------------------
+
+SWITCHED_ON = """
+import sys
+sys.modules.update({missing})
+import django
+from django.conf import settings
+settings.configure(INSTALLED_APPS={apps})
+django.setup()
+from django_redislock import signals
+print(len(signals.lock_acquired.receivers), "django_redislock.contrib.otel.metrics" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("apps", [[], ["django_redislock.contrib.otel"]])
+def test_one_line_switches_it_on(apps: list[str]) -> None:
+    script = SWITCHED_ON.format(missing={}, apps=["django_redislock", *apps])
+    assert python("-c", script).stdout.split() == [str(len(apps)), str(bool(apps))]
+
+
+def test_without_the_api_the_app_says_what_to_install() -> None:
+    apps, missing = ["django_redislock.contrib.otel"], {"opentelemetry": None}
+    with pytest.raises(AssertionError, match=r"pip install 'django_redislock\[otel\]'"):
+        python("-c", SWITCHED_ON.format(missing=missing, apps=apps))
+
+
+def serve_metrics_of_a_fork() -> None:
+    """The app is on before the fork; each process sets its own provider after it, as advised."""
+    import os
+
+    from opentelemetry import metrics
+    from opentelemetry.exporter.prometheus import PrometheusMetricReader
+    from prometheus_client import start_http_server
+
+    Telemetry().connect()
+    with distributed_lock("before"):
+        pass
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    metrics.set_meter_provider(MeterProvider([PrometheusMetricReader()]))
+    server, _ = start_http_server(0, addr="127.0.0.1")
+    lock = distributed_lock(f"report:{1}")
+    with lock:
+        say(server.server_port)
+        hear()
+    say("released")
+    hear()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def test_prometheus_reads_the_metrics_of_a_forked_process(locks: Locks, spawn: Spawn) -> None:
+    child = spawn(serve_metrics_of_a_fork)
+    port = child.read()
+
+    def scraped(sample: str, **labels: str) -> list[float]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        return [
+            one.value
+            for family in families
+            for one in family.samples
+            if one.name == sample and labels.items() <= one.labels.items()
+        ]
+
+    assert scraped("redislock_held") == [1]
+    child.send(None)
+    assert child.read() == "released"
+    assert scraped("redislock_held") == [0]
+    acquires = "redislock_acquire_duration_seconds_count"
+    asked = {"alias": "default", "outcome": "acquired"}
+    assert scraped(acquires, name="report:1", **asked) == [1]
+    assert scraped(acquires) == [1]  # Without that of the parent.
+    assert scraped("redislock_held_duration_seconds_count", outcome="success") == [1]
+    child.send(None)
+    child.wait()
