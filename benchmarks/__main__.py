@@ -21,6 +21,7 @@ from benchmarks import (
     records,
     report,
     tasks,
+    telemetry,
     watchdog,
 )
 from benchmarks.bench import FULL, QUICK, Bench
@@ -43,6 +44,7 @@ MEASUREMENTS = {
     "effects": effects.measure,
     "quorum": quorum.measure,
     "cluster": cluster.measure,
+    "telemetry": telemetry.measure,
 }
 NAMES = list(dict.fromkeys([*CONTENDERS, *TASKS]))  # Ours is among both.
 

@@ -4,6 +4,7 @@ Environment:
     REDIS_URL: the Redis or Valkey to use, such as redis://127.0.0.1:6379/0. Without it the
         embedded server is used, and started if it does not run yet (see embedded_server.py).
     DATABASE_PATH: the SQLite file, db.sqlite3 beside manage.py by default.
+    METRICS_PORT: where processes show their metrics, such as 9464 (see telemetry.py).
     DEMO_LOCKS: set by demos that keep the locks elsewhere: more of REDISLOCK["default"], as JSON.
 """
 
@@ -57,6 +58,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "django_redislock",
+    "django_redislock.contrib.otel",
     *([] if find_spec("django.tasks") else ["django_tasks"]),  # Before Django 6.
     "django_tasks_db",
     "lottery",

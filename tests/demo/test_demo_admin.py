@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import subprocess
+from contextlib import suppress
 from functools import partial
 from http.cookiejar import CookieJar
 from typing import TYPE_CHECKING
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["pytestmark", "surroundings"]  # The same marks, and a fixture.
 
+MOST_PROCESSES = 20  # As in example_project/telemetry.py.
+SAMPLES = [r'^redislock_runs_total\{job="shop\..* [1-9]', r"^redislock_held\{.* [1-9]"]
 LAST_LINE = "Ctrl-C ends it all."
 LIFE = [
     "redislock-badge redislock-held",
@@ -100,7 +103,19 @@ def shell(command: str, env: dict[str, str]) -> str:
     ).stdout
 
 
+def measures(first_port: int, sample: str) -> bool:
+    """Whether a process has such a sample; each has the first port that was free."""
+    for port in range(first_port, first_port + MOST_PROCESSES):
+        with suppress(OSError):  # Nobody is there, or somebody else.
+            page = text_of(build_opener(ProxyHandler({})), f"http://127.0.0.1:{port}/metrics")
+            if re.search(sample, page, re.MULTILINE):
+                return True
+    return False
+
+
 def test_a_newcomer_sees_a_page_full_of_life(surroundings: dict[str, str], tmp_path: Path) -> None:
+    metrics_port = free_port()
+    surroundings["METRICS_PORT"] = str(metrics_port)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with running(surroundings, port) as demo:
@@ -118,6 +133,11 @@ def test_a_newcomer_sees_a_page_full_of_life(surroundings: dict[str, str], tmp_p
             assert "redislock-held" in only_looking
             assert RELEASE not in only_looking
             assert ".redislock-badge" in text_of(browser, urljoin(page, STYLES))
+
+            for sample in SAMPLES:
+                wait_until(
+                    partial(measures, metrics_port, sample), message=f"has {sample!r}", every=0.2
+                )
 
             locks = found(r"^    REDIS_URL=.* locks watch$", welcome).removesuffix(" watch")
             held = {lock["name"] for lock in json.loads(shell(f"{locks} --json", surroundings))}
