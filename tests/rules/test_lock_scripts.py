@@ -836,6 +836,11 @@ def test_of_strange_queues_and_pasts_there_is_nothing_to_tell(server: Keyspace) 
     assert server.run(scripts.INSPECT, 10)[1:] == [[], []]
 
 
+def test_as_many_of_the_past_are_told_as_are_asked_for(server: Keyspace) -> None:
+    server.do("RPUSH", KEYS.past, "x", "y", "z")
+    assert server.run(scripts.INSPECT, 10, 2)[2] == ["y", "z"]
+
+
 def test_an_index_is_read_by_pages_in_both_orders(server: Keyspace) -> None:
     now = server.ms
     server.do("ZADD", KEYS.held, now - 1, "over", now, "a", now + 1, "b", now + 2, "c")
