@@ -70,7 +70,7 @@ def test_the_panel_shows_each_lock_of_the_request() -> None:
     assert (busy[0], busy[3], busy[5], busy[6]) == ("&lt;b&gt;busy&lt;/b&gt;", "", "busy", "1")
     assert busy[4] == "web-3:4711 id-1"
     assert "5 round trips at least" in answer.content.decode()
-    assert "3 locks, waited 0.0 s" in answer.content.decode()
+    assert re.search(r"3 locks, waited \d\.\d s", answer.content.decode())
     assert receivers() == before
 
 

@@ -193,6 +193,7 @@ def test_the_schema_of_json_is_the_documented_one() -> None:
         "names": None,
         "deferred": None,
         "waited": None,
+        "traceparent": None,
         "operator": None,
         "reason": None,
         "ttl": 60.0,
