@@ -7,10 +7,13 @@ the alarm: if every run is skipped, or none begins, the monitor misses a success
 
 from __future__ import annotations
 
+import asyncio
+import math
 import socket
 import threading
 import time
 import urllib.request
+from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -51,7 +54,8 @@ class Monitor:
 
     Attributes:
         timeout: Seconds that the end of a run waits until the monitor is told, the lock being
-            released before. It is told also later, if the process lives.
+            released before; a task waits only as long as its time limits leave a second. It is told
+            also later, if the process lives.
     """
 
     timeout = 5.0
@@ -228,11 +232,11 @@ class CheckIns:
         self._began = time.monotonic()
         self._told = [_Telling(monitor, run) for monitor in monitors]
 
-    def end(self, outcome: str, error: BaseException | None) -> None:
-        """Tell the monitors the end of the run, and wait for it, but not beyond their time.
+    def end(self, outcome: str = "", error: BaseException | None = None) -> None:
+        """Tell the monitors the end of the run, without waiting for it. Call it in any case.
 
         Args:
-            outcome: One of OUTCOMES of jobs.run. Of those that are neither a success nor a failure
+            outcome: A jobs.run.RunOutcome. Of those that are neither a success nor a failure
                 nothing is told: the work goes on in another run, which will begin anew.
             error: What the run has raised, if anything.
         """
@@ -242,47 +246,71 @@ class CheckIns:
                 one.tell(lambda monitor: monitor.succeeded(run, took))
             elif outcome in _FAILURES:
                 one.tell(lambda monitor: monitor.failed(run, took, error))
-        ends = time.monotonic() + max(one.monitor.timeout for one in self._told)
+            one.tell(None)
+
+    def wait(self, most: float = math.inf) -> None:
+        """Wait until they are told, but not beyond their time, and *most* seconds."""
+        wait([one.done for one in self._told], min(most, self._patience))
+        self._complain_of_silence()
+
+    async def await_told(self) -> None:
+        """As wait(), in an event loop."""
+        told = [asyncio.wrap_future(one.done) for one in self._told]
+        await asyncio.wait(told, timeout=self._patience)
+        self._complain_of_silence()
+
+    @property
+    def _patience(self) -> float:
+        # A begin that is still under way has its own time, and the end after it.
+        return max(one.monitor.timeout * (1 if one.has_begun else 2) for one in self._told)
+
+    def _complain_of_silence(self) -> None:
         for one in self._told:
-            one.finish(ends)
+            if not one.done.done():
+                one.complain("it has not answered yet")
 
 
 class _Telling:
-    """Tells one monitor of one run."""
+    """Tells one monitor of one run.
+
+    Attributes:
+        done: Is done when all is told.
+        has_begun: Whether it was told of the begin, or did not take it.
+    """
+
+    has_begun = False
 
     def __init__(self, monitor: Monitor, run: Run) -> None:
         self.monitor = monitor
+        self.done: Future[None] = Future()
+        self.done.set_running_or_notify_cancel()  # So nobody can cancel it.
         self._run = run
         self._news: SimpleQueue[Callable[[Monitor], None] | None] = SimpleQueue()
         self._news.put(lambda monitor: monitor.started(run))
-        self._thread = threading.Thread(
-            target=self._tell_all, name="redislock-monitor", daemon=True
-        )
+        thread = threading.Thread(target=self._tell_all, name="redislock-monitor", daemon=True)
         try:
-            self._thread.start()
+            thread.start()
         except RuntimeError as error:  # No more threads, or the interpreter is shutting down.
-            self._complain(error)
+            self.complain(error)
+            self.done.set_result(None)
 
-    def tell(self, news: Callable[[Monitor], None]) -> None:
+    def tell(self, news: Callable[[Monitor], None] | None) -> None:
+        """Tell it next; None: that is all."""
         self._news.put(news)
 
-    def finish(self, ends: float) -> None:
-        """Wait until all is told, but not beyond *ends*."""
-        self._news.put(None)
-        if self._thread.ident is None:
-            return
-        self._thread.join(max(0.0, ends - time.monotonic()))
-        if self._thread.is_alive():
-            self._complain(TimeoutError(f"no answer within {self.monitor.timeout:g} s"))
-
-    def _tell_all(self) -> None:
-        while news := self._news.get():
-            try:
-                news(self.monitor)
-            except Exception as error:  # noqa: BLE001 - it is no reason that the run fails
-                self._complain(error)
-
-    def _complain(self, error: Exception) -> None:
+    def complain(self, why: object) -> None:
+        """Log that it was not told."""
         run = self._run
         extra = logs.of(lock=run.lock, job=run.job, task_id=run.task_id or None)
-        logger.warning("The %r was not told of %s: %s", self.monitor, run, error, extra=extra)
+        logger.warning("The %r was not told of %s: %s", self.monitor, run, why, extra=extra)
+
+    def _tell_all(self) -> None:
+        try:
+            while news := self._news.get():
+                try:
+                    news(self.monitor)
+                except Exception as error:  # noqa: BLE001 - it is no reason that the run fails
+                    self.complain(error)
+                self.has_begun = True
+        finally:
+            self.done.set_result(None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import time
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from celery import states
 from celery._state import _task_stack  # It has no public name; see TaskRun._item_of.
 from celery.exceptions import Ignore, Reject, Retry, TaskPredicate
 
-from django_redislock import logs, signals, task_runs
+from django_redislock import clock, logs, signals, task_runs
 from django_redislock.activity import Activity
 from django_redislock.backends.registry import backends
 from django_redislock.baton import Baton
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
 
 # Seconds that a run has after its success to store its result.
 REPORTS_WITHIN = 10.0
+
+# Seconds before a time limit when a run is over at the latest, also if a monitor was not told yet.
+TIME_TO_REPORT = 1.0
 
 # Celery's own tasks that call another one for each item of their message.
 _CALL_FOR_ITEMS = {"celery.map", "celery.starmap"}
@@ -390,6 +394,18 @@ class TaskRun(JobRun):
         return next(
             (one for one, kinds in _NO_FAILURES.items() if isinstance(error, kinds)), outcome
         )
+
+    @property
+    def _patience(self) -> float:
+        conf = self.task.app.conf
+        limits = [
+            *(self.request.timelimit or ()),
+            *(self.task.time_limit, self.task.soft_time_limit),
+            *(conf.task_time_limit, conf.task_soft_time_limit),
+        ]
+        # They count from about when the run began to ask for its lock.
+        left = min((limit for limit in limits if limit), default=math.inf)
+        return max(0.0, left - (clock.now() - self._asked) - TIME_TO_REPORT)
 
     # --- without the lock ---------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
     from django_redislock.lease import Lease
+    from django_redislock.rules.stored import Owner
 
 # The panel of the request that is being served, also in threads and tasks that it has begun.
 _current: ContextVar[LocksPanel | None] = ContextVar("_current", default=None)
@@ -89,9 +90,14 @@ class LocksPanel(Panel):
 
     # --- receivers: keyword arguments may be added to signals ------------------------------------
 
-    def _acquired(self, lease: Lease, waited: float, **_: Any) -> None:
+    def _acquired(
+        self, lease: Lease, waited: float, blocked_by: Owner | None = None, **_: Any
+    ) -> None:
         if _current.get() is self:
-            lock = self._note(lease.name, lease.alias, waited, outcome="still held")
+            holder = "" if blocked_by is None else visible(str(blocked_by))
+            lock = self._note(
+                lease.name, lease.alias, waited, blocked_by=holder, outcome="still held"
+            )
             self._by_lease[lease.id] = lock
 
     def _released(self, lease: Lease, held_for: float, success: bool, **_: Any) -> None:

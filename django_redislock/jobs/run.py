@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -188,8 +189,10 @@ class JobRun:
         was_busy_with = current_activity.set(self.activity)
         try:
             result = await self._aexecute(body)
-        except GeneratorExit:
-            raise  # Nothing can be awaited any more.
+        except GeneratorExit as error:  # Nothing can be awaited any more.
+            if self._check_ins is not None:
+                self._check_ins.end(self._outcome_of(error), error)
+            raise
         except BaseException as error:
             await self._atell_end(error)
             raise
@@ -206,16 +209,28 @@ class JobRun:
 
     def _tell_end(self, error: BaseException | None) -> None:
         """Tell how the run has ended, whose lock is released; *error* is what execute() raises."""
-        if self._began is not None and signals.run_ended.receivers:
-            signals.send(signals.run_ended, **self._news_of_end(self._began, error))
-        if self._check_ins is not None:
-            self._check_ins.end(self._outcome_of(error), error)
+        try:
+            if self._began is not None and signals.run_ended.receivers:
+                signals.send(signals.run_ended, **self._news_of_end(self._began, error))
+        finally:
+            if self._check_ins is not None:
+                self._check_ins.end(self._outcome_of(error), error)
+                with suppress(Exception):  # A time limit that comes now is none of the work.
+                    self._check_ins.wait(self._patience)
 
     async def _atell_end(self, error: BaseException | None) -> None:
-        if self._began is not None and signals.run_ended.receivers:
-            await signals.run_ended.asend_robust(**self._news_of_end(self._began, error))
-        if self._check_ins is not None:
-            await asyncio.to_thread(self._check_ins.end, self._outcome_of(error), error)
+        try:
+            if self._began is not None and signals.run_ended.receivers:
+                await signals.run_ended.asend_robust(**self._news_of_end(self._began, error))
+        finally:
+            if self._check_ins is not None:
+                self._check_ins.end(self._outcome_of(error), error)
+                await self._check_ins.await_told()
+
+    @property
+    def _patience(self) -> float:
+        """How many seconds the run may go on when it is over."""
+        return math.inf
 
     def _news_of_end(self, began: float, error: BaseException | None) -> dict[str, Any]:
         took = clock.now() - began

@@ -6,6 +6,8 @@ import asyncio
 import gzip
 import importlib
 import json
+import os
+import signal
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -189,7 +191,7 @@ def test_a_service_that_hangs_or_refuses_is_told_of_in_the_log_and_fails_no_run(
     assert job(monitor=ping(service))() == 1
     gone = Ping("http://127.0.0.1:1/nightly")
     assert job(monitor=gone)() == 1
-    assert "timed out" in caplog.text or "no answer within 0.1 s" in caplog.text
+    assert "timed out" in caplog.text or "it has not answered yet" in caplog.text
     for reason in ("HTTP Error 500", "OK (not found)", "Connection refused"):
         assert reason in caplog.text
     assert "/nightly" not in caplog.text  # Whoever knows the path may ping.
@@ -202,6 +204,72 @@ def test_a_monitor_that_raises_fails_no_run(locks: Locks, caplog: pytest.LogCapt
 
     assert job(monitor=Broken())() == 1
     assert "was not told of" in caplog.text
+
+
+def test_what_interrupts_the_wait_for_a_service_does_not_fail_a_run_that_is_over(
+    locks: Locks, service: Service
+) -> None:
+    class TooLong(Exception):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise TooLong
+
+    service.answers.clear()
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+
+        @single_instance("nightly", monitor=ping(service))
+        def work() -> int:
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            return 1
+
+        assert work() == 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+async def test_waiting_for_services_leaves_threads_to_others(
+    locks: Locks, service: Service
+) -> None:
+    service.answers.clear()
+
+    @single_instance("nightly:{number}", monitor=ping(service, timeout=30))
+    async def work(number: int) -> int:
+        return number
+
+    jobs = asyncio.gather(*(work(number) for number in range(2 * (os.cpu_count() or 1) + 8)))
+    while len(service.requests) < 2 * (os.cpu_count() or 1) + 8:
+        await asyncio.sleep(0.01)
+    assert await asyncio.to_thread(int) == 0
+    assert not jobs.done()
+    service.answers.set()
+    await jobs
+
+
+def test_a_run_that_is_cancelled_leaves_no_thread(locks: Locks, service: Service) -> None:
+    class Stops(Monitor):
+        def started(self, run: Run) -> None:
+            nonlocal teller
+            teller = threading.current_thread()
+
+    teller: threading.Thread | None = None
+
+    @single_instance("nightly", monitor=Stops())
+    async def work() -> None:
+        await asyncio.Event().wait()
+
+    async def drop() -> None:
+        task = asyncio.ensure_future(work())
+        while teller is None:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(drop())
+    wait_until(lambda: not (teller and teller.is_alive()), HUNG, "its thread has ended")
 
 
 class TestTasks:
@@ -230,6 +298,20 @@ class TestTasks:
 
             work.apply()
         assert service.paths == told
+
+    def test_a_task_does_not_wait_for_a_service_beyond_its_time_limit(
+        self, locks: Locks, service: Service, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        service.answers.clear()
+        with celery_app(**EAGER):
+            monitor = ping(service, timeout=HUNG)
+
+            @single_instance_task(key="nightly", monitor=monitor, soft_time_limit=1.2)
+            def work() -> int:
+                return 1
+
+            assert work.apply().get() == 1
+        assert "it has not answered yet" in caplog.text
 
     def test_what_is_no_monitor_is_refused(self, service: Service) -> None:
         with celery_app(**EAGER), pytest.raises(ValueError, match=r"^monitor must be a monitor"):
