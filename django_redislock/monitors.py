@@ -144,7 +144,7 @@ class Sentry(Monitor):
     """Tells Sentry, by check-ins of sentry-sdk, which the site initialises.
 
     Sentry's own monitoring of beat and of tasks calls a skip "ok", since the task returned. Switch
-    it off for the tasks that have this monitor, see docs/monitoring.md.
+    it off for the tasks that have this monitor, see docs/jobs.md.
     """
 
     def __init__(
