@@ -123,7 +123,8 @@ class Prometheus:
             with urllib.request.urlopen(url, timeout=HUNG) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
-            raise AssertionError(f"{parameters}: {error.read().decode()}") from None
+            with error:  # It has the connection.
+                raise AssertionError(f"{parameters}: {error.read().decode()}") from None
 
     def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
         """The labels and the value of each result of now."""
