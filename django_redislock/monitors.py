@@ -12,6 +12,7 @@ import math
 import socket
 import threading
 import time
+import urllib.error
 import urllib.request
 from concurrent.futures import Future, wait
 from queue import SimpleQueue
@@ -133,8 +134,12 @@ class Ping(Monitor):
         request = urllib.request.Request(url, data=body, method="POST")
         request.add_header("Content-Type", "text/plain; charset=utf-8")
         request.add_header("User-Agent", "django_redislock")
-        with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-            said = answer.read(200).decode(errors="replace")
+        try:
+            with urllib.request.urlopen(request, timeout=self.timeout) as answer:
+                said = answer.read(200).decode(errors="replace")
+        except urllib.error.HTTPError as error:
+            with error:  # It has the connection.
+                raise OSError(str(error)) from None
         # healthchecks.io answers 200 also for a check that it does not know.
         if said.startswith("OK (") and said.strip() != "OK":
             raise OSError(f"{self._parts.hostname} says: {said.strip()}")
