@@ -57,11 +57,13 @@ def running(
 def lines_up_to(demo: subprocess.Popen[str], what: str) -> Iterator[str]:
     """What the demo says, until it says *what*."""
     assert demo.stdout is not None
+    said = []
     for line in demo.stdout:
+        said.append(line)
         yield line
         if what in line:
             return
-    pytest.fail(f"The demo has never come to say {what!r}.")
+    pytest.fail(f"The demo has never come to say {what!r}, but:\n{''.join(said)}")
 
 
 def welcome_of(demo: subprocess.Popen[str]) -> str:
