@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from django.contrib.auth.models import Permission, User
@@ -17,6 +15,8 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 PASSWORD = "demo"  # Of users that live as long as the demo, on the loopback interface.
+# As Django's runserver says it.
+LISTENS, PORT_TAKEN = "Starting development server at", "That port is already in use"
 OPERATOR, VIEWER = "admin", "viewer"
 
 
@@ -24,9 +24,8 @@ class Site:
     """Django's development server."""
 
     def __init__(self, stage: Stage, wanted_port: int) -> None:
-        self.port = embedded_server.free_port(wanted_port)
-        command = manage_command("runserver", "--noreload", f"{HOST}:{self.port}")
-        self._child = stage.machine("web", command)
+        self._stage = stage
+        self._start(wanted_port)
 
     def url(self, page: str) -> str:
         """The address of a page, by its name in the URL configuration."""
@@ -37,13 +36,16 @@ class Site:
         self._child.check(may_end=False)
 
     def is_up(self) -> bool:
-        """Whether one can sign in."""
+        """Whether it takes requests."""
+        if self._child.status and PORT_TAKEN in self._child.err():
+            self._start()  # Another process took the port after we had found it free.
         self.check()
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=5)
-        with suppress(OSError):
-            connection.request("GET", reverse("admin:login"))
-            return connection.getresponse().status == http.HTTPStatus.OK
-        return False
+        return LISTENS in self._child.out()
+
+    def _start(self, wanted_port: int = 0) -> None:
+        self.port = embedded_server.free_port(wanted_port)
+        python, *arguments = manage_command("runserver", "--noreload", f"{HOST}:{self.port}")
+        self._child = self._stage.machine("web", [python, "-u", *arguments])
 
 
 def add_users() -> None:

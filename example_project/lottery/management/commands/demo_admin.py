@@ -86,10 +86,10 @@ class Command(DemoCommand):
         with self.stage(STARTS_WITHIN, backend) as stage:
             add_users()
             site, shop = Site(stage, port), Shop(stage)
-            if site.port != port:
-                self.progress("site", f"port {port} is taken; {site.port} is free")
             while not (shop.is_ready() and site.is_up()):
                 stage.patience.pause("starting the machines and the site")
+            if site.port != port:
+                self.progress("site", f"port {port} is taken; {site.port} is free")
             self.progress("machines", f"{', '.join(MACHINES)} are ready")
             self.say(_welcome(stage, site))
             self._go_on(stage, site, shop)
