@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-jobs demo-admin demo-stop test test-quick mutants jepsen bench lint types imports clean
+.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-jobs demo-admin demo-stop test test-quick mutants jepsen bench docs lint types imports clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +73,10 @@ jepsen: $(VENV)/test ## Break servers and clients for a minute per backend: whic
 bench: $(VENV)/bench ## Compare the speed with other lock libraries (ARGS=--quick, ARGS=--write)
 	@exec $(BIN)/python -m benchmarks $(ARGS)
 
+docs: $(VENV)/docs ## Make the site of docs/ in build/docs; a warning is an error
+	@exec $(BIN)/python -m sphinx --builder html --doctree-dir build/doctrees \
+		--fail-on-warning --keep-going --quiet docs build/docs $(ARGS)
+
 lint: $(VENV)/lint ## Check style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -89,7 +93,7 @@ clean: ## Remove the environment and what the tools have left
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The empty file $(VENV)/EXTRA says that the extra is installed as setup.cfg has it now.
-$(VENV)/demo $(VENV)/test $(VENV)/bench $(VENV)/lint: $(VENV)/%: setup.cfg pyproject.toml | $(BIN)/python
+$(VENV)/demo $(VENV)/test $(VENV)/bench $(VENV)/docs $(VENV)/lint: $(VENV)/%: setup.cfg pyproject.toml | $(BIN)/python
 	@echo "Installing django_redislock[$*] into $(VENV) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@touch $@

@@ -1,0 +1,59 @@
+"""How Sphinx makes the site of these pages: `make docs`. It needs no network and no server."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING
+
+import django
+from django.conf import settings
+
+import django_redislock
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+# Some of the documented modules have models.
+settings.configure(
+    INSTALLED_APPS=[
+        "django.contrib.auth",
+        "django.contrib.contenttypes",
+        "django_redislock",
+    ],
+    REDISLOCK={"default": {"BACKEND": "django_redislock.backends.InMemoryBackend"}},
+)
+django.setup()
+
+project = "django-redislock"
+release = version = django_redislock.__version__
+language = "en"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["benchmarks", "monitoring", "screenshots"]
+
+# The pages read the same on GitHub: links to headings are those that it makes.
+myst_heading_anchors = 4
+
+# A section may have no page yet; the name toc.empty_glob does not suppress that in Sphinx 9.0.
+logging.getLogger("sphinx.sphinx.directives.other").addFilter(lambda one: "glob" not in one.msg)
+
+autodoc_member_order = "bysource"
+autodoc_class_signature = "separated"
+default_role = "literal"
+# Names of other libraries are not looked up, since that needs a network.
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", r"(?!django_redislock).*")]
+
+html_theme = "furo"
+html_title = f"django-redislock {release}"
+html_copy_source = False
+html_show_copyright = False
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", _keep_within)
+
+
+def _keep_within(_app: Sphinx, _page: str, source: list[str]) -> None:
+    """Of a link that leads out of docs/, leave the text: the site has no such page."""
+    source[0] = re.sub(r"\[([^]]*)\]\(\.\./[^)]+\)", r"\1", source[0])
