@@ -30,6 +30,7 @@ class _Reentrant(Signal):
         super().__init__()
         self.lock = threading.RLock()  # type: ignore[assignment] # it is used in the same way
         self._prompt: list[Callable[..., object]] = []
+        self._alone: list[Any] = []  # What receivers is while nobody else is connected.
 
     def connect_prompt(self, receiver: Callable[..., object]) -> None:
         """Connect a receiver that never blocks. For the package's own integrations.
@@ -37,17 +38,21 @@ class _Reentrant(Signal):
         An event loop calls it itself. Django has a thread call what is no coroutine function, and
         that takes longer than a lock.
         """
-        self._prompt.append(receiver)
-        self.connect(receiver, weak=False)
+        with self.lock:
+            self.connect(receiver, weak=False)
+            self._prompt.append(receiver)
+            self._alone = [one for one in self.receivers if one[1] in self._prompt]
 
     def disconnect_prompt(self, receiver: Callable[..., object]) -> None:
         """Undo connect_prompt()."""
-        self.disconnect(receiver)
-        self._prompt.remove(receiver)
+        with self.lock:
+            self.disconnect(receiver)
+            self._prompt.remove(receiver)
+            self._alone = [one for one in self._alone if one[1] != receiver]
 
     def send_robust(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
         """See Django's, which looks for the receivers each time, as some may be gone."""
-        if len(self._prompt) != len(self.receivers):
+        if self.receivers != self._alone:  # A program may also replace the list.
             return super().send_robust(sender, **named)
         for receiver in self._prompt:
             try:
@@ -59,7 +64,7 @@ class _Reentrant(Signal):
 
     async def asend_robust(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
         """See Django's; receivers that never block need no thread, unless others do."""
-        if len(self._prompt) == len(self.receivers):
+        if self.receivers == self._alone:
             return self.send_robust(sender, **named)
         return await super().asend_robust(sender, **named)
 

@@ -352,3 +352,42 @@ async def test_an_event_loop_calls_receivers_that_never_block(locks: Locks, is_a
     assert is_alone or [one["lease"].name for one in got] == ["lottery"]
     async with distributed_lock("lottery"):
         assert len(threads) == 1
+
+
+@both_ways
+async def test_a_program_may_replace_the_list_of_receivers(way: Way, locks: Locks) -> None:
+    told: list[str] = []
+
+    def prompt(**kwargs: Any) -> None:
+        told.append("prompt")
+
+    def other(**kwargs: Any) -> None:
+        told.append("other")
+
+    signal, lock = signals.lock_acquired, distributed_lock("lottery")
+
+    async def told_now() -> list[str]:
+        signal.sender_receivers_cache.clear()  # As all do who replace the list.
+        told.clear()
+        async with way.entered(lock):
+            return [*told]
+
+    with received(signal):
+        signal.connect(other)
+        (*_, of_other) = signal.receivers
+    signal.disconnect(other)
+    signal.connect_prompt(prompt)
+    try:
+        before = signal.receivers
+        signal.receivers = []
+        assert await told_now() == []
+        signal.receivers = [of_other]
+        assert await told_now() == ["other"]
+        signal.receivers = [*before, of_other]
+        assert await told_now() == ["prompt", "other"]
+        signal.receivers = [*before]
+        assert await told_now() == ["prompt"]
+    finally:
+        signal.receivers = before
+        signal.disconnect_prompt(prompt)
+    assert await told_now() == []
