@@ -177,7 +177,7 @@ class JointHolds(Holds):
         return Part(name, options, run, theirs, belongs_to, type(self), template)
 
     def _template_of(self, name: str) -> str:
-        return self._templates.get(name, name)
+        return self.template if name == self.name else self._templates.get(name, name)
 
     def _nest(self, hold: Hold, *, blocking: bool) -> Lease | None:
         return None  # Each part does by itself.

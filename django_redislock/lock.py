@@ -26,6 +26,7 @@ from django_redislock.lease import Lease
 from django_redislock.rules import flows
 from django_redislock.rules.limit import Limit, check_limits, each_once
 from django_redislock.rules.names import (
+    Written,
     check_limited,
     check_name,
     checked_name,
@@ -370,7 +371,7 @@ class Lock(Holds):
 
     def _maker(self, function: Callable[..., Any], place: str) -> Callable[..., Lock]:
         """How to make the lock of a call of *function*: (args, kwargs) -> lock."""
-        handle, options, template = type(self), self._options, self.name
+        handle, options, template = type(self), self._options, Written(self.name)
         name_of = formatter(template, function)
         return lambda args, kwargs: handle(name_of(args, kwargs), options, None, place, template)
 
@@ -428,6 +429,8 @@ class JointLock(Lock, JointHolds):
                 check_limited(name)
         names = [one if isinstance(one, str) else one.name for one in wanted]
         template = ", ".join(templates.get(name, name) for name in names)
+        if templates:  # At a decorator all are.
+            template = Written(template)
         super().__init__(", ".join(names), options, run, place, template)
         self._wanted, self._templates = wanted, templates
 
@@ -439,8 +442,12 @@ class JointLock(Lock, JointHolds):
 
     def _maker(self, function: Callable[..., Any], place: str) -> Callable[..., Lock]:
         options = self._options
-        names = {one: formatter(one, function) for one in self._wanted if isinstance(one, str)}
-        limits = {one.name: one.maker(function) for one in self._wanted if isinstance(one, Limit)}
+        names = {
+            Written(one): formatter(one, function) for one in self._wanted if isinstance(one, str)
+        }
+        limits = {
+            Written(one.name): one.maker(function) for one in self._wanted if isinstance(one, Limit)
+        }
 
         def make(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Lock:
             wanted: tuple[str | Limit, ...]

@@ -38,7 +38,7 @@ from django_redislock.celery.run import (
 from django_redislock.jobs.run import current_lease
 from django_redislock.process import cached_property
 from django_redislock.rules.limit import all_makers
-from django_redislock.rules.names import check_name
+from django_redislock.rules.names import Written, check_name
 from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
@@ -140,11 +140,11 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         return check_name(str(self.name))
 
     @cached_property
-    def lock_template(self) -> str:
+    def lock_template(self) -> Written:
         """What names its locks: the key as it was written; the task, if that is a function."""
         options = self.single_instance_options
         key = options.limits[0].name if options.limits else options.key
-        return key if isinstance(key, str) else self._own_name
+        return Written(key if isinstance(key, str) else self._own_name)
 
     @property
     def lease(self) -> Lease | None:

@@ -18,7 +18,7 @@ from django_redislock.jobs.options import JobOptions
 from django_redislock.jobs.run import JobRun, Named
 from django_redislock.lock import explaining
 from django_redislock.rules.limit import all_makers
-from django_redislock.rules.names import check_name, formatter
+from django_redislock.rules.names import Written, check_name, formatter
 from django_redislock.rules.options import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
@@ -216,12 +216,12 @@ def namings(name: str | None, options: JobOptions, function: Callable[..., Any],
         ValueError: It has a name beside them.
     """
     if not options.limits:
-        return Named(naming(name, function, job), name or job)
+        return Named(naming(name, function, job), Written(name or job))
     if name is not None:
         raise ValueError("limits say the names of the locks themselves: leave the name out.")
     makers = all_makers(options.limits, function, lambda one: naming(one, function, job))
     first = options.limits[0].name
-    return Named(naming(first, function, job), first, makers)
+    return Named(naming(first, function, job), Written(first), makers)
 
 
 def naming(name: str | None, function: Callable[..., Any], job: str) -> NameOf:

@@ -26,7 +26,7 @@ from django_redislock.lock import JointLock, Lock
 from django_redislock.monitors import CheckIns
 from django_redislock.process import cached_property
 from django_redislock.rules.flows import Busy, Done, Finished, RunMarker
-from django_redislock.rules.names import check_name
+from django_redislock.rules.names import Written, check_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -155,7 +155,7 @@ class JobRun:
         if self.named.limits_of is None:
             return Lock(self.name, how, self.marker, template=self.template)
         written = zip(self.limits, self.options.limits or (), strict=True)
-        templates = {limit.name: of.name for limit, of in written}
+        templates = {limit.name: Written(of.name) for limit, of in written}
         return JointLock(self.limits, how, self.marker, templates=templates)
 
     # --- under the lock -----------------------------------------------------------------------

@@ -72,6 +72,12 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
+class Written(str):
+    """A name or template that stands at a decorator: of these there are few."""
+
+    __slots__ = ()
+
+
 _PERMIT = re.compile(r".*#\d+", re.DOTALL)
 
 

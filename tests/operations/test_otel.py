@@ -18,6 +18,7 @@ from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 from prometheus_client.parser import text_string_to_metric_families
 
 from django_redislock import (
+    Limit,
     LockLost,
     LockUnavailable,
     distributed_lock,
@@ -152,6 +153,7 @@ async def test_a_loss_is_measured_and_traced(
             await way.release(lock)
     assert seen.metric("redislock.lost") == {("unreachable",): 1}
     assert seen.metric("redislock.renewal.failures")[()] > 0
+    assert seen.metric("redislock.endangered") == {("import", "default"): 1}
     assert seen.metric("redislock.held.duration") == {("lost",): 1}
     (span,) = seen.spans("hold import")
     assert of(span, "redislock.outcome", "error.type") == ["lost", "unreachable"]
@@ -172,11 +174,35 @@ def test_runs_are_measured(locks: Locks, seen: Seen) -> None:
 
 def test_few_bare_names_are_told() -> None:
     labels = Labels()
-    told = {labels.of(f"report:{number}", f"report:{number}") for number in range(2 * MOST_NAMES)}
+    told = {labels.of(f"report:{number}") for number in range(2 * MOST_NAMES)}
     assert len(told) == MOST_NAMES + 1
     assert OTHER in told
-    assert labels.of("report:0", "report:0") == "report:0"
-    assert labels.of("order:7", "order:{id}") == "order:{id}"  # A line of code.
+    assert labels.of("report:0") == "report:0"
+
+
+@single_instance
+def nameless() -> None: ...
+
+
+@single_instance(limits=[Limit("limited", 2), Limit("limited:too", 2)])
+def limited() -> None: ...
+
+
+def test_what_stands_at_a_decorator_takes_no_room_of_bare_names(locks: Locks, seen: Seen) -> None:
+    for number in range(MOST_NAMES + 1):
+        with distributed_lock(f"order:{number}"):
+            pass
+    for names in (("constant",), ("template:{number}",), ("of:{number}", "several")):
+        distributed_lock(*names)(lambda number: None)(7)
+    nameless()
+    limited()
+    told = {name for name, *_ in seen.metric("redislock.acquire.duration")}
+    bare = {name for name in told if name.startswith("order:")}
+    assert len(bare) == MOST_NAMES
+    assert told - bare == {
+        *("constant", "template:{number}", "of:{number}", "several", "limited", "limited:too"),
+        *(f"{__name__}.nameless", OTHER),
+    }
 
 
 def test_buckets_are_advised(locks: Locks) -> None:

@@ -8,7 +8,7 @@ from opentelemetry.metrics import Observation, get_meter
 
 from django_redislock import process
 from django_redislock.backends.registry import backends
-from django_redislock.contrib.otel.labels import Labels
+from django_redislock.contrib.otel.labels import MOST_WRITTEN, Bounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,6 +57,11 @@ class Metrics:
         self._lost = meter.create_counter(
             "redislock.lost", "{lease}", "Leases that ended while they were relied on."
         )
+        self._endangered = meter.create_counter(
+            "redislock.endangered",
+            "{lease}",
+            "Leases of which renewals were unanswered until half of the ttl was gone.",
+        )
         self._runs = meter.create_counter("redislock.runs", "{run}", "Runs of jobs.")
         self._unavailable = meter.create_counter(
             "redislock.unavailable",
@@ -79,7 +84,7 @@ class Metrics:
             "Tries to renew a lease that were refused, or not answered.",
         )
         self._of_acquire = _AcquireAttributes()
-        self._jobs = Labels()
+        self._jobs = Bounded(MOST_WRITTEN)
 
     def asked(self, seconds: float, label: str, alias: str, outcome: str) -> None:
         """An acquire is over."""
@@ -92,6 +97,10 @@ class Metrics:
     def lost(self, reason: str) -> None:
         """A lease was lost."""
         self._lost.add(1, {"reason": reason})
+
+    def endangered(self, label: str, alias: str) -> None:
+        """A lease is about to be lost."""
+        self._endangered.add(1, {"name": label, "alias": alias})
 
     def unavailable(self, reason: str) -> None:
         """An acquire or a release has ended with LockUnavailable."""

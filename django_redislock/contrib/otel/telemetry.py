@@ -107,7 +107,7 @@ class Telemetry:
         self, lease: Lease, waited: float, blocked_by: Owner | None, template: str, **_: Any
     ) -> None:
         name, alias = lease.name, lease.alias
-        label = self._labels.of(name, template)
+        label = self._labels.of(template)
         self._metrics.asked(waited, label, alias, "acquired")
         if self._spans.are_wanted():
             if blocked_by is not None:
@@ -122,7 +122,7 @@ class Telemetry:
     def _timed_out(
         self, name: str, using: str, waited: float, blocked_by: Owner, template: str, **_: Any
     ) -> None:
-        label = self._labels.of(name, template)
+        label = self._labels.of(template)
         self._metrics.asked(waited, label, using, "timed_out")
         if self._spans.are_wanted():
             self._spans.waited(waited, label, name, using, "timed_out", blocked_by)
@@ -141,7 +141,7 @@ class Telemetry:
         if lease is not None:  # Its release was not answered.
             self._spans.hold_ends(lease, "unavailable", error=reason)
             return
-        label = self._labels.of(name, template)
+        label = self._labels.of(template)
         self._metrics.asked(waited, label, using, "unavailable")
         if self._spans.are_wanted():
             self._spans.waited(waited, label, name, using, "unavailable", error=reason)
@@ -151,7 +151,8 @@ class Telemetry:
         self._metrics.held(held_for, "lost")
         self._spans.hold_ends(lease, "lost", error=reason)
 
-    def _endangered(self, lease: Lease, left: float, **_: Any) -> None:
+    def _endangered(self, lease: Lease, left: float, template: str, **_: Any) -> None:
+        self._metrics.endangered(self._labels.of(template), lease.alias)
         self._spans.is_endangered(lease, left)
 
     def _run_ended(self, job: str, outcome: str, **_: Any) -> None:
