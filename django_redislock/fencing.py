@@ -200,8 +200,8 @@ def _make_row(lease: FencedLease, using: str) -> None:
 class FencedUpdate(NamedTuple):
     """The outcome of a fenced_update()."""
 
-    updated: int  # Rows that were written.
-    refused: int  # Rows that a later lease has written, and that stay as they are.
+    updated: int  #: Rows that were written.
+    refused: int  #: Rows that a later lease has written, and that stay as they are.
 
 
 def fenced_update(queryset: QuerySet[Any], lease: FencedLease, /, **values: Any) -> FencedUpdate:

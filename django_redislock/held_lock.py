@@ -31,24 +31,24 @@ CLOCK_SLACK = 1.0  # Seconds by which a lease may seem to last longer than its t
 class HeldLock(Jsonable):
     """One held lock, or one held permit. Durations are seconds; None means unknown."""
 
-    name: str  # Of a permit beyond the first with its number: "gpu#2".
+    name: str  #: Of a permit beyond the first with its number: "gpu#2".
     alias: str
     state: State
-    id: str  # Lease id, for force_release().
+    id: str  #: Lease id, for force_release().
     fence: int | None
     owner: Owner
     held_for: float | None
     expires_in: float | None
-    ttl: float | None = None  # As granted, or as renew(ttl=...) has made it longer.
+    ttl: float | None = None  #: As granted, or as renew(ttl=...) has made it longer.
     renewals: int
     waiters: int
-    where: str = ""  # Which of several servers keeps it.
-    gone: bool = False  # Its owner was a process of this host, and does not exist any more.
-    strange: str = ""  # Of a foreign lock, the kind of value: "a list of 3 elements".
-    handed_over: bool = False  # Whoever has the baton may take it up; its owner is who gave that.
-    waits_for: str = ""  # The lock that its holder waits for, once it has waited for a second.
-    circle: str = ""  # If that wait can never end, why: who holds and waits for what.
-    number: int = 1  # Of the permit, by its key.
+    where: str = ""  #: Which of several servers keeps it.
+    gone: bool = False  #: Its owner was a process of this host, and does not exist any more.
+    strange: str = ""  #: Of a foreign lock, the kind of value: "a list of 3 elements".
+    handed_over: bool = False  #: Whoever has the baton may take it up; its owner is who gave that.
+    waits_for: str = ""  #: The lock that its holder waits for, once it has waited for a second.
+    circle: str = ""  #: If that wait can never end, why: who holds and waits for what.
+    number: int = 1  #: Of the permit, by its key.
 
     @property
     def key(self) -> Permit:
@@ -147,9 +147,9 @@ class HeldLocks(list[HeldLock]):
 class Waiter(Jsonable):
     """An owner who is queued for a lock."""
 
-    id: str  # Of the lease it will have.
+    id: str  #: Of the lease it will have.
     owner: Owner
-    waiting_for: float  # Seconds.
+    waiting_for: float  #: Seconds.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +162,8 @@ class PastLease(Jsonable):
     id: str
     fence: int
     owner: Owner
-    since: float  # Server time, seconds since the epoch.
-    until: float | None  # None: nobody knows, since its owner never released it.
+    since: float  #: Server time, seconds since the epoch.
+    until: float | None  #: None: nobody knows, since its owner never released it.
     ended: Ended
 
     @property
@@ -176,14 +176,14 @@ class PastLease(Jsonable):
 class Detail:
     """All there is to know about one lock, or one permit of it, held or not."""
 
-    name: str  # As that of a HeldLock.
+    name: str  #: As that of a HeldLock.
     alias: str
-    lock: HeldLock | None  # None: nobody holds it.
-    waiters: list[Waiter]  # For any permit of the name, the next to be served first.
-    past: list[PastLease]  # The oldest first.
-    server_time: float  # Seconds since the epoch.
-    number: int = 1  # Of the permit.
-    others: Sequence[HeldLock] = ()  # The other permits of the name that are held.
+    lock: HeldLock | None  #: None: nobody holds it.
+    waiters: list[Waiter]  #: For any permit of the name, the next to be served first.
+    past: list[PastLease]  #: The oldest first.
+    server_time: float  #: Seconds since the epoch.
+    number: int = 1  #: Of the permit.
+    others: Sequence[HeldLock] = ()  #: The other permits of the name that are held.
 
     @property
     def key(self) -> Permit:

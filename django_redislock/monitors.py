@@ -38,10 +38,10 @@ LONGEST_BODY = 10_000  # Bytes, of what a Ping says of a failure. healthchecks.i
 class Run(NamedTuple):
     """What a monitor is told of a run."""
 
-    id: UUID  # The start and the end of a run have the same.
-    job: str  # The full name of the function, the task or the command.
+    id: UUID  #: The start and the end of a run have the same.
+    job: str  #: The full name of the function, the task or the command.
     lock: str
-    task_id: str  # Of Celery, or "".
+    task_id: str  #: Of Celery, or "".
 
     def __str__(self) -> str:
         return f"{self.job}[{self.task_id}]" if self.task_id else self.job

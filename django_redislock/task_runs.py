@@ -56,14 +56,16 @@ BECAUSE_OF = "\n"  # In a note of a skip, between why and because of whom.
 class Run(Jsonable):
     """A run of a task, or one that was skipped or abandoned."""
 
-    at: float  # When it ended, in seconds since the epoch, by the server's clock; or else began.
+    at: float  #: When it ended, in seconds since the epoch, by the server's clock; or else began.
     ago: float
-    lasted: float | None  # None: it was skipped or abandoned, or its end is not known.
-    # Why it was skipped: "busy", "held", "cooling", "done" or "duplicate". Why it was abandoned.
-    # Else "".
+    lasted: float | None  #: None: it was skipped or abandoned, or its end is not known.
+    #: Why it was skipped: "busy", "held", "cooling", "done" or "duplicate". Why it was abandoned.
+    #: Else "".
     why: str
-    by: str = ""  # Because of whom it was skipped: who had the lock, or had done the work. Else "".
-    owner: Owner  # Who ran it, or skipped it.
+    by: str = (
+        ""  #: Because of whom it was skipped: who had the lock, or had done the work. Else "".
+    )
+    owner: Owner  #: Who ran it, or skipped it.
 
     @property
     def reason(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import django
 from django.conf import settings
@@ -28,6 +28,7 @@ django.setup()
 project = "django-redislock"
 release = version = django_redislock.__version__
 language = "en"
+smartquotes = False  # Quotes are often those of code.
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["benchmarks", "monitoring", "screenshots"]
 
@@ -39,12 +40,18 @@ logging.getLogger("sphinx.sphinx.directives.other").addFilter(lambda one: "glob"
 
 autodoc_member_order = "bysource"
 autodoc_class_signature = "separated"
+autodoc_default_options = {"exclude-members": "__init__, __new__"}
+napoleon_use_ivar = True
+napoleon_custom_sections = [("Its keys", "params_style")]
+maximum_signature_line_length = 80
 default_role = "literal"
 # Names of other libraries are not looked up, since that needs a network.
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!django_redislock).*")]
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_js_files = ["search.js"]
 html_title = f"django-redislock {release}"
 html_copy_source = False
 html_show_copyright = False
@@ -52,8 +59,17 @@ html_show_copyright = False
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", _keep_within)
+    app.connect("autodoc-process-docstring", _keep_together, priority=400)  # Before napoleon.
 
 
-def _keep_within(_app: Sphinx, _page: str, source: list[str]) -> None:
+def _keep_within(_app: Sphinx, page: str, source: list[str]) -> None:
     """Of a link that leads out of docs/, leave the text: the site has no such page."""
-    source[0] = re.sub(r"\[([^]]*)\]\(\.\./[^)]+\)", r"\1", source[0])
+    up = r"\.\./" * (page.count("/") + 1)
+    source[0] = re.sub(rf"\[([^]]*)\]\({up}[^)]+\)", r"\1", source[0])
+
+
+def _keep_together(*event: Any) -> None:
+    """Keep napoleon from taking what is before a colon in a property's docstring for its type."""
+    _app, what, _name, _object, _options, lines = event
+    if what in {"attribute", "data", "property"}:
+        lines.insert(0, r"\ ")

@@ -25,13 +25,15 @@ DATABASE: Literal["database"] = "database"  # Where a `once` without an end is n
 class Conflict:
     """What a function given as on_conflict gets. Its return value is the result of the run."""
 
-    job: str  # The full name of the function, the task or the command.
+    job: str  #: The full name of the function, the task or the command.
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    lock: str  # The lock's name.
-    holder: str  # Who holds it, or held it last if it is cooling, as "host:pid" and what that does.
-    expires_in: float  # Seconds until the holder's lease ends unless renewed, or the cooling ends.
-    cooling: bool  # Whether nobody holds it any more: a run has succeeded, and min_hold keeps it.
+    lock: str  #: The lock's name.
+    holder: (
+        str  #: Who holds it, or held it last if it is cooling, as "host:pid" and what that does.
+    )
+    expires_in: float  #: Seconds until the holder's lease ends unless renewed, or the cooling ends.
+    cooling: bool  #: Whether nobody holds it any more: a run has succeeded, and min_hold keeps it.
 
 
 @dataclass(frozen=True, kw_only=True)

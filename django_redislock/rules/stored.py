@@ -93,16 +93,16 @@ class Owner:
     host: str = ""
     pid: int | None = None
     thread: str = ""
-    command: str = ""  # What the process was started as, e.g. "manage.py import_users".
-    path: str = ""  # Path of the HTTP request being served.
+    command: str = ""  #: What the process was started as, e.g. "manage.py import_users".
+    path: str = ""  #: Path of the HTTP request being served.
     task: str = ""
     task_id: str = ""
-    limit: int = 0  # How many permits the lock has; 0 if it was taken without a limit.
-    names: str = ""  # "a, b": it is one of the locks that are held together.
-    operator: str = ""  # Who keeps the lock from everybody, by a hold; nobody runs under it.
-    reason: str = ""  # Why.
-    # How often its run was deferred before, since when (seconds since the epoch), and who was in
-    # its way last: "4 1795222800 worker-2:311".
+    limit: int = 0  #: How many permits the lock has; 0 if it was taken without a limit.
+    names: str = ""  #: "a, b": it is one of the locks that are held together.
+    operator: str = ""  #: Who keeps the lock from everybody, by a hold; nobody runs under it.
+    reason: str = ""  #: Why.
+    #: How often its run was deferred before, since when (seconds since the epoch), and who was in
+    #: its way last: "4 1795222800 worker-2:311".
     deferred: str = ""
     waited: float = 0.0  # Seconds for which it was queued, if one or more: the server adds this.
     traceparent: str = ""  # Of the span in which it asks, as W3C Trace Context writes it.

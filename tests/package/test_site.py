@@ -1,0 +1,62 @@
+"""The site that `make docs` makes: nothing from outside, every public name, every error text."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("sphinx")
+
+from sphinx.util.inventory import InventoryFile
+
+import django_redislock
+from django_redislock import management, signals
+from tests.support import docs_site
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return docs_site.build(tmp_path_factory.mktemp("docs"))
+
+
+def test_a_page_loads_nothing_from_another_site(site: Path) -> None:
+    loads = re.compile(r"<(?:script|img|iframe)[^>]+src=\"([^\"]+)|<link[^>]+href=\"([^\"]+)")
+    pages = [*site.rglob("*.html")]
+    assert len(pages) > 30
+    for page in pages:
+        loaded = ["".join(found) for found in loads.findall(page.read_text())]
+        assert loaded
+        assert [one for one in loaded if re.match(r"[a-z]+:|//", one)] == [], page.name
+    for style in site.rglob("*.css"):
+        assert not re.search(r"@import|url\([\"']?(?:https?:|//)", style.read_text()), style.name
+
+
+def public_names() -> Iterable[str]:
+    yield from (f"django_redislock.{name}" for name in django_redislock.__all__)
+    yield from (f"django_redislock.management.{name}" for name in management.__all__)
+    for name, value in vars(signals).items():
+        if isinstance(value, signals.Signal):
+            yield f"django_redislock.signals.{name}"
+    backends = importlib.import_module("django_redislock.backends")
+    yield from (f"django_redislock.backends.{name}" for name in backends.__all__)
+    for act in ("list", "get", "force_release", "hold", "unhold", "records"):
+        yield f"django_redislock.held.{act}"
+    yield from ("django_redislock.celery.RunAbandoned", "django_redislock.jobs.current_lease")
+    yield from ("django_redislock.monitors.Sentry", "django_redislock.monitors.Ping")
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    inventory = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="")
+    described = {
+        name for kind, found in inventory.data.items() if kind.startswith("py:") for name in found
+    }
+    assert set(public_names()) - described == set()

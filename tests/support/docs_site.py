@@ -1,0 +1,20 @@
+"""The site of docs/, as `make docs` makes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests import ROOT
+from tests.support.processes import python
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def build(folder: Path) -> Path:
+    """Make the site below *folder*; fail if Sphinx has a warning."""
+    site = folder / "html"
+    options = ["--fail-on-warning", "--keep-going", "--quiet"]
+    options += ["--builder", "html", "--doctree-dir", str(folder / "doctrees")]
+    python("-m", "sphinx", *options, str(ROOT / "docs"), str(site), timeout=170)
+    return site
