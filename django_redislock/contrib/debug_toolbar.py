@@ -110,9 +110,21 @@ class LocksPanel(Panel):
         if _current.get() is self:
             self._note(name, using, waited, blocked_by=visible(str(holder)), outcome="busy")
 
-    def _unavailable(self, name: str, using: str, reason: str, waited: float, **_: Any) -> None:
-        if _current.get() is self:
-            self._note(name, using, waited, outcome=f"unavailable: {reason}")
+    def _unavailable(
+        self,
+        name: str,
+        using: str,
+        reason: str,
+        waited: float,
+        lease: Lease | None = None,
+        **_: Any,
+    ) -> None:
+        outcome = f"unavailable: {reason}"
+        if lease is not None and (lock := self._by_lease.get(lease.id)):
+            lock["outcome"] = f"{outcome}, at the release"
+            lock["round_trips"] += 1
+        elif _current.get() is self:
+            self._note(name, using, waited, outcome=outcome)
 
     def _lost(self, lease: Lease, reason: str, **_: Any) -> None:
         if lock := self._by_lease.get(lease.id):

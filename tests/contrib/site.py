@@ -44,6 +44,20 @@ def tried(request: HttpRequest) -> HttpResponse:
     return HttpResponse("<html><body>tried</body></html>")
 
 
+def cut(request: HttpRequest) -> HttpResponse:
+    """Take a lock, and release it when the server may be gone."""
+    lock = distributed_lock("lottery", ttl=1)
+    lock.acquire()
+    at_work()
+    with suppress(LockUnavailable):
+        lock.release()
+    return HttpResponse("<html><body>cut</body></html>")
+
+
+def at_work() -> None:
+    """What cut() does under its lock."""
+
+
 def nothing(request: HttpRequest) -> HttpResponse:
     """Take no lock."""
     return HttpResponse("<html><body>nothing</body></html>")
@@ -54,5 +68,6 @@ urlpatterns = [
     path("adraw/", adraw),
     path("nothing/", nothing),
     path("tried/", tried),
+    path("cut/", cut),
     path("__debug__/", include("debug_toolbar.urls")),
 ]

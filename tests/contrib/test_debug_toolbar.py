@@ -11,6 +11,7 @@ from django.test import AsyncClient, Client, modify_settings, override_settings
 
 from django_redislock import signals
 from tests.support.others import held_by
+from tests.support.servers import KIND, Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,6 +85,17 @@ def test_a_server_that_cannot_answer_is_in_the_panel(settings: Any) -> None:
     settings.REDISLOCK = {"default": {"LOCATION": "redis://127.0.0.1:1/0"}}
     (lottery,) = rows(Client(raise_request_exception=False).get("/tried/").content)
     assert (lottery[0], lottery[5]) == ("lottery", "unavailable: connection")
+
+
+def test_a_release_that_the_server_does_not_answer_is_in_the_row_of_its_lock(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Server(KIND) as server:
+        settings.REDISLOCK = {"default": {"LOCATION": server.url}}
+        monkeypatch.setattr("tests.contrib.site.at_work", server.kill)
+        (lottery,) = rows(Client().get("/cut/").content)
+    assert (lottery[0], lottery[5]) == ("lottery", "unavailable: connection, at the release")
+    assert lottery[6] == "2"
 
 
 async def test_the_panel_shows_the_locks_of_a_coroutine() -> None:
