@@ -199,6 +199,7 @@ def past(lease: PastLease) -> dict[str, Any]:
     """A line of the table of earlier leases."""
     return {
         "since": moment(lease.since),
+        "waited": duration(lease.owner.waited) if lease.owner.waited else "",
         "lasted": duration(lease.lasted),
         "ended": badge(lease.ended, lease.ended),
         "owner": owner(lease.owner),

@@ -139,6 +139,7 @@ def detail(
         past = (
             (
                 f"{duration(found.server_time - lease.since)} ago",
+                duration(lease.owner.waited) if lease.owner.waited else "-",
                 duration(lease.lasted),
                 lease.ended,
                 place(lease.owner),
@@ -148,8 +149,8 @@ def detail(
             )
             for lease in reversed(found.past)
         )
-        headers = ("TAKEN", "HELD FOR", "ENDED", "HOLDER", "DOING", "LEASE", "TAKEN AT")
-        yield from indented(table(headers, past, within))
+        of_past = ("TAKEN", "WAITED", "HELD FOR", "ENDED", "HOLDER", "DOING", "LEASE", "TAKEN AT")
+        yield from indented(table(of_past, past, within))
 
 
 def meant(similar: Sequence[str]) -> str:

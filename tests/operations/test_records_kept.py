@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import re
 import time
 from contextlib import contextmanager
 from itertools import count, islice
@@ -9,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
 
 from django_redislock import LockLost, distributed_lock, held, task_runs
 from django_redislock.activity import Activity, busy_with
 from django_redislock.backends.base import FEWEST_IN_A_BUCKET
 from django_redislock.backends.registry import backends
+from django_redislock.humanize import duration
 from django_redislock.lock import Lock
 from django_redislock.rules.flows import Finished, RunMarker
 from django_redislock.rules.keys import bucket_of, lock_keys, ran_index_key
@@ -191,6 +196,17 @@ def test_a_lease_knows_for_how_long_it_was_queued(locks: Locks, spawn: Spawn) ->
     assert child.read() == "released"
     (past,) = [one for one in held.detail("lottery").past if one.id == lock.id]
     assert past.owner.waited == lock.owner.waited
+    of_past = json.loads(locks_show("--json"))["past"]
+    assert [one["waited"] for one in of_past if one["id"] == lock.id] == [lock.owner.waited]
+    shown, waited = locks_show(), re.escape(duration(lock.owner.waited))
+    assert re.search(r"(?m)^  TAKEN +WAITED +HELD FOR ", shown)
+    assert re.search(rf"(?m)^  .* ago +{waited} .*{lock.id}", shown)
+
+
+def locks_show(*how: str) -> str:
+    out = io.StringIO()
+    call_command("locks", "show", "lottery", *how, stdout=out)
+    return out.getvalue()
 
 
 def take_and_hold(name: str) -> None:
