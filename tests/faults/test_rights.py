@@ -102,6 +102,24 @@ def test_r13_a_refused_login_is_raised_at_once_without_the_password(
     assert password not in f"{caught.value!r} {caught.value} {caught.value.__cause__!r}"
 
 
+@pytest.mark.proves("R13")
+def test_r13_a_password_that_changes_is_refused_on_the_next_connection(
+    caller: Caller, account: Account, locks: Locks
+) -> None:
+    lock = distributed_lock(NAME)
+    assert caller.acquire(lock)
+    caller.release(lock)
+    locks.redis.execute_command("ACL", "SETUSER", USER, "resetpass", ">another")
+    locks.redis.execute_command("CLIENT", "KILL", "USER", USER)
+    with takes(at_most=0.5), pytest.raises(LockUnavailable, match=NAME) as caught:
+        caller.acquire(distributed_lock(NAME, wait=10))
+    assert caught.value.reason == "refused"
+    assert PASSWORD not in f"{caught.value!r} {caught.value} {caught.value.__cause__!r}"
+    account.log_in(USER, "another")
+    assert caller.acquire(lock)
+    caller.release(lock)
+
+
 # Rights
 
 
