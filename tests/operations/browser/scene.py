@@ -50,8 +50,8 @@ def machine(host: str, pid: int, locks: list[dict[str, Any]]) -> None:
     It is ready when each lock is held for good, or waited for, or done with.
     """
 
-    def pretended() -> Owner:
-        return replace(current_owner(), host=host, pid=pid, command="celery worker")
+    def pretended(limit: int = 0) -> Owner:
+        return replace(current_owner(limit), host=host, pid=pid, command="celery worker")
 
     holds.current_owner = pretended  # type: ignore[attr-defined]
 
@@ -61,9 +61,11 @@ def machine(host: str, pid: int, locks: list[dict[str, Any]]) -> None:
 
     for lock in locks:
         settled = threading.Event()
-        threading.Thread(target=_take, args=[settled], kwargs=lock, daemon=True).start()
+        taker = threading.Thread(target=_take, args=[settled], kwargs=lock, daemon=True)
+        taker.start()
         # In this order.
-        wait_until(lambda: settled.is_set() or is_queued(lock["name"]))  # noqa: B023 - called at once
+        wait_until(lambda: settled.is_set() or not taker.is_alive() or is_queued(lock["name"]))  # noqa: B023 - called at once
+        assert settled.is_set() or taker.is_alive(), f"{lock} was not taken"
     say("ready")
     hear()
 

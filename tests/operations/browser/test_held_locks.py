@@ -642,6 +642,7 @@ def busy_site(stage: Stage) -> None:
         {"name": "lottery", "task": "lottery.tasks.draw", "task_id": ids[1], "seconds": 0.4}
         | {"min_hold": 600},
         {"name": "report:2026-11", "path": "/reports/2026-11/"},
+        {"name": "thumbnails", "task": "media.tasks.shrink", "task_id": ids[7], "limit": 4},
         {"name": "customer:77", "task": "crm.tasks.sync", "task_id": ids[2], "turns": None}
         | {"seconds": 0.9, "ttl": 6},
     )
@@ -651,6 +652,7 @@ def busy_site(stage: Stage) -> None:
         {"name": "report:2026-11", "path": "/reports/2026-11/"},
         {"name": "customer:77", "task": "crm.tasks.sync", "task_id": ids[3], "turns": None}
         | {"seconds": 0.5, "ttl": 6},
+        {"name": "thumbnails", "task": "media.tasks.shrink", "task_id": ids[8], "limit": 4},
         {"name": "orders:import", "task": "shop.tasks.import_orders", "task_id": ids[4]}
         | {"ttl": 60},
     )
@@ -702,7 +704,7 @@ def test_pictures_for_the_docs(
         page.click("#toggle-nav-sidebar")
         page.click("text=Pause")
         here.sees("was skipped 7 times, the last time 12 min")
-        assert {"held", "cooling down", "overdue"} == set(
+        assert {"held", "cooling down", "overdue", "permit 1/4", "permit 2/4"} == set(
             page.locator("#result_list .redislock-badge").all_inner_texts()
         )
         picture(page, f"list-{scheme}")
