@@ -12,8 +12,6 @@ import math
 import socket
 import threading
 import time
-import urllib.error
-import urllib.request
 from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +19,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from uuid import uuid4
 
 from django_redislock import logs
+from django_redislock.posting import post
 from django_redislock.rules.arguments import seconds, text
 
 if TYPE_CHECKING:
@@ -89,10 +88,19 @@ class Ping(Monitor):
         Raises:
             ValueError: It is no such URL, or the timeout is no duration.
         """
-        parts = urlsplit(text(url, "url"))
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(text(url, "url"))
+            is_whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError as error:
+            raise ValueError(f"url must be a URL, not {url!r}: {error}") from None
+        if not is_whole:
             raise ValueError(
                 f"url must begin with http:// or https:// and name a host, not {url!r}."
+            )
+        if "@" in parts.netloc or not (url.isascii() and url.isprintable()) or " " in url:
+            raise ValueError(
+                "url must have no user and no password, and be ASCII without spaces (write %20),"
+                f" not {url!r}."
             )
         self.timeout = seconds(timeout, "timeout", least=0.1)
         self._parts = parts
@@ -131,15 +139,7 @@ class Ping(Monitor):
         path = self._parts.path.rstrip("/") + event
         url = urlunsplit(self._parts._replace(path=path, query=urlencode(query), fragment=""))
         body = says.encode(errors="replace")[:LONGEST_BODY]
-        request = urllib.request.Request(url, data=body, method="POST")
-        request.add_header("Content-Type", "text/plain; charset=utf-8")
-        request.add_header("User-Agent", "django_redislock")
-        try:
-            with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-                said = answer.read(200).decode(errors="replace")
-        except urllib.error.HTTPError as error:
-            with error:  # It has the connection.
-                raise OSError(str(error)) from None
+        said = post(url, body, self.timeout).decode(errors="replace")
         # healthchecks.io answers 200 also for a check that it does not know.
         if said.startswith("OK (") and said.strip() != "OK":
             raise OSError(f"{self._parts.hostname} says: {said.strip()}")

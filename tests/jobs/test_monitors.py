@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
@@ -49,6 +50,9 @@ class Service:
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.status, self.says = 200, b"OK"
+        self.trickles = b""  # What it begins with, to go on with a byte now and then, for ever.
+        self.dropped = 0  # Trickles that nobody reads any more.
+        self.closed = threading.Event()
         self.answers = threading.Event()
         self.answers.set()
         service = self
@@ -61,9 +65,19 @@ class Service:
                 url = urlsplit(self.path)
                 service.requests.append(Request(url.path, parse_qs(url.query), body.decode()))
                 service.answers.wait(HUNG)
+                if service.trickles:
+                    self._trickle()
+                    return
                 self.send_response(service.status)
                 self.end_headers()
                 self.wfile.write(service.says)
+
+            def _trickle(self) -> None:
+                self.wfile.write(service.trickles)
+                with suppress(OSError):  # The client has gone.
+                    while not service.closed.wait(0.05):
+                        self.wfile.write(b"x")
+                service.dropped += 1
 
             def log_message(self, *args: Any) -> None:
                 pass
@@ -82,6 +96,7 @@ class Service:
     def close(self) -> None:
         """End it."""
         self.answers.set()
+        self.closed.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -195,6 +210,21 @@ def test_a_service_that_hangs_or_refuses_is_told_of_in_the_log_and_fails_no_run(
     for reason in ("HTTP Error 500", "OK (not found)", "Connection refused"):
         assert reason in caplog.text
     assert "/nightly" not in caplog.text  # Whoever knows the path may ping.
+
+
+@pytest.mark.parametrize("begin", [b"HTTP/1.0 200 OK\r\nX: ", b"HTTP/1.0 200 OK\r\n\r\n"])
+def test_a_service_that_trickles_has_no_more_time_than_others(
+    begin: bytes, locks: Locks, service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.trickles = begin
+    assert job(monitor=ping(service, timeout=0.3))() == 1
+    wait_until(lambda: service.dropped == 2, HUNG, "both requests are given up")
+    wait_until(lambda: "redislock-monitor" not in running_threads(), HUNG, "its thread has ended")
+    assert caplog.text.count("timed out") == 2
+
+
+def running_threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
 
 
 def test_a_monitor_that_raises_fails_no_run(locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
@@ -368,9 +398,16 @@ def test_what_is_no_monitor_is_refused_where_it_is_written(wrong: Any) -> None:
         job(monitor=wrong)
 
 
-@pytest.mark.parametrize("wrong", ["hc-ping.com/x", "ftp://localhost/x", "http:///x", "", None])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("hc-ping.com/x", "ftp://localhost/x", "http:///x", "", None),
+        *("http://localhost:x/", "http://[::1/x", "http://localhost/a b", "http://localhost/é"),
+        *("http://localhost/x\n", "http://user:password@localhost/x"),
+    ],
+)
 def test_a_url_that_is_none_is_refused(wrong: Any) -> None:
-    with pytest.raises(ValueError, match=r"^url must be"):
+    with pytest.raises(ValueError, match=r"^url must "):
         Ping(wrong)
 
 
