@@ -62,9 +62,8 @@ class Run(Jsonable):
     #: Why it was skipped: "busy", "held", "cooling", "done" or "duplicate". Why it was abandoned.
     #: Else "".
     why: str
-    by: str = (
-        ""  #: Because of whom it was skipped: who had the lock, or had done the work. Else "".
-    )
+    #: Because of whom it was skipped: who had the lock, or had done the work. Else "".
+    by: str = ""
     owner: Owner  #: Who ran it, or skipped it.
 
     @property

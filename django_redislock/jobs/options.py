@@ -29,9 +29,8 @@ class Conflict:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     lock: str  #: The lock's name.
-    holder: (
-        str  #: Who holds it, or held it last if it is cooling, as "host:pid" and what that does.
-    )
+    #: Who holds it, or held it last if it is cooling, as "host:pid" and what that does.
+    holder: str
     expires_in: float  #: Seconds until the holder's lease ends unless renewed, or the cooling ends.
     cooling: bool  #: Whether nobody holds it any more: a run has succeeded, and min_hold keeps it.
 

@@ -104,8 +104,8 @@ class Owner:
     #: How often its run was deferred before, since when (seconds since the epoch), and who was in
     #: its way last: "4 1795222800 worker-2:311".
     deferred: str = ""
-    waited: float = 0.0  # Seconds for which it was queued, if one or more: the server adds this.
-    traceparent: str = ""  # Of the span in which it asks, as W3C Trace Context writes it.
+    waited: float = 0.0  #: Seconds for which it was queued, if one or more: the server adds this.
+    traceparent: str = ""  #: Of the span in which it asks, as W3C Trace Context writes it.
 
     @cached_property
     def packed(self) -> bytes:
