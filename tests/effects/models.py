@@ -69,6 +69,25 @@ class Stock(models.Model):
         return f"{self.left} left"
 
 
+class Order(models.Model):
+    """That of docs/recipes/idempotent-post.md. No test of this folder needs its table."""
+
+    total = models.IntegerField()
+    receipt = models.CharField(max_length=50, default="")
+
+    def __str__(self) -> str:
+        return f"{self.total}: {self.receipt}"
+
+
+class Account(models.Model):
+    """That of docs/recipes/two-accounts.md."""
+
+    balance = models.IntegerField()
+
+    def __str__(self) -> str:
+        return str(self.balance)
+
+
 class Unfenced(models.Model):
     """A row whose field has the name and not the meaning: null compares with nothing."""
 
