@@ -15,6 +15,7 @@ from django_redislock.humanize import visible
 from django_redislock.management import aliases, exposition
 from django_redislock.management.console import USAGE, finish
 from django_redislock.management.exposition import Sample
+from django_redislock.rules.names import Permit
 from django_redislock.task_runs import MOST_NAMES
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ GAUGES = {
     "redislock_job_last_timestamp_seconds": "When the last run of the job ended so (success,"
     " failure, skip, abandoned), or began that never ended (unended).",
     "redislock_job_skips": "Skipped runs of the job since the last success under the same lock.",
+    "redislock_job_blocked_seconds": "For how long a lock of the job that something else than a run"
+    " holds has let none run, until its last skip as busy: the longest.",
     "redislock_job_runs": "Runs of the job that are under way.",
     "redislock_job_run_seconds": "For how long a run of the job has been under way: the longest.",
     "redislock_records": "Locks of which the server keeps records of runs.",
@@ -204,9 +207,42 @@ def _jobs(using: str, limit: int, silent: set[str]) -> Iterator[Sample]:
     for record in records:  # Those that ran last come first.
         for job in sorted(record.tasks):
             by_job.setdefault(job, held.Records()).append(record)
-    for job in list(by_job)[:limit]:
+    jobs = list(by_job)[:limit]
+    blocked = _blocked(using, {job: by_job[job] for job in jobs})
+    for job in jobs:
         if (of_all := by_job[job].of_job(job)) is not None:
             yield from _of_job(of_all)
+            labels = {"alias": using, "job_name": visible(job)}
+            yield Sample("redislock_job_blocked_seconds", blocked[job], labels)
+
+
+def _blocked(using: str, by_job: dict[str, held.Records]) -> dict[str, float]:
+    """By job, redislock_job_blocked_seconds: one stuck lock of it is not hidden by its others."""
+    skipped = [
+        (seconds, job, record.name)
+        for job, records in by_job.items()
+        for record in records
+        if (seconds := _only_skipped(record, job))
+    ]
+    skipped = sorted(skipped, reverse=True)[: held.MOST_LOOKS]
+    locks = {name: Permit(name) for _, _, name in skipped}
+    found = held.look_at(locks.values(), using=using)
+    stuck = {lock.key.name for lock in found if lock.state != "cooling" and not lock.owner.operator}
+    longest = dict.fromkeys(by_job, 0.0)
+    for seconds, job, name in skipped:
+        if name in stuck:
+            longest[job] = max(longest[job], seconds)
+    return longest
+
+
+def _only_skipped(record: held.Record, job: str) -> float:
+    """From the last run under a lock until the last skip of the job, if that found it busy."""
+    skip = record.last_skip
+    if record.under_way or not skip or skip.why != "busy" or skip.owner.task != job:
+        return 0.0
+    runs = record.last_success, record.last_failure, record.last_unended
+    first = max([run.at for run in runs if run], default=min(record.skipped_at, default=skip.at))
+    return max(0.0, skip.at - first)
 
 
 def _of_job(record: held.Record) -> Iterator[Sample]:

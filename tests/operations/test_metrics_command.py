@@ -127,6 +127,21 @@ def test_names_are_few_however_many_locks_there_are(locks: Locks) -> None:
     assert found['redislock_locks{state="held"}'] == 7
 
 
+def test_a_stuck_lock_of_a_job_is_not_hidden_by_its_others(locks: Locks) -> None:
+    report(1)
+    report(2)
+    blocked = of_job("redislock_job_blocked_seconds")
+    with held_by("report:1"):
+        assert told("--no-doctor")[blocked] == 0
+        report(1)
+        report(2)
+        assert told("--no-doctor")[blocked] > 0
+    assert told("--no-doctor")[blocked] == 0  # It is free, and nobody has tried since.
+    held.hold("report:1", 60, by="ann")
+    report(1)
+    assert told("--no-doctor")[blocked] == 0
+
+
 def test_permits_of_a_name_share_its_queue(locks: Locks) -> None:
     with held_by("gpu", limit=2), held_by("gpu", limit=2):
         waiting = in_thread(wait_for_a_gpu)

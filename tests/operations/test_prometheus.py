@@ -38,6 +38,7 @@ DASHBOARD = ROOT / "docs" / "monitoring" / "grafana-dashboard.json"
 # As OpenTelemetry's exporter for Prometheus spells the names in contrib/otel.
 OF_PROCESSES = {
     "redislock_acquire_duration_seconds_bucket",
+    "redislock_endangered_total",
     "redislock_held_duration_seconds_bucket",
     "redislock_lost_total",
     "redislock_renewal_failures_total",
@@ -88,6 +89,15 @@ def doomed() -> None:
 
 def run_doomed() -> None:
     doomed()
+
+
+@single_instance("broken")
+def broken_nightly() -> None:
+    raise ZeroDivisionError
+
+
+@single_instance("import:{source}")
+def import_from(source: str) -> None: ...
 
 
 def test_each_command_that_an_alert_names_is_one() -> None:
@@ -149,3 +159,34 @@ def test_faults_fire_alerts_in_a_running_prometheus(
             wait_until(lambda: prometheus.firing() >= expected, every=0.1)
         assert nightly() == "done"
         wait_until(lambda: ("RedislockOnlySkips", job) not in prometheus.firing(), every=0.1)
+
+
+@pytest.mark.slow
+def test_what_others_hide_and_what_records_end_of_is_seen(locks: Locks, tmp_path: Path) -> None:
+    never = f"{__name__}.never"
+    rules = re.sub(r"\bfor: \w+", "for: 0s", RULES.read_text())
+    rules = rules.replace("> 26 * 3600", "> 1").replace("> 3600", "> 0")
+    rules = re.sub(r"^( +)# (?=- alert|  )", r"\1", rules, flags=re.MULTILINE)
+    rules = rules.replace("shop.tasks.nightly", never)
+    broken, keyed = f"{__name__}.broken_nightly", f"{__name__}.import_from"
+    with Prometheus(tmp_path, partial(locks_metrics, "--no-doctor"), rules=rules) as prometheus:
+        import_from("a")
+        with pytest.raises(ZeroDivisionError):
+            broken_nightly()
+        with held_by_other("import:a"):
+            import_from("a")
+            import_from("b")
+            expected = {
+                ("RedislockOnlySkips", keyed),
+                ("RedislockNoSuccess", broken),
+                ("RedislockOnlyFails", broken),
+                ("RedislockNeverRan", never),
+            }
+            wait_until(lambda: prometheus.firing() >= expected, every=0.1)
+        import_from("a")
+        locks.redis.delete(*locks.keys())
+        known = f'redislock_job_skips{{job_name="{broken}"}}'
+        wait_until(lambda: not prometheus.query(known), every=0.1)
+        wait_until(lambda: ("RedislockOnlyFails", broken) not in prometheus.firing(), every=0.1)
+        assert {("RedislockNoSuccess", broken), ("RedislockNeverRan", never)} <= prometheus.firing()
+        assert ("RedislockOnlySkips", keyed) not in prometheus.firing()

@@ -132,9 +132,12 @@ class Prometheus:
         return [(one["metric"], float(one["value"][1])) for one in found]
 
     def firing(self) -> set[tuple[str, str]]:
-        """The alerts that fire, each with the job or the alias it is about."""
+        """The alerts that fire, each with the job or the alias it is about, if any."""
         return {
-            (one["labels"]["alertname"], one["labels"].get("job_name") or one["labels"]["alias"])
+            (
+                one["labels"]["alertname"],
+                one["labels"].get("job_name", one["labels"].get("alias", "")),
+            )
             for one in self.ask("alerts")["alerts"]
             if one["state"] == "firing"
         }
