@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
+from redis import CredentialProvider
 
 from django_redislock import LockError, LockLost, LockUnavailable, distributed_lock, held, task_runs
 from django_redislock.backends.redis import calling, dialing
@@ -117,6 +118,54 @@ def test_r13_a_password_that_changes_is_refused_on_the_next_connection(
     assert PASSWORD not in f"{caught.value!r} {caught.value} {caught.value.__cause__!r}"
     account.log_in(USER, "another")
     assert caller.acquire(lock)
+    caller.release(lock)
+
+
+class Credentials(CredentialProvider):
+    """Hands out a token, as a cloud's client does, until it expires and another one counts."""
+
+    def __init__(self, locks: Locks) -> None:
+        self.asked = 0
+        self._redis = locks.redis
+        self._token = PASSWORD
+
+    def get_credentials(self) -> tuple[str, str]:
+        self.asked += 1
+        return USER, self._token
+
+    async def get_credentials_async(self) -> tuple[str, str]:
+        return self.get_credentials()
+
+    def expire(self) -> None:
+        """Let the server know a new token only, and end all connections that the old one began."""
+        self._token = f"token-{self.asked}"
+        self._redis.execute_command("ACL", "SETUSER", USER, "resetpass", f">{self._token}")
+        self._redis.execute_command("CLIENT", "KILL", "USER", USER)
+
+
+@pytest.mark.waits
+def test_credentials_that_expire_cost_no_lease_and_no_waiter_its_turn(
+    caller: Caller, account: Account, locks: Locks
+) -> None:
+    credentials = Credentials(locks)
+    options = {**UNHURRIED, "credential_provider": credentials}
+    locks.configure(LOCATION=locks.server.url, OPTIONS=options)
+    lock, patient = distributed_lock(NAME), distributed_lock(NAME, wait=HUNG)
+    assert caller.acquire(lock)
+    lease = lease_of(lock)
+    assert lease
+    waiter = caller.begin_waiting(patient, locks)
+    asked, renewals = credentials.asked, lease.renewals
+    credentials.expire()
+    wait_until(lambda: lease.renewals > renewals)
+    assert credentials.asked > asked
+    assert lease.held
+    assert queued(locks) == 1
+    caller.release(lock)
+    assert waiter.result(HUNG)
+    caller.release(patient)
+    credentials.expire()
+    assert caller.acquire(lock)  # Its connection was idle, so it is noticed now that it is cut.
     caller.release(lock)
 
 
