@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from django_redislock.fencing import fenced_update
     from django_redislock.jobs import Skipped, single_instance
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
 __all__ = [
     "InvalidLockName",

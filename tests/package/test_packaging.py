@@ -101,6 +101,11 @@ def test_the_version_is_that_of_the_package(metadata: Message) -> None:
     assert metadata["Version"] == django_redislock.__version__
 
 
+def test_the_changelog_has_the_version_and_begins_with_what_is_not_released() -> None:
+    sections = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert sections[:2] == ["Unreleased", django_redislock.__version__]
+
+
 def relative_links(text: str) -> list[str]:
     flags = re.MULTILINE | re.DOTALL
     links = re.findall(r"\]\(([^)]+)\)", re.sub(r"^```.*?^```", "", text, flags=flags))
