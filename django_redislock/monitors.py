@@ -314,8 +314,8 @@ class _Telling:
             while news := self._news.get():
                 try:
                     news(self.monitor)
-                except Exception as error:  # noqa: BLE001 - it is no reason that the run fails
-                    self.complain(error)
+                except BaseException as error:  # noqa: BLE001 - it is no reason that the run fails
+                    self.complain(error if isinstance(error, Exception) else repr(error))
                 self.has_begun = True
         finally:
             self.done.set_result(None)

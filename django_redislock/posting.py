@@ -43,6 +43,8 @@ def post(url: str, body: bytes, timeout: float) -> bytes:
     except urllib.error.HTTPError as error:
         with error:  # It has the connection.
             raise OSError(str(error)) from None
+    except http.client.RemoteDisconnected:  # It is an OSError, and a HTTPException too.
+        raise
     except http.client.HTTPException as error:
         raise OSError(f"The answer is no HTTP: {error!r}") from None
 

@@ -232,8 +232,12 @@ def test_a_monitor_that_raises_fails_no_run(locks: Locks, caplog: pytest.LogCapt
         def started(self, run: Run) -> None:
             raise KeyError("broken")
 
+        def succeeded(self, run: Run, took: float) -> None:
+            sys.exit("broken")
+
     assert job(monitor=Broken())() == 1
-    assert "was not told of" in caplog.text
+    assert caplog.text.count("was not told of") == 2
+    assert "SystemExit('broken')" in caplog.text
 
 
 def test_what_interrupts_the_wait_for_a_service_does_not_fail_a_run_that_is_over(

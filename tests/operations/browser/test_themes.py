@@ -81,7 +81,14 @@ def test_what_matters_is_seen_and_can_be_done(
     assert page.locator(".actions").locator("select:visible, .select2:visible").count()
     page.locator("#result_list").get_by_role("link", name="lottery").click()
     here.sees("Recently")
-    wanted = ["Force release…", "Hold…", "Waiting, the next first", "The last hour", "Recently"]
+    wanted = [
+        "Lease of lottery",
+        "Force release…",
+        "Hold…",
+        "Waiting, the next first",
+        "The last hour",
+        "Recently",
+    ]
     assert page.evaluate(UNSEEN, [*wanted, "web-2:2", "waiting now"]) == []
     page.get_by_role("button", name="Force release…").click()
     here.sees("No, take me back")
