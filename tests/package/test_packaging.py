@@ -180,3 +180,41 @@ print(django_redislock.__file__)
 """
     ran = python("-I", "-c", code, str(tmp_path), cwd=tmp_path)
     assert ran.stdout.startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("extra", "module", "app"),
+    [
+        ("celery", "celery", "django_redislock"),
+        ("otel", "opentelemetry", "django_redislock.contrib.otel"),
+        ("testing", "lupa", "django_redislock"),
+    ],
+)
+def test_what_an_extra_brings_works_with_it_and_names_it_without(
+    extra: str, module: str, app: str, wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
+    wheel.extractall(tmp_path)
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+if sys.argv[3] == "without":
+    sys.modules[sys.argv[4]] = None
+import django
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=[sys.argv[2]],
+    REDISLOCK={"default": {"BACKEND": "django_redislock.backends.InMemoryBackend"}},
+)
+try:
+    django.setup()
+    from django_redislock import distributed_lock
+    if sys.argv[4] == "celery":
+        from django_redislock import single_instance_task
+    with distributed_lock("lottery") as lease:
+        print("held", lease.held)
+except Exception as error:
+    print(error)
+"""
+    for how, says in (("with", "held True"), ("without", f"django_redislock[{extra}]")):
+        ran = python("-I", "-c", code, str(tmp_path), app, how, module, cwd=tmp_path)
+        assert says in ran.stdout
