@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NAME = "bench:contended"
 PROCESSES = 8
 COLD = "each cycle is a hand-over to another process, whose Python is in no cache by then"
-BARGES = "it hands nothing on: who releases is most often the next to acquire, and the others wait"
+BARGES = "it hands nothing on: the releasing process most often acquires next, and the others wait"
 HEAD_START = 0.1  # Seconds until the common start, for all to hear of it.
 
 

@@ -23,7 +23,7 @@ def measure(bench: Bench) -> list[Table]:
             "server memory: bytes per held lock",
             350,
             ours(rows, "bytes per held lock"),
-            limited_by="who the owner is, in JSON, and an entry in the index that lists held locks",
+            limited_by="the owner in JSON, and an entry in the index that lists held locks",
         ),
         *at_most(
             "server memory: bytes left per name after release",
