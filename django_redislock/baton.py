@@ -33,10 +33,16 @@ class Baton(NamedTuple):
         if not isinstance(baton, str):
             raise ValueError(f"baton must be what hand_over() returned, not {baton!r}.")
         try:
-            return cls(*Signer(salt=_SALT).unsign_object(baton))
+            said = Signer(salt=_SALT).unsign_object(baton)
         except BadSignature:
             raise ValueError(
                 "baton must be what hand_over() returned: it was changed, or signed with another"
                 " SECRET_KEY. All that pass batons on need the same one; an old one can stay in"
                 " SECRET_KEY_FALLBACKS."
             ) from None
+        if len(said) > len(cls._fields):
+            raise ValueError(
+                "baton says more than this version of django_redislock can read: a newer one has"
+                " made it. Update this program too."
+            )
+        return cls(*said)

@@ -533,6 +533,7 @@ def _read_look(
         ttl=holding.ttl,
         where=look.where,
         strange=holding.strange,
+        newer_format=holding.newer_format,
         handed_over=holding.is_baton,
         waits_for=look.wait.name if look.wait else "",
         circle=_circle(backend, look, until),

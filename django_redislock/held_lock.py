@@ -45,6 +45,7 @@ class HeldLock(Jsonable):
     where: str = ""  #: Which of several servers keeps it.
     gone: bool = False  #: Its owner was a process of this host, and does not exist any more.
     strange: str = ""  #: Of a foreign lock, the kind of value: "a list of 3 elements".
+    newer_format: int | None = None  #: That of its lease, if only a newer version can read it.
     handed_over: bool = False  #: Whoever has the baton may take it up; its owner is who gave that.
     waits_for: str = ""  #: The lock that its holder waits for, once it has waited for a second.
     circle: str = ""  #: If that wait can never end, why: who holds and waits for what.
@@ -71,6 +72,8 @@ class HeldLock(Jsonable):
         """The state in one or two words."""
         if self.circle:
             return "circle"
+        if self.newer_format is not None and self.state == "held":
+            return "held (newer)"
         return "handed over" if self.handed_over else self.state
 
     @property
@@ -96,12 +99,9 @@ class HeldLock(Jsonable):
     @property
     def note(self) -> str:
         """Sentences that an operator should read beside the state; "" if there are none."""
-        if self.state == "foreign":
+        if why := self._cannot_be_read:
             never = " It has no expiry, so the lock would never become free."
-            return (
-                f"Not a lock of ours but {self.strange}, which somebody else wrote to its key."
-                + never * (self.expires_in is None)
-            )
+            return why + never * (self.expires_in is None)
         if self.state == "no-expiry":
             return "Its key has lost its expiry, so the lock would never become free."
         if self.handed_over and self.expires_in is not None:
@@ -118,6 +118,18 @@ class HeldLock(Jsonable):
             return (
                 "It ends later than its ttl allows, since the server's clock was set back; the next"
                 " renewal puts that right."
+            )
+        return ""
+
+    @property
+    def _cannot_be_read(self) -> str:
+        """What its key holds that this version cannot read, as a sentence; "" if it can."""
+        if self.state == "foreign":
+            return f"Not a lock of ours but {self.strange}, which somebody else wrote to its key."
+        if self.newer_format is not None:
+            return (
+                "Its holder runs a newer version of django_redislock, and this one cannot read its"
+                f" lease, of format {self.newer_format}: update this program."
             )
         return ""
 

@@ -62,6 +62,8 @@ def state(lock: HeldLock) -> SafeString:
         badges.append(("waits", f"waits for {visible(lock.waits_for)}", WAITS))
     if lock.ends_late:
         badges.append(("late", "ends late", lock.note))
+    if lock.newer_format is not None:
+        badges.append(("newer", "newer version", lock.note))
     return format_html_join(" ", "{}", ((badge(*one),) for one in badges))
 
 
@@ -180,7 +182,8 @@ def facts(lock: HeldLock) -> list[tuple[str, Any]]:
 def _meaning(lock: HeldLock) -> str:
     """The meaning of its badges."""
     permit = PERMIT if lock.permit else ""
-    late = lock.note if lock.circle or lock.ends_late else WAITS if lock.waits_for else ""
+    is_noted = lock.circle or lock.ends_late or lock.newer_format is not None
+    late = lock.note if is_noted else WAITS if lock.waits_for else ""
     return " ".join(filter(None, (permit, _state_means(lock), late, GONE * lock.gone)))
 
 

@@ -31,6 +31,7 @@ def keyspace(server: Server) -> Iterator[Finding]:
     pattern = f"{backend.prefix}:{{*"
     cursor, scanned = b"0", 0
     odd: list[HeldLock] = []
+    newer: list[str] = []
     limits: dict[str, set[int]] = {}  # By name, those by which it is held.
     waited_for: set[str] = set()
     endless: list[str] = []
@@ -46,6 +47,7 @@ def keyspace(server: Server) -> Iterator[Finding]:
         locks = [*look_at(permits.values(), using=backend.alias)]
         odd_here = [one for one in locks if _is_odd(one)]
         odd += odd_here
+        newer += [lock.name for lock in locks if lock.newer_format is not None]
         for lock in locks:
             if lock.state not in {"cooling", "foreign"} and not lock.owner.operator:
                 limits.setdefault(lock.key.name, set()).add(lock.owner.limit)
@@ -62,6 +64,8 @@ def keyspace(server: Server) -> Iterator[Finding]:
         wanted = {one.owner.limit for one in waiters if not one.owner.operator}
         limits.setdefault(name, set()).update(wanted)
     yield _locks(odd, part, backend.alias)
+    if newer:
+        yield _newer(newer, part)
     yield from _limits({name: one for name, one in limits.items() if len(one) > 1})
     yield _keys(endless, part)
     yield _index(unlisted, part)
@@ -118,6 +122,20 @@ def _locks(odd: list[HeldLock], part: str, alias: str) -> Finding:
         f"manage.py locks release NAME{using} shows what is there, asks, and frees the lock. If it"
         " is not ours, find out who wrote it.",
         id="E031" if never else "W031",
+    )
+
+
+def _newer(names: list[str], part: str) -> Finding:
+    """What is said of locks whose holder runs a newer version."""
+    verb = "is" if len(names) == 1 else "are"
+    return Finding(
+        "versions",
+        "warn",
+        f"{counted(len(names), 'lock')} {verb} held by a newer version of django_redislock, which"
+        f" this one cannot read{part}: {_first(names)}",
+        "Update every program that uses these locks to that version. Until then this one waits for"
+        " them as for any other lock.",
+        id="W040",
     )
 
 

@@ -2,11 +2,12 @@
 --
 -- A key that is not ours is described by its type and size, such as "list 3", and a string by its
 -- beginning too. Its id is made of this description, which an operator sees before deleting the key.
+-- A lease of a later format is described in the same way, and has an id of its own: see _lease.lua.
 
 local SIZE = { string = 'STRLEN', list = 'LLEN', set = 'SCARD', zset = 'ZCARD', hash = 'HLEN', stream = 'XLEN' }
 
 -- Returns the value or its beginning, the id that stands for it ('' without a key), and the description of
--- a key that is not ours, else ''.
+-- what read() cannot read, else ''.
 local function sight()
   local kind = call('TYPE', LOCK).ok
   if kind == 'none' then
@@ -18,5 +19,8 @@ local function sight()
   end
   local size = SIZE[kind] and call(SIZE[kind], LOCK) or -1
   local strange = kind .. ' ' .. digits(size)
+  if string.match(value, '^[2-9]......%x+()|', 33) == 56 then
+    return value, string.sub(value, 40, 55), strange
+  end
   return value, string.sub(redis.sha1hex(strange .. '|' .. value), 1, 16), strange
 end

@@ -203,6 +203,8 @@ def _holder(lock: held.HeldLock, now: float) -> str:
     lease = f"lease {lock.id}, fence {lock.fence}"
     if lock.owner.operator:
         return f"{_held_back(lock.owner, 'holds')} ({lease}). {ends}"
+    if lock.newer_format is not None:
+        return f"{_got(lock.owner, lock.number)} (lease {lock.id}). {lock.note} {ends}"
     got = f"{_got(lock.owner, lock.number)} ({lease})."
     if lock.state == "cooling":
         return f"{got} It has succeeded, and min_hold keeps the lock. {ends}"

@@ -153,7 +153,7 @@ class Busy(NamedTuple):
     @property
     def holder(self) -> str:
         """Who holds it, or held it last if it is cooling, as ``host:pid task-id``."""
-        return str(self.holding.owner)
+        return self.holding.holder
 
     @property
     def cooling(self) -> bool:
@@ -455,6 +455,8 @@ def _await_bell(
             now = yield from lookout.look(queued.ticket, now)
             continue
         match read_ring(bell.words):
+            case None:
+                return now  # Of a newer version, perhaps.
             case LookRing(left_ms=left_ms):
                 until = listens_until(now, left_ms, give_up)
             case GrantedRing() as ring:

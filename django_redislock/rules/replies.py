@@ -387,7 +387,14 @@ class LookRing(NamedTuple):
     left_ms: str
 
 
-_RINGS: dict[str, Any] = {"granted": GrantedRing, "look": LookRing}
+class AliveRing(NamedTuple):
+    """Somebody has asked whether this waiter is still there: see lua/follow_wait.lua."""
+
+    word: str
+    id: str  # Of the lease that the waiter wants.
+
+
+_RINGS: dict[str, Any] = {"granted": GrantedRing, "look": LookRing, "alive": AliveRing}
 
 
 def read_ring(words: Sequence[str]) -> Any:

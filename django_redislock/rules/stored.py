@@ -179,6 +179,14 @@ class Holding:
     renews: bool = False  # Whether its owner is going to renew it, a third of the ttl from then.
     strange: str = ""  # If the value is not ours: "a list of 3 elements".
     is_baton: bool = False  # Whether whoever has the baton may take it up.
+    newer_format: int | None = None  # That of the value, if only a newer version can read it.
+
+    @property
+    def holder(self) -> str:
+        """Its owner, as ``host:pid task-id``. If only a newer version can read it, it says so."""
+        if self.newer_format is None:
+            return str(self.owner)
+        return f"{self.owner}, which runs a newer version of django_redislock (update this one too)"
 
 
 class LockValue(NamedTuple):
@@ -206,16 +214,20 @@ _LOCK_VALUE = re.compile(
     rb"\|(\d{1,19})\|(\d{1,14})\|(\d{1,14})\|(\d{1,14})\|([^|]*)\|(.*)",
     re.DOTALL,
 )
+# A lease of a later format: see lua/_lease.lua.
+_LATER = re.compile(rb".{32}([2-9]).{6}([0-9a-fA-F]{16})(\|.*)", re.DOTALL)
 
 
 def read_lock_value(value: bytes) -> LockValue | None:
-    """Take apart what the lock key holds; None if somebody else has written it."""
+    """Take apart what the lock key holds; None if it is not of our format."""
     parts = _LOCK_VALUE.fullmatch(value)
     return parts and LockValue(*parts.groups())
 
 
 def read_holding(data: bytes, id: str = "", strange: str = "") -> Holding:  # noqa: A002
     """Say who has the lock, by what its key holds. Never raises: that may be anything.
+
+    A lease of a later format is held, by an owner who is known; the rest of it is not.
 
     Args:
         data: The value, or as much of it as the server answers.
@@ -234,6 +246,15 @@ def read_holding(data: bytes, id: str = "", strange: str = "") -> Holding:  # no
             renewals=read_renewal_count(lock.renewals),
             renews=lock.renewals[:1] == b"r",
             is_baton=lock.state == UNCONFIRMED and lock.channel == BATON,
+        )
+    if later := _LATER.fullmatch(data):
+        number, its_id, rest = later.groups()
+        owner = rest[rest.find(b'|{"') + 1 :]
+        return Holding(
+            id=its_id.decode(),
+            owner=Owner.unpack(owner.decode(errors="replace")),
+            state="held",
+            newer_format=int(number),
         )
     return Holding(id=id, owner=Owner(), state="foreign", strange=_described(strange))
 

@@ -14,9 +14,11 @@ import pytest
 from celery import chain, chord, group
 
 from django_redislock import LockTimeout, distributed_lock, held
+from django_redislock.rules.keys import lock_keys
 from tests.celery.project import PATIENCE, SOON
 from tests.support.faults import slack
 from tests.support.processes import python
+from tests.support.stored import newer_lease
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -109,6 +111,17 @@ class TestDuplicate:
         stage.wait_until_idle()
         assert stage.redis.get(f"celery-task-meta-{first.id}") == before
         assert stage.count(key, "start") == 1
+
+    @pytest.mark.proves("P8")
+    def test_so_is_one_whose_first_is_run_by_a_newer_version(self, stage: Stage) -> None:
+        key, task_id = stage.key(), stage.key()
+        lock = lock_keys("redislock", key).lock
+        stage.redis.set(lock, newer_lease(task_id=task_id), px=60_000)
+        deliver_again(stage, "late", key, task_id)
+        stage.wait_for_log(f"[{task_id}]: lock {key!r} is busy")
+        assert stage.count(key, "start") == 0
+        stage.redis.delete(lock)
+        assert stage.result(stage.app.AsyncResult(task_id)) == f"did {key}"
 
     @pytest.mark.proves("P8")
     @pytest.mark.row("duplicate-cooling")

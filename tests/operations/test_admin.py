@@ -39,6 +39,7 @@ from tests.support import site
 from tests.support.circles import a_circle
 from tests.support.others import held_by, waiters
 from tests.support.processes import hear, say
+from tests.support.stored import NEWER_ID, newer_lease
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
@@ -818,6 +819,25 @@ def test_what_is_foreign_says_what_it_is_and_can_be_deleted(
     page = operator.post(RELEASE, {"lease": leases_in(page), "confirmed": "Yes"})
     assert f"What stood at its key, {strange}, is deleted." in told(page)
     assert strange in LogEntry.objects.get().change_message
+    assert not locks.redis.exists(key)
+
+
+def test_what_a_newer_version_holds_is_held_and_can_be_released(
+    operator: Client, locks: Locks
+) -> None:
+    key = lock_keys(locks.prefix, "lottery").lock
+    locks.redis.set(key, newer_lease(), px=60_000)
+    distributed_lock("lottery", wait=0).acquire()  # From now on it is listed.
+    page = operator.get(LIST, {"state": "held"})
+    assert rows(page) == ["lottery"]
+    assert "newer version" in text(page)
+    facts = facts_in(operator.get(detail("lottery")), "lease")
+    assert "runs a newer version of django_redislock" in facts["State"]
+    assert (facts["Holder"], facts["Lease"]) == ("web-9:4711", NEWER_ID)
+    page = confirm(operator, "lottery")
+    assert "The holder is not stopped." in text(page)
+    page = operator.post(RELEASE, {"lease": leases_in(page), "confirmed": "Yes"})
+    assert "The code of web-9:4711 id-9 is not stopped" in told(page)
     assert not locks.redis.exists(key)
 
 

@@ -26,7 +26,7 @@ from django_redislock.testing import IN_MEMORY
 from tests.support.matrix import everywhere
 from tests.support.others import held_by, held_by_other, waiters
 from tests.support.servers import free_port
-from tests.support.stored import immortal
+from tests.support.stored import immortal, newer_lease
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
 
@@ -294,6 +294,20 @@ def test_locks_that_will_never_become_free_are_named(locks: Locks) -> None:
             "locks", "release", "a list", "passing", "lottery", "--yes", stdout=io.StringIO()
         )
         assert level("locks") == "ok"
+
+
+def test_locks_that_a_newer_version_holds_are_named(locks: Locks) -> None:
+    assert "versions" not in findings()
+    locks.redis.set(lock_keys(locks.prefix, "lottery").lock, newer_lease(), px=60_000)
+    distributed_lock("lottery", wait=0).acquire()
+    finding = findings()["versions"]
+    assert (finding.level, finding.id) == ("warn", "W040")
+    assert finding.says == (
+        "1 lock is held by a newer version of django_redislock, which this one cannot read:"
+        " 'lottery'"
+    )
+    assert finding.advice.startswith("Update every program that uses these locks")
+    assert level("locks") == "ok"
 
 
 def test_of_many_locks_the_first_are_named(locks: Locks) -> None:

@@ -39,6 +39,7 @@ from tests.support.circles import a_circle
 from tests.support.nursery import environment_for, start_python
 from tests.support.others import held_by, waiters
 from tests.support.processes import hear, say
+from tests.support.stored import NEWER_ID, newer_lease
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
 
@@ -201,6 +202,7 @@ def test_the_schema_of_json_is_the_documented_one() -> None:
         "waiters": 0,
         "note": None,
         "gone": False,
+        "newer_format": None,
         "handed_over": False,
         "waits_for": None,
         "circle": None,
@@ -218,6 +220,26 @@ def test_what_is_unknown_is_null(locks: Locks) -> None:
     assert "a string of 10 bytes" in lock["note"]
     unknown = ("host", "pid", "task", "task_id", "fence", "held_for", "expires_in", "ttl")
     assert all(lock[key] is None for key in unknown)
+
+
+@pytest.mark.django_db
+def test_what_a_newer_version_holds_is_shown_as_that_and_can_be_released(locks: Locks) -> None:
+    key = lock_keys(locks.prefix, "lottery").lock
+    locks.redis.set(key, newer_lease(), px=60_000)
+    assert not distributed_lock("lottery", wait=0).acquire()
+    _, line = locks_command("list").out.splitlines()
+    assert line.split()[:3] == ["lottery", "held", "(newer)"]
+    assert "web-9:4711" in line
+    says = "runs a newer version of django_redislock"
+    assert says in locks_command("show", "lottery").out
+    assert f"shop.draw[id-9] on web-9:4711 got the lock (lease {NEWER_ID}). Its holder {says}" in (
+        locks_command("explain", "lottery").out
+    )
+    shown = locks_command("show", "lottery", "--json").json
+    assert (shown["state"], shown["newer_format"], shown["host"]) == ("held", 2, "web-9")
+    assert says in shown["note"]
+    locks_command("release", "lottery", "--id", NEWER_ID, "--yes")
+    assert not locks.redis.exists(key)
 
 
 def test_json_and_alias_may_stand_before_and_after_the_act() -> None:

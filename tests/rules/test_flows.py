@@ -541,6 +541,23 @@ def test_a_bell_that_says_look_moves_the_next_look() -> None:
     assert asks(stage.rings().step)
 
 
+@pytest.mark.parametrize(
+    "words", [("granted", ID, 7, granted_at(0.5), 1, "more"), ("look", ID), ("what", ID)]
+)
+def test_a_ring_that_only_a_newer_version_can_read_makes_a_waiter_look(
+    words: tuple[str | int, ...],
+) -> None:
+    stage = queued(acquiring(wait=60.0)).rings(*words, after=0.5)
+    assert mode_and_ticket(stage.step) == ("queue", b"100")
+
+
+def test_a_waiter_who_is_asked_whether_it_is_there_sleeps_on() -> None:
+    stage = queued(acquiring(wait=60.0))
+    asleep = stage.step
+    stage.rings("alive", ID, after=0.5)
+    assert stage.step == asleep._replace(seconds=pytest.approx(asleep.seconds - 0.5))
+
+
 def test_a_waiter_looks_for_a_circle_after_a_second_and_again_between_its_own_looks() -> None:
     lookout = Looks(again_after=2.0)
     stage = Stage(flows.acquire(request(wait=60.0), 0.0, lookout=lookout))

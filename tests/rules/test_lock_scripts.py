@@ -758,6 +758,78 @@ def test_what_is_not_ours_is_described_and_released_by_the_id_of_that(
     assert server.past == []
 
 
+# --- a lease of a later format ----------------------------------------------------------------
+
+
+def newer(who: str = "a", state: str = "2") -> str:
+    """What a version after this one may write: see lua/_lease.lua."""
+    return token(who) + state + "??????" + lease_id(who) + "|its own|by-" + who
+
+
+def test_a_lease_of_a_later_format_is_known_by_its_id(server: Keyspace) -> None:
+    for state in "29":
+        server.do("SET", KEYS.lock, newer(state=state), "PX", 500)
+        size = f"string {len(newer())}"
+        assert server.look()[:2] == [newer(state=state), 500]
+        assert server.look()[4:] == [lease_id("a"), size, ""]
+    for other in ("1", "x"):
+        server.do("SET", KEYS.lock, newer(state=other), "PX", 500)
+        assert server.look()[4] != lease_id("a")
+    server.do("SET", KEYS.lock, newer().replace("aaa|", "aa||"), "PX", 500)
+    assert server.look()[4] != lease_id("a")
+
+
+def test_only_an_operator_ends_a_lease_of_a_later_format(server: Keyspace) -> None:
+    server.do("SET", KEYS.lock, newer(), "PX", 500)
+    taken = ["taken", newer()]
+    assert server.run(scripts.FORCE_RELEASE, lease_id("b"), REQUEST) == taken
+    assert server.lock == newer()
+    released = ["released", newer()]
+    assert server.run(scripts.FORCE_RELEASE, lease_id("a"), REQUEST) == released
+    assert (server.lock, server.past) == ("", [])  # Of what cannot be read, nothing is noted.
+    # Its owner is told: the token is where it always was.
+    assert server.do("GET", KEYS.forced)[FORCED_VALUE_AT:].startswith(token("a"))
+
+
+@pytest.mark.parametrize("begin", [token("a"), "hold" + "a" * 28], ids=["lease", "hold"])
+def test_no_script_of_a_client_changes_a_lease_of_a_later_format(
+    server: Keyspace, begin: str
+) -> None:
+    before = begin + newer()[32:]
+    server.do("SET", KEYS.lock, before, "PX", 500)
+    me, busy = token("b"), ["busy", 500, before, server.ms]
+    assert server.acquire("b") == server.acquire("b", "last") == busy
+    assert server.acquire("b", markers="1|run") == busy
+    assert server.acquire("b", "queue")[:3] == ["queued", str(server.us), 500]
+    assert server.hold("c")[0] == ("queued" if begin == token("a") else "busy")
+    assert server.renew("b", "r00001") == "taken"
+    assert server.release("b") == "taken"
+    for id in (lease_id("a"), lease_id("b")):  # noqa: A001
+        concludes = me, id, 50, 9, "o", "done", "", 0, ""
+        assert server.run(scripts.CONCLUDE, *concludes) == "taken"
+        takes_up = me, id, TTL, "try", 0, "", "r", "o", bell("b")
+        assert server.run(scripts.TAKE_UP, *takes_up) == ["lost", "taken"]
+        assert server.run(scripts.HAND_OVER, me, token("c"), id, 500, "o", "") == "taken"
+    assert server.leave("b") == server.leave("b", 2) == 0
+    server.run(scripts.UNHOLD, "")
+    assert server.look()[0] == server.lock == before
+    assert (server.left, server.past) == (500, [])
+
+
+def test_a_waiter_has_the_lock_once_a_lease_of_a_later_format_is_over(server: Keyspace) -> None:
+    server.do("SET", KEYS.lock, newer(), "PX", 500)
+    server.acquire("b", "queue")
+    server.advance(501)
+    assert server.acquire("b", "queue") == str(server.us)
+
+
+def test_the_other_permits_are_free_beside_a_lease_of_a_later_format(server: Keyspace) -> None:
+    server.do("SET", KEYS.lock, newer(), "PX", 500)
+    assert server.acquire("b", limit=2) == f"{server.us} 2"
+    assert server.acquire("c", limit=2) == ["busy", 500, newer(), server.ms]
+    assert server.lock == newer()
+
+
 def test_of_a_large_key_only_the_beginning_is_shown(server: Keyspace) -> None:
     server.do("SET", KEYS.lock, "x" * 9000)
     assert server.look()[0] == "x" * 8192

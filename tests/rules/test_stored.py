@@ -82,6 +82,55 @@ def test_what_somebody_else_has_written_into_a_lock_key_is_foreign() -> None:
     assert (foreign.fence, foreign.renewals, foreign.renews) == (None, 0, False)
 
 
+# What a version after this one may write: see lua/_lease.lua.
+NEWER = TOKEN + b"2r00003fedcba9876543210|its|own|{parts}|" + DRAW.packed
+
+
+@pytest.mark.parametrize("id", ["", "made"])
+def test_a_lease_of_a_later_format_is_held_by_an_owner_who_is_known(id: str) -> None:  # noqa: A002
+    newer = read_holding(NEWER, id, "string 200")
+    assert newer == Holding("fedcba9876543210", DRAW, "held", newer_format=2)
+    assert newer == read_holding(NEWER)
+    assert newer.holder == (
+        "web-1:7 abc, which runs a newer version of django_redislock (update this one too)"
+    )
+    assert read_lock_value(NEWER) is None
+    assert (fence_in(NEWER), confirmation_of(NEWER)) == (0, None)
+
+
+@pytest.mark.parametrize("number", b"23456789")
+def test_a_later_format_has_a_digit_where_the_state_was(number: int) -> None:
+    value = LOCK.packed[:32] + bytes([number]) + LOCK.packed[33:]
+    assert read_holding(value).newer_format == int(chr(number))
+
+
+def test_the_owner_of_a_later_format_is_its_last_part_whatever_stands_in_it() -> None:
+    piped = replace(DRAW, command='a|{"b"')
+    head = NEWER[: -len(DRAW.packed)]
+    assert read_holding(head + piped.packed).owner == piped
+    assert read_holding(head[:56] + piped.packed).owner == piped
+    assert read_holding(head[:56]).owner == read_holding(head + b"?").owner == Owner()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(NEWER[:32] + b"1" + NEWER[33:], id="this format has letters"),
+        pytest.param(NEWER[:32] + b"x" + NEWER[33:], id="no number"),
+        pytest.param(NEWER[1:], id="a shorter token"),
+        pytest.param(NEWER.replace(b"fedcba9876543210|", b"fedcba987654321|"), id="a shorter id"),
+        pytest.param(NEWER.replace(b"fedcba", b"fedxyz"), id="no id"),
+        pytest.param(NEWER[:55], id="nothing after the id"),
+    ],
+)
+def test_what_only_looks_like_a_later_format_is_foreign(value: bytes) -> None:
+    assert read_holding(value, "made", "string 9").state == "foreign"
+
+
+def test_the_holder_of_a_lease_that_can_be_read_is_its_owner() -> None:
+    assert read_holding(LOCK.packed).holder == str(DRAW)
+
+
 def test_an_acquire_says_which_done_markers_count_and_how_records_are_kept() -> None:
     assert DoneMarkers().packed == ""
     assert DoneMarkers(once=True).packed == "1|"

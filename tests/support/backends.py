@@ -70,6 +70,14 @@ class Place(ABC):
     def lapse(self, name: str) -> None:
         """Let the lease of a lock end on the server before its time."""
 
+    @abstractmethod
+    def write(self, name: str, value: str, seconds: float = 60.0) -> None:
+        """Let the key of a lock hold what another program has written."""
+
+    @abstractmethod
+    def read(self, name: str) -> str:
+        """What the key of a lock holds; "" if there is none."""
+
     def force_release(self, lease: Lease) -> None:
         """Let an operator free the lock."""
         assert held.force_release(lease.name, lease.id)
@@ -108,6 +116,12 @@ class ServerPlace(Place):
     def lapse(self, name: str) -> None:
         self.locks.redis.delete(lock_keys(self.locks.prefix, name).lock)
 
+    def write(self, name: str, value: str, seconds: float = 60.0) -> None:
+        _write(self.locks, name, value, seconds)
+
+    def read(self, name: str) -> str:
+        return _read(self.locks, name)
+
     def force_release(self, lease: Lease) -> None:
         if self.name != UNSCRIPTED:
             return super().force_release(lease)
@@ -140,8 +154,19 @@ class MemoryPlace(Place):
         self._interpreter().clear()
 
     def lapse(self, name: str) -> None:
-        key = lock_keys(backends["default"].prefix, name).lock
-        self._interpreter().perform("DEL", key)
+        self._perform(name, "DEL")
+
+    def write(self, name: str, value: str, seconds: float = 60.0) -> None:
+        self._perform(name, "SET", value, "PX", round(seconds * 1000))
+
+    def read(self, name: str) -> str:
+        return (self._perform(name, "GET") or b"").decode()
+
+    def _perform(self, name: str, command: str, *args: str | int) -> Any:
+        backend = backends["default"]
+        assert isinstance(backend, InMemoryBackend)
+        key = lock_keys(backend.prefix, name).lock
+        return backend.interpreter.perform(command, key, *args, us=backend._us)
 
     def _interpreter(self) -> Interpreter:
         backend = backends["default"]
@@ -182,12 +207,28 @@ class QuorumPlace(Place):
         for locks in self.locks:
             locks.redis.delete(lock_keys(locks.prefix, name).lock)
 
+    def write(self, name: str, value: str, seconds: float = 60.0) -> None:
+        for locks in self.locks:
+            _write(locks, name, value, seconds)
+
+    def read(self, name: str) -> str:
+        return _read(self.locks[0], name)
+
     def setting(self) -> dict[str, Any]:
         return dict(self._settings.REDISLOCK["default"])
 
     def keys(self) -> list[bytes]:
         found = [locks.keys() for locks in self.locks]
         return sorted({key for keys in found for key in keys})
+
+
+def _write(locks: Locks, name: str, value: str, seconds: float) -> None:
+    locks.redis.set(lock_keys(locks.prefix, name).lock, value, px=round(seconds * 1000))
+
+
+def _read(locks: Locks, name: str) -> str:
+    value: Any = locks.redis.get(lock_keys(locks.prefix, name).lock)
+    return (value or b"").decode()
 
 
 # A busy machine is no dead server: without a limit of its own, it would be one after a part of the
@@ -236,9 +277,7 @@ def place(
         locks.redis.close()
         return
     if name == CLUSTER:
-        locks = shared_cluster().locks(settings, key_prefix)
-        yield ServerPlace(name, locks, {})
-        locks.redis.close()
+        yield ServerPlace(name, shared_cluster().locks(settings, key_prefix), {})
         return
     if name == QUORUM:
         quorum = QuorumPlace(settings, shared_quorum(), key_prefix)

@@ -270,6 +270,8 @@ class Cluster(Group):
 
     def close(self) -> None:
         """End all of them."""
+        if "_client" in vars(self):  # It was made.
+            self._client.close()
         for server in (*self._former, *self.servers, *self.replicas):
             server.close()
 

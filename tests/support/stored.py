@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from django_redislock.rules import scripts
 from django_redislock.rules.keys import fence_key, index_key, lock_keys, ran_index_key
 from django_redislock.rules.scripts import Script
+from django_redislock.rules.stored import Owner
 
 if TYPE_CHECKING:
     from django_redislock.lease import Lease
@@ -14,6 +15,15 @@ if TYPE_CHECKING:
     from tests.conftest import Locks
 
 NAME = "lottery"
+
+NEWER_ID = "fedcba9876543210"
+NEWER_HOLDER = "web-9:4711 id-9"
+
+
+def newer_lease(renewals: str = "00000", task_id: str = "id-9") -> str:
+    """What a version after this one may write, in format 2: see lua/_lease.lua."""
+    owner = Owner("web-9", 4711, task="shop.draw", task_id=task_id).packed.decode()
+    return f"{'0123456789abcdef' * 2}2r{renewals}{NEWER_ID}|its|own|{owner}"
 
 
 def keys_of(locks: Locks, name: str = NAME) -> Keys:
