@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.signing import Signer
 
 from django_redislock import (
     LockLost,
@@ -138,6 +139,12 @@ def test_a_baton_that_was_changed_is_refused_before_anything_is_sent(
     wrong = changed.format(baton_of()) if isinstance(changed, str) else changed
     with pytest.raises(ValueError, match="baton must be what hand_over"):
         take_up(wrong)
+
+
+def test_a_baton_that_only_a_newer_version_can_read_is_refused_and_says_so() -> None:
+    newer = Signer(salt="django_redislock.baton").sign_object(["default", NAME, "id", 1, None, 2])
+    with pytest.raises(ValueError, match="a newer one has made it"):
+        take_up(newer)
 
 
 def test_a_function_has_no_baton(place: Place) -> None:

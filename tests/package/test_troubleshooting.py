@@ -12,6 +12,7 @@ import django_redislock
 from django_redislock import LockError, LockLost, LockTimeout, StaleFence
 from django_redislock.celery import RunAbandoned
 from django_redislock.exceptions import LostReason, UnavailableReason
+from django_redislock.rules.stored import Holding, Owner
 from tests import ROOT
 from tests.package.test_logs import logged
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 PACKAGE = ROOT / "django_redislock"
 SOURCE = (ROOT / "docs" / "troubleshooting.md").read_text()
+WEB = Owner("web-2", 4711)
 # As one line, without the marks of quotations.
 PAGE = " ".join(re.sub(r"^> ", "", SOURCE, flags=re.MULTILINE).split())
 
@@ -37,6 +39,7 @@ def test_each_public_error_has_a_section() -> None:
     "error",
     [
         LockTimeout("report:7", "web-2:4711", 28.6),
+        LockTimeout("report:7", Holding("", WEB, "held", newer_format=2).holder, 28.6),
         LockTimeout("report:7", "web-2:4711", 12.0, cooling=True),
         LockTimeout("report:7", "ops", 3600.0, reason="DB upgrade"),
         StaleFence("stock:7", 41, 42),

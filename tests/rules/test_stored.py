@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -25,6 +26,7 @@ from django_redislock.rules.stored import (
     read_noted_lease,
     read_noted_run,
     read_renewal_count,
+    read_skips,
     read_started_run,
     renewal_count,
     retention_of,
@@ -158,6 +160,17 @@ def test_an_unconfirmed_lease_is_confirmed_with_its_ttl_as_its_first_renewal(ren
     assert token_in(value) == TOKEN
     assert fence_in(value) == 7
     assert fence_in(b"of somebody else") == 0
+
+
+def test_an_owner_has_waited_for_a_year_at_most() -> None:
+    year = 366 * 86_400.0
+    for seconds, read in ((0.5, 0.5), (year, year), (year + 1, 0.0), (-0.5, 0.0), (7, 0.0)):
+        assert Owner.unpack(json.dumps({"waited": seconds})).waited == read
+
+
+def test_the_last_skips_are_times() -> None:
+    assert read_skips(b"1500,9,,x,2000,") == (1.5, 0.009, 2.0)
+    assert read_skips(b"") == ()
 
 
 def test_a_run_that_has_begun_is_read_with_its_permit() -> None:
