@@ -57,6 +57,8 @@ def test_busy_tells_whose_lease_it_is() -> None:
     reply = [b"busy", 1500, LOCK, 9000]
     assert replies.is_busy(reply)
     assert replies.read_try(reply).token == LOCK[:32]
+    assert replies.read_try(reply).owner == b"{}"
+    assert replies.read_try([b"busy", 1500, b"of somebody else", 9000]).owner == b""
 
 
 def test_a_look_tells_the_fence_and_the_time() -> None:
