@@ -87,6 +87,18 @@ class Hold:
         """Whether its lease is not known to be over."""
         return self.lease is not None and self.lease.state.may_be_held(self.backend.clock())
 
+    def end_transaction(self, *exc_info: Any) -> None:
+        """Commit the transaction of the block, or roll it back, while the lock is still held."""
+        if self.transaction is None:
+            return
+        try:
+            self.transaction.__exit__(*exc_info)
+        except BaseException as error:
+            # If it was interrupted before it began, the transaction is still open. Else this does
+            # nothing.
+            self.transaction.__exit__(type(error), error, error.__traceback__)
+            raise
+
 
 class Holds:
     """What one handle holds: the private half of lock.Lock."""

@@ -23,7 +23,6 @@ from django_redislock.holds import Holds
 from django_redislock.joint_holds import NO_TEMPLATES, JointHolds, name_and_limit
 from django_redislock.joint_lease import JointLease
 from django_redislock.lease import Lease
-from django_redislock.rules import flows
 from django_redislock.rules.limit import Limit, check_limits, each_once
 from django_redislock.rules.names import (
     Written,
@@ -35,7 +34,6 @@ from django_redislock.rules.names import (
     several_names,
 )
 from django_redislock.rules.options import DEFAULT_ALIAS, options_of
-from django_redislock.rules.together import together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -281,27 +279,14 @@ class Lock(Holds):
     ) -> None:
         success = False
         try:
-            if self._options.atomic is not None:
-                self._end_transaction(exc_type, exc, traceback)
+            if self._options.atomic is not None and (hold := self._hold_to_end(block=True)):
+                hold.end_transaction(exc_type, exc, traceback)
             success = exc_type is None
         finally:
             try:
                 self._end(success, block=True)
             except (LockLost, LockMisuse, LockUnavailable) as error:
                 self._leave_with(error, success)
-
-    def _end_transaction(self, *exc_info: Any) -> None:
-        """Commit the transaction of the block, or roll it back, while the lock is still held."""
-        hold = self._hold_to_end(block=True)
-        if hold is None or hold.transaction is None:
-            return
-        try:
-            hold.transaction.__exit__(*exc_info)
-        except BaseException as error:
-            # If it was interrupted before it began, the transaction is still open. Else this does
-            # nothing.
-            hold.transaction.__exit__(type(error), error, error.__traceback__)
-            raise
 
     # Returns the coroutine itself: `async def` would add another.
     def __aenter__(self) -> Coroutine[Any, Any, Lease]:
@@ -339,7 +324,6 @@ class Lock(Holds):
         check_decorated(function, line)
         options = self._options
         place = f"{line} of {function.__module__}.{getattr(function, '__qualname__', function)}()"
-
         handle_of = self._maker(function, place)
 
         if is_awaited(function):
@@ -397,7 +381,7 @@ class Lock(Holds):
         return await backend.arun(self._look(backend))
 
     def _look(self, backend: Backend) -> Flow[bool]:
-        return _is_taken(backend, [(check_name(self.name), self._options.limit)])
+        return backend.is_taken([(check_name(self.name), self._options.limit)])
 
 
 class JointLock(Lock, JointHolds):
@@ -462,14 +446,4 @@ class JointLock(Lock, JointHolds):
 
     def _look(self, backend: Backend) -> Flow[bool]:
         wanted = [name_and_limit(one, self._options) for one in self._wanted]
-        return _is_taken(backend, [(check_name(name), limit) for name, limit in wanted])
-
-
-def _is_taken(backend: Backend, wanted: Sequence[tuple[str, int | None]]) -> Flow[bool]:
-    """Whether one of these names has no free permit; all permits are looked at in one go."""
-    permits = [(name, number) for name, limit in wanted for number in range(1, (limit or 1) + 1)]
-    looks = [flows.result_of(backend.look(*permit)) for permit in permits]
-    values = (yield from together(looks)) if len(looks) > 1 else [(yield from looks[0])]
-    seen = zip(permits, values, strict=True)
-    free = {name for (name, _), value in seen if backend.seen(name, value).is_free}
-    return any(name not in free for name, _ in wanted)
+        return backend.is_taken([(check_name(name), limit) for name, limit in wanted])

@@ -22,6 +22,7 @@ from django_redislock.rules.options import MOST_COMBINATIONS, ONE_TRY, operation
 from django_redislock.rules.replies import LookReply, NamesReply
 from django_redislock.rules.steps import Answer, Call
 from django_redislock.rules.stored import retention_of
+from django_redislock.rules.together import together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -305,6 +306,19 @@ class Backend(ABC):
     def look(self, name: str, permit: int = 1) -> Call:
         """The step that looks at a lock, or at one of its permits; see seen()."""
         return Call(scripts.LOOK, name, (), self.within, permit=permit)
+
+    def is_taken(self, wanted: Sequence[tuple[str, int | None]]) -> Flow[bool]:
+        """Whether one of these names has no free permit; all permits are looked at in one go.
+
+        Args:
+            wanted: The names, each with its limit if it has one.
+        """
+        permits = [Permit(name, k) for name, limit in wanted for k in range(1, (limit or 1) + 1)]
+        looks = [flows.result_of(self.look(*permit)) for permit in permits]
+        values = (yield from together(looks)) if len(looks) > 1 else [(yield from looks[0])]
+        seen = zip(permits, values, strict=True)
+        free = {one.name for one, value in seen if self.seen(one.name, value).is_free}
+        return any(name not in free for name, _ in wanted)
 
     def look_many(self, permits: Sequence[Permit]) -> list[LookReply]:
         """The state of many locks, in few round trips."""

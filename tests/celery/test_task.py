@@ -932,6 +932,7 @@ class TestRefusedAtImport:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # Without a cache it takes a minute of processor time.
 def test_to_a_type_checker_it_is_a_task(tmp_path: Path) -> None:
     pytest.importorskip("mypy_django_plugin")  # django-stubs, and with it mypy.
     program = tmp_path / "program.py"
@@ -951,7 +952,7 @@ draw.s(7)
 draw(7)
 single_instance_task(limit="3")  # type: ignore[call-overload]
 """)
-    python("-m", "mypy", "--strict", str(program), timeout=170)
+    python("-m", "mypy", "--strict", str(program), timeout=580)
 
 
 def count_calls_of_a_run() -> None:

@@ -48,9 +48,9 @@ def test_r4_an_interrupt_anywhere_around_a_transaction_leaves_neither(
         enter()
 
     places, orphaned = sweep(enter, locks, prepare)
-    assert {"Lock._enter_atomic begins", "atomic", "_claim", "Lock._end_transaction"} <= places
+    assert {"Lock._enter_atomic begins", "atomic", "_claim", "Hold.end_transaction"} <= places
     # Where Python has called what ends them, but not begun with it; see TOO_EARLY.
-    too_early = {"Lock._end_transaction begins", "Lock.__exit__ begins"}
+    too_early = {"Hold.end_transaction begins", "Lock.__exit__ begins"}
     assert left_open <= len(too_early)
     assert orphaned <= TOO_EARLY
 

@@ -152,9 +152,10 @@ def test_a_handle_has_these_attributes() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # Without a cache it takes a minute of processor time.
 def test_types_are_as_told_in_typing_api() -> None:
     pytest.importorskip("mypy")
-    python("-m", "mypy", "--strict", "tests/package/typing_api.py", timeout=170)
+    python("-m", "mypy", "--strict", "tests/package/typing_api.py", timeout=580)
 
 
 # --- importing -----------------------------------------------------------------------------------

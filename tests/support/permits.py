@@ -26,7 +26,7 @@ import pytest
 import redis
 from django.conf import settings
 
-from django_redislock import LockUnavailable, held, lock
+from django_redislock import LockUnavailable, held
 from django_redislock.backends.base import Backend
 from django_redislock.backends.registry import backends
 from django_redislock.rules import scripts
@@ -37,7 +37,7 @@ from tests.support.proxy import Proxy
 from tests.support.stored import NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from django_redislock.backends.base import Indexed
     from django_redislock.rules.options import Terms
@@ -156,13 +156,13 @@ def _have_permits(
             seen.add(name)
         init(form, name, owner, terms._replace(limit=max(terms.limit, 2)), *more)
 
-    taken = lock._is_taken
+    taken = Backend.is_taken
 
-    def is_taken(backend: Backend, wanted: Iterable[tuple[str, int | None]]) -> Flow[bool]:
+    def is_taken(backend: Backend, wanted: Sequence[tuple[str, int | None]]) -> Flow[bool]:
         return taken(backend, [(name, max(limit or 1, 2)) for name, limit in wanted])
 
     patch(FirstTry, "__init__", of_permit)
-    patch(lock, "_is_taken", is_taken)
+    patch(Backend, "is_taken", is_taken)
     if left == FIRST:
         return
     for module in [one for name, one in [*sys.modules.items()] if name.startswith("tests.")]:
