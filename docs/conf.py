@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+from configparser import ConfigParser
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import django
@@ -13,6 +15,18 @@ import django_redislock
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
+
+HERE = Path(__file__).parent
+# Pages whose text is beside docs/, where those who host the repository look for it.
+ABOVE = {
+    "changelog": "CHANGELOG.md",
+    "code-of-conduct": "CODE_OF_CONDUCT.md",
+    "contributing": "CONTRIBUTING.md",
+    "security-policy": "SECURITY.md",
+}
+config = ConfigParser(interpolation=None)
+config.read(HERE.parent / "setup.cfg", encoding="utf-8")
+REPOSITORY = config.get("metadata", "url", fallback="")
 
 # Some of the documented modules have models.
 settings.configure(
@@ -53,6 +67,11 @@ html_theme = "furo"
 html_static_path = ["_static"]
 html_js_files = ["search.js"]
 html_title = f"django-redislock {release}"
+html_theme_options = (
+    {"source_repository": REPOSITORY, "source_branch": "HEAD", "source_directory": "docs/"}
+    if REPOSITORY
+    else {}
+)
 html_copy_source = False
 html_show_copyright = False
 
@@ -62,10 +81,23 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", _keep_together, priority=400)  # Before napoleon.
 
 
-def _keep_within(_app: Sphinx, page: str, source: list[str]) -> None:
-    """Of a link that leads out of docs/, leave the text: the site has no such page."""
-    up = r"\.\./" * (page.count("/") + 1)
-    source[0] = re.sub(rf"\[([^]]*)\]\({up}[^)]+\)", r"\1", source[0])
+def _keep_within(app: Sphinx, page: str, source: list[str]) -> None:
+    """Let links that lead out of docs/ lead to a page, else into the repository, else nowhere."""
+    if page in ABOVE:
+        file = HERE.parent / ABOVE[page]
+        app.env.note_dependency(str(file), docname=page)
+        text = re.sub(r"\]\((?![a-z]+:|#)", "](../", file.read_text(encoding="utf-8"))
+        source[0] = text.replace("](../docs/", "](")
+    up = "../" * (page.count("/") + 1)
+    pages = {file: f"{up[3:]}{name}.md" for name, file in ABOVE.items()}
+
+    def within(link: re.Match[str]) -> str:
+        text, path = link.groups()
+        if path in pages:
+            return f"[{text}]({pages[path]})"
+        return f"[{text}]({REPOSITORY}/blob/HEAD/{path})" if REPOSITORY else text
+
+    source[0] = re.sub(rf"\[([^]]*)\]\({re.escape(up)}([^)]+)\)", within, source[0])
 
 
 def _keep_together(*event: Any) -> None:
