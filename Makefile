@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-jobs demo-admin demo-stop test test-quick mutants jepsen bench docs lint types imports clean
+.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-jobs demo-admin demo-stop test test-quick coverage mutants jepsen bench docs lint types imports dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,11 @@ test-quick: JOBS = 6# To begin costs each of them as much as its tests.
 test-quick: $(VENV)/test ## Run the tests that answer within a minute: rules, API, locks on one server
 	@exec $(PYTEST) --quick -m 'not waits' tests/rules tests/contract tests/package $(ARGS)
 
+coverage: $(VENV)/test ## Run the tests: which lines and branches do they reach? Also in build/coverage (ARGS as for make test)
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest -n $(JOBS) --dist worksteal $(ARGS); tested=$$?; \
+		$(BIN)/coverage combine --quiet && $(BIN)/coverage html --quiet && $(BIN)/coverage report && exit $$tested
+
 mutants: $(VENV)/test ## Change the code in a thousand places: do tests notice? (ARGS='--sample 50 --seed 1')
 	@exec nice -n 19 $(BIN)/python -m tests.mutants $(ARGS)
 
@@ -87,13 +92,16 @@ types: $(VENV)/test $(VENV)/lint ## Check the types
 imports: $(VENV)/test $(VENV)/lint ## Check that imports respect the layers
 	$(BIN)/lint-imports
 
+dist: $(VENV)/dist ## Build the last commit twice, compare, check and install it: dist/ has what a release consists of
+	@exec .ci/dist $(BIN)/python
+
 clean: ## Remove the environment and what the tools have left
 	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* htmlcov
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The empty file $(VENV)/EXTRA says that the extra is installed as setup.cfg has it now.
-$(VENV)/demo $(VENV)/test $(VENV)/bench $(VENV)/docs $(VENV)/lint: $(VENV)/%: setup.cfg pyproject.toml | $(BIN)/python
+$(VENV)/demo $(VENV)/test $(VENV)/bench $(VENV)/dist $(VENV)/docs $(VENV)/lint: $(VENV)/%: setup.cfg pyproject.toml | $(BIN)/python
 	@echo "Installing django_redislock[$*] into $(VENV) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@touch $@

@@ -1,17 +1,19 @@
-"""The built wheel has all that the package needs, and nothing else."""
+"""The wheel has all that the package needs, the source distribution all that the project has."""
 
 from __future__ import annotations
 
 import ast
+import filecmp
+import os
 import re
-import shutil
 import subprocess
-import sys
+import tarfile
 import zipfile
+from configparser import ConfigParser
 from email.parser import Parser
 from fnmatch import fnmatch
 from importlib.metadata import EntryPoint
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,7 @@ from tests.support.processes import python
 
 if TYPE_CHECKING:
     from email.message import Message
+    from types import ModuleType
 
 PACKAGE = ROOT / "django_redislock"
 LEFTOVERS = ("__pycache__", "*.orig", "*.rej", "*~")
@@ -31,33 +34,59 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The wheel, built from a copy, so that building leaves nothing in the checkout."""
-    folder = tmp_path_factory.mktemp("packaging")
-    source, target = folder / "source", folder / "wheel"
-    source.mkdir()
-    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    shutil.copytree(PACKAGE, source / PACKAGE.name, ignore=shutil.ignore_patterns(*LEFTOVERS))
-    for neighbour in ("benchmarks", "example_project", "tests"):
-        (source / neighbour).mkdir()
-        (source / neighbour / "__init__.py").touch()
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
-    command += ["--no-deps", "--no-input", "--wheel-dir", str(target), str(source)]
-    if _setuptools_is_new_enough():
-        command.insert(-1, "--no-build-isolation")  # Then the index is not needed.
-    built = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
-    assert built.returncode == 0, built.stderr
-    (path,) = target.glob("*.whl")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the source distribution and the wheel made of it are."""
+    return build(tmp_path_factory.mktemp("packaging"), umask=0o022)
+
+
+def build(folder: Path, *, umask: int) -> Path:
+    """Build as a release is built, from a copy, so that building leaves nothing in the checkout."""
+    source = folder / "source"
+    old = os.umask(umask)
+    try:
+        for name in files_of_the_project():
+            copy = source / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes((ROOT / name).read_bytes())
+        python(
+            *("-m", "build", "--no-isolation", "--outdir", str(folder / "dist"), str(source)),
+            env=os.environ | {"SOURCE_DATE_EPOCH": "1893456000"},
+            timeout=170,
+        )
+    finally:
+        os.umask(old)
+    return folder / "dist"
+
+
+def files_of_the_project() -> set[str]:
+    """What is committed, or would be by ``git add``; in a source distribution, what it lists."""
+    if (ROOT / ".git").exists():
+        command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}
+    (sources,) = ROOT.glob("*.egg-info/SOURCES.txt")
+    return {
+        name
+        for name in sources.read_text().splitlines()
+        if name.split("/")[0] != sources.parent.name
+    }
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> zipfile.ZipFile:
+    """The wheel."""
+    (path,) = built.glob("*.whl")
     return zipfile.ZipFile(path)
 
 
-def _setuptools_is_new_enough() -> bool:
-    if find_spec("setuptools") is None:
-        return False
-    import setuptools
-
-    return int(setuptools.__version__.partition(".")[0]) >= 77
+@pytest.fixture
+def unpacked(built: Path, tmp_path: Path) -> Path:
+    """The source distribution, unpacked."""
+    (path,) = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (top,) = tmp_path.iterdir()
+    return top
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +104,38 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel: zipfile.ZipFile) -> No
         and not any(fnmatch(part, one) for part in path.parts for one in LEFTOVERS)
     }
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == ours
+
+
+def test_the_source_distribution_has_every_file_of_the_project_as_it_is(unpacked: Path) -> None:
+    files = files_of_the_project()
+    assert {"CONTRIBUTING.md", ".ci/run", "Makefile", "docs/index.md", "tests/conftest.py"} <= files
+    there = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
+    made = {name for name in there if name == "PKG-INFO" or ".egg-info/" in name}
+    assert there - made == files
+    assert [name for name in files if not filecmp.cmp(unpacked / name, ROOT / name, False)] == []
+
+
+def test_in_the_source_distribution_the_tests_run(unpacked: Path) -> None:
+    tested = unpacked / "tests" / "package" / "test_whence.py"
+    tested.write_text(f"""
+import django_redislock
+
+def test_the_package_is_the_one_beside_the_tests():
+    assert django_redislock.__file__.startswith({str(unpacked)!r})
+""")
+    some = ["tests/rules/test_options.py", str(tested)]
+    ran = python("-m", "pytest", "-q", *some, cwd=unpacked, timeout=170)
+    assert re.search(r"^\d\d+ passed", ran.stdout, flags=re.MULTILINE)
+
+
+def test_who_builds_it_elsewhere_with_another_umask_gets_the_same_bytes(
+    built: Path, tmp_path: Path
+) -> None:
+    again = build(tmp_path, umask=0o077)
+    names = sorted(path.name for path in built.iterdir())
+    assert len(names) == 2
+    for name in names:
+        assert (again / name).read_bytes() == (built / name).read_bytes(), name
 
 
 @pytest.mark.parametrize(
@@ -122,17 +183,40 @@ def test_on_the_package_index_no_link_leads_into_nothing(metadata: Message) -> N
     assert not re.search(r"\[[^]]*\]\(", shown)  # Not half of one either.
 
 
-def test_with_a_repository_links_lead_into_it() -> None:
+def setup_file() -> ModuleType:
     spec = spec_from_file_location("setup", ROOT / "setup.py")
     assert spec is not None
     assert spec.loader is not None
     spec.loader.exec_module(setup := module_from_spec(spec))
+    return setup
+
+
+def test_with_a_repository_links_lead_into_it() -> None:
+    setup = setup_file()
     readme = (ROOT / "README.md").read_text()
     shown = setup.for_index(readme, "https://example.org/redislock")
     assert relative_links(shown) == []
     assert "](https://example.org/redislock/raw/HEAD/docs/screenshots/list-light.png)" in shown
     assert "[Locks](https://example.org/redislock/blob/HEAD/docs/locks.md)" in shown
     assert len(re.findall(r"\]\(", shown)) == len(re.findall(r"\]\(", readme))
+    for link in setup.links("https://example.org/redislock").values():
+        assert link.startswith("https://example.org/redislock")
+        _, _, file = link.partition("/blob/HEAD/")
+        assert (ROOT / file).exists()
+
+
+def test_an_address_of_the_project_is_shown_only_if_setup_cfg_has_it(metadata: Message) -> None:
+    config = ConfigParser(interpolation=None)
+    config.read(ROOT / "setup.cfg")
+    url = config.get("metadata", "url", fallback="")
+    shown = dict(one.split(", ") for one in metadata.get_all("Project-URL", []))
+    assert shown == setup_file().links(url)
+    assert metadata["Home-page"] == (url or None)
+    known = "keepachangelog.com", "semver.org", "www.contributor-covenant.org"
+    for file in [*ROOT.glob("*.md"), *ROOT.glob(".github/**/*.*")]:
+        hosts = re.findall(r"https?://([\w.-]+)", file.read_text())
+        assert set(hosts) <= {*known}, file
+        assert not re.search(r"[\w.]@[\w-]+\.[a-z]", file.read_text()), file
 
 
 def test_nothing_that_the_package_says_sends_to_a_file_that_is_not_installed() -> None:
