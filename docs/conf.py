@@ -67,11 +67,6 @@ html_theme = "furo"
 html_static_path = ["_static"]
 html_js_files = ["search.js"]
 html_title = f"django-redislock {release}"
-html_theme_options = (
-    {"source_repository": REPOSITORY, "source_branch": "HEAD", "source_directory": "docs/"}
-    if REPOSITORY
-    else {}
-)
 html_copy_source = False
 html_show_copyright = False
 
