@@ -181,10 +181,13 @@ class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
         if task_id and (call := call_of_id(options)):
             options = carrying(options, call=call)
 
+        # By name: many classes of tasks have an apply_async(args, kwargs, **options).
+        named = {"producer": producer, "link": link, "link_error": link_error, "shadow": shadow}
+
         def publish(task_id: str | None, **added: str) -> AsyncResult:
             how = carrying(options, **added) if added else options
             return super(SingleInstanceTask, self).apply_async(
-                args, kwargs, task_id, producer, link, link_error, shadow, **how
+                args, kwargs, task_id=task_id, **named, **how
             )
 
         depends = {**options, "task_id": task_id, "link": link, "link_error": link_error}

@@ -655,6 +655,19 @@ class TestComposition:
         assert isinstance(task, Greeting)
         assert isinstance(task, SingleInstanceTask)
 
+    def test_a_base_class_may_take_the_options_of_a_call_by_name_only(
+        self, redislock: LockTestKit
+    ) -> None:
+        class Counting(Task):
+            def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+                counted.append(options["task_id"])
+                return super().apply_async(args, kwargs, **options)
+
+        counted: list[str] = []
+        task = make(base=Counting, key="lottery")
+        assert task.apply_async(task_id="id-1").get() == "lottery"
+        assert counted == ["id-1"]
+
     def test_so_is_the_class_that_an_app_has_for_its_tasks(self, redislock: LockTestKit) -> None:
         class Tenant(Task):
             tenant = "first"

@@ -1,0 +1,459 @@
+"""docs/migrating/: old and new code side by side, with the real old library on a real server."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import textwrap
+from contextlib import nullcontext, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from celery import Celery
+from celery.signals import beat_init, before_task_publish
+from django.test import override_settings
+
+from django_redislock import held
+from tests import ROOT
+from tests.support.matrix import QUORUM, places
+from tests.support.processes import hear, python, say
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pytest_django import Settings
+
+    from tests.conftest import Locks, Spawn
+    from tests.samples.conftest import Paste
+    from tests.support.backends import QuorumPlace
+    from tests.support.processes import Child
+
+VERSIONS = ("before", "meanwhile", "after")
+SERVER = "redis://127.0.0.1:6379/0"
+NO_WAIT = {"blocking_timeout=5": "blocking_timeout=0", "wait=5": "wait=0"}
+# What a version says that does not enter: by its error, or, of a task that is skipped, at once.
+REFUSALS = {"LockError", "NotAcquired", "QuorumNotAchieved", "LockTimeout", "done"}
+
+# The work under the lock: it lasts until the test says so.
+STOCK = {
+    "shop/stock.py": """
+        from tests.support.processes import hear, say
+
+        def count_down(pk):
+            say("in the block")
+            hear()
+        """
+}
+
+
+def test_every_page_is_tried() -> None:
+    tried = set(re.findall(r'"migrating/([\w-]+)\.md"', (ROOT / __file__).read_text()))
+    pages = {page.stem for page in (ROOT / "docs/migrating").glob("*.md")} - {"index"}
+    assert tried == pages
+
+
+def sell(folder: str, **settings: Any) -> None:
+    """In a child: call sell() of the versions that it is told, and say what becomes of it."""
+    sys.path.insert(0, folder)
+    with override_settings(**settings):
+        while version := hear():
+            sample = importlib.import_module(f"shop.{version}")
+            try:
+                sample.sell(7) if hasattr(sample, "sell") else sample.sync(7)
+            except Exception as error:
+                say(type(error).__name__)
+            else:
+                say("done")
+
+
+def enters(child: Child, version: str) -> bool:
+    """Whether a child is in the block with that version of the code; else it is refused."""
+    child.send(version)
+    answer = child.read()
+    assert answer in {"in the block", *REFUSALS}
+    return bool(answer == "in the block")
+
+
+def leave(child: Child) -> None:
+    child.send("leave")
+    assert child.read() == "done"
+
+
+def pairs_together(begin: Callable[[], Child]) -> set[tuple[str, str]]:
+    """Of which two versions two processes are in the block at the same time."""
+    found = set()
+    ones, others = ({version: begin() for version in VERSIONS} for _ in range(2))
+    for first, second in itertools.product(VERSIONS, repeat=2):
+        assert enters(ones[first], first)
+        if enters(others[second], second):
+            found.add((first, second))
+            leave(others[second])
+        leave(ones[first])
+    return found
+
+
+NEXT_BUT_ONE = {("before", "after"), ("after", "before")}
+
+
+def check(spawn: Spawn, folder: Path, **settings: Any) -> None:
+    """Check what the page says of two processes with the versions of its code."""
+    assert pairs_together(lambda: spawn(sell, str(folder), **settings)) == NEXT_BUT_ONE
+
+
+def test_redis_py(paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Path) -> None:
+    paste("migrating/redis-py.md", STOCK, {SERVER: locks.server.url, **NO_WAIT})
+    check(spawn, tmp_path)
+
+
+def test_python_redis_lock(paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Path) -> None:
+    paste("migrating/python-redis-lock.md", STOCK, {SERVER: locks.server.url})
+    check(spawn, tmp_path)
+
+
+def test_django_redis(paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Path) -> None:
+    paste("migrating/django-redis.md", STOCK, NO_WAIT)
+    cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": locks.server.url}
+    check(spawn, tmp_path, CACHES={"default": cache})
+
+
+@places(QUORUM)
+def test_pottery(
+    paste: Paste, place: QuorumPlace, spawn: Spawn, settings: Settings, tmp_path: Path
+) -> None:
+    servers = settings.REDISLOCK["default"]["LOCATION"]
+    page = paste(
+        "migrating/pottery.md",
+        STOCK,
+        {f"redis://locks-{number}:6379/0": url for number, url in enumerate(servers, start=1)},
+    )
+    ours = page.settings()["REDISLOCK"]["default"]
+    assert {**settings.REDISLOCK["default"], **ours} == settings.REDISLOCK["default"]
+    check(spawn, tmp_path)
+
+
+# Tasks
+
+
+def test_the_snippet(paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Path) -> None:
+    work = {"shop/crm.py": STOCK["shop/stock.py"].replace("count_down", "pull")}
+    page = paste("migrating/celery-snippet.md", work)
+    before = (page.folder / "shop/before.py").read_text()
+    decorator = before.partition("@shared_task(")[0].replace("def single_", "def old_single_")
+    page.write("shop/locks.py", decorator)
+    cache = {"BACKEND": "django.core.cache.backends.redis.RedisCache"}
+    check(spawn, tmp_path, CACHES={"default": {**cache, "LOCATION": locks.server.url}})
+
+
+# The body: it tells in which worker it has begun, and lasts until the test says so.
+CRM = {
+    "shop/crm.py": """
+        import os
+
+        import redis
+
+        server = redis.Redis.from_url(os.environ["SHOP_SERVER"])
+
+        def pull(customer_id):
+            server.rpush("begun", os.environ["SHOP_VERSION"])
+            server.blpop("end", 60)
+            server.rpush("ended", os.environ["SHOP_VERSION"])
+        """
+}
+
+
+def shop_app(folder: str, version: str, url: str) -> Celery:
+    """In a child: the application of a process that has that version of the task."""
+    sys.path.insert(0, folder)
+    os.environ |= {"SHOP_SERVER": url, "SHOP_VERSION": version}
+    app = Celery("shop", broker=url, backend=url)
+    app.conf.update(
+        ONCE={"backend": "celery_once.backends.Redis", "settings": {"url": url}},
+        broker_connection_retry_on_startup=True,
+    )
+    importlib.import_module(f"shop.{version}")
+    return app
+
+
+def work(folder: str, version: str, url: str) -> None:
+    """In a child: a worker, for calls in the queue that is named after its version."""
+    app = shop_app(folder, version, url)
+    alone = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+    app.worker_main(["worker", "--pool", "solo", "--queues", version, "--loglevel", "INFO", *alone])
+
+
+def publish(folder: str, version: str, url: str) -> None:
+    """In a child: call the task for the queue that it is told, and say whether it was published."""
+    task = shop_app(folder, version, url).tasks["shop.sync"]
+    published: list[str] = []
+    before_task_publish.connect(lambda headers, **_: published.append(headers["id"]), weak=False)
+    while queue := hear():
+        published.clear()
+        with suppress(Exception) if version != "after" else nullcontext():
+            task.apply_async((7,), queue=queue)
+        say(bool(published))
+
+
+class Shop:
+    """Publishers and workers, one of each for each version of the code."""
+
+    def __init__(self, spawn: Spawn, locks: Locks, folder: Path) -> None:
+        self.redis = locks.redis
+        where = {"folder": str(folder), "url": locks.server.url}
+        for version in VERSIONS:
+            spawn(work, version=version, **where)
+        self.publishers = {one: spawn(publish, version=one, **where) for one in VERSIONS}
+
+    def calls(self, version: str, queue: str) -> bool:
+        """Whether a call by that version is published, for the worker of another."""
+        publisher = self.publishers[version]
+        publisher.send(queue)
+        return bool(publisher.read())
+
+    def begins(self, *versions: str) -> None:
+        """Return once runs have begun in the workers of these versions."""
+        assert self._told("begun", len(versions)) == sorted(versions)
+
+    def none_begins(self) -> None:
+        """Return once nobody has a call that could begin: the workers have had all, and wait."""
+        wait_until(lambda: not any(self.redis.llen(version) for version in VERSIONS))
+        assert not self.redis.llen("begun")
+
+    def end(self, *versions: str) -> None:
+        """End the runs under way in the workers of these versions."""
+        for _ in versions:
+            self.redis.rpush("end", 1)
+        assert self._told("ended", len(versions)) == sorted(versions)
+
+    def _told(self, key: str, times: int) -> list[str]:
+        told = [wait_until(lambda: self.redis.lpop(key), message=key) for _ in range(times)]
+        return sorted(str(one.decode()) for one in told)  # type: ignore[union-attr] # bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "old_keys"),
+    [
+        ("migrating/celery-once.md", "qo_*"),
+        ("migrating/celery-singleton.md", "SINGLETONLOCK_*"),
+        ("migrating/celery-heimdall.md", "*sync-7"),
+    ],
+)
+def test_libraries_that_lock_when_a_call_is_published(
+    path: str, old_keys: str, paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Path
+) -> None:
+    paste(path, CRM)
+    shop = Shop(spawn, locks, tmp_path)
+
+    def old_locks() -> list[bytes]:
+        return [key for key in locks.redis.keys(old_keys) if b"redislock" not in key]
+
+    for one, other in (("before", "meanwhile"), ("meanwhile", "before")):
+        assert shop.calls(one, queue=other)
+        shop.begins(other)
+        assert not shop.calls(other, queue=one)
+        shop.end(other)
+        wait_until(lambda: not old_locks())
+
+    # Release 1 and 2: whichever runs first, the other one comes afterwards.
+    for one, other in (("meanwhile", "after"), ("after", "meanwhile")):
+        assert shop.calls("after", queue=one)
+        shop.begins(one)
+        assert shop.calls("after", queue=other)
+        shop.none_begins()
+        shop.end(one)
+        shop.begins(other)
+        shop.end(other)
+
+    # Today's code and release 2: two at the same time.
+    assert shop.calls("before", queue="before")
+    shop.begins("before")
+    assert shop.calls("after", queue="after")
+    shop.begins("after")
+    shop.end("before", "after")
+    wait_until(lambda: not old_locks())
+
+    # A worker of release 2 does not delete the old lock.
+    assert shop.calls("meanwhile", queue="after")
+    shop.begins("after")
+    shop.end("after")
+    assert not shop.calls("meanwhile", queue="meanwhile")
+    (left,) = old_locks()
+    assert locks.redis.ttl(left) > 1000
+
+
+# Beats
+
+
+def beat(folder: str, version: str, url: str) -> None:
+    """In a child: ``celery beat`` with the settings of that version."""
+    sys.path.insert(0, folder)
+    app = importlib.import_module(f"shop.{version}").app
+    tidy = {"task": "tidy", "schedule": 0.1, "options": {"queue": "tidy"}}
+    app.conf.update(broker_url=url, beat_schedule={"tidy": tidy}, beat_max_loop_interval=0.2)
+    begun = partial(redis.Redis.from_url(url).rpush, "begun", os.getpid())
+    beat_init.connect(lambda **_: begun(), weak=False)
+    # It says that before it asks for the lock of RedBeat, whose receiver comes with its module.
+    importlib.import_module("redbeat.schedulers")
+    app.start(["beat", "--loglevel", "INFO", "--pidfile", ""])
+
+
+class Beats:
+    """Beats, and what they send."""
+
+    def __init__(self, spawn: Spawn, locks: Locks, folder: Path) -> None:
+        self.redis = locks.redis
+        self._start = partial(spawn, beat, folder=str(folder), url=locks.server.url)
+
+    def start(self, version: str) -> Child:
+        child = self._start(version=version)
+        assert wait_until(lambda: self.redis.lpop("begun")) == str(child.pid).encode()
+        return child
+
+    def sender(self) -> int:
+        """The process that has sent the next message."""
+        message = wait_until(lambda: self.redis.lpop("tidy"), message="a beat sends")
+        origin = json.loads(message)["headers"]["origin"]  # type: ignore[arg-type]
+        return int(re.match(r"gen(\d+)@", origin)[1])  # type: ignore[index]
+
+    def leads(self, child: Child) -> None:
+        """Return once this beat has sent ten messages one after the other."""
+        row = 0
+        while row < 10:
+            row = row + 1 if self.sender() == child.pid else 0
+
+    def only(self, child: Child) -> None:
+        """Check that of the next messages all are of this beat."""
+        assert {self.sender() for _ in range(10)} == {child.pid}
+
+
+def end(child: Child) -> None:
+    os.kill(child.pid, signal.SIGTERM)
+    child.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_celery_redbeat(paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Path) -> None:
+    paste("migrating/celery-redbeat.md", None, {"redis://127.0.0.1:6379/1": locks.server.url})
+    beats = Beats(spawn, locks, tmp_path)
+    before = beats.start("before")
+    beats.leads(before)
+
+    meanwhile = beats.start("meanwhile")  # Release 1 stands by: RedBeat's lock is taken.
+    beats.only(before)
+    end(before)
+    beats.leads(meanwhile)
+
+    after = beats.start("after")  # Release 2 stands by: ours is taken.
+    wait_until(lambda: (lock := held.get("celery-beat:shop")) and lock.waiters == 1)
+    beats.only(meanwhile)
+    end(meanwhile)
+    beats.leads(after)
+    assert held.record("celery-beat:shop:tidy") is None  # RedBeat keeps its own.
+
+    before = beats.start("before")  # What no longer stands side by side: both send.
+    senders: set[int] = set()
+    wait_until(lambda: senders.add(beats.sender()) or senders == {before.pid, after.pid})
+
+
+def test_what_redbeat_does_by_default() -> None:
+    code = """
+        from celery import Celery
+        from redbeat.schedulers import RedBeatScheduler
+        app = Celery("shop", broker="redis://127.0.0.1:1/0")
+        app.conf.update(redbeat_redis_url=app.conf.broker_url)
+        RedBeatScheduler.setup_schedule = lambda self: None
+        scheduler = RedBeatScheduler(app)
+        print(scheduler.lock_key, scheduler.max_interval, scheduler.lock_timeout)
+    """
+    assert python("-c", textwrap.dedent(code)).stdout == "redbeat::lock 300 1500\n"
+
+
+# A cache
+
+SALES = {
+    "shop/models.py": "from tests.effects.models import Order",
+    "shop/sales.py": """
+        from tests.support.processes import hear, say
+
+        def count_sales():
+            say("in the block")
+            return hear()
+        """,
+}
+
+
+def read_sales(folder: str, url: str) -> None:
+    """In a child: call sales() of the versions that it is told, and say what becomes of it."""
+    sys.path.insert(0, folder)
+    with override_settings(CACHEOPS_REDIS=url, CACHEOPS={"effects.*": {"timeout": 300}}):
+        from cacheops.query import install_cacheops
+
+        install_cacheops()
+        while version := hear():
+            sample = importlib.import_module(f"shop.{version}")
+            try:
+                say(sample.sales())
+            except Exception as error:
+                say(type(error).__name__)
+
+
+def test_django_cacheops(paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Path) -> None:
+    page = paste("migrating/django-cacheops.md", SALES)
+    careless = page.folder / "careless"
+    shutil.copytree(page.folder / "shop", careless / "shop")
+    source = careless / "shop/before.py"
+    source.write_text(source.read_text().replace(", lock=True", ""))
+    url = locks.server.url
+    one, other = (spawn(read_sales, str(page.folder), url) for _ in range(2))
+
+    def fills(child: Child, version: str) -> None:
+        child.send(version)
+        assert child.read() == "in the block"
+
+    # One fills, the other waits for it.
+    fills(one, "after")
+    other.send("after")
+    wait_until(lambda: (lock := held.get("sales")) and lock.waiters == 1)
+    one.send(30)
+    assert (one.read(), other.read()) == (30, 30)
+
+    # Old and new code fill at the same time, and each has its entry.
+    locks.redis.flushall()
+    fills(one, "before")
+    fills(other, "after")
+    other.send(40)
+    assert other.read() == 40
+    spoilt = spawn(read_sales, str(careless), url)
+    spoilt.send("before")  # Without lock=True, the same entry.
+    assert spoilt.read() == "UnpicklingError"
+    one.send(50)
+    assert one.read() == 50
+
+
+# A hold
+
+
+def test_a_hold_keeps_new_code_waiting_until_the_old_has_ended(
+    paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Path
+) -> None:
+    page = paste("migrating/redis-py.md", STOCK, {SERVER: locks.server.url, **NO_WAIT})
+    index = (ROOT / "docs/migrating/index.md").read_text()
+    hold, unhold = re.findall(r"^manage\.py .*", index, re.MULTILINE)
+    old, new = (spawn(sell, str(tmp_path)) for _ in range(2))
+    assert page.manage(hold)[0] == 0
+    assert enters(old, "before")
+    assert not enters(new, "after")
+    leave(old)
+    assert page.manage(unhold)[0] == 0
+    assert enters(new, "after")
