@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import json
 import os
 import re
@@ -23,12 +22,12 @@ from django.test import override_settings
 
 from django_redislock import held
 from tests import ROOT
+from tests.samples.side_by_side import STOCK, enters, leave, pairs_together, sell
 from tests.support.matrix import QUORUM, places
 from tests.support.processes import hear, python, say
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from pytest_django import Settings
@@ -41,19 +40,6 @@ if TYPE_CHECKING:
 VERSIONS = ("before", "meanwhile", "after")
 SERVER = "redis://127.0.0.1:6379/0"
 NO_WAIT = {"blocking_timeout=5": "blocking_timeout=0", "wait=5": "wait=0"}
-# What a version says that does not enter: by its error, or, of a task that is skipped, at once.
-REFUSALS = {"LockError", "NotAcquired", "QuorumNotAchieved", "LockTimeout", "done"}
-
-# The work under the lock: it lasts until the test says so.
-STOCK = {
-    "shop/stock.py": """
-        from tests.support.processes import hear, say
-
-        def count_down(pk):
-            say("in the block")
-            hear()
-        """
-}
 
 
 def test_every_page_is_tried() -> None:
@@ -62,52 +48,13 @@ def test_every_page_is_tried() -> None:
     assert tried == pages
 
 
-def sell(folder: str, **settings: Any) -> None:
-    """In a child: call sell() of the versions that it is told, and say what becomes of it."""
-    sys.path.insert(0, folder)
-    with override_settings(**settings):
-        while version := hear():
-            sample = importlib.import_module(f"shop.{version}")
-            try:
-                sample.sell(7) if hasattr(sample, "sell") else sample.sync(7)
-            except Exception as error:
-                say(type(error).__name__)
-            else:
-                say("done")
-
-
-def enters(child: Child, version: str) -> bool:
-    """Whether a child is in the block with that version of the code; else it is refused."""
-    child.send(version)
-    answer = child.read()
-    assert answer in {"in the block", *REFUSALS}
-    return bool(answer == "in the block")
-
-
-def leave(child: Child) -> None:
-    child.send("leave")
-    assert child.read() == "done"
-
-
-def pairs_together(begin: Callable[[], Child]) -> set[tuple[str, str]]:
-    """Of which two versions two processes are in the block at the same time."""
-    found = set()
-    ones, others = ({version: begin() for version in VERSIONS} for _ in range(2))
-    for first, second in itertools.product(VERSIONS, repeat=2):
-        assert enters(ones[first], first)
-        if enters(others[second], second):
-            found.add((first, second))
-            leave(others[second])
-        leave(ones[first])
-    return found
-
-
 NEXT_BUT_ONE = {("before", "after"), ("after", "before")}
 
 
 def check(spawn: Spawn, folder: Path, **settings: Any) -> None:
     """Check what the page says of two processes with the versions of its code."""
-    assert pairs_together(lambda: spawn(sell, str(folder), **settings)) == NEXT_BUT_ONE
+    pairs = pairs_together(VERSIONS, lambda: spawn(sell, str(folder), **settings))
+    assert pairs == NEXT_BUT_ONE
 
 
 def test_redis_py(paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Path) -> None:
@@ -145,8 +92,7 @@ def test_pottery(
 
 
 def test_the_snippet(paste: Paste, locks: Locks, spawn: Spawn, tmp_path: Path) -> None:
-    work = {"shop/crm.py": STOCK["shop/stock.py"].replace("count_down", "pull")}
-    page = paste("migrating/celery-snippet.md", work)
+    page = paste("migrating/celery-snippet.md", STOCK)
     before = (page.folder / "shop/before.py").read_text()
     decorator = before.partition("@shared_task(")[0].replace("def single_", "def old_single_")
     page.write("shop/locks.py", decorator)
@@ -240,6 +186,7 @@ class Shop:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("path", "old_keys"),
     [
