@@ -48,11 +48,9 @@ CROWDED = (
     "two round trips by sockets, and the scripts, which the ready bytes have too; the rest is"
     " Python, and a trial with all of it in one function came to 2.1"
 )
-NOT_READY = (
-    "ready bytes have no handle, no lease and no check for misuse; those are all that is left"
-)
+NOT_READY = "only the handle, the lease and the check for misuse are left, which ready bytes lack"
 MADE_ANEW = (
-    "keys, or the owner in JSON, are made anew and packed each time; other locks know no owner"
+    "it makes and packs keys, or the owner in JSON, anew each time; other locks know no owner"
 )
 
 numbers = count()

@@ -44,8 +44,8 @@ CROWDS: list[tuple[type[Threads | Processes], int]] = [
     (Processes, 8),
 ]
 LIMITED_BY = (
-    "a release, a switch to the waiter and the waiter's Python, cold by then, are on the way of"
-    " both; the queue and the fence take the server longer than a list does"
+    "both locks pay for a release, a switch to the waiter, and the waiter's Python, cold by then;"
+    " the queue and the fence take the server longer than a list does"
 )
 COUNTED_WAITERS = (1, 64)
 COUNTED_HAND_OFFS = 64

@@ -13,7 +13,7 @@ from benchmarks.pictures import svg
 from benchmarks.placement import ALL_CORES, ONE_CORE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from benchmarks.bench import Bench
     from benchmarks.figures import Row, Table, Target
@@ -46,7 +46,7 @@ def markdown(tables: Sequence[Table], bench: Bench, command: str) -> str:
         met = sum(target.met for target in targets)
         parts += [f"## Targets: {met} of {len(targets)} met", _grid(map(_target_row, targets))]
         if missed := [target for target in targets if not target.met]:
-            parts += ["What keeps us from the others:", "\n".join(map(_limit, missed))]
+            parts += ["What bounds the others:", "\n".join(_limits(missed))]
     for table in tables:
         parts.append(f"## {table.title}")
         if table.chart:
@@ -98,8 +98,13 @@ def _target_row(target: Target) -> Row:
     }
 
 
-def _limit(target: Target) -> str:
-    return f"- *{target.claim}*: {target.limited_by or 'nothing that we know of'}."
+def _limits(missed: Iterable[Target]) -> Iterator[str]:
+    """A line for each reason why targets are missed, with the targets."""
+    claims: dict[str, list[str]] = {}
+    for target in missed:
+        reason = target.limited_by or "nothing that we know of"
+        claims.setdefault(reason, []).append(f"*{target.claim}*")
+    return (f"- {'; '.join(named)}: {reason}." for reason, named in claims.items())
 
 
 def _grid(rows: Iterable[Row]) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from benchmarks.server import Traffic
 
 COUNTED = 100  # Tasks of which the commands are counted, those of broker and results included.
-TWO_MORE = "two requests more than those of a bare one, with 34 commands in scripts"
+TWO_MORE = "it sends two requests more than a bare one, with 34 commands in scripts"
 WARM_UP = 10  # Tasks before anything counts: connections, scripts, caches.
 
 # No two tasks have the same, or some locks would refuse the second.

@@ -7,7 +7,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from django_redislock.celery import SingleInstance, checks
+from django_redislock.celery import SingleInstance
 from tests import ROOT
 from tests.celery.test_lifecycle import LIFE_CYCLE
 from tests.package.test_docs import DOCUMENTS, code_of
@@ -53,13 +53,6 @@ def test_each_option_is_documented() -> None:
         )
     )
     assert documented == {field.name for field in fields(SingleInstance)}
-
-
-def test_each_check_is_documented() -> None:
-    source = Path(checks.__file__).read_text()
-    assert set(re.findall(r"\| ([EW]\d+) \|", section("System checks"))) == set(
-        re.findall(r"(?<=[.\"])([EW]\d+)\"", source)
-    )
 
 
 def test_each_example_keeps_what_it_promises_when_a_worker_is_killed() -> None:
