@@ -57,6 +57,44 @@ def test_links_within_the_project_lead_somewhere(document: Path) -> None:
         assert not anchor or anchor in anchors_of(target.read_text()), f"{link}: no such heading"
 
 
+def prose_of(text: str) -> str:
+    """Without code and without what a program has measured; a span of code is one word."""
+    text = re.sub(r"<!-- measured: .*?^<!-- .*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"`[^`]+`", "code", without_code(text))
+    return re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+
+
+def long_cells(text: str) -> list[str]:
+    """The cells of tables with more than 25 words."""
+    rows = re.findall(r"^\|(.+)\|\s*$", prose_of(text), flags=re.MULTILINE)
+    cells = [cell.strip() for row in rows for cell in re.split(r"(?<!\\)\|", row)]
+    return [cell for cell in cells if len(cell.split()) > 25]
+
+
+def long_sentences(text: str) -> list[str]:
+    """Those outside of tables with more than 30 words. A colon or a semicolon ends one too."""
+    lines = ["" if line.startswith("|") else line for line in prose_of(text).splitlines()]
+    items = re.split(r"\n\s*\n|\n(?=#)|\n\s*(?:[-*>]|\d+\.) ", "\n".join(lines))
+    ends = r"(?<=[.?!:;])[)*\"]*\s+"
+    sentences = [one for item in items for one in re.split(ends, item.strip())]
+    return [one for one in sentences if len(one.split()) > 30]
+
+
+@of_each_document
+def test_no_cell_of_a_table_and_no_sentence_is_long(document: Path) -> None:
+    text = document.read_text()
+    assert long_cells(text) == []
+    assert long_sentences(text) == []
+
+
+def test_long_cells_and_sentences_are_found() -> None:
+    cell, sentence = "word " * 26, "word " * 31
+    code = f"- `{sentence}`\n\n```\n{sentence}\n```\n"
+    text = f"| a | {cell}|\n\nShort. {sentence}\n\n{code}"
+    assert long_cells(text) == [cell.strip()]
+    assert long_sentences(text) == [sentence.strip()]
+
+
 @of_each_document
 def test_python_in_documents_compiles(document: Path) -> None:
     for code in code_of(document.read_text(), "python"):
