@@ -44,14 +44,23 @@ from django_redislock.rules.options import DEFAULT_ALIAS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from datetime import timedelta
+    from typing import Concatenate, Generic, ParamSpec, TypeVar
 
     from celery import Celery
+    from celery.canvas import Signature
     from celery.result import AsyncResult
 
     from django_redislock.celery.options import Conflict
+    from django_redislock.jobs.skipped import Skipped
     from django_redislock.lease import Lease
     from django_redislock.monitors import Monitor
     from django_redislock.rules.limit import Limit
+
+    Seconds = float | timedelta
+    OnConflict = Literal["skip", "raise", "retry", "wait"]
+    OnUnavailable = Literal["raise", "retry", "run"]
+    Parameters = ParamSpec("Parameters")
+    Returned = TypeVar("Returned")
 
 
 class SingleInstanceTask(Task):  # type: ignore[misc] # Celery has no types
@@ -235,35 +244,89 @@ def _with_self(function: Callable[..., Any]) -> inspect.Signature:
     return signature.replace(parameters=[itself, *signature.parameters.values()])
 
 
-@overload
-def single_instance_task(function: Callable[..., Any], /) -> SingleInstanceTask: ...
+if TYPE_CHECKING:
+
+    class TaskOf(SingleInstanceTask, Generic[Parameters, Returned]):
+        """What single_instance_task makes of a function: a task that takes its arguments."""
+
+        def __call__(
+            self, *args: Parameters.args, **kwargs: Parameters.kwargs
+        ) -> Returned | Skipped: ...
+
+        @overload
+        def delay(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> AsyncResult: ...
+        @overload
+        def delay(self, *args: Any, baton: str, **kwargs: Any) -> AsyncResult: ...
+        def delay(self, *args: Any, **kwargs: Any) -> AsyncResult: ...
+
+        def delay_on_commit(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> None: ...
+
+        def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None: ...
+
+        # A chain may add the arguments that are missing.
+        def s(self, *args: Any, **kwargs: Any) -> Signature: ...
+
+        def si(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Signature: ...
 
 
 @overload
 def single_instance_task(
-    ttl: float | timedelta | None = None,
-    /,
+    function: Callable[Parameters, Returned], /
+) -> TaskOf[Parameters, Returned]: ...
+
+
+@overload
+def single_instance_task(
+    ttl: Seconds | None = None,
     *,
+    bind: Literal[True],
     key: str | Callable[..., str] | None = None,
-    wait: float | timedelta | None = None,
+    wait: Seconds | None = None,
     renew: bool | None = None,
-    max_hold: float | timedelta | None = None,
-    min_hold: float | timedelta = 0,
-    once: float | timedelta | Literal["database"] = 0,
-    on_conflict: str | Callable[[Conflict], Any] = "skip",
-    conflict_deadline: float | timedelta = HOUR,
-    on_unavailable: str = "raise",
+    max_hold: Seconds | None = None,
+    min_hold: Seconds = 0,
+    once: Seconds | Literal["database"] = 0,
+    on_conflict: OnConflict | Callable[[Conflict], Any] = "skip",
+    conflict_deadline: Seconds = HOUR,
+    on_unavailable: OnUnavailable = "raise",
     monitor: Monitor | Sequence[Monitor] | None = None,
     abort_on_lost: bool = False,
     limit: int | None = None,
     limits: Sequence[Limit] | None = None,
     unique_queued: bool | Literal["newest"] = False,
-    queued_ttl: float | timedelta = HOUR,
+    queued_ttl: Seconds = HOUR,
     give_up_after: int | None = None,
     using: str = DEFAULT_ALIAS,
     atomic: bool | str = False,
     **task_options: Any,
-) -> Callable[[Callable[..., Any]], SingleInstanceTask]: ...
+) -> Callable[[Callable[Concatenate[Any, Parameters], Returned]], TaskOf[Parameters, Returned]]: ...
+
+
+@overload
+def single_instance_task(
+    ttl: Seconds | None = None,
+    *,
+    bind: Literal[False] = False,
+    key: str | Callable[..., str] | None = None,
+    wait: Seconds | None = None,
+    renew: bool | None = None,
+    max_hold: Seconds | None = None,
+    min_hold: Seconds = 0,
+    once: Seconds | Literal["database"] = 0,
+    on_conflict: OnConflict | Callable[[Conflict], Any] = "skip",
+    conflict_deadline: Seconds = HOUR,
+    on_unavailable: OnUnavailable = "raise",
+    monitor: Monitor | Sequence[Monitor] | None = None,
+    abort_on_lost: bool = False,
+    limit: int | None = None,
+    limits: Sequence[Limit] | None = None,
+    unique_queued: bool | Literal["newest"] = False,
+    queued_ttl: Seconds = HOUR,
+    give_up_after: int | None = None,
+    using: str = DEFAULT_ALIAS,
+    atomic: bool | str = False,
+    **task_options: Any,
+) -> Callable[[Callable[Parameters, Returned]], TaskOf[Parameters, Returned]]: ...
 
 
 def single_instance_task(first: Any = None, /, **options: Any) -> Any:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from django_redislock.rules.limit import Limit
 
     Seconds = float | timedelta
+    OnConflict = Literal["skip", "raise", "wait"]
+    OnUnavailable = Literal["raise", "run"]
 
 Parameters = ParamSpec("Parameters")
 Inner = ParamSpec("Inner")
@@ -97,8 +99,8 @@ def single_instance(
     limits: Sequence[Limit] | None = None,
     wait: Seconds | None = None,
     using: str = DEFAULT_ALIAS,
-    on_conflict: str | Callable[[Conflict], Any] = "skip",
-    on_unavailable: str = "raise",
+    on_conflict: OnConflict | Callable[[Conflict], Any] = "skip",
+    on_unavailable: OnUnavailable = "raise",
     monitor: Monitor | Sequence[Monitor] | None = None,
 ) -> Decorator: ...
 
@@ -117,8 +119,8 @@ def single_instance(
     limits: Sequence[Limit] | None = None,
     wait: Seconds | None = None,
     using: str = DEFAULT_ALIAS,
-    on_conflict: str | Callable[[Conflict], Any] = "skip",
-    on_unavailable: str = "raise",
+    on_conflict: OnConflict | Callable[[Conflict], Any] = "skip",
+    on_unavailable: OnUnavailable = "raise",
     monitor: Monitor | Sequence[Monitor] | None = None,
 ) -> Any:
     """Let one run of a function happen at a time, anywhere; what comes meanwhile is skipped.

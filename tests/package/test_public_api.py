@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import textwrap
 
 import pytest
@@ -153,9 +154,16 @@ def test_a_handle_has_these_attributes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # Without a cache it takes a minute of processor time.
-def test_types_are_as_told_in_typing_api() -> None:
-    pytest.importorskip("mypy")
-    python("-m", "mypy", "--strict", "tests/package/typing_api.py", timeout=580)
+def test_mypy_sees_the_types_that_typing_api_tells_and_each_misuse() -> None:
+    files = ["tests/package/typing_api.py", "tests/package/typing_misuse.py"]
+    python("-m", "mypy", "--strict", *files, timeout=580)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_pyright_sees_the_types_that_typing_api_tells_and_each_misuse() -> None:
+    # Its wheel has all that it needs; pyproject.toml names the same files.
+    python("-m", "basedpyright", "--pythonpath", sys.executable, timeout=580)
 
 
 # --- importing -----------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""How the public names look to a type checker. Never run: test_public_api.py has it checked."""
+"""How the public names look to a type checker. Never run: test_public_api.py has it checked.
+
+What it must refuse is in typing_misuse.py.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from django.db.models import QuerySet
 from django_redislock import (
     InvalidLockName,
     Lease,
+    Limit,
     LockError,
     LockLost,
     LockTimeout,
@@ -23,11 +27,17 @@ from django_redislock import (
     fenced_update,
     held,
     leadership,
+    signals,
     single_instance,
+    single_instance_task,
+    take_up,
 )
+from django_redislock.celery import SingleInstanceTask, current_lease
 from django_redislock.held import HeldLock, HeldLocks
 from django_redislock.lock import Lock
+from django_redislock.monitors import Monitor, Ping, Run, Sentry
 from django_redislock.term import Term
+from django_redislock.testing import LockTestKit
 
 # --- the handle ----------------------------------------------------------------------------------
 
@@ -44,13 +54,9 @@ distributed_lock("lottery", ttl=5, wait=0, max_hold=1.5, min_hold=timedelta(days
 distributed_lock("lottery", wait=math.inf, renew=None, reentrant=True, using="other")
 distributed_lock("lottery", atomic=True)
 distributed_lock("lottery", atomic="other")
-distributed_lock("lottery", atomic=7)  # type: ignore[arg-type]
 distributed_lock("lottery", release_on_commit=True)
 distributed_lock("account:1", "account:2", wait=5)
-distributed_lock("lottery", 5)  # type: ignore[arg-type]
-distributed_lock("lottery", ttl="5")  # type: ignore[arg-type]
-distributed_lock("lottery", timeout=5)  # type: ignore[call-arg]
-distributed_lock(7)  # type: ignore[arg-type]
+distributed_lock(limits=[Limit("export:acme", 2), Limit("export", 10)])
 
 # --- the block -----------------------------------------------------------------------------------
 
@@ -70,13 +76,18 @@ with lock as lease:
     lease.on_lost(lambda lost: print(lost.fence))
     lease.on_endangered(lambda endangered: print(endangered.expires_in), left=0.25)
     print(lease.template)
-    lease.fence + "1"  # type: ignore[operator]
 
 
 def code_after_a_block_may_run_only_if_it_did() -> int:
     # A block that swallowed exceptions would make this "missing return".
     with distributed_lock("lottery"):
         return 1
+
+
+with distributed_lock("account:1", "account:2") as both, take_up("baton") as taken_up:
+    assert_type(both, Lease)
+    assert_type(taken_up, Lease)
+    assert_type(both.hand_over(within=timedelta(minutes=1)), str)
 
 
 async def in_a_coroutine() -> None:
@@ -107,14 +118,10 @@ async def arender(report_id: int, *, draft: bool = False) -> bytes:
 assert_type(render(7, draft=True), bytes)
 as_callable: Callable[[int], bytes] = render
 as_coroutine: Callable[[int], Coroutine[Any, Any, bytes]] = arender
-render("7")  # type: ignore[arg-type]
-render(7, True)  # type: ignore[call-arg]
-render()  # type: ignore[call-arg]
 
 
 async def await_it() -> None:
     assert_type(await arender(7), bytes)
-    await arender(7, drafty=True)  # type: ignore[call-arg]
 
 
 class Shelf:
@@ -127,7 +134,6 @@ class Shelf:
 
 
 assert_type(Shelf().sort("title"), list[str])
-Shelf().sort(1)  # type: ignore[arg-type]
 
 # --- errors --------------------------------------------------------------------------------------
 
@@ -140,7 +146,6 @@ except LockTimeout as timeout:
 except LockLost as lost:
     if lost.reason == "forced":
         print(lost.name)
-    is_reason = lost.reason == "stolen"  # type: ignore[comparison-overlap]
 except StaleFence as stale:
     assert_type(stale.newer - stale.fence, int)
 except LockUnavailable as unavailable:
@@ -180,7 +185,6 @@ def in_the_database(rows: QuerySet[Permission], lease: Lease) -> None:
     done = fenced_update(rows, lease, name="drawn")
     assert_type(done.updated, int)
     assert_type(done.refused, int)
-    fenced_update(lease, rows)  # type: ignore[arg-type]
 
 
 # --- jobs ----------------------------------------------------------------------------------------
@@ -213,5 +217,76 @@ assert_type(load.lock_name("eu"), str)
 assert_type(load.__wrapped__("eu"), Any)
 as_awaitable: Callable[[str], Coroutine[Any, Any, int | Skipped]] = fetch
 assert_type(Importer().clear("eu"), int | Skipped)
-load(1)  # type: ignore[arg-type]
-single_instance(limit="3")  # type: ignore[call-overload]
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+@single_instance_task
+def draw(draw_id: int, *, dry: bool = False) -> str:
+    lease = current_lease()
+    assert_type(lease, Lease | None)
+    return f"{draw_id} {dry} {lease.fence if lease else None}"
+
+
+@single_instance_task(60, key="sync:{customer_id}", bind=True, acks_late=True, limit=2)
+def sync(self: SingleInstanceTask, customer_id: int) -> str:
+    assert_type(self.lease, Lease | None)
+    if self.lease and not self.lease.held:
+        raise self.retry(countdown=5)
+    return str(customer_id)
+
+
+def exports_of(tenant: str) -> int:
+    return len(tenant)
+
+
+@single_instance_task(limits=[Limit("export:{tenant}", exports_of), Limit("export", 10)])
+def export(tenant: str) -> None:
+    print(tenant)
+
+
+@single_instance_task(once="database", atomic=True, on_conflict=lambda found: found.holder)
+def pay(month: int) -> int:
+    return month
+
+
+assert_type(draw(7, dry=True), str | Skipped)
+assert_type(sync(7), str | Skipped)
+if pay(7):
+    print("paid")
+draw.delay(7, dry=True)
+draw.delay(draw_id=7)
+draw.delay(7, baton="of another lease")
+draw.delay_on_commit(7)
+draw.apply_async((7,), {"dry": True}, countdown=5, queue="lottery")
+sync.delay(7)
+chain = draw.s(7) | sync.s()
+chain = draw.si(7) | sync.si(7)
+print(sync.name, sync.lock_name((7,), {}))
+as_task: SingleInstanceTask = sync
+
+# --- monitors, signals, tests --------------------------------------------------------------------
+
+
+class Log(Monitor):
+    def started(self, run: Run) -> None:
+        assert_type(run.job, str)
+
+    def failed(self, run: Run, took: float, error: BaseException | None) -> None:
+        print(run.lock, took, error)
+
+
+single_instance(monitor=[Ping("https://example.org/ping"), Sentry("nightly"), Log()])
+single_instance_task(monitor=Log())
+
+
+def note(sender: Any, lease: Lease, **kwargs: Any) -> None:
+    print(lease.fence)
+
+
+signals.lock_lost.connect(note)
+
+with LockTestKit() as kit, kit.simulate_held_by_other("lottery"):
+    kit.advance(timedelta(days=1))
+    assert_type(kit.simulate_lost("report", "forced"), Lease)
