@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-jobs demo-admin demo-stop test test-quick coverage mutants jepsen bench docs lint types imports dist clean
+.PHONY: help demo demo-without-lock demo-stale-holder demo-chaos demo-jobs demo-admin demo-stop test test-quick coverage mutants jepsen interleavings bench docs lint types imports dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ mutants: $(VENV)/test ## Change the code in a thousand places: do tests notice? 
 
 jepsen: $(VENV)/test ## Break servers and clients for a minute per backend: which updates are lost?
 	@exec $(BIN)/python -m tests.jepsen --seconds $(SECONDS) --seed $(SEED) $(ARGS)
+
+interleavings: $(VENV)/test ## Lead threads through one another: does one forget or disturb another? (SECONDS for each search)
+	@exec $(BIN)/frontrun $(BIN)/python -m tests.interleavings --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 bench: $(VENV)/bench ## Compare the speed with other lock libraries (ARGS=--quick, ARGS=--write)
 	@exec $(BIN)/python -m benchmarks $(ARGS)

@@ -1,0 +1,338 @@
+"""What threads do at the same time, and what must be true when all are done.
+
+Each scenario is a class: an object of it is the world of one try, `threads` are what runs in it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from queue import Empty
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import ref
+
+from django_redislock import clock, distributed_lock
+from django_redislock.backends.inbox import Inbox
+from django_redislock.backends.redis.errors import Crowded, Exhausted
+from django_redislock.backends.redis.pool import Pool, Room
+from django_redislock.backends.registry import backends
+from django_redislock.backends.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from django_redislock.lock import Lock
+
+PATIENCE = 60.0  # Seconds of a clock that only goes on when no thread can: that is for ever.
+
+
+class Scenario:
+    """A world of one try, and what threads do in it."""
+
+    threads: ClassVar[Sequence[Callable[[Any], None]]]
+    share: ClassVar[int] = 1  # Of so many tries it gets one: a long way is led slowly.
+
+    def __init__(self) -> None:
+        self.wrong: list[str] = []
+
+    def holds(self) -> bool:
+        """Whether all is as it must be, when all threads are done."""
+        return not self.wrong
+
+
+# --- a pool ---------------------------------------------------------------------------------------
+
+
+class Wire:
+    """What the pool lends: no socket, but it notes whether two threads use it."""
+
+    def __init__(self) -> None:
+        self.rings: deque[bytes] = deque()
+        self.room: Room | None = None
+        self.is_open = True
+        self.users = 0
+
+    def close(self) -> None:
+        self.is_open = False
+
+    cut = abandon = close
+
+
+class PoolOfTwo(Scenario):
+    """Three threads, two connections: each is served, by a connection of its own."""
+
+    pool_type: ClassVar[type[Pool[Wire]]] = Pool
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[Wire] = []
+        self.pool = self.pool_type(self._dial, 2)
+
+    def _dial(self, _seconds: float) -> Wire:
+        wire = Wire()
+        self.made.append(wire)
+        if len(self._open()) > 2:
+            self.wrong.append("a third connection was opened")
+        return wire
+
+    def _open(self) -> list[Wire]:
+        return [wire for wire in self.made if wire.is_open]
+
+    def borrow(self, give: Callable[[Wire], None]) -> None:
+        try:
+            wire = self.pool.take(PATIENCE)
+        except Exhausted:
+            self.wrong.append("a thread was forgotten in the queue")
+            return
+        wire.users += 1
+        if wire.users > 1:
+            self.wrong.append("two threads use a connection")
+        if not wire.is_open:
+            self.wrong.append("a closed connection was lent")
+        wire.users -= 1
+        give(wire)
+
+    def use(self) -> None:
+        self.borrow(self.pool.give)
+
+    def drop(self) -> None:
+        self.borrow(self.pool.drop)
+
+    def wait_for_a_lock(self) -> None:
+        with suppress(Crowded):
+            self.pool.give(self.pool.take(PATIENCE, to_wait=True))
+
+    def holds(self) -> bool:
+        idle, room = len(self.pool._idle), len(self.pool._taken)
+        return super().holds() and idle == room == len(self._open())
+
+
+class PoolInUse(PoolOfTwo):
+    threads = (PoolOfTwo.use,) * 3
+
+
+class PoolWithABrokenConnection(PoolOfTwo):
+    threads = PoolOfTwo.use, PoolOfTwo.use, PoolOfTwo.drop
+
+
+class PoolWithAWaiter(PoolOfTwo):
+    threads = PoolOfTwo.use, PoolOfTwo.wait_for_a_lock, PoolOfTwo.drop
+
+
+# --- an inbox -------------------------------------------------------------------------------------
+
+
+class TwoOfEach(Scenario):
+    """Two threads leave something, two wait for it: each gets one."""
+
+    inbox_type: ClassVar[type[Inbox[int]]] = Inbox
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inbox = self.inbox_type()
+        self.got: list[int] = []
+
+    def put(self) -> None:
+        self.inbox.put(1)
+
+    def get(self) -> None:
+        try:
+            self.got.append(self.inbox.get(PATIENCE))
+        except Empty:
+            self.wrong.append("a thread was not woken")
+
+    def holds(self) -> bool:
+        return super().holds() and self.got == [1, 1] and self.inbox.empty()
+
+    threads = put, put, get, get
+
+
+# --- a watchdog -----------------------------------------------------------------------------------
+
+
+class Led(Watchdog):
+    """Its thread is one of the scenario's, and only notes the leases that are due."""
+
+    def __init__(self) -> None:
+        backend = SimpleNamespace(
+            alias="default", clock=clock.now, operation_timeout=lambda ttl: ttl / 3
+        )
+        super().__init__(backend, SimpleNamespace(close_watchdog=lambda: None))  # type: ignore[arg-type]
+        self.starts = 0
+        self.seen: list[Any] = []
+
+    def _start_thread(self, name: str) -> None:
+        self.starts += 1
+
+    def _renew(self, leases: list[Any]) -> None:
+        for lease in leases:
+            self.seen.append(lease)
+            lease.state.is_active = False
+
+    def run(self) -> None:
+        self._run()
+
+
+class Watched:
+    """As much of a lease as a watchdog looks at before it is due."""
+
+    name = "lottery"
+
+    def __init__(self) -> None:
+        now = clock.now()
+        self.state = SimpleNamespace(
+            token=str(id(self)), ttl=3.0, granted_at=now, deadline=now + 3, ends=now + 3,
+            auto_renew=True, is_active=True, is_unconfirmed=False,
+        )  # fmt: skip
+
+
+class WatchdogThatEnds(Scenario):
+    """A lease comes while the thread of a watchdog starts, sleeps and ends: it is not forgotten."""
+
+    watched: ClassVar[int] = 1
+    watchdog_type: ClassVar[type[Led]] = Led
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watchdog = self.watchdog_type()
+        self.watchdog.retire()  # So it ends whenever it has nothing to do.
+        self.leases = [Watched() for _ in range(self.watched)]
+
+    def watch(self, which: int) -> None:
+        self.watchdog.watch(self.leases[which])  # type: ignore[arg-type]
+
+    def first(self) -> None:
+        self.watch(0)
+
+    def last(self) -> None:
+        self.watch(1)
+
+    def run(self) -> None:
+        self.watchdog.run()
+
+    def holds(self) -> bool:
+        unseen = {*self.leases} - {*self.watchdog.seen}
+        left = {reference() for _, reference in self.watchdog._new}
+        # What is left is taken in by a thread that was asked for, and is not one of these.
+        return super().holds() and (unseen == left if self.watchdog.starts else not unseen)
+
+    threads = first, run
+
+
+class WatchdogOfTwo(WatchdogThatEnds):
+    """The same with two leases, which come at the same time."""
+
+    watched = 2
+    threads = WatchdogThatEnds.first, WatchdogThatEnds.last, WatchdogThatEnds.run
+
+
+# --- a handle that threads share ------------------------------------------------------------------
+
+
+class SharedHandle(Scenario):
+    """Three threads use one handle: one at a time is in the block, with a lease of its own."""
+
+    share = 20
+
+    def __init__(self) -> None:
+        super().__init__()
+        # The watchdog has a scenario of its own; here its thread could not be led.
+        backends["default"].watch = lambda lease, due=None: None  # type: ignore[method-assign]
+        self.lock: Lock = distributed_lock("lottery", wait=PATIENCE)
+        self.inside = 0
+        self.fences: list[int] = []
+
+    def enter(self) -> None:
+        with self.lock as lease:
+            self.inside += 1
+            if self.inside > 1:
+                self.wrong.append("two threads are in the block")
+            if self.lock.lease is not lease:
+                self.wrong.append("a thread sees the lease of another")
+            self.fences.append(lease.fence)
+            self.inside -= 1
+        if self.lock.lease is not None:
+            self.wrong.append("a lease is left")
+
+    def holds(self) -> bool:
+        return super().holds() and self.fences == sorted({*self.fences}) and len(self.fences) == 3
+
+    threads = (enter,) * 3
+
+
+SCENARIOS = (
+    PoolInUse,
+    PoolWithABrokenConnection,
+    PoolWithAWaiter,
+    TwoOfEach,
+    WatchdogThatEnds,
+    WatchdogOfTwo,
+    SharedHandle,
+)
+
+
+# --- what must be found ---------------------------------------------------------------------------
+
+
+class LooksThenTakes(Pool[Wire]):
+    """Of two threads that look at the same time, both take the last room."""
+
+    def _new_room(self) -> Room | None:
+        if not self._has_room():
+            return None
+        room = Room()
+        self._taken.add(ref(room, self._taken.discard))
+        return room
+
+
+class GivesBackOnly(Pool[Wire]):
+    """A connection that is returned is not handed to a thread that waits."""
+
+    def give(self, connection: Wire) -> None:
+        self._idle.append(connection)
+
+    def _serve(self) -> None:
+        pass
+
+
+class RingsOnce(Inbox[int]):
+    """What is left does not ring for the next thread: two items may be one ring."""
+
+    def get(self, timeout: float | None = None) -> int:
+        while True:
+            if not self._bell.acquire(timeout=-1 if timeout is None else timeout):
+                raise Empty
+            with suppress(IndexError):
+                return self._items.popleft()
+
+
+class EndsAtOnce(Led):
+    """Its thread does not look whether a lease came while it ended."""
+
+    def _run(self) -> None:
+        if self._running.acquire(blocking=False):
+            self._thread = self  # type: ignore[assignment]
+            while self._round():
+                pass
+            self._running.release()
+            self._thread = None
+
+
+class LookingPool(PoolInUse):
+    pool_type = LooksThenTakes
+
+
+class ForgettingPool(PoolInUse):
+    pool_type = GivesBackOnly
+
+
+class ForgettingInbox(TwoOfEach):
+    inbox_type = RingsOnce
+
+
+class ForgettingWatchdog(WatchdogThatEnds):
+    watchdog_type = EndsAtOnce
+
+
+CONTROLS = LookingPool, ForgettingPool, ForgettingInbox, ForgettingWatchdog
