@@ -1,7 +1,8 @@
 """Draw docs/monitoring/dashboard.svg: the panels of the dashboard, from a run of `make demo-jobs`.
 
-Run it as `python -m benchmarks.dashboard`. A real Prometheus scrapes `manage.py locks metrics` each
-second, and answers what the panels of docs/monitoring/grafana-dashboard.json ask.
+Run it as `python -m benchmarks.dashboard`. A real Prometheus scrapes `manage.py locks metrics` and
+what the beats show by OpenTelemetry, and answers what the panels of
+docs/monitoring/grafana-dashboard.json ask.
 """
 
 from __future__ import annotations
@@ -57,6 +58,10 @@ def main() -> None:
     sys.path.insert(0, str(ROOT / "example_project"))
     os.chdir(ROOT / "example_project")
     os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.demo_settings"
+    from tests.support.servers import free_port
+
+    first = free_port()
+    os.environ["METRICS_PORT"] = str(first)  # And the ports after it.
     import django
 
     django.setup()
@@ -64,9 +69,11 @@ def main() -> None:
     from django.core.management import call_command
     from django.test import override_settings
 
+    from example_project.telemetry import MOST_PROCESSES
     from lottery.management.commands import demo_jobs
     from tests.support.prometheus import Prometheus, locks_metrics
 
+    beats = [f"127.0.0.1:{port}" for port in range(first, first + MOST_PROCESSES)]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
 
         class Watched(demo_jobs.Command):
@@ -75,7 +82,7 @@ def main() -> None:
             def _run_jobs(self, stage: Any) -> Any:
                 default = settings.REDISLOCK["default"] | {"LOCATION": stage.redis.url}
                 stack.enter_context(override_settings(REDISLOCK={"default": default}))
-                prometheus = Prometheus(Path(folder), locks_metrics)
+                prometheus = Prometheus(Path(folder), locks_metrics, also=beats)
                 self.prometheus = stack.enter_context(prometheus)
                 self.from_ = time.time()
                 return super()._run_jobs(stage)
@@ -154,7 +161,7 @@ def _graph(
     lines: list[Line], x: int, y: int, wide: int, high: int, time_: tuple[float, float], unit: str
 ) -> Iterator[str]:
     begin, end = time_
-    most = max(1e-9, *(value for line in lines for _, value in line.points))
+    most = max(value for line in lines for _, value in line.points) or 1.0
     left, right = x + 58, x + wide - 12
     top, bottom = y + 34, y + high - 14 - 15 * len(lines)
     for share in (0, 0.5, 1):

@@ -26,7 +26,7 @@ from tests.support.servers import free_port, tied_to_us
 from tests.support.waiting import HUNG, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 EVERY = "200ms"  # Between scrapes, and between evaluations of the rules.
@@ -66,10 +66,18 @@ class Prometheus:
         metrics: Returns what there is to scrape, as cron writes the file of node_exporter. However
             long that takes on a busy machine, a scrape does not wait for it.
         rules: The text of a file of rules.
+        also: Addresses that are scraped too, if anybody listens there.
     """
 
-    def __init__(self, folder: Path, metrics: Callable[[], str], *, rules: str = "") -> None:
-        self._folder, self._metrics = folder, metrics
+    def __init__(
+        self,
+        folder: Path,
+        metrics: Callable[[], str],
+        *,
+        rules: str = "",
+        also: Sequence[str] = (),
+    ) -> None:
+        self._folder, self._metrics, self._also = folder, metrics, also
         (folder / "rules.yml").write_text(rules)
         self._port = free_port()
         self._over = threading.Event()
@@ -92,7 +100,8 @@ class Prometheus:
                     {
                         "job_name": "locks",
                         "static_configs": [{"targets": [f"127.0.0.1:{target.server_port}"]}],
-                    }
+                    },
+                    {"job_name": "processes", "static_configs": [{"targets": [*self._also]}]},
                 ],
             }
             file = self._folder / "prometheus.yml"  # JSON is YAML.
