@@ -341,7 +341,7 @@ def force_release(
     text = "Lock %r (%s): lease %r of %r released by %r, reason %r"
     audit.warning(text, name, using, id, holder, by, reason, extra=extra)
     news = {"name": name, "template": name, "using": using, "id": id, "holder": holder, "by": by}
-    signals.send(signals.lock_force_released, sender=HeldLock, **news)
+    signals.lock_force_released.send_robust(sender=HeldLock, **news)
     return True
 
 

@@ -200,7 +200,7 @@ class Holds:
                 if signals.lock_acquired.receivers:
                     hold.blocked_by = form.blocked_by
                     news = self._news_of_grant(hold, form.sent if since is None else since)
-                    signals.send(signals.lock_acquired, **news)
+                    signals.lock_acquired.send_robust(**news)
                 return lease
             return backend.run(self._attempt(hold, form, since), form)
         except BaseException:
@@ -468,7 +468,7 @@ class Holds:
                 if form.reply != RELEASED:
                     hold.backend.run(self._release(hold, form, success, block=block), form)
                 elif signals.lock_released.receivers:
-                    signals.send(signals.lock_released, **self._news_of_release(hold, success))
+                    signals.lock_released.send_robust(**self._news_of_release(hold, success))
         except LockError:
             raise
         except BaseException:

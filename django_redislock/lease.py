@@ -410,7 +410,7 @@ class Lease:
         if alarm.callback is None:
             left = max(0.0, self.state.ends - self._backend.clock())
             news = {"lease": self, "left": left, "template": self.template}
-            signals.send(signals.lease_endangered, sender=type(self), **news)
+            signals.lease_endangered.send_robust(sender=type(self), **news)
             return
         try:
             alarm.callback(self)

@@ -53,7 +53,7 @@ class _Reentrant(Signal):
     def send_robust(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
         """See Django's, which looks for the receivers each time, as some may be gone."""
         if self.receivers != self._alone:  # A program may also replace the list.
-            return super().send_robust(sender, **named)
+            return self._send_to_all(sender, **named)
         for receiver in self._prompt:
             try:
                 receiver(signal=self, sender=sender, **named)
@@ -61,6 +61,16 @@ class _Reentrant(Signal):
                 extra = logs.of(lock=_lock_in(named))
                 logger.exception("A receiver of signals about locks failed", extra=extra)
         return []
+
+    def _send_to_all(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
+        try:
+            return super().send_robust(sender, **named)
+        except RuntimeError:
+            # Not a receiver's: Django cannot call asynchronous receivers from blocking code in an
+            # event loop's thread.
+            extra = logs.of(lock=_lock_in(named))
+            logger.exception("Could not send a signal about a lock", extra=extra)
+            return []
 
     async def asend_robust(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
         """See Django's; receivers that never block need no thread, unless others do."""
@@ -98,16 +108,6 @@ task_skipped = _Reentrant()
 #: A call of a task with give_up_after was started so often, never ended, and is given up.
 #: Sender: the task. Arguments: job, name (the lock), using, task_id, starts.
 task_abandoned = _Reentrant()
-
-
-def send(signal: Signal, **news: Any) -> None:
-    """Send *signal* from blocking code. What a receiver raises is logged by Django."""
-    try:
-        signal.send_robust(**news)
-    except RuntimeError:
-        # Not a receiver's: Django cannot call asynchronous receivers from blocking code in an event
-        # loop's thread.
-        logger.exception("Could not send a signal about a lock", extra=logs.of(lock=_lock_in(news)))
 
 
 def _lock_in(news: dict[str, Any]) -> str | None:

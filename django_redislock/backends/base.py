@@ -221,7 +221,7 @@ class Backend(ABC):
         held_for = self.clock() - lease.state.granted_at
         lease.run_callbacks()
         news = {"lease": lease, "reason": lease.lost_reason, "held_for": held_for}
-        signals.send(signals.lock_lost, sender=type(lease), template=lease.template, **news)
+        signals.lock_lost.send_robust(sender=type(lease), template=lease.template, **news)
 
     def look_after(self, lease: Lease) -> None:
         """Tell of *lease* if it is endangered: of each danger once, in another thread."""

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from inspect import GEN_SUSPENDED, getgeneratorstate
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django_redislock import clock, process, signals
+from django_redislock import clock, process
 from django_redislock.rules.steps import Call, Calls, NotOurs, Refused, Unanswered
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class Blocking(ABC):
     def notify(self, step: Notify) -> None:
         """Send a signal."""
         self.close()  # A receiver may want a connection, or take its time.
-        signals.send(step.signal, **step.news)
+        step.signal.send_robust(**step.news)
 
     def elsewhere(self, step: Elsewhere) -> Any:
         """Perform another flow, which uses a connection of its own."""

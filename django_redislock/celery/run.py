@@ -339,7 +339,7 @@ class TaskRun(JobRun):
         using = self.options.using
         with self._noting("end"):
             task_runs.note_abandoned(self.name, starts, using=using)
-        signals.send(signals.task_abandoned, **self._news(starts=starts))
+        signals.task_abandoned.send_robust(**self._news(starts=starts))
         return error
 
     def _reporting(self, body: Callable[..., Any]) -> Callable[..., Any]:

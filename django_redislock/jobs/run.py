@@ -211,7 +211,7 @@ class JobRun:
         """Tell how the run has ended, whose lock is released; *error* is what execute() raises."""
         try:
             if self._began is not None and signals.run_ended.receivers:
-                signals.send(signals.run_ended, **self._news_of_end(self._began, error))
+                signals.run_ended.send_robust(**self._news_of_end(self._began, error))
         finally:
             if self._check_ins is not None:
                 self._check_ins.end(self._outcome_of(error), error)
@@ -322,7 +322,7 @@ class JobRun:
                 if self.options.monitor:
                     self._check_in()
                 if signals.run_started.receivers:
-                    signals.send(signals.run_started, **self._news(lease=lease))
+                    signals.run_started.send_robust(**self._news(lease=lease))
                 result = body(*self.args, **self.kwargs)
             return self._end(result)
         finally:
@@ -470,7 +470,7 @@ class JobRun:
         """Note a skip, and send its signal."""
         with self._noting("skip"):
             self._note_skip(skipped)
-        signals.send(signals.task_skipped, **self._news(result=skipped))
+        signals.task_skipped.send_robust(**self._news(result=skipped))
 
     def _news(self, **more: Any) -> dict[str, Any]:
         """What each signal about a run tells."""

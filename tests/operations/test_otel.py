@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import urllib.request
 from contextlib import contextmanager
@@ -23,12 +24,14 @@ from django_redislock import (
     LockUnavailable,
     distributed_lock,
     held,
+    meanwhile,
     signals,
     single_instance,
 )
 from django_redislock.backends.registry import backends
 from django_redislock.contrib.otel import metrics
 from django_redislock.contrib.otel.labels import MOST_NAMES, OTHER, Labels
+from django_redislock.contrib.otel.metrics import Metrics
 from django_redislock.contrib.otel.telemetry import Telemetry
 from django_redislock.lock import Lock
 from tests.support.others import held_by_other
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from opentelemetry.sdk.trace import ReadableSpan
+    from pytest_django import Settings
 
     from tests.conftest import Locks, Spawn
     from tests.support.proxy import Proxy
@@ -56,22 +60,25 @@ class Seen:
         self.tracer = tracers.get_tracer("tests")
         self.telemetry = Telemetry(MeterProvider([self._reader], shutdown_on_exit=False), tracers)
 
-    def metric(self, name: str) -> dict[tuple[str, ...], Any]:
-        """The data points by the values of their attributes: a sum, or the count of a histogram."""
+    def points(self, *names: str) -> list[Any]:
+        """The data points of these metrics."""
         data = self._reader.get_metrics_data()
-        points = [
+        return [
             point
             for resource in (data.resource_metrics if data else ())
             for scope in resource.scope_metrics
             for metric in scope.metrics
-            if metric.name == name
+            if metric.name in names
             for point in metric.data.data_points
         ]
+
+    def metric(self, name: str) -> dict[tuple[str, ...], Any]:
+        """The data points by the values of their attributes: a sum, or the count of a histogram."""
         return {
             tuple(map(str, (point.attributes or {}).values())): getattr(
                 point, "value", getattr(point, "count", None)
             )
-            for point in points
+            for point in self.points(name)
         }
 
     def spans(self, name: str) -> list[ReadableSpan]:
@@ -226,6 +233,66 @@ def test_buckets_are_advised(locks: Locks) -> None:
     }
 
 
+@both_ways
+async def test_a_measurement_waits_for_the_next_command(
+    way: Way, locks: Locks, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a server works on that, there is nothing else to do."""
+    recorded: list[str] = []
+    for name in ("asked", "held"):
+        monkeypatch.setattr(Metrics, name, lambda *args, name=name: recorded.append(name))
+    lock = distributed_lock("lottery")
+    for _ in range(2):
+        recorded.clear()
+        assert await way.acquire(lock)
+        before_the_release = [*recorded]
+        await way.release(lock)
+    assert before_the_release == ["held"]  # Of the lease before.
+    assert recorded == ["held", "asked"]
+    assert len(meanwhile.put_off) == 1
+    meanwhile.catch_up()
+    assert recorded == ["held", "asked", "held"]
+
+
+def test_without_commands_few_measurements_wait(settings: Settings, seen: Seen) -> None:
+    settings.REDISLOCK = {"default": {"BACKEND": "django_redislock.backends.InMemoryBackend"}}
+    for _ in range(meanwhile.MOST):
+        with distributed_lock("lottery"):
+            pass
+        assert len(meanwhile.put_off) <= meanwhile.MOST
+    assert seen.metric("redislock.held.duration") == {("success",): meanwhile.MOST}
+
+
+def test_an_exemplar_is_of_the_span_that_was_measured(locks: Locks, seen: Seen) -> None:
+    def traced() -> list[int | None]:  # Since it was asked last.
+        points = seen.points("redislock.acquire.duration", "redislock.held.duration")
+        return [one.trace_id for point in points for one in point.exemplars]
+
+    with seen.tracer.start_as_current_span("of the lock") as span, distributed_lock("lottery"):
+        pass
+    with seen.tracer.start_as_current_span("of whoever catches up"):
+        meanwhile.catch_up()
+    assert traced() == [span.get_span_context().trace_id] * 2
+    with distributed_lock("tombola"):
+        pass
+    with seen.tracer.start_as_current_span("of whoever catches up"):
+        meanwhile.catch_up()
+    assert traced() == []
+
+
+def test_what_cannot_be_recorded_is_logged(
+    locks: Locks, seen: Seen, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Metrics, "asked", fail)
+    with distributed_lock("lottery"):
+        pass
+    assert seen.metric("redislock.held.duration") == {("success",): 1}
+    assert [record.message for record in caplog.records] == ["Could not measure a lock"]
+
+
 # --- traces -------------------------------------------------------------------------------------
 
 
@@ -315,7 +382,7 @@ def test_a_handler_may_use_a_lock_while_another_one_is_measured(locks: Locks, se
     lock = distributed_lock("lottery")
     with lock as lease:
         news = {"lease": lease, "success": True, "template": "lottery"}
-        signals.send(signals.lock_released, sender=Lock, held_for=InterruptedSum(0.5), **news)
+        signals.lock_released.send_robust(sender=Lock, held_for=InterruptedSum(0.5), **news)
     assert seen.metric("redislock.held.duration") == {("success",): 3}
 
 
@@ -343,6 +410,38 @@ def test_without_the_api_the_app_says_what_to_install() -> None:
     apps, missing = ["django_redislock.contrib.otel"], {"opentelemetry": None}
     with pytest.raises(AssertionError, match=r"pip install 'django_redislock\[otel\]'"):
         python("-c", SWITCHED_ON.format(missing=missing, apps=apps))
+
+
+EXPORTED_AT_EXIT = """
+import json, sys
+from opentelemetry import metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import ConsoleMetricExporter, PeriodicExportingMetricReader
+exporter = ConsoleMetricExporter(formatter=lambda data: data.to_json(indent=None) + "\\n")
+metrics.set_meter_provider(MeterProvider([PeriodicExportingMetricReader(exporter)]))
+import django
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django_redislock", "django_redislock.contrib.otel"],
+    REDISLOCK={{"default": {{"LOCATION": {location!r}, "KEY_PREFIX": {prefix!r}}}}},
+)
+django.setup()
+from django_redislock import distributed_lock
+with distributed_lock("lottery"):
+    pass
+"""
+
+
+def test_the_last_measurements_of_a_process_are_exported_at_its_end(locks: Locks) -> None:
+    script = EXPORTED_AT_EXIT.format(location=locks.server.url, prefix=locks.prefix)
+    (exported,) = python("-c", script).stdout.splitlines()
+    metrics_ = json.loads(exported)["resource_metrics"][0]["scope_metrics"][0]["metrics"]
+    counted = {
+        one["name"]: [point["count"] for point in one["data"]["data_points"]]
+        for one in metrics_
+        if one["unit"] == "s"
+    }
+    assert counted == {"redislock.acquire.duration": [1], "redislock.held.duration": [1]}
 
 
 def serve_metrics_of_a_fork() -> None:

@@ -30,6 +30,7 @@ from django_redislock.backends.quorum.servers import (
 from django_redislock.backends.redis.calling import trouble_of
 from django_redislock.backends.redis.errors import CLIENT_ERRORS, is_wrong_server
 from django_redislock.backends.sync_and_async import Waits, aperform, perform
+from django_redislock.meanwhile import catch_up
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Mapping, Sequence
@@ -114,6 +115,7 @@ class _Ensemble(ABC, Generic[OneConnection]):
                 said[server] = self._fail(server, error, started)
             else:
                 awaited.add(server)
+        catch_up()
         while awaited and not (is_enough and is_enough(said)):
             seconds = patience.part()
             heard: Replies = yield partial(self._hear, awaited, started, seconds)

@@ -24,6 +24,7 @@ from django_redislock.backends.redis.protocol import (
     rings_as,
     subscription,
 )
+from django_redislock.meanwhile import catch_up, put_off
 from django_redislock.rules.keys import prefix_in
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
             if deadline < self._alarm_at:
                 self._set_alarm(deadline)
             self._transport.write(command)
+            if put_off:
+                catch_up()
         return future
 
     def send_all(self, commands: Sequence[bytes], seconds: float) -> asyncio.Future[list[Any]]:

@@ -29,6 +29,7 @@ from django_redislock.backends.redis.protocol import (
     rings_as,
     subscription,
 )
+from django_redislock.meanwhile import catch_up, put_off
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,6 +114,8 @@ class Connection:
                 sock.sendall(command[sent:])
         except (ConnectionError, ssl.SSLEOFError) as error:
             raise NotSent(str(error)) from error
+        if put_off:
+            catch_up()
         while True:  # Most often one read brings one whole reply.
             data = sock.recv(CHUNK)
             if not data:
@@ -215,6 +218,8 @@ class Connection:
     def _item(self) -> Any:
         reader = self._reader
         while (item := reader.gets()) is NOTHING:
+            if put_off:
+                catch_up()
             data = self._socket.recv(CHUNK)
             if not data:
                 raise ConnectionError("the server closed the connection")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from opentelemetry.context import Context, create_key, set_value
 from opentelemetry.metrics import Observation, get_meter
 
 from django_redislock import process
 from django_redislock.backends.registry import backends
 from django_redislock.contrib.otel.labels import MOST_WRITTEN, Bounded
+from django_redislock.meanwhile import catch_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,6 +26,10 @@ HELD_BUCKETS = (
     *(0.0001, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0),
     *(10.0, 30.0, 60.0, 300.0, 900.0, 3600.0),
 )
+
+# A context without a span. The SDK takes an empty one for none, and would look at the current one,
+# which is that of whoever catches up.
+NOWHERE = set_value(create_key("redislock"), True, Context())
 
 _HELD = {outcome: {"outcome": outcome} for outcome in ("success", "failure", "lost")}
 
@@ -86,13 +92,14 @@ class Metrics:
         self._of_acquire = _AcquireAttributes()
         self._jobs = Bounded(MOST_WRITTEN)
 
-    def asked(self, seconds: float, label: str, alias: str, outcome: str) -> None:
-        """An acquire is over."""
-        self._acquire_duration.record(seconds, self._of_acquire[label, alias, outcome])
+    def asked(self, seconds: float, label: str, alias: str, outcome: str, context: Context) -> None:
+        """An acquire is over. Its exemplar is of the span in that context, if any."""
+        attributes = self._of_acquire[label, alias, outcome]
+        self._acquire_duration.record(seconds, attributes, context or NOWHERE)
 
-    def held(self, seconds: float, outcome: str) -> None:
-        """A lease is over."""
-        self._held_duration.record(seconds, _HELD[outcome])
+    def held(self, seconds: float, outcome: str, context: Context) -> None:
+        """A lease is over; see asked()."""
+        self._held_duration.record(seconds, _HELD[outcome], context or NOWHERE)
 
     def lost(self, reason: str) -> None:
         """A lease was lost."""
@@ -114,8 +121,12 @@ class Metrics:
 # --- counted when metrics are collected ---------------------------------------------------------
 
 
+# Callbacks are called before the rest is collected, so what was put off is in it.
+
+
 def _waiters(_: CallbackOptions) -> Iterable[Observation]:
     process.this()
+    catch_up()
     yield Observation(sum(len(backend.waiting) for backend in list(backends.values())))
 
 

@@ -2,24 +2,66 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 from weakref import WeakKeyDictionary
 
+from opentelemetry.context import get_current
 from opentelemetry.trace import Link, Status, StatusCode, get_current_span, get_tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from django_redislock.backends.registry import backends
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from opentelemetry.trace import Span, TracerProvider
     from opentelemetry.util.types import AttributeValue
 
     from django_redislock.lease import Lease
     from django_redislock.rules.stored import Owner
 
+Told = ParamSpec("Told")
+
 _propagator = TraceContextTextMapPropagator()
+
+
+class _Nested(threading.local):
+    """What a thread was told while the SDK was at work."""
+
+    def __init__(self) -> None:
+        self.is_at_work = False
+        self.put_off: list[Callable[[], None]] = []
+
+
+_nested = _Nested()
+
+
+def _one_at_a_time(
+    tell: Callable[Concatenate[Spans, Told], None],
+) -> Callable[Concatenate[Spans, Told], None]:
+    """Put off what is told while the SDK is at work in the same thread.
+
+    A signal handler or a destructor that uses a lock may interrupt the SDK while it has a mutex,
+    and would wait for that mutex for ever.
+    """
+
+    def told(self: Spans, /, *args: Told.args, **named: Told.kwargs) -> None:
+        mine = _nested
+        if mine.is_at_work:
+            mine.put_off.append(partial(tell, self, *args, **named))
+            return
+        try:
+            mine.is_at_work = True
+            tell(self, *args, **named)
+            while mine.put_off:
+                mine.put_off.pop(0)()
+        finally:
+            mine.is_at_work = False
+
+    return told
 
 
 class Spans:
@@ -31,7 +73,7 @@ class Spans:
     def __init__(self, provider: TracerProvider | None) -> None:
         self._tracer = get_tracer("django_redislock", tracer_provider=provider)
         # A lease that is dropped without a release takes its span with it.
-        self._holds: WeakKeyDictionary[Lease, Span] = WeakKeyDictionary()
+        self.holds: WeakKeyDictionary[Lease, Span] = WeakKeyDictionary()
 
     def are_wanted(self) -> bool:
         """Whether the caller is in a span that is recorded."""
@@ -39,7 +81,9 @@ class Spans:
 
     def traceparent(self) -> str:
         """That of the span that the caller is in; "" if nobody will see that."""
-        span = get_current_span()
+        if not (current := get_current()):  # Most often: there is no span at all.
+            return ""
+        span = get_current_span(current)
         if not span.is_recording():
             return ""
         context = span.get_span_context()
@@ -47,6 +91,7 @@ class Spans:
             return ""
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
+    @_one_at_a_time
     def waited(
         self,
         seconds: float,
@@ -74,6 +119,7 @@ class Spans:
         )
         _end(span, error, now)
 
+    @_one_at_a_time
     def hold_begins(self, lease: Lease, label: str) -> None:
         """A lease was granted."""
         attributes = {
@@ -81,16 +127,18 @@ class Spans:
             "redislock.lease": lease.id,
             "redislock.fence": lease.fence,
         }
-        self._holds[lease] = self._tracer.start_span(f"hold {label}", attributes=attributes)
+        self.holds[lease] = self._tracer.start_span(f"hold {label}", attributes=attributes)
 
+    @_one_at_a_time
     def is_endangered(self, lease: Lease, left: float) -> None:
         """Its renewals are unanswered."""
-        if (span := self._holds.get(lease)) is not None:
+        if (span := self.holds.get(lease)) is not None:
             span.add_event("redislock.endangered", {"redislock.left": left})
 
+    @_one_at_a_time
     def hold_ends(self, lease: Lease, outcome: str, error: str = "") -> None:
         """A lease is over."""
-        if self._holds and (span := self._holds.pop(lease, None)) is not None:
+        if (span := self.holds.pop(lease, None)) is not None:
             span.set_attribute("redislock.outcome", outcome)
             _end(span, error)
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
+
+from opentelemetry.context import get_current
 
 from django_redislock import signals
 from django_redislock.contrib.otel.labels import Labels
-from django_redislock.contrib.otel.metrics import Metrics
+from django_redislock.contrib.otel.metrics import NOWHERE, Metrics
 from django_redislock.contrib.otel.spans import Spans
 from django_redislock.holder import trace_owners
+from django_redislock.meanwhile import catch_up, later
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from opentelemetry.context import Context
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
@@ -22,46 +25,13 @@ if TYPE_CHECKING:
     from django_redislock.rules.stored import Owner
 
 
-class _Nested(threading.local):
-    """What a thread was told while it was in a receiver."""
-
-    def __init__(self) -> None:
-        self.is_in_receiver = False
-        self.news: list[tuple[Callable[..., None], dict[str, Any]]] = []
-
-
-_nested = _Nested()
-
-
-def _one_at_a_time(receiver: Callable[..., None]) -> Callable[..., None]:
-    """Put off what is told within a receiver until that one has ended.
-
-    A signal handler or a destructor that uses a lock may interrupt the SDK while it has a mutex,
-    and would wait for that mutex for ever.
-    """
-
-    def receive(**news: Any) -> None:
-        mine = _nested
-        if mine.is_in_receiver:
-            mine.news.append((receiver, news))
-            return
-        try:
-            mine.is_in_receiver = True
-            receiver(**news)
-            while mine.news:
-                put_off, its_news = mine.news.pop(0)
-                put_off(**its_news)
-        finally:
-            mine.is_in_receiver = False
-
-    return receive
-
-
 class Telemetry:
     """One receiver for each signal, since each costs an acquire about as much as what it does.
 
-    None blocks, so an event loop calls them itself. What signals do not tell, such as how many
-    leases are held now, is counted when metrics are collected.
+    None blocks, so an event loop calls them itself. Metrics are recorded later, while a server
+    works on the next command: that takes the SDK longer than all the rest of an acquire. Spans
+    begin and end at once. What signals do not tell, such as how many leases are held now, is
+    counted when metrics are collected.
 
     Args:
         meter_provider: Where metrics go; None: to the one that the program sets, also later.
@@ -76,7 +46,7 @@ class Telemetry:
         self._metrics = Metrics(meter_provider)
         self._spans = Spans(tracer_provider)
         self._labels = Labels()
-        receivers: dict[Any, Callable[..., None]] = {
+        self._receivers: dict[Any, Callable[..., None]] = {
             signals.lock_acquired: self._acquired,
             signals.lock_released: self._released,
             signals.lock_timed_out: self._timed_out,
@@ -87,7 +57,6 @@ class Telemetry:
             signals.task_skipped: self._skipped,
             signals.task_abandoned: self._abandoned,
         }
-        self._receivers = {signal: _one_at_a_time(one) for signal, one in receivers.items()}
 
     def connect(self) -> None:
         """Receive signals from now on."""
@@ -100,31 +69,38 @@ class Telemetry:
         for signal, receiver in self._receivers.items():
             signal.disconnect_prompt(receiver)
         trace_owners(None)
+        catch_up()
 
     # --- receivers ----------------------------------------------------------------------------
 
     def _acquired(
         self, lease: Lease, waited: float, blocked_by: Owner | None, template: str, **_: Any
     ) -> None:
-        name, alias = lease.name, lease.alias
-        label = self._labels.of(template)
-        self._metrics.asked(waited, label, alias, "acquired")
+        alias = lease.alias
+        if not lease.owner.traceparent:  # Most often: nobody would see a span.
+            later(self._asked, waited, template, alias, "acquired", NOWHERE)
+            return
+        later(self._asked, waited, template, alias, "acquired", get_current())
         if self._spans.are_wanted():
+            label = self._labels.of(template)
             if blocked_by is not None:
-                self._spans.waited(waited, label, name, alias, "acquired", blocked_by)
+                self._spans.waited(waited, label, lease.name, alias, "acquired", blocked_by)
             self._spans.hold_begins(lease, label)
 
     def _released(self, lease: Lease, held_for: float, success: bool, **_: Any) -> None:
         outcome = "success" if success else "failure"
-        self._metrics.held(held_for, outcome)
+        if not lease.owner.traceparent:
+            later(self._metrics.held, held_for, outcome, NOWHERE)
+            return
+        later(self._metrics.held, held_for, outcome, get_current())
         self._spans.hold_ends(lease, outcome)
 
     def _timed_out(
         self, name: str, using: str, waited: float, blocked_by: Owner, template: str, **_: Any
     ) -> None:
-        label = self._labels.of(template)
-        self._metrics.asked(waited, label, using, "timed_out")
+        later(self._asked, waited, template, using, "timed_out", get_current())
         if self._spans.are_wanted():
+            label = self._labels.of(template)
             self._spans.waited(waited, label, name, using, "timed_out", blocked_by)
 
     def _unavailable(
@@ -137,29 +113,36 @@ class Telemetry:
         template: str,
         **_: Any,
     ) -> None:
-        self._metrics.unavailable(reason)
+        later(self._metrics.unavailable, reason)
         if lease is not None:  # Its release was not answered.
             self._spans.hold_ends(lease, "unavailable", error=reason)
             return
-        label = self._labels.of(template)
-        self._metrics.asked(waited, label, using, "unavailable")
+        later(self._asked, waited, template, using, "unavailable", get_current())
         if self._spans.are_wanted():
+            label = self._labels.of(template)
             self._spans.waited(waited, label, name, using, "unavailable", error=reason)
 
     def _lost(self, lease: Lease, reason: str, held_for: float, **_: Any) -> None:
-        self._metrics.lost(reason)
-        self._metrics.held(held_for, "lost")
+        later(self._metrics.lost, reason)
+        later(self._metrics.held, held_for, "lost", get_current())
         self._spans.hold_ends(lease, "lost", error=reason)
 
     def _endangered(self, lease: Lease, left: float, template: str, **_: Any) -> None:
-        self._metrics.endangered(self._labels.of(template), lease.alias)
+        later(self._metrics.endangered, self._labels.of(template), lease.alias)
         self._spans.is_endangered(lease, left)
 
     def _run_ended(self, job: str, outcome: str, **_: Any) -> None:
-        self._metrics.ran(job, outcome)
+        later(self._metrics.ran, job, outcome)
 
     def _skipped(self, job: str, result: Skipped, **_: Any) -> None:
-        self._metrics.ran(job, "skipped")
+        later(self._metrics.ran, job, "skipped")
 
     def _abandoned(self, job: str, **_: Any) -> None:
-        self._metrics.ran(job, "abandoned")
+        later(self._metrics.ran, job, "abandoned")
+
+    # --- later ------------------------------------------------------------------------------------
+
+    def _asked(
+        self, waited: float, template: str, alias: str, outcome: str, context: Context
+    ) -> None:
+        self._metrics.asked(waited, self._labels.of(template), alias, outcome, context)
