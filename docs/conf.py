@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from configparser import ConfigParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ ABOVE = {
 config = ConfigParser(interpolation=None)
 config.read(HERE.parent / "setup.cfg", encoding="utf-8")
 REPOSITORY = config.get("metadata", "url", fallback="")
+sys.path.append(str(HERE))
 
 # Some of the documented modules have models.
 settings.configure(
@@ -43,11 +45,12 @@ project = "django-redislock"
 release = version = django_redislock.__version__
 language = "en"
 smartquotes = False  # Quotes are often those of code.
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "site_texts"]
 exclude_patterns = ["benchmarks", "monitoring", "screenshots"]
 
 # The pages read the same on GitHub: links to headings are those that it makes.
 myst_heading_anchors = 4
+myst_enable_extensions = ["tasklist"]
 
 # A section may have no page yet; the name toc.empty_glob does not suppress that in Sphinx 9.0.
 logging.getLogger("sphinx.sphinx.directives.other").addFilter(lambda one: "glob" not in one.msg)

@@ -1,4 +1,4 @@
-"""The site that `make docs` makes: nothing from outside, every public name, every error text."""
+"""The site that `make docs` makes: nothing from outside, every public name, llms.txt."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from sphinx.util.inventory import InventoryFile
 
 import django_redislock
 from django_redislock import management, signals
+from tests import ROOT
 from tests.support import docs_site
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.slow
+
+DOCS = ROOT / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +63,33 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
         name for kind, found in inventory.data.items() if kind.startswith("py:") for name in found
     }
     assert set(public_names()) - described == set()
+
+
+PAGES = sorted(str(path.relative_to(DOCS).with_suffix("")) for path in DOCS.rglob("*.md"))
+
+
+def test_llms_txt_lists_each_page_once_with_its_title_and_a_line(site: Path) -> None:
+    listed = re.findall(
+        r"^- \[(.+)\]\((.+)\.md\): (.+)$", (site / "llms.txt").read_text(), re.MULTILINE
+    )
+    assert sorted(page for _, page, _ in listed) == [page for page in PAGES if page != "index"]
+    for title, page, line in listed:
+        heading = re.search(r"^# (.+)$", (site / f"{page}.md").read_text(), re.MULTILINE)
+        assert heading is not None
+        assert title == re.sub(r"`|\\", "", heading[1])
+        assert len(line.split()) > 2, page
+
+
+def test_llms_txt_leads_to_the_sources_and_to_all_of_them_in_one(site: Path) -> None:
+    together = (site / "llms-full.txt").read_text()
+    for page in PAGES:
+        text = (site / f"{page}.md").read_text()
+        assert text.startswith("# "), page
+        assert "toctree" not in text
+        assert text in together
+
+
+def test_the_reference_for_programs_has_the_docstrings(site: Path) -> None:
+    text = " ".join((site / "reference" / "locks.md").read_text().split())
+    docstring = django_redislock.distributed_lock.__doc__ or ""
+    assert " ".join(docstring.split("\n\n")[0].split()) in text

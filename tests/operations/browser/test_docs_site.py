@@ -1,0 +1,115 @@
+"""The site of docs/ in a browser: the questions that readers bring are answered by its search."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("sphinx")
+
+from tests import ROOT
+from tests.support import docs_site
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.slow
+
+DOCS = ROOT / "docs"
+IDS = re.findall(r"^### ([EW]\d{3}): (.+)$", (DOCS / "checks.md").read_text(), re.MULTILINE)
+QUOTED = re.findall(r"^> (.+)$", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return docs_site.build(tmp_path_factory.mktemp("docs"))
+
+
+@pytest.fixture(scope="module")
+def window(chromium: Browser) -> Iterator[Page]:
+    page = chromium.new_page()
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def page(window: Page, site: Path) -> Page:
+    window.goto(f"file://{site}/index.html")
+    return window
+
+
+def typed(page: Page, query: str) -> list[str]:
+    """The addresses that the search finds, the best first, when this is typed on the start page."""
+    page.fill("input[name=q]", query)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/search.html*")
+    page.locator("p.search-summary", has_text=re.compile(".")).wait_for()
+    links = page.locator("#search-results li > a").evaluate_all(
+        "links => links.map(link => link.getAttribute('href'))"
+    )
+    return [re.sub(r"\?[^#]*", "", link) for link in links]
+
+
+QUESTIONS = {
+    "two servers run the same cron script, make one of them skip": "recipes/cron-and-shell.html",
+    "worker killed while it held a lock": "troubleshooting.html#no-message",
+    "did the nightly report run last night": "recipes/nightly-job.html#did-it-run-last-night",
+    "user clicks pay twice": "recipes/idempotent-post.html",
+    "what does the second click get": "recipes/idempotent-post.html#what-the-second-click-gets",
+    "ElastiCache cluster mode TLS": "services.html#amazon-elasticache",
+    "at most three calls at a time to an API": "recipes/at-most-n-calls.html",
+    "is it safe to write to the database under the lock": "effects.html",
+    "my process is paused": "effects.html#what-happens",
+}
+
+
+@pytest.mark.parametrize(("question", "answer"), QUESTIONS.items(), ids=QUESTIONS)
+def test_a_question_is_answered_by_one_of_the_first_results(
+    page: Page, question: str, answer: str
+) -> None:
+    first = typed(page, question)[:3]
+    assert answer in first + [address.partition("#")[0] for address in first]
+
+
+def test_a_result_shows_the_words_and_leads_to_the_section(page: Page) -> None:
+    typed(page, "ElastiCache cluster mode TLS")
+    first = page.locator("#search-results li").first
+    assert "TLS" in first.locator("p.context").inner_text()
+    first.locator("a").click()
+    page.wait_for_url("**/services.html*#amazon-elasticache")
+
+
+def test_what_nobody_wrote_is_not_found(page: Page) -> None:
+    assert typed(page, "xyzzy") == []
+    assert "did not match" in page.locator("p.search-summary").inner_text()
+
+
+def found(page: Page, queries: list[str]) -> list[list[str]]:
+    """The addresses that each of many queries finds."""
+    page.goto(page.url.replace("index.html", "search.html"))
+    answer: Any = page.evaluate(
+        "queries => queries.map(query => Search.find(query).map(one => one.address))", queries
+    )
+    return list(answer)
+
+
+def test_the_id_of_a_check_leads_to_its_section(page: Page) -> None:
+    assert len(IDS) > 50
+    results = found(page, [f"django_redislock.{number}" for number, _ in IDS])
+    anchors = [first.partition("#")[2][:4].upper() for first, *_ in results]
+    assert anchors == [number for number, _ in IDS]
+
+
+def test_a_pasted_message_leads_to_its_explanation(page: Page) -> None:
+    assert len(QUOTED) >= 5
+    pasted = [re.sub(r"report:7|web-2:4711|28\.6", "invoice-99", one) for one in QUOTED]
+    results = found(page, [f"django_redislock.LockError: {one}" for one in pasted])
+    pages = [{one.partition("#")[0] for one in first[:2]} for first in results]
+    assert [
+        one for one, first in zip(QUOTED, pages, strict=True) if "troubleshooting.html" not in first
+    ] == []
