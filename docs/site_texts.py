@@ -25,10 +25,11 @@ PARTS = (nodes.section, addnodes.desc)  # Each has an address of its own.
 APART = (nodes.title, addnodes.toctree, nodes.comment, nodes.raw)
 
 
-def setup(app: Sphinx) -> None:
+def setup(app: Sphinx) -> dict[str, int]:
     app.connect("source-read", _keep_source, priority=900)  # As conf.py leaves it.
     app.connect("html-page-context", _load_sections)
     app.connect("build-finished", _write)
+    return {"env_version": 1}  # What was read without this extension is read anew.
 
 
 def _keep_source(app: Sphinx, page: str, source: list[str]) -> None:

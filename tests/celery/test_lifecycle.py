@@ -190,6 +190,7 @@ LIFE_CYCLE = [
 ]
 
 
+@pytest.mark.proves("N4")
 @pytest.mark.parametrize("ending", LIFE_CYCLE, ids=lambda ending: ending.name)
 def test_life_cycle(own_stage: Stage, ending: Ending) -> None:
     own_stage.conf |= dict(ending.conf)

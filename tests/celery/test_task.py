@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from celery import Celery, Task, shared_task
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from celery.signals import task_prerun
 from kombu.serialization import dumps, loads
 
 from django_redislock import (
@@ -1033,3 +1034,24 @@ def test_a_baton_of_another_lock_is_refused_where_it_is_passed(locks: Locks) -> 
 
 def test_a_task_may_have_an_argument_of_that_name(locks: Locks) -> None:
     assert make(lambda baton: baton).delay(baton="of a race").get() == "of a race"
+
+
+def test_a_receiver_of_task_prerun_cannot_stop_a_run(caplog: pytest.LogCaptureFixture) -> None:
+    """docs/declined.md: so no lock is taken there."""
+
+    def refuse(**_: object) -> None:
+        raise LockTimeout("lottery", "web-2:4711", 28.6)
+
+    draws: list[str] = []
+
+    @shared_task
+    def draw(ball: str) -> None:
+        draws.append(ball)
+
+    task_prerun.connect(refuse)
+    try:
+        draw.apply(args=["ball 7"])
+    finally:
+        task_prerun.disconnect(refuse)
+    assert draws == ["ball 7"]
+    assert "Lock 'lottery' is busy" in caplog.text

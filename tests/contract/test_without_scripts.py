@@ -246,6 +246,7 @@ def draw() -> None:
     raise AssertionError("it ran without its lock")
 
 
+@pytest.mark.proves("N7")
 @unscripted
 @pytest.mark.parametrize(
     "use",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests import ROOT
 from tests.demo.test_demo import processes_of, pytestmark, running_demo, surroundings
 from tests.package.test_docs import code_of
@@ -21,6 +23,7 @@ def shape_of(line: str) -> str:
     return re.sub(r"\d{16}", "fence", re.sub(r"Valkey .*", "Valkey", line))
 
 
+@pytest.mark.proves("N1")
 def test_the_update_of_a_stopped_holder_is_lost_without_the_fence_and_refused_with_it(
     surroundings: dict[str, str], tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ def draw_and_be_killed(databases: dict[str, Any], database: str) -> None:
         say("gone")
 
 
+@pytest.mark.proves("N4")
 def test_a_kill_between_any_two_statements_leaves_all_or_nothing_and_the_next_one_does_the_rest(
     locks: Locks, database: str, spawn: Spawn
 ) -> None:

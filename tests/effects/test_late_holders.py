@@ -92,6 +92,7 @@ def late(locks: Locks, database: str, spawn: Spawn) -> Callable[..., tuple[Any, 
     return run
 
 
+@pytest.mark.proves("N1")
 def test_a_holder_stopped_between_check_and_write_gets_stale_fence(
     late: Callable[..., tuple[Any, int]], database: str
 ) -> None:
@@ -111,6 +112,7 @@ def test_also_if_the_lock_has_been_claimed_before(
     assert written(database) == [first, newer]
 
 
+@pytest.mark.proves("N1")
 def test_without_the_fence_it_writes_after_the_other(
     late: Callable[..., tuple[Any, int]], database: str
 ) -> None:

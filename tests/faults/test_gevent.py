@@ -116,7 +116,7 @@ def test_the_watchdog_renews_while_greenlets_yield(locks: Locks, spawn: Spawn) -
     assert spawn(renew_while_a_greenlet_sleeps, prelude=PATCH).read() is True
 
 
-@pytest.mark.proves("P5")
+@pytest.mark.proves("P5", "N5")
 def test_a_greenlet_that_never_yields_learns_of_its_loss_by_the_deadline(
     locks: Locks, spawn: Spawn
 ) -> None:

@@ -884,7 +884,7 @@ def test_min_hold_counts_from_the_grant_though_the_release_is_sent_twice(
 # Blocked
 
 
-@pytest.mark.proves("P1", "P5")
+@pytest.mark.proves("P1", "P5", "N5")
 def test_after_c_code_that_kept_the_gil_beyond_the_lease_the_holder_knows_it(
     caller: Caller, locks: Locks
 ) -> None:

@@ -207,6 +207,7 @@ def test_a_server_that_is_back_is_asked_again(quorum: Quorum, caller: Caller) ->
     wait_until(is_known_by_all)
 
 
+@pytest.mark.proves("N6")
 def test_several_who_each_have_one_server_come_to_an_end(quorum: Quorum) -> None:
     # Three at a time of five, so that often nobody has a majority.
     fences = []
@@ -262,6 +263,7 @@ def test_a_fence_that_a_majority_could_not_note_is_not_given_out(
     assert caller.acquire(distributed_lock(NAME))
 
 
+@pytest.mark.proves("N3")
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.skipif(not can_shift_clocks(), reason="needs Linux and a C compiler")
@@ -309,6 +311,7 @@ def test_a_minority_that_is_restarted_empty_costs_no_lease(quorum: Quorum, calle
         assert not other()[0]
 
 
+@pytest.mark.proves("N2")
 @pytest.mark.slow
 def test_a_server_that_comes_back_empty_too_soon_lets_a_second_holder_in(
     quorum: Quorum, caller: Caller

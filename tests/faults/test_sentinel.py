@@ -344,7 +344,7 @@ def behind_black_hole(watched: Watched, make_proxy: MakeProxy, locks: Locks) -> 
         proxy.blackhole()
 
 
-@pytest.mark.proves("P1", "R11")
+@pytest.mark.proves("P1", "R11", "N2")
 @pytest.mark.parametrize("acknowledged", [0, 1])
 def test_r11_a_grant_that_no_replica_has_counts_only_without_acknowledgement(
     acknowledged: int,

@@ -116,6 +116,7 @@ def test_the_fence_of_a_hand_over_is_greater_than_those_of_other_names_too(
     caller.release(waiter)
 
 
+@pytest.mark.proves("N3")
 @pytest.mark.no_permit("the lease of the bystander stands out too")
 def test_a_dead_holders_lock_stays_longer_stands_out_and_can_be_released(
     server: Server, locks: Locks, spawn: Spawn, caller: Caller

@@ -160,6 +160,7 @@ def test_a_server_that_falls_silent_half_way_is_a_finding(
     assert level("server") == "fail"
 
 
+@pytest.mark.proves("N2")
 @everywhere
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
 def test_eviction_fails_with_any_policy_but_noeviction(

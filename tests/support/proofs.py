@@ -1,15 +1,16 @@
-"""Which tests prove which promise, and which rule of the protocol behind the promises.
+"""Which tests prove which claim: a promise, a rule of the protocol behind it, or a limit.
 
     @pytest.mark.proves("P6", "R14")
     def test_a_newcomer_never_overtakes_a_waiter(...): ...
 
-docs/guarantees.md says what P1 and R1 are, and lists the files that prove them.
+docs/guarantees.md says what P1 and N1 are, docs/protocol.md what R1 is. docs/claims.md lists the
+tests of each; `python -m tests.support.claims` writes it. `pytest --proves P1` runs those of P1.
 """
 
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,24 +22,45 @@ if TYPE_CHECKING:
 
 PROMISES = tuple(f"P{number}" for number in range(1, 11))
 RULES = tuple(f"R{number}" for number in range(1, 16))
+LIMITS = tuple(f"N{number}" for number in range(1, 8))
+KNOWN = PROMISES + RULES + LIMITS
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--proves", metavar="NAME", choices=KNOWN, help="only the tests of this claim, such as P1"
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Refuse a test that claims to prove what nobody has promised."""
+    """Refuse a test that claims to prove what nobody has claimed."""
     for mark in metafunc.definition.iter_markers("proves"):
-        if unknown := [name for name in mark.args or [None] if name not in PROMISES + RULES]:
-            pytest.fail(f"{metafunc.definition.nodeid} proves {unknown}: P1 to P10, R1 to R15")
+        if unknown := [name for name in mark.args or [None] if name not in KNOWN]:
+            pytest.fail(
+                f"{metafunc.definition.nodeid} proves {unknown}: P1 to P10, R1 to R15, N1 to N7"
+            )
 
 
-def files_that_prove() -> dict[str, set[str]]:
-    """For each promise and rule, the files of the marked tests, as "faults/test_network".
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if name := config.getoption("proves"):
+        others = [
+            item
+            for item in items
+            if not any(name in mark.args for mark in item.iter_markers("proves"))
+        ]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
+
+
+def proofs_of_claims() -> dict[str, Counter[str]]:
+    """For each claim, how many marked tests are in which file, as "faults/test_network".
 
     It reads the files, since a run of some of the tests has collected no others.
     """
-    found: dict[str, set[str]] = defaultdict(set)
-    for path in (ROOT / "tests").rglob("test_*.py"):
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for name in _names_proven_in(path.read_text()):
-            found[name].add(str(path.relative_to(ROOT / "tests").with_suffix("")))
+            found[name][str(path.relative_to(ROOT / "tests").with_suffix(""))] += 1
     return dict(found)
 
 

@@ -1,30 +1,56 @@
-"""docs/guarantees.md names what proves each promise: none without a test, no test left out."""
+"""docs/claims.md names what proves each claim: none without a test, no test left out."""
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from tests import ROOT
-from tests.support.proofs import PROMISES, RULES, files_that_prove
+from tests.support.claims import (
+    PAGE,
+    README,
+    claims_of_the_docs,
+    claims_of_the_readme,
+    files_of_the_readme,
+    page,
+)
+from tests.support.proofs import KNOWN, proofs_of_claims
 
 pytest_plugins = ["pytester"]
 
-DOCS = (ROOT / "docs" / "guarantees.md").read_text()
+
+def test_each_claim_has_a_test_and_no_test_proves_anything_else() -> None:
+    assert set(claims_of_the_docs()) == set(KNOWN) == set(proofs_of_claims())
 
 
-def test_each_promise_and_rule_names_the_files_that_prove_it_and_no_others() -> None:
-    rows = re.findall(r"^\| ([PR]\d+) \| .+ \| (.+) \|$", DOCS, flags=re.MULTILINE)
-    documented = {name: re.findall(r"`(.+?)`", files) for name, files in rows}
-    assert documented == {name: sorted(files) for name, files in files_that_prove().items()}
-    assert tuple(documented) == PROMISES + RULES
+def test_each_claim_of_the_readme_names_what_proves_it() -> None:
+    assert len(README) > 15
+    assert list(claims_of_the_readme()) == list(README)
+    named = {one for proofs in README.values() for one in proofs.split() if "/" not in one}
+    assert named <= set(KNOWN)
+    assert [str(file) for file in files_of_the_readme() if not file.exists()] == []
 
 
-@pytest.mark.parametrize("names", ['"P11"', '"R1", "R0"', ""])
-def test_a_test_of_what_nobody_promised_is_refused(names: str, pytester: pytest.Pytester) -> None:
+def test_the_page_is_that_of_today() -> None:
+    assert PAGE.read_text() == page(), "run python -m tests.support.claims"
+
+
+@pytest.mark.parametrize("names", ['"P11"', '"R1", "R0"', '"N8"', ""])
+def test_a_test_of_what_nobody_claimed_is_refused(names: str, pytester: pytest.Pytester) -> None:
     pytester.makeconftest('pytest_plugins = ["tests.support.proofs"]')
     pytester.makepyfile(f"import pytest\n@pytest.mark.proves({names})\ndef test_it(): pass")
     result = pytester.runpytest("-o", "asyncio_default_fixture_loop_scope=function")
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*test_it proves *P1 to P10, R1 to R15*"])
+    result.stdout.fnmatch_lines(["*test_it proves *P1 to P10, R1 to R15, N1 to N7*"])
+
+
+def test_the_tests_of_one_claim_run_alone(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest('pytest_plugins = ["tests.support.proofs"]')
+    pytester.makepyfile(
+        "import pytest\n"
+        '@pytest.mark.proves("P1", "R2")\ndef test_one(): pass\n'
+        '@pytest.mark.proves("P2")\ndef test_two(): pass\n'
+        "def test_three(): pass\n"
+    )
+    scope = "asyncio_default_fixture_loop_scope=function"
+    result = pytester.runpytest("--proves", "R2", "--collect-only", "-o", scope)
+    result.stdout.fnmatch_lines(["*test_one*"])
+    result.stdout.no_fnmatch_line("*Function test_t*")

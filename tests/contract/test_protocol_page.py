@@ -1,0 +1,206 @@
+"""docs/protocol.md draws what is sent: each of its diagrams is played on a real server.
+
+The arrows to the server, from its left side by client A and from its right side by B, are the
+commands that the two send, in that order.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_redislock import LockLost, LockUnavailable, distributed_lock, held
+from django_redislock.rules import scripts
+from tests import ROOT
+from tests.support.waiting import HUNG, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pytest_django import Settings
+
+    from tests.conftest import MakeProxy
+    from tests.support.proxy import Proxy
+    from tests.support.servers import Endpoint
+
+PAGE = (ROOT / "docs" / "protocol.md").read_text()
+NAMES = {one.sha: one.name for one in vars(scripts).values() if isinstance(one, scripts.Script)}
+SERVER = 26  # The column of the line that stands for it.
+
+Sent = list[tuple[str, str]]
+
+
+def drawn() -> dict[str, Sent]:
+    """By heading, who sends what in the diagram below it."""
+    found = {}
+    for section in re.split(r"^##+ ", PAGE, flags=re.MULTILINE)[1:]:
+        heading, _, text = section.partition("\n")
+        if not (diagram := re.search(r"^```text\n(A .+?)```", text, re.MULTILINE | re.DOTALL)):
+            continue
+        sent = []
+        for line in diagram[1].splitlines():
+            if by_a := re.match(r"\|-+ (\w+) -+(?:>| x)", line):
+                sent.append(("A", by_a[1]))
+            if by_b := re.match(r"\|<-+ (\w+) -+\|", line[SERVER:]):
+                sent.append(("B", by_b[1]))
+        found[heading] = sent
+    return found
+
+
+class Play:
+    """Two clients of one server, and what they have sent."""
+
+    def __init__(self, a: Proxy, b: Proxy) -> None:
+        self.a, self.b = a, b
+        for alias in ("default", "b"):  # It brings the connections, and the server the scripts.
+            with distributed_lock("warm-up", using=alias):
+                pass
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was sent."""
+        self.a.log.clear()
+        self.b.log.clear()
+
+    def sent(self) -> Sent:
+        logs = [("A", command) for command in self.a.commands("EVALSHA")]
+        logs += [("B", command) for command in self.b.commands("EVALSHA")]
+        logs.sort(key=lambda entry: entry[1].time)
+        return [(who, NAMES[command.args[0].decode()]) for who, command in logs]
+
+    def somebody_waits(self) -> bool:
+        lock = held.get("lottery")
+        return lock is not None and lock.waiters > 0
+
+    def has_sent(self, who: str, script: str) -> None:
+        wait_until(lambda: (who, script) in self.sent())
+
+
+@pytest.fixture
+def play(
+    server: Endpoint,
+    make_proxy: MakeProxy,
+    settings: Settings,
+    key_prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Play:
+    # However slow this machine is, a short lease stays a short one.
+    monkeypatch.setattr("django_redislock.holds.NOTED_FROM", HUNG)
+    a, b = make_proxy(server), make_proxy(server)
+    settings.REDISLOCK = {
+        alias: {"LOCATION": proxy.url, "KEY_PREFIX": key_prefix}
+        for alias, proxy in (("default", a), ("b", b))
+    }
+    return Play(a, b)
+
+
+def grant(play: Play) -> None:
+    with distributed_lock("lottery"):
+        pass
+
+
+def wait_and_hand_over(play: Play) -> None:
+    deadline = time.monotonic() + HUNG
+    while _hand_over(play)[-1] != ("B", "renew"):
+        # B was too slow to believe the ring, and asked.
+        assert time.monotonic() < deadline
+        play.clear()
+
+
+def _hand_over(play: Play) -> Sent:
+    lock = distributed_lock("lottery", renew=False)
+    is_held, over = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        with distributed_lock("lottery", using="b", wait=HUNG, renew=False):
+            is_held.set()
+            over.wait(HUNG)
+
+    assert lock.acquire()
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    try:
+        wait_until(play.somebody_waits)
+        lock.release()
+        assert is_held.wait(HUNG)
+        wait_until(lambda: play.sent()[-1][0] == "B")
+        return play.sent()
+    finally:
+        over.set()
+        waiter.join()
+
+
+def expiry(play: Play) -> None:
+    lock = distributed_lock("lottery", ttl=1, renew=False)
+    assert lock.acquire()
+    with distributed_lock("lottery", using="b", wait=HUNG) as lease:
+        assert lease.fence
+    play.a.refuse()
+
+
+def renewal(play: Play) -> None:
+    with distributed_lock("lottery", ttl=3):
+        play.has_sent("A", "renew")
+
+
+def loss(play: Play) -> None:
+    play.a.rule_for_script(scripts.RENEW.sha, "cut_before", times=None)
+    lock = distributed_lock("lottery", ttl=1)
+    assert lock.acquire()
+    lease = lock.lease
+    assert lease is not None
+    play.has_sent("A", "renew")
+    wait_until(lambda: not lease.held)
+    wait_until(lambda: not distributed_lock("lottery", using="b").locked())
+    with distributed_lock("lottery", using="b"):
+        pass
+    with pytest.raises(LockLost):
+        lock.release()
+
+
+def lost_replies(play: Play) -> None:
+    play.a.rule_for_script(scripts.ACQUIRE.sha, "cut_after")
+    play.a.rule_for_script(scripts.RELEASE.sha, "cut_after")
+    with distributed_lock("lottery"):
+        pass
+
+
+def unknown_outcome(play: Play) -> None:
+    play.a.rule_for_script(scripts.ACQUIRE.sha, "cut_after", times=2)
+    with pytest.raises(LockUnavailable):
+        distributed_lock("lottery", wait=0).acquire()
+    assert not distributed_lock("lottery", using="b").locked()
+
+
+PLAYS: dict[str, Callable[[Play], None]] = {
+    "Grant": grant,
+    "Wait and hand-over": wait_and_hand_over,
+    "Expiry with waiters": expiry,
+    "Renewal": renewal,
+    "Loss": loss,
+    "Lost replies": lost_replies,
+    "An outcome that nobody will know": unknown_outcome,
+}
+# How often a renewal is tried, and whether a waiter looks once or twice, is a matter of time.
+EXACT = {"Grant", "Lost replies", "An outcome that nobody will know"}
+
+
+def test_each_diagram_is_played() -> None:
+    assert list(drawn()) == list(PLAYS)
+    assert all(drawn().values())
+
+
+@pytest.mark.waits
+@pytest.mark.parametrize("heading", PLAYS)
+def test_a_diagram_is_what_clients_send(heading: str, play: Play) -> None:
+    PLAYS[heading](play)
+    sent = [(who, script) for who, script in play.sent() if script != "look"]
+    expected = drawn()[heading]
+    if heading not in EXACT:
+        sent, expected = ([one for one, _ in groupby(each)] for each in (sent, expected))
+    assert sent[: len(expected)] == expected

@@ -1,0 +1,137 @@
+"""docs/claims.md: every claim of the README and of Guarantees, with what proves it.
+
+    python -m tests.support.claims    # write the page anew
+
+What is claimed is read from the pages that claim it, and which tests prove it from the tests.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+
+from tests import ROOT
+from tests.support.proofs import LIMITS, PROMISES, RULES, proofs_of_claims
+
+PAGE = ROOT / "docs" / "claims.md"
+
+# Each bullet and each command of the README, by how it begins, and what proves it: claims that have
+# tests, or files of tests.
+README = {
+    "`min_hold`": "celery/test_beat",
+    "`acks_late`": "celery/test_lifecycle",
+    "`atomic`": "effects/test_late_holders",
+    "One holder": "P1",
+    "No lock for ever": "P2",
+    "Only the owner ends it": "P3 P9",
+    'No false "busy"': "P4",
+    "A loss is noticed": "P5",
+    "First come, first served": "P6",
+    "The lock loses no work in Celery": "P7 P8",
+    "Locks do not survive the loss of their keys": "N2",
+    'No task runs "exactly once"': "N4",
+    "A lease is not renewed while the whole interpreter stands still": "N5",
+    "make demo": "demo/test_demo",
+    "make demo-stale-holder": "demo/test_stale_holder N1",
+    "make demo-chaos": "demo/test_chaos",
+    "make demo-jobs": "demo/test_jobs",
+    "make demo-admin": "demo/test_demo_admin",
+    "make test": "package/test_docs",
+    "make test-quick": "package/test_docs",
+    "make docs": "package/test_site operations/browser/test_docs_site",
+}
+
+HEAD = """\
+# Claims, and what proves each
+
+Each claim of the [README](../README.md), of [Guarantees](guarantees.md) and of
+[the protocol](protocol.md), with the tests that prove it. Run those of one claim:
+
+```
+make test ARGS='--proves P1'
+```
+
+A test is marked with what it proves, as with `@pytest.mark.proves("P1", "R2")`. This page is
+written from the marks and from the claims themselves by `python -m tests.support.claims`. A test
+fails if the page is not what that would write, and if a claim has no test.
+
+Files are below `tests/`; the number is that of the marked test functions in a file. Many of them
+run on each backend, blocking and in an event loop.
+"""
+
+
+def claims_of_the_readme() -> dict[str, str]:
+    """How each bullet begins, and each command with its comment, up to the list of pages."""
+    text = (ROOT / "README.md").read_text().partition("## Documentation")[0]
+    found = {}
+    for bullet in re.findall(r"^- (.+(?:\n  .+)*)", text, flags=re.MULTILINE):
+        bold = re.match(r"\*\*(.+?)\.?\*\*|(`\w+`)", bullet)
+        line = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", " ".join(bullet.split()))
+        beginning = (bold[1] or bold[2]) if bold else re.split(r"[:.](?= |$)", line)[0]
+        found[beginning] = line
+    for command, comment in re.findall(r"^(make [a-z-]+) +# (.+)$", text, flags=re.MULTILINE):
+        found[command] = f"`{command}`: {comment}."
+    return found
+
+
+def claims_of_the_docs() -> dict[str, str]:
+    """What P1, R1 and N1 are."""
+    promises = (ROOT / "docs" / "guarantees.md").read_text()
+    rules = (ROOT / "docs" / "protocol.md").read_text()
+    found = dict(re.findall(r"^\| (P\d+) \| (.+) \|$", promises, flags=re.MULTILINE))
+    found |= dict(re.findall(r"^\| (R\d+) \| (.+?) \| .+ \|$", rules, flags=re.MULTILINE))
+    found |= dict(re.findall(r"^\*\*(N\d+): (.+?)\.?\*\*", promises, flags=re.MULTILINE))
+    return {name: re.sub(r"\[(.+?)\]\(.+?\)", r"\1", text) for name, text in found.items()}
+
+
+def page() -> str:
+    """The text of docs/claims.md."""
+    claims, proofs = claims_of_the_docs(), proofs_of_claims()
+    parts = [HEAD, "## The README\n"]
+    for beginning, claim in claims_of_the_readme().items():
+        proven_by = ", ".join(_link(one) for one in README[beginning].split())
+        parts.append(f"- {claim} *Proven by* {proven_by}.")
+    parts.append(
+        "\nThe first example is pasted into a new project and run by `package/test_docs`, and the"
+        " requirements are those\nof `package/test_packaging`."
+    )
+    for heading, names in {
+        "Promises": PROMISES,
+        "Not promised": LIMITS,
+        "Rules of the protocol": RULES,
+    }.items():
+        parts.append(f"\n## {heading}")
+        if names is LIMITS:
+            parts.append("\nThe tests show the limit, and what stands in for the promise.")
+        for name in names:
+            files = ", ".join(f"`{file}` {count}" for file, count in proofs[name].items())
+            parts.append(f"\n### {name}\n\n{claims[name].rstrip('.')}.\n\n{_wrapped(files)}")
+    return "\n".join(parts) + "\n"
+
+
+def _link(proof: str) -> str:
+    return f"`{proof}`" if "/" in proof else f"[{proof}](#{proof.lower()})"
+
+
+def _wrapped(files: str) -> str:
+    lines, line = [], ""
+    for part in files.split(", "):
+        if len(line) + len(part) > 110:
+            lines.append(line + ",")
+            line = ""
+        line += f", {part}" if line else part
+    return "\n".join([*lines, line])
+
+
+def files_of_the_readme() -> set[PurePath]:
+    """The files that it is proven by."""
+    return {
+        ROOT / "tests" / f"{one}.py"
+        for all_of in README.values()
+        for one in all_of.split()
+        if "/" in one
+    }
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
