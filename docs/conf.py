@@ -69,6 +69,7 @@ nitpick_ignore_regex = [("py:.*", r"(?!django_redislock).*")]
 html_theme = "furo"
 html_static_path = ["_static"]
 html_js_files = ["search.js"]
+html_css_files = ["site.css"]
 html_title = f"django-redislock {release}"
 html_copy_source = False
 html_show_copyright = False
