@@ -144,8 +144,8 @@ def expiry(play: Play) -> None:
 
 
 def renewal(play: Play) -> None:
-    with distributed_lock("lottery", ttl=3):
-        play.has_sent("A", "renew")
+    with distributed_lock("lottery", ttl=3) as lease:
+        wait_until(lambda: lease.renewals)
 
 
 def loss(play: Play) -> None:
