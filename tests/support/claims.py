@@ -104,7 +104,7 @@ def page() -> str:
         if names is LIMITS:
             parts.append("\nThe tests show the limit, and what stands in for the promise.")
         for name in names:
-            files = ", ".join(f"`{file}` {count}" for file, count in proofs[name].items())
+            files = "; ".join(f"`{file}` {count}" for file, count in proofs[name].items())
             parts.append(f"\n### {name}\n\n{claims[name].rstrip('.')}.\n\n{_wrapped(files)}")
     return "\n".join(parts) + "\n"
 
@@ -115,11 +115,11 @@ def _link(proof: str) -> str:
 
 def _wrapped(files: str) -> str:
     lines, line = [], ""
-    for part in files.split(", "):
+    for part in files.split("; "):
         if len(line) + len(part) > 110:
-            lines.append(line + ",")
+            lines.append(line + ";")
             line = ""
-        line += f", {part}" if line else part
+        line += f"; {part}" if line else part
     return "\n".join([*lines, line])
 
 
