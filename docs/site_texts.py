@@ -111,11 +111,12 @@ def _below(app: Sphinx, pages: list[str]) -> Iterator[str]:
 
 
 def _first_sentence(app: Sphinx, page: str) -> str:
-    """Of the first paragraph; what stands in a list or a table is none."""
+    """The first sentence of a paragraph; what has one or two words is a label."""
     for paragraph in app.env.get_doctree(page).findall(nodes.paragraph):
-        if isinstance(paragraph.parent, nodes.section):
-            text = " ".join(paragraph.astext().split())
-            return re.split(r"(?<=[.!?])\s", text, maxsplit=1)[0].rstrip(":")
+        text = " ".join(paragraph.astext().split())
+        for sentence in re.split(r"(?<=[.!?])\s", text):
+            if isinstance(paragraph.parent, nodes.section) and len(sentence.split()) > 2:
+                return sentence.rstrip(":")
     return app.env.titles[page].astext()
 
 
