@@ -40,7 +40,7 @@ class Baton(NamedTuple):
                 " SECRET_KEY. All that pass batons on need the same one; an old one can stay in"
                 " SECRET_KEY_FALLBACKS."
             ) from None
-        if len(said) > len(cls._fields):
+        if not isinstance(said, list) or len(said) > len(cls._fields):
             raise ValueError(
                 "baton says more than this version of django_redislock can read: a newer one has"
                 " made it. Update this program too."

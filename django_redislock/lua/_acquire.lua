@@ -51,7 +51,7 @@ local left, previous
 if value then
   local state = state_of(value)
   local fence, since, confirm_by, rung_at = read(value)
-  if is_of(value, token) and state ~= 'k' then
+  if fence and is_of(value, token) and state ~= 'k' then
     if state == 'c' then
       call('PEXPIRE', LOCK, ttl)
       call('SETRANGE', LOCK, 32, 'h')
@@ -109,8 +109,8 @@ if mode == 'hold' then -- one at a time
   if is_hold(value) then
     mode = 'try'
   elseif first and first ~= token and is_hold(first) then
-    local expiry, _, lasts, _, its_id, its_owner = string.match(record, RECORD)
-    if tonumber(expiry) > ms then
+    local expiry, _, lasts, _, its_id, its_owner = string.match(record or '', RECORD)
+    if expiry and tonumber(expiry) > ms then
       mode, left = 'try', expiry - ms
       value = first .. 'h-00000' .. its_id .. '|0|' .. digits(ms) .. '|' .. lasts .. '|0||' .. its_owner
     else

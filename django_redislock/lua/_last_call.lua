@@ -9,7 +9,7 @@ local function last_call(id)
 end
 
 local function keep_last_call(id, ms, lasts, arguments)
-  local ends = math.max(ms + lasts, tonumber(string.match(call('HGET', RUNS, 'last') or '0|', '^%d+')))
+  local ends = math.max(ms + lasts, tonumber(string.match(call('HGET', RUNS, 'last') or '', '^%d+') or 0))
   local left = math.max(call('PTTL', RUNS), lasts)
   call('HSET', RUNS, 'last:' .. id, digits(ms + lasts) .. '|' .. arguments)
   call('HSET', RUNS, 'last', digits(ends) .. '|')

@@ -12,9 +12,9 @@ local ms = milliseconds(clock())
 local due, dies = ms + (delay or 0), tonumber(lives) and ms + lives
 local expiry, waiting = string.match(call('HGET', RUNS, 'queued') or '', '^(%d+)|(.*)$')
 if expiry and tonumber(expiry) > ms and waiting ~= id then
-  local its_due, its_end = string.match(call('HGET', RUNS, 'terms') or '0|', '^(%d+)|(%d*)$')
+  local its_due, its_end = string.match(call('HGET', RUNS, 'terms') or '0|', '^(%d+)|(%d*)')
   its_end = tonumber(its_end)
-  if arguments ~= '-' and tonumber(its_due) <= due + SLACK and not (its_end and (not dies or its_end + SLACK < dies)) then
+  if arguments ~= '-' and its_due and tonumber(its_due) <= due + SLACK and not (its_end and (not dies or its_end + SLACK < dies)) then
     if arguments and arguments ~= '' then
       -- It may come later than it is announced for, if it has waited longer in the queue or in a worker.
       keep_last_call(waiting, ms, expiry - ms + DAY, arguments)

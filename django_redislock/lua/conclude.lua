@@ -15,7 +15,7 @@ local LOCK, QUEUE, FENCE, DONE, FORCED, PAST, FINISHED, RUNS, HELD, RAN = unpack
 -- include _absence
 local token, id, min_hold, once, owner, ended, run, recognised_for, retention = unpack(ARGV)
 local value = call('GET', LOCK)
-if not value or not is_of(value, token) then
+if not value or not is_of(value, token) or not read(value) then
   -- A late resend. If the timeline has the end of the lease, the first try was carried out, with all that
   -- is to stay behind. Else the lease has ended by itself.
   for _, entry in ipairs(redis.pcall('LRANGE', PAST, -1000, -1)) do

@@ -14,7 +14,7 @@ local value = call('GET', LOCK)
 if value and is_of(value, next_token) then
   return 'given' -- a resend
 end
-if not value or not is_of(value, token) or state_of(value) == 'k' then
+if not value or not is_of(value, token) or state_of(value) == 'k' or not read(value) then
   return absence(value, token)
 end
 local us = clock()

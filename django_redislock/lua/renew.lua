@@ -8,7 +8,7 @@ local renewals = string.sub(count, 2)
 local value = call('GET', LOCK)
 local state = value and string.sub(value, 1, 32) == token and string.sub(value, 33, 33)
 
-if state and state ~= 'k' then
+if state == 'h' or state == 'c' then
   -- PEXPIRE first: it is allowed on a server out of memory, and so is what follows it.
   local newest = state == 'c' or renewals > string.sub(value, 35, 39)
   if newest then

@@ -12,7 +12,7 @@ local us = clock()
 local ms = milliseconds(us)
 local fence, since, confirm_by, rung_at = read(value)
 local is_baton = state_of(value) == 'c' and rung_at == BATON and string.sub(value, 40, 55) == id
-local is_mine = is_of(value, token) and state_of(value) ~= 'k' -- a resend
+local is_mine = fence and is_of(value, token) and state_of(value) ~= 'k' -- a resend
 
 if not is_mine and (not is_baton or tonumber(confirm_by) <= ms) then
   call('PEXPIRE', FORCED, 1, 'GT') -- as in _absence.lua: a former master must not say so

@@ -34,5 +34,5 @@ if left > 0 then
 elseif left == -2 then
   redis.pcall('ZREM', HELD, LOCK)
 end
-local expiry, _, _, _, _, owner = string.match(record, RECORD)
-return tonumber(expiry) > ms and owner or ''
+local expiry, _, _, _, _, owner = string.match(record or '', RECORD)
+return expiry and tonumber(expiry) > ms and owner or ''

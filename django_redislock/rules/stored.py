@@ -249,7 +249,7 @@ def read_holding(data: bytes, id: str = "", strange: str = "") -> Holding:  # no
         )
     if later := _LATER.fullmatch(data):
         number, its_id, rest = later.groups()
-        owner = rest[rest.find(b'|{"') + 1 :]
+        owner = rest[rest.rfind(b'|{"') + 1 :]
         return Holding(
             id=its_id.decode(),
             owner=Owner.unpack(owner.decode(errors="replace")),

@@ -816,6 +816,54 @@ def test_no_script_of_a_client_changes_a_lease_of_a_later_format(
     assert (server.left, server.past) == (500, [])
 
 
+def test_a_lease_of_a_later_format_is_not_changed_by_the_one_that_was_granted_it(
+    server: Keyspace,
+) -> None:
+    """A version two steps ahead has handed the lock to a waiter that cannot read the grant."""
+    server.do("SET", KEYS.lock, newer(), "PX", 500)
+    assert server.renew("a", "r00000") == server.renew("a", "r00001") == "gone"
+    assert server.acquire("a") == ["busy", 500, newer(), server.ms]
+    assert server.acquire("a", limit=2) == ["busy", 500, newer(), server.ms]
+    assert server.acquire("a", "queue")[:3] == ["queued", str(server.us), 500]
+    concludes = token("a"), lease_id("a"), 50, 9, "o", "done", "", 0, ""
+    assert server.run(scripts.CONCLUDE, *concludes) == "gone"
+    takes_up = token("a"), lease_id("a"), TTL, "try", 0, "", "r", "o", bell("a")
+    assert server.run(scripts.TAKE_UP, *takes_up) == ["lost", "taken"]
+    hands_over = token("a"), token("c"), lease_id("c"), 500, "o", ""
+    assert server.run(scripts.HAND_OVER, *hands_over) == "gone"
+    assert (server.lock, server.left, server.past) == (newer(), 500, [])
+
+
+def test_what_was_granted_in_a_later_format_ends_with_its_token(server: Keyspace) -> None:
+    for end in (server.release, server.leave):
+        server.do("SET", KEYS.lock, newer(), "PX", 500)
+        server.acquire("b", "queue")
+        server.listen("b")
+        assert end("a") in ("released", 1)
+        assert server.lock.startswith(token("b"))
+        server.leave("b")
+
+
+@pytest.mark.parametrize("record", ["2|?", ""], ids=["a later format", "no record"])
+def test_what_cannot_be_read_in_the_queue_delays_nobody(server: Keyspace, record: str) -> None:
+    for first in (token("n"), "hold" + "n" * 28):
+        queued = (1, first, 1, f"{first}|{record}") if record else (1, first)
+        server.acquire("a")
+        server.do("ZADD", KEYS.queue, *queued)
+        assert server.run(scripts.INSPECT, 9, 9)[1] == []
+        assert server.look()[2] == 0
+        assert server.run(scripts.UNHOLD, "") == ""
+        server.do("ZADD", KEYS.queue, *queued)
+        assert server.hold("c")[0] == "queued"
+        assert server.run(scripts.UNHOLD, "") != ""
+        server.do("ZADD", KEYS.queue, *queued)
+        server.acquire("b", "queue")
+        server.release("a")
+        assert server.acquire("b", "queue").isdigit()
+        server.release("b")
+        assert (server.lock, server.queue) == ("", "")
+
+
 def test_a_waiter_has_the_lock_once_a_lease_of_a_later_format_is_over(server: Keyspace) -> None:
     server.do("SET", KEYS.lock, newer(), "PX", 500)
     server.acquire("b", "queue")

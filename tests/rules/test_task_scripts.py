@@ -156,6 +156,28 @@ def test_a_run_that_goes_back_into_the_queue_keeps_its_arguments(server: Keyspac
     assert "last:b" not in server.fields(KEYS.runs)
 
 
+def test_what_a_newer_version_has_added_to_an_announcement_is_passed_over(server: Keyspace) -> None:
+    announce(server, "a")
+    server.do("HSET", KEYS.runs, "terms", f"{server.ms}|{server.ms + 900}|more")
+    assert announce(server, "b", 0, 5000) == ""  # It may be dropped later than a.
+    assert server.fields(KEYS.runs)["queued"].endswith("|b")
+    server.do("HSET", KEYS.runs, "terms", f"{server.ms}|{server.ms + 900}|more")
+    assert announce(server, "c", 0, 900) == "b"
+    requeue(server, "b")
+    assert server.fields(KEYS.runs)["terms"] == f"0|{server.ms + 900}"
+
+
+def test_of_what_a_newer_version_announces_in_another_way_one_call_more_is_published(
+    server: Keyspace,
+) -> None:
+    announce(server, "a", 0, "", "its")
+    server.do("HSET", KEYS.runs, "terms", "x", "last", "y")
+    assert announce(server, "b", 0, "", "own") == ""
+    server.do("HSET", KEYS.runs, "terms", "x", "last", "y", "queued", "z")
+    assert announce(server, "c", 0, "", "own") == ""
+    assert announce(server, "d", 0, "", "own") == "c"
+
+
 def test_an_announcement_without_terms_is_kept_without_an_end(server: Keyspace) -> None:
     server.do("HSET", KEYS.runs, "queued", f"{server.ms + 10}|a")
     assert requeue(server, "a") == -1

@@ -124,7 +124,9 @@ def instead(text: str, by: str, *more: str) -> dict[Script, Script]:
 
 
 # Without R1: a resend is a stranger, as with a new token for each try, or a bare SET NX.
-RESENDS_ARE_STRANGERS = instead("if is_of(value, token) and state ~= 'k' then", "if false then")
+RESENDS_ARE_STRANGERS = instead(
+    "if fence and is_of(value, token) and state ~= 'k' then", "if false then"
+)
 
 # Without P3: a release is not compared with the token of the lease.
 ANYBODY_RELEASES = instead(
