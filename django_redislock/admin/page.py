@@ -440,8 +440,10 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         if held.unhold(page.name, using=page.alias, by=_operator(request)):
             self.log_change(request, page, "The hold was ended.")
             messages.success(request, f"The hold of “{page}” was ended.{_who_follows(page)}")
-        else:
-            messages.warning(request, f"No operator held the lock “{page}”.")
+            return
+        lock = held.get(page.name, using=page.alias)
+        newer = lock is not None and lock.newer_format is not None and lock.note
+        messages.warning(request, newer or f"No operator held the lock “{page}”.")
 
 
 class _InDoubt(LockUnavailable):

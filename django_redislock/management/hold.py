@@ -65,7 +65,9 @@ def unhold(console: Console, *, name: str, alias: str | None, json: bool, **opti
     elif ended:
         console.out.write(f"No longer held: {pasteable(name)}.", str)
     if not ended:
-        raise CommandError(f"No operator holds {pasteable(name)}.", returncode=FOUND)
+        lock = held.get(name, using=using)
+        newer = lock is not None and lock.newer_format is not None and lock.note
+        raise CommandError(newer or f"No operator holds {pasteable(name)}.", returncode=FOUND)
 
 
 def _has_permit(name: str, using: str) -> str:

@@ -1,4 +1,4 @@
-"""The command: `python -m tests.jepsen [--backend NAME] [--seconds N] [--seed S] [--write]`."""
+"""The command: `python -m tests.jepsen`; `--help` lists its options."""
 
 from __future__ import annotations
 
@@ -37,22 +37,28 @@ def main() -> None:
     django.setup()
     from tests.jepsen.places import CONTENDERS
     from tests.jepsen.trial import run
+    from tests.support.wheels import VERSIONS, unpacked
 
     parser = argparse.ArgumentParser(prog="python -m tests.jepsen")
     parser.add_argument("--backend", choices=CONTENDERS, action="append", help="all, by default")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each of them")
     parser.add_argument("--seed", type=int, default=1)
+    upgrade = "every other client has the minor version before this one"
+    parser.add_argument("--upgrade", action="store_true", help=upgrade)
     parser.add_argument("--write", action="store_true", help=f"into {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
-    if options.write and options.backend:
-        parser.error("--write writes the whole table: name no --backend")
+    if options.write and (options.backend or options.upgrade):
+        parser.error("--write writes the whole table of this version: no --backend, no --upgrade")
 
+    packages = [unpacked(version) for version in VERSIONS] if options.upgrade else [""]
     command = f"make jepsen SECONDS={options.seconds:g} SEED={options.seed}"
+    command += " ARGS=--upgrade" * options.upgrade
     lines = [f"`{command}`", "", _line(*COLUMNS), _line("---", "---", *["--:"] * 5)]
     print("\n".join(lines), flush=True)
     wrong = []
     for backend in options.backend or CONTENDERS:
-        report = run(backend, seconds=options.seconds, seed=options.seed)
+        how = {"seconds": options.seconds, "seed": options.seed}
+        report = run(backend, packages=packages, **how)
         lines.append(_row(backend, report))
         print(lines[-1], flush=True)
         wrong += [f"{backend}: {one}" for one in report.wrong]

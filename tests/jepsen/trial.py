@@ -5,9 +5,10 @@ from __future__ import annotations
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.db import connections, transaction
 
@@ -23,7 +24,7 @@ from tests.support.processes import Child
 from tests.support.waiting import HUNG
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tests.jepsen.places import Place
 
@@ -47,7 +48,7 @@ class Report:
         return [*self.verdict.wrong, *(f"{key!r} never expires" for key in self.immortal)]
 
 
-def run(backend: str, *, seconds: float, seed: int) -> Report:
+def run(backend: str, *, seconds: float, seed: int, packages: Sequence[str] = ("",)) -> Report:
     """Let clients increment counters while much goes wrong, and judge it.
 
     It takes longer if nobody was too late by then, since that would prove nothing.
@@ -56,9 +57,10 @@ def run(backend: str, *, seconds: float, seed: int) -> Report:
         backend: One of CONTENDERS.
         seconds: How long the nemesis is at work.
         seed: What it does, in which order. Not when, which the machine decides.
+        packages: What the clients have by turns: see environment_for() in tests/support/nursery.py.
     """
     contender = CONTENDERS[backend]
-    dice = Random(seed)
+    dice, package = Random(seed), cycle(packages)
     with tempfile.TemporaryDirectory() as folder, _databases(Path(folder)):
         desk = Desk(folder)
         with contender.place(dice) as place:
@@ -72,7 +74,8 @@ def run(backend: str, *, seconds: float, seed: int) -> Report:
 
             def start(number: int) -> Child:
                 arguments = (folder, described(*DATABASES), contender.lock, number)
-                return Child(work, *arguments, redislock={"default": setting})
+                how: Any = {"redislock": {"default": setting}, "package": next(package)}
+                return Child(work, *arguments, **how)
 
             with Crew(start, CLIENTS, desk, _writes) as crew:
                 crew.await_writes(FIRST)

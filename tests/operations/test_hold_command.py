@@ -19,7 +19,7 @@ from django_redislock.models import LockPage
 from tests.support import site
 from tests.support.matrix import QUORUM, in_turn, places, unscripted
 from tests.support.others import held_by, waiters
-from tests.support.stored import keys_of
+from tests.support.stored import keys_of, newer_lease
 from tests.support.waiting import HUNG, wait_until
 from tests.support.ways import in_thread
 
@@ -225,6 +225,18 @@ def test_the_command_holds_shows_refuses_and_ends(locks: Locks) -> None:
     assert says.endswith("by manage.py locks: DB upgrade.")
     assert locks_command("unhold", "lottery") == (0, "No longer held: lottery.\n")
     assert locks_command("unhold", "lottery") == (1, "No operator holds lottery.")
+
+
+@pytest.mark.django_db
+def test_a_hold_of_a_newer_version_is_ended_by_that_alone(locks: Locks) -> None:
+    value = newer_lease()
+    locks.redis.set(keys_of(locks).lock, value, px=60_000)
+    says = "Its holder runs a newer version of django_redislock"
+    assert locks_command("unhold", "lottery")[1].startswith(says)
+    keeper, page = client_of("keeper"), LockPage.named("lottery", "default")
+    answer = keeper.post(HOLD, {"lock": page.key, "unhold": ""}, follow=True)
+    assert says.encode() in answer.content
+    assert locks.redis.get(keys_of(locks).lock) == value.encode()
 
 
 def test_the_permits_of_a_name_are_held_together(locks: Locks) -> None:

@@ -29,12 +29,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PACKAGE = "TESTS_PACKAGE"  # In an environment, the folder of the package if it is another one.
 
 
-def environment_for(settings: str = "tests.settings") -> dict[str, str]:
-    """That of a Python with these Django settings, which finds the tests."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")]))
-    return os.environ | {"DJANGO_SETTINGS_MODULE": settings, "PYTHONPATH": path}
+def environment_for(settings: str = "tests.settings", *, package: str = "") -> dict[str, str]:
+    """That of a Python with these Django settings, which finds the tests.
+
+    Args:
+        settings: The module.
+        package: A folder with another version of the package, which it finds in place of ours.
+    """
+    path = os.pathsep.join(filter(None, [package, str(ROOT), os.getenv("PYTHONPATH")]))
+    environment = os.environ | {"DJANGO_SETTINGS_MODULE": settings, "PYTHONPATH": path}
+    if package:
+        # Else it would look first where it is started, and find ours.
+        environment |= {_PACKAGE: package, "PYTHONSAFEPATH": "1"}
+    return environment
 
 
 def start_python(
@@ -55,8 +65,8 @@ def start_python(
         forked: It may be a fork, unless it has a prelude, or begins otherwise by its environment.
     """
     forked = forked and not prelude and sys.platform == "linux"
-    if forked and nursery().begins_as_in(environment):
-        return nursery().fork(function, arguments, files, environment, start_new_session)
+    if forked and (home := nursery(environment.get(_PACKAGE, ""))).begins_as_in(environment):
+        return home.fork(function, arguments, files, environment, start_new_session)
     module, _, name = function.partition(":")
     code = f"{prelude}\nfrom {module} import {name}\n{name}()"
     stdin, stdout, stderr = files
@@ -103,11 +113,11 @@ class Fork:
 
 
 class Nursery:
-    """A process that forks on demand."""
+    """A process that forks on demand, with a version of the package: see environment_for()."""
 
-    def __init__(self) -> None:
+    def __init__(self, package: str) -> None:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._environment = environment_for()
+        self._environment = environment_for(package=package)
         code = f"from tests.support import nursery; nursery.serve({theirs.fileno()})"
         self._process = subprocess.Popen(
             tied_to_us([sys.executable, "-c", code]),
@@ -152,9 +162,9 @@ class Nursery:
 
 
 @functools.cache
-def nursery() -> Nursery:
-    """That of this process, from when it is first asked for."""
-    return Nursery()
+def nursery(package: str = "") -> Nursery:
+    """That of this process for a version, from when it is first asked for."""
+    return Nursery(package)
 
 
 def serve(line: int) -> None:

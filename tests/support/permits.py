@@ -33,6 +33,7 @@ from django_redislock.rules import scripts
 from django_redislock.rules.forms import FirstTry
 from django_redislock.rules.keys import lock_keys
 from django_redislock.rules.steps import Call
+from tests.support.processes import PERMIT_LEFT
 from tests.support.proxy import Proxy
 from tests.support.stored import NAME
 
@@ -48,7 +49,6 @@ FIRST, SECOND = 1, 2
 BYSTANDER = "bystander".ljust(32, "0")
 BYSTANDER_ID = "b" * 16
 ARGS = BYSTANDER, BYSTANDER_ID, 600_000, "try", b"0", "", "-", b"{}", ""  # And no channel.
-LEFT = "TESTS_PERMIT"  # Tells a child process which permit is left.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -86,7 +86,7 @@ def permits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         lambda proxy, sha, action, **how: rule(proxy, sent.get(sha, sha), action, **how),
     )
     if left == SECOND:
-        monkeypatch.setenv(LEFT, str(left))
+        monkeypatch.setenv(PERMIT_LEFT, str(left))
         _stand_by_early(request, seen, monkeypatch)
     else:
         _leave_bystanders_out(seen, monkeypatch)
@@ -134,7 +134,7 @@ def _stand_by_early(
 
 def in_child() -> None:
     """In a child process of a test: have each lock be a permit, if those of the test are."""
-    if left := int(os.environ.get(LEFT, "0")):
+    if left := int(os.environ.get(PERMIT_LEFT, "0")):
         # On one server the test has seen to it, for the name that most have.
         seen = set() if "BACKEND" in settings.REDISLOCK["default"] else {NAME}
         _have_permits(left, seen, partial(_stand_by_itself, left), setattr)

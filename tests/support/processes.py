@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+PERMIT_LEFT = "TESTS_PERMIT"  # In an environment: see tests/support/permits.py.
+
 
 def say(value: Any) -> None:
     """In a child: tell the test."""
@@ -62,6 +64,8 @@ class Child:
             finds them under these names, beside ``say`` and ``hear``.
         redislock: The REDISLOCK setting of the child.
         prelude: Source that runs before any import, such as gevent's monkey patching.
+        package: A folder with another version of the package, see environment_for().
+        forked: It may be a fork. Not worth it for a package that few children have.
     """
 
     def __init__(
@@ -70,6 +74,8 @@ class Child:
         *args: Any,
         redislock: dict[str, Any],
         prelude: str = "",
+        package: str = "",
+        forked: bool = True,
         **kwargs: Any,
     ) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
@@ -78,8 +84,10 @@ class Child:
         self.process = start_python(
             f"{__name__}:main",
             files=(heard.fileno(), said.fileno(), self._stderr.fileno()),
-            environment=environment_for() | {"TESTS_REDISLOCK": json.dumps(redislock)},
+            environment=environment_for(package=package)
+            | {"TESTS_REDISLOCK": json.dumps(redislock)},
             prelude=prelude,
+            forked=forked,
         )
         heard.close()
         said.close()
@@ -117,6 +125,10 @@ class Child:
             self._unread += chunk
         line, _, self._unread = self._unread.partition(b"\n")
         return json.loads(line)
+
+    def has_spoken(self) -> bool:
+        """Whether read() would not have to wait."""
+        return b"\n" in self._unread or bool(select.select([self._stdout], [], [], 0)[0])
 
     def wait(self, timeout: float = HUNG) -> int:
         """Return the exit status once the child has ended; minus the signal that killed it."""
@@ -170,18 +182,23 @@ def main() -> None:
     import django
 
     django.setup()
-    from tests.support.permits import in_child
-
     job = hear()
     args, kwargs = job["args"], job["kwargs"]
     module, colon, name = job["code"].partition(":")
     if not (colon and name.isidentifier()):
-        in_child()
+        _in_child()
         names = {"say": say, "hear": hear, "args": args, "kwargs": kwargs, "__name__": "__child__"}
         exec(compile(job["code"], "<child>", "exec"), names)
         return
     function = getattr(importlib.import_module(module), name)
-    in_child()
+    _in_child()
     answer = function(*args, **kwargs)
     if inspect.iscoroutine(answer):
         asyncio.run(answer)
+
+
+def _in_child() -> None:
+    if PERMIT_LEFT in os.environ:  # It knows the package too well for another version of it.
+        from tests.support.permits import in_child
+
+        in_child()

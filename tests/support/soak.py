@@ -6,7 +6,8 @@ killed. All that happened is then read from logs, by one clock for all processes
     python -m tests.support.soak --seconds 60 --processes 6
 
 ``--lock redis-py`` does the same to the Lock of redis-py, as a control: a soak that finds nothing
-wrong there would prove nothing here.
+wrong there would prove nothing here. With ``--upgrade`` every other process has the minor version
+before this one.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis
 
@@ -30,6 +32,10 @@ from tests.support.processes import Child
 from tests.support.proxy import Proxy
 from tests.support.servers import KIND, KINDS, Server
 from tests.support.waiting import HUNG
+from tests.support.wheels import VERSIONS, unpacked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NAME = "soak"
 PREFIX = "soak"
@@ -314,9 +320,10 @@ def soak(
     ttl: float = 1.0,
     chaos: bool = True,
     seed: int = 0,
+    packages: Sequence[str] = ("",),
 ) -> Findings:
-    """Run it, and return what was found."""
-    dice = random.Random(seed)
+    """Run it, and return what was found; the processes have these *packages* by turns."""
+    dice, package = random.Random(seed), cycle(packages)
     children: list[Child] = []
     with tempfile.TemporaryDirectory() as name, Proxy(server, seed=seed) as proxy:
         folder = Path(name)
@@ -328,7 +335,8 @@ def soak(
 
         def start() -> Child:
             arguments = (which, ttl, proxy.url, server.url, name, threads, until)
-            return Child("tests.support.soak:work", *arguments, redislock=setting)
+            how = {"redislock": setting, "package": next(package)}
+            return Child("tests.support.soak:work", *arguments, **how)
 
         stops: Stops = []
         ended: dict[str, float] = {}
@@ -414,7 +422,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lock", choices=LOCKS, default="ours")
     parser.add_argument("--server", choices=KINDS, default=KIND)
+    parser.add_argument("--upgrade", action="store_true", help="two versions by turns")
     options = vars(parser.parse_args())
+    if options.pop("upgrade"):
+        options["packages"] = [unpacked(version) for version in VERSIONS]
     with Server(options.pop("server")) as server:
         print(soak(server, which=options.pop("lock"), **options))
 

@@ -49,11 +49,12 @@ class Worker:
         pool: str = "solo",
         concurrency: int = 1,
         settings: str = "tests.settings",
+        package: str = "",
         **conf: Any,
     ) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
         self.name = f"worker-{uuid.uuid4().hex[:8]}"
-        environment = environment_for(settings) | {
+        environment = environment_for(settings, package=package) | {
             "TESTS_CELERY": json.dumps({**stage.conf, **conf}),
             "TESTS_REDISLOCK": json.dumps(stage.redislock),
             "TESTS_JOURNAL": stage.url,

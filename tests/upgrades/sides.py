@@ -1,0 +1,314 @@
+"""A side: a process with one version of the package, which does what a test tells it.
+
+old.take("lottery")
+waiting = new.begin("take", "lottery", wait=HUNG)
+old.free("lottery")
+waiting.result()
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from functools import partialmethod
+from itertools import count
+from typing import Any
+
+from tests.support.processes import Child, hear, say
+from tests.support.waiting import HUNG, wait_until
+
+# --- in the test ----------------------------------------------------------------------------------
+
+
+class Refused(Exception):
+    """What a side raised: the name of the exception, and its text."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(kind, text)
+        self.kind = kind
+        self.text = text
+
+
+class Order:
+    """Something that a side was told to do."""
+
+    def __init__(self, side: Side, number: int) -> None:
+        self._side = side
+        self._number = number
+
+    @property
+    def done(self) -> bool:
+        """Whether it is done, well or not."""
+        return self._side.has_answered(self._number)
+
+    def result(self) -> Any:
+        """Return what came of it.
+
+        Raises:
+            Refused: The side raised an exception.
+        """
+        wait_until(lambda: self.done, HUNG, f"the side answers order {self._number}")
+        answer, refusal = self._side.answers[self._number]
+        if refusal:
+            raise Refused(*refusal)
+        return answer
+
+
+class Side:
+    """A process with one version of the package.
+
+    Args:
+        package: The folder of that version.
+        redislock: The setting REDISLOCK.
+        forked: See Child.
+    """
+
+    def __init__(self, package: str, redislock: dict[str, Any], *, forked: bool = True) -> None:
+        self.child = Child(serve, redislock=redislock, package=package, forked=forked)
+        self.answers: dict[int, tuple[Any, list[str]]] = {}
+        self._numbers = count(1)
+        found = self.child.read()
+        assert found.startswith(package), f"{found} is not of {package}"
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self.child.pid
+
+    def begin(self, act: str, *args: Any, **options: Any) -> Order:
+        """Have it begin an act: the name of a function below, and its arguments."""
+        number = next(self._numbers)
+        self.child.send([number, act, args, options])
+        return Order(self, number)
+
+    def does(self, act: str, *args: Any, **options: Any) -> Any:
+        """Have it do that, and return what came of it."""
+        return self.begin(act, *args, **options).result()
+
+    take = partialmethod(does, "take")
+    free = partialmethod(does, "free")
+
+    def has_answered(self, number: int) -> bool:
+        """Read what it has said so far."""
+        while number not in self.answers and self.child.has_spoken():
+            found, *answer = self.child.read()
+            self.answers[found] = answer
+        return number in self.answers
+
+    def close(self) -> None:
+        """End it whatever its state."""
+        self.child.close()
+
+
+# --- in the process -------------------------------------------------------------------------------
+
+
+def serve() -> None:
+    """Obey, each order in a thread of its own."""
+    import django_redislock
+
+    say(django_redislock.__file__)
+    telling = threading.Lock()
+
+    def obey(number: int, act: str, args: list[Any], options: dict[str, Any]) -> None:
+        answer, refusal = None, []
+        try:
+            answer = getattr(sys.modules[__name__], act)(*args, **options)
+        except Exception as error:
+            refusal = [type(error).__name__, str(error)]
+        with telling:
+            say([number, answer, refusal])
+
+    while True:
+        threading.Thread(target=obey, args=hear(), daemon=True).start()
+
+
+class _Block:
+    """A block under a lock, in a thread of its own."""
+
+    def __init__(self, lock: Any) -> None:
+        self.lease: Any = None
+        self._error: BaseException | None = None
+        self._entered, self._told, self._left = (threading.Event() for _ in range(3))
+        threading.Thread(target=self._run, args=(lock,), daemon=True).start()
+        self._entered.wait()
+        self._raise()
+
+    def leave(self) -> None:
+        self._told.set()
+        self._left.wait()
+        self._raise()
+
+    def _run(self, lock: Any) -> None:
+        try:
+            with lock as self.lease:
+                self._entered.set()
+                self._told.wait()
+        except BaseException as error:
+            self._error = error
+        self._left.set()
+        self._entered.set()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+_blocks: dict[str, _Block] = {}
+
+
+def take(*names: str, key: str = "", **options: Any) -> dict[str, Any]:
+    """Enter a block under a lock, or several; its *key*, by default its first name, ends it."""
+    from django_redislock import distributed_lock
+
+    return _enter(key or names[0], distributed_lock(*names, **options))
+
+
+def take_over(baton: str, key: str) -> dict[str, Any]:
+    """Enter a block with the lease that was handed over."""
+    from django_redislock import take_up
+
+    return _enter(key, take_up(baton))
+
+
+def _enter(key: str, lock: Any) -> dict[str, Any]:
+    block = _blocks[key] = _Block(lock)
+    lease = block.lease
+    return {"id": lease.id, "fence": lease.fence, "permit": lease.permit, "fences": lease.fences}
+
+
+def free(key: str) -> None:
+    """Leave that block."""
+    _blocks.pop(key).leave()
+
+
+def state(key: str) -> list[Any]:
+    """Whether the lease is held, and why it was lost."""
+    lease = _blocks[key].lease
+    return [lease.held, lease.lost_reason]
+
+
+def hand_over(key: str) -> str:
+    """Hand the lease over; returns the baton."""
+    baton: str = _blocks[key].lease.hand_over(within=HUNG)
+    return baton
+
+
+def locked(name: str) -> bool:
+    """Whether anybody holds the lock."""
+    from django_redislock import distributed_lock
+
+    return distributed_lock(name).locked()
+
+
+def rows() -> list[dict[str, Any]]:
+    """The locks that are held, as operators see them."""
+    from django_redislock import held
+
+    return [
+        {
+            "name": one.name,
+            "state": one.state,
+            "id": one.id,
+            "fence": one.fence,
+            "pid": one.owner.pid,
+            "permit": one.permit,
+            "waiters": one.waiters,
+        }
+        for one in held.list()
+    ]
+
+
+def seen(name: str) -> dict[str, Any]:
+    """Who waits for the lock, and who had it before."""
+    from django_redislock import held
+
+    detail = held.detail(name)
+    return {
+        "waiters": [one.owner.pid for one in detail.waiters],
+        "past": [[one.owner.pid, one.ended] for one in detail.past],
+    }
+
+
+def force_release(name: str, id: str) -> bool:  # noqa: A002
+    """End a lease as an operator does."""
+    from django_redislock import held
+
+    return held.force_release(name, id)
+
+
+def keep(name: str, seconds: float) -> bool:
+    """Keep the lock from everybody."""
+    from django_redislock import held
+
+    return held.hold(name, seconds, by="ann", reason="maintenance")
+
+
+def give_back(name: str) -> bool:
+    """End that."""
+    from django_redislock import held
+
+    return held.unhold(name)
+
+
+def job(name: str, *, fails: bool = False, **options: Any) -> Any:
+    """Run a job of which one instance runs at a time."""
+    from django_redislock import single_instance
+
+    @single_instance(name, **options)
+    def body() -> str:
+        if fails:
+            raise ValueError("as asked")
+        return "done"
+
+    return body()
+
+
+def record(name: str) -> dict[str, Any]:
+    """Who ran last under the lock with which end, and how often it was skipped since."""
+    from django_redislock import held
+
+    (found,) = [one for one in held.records() if one.name == name]
+    last = {
+        "success": found.last_success,
+        "failure": found.last_failure,
+        "skip": found.last_skip,
+    }
+    return {kind: run and run.owner.pid for kind, run in last.items()} | {"skips": found.skips}
+
+
+def database_job(databases: dict[str, Any], name: str) -> Any:
+    """Run a task whose success is committed with its effects."""
+    from django_redislock import single_instance_task
+    from tests.effects.models import Entry
+    from tests.support.celery_app import EAGER, celery_app
+    from tests.support.databases import use
+
+    use(**databases)
+    (alias,) = databases
+
+    with celery_app(**EAGER):
+
+        @single_instance_task(
+            key="{name}", atomic=alias, once="database", acks_late=True, name=f"draw:{name}"
+        )
+        def draw(name: str) -> str:
+            Entry.objects.using(alias).create(fence=0)
+            return "done"
+
+        return draw.delay(name).get()
+
+
+def publish(conf: dict[str, Any], task: str, *args: Any, **how: Any) -> str:
+    """Publish a task of the tests; returns the id of the call that stands for it."""
+    from tests.celery.project import tasks
+    from tests.celery.project.app import make_app
+    from tests.support.celery_app import current
+
+    app = make_app(conf)
+    with current(app):
+        try:
+            sent = app.tasks[f"{tasks.__name__}.{task}"].apply_async(args, how)
+            return str(sent.id)
+        finally:
+            app.close()
