@@ -2,7 +2,7 @@
 --
 -- limit    how many permits the lock has, for the record of a waiter; '' if one
 -- permit   what is answered behind the fence, if it is granted: ' ' and which permit it is; '' if there is one
--- hold_left  after how many ms a hold that waits no longer keeps the other permits from a waiter; nil if none does
+-- hold_left  ms until a waiting hold no longer keeps the other permits from a waiter; nil if none does
 -- refusal  what is answered if the asker is not to wait: 'busy', or 'own' if another delivery of its task run has it
 
 local value = redis.pcall('GET', LOCK)
@@ -25,7 +25,7 @@ if not value and not done_before and call('EXISTS', QUEUE) == 0 then
   return fence .. permit
 end
 
--- Lists a key that keeps the lock from becoming free, and that no grant has put into the index.
+-- Lists a key that keeps the lock busy, though no grant has put it into the index.
 local function list_until(score)
   redis.pcall('ZADD', HELD, score, LOCK)
 end
@@ -56,7 +56,7 @@ if value then
       call('PEXPIRE', LOCK, ttl)
       call('SETRANGE', LOCK, 32, 'h')
     else
-      call('PEXPIRE', LOCK, ttl, 'GT') -- it may be late, and the lease have been made longer since
+      call('PEXPIRE', LOCK, ttl, 'GT') -- a late resend must not shorten a lease that is longer by now
     end
     redis.pcall('ZADD', HELD, 'GT', ms + ttl, LOCK)
     if started then
@@ -133,7 +133,7 @@ end
 local queued_before, lasts = dequeue(token), WAITER_TTL
 if mode == 'hold' then
   lasts, channel = tonumber(ttl), ''
-  redis.pcall('ZADD', HELD, 'GT', ms + lasts, LOCK) -- a holder that dies leaves the list sooner
+  redis.pcall('ZADD', HELD, 'GT', ms + lasts, LOCK) -- the entry of a holder that dies would end sooner
 end
 if queued_before then
   ticket = digits(queued_before)

@@ -1,16 +1,16 @@
 -- choice: which permit an acquire asks for, if there are waiters, or no permit is free.
 --
--- Nobody passes the first waiter: only permits that it may have count. All that are free go to the waiters before
--- this one. A hold on permit 1, or first in the queue, keeps all permits from everybody; hold_left tells for how
--- many ms one that is first in the queue will do so.
+-- No acquire passes the first waiter: only permits that this waiter may have count. All that are free go to the
+-- waiters before this acquire. A hold on permit 1 keeps all permits from everybody. So does a hold that is first in
+-- the queue, for hold_left ms.
 
 local ms = milliseconds(clock())
 
--- The first waiter, and up to which permit it and this acquire may have one.
+-- Returns the first waiter, and the last permit that both it and this acquire may have.
 local function first_in_line()
   local first, record = unpack(call('ZRANGE', QUEUE, 0, 1))
   while first and first ~= token and tonumber(string.match(record or '', RECORD) or 0) <= ms do
-    -- It has died, or is not ours. Something is removed in any case, or this would never end.
+    -- It has died, or is not ours. Each turn removes something, or this loop would never end.
     call('ZREM', QUEUE, first, record and is_of(record, first) and record or first)
     first, record = unpack(call('ZRANGE', QUEUE, 0, 1))
   end
@@ -45,7 +45,7 @@ if not chosen then -- the one that ends first; an unconfirmed one ends soon
     local _, _, confirm_by = read(value)
     if left == -1 then
       left = math.huge
-      redis.pcall('ZADD', HELD, '+inf', locks[number]) -- for operators: nobody else would see that a permit is missing
+      redis.pcall('ZADD', HELD, '+inf', locks[number]) -- else no operator would see that a permit is missing
     elseif confirm_by and state_of(value) == 'c' then
       left = math.min(left, confirm_by - ms)
     end

@@ -3,7 +3,7 @@
 -- markers  which done markers to look at: once(1) retention "|" run
 --          once: 1 to look at the one of a `once` of this name, else 0
 --          retention: of a task run, how long its records are kept, and of how many locks, see _runs.lua; else ''
---          run: of a task run, its id, or '' if it has none: under one id work is finished once
+--          run: id of a task run, or '' if it has none: under one id, work is finished once
 -- include _task_of
 
 local function already_done(markers)

@@ -1,4 +1,4 @@
--- grant: the next fence, also if the clock was set back, and a new lease, written down with it.
+-- grant: the next fence, even if the clock was set back, and a new lease with it.
 --
 -- fence    one mark for all names: 'last' -> the greatest fence that was given out
 --
@@ -13,8 +13,8 @@ local function next_fence(previous, us)
 end
 
 -- Returns a fence that is greater than all before, and raises the mark to it. It is the server's time, unless the
--- clock was set back, or a quorum has raised the mark. *of_lease*: the fence of the lease before, should the mark be
--- lost. It may not be the last one that was granted: of several permits, another may have a greater fence.
+-- clock was set back, or a quorum has raised the mark. *of_lease* is the fence of the lease before, in case the mark
+-- is lost. It need not be the greatest so far: the lease of another permit may have a greater one.
 local function new_fence(us, of_lease)
   of_lease = tonumber(of_lease) or 0
   if tonumber(us) > of_lease and redis.pcall('ZADD', FENCE, 'GT', 'CH', us, 'last') == 1 then
@@ -25,8 +25,8 @@ local function new_fence(us, of_lease)
   return fence
 end
 
--- With a *channel* the lease is handed over: the waiter that was rung there must confirm it soon, or *within*
--- so many ms.
+-- With a *channel* the lease is handed over: the waiter that was rung there must confirm it, in CONFIRM_WITHIN
+-- or in *within* ms.
 local function grant(token, id, ttl, renews, owner, fence, us, channel, within)
   local ms = string.sub(us, 1, -4)
   local state, confirm_by, px = 'h', '0', ttl

@@ -1,7 +1,7 @@
 -- last call: the arguments with which a waiting call is to run, in place of its own.
 --
 -- runs      last:ID: until(ms) "|" the arguments of the last call that ID stands for, see announce.lua
---           last: until(ms) "|": until when one of these is kept
+--           last: until(ms) "|": until when any of these is kept
 
 local function last_call(id)
   local entry = call('HGET', RUNS, 'last:' .. id)

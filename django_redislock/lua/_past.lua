@@ -1,4 +1,4 @@
--- past: note a lease for the timeline of who held the lock.
+-- past: note a lease for the timeline of the lock.
 --
 -- past     the last leases that lasted a while, oldest first:
 --          id "|" fence "|" since(ms) "|" until(ms) "|" ended "|" owner
@@ -7,10 +7,10 @@
 --
 -- This is only for listings: trouble with it (pcall) never fails an operation on the lock.
 
-local MET = 40 -- leases that only expired, at most, since nobody who notes one is told how many to keep
+local MET = 40 -- expired leases are kept, at most: a client that notes one does not say how many to keep
 local NOTED = 1500 -- ms: the owner of a lease that lasts so long tells its end, see holds.py
 
--- retention: how many leases are kept, see _runs.lua; of one that ends
+-- retention: how many leases are kept, see _runs.lua; given when a lease ends
 local function note_past(value, ended, ms, retention)
   local fence, since, owner = string.match(value, '^|(%d+)|(%d+)|%d+|%d+|[^|]*|(.*)$', 56)
   local id = string.sub(value, 40, 55) .. '|'
@@ -38,8 +38,8 @@ local function note_past(value, ended, ms, retention)
   redis.pcall('PEXPIRE', PAST, 2 * DAY)
 end
 
--- Notes a lease that another client meets before its first renewal, or that was not confirmed in time: should
--- it expire, its owner is known.
+-- Notes a lease that another client meets before its first renewal, or that was not confirmed in time. If it
+-- expires, its owner is then known.
 local function note_met(value, ms)
   local state, renewals, since, confirm_by =
     string.match(value, '^([hc])[r-](%d%d%d%d%d)%x+|%d+|(%d+)|%d+|(%d+)|', 33)

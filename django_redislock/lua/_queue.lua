@@ -4,11 +4,11 @@
 -- CONFIRM_WITHIN (take_up in rules/flows.py); after that time, the next acquire may pass the lock on.
 --
 -- queue    the waiters. Each has two members, both with its ticket as their score: its token, and its record, which
---          begins with it: token(32) "|" expiry(ms) "|" channel "|" ttl(ms) "|" renews limit "|" id "|" owner
+--          begins so too: token(32) "|" expiry(ms) "|" channel "|" ttl(ms) "|" renews limit "|" id "|" owner
 --          limit: how many permits the lock has for this waiter; nothing for one
 --          With equal scores the shorter member comes first, so a waiter's token stands before its record.
--- hold     the lease by which an operator keeps a lock from everybody, and its entry in the queue while a lease is
---          in its way: its token begins with "hold", its ticket is less than 0, its expiry is the end of the hold,
+-- hold     the lease by which an operator keeps a lock from everybody. While another lease is in its way, it stands
+--          in the queue. Its token begins with "hold", its ticket is less than 0, its expiry is the end of the hold,
 --          and its channel is ''. Nobody confirms, renews or releases it.
 -- permits  a lock with a limit has several leases, and LOCK is one of them: see acquire_permit.lua. A hold is on the
 --          first, and keeps all of them from everybody.
@@ -31,9 +31,9 @@ end
 
 -- Publishes *words* on *channel*, and returns how many clients receive them. On a cluster the channel has the
 -- hash tag of the keys: PUBLISH would go to all nodes there, and count the clients of this node alone.
--- Replicas are not told. A waiter may still listen to a former master: it is not counted here, so the
--- lock goes to the next waiter, and both would take it. (The bus of a cluster tells replicas all the
--- same, but a former master has unsubscribed its clients there.)
+-- Replicas are not told, because a waiter may still listen to a former master. It is not counted here, so the
+-- lock goes to the next waiter, and both would take it. (The bus of a cluster tells replicas all the same, but
+-- a former master has unsubscribed its clients there.)
 local function ring(channel, words)
   redis.set_repl(redis.REPL_NONE)
   local heard
@@ -53,8 +53,8 @@ local function read(value)
   end
 end
 
--- Tells the waiter before whom so many others wait that the lock ends in *left* ms. Else it would sleep until the
--- time that it was told before.
+-- Tells the waiter behind *before* others that the lock ends in *left* ms. Else it would sleep until the time that
+-- it was told last.
 local function tell_waiter(before, left)
   local record = call('ZRANGE', QUEUE, 2 * before, 2 * before + 1)[2]
   local _, channel, _, _, id = string.match(record or '', RECORD)
@@ -78,8 +78,8 @@ local function of_permit()
   return permit and ' ' .. permit or ''
 end
 
--- Takes the first waiter out of the queue: {token, ticket, record, ticket}, or {} if nobody waits; or {false} if
--- nobody may have this permit: the first waiter has a lower limit, or an operator's hold is there, or comes first.
+-- Takes the first waiter out of the queue. Returns {token, ticket, record, ticket}; {} if nobody waits; {false} if no
+-- waiter may have this permit: the first one has a lower limit, or an operator's hold is there, or comes first.
 local function pop_waiter()
   local permit = later_permit()
   if permit then
@@ -106,7 +106,7 @@ local function dequeue(token)
   return ticket
 end
 
--- The owner of a lease for which it has queued for a second or longer says for how long (s), for the timeline.
+-- Returns *owner*. If it has queued for a second or longer, this text says for how long (s), for the timeline.
 local function with_wait(owner, ticket, us)
   local waited = (us - ticket) / 1000000
   if waited >= 0.9995 and tonumber(ticket) > 0 and string.sub(owner, 1, 2) == '{"' then -- no hold
@@ -115,10 +115,10 @@ local function with_wait(owner, ticket, us)
   return owner
 end
 
--- Grants the lock to *first*, unconfirmed unless it is a hold, or to the next waiter if that cannot be rung;
--- returns the token, nil without waiters, or false if none of them may have it. If *me* comes first, it is awake
--- and asking: returns it and its ticket, and grants nothing. Each waiter was taken out of the queue before it is rung: a server
--- that accepts no writes refuses the former, and would let PUBLISH pass.
+-- Grants the lock to *first*, or to the next waiter if *first* cannot be rung. The grant is unconfirmed, unless it is
+-- a hold. Returns the token, nil without waiters, or false if no waiter may have the lock. If *me* comes first, it is
+-- awake and asking: returns it and its ticket, and grants nothing. Each waiter is taken out of the queue before it is
+-- rung: a server that accepts no writes refuses the first step, and would allow the second.
 local function hand_over(first, previous, me)
   local token, ticket, record = unpack(first)
   while token and token ~= me do

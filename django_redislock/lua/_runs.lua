@@ -6,22 +6,22 @@
 --           skips: how many since the last success
 --           skipped: when(ms) "," of each of the last skips
 --           queued: until(ms) "|" id of the task that waits in the broker's queue, see announce.lua
---           terms: when(ms) that may run, "|", when(ms) its message expires, or nothing
---           asked: when(ms) a call was last made that was not published because of it
+--           terms: when(ms) the queued task may run "|" when(ms) its message expires, or nothing
+--           asked: when(ms) the last call was made that was not published because of the queued one
 --           last, last:ID: see _last_call.lua
---           started: the run that has begun, in the same form; why is the id of its lease, which
---           tells whether it goes on. There is one for each permit: started, started#2 and so on
+--           started: the run that has begun, in the same form; why is the id of its lease, by which
+--           one sees whether it goes on. There is one for each permit: started, started#2 and so on
 --           pace: when(ms) the last run ended that is counted in "|" how long(ms) runs last, on average
 --           unended: the last run that had not ended when another one began
 -- ran       the lock keys by the time of their last run, for listings
--- retention lasts(ms) "/" most "/" timeline: runs and past are kept so long after the last run, and of so many
---           locks of this index, past with so many leases. A lock that is new in the index drops those that are older or too many. `finished`
---           stays: it is a promise, not a record.
+-- retention lasts(ms) "/" most "/" timeline: runs and past are kept for *lasts* after the last run, and of *most*
+--           locks of this index; past has *timeline* leases. A lock that is new in the index drops the records of
+--           locks that are older or too many. `finished` stays: it is a promise, not a record.
 --
 -- Trouble with it (pcall) never fails an operation on the lock.
 
 local SKIPPED = 30 * 14 -- characters: so many skips, each with 13 digits and a comma
-local MADE_ROOM = 8 -- locks of which a new one drops the records, at most: more than one, should fewer be kept from now on
+local MADE_ROOM = 8 -- locks whose records a new one drops, at most: more than one, in case *most* was lowered
 
 -- The time in ms with which an entry begins; 0 if there is none.
 local function time_of(entry)
@@ -30,7 +30,7 @@ end
 
 local OF_WHO_WAITS = { queued = true, asked = true, terms = true }
 
--- Drops the records of a lock. The call that waits in the broker's queue stays, and the arguments of calls.
+-- Drops the records of a lock, but not the call that waits in the broker's queue, nor the arguments of calls.
 local function drop_records(lock, ms)
   local base = string.match(lock, '^(.*}:)lock$')
   if not base then
@@ -68,7 +68,7 @@ local function make_room(ms, lasts, most)
     drop_records(oldest[i], ms)
     dropped = dropped + 1
   end
-  -- The end is counted from the last one: with *dropped* = 0, 0 to -1 would be all.
+  -- The end of the range counts from the last: with *dropped* = 0, a range of 0 to -1 would be all.
   redis.pcall('ZREMRANGEBYRANK', RAN, 0, dropped - 1 - size)
 end
 
@@ -90,7 +90,7 @@ local function note(what, ms, lasted, why, owner, retention)
   end
 end
 
--- The field of the run that has begun under this permit, by default that whose key is LOCK.
+-- The field of the run that has begun under *permit*, by default the permit with the key LOCK.
 local function started_under(permit)
   return 'started' .. (permit or string.match(LOCK, '}:lock(#%d+)$') or '')
 end

@@ -6,8 +6,8 @@
 
 local SIZE = { string = 'STRLEN', list = 'LLEN', set = 'SCARD', zset = 'ZCARD', hash = 'HLEN', stream = 'XLEN' }
 
--- Returns the value or its beginning, the id that stands for it ('' without a key), and the description of
--- what read() cannot read, else ''.
+-- Returns the value or its beginning, the id that stands for it ('' without a key), and a description if
+-- read() cannot read the value, else ''.
 local function sight()
   local kind = call('TYPE', LOCK).ok
   if kind == 'none' then

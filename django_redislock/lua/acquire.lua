@@ -1,8 +1,8 @@
--- acquire: a waiter's question "may I?"; first try, resend, look, confirmation and last look alike.
+-- acquire: ask for the lock: first try, resend, look, confirmation and last look alike.
 -- KEYS  all of them with done markers; without, those up to HELD
 -- ARGV  token, id, ttl (ms), mode, ticket, markers, renews, owner, channel
---       mode: try (do not queue), queue, last (leave the queue if not granted), hold (queue before all others, and
---       be granted the lock there, unconfirmed by anybody: see _queue.lua)
+--       mode: try (do not queue), queue, last (leave the queue if not granted), hold (queue before all others; a
+--       grant there needs no confirmation: see _queue.lua)
 --       ticket: place in the queue to go back to, 0 for a new one
 --       markers: which done markers make it pointless, see _done_markers.lua; '' for none
 --       renews: r or -, see _lease.lua

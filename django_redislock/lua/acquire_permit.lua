@@ -1,7 +1,7 @@
 -- acquire_permit: an acquire of one of the permits of a lock, whichever can be had first; see acquire.lua.
 --
 -- Permit 1 is the lock as it is without a limit. Permit 2 has LOCK and PAST with "#2" behind them, and so on; all
--- other keys are common to all of them, so there is one queue. One permit is chosen, and the acquire is of that.
+-- other keys are common to all of them, so there is one queue. This script chooses a permit, and acquires that.
 --
 -- KEYS  as acquire has them, those of permit 1
 -- ARGV  as acquire has them, and before the channel: limit, how many permits there are
@@ -19,9 +19,9 @@ end
 local values = call('MGET', unpack(locks))
 local chosen, refusal, hold_left
 
--- The permit that this token has, if this is a resend, a look or a confirmation. Else that of another delivery of the
--- same task run: this one does not wait for it. Markers with a retention are those of a task run, and the owner has its
--- id. A lease of state k has ended, and only keeps its permit.
+-- The permit that this token has, if this is a resend, a look or a confirmation. Else the permit of another delivery
+-- of the same task run: this delivery does not wait. Markers with a retention are those of a task run, and the owner
+-- has its id. A lease of state k has ended, and only keeps its permit.
 local task = string.match(markers, '^.[^|]*|.') and string.match(owner, '"task_id":".-[^\\]"')
 for number, value in ipairs(values) do
   if value and string.sub(value, 33, 33) ~= 'k' then
@@ -34,7 +34,7 @@ for number, value in ipairs(values) do
   end
 end
 
--- The first of the permits up to *most* that is free. EXISTS: of a key of another type, MGET says that there is none.
+-- The first free permit up to *most*. EXISTS is asked too: MGET finds nothing where a key has another type.
 local function first_free(most, from)
   for number = from or 1, most do
     if not values[number] and call('EXISTS', locks[number]) == 0 then
@@ -43,7 +43,7 @@ local function first_free(most, from)
   end
 end
 
--- Lets the rest of this script be about that permit.
+-- Makes this permit the LOCK of the rest of this script.
 local function ask_for(number)
   LOCK, PAST = locks[number], number == 1 and past or past .. '#' .. number
 end

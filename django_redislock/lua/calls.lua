@@ -1,11 +1,11 @@
 -- calls: tell of the calls under this lock that have no lease now.
--- ARGV  id of a task whose call is meant alone, or ''; how many deferred runs to name
+-- ARGV  id of a task, to tell of its call alone, or ''; how many deferred runs to name
 -- returns {server time in ms, until(ms) "|" id of the task that waits in the broker's queue or '',
 --          when(ms) that one may run, or '' or 0 if nobody knows,
 --          until(ms) "|" when(ms) "|" owner of the run that a `once` has done, or '',
 --          when(ms) the task has succeeded or '',
 --          {{ticket, id, when(ms) it must be back, how many stand before it}, ...}}
--- It judges nothing by the time: what is over may still be there. See announce.lua, stand_in_line.lua, _runs.lua.
+-- It looks at no time: entries that are over may still be there. See announce.lua, stand_in_line.lua, _runs.lua.
 local RUNS, LINE, DUE, DONE, FINISHED = unpack(KEYS)
 -- include _lease
 local id, most = unpack(ARGV)

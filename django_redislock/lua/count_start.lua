@@ -1,8 +1,8 @@
--- count_start: count that the body of a task run starts, as long as nobody says that it has ended.
+-- count_start: count the start of the body of a task run, until uncount_start says that it has ended.
 -- ARGV  id of the lease, run (see _task_of.lua), ms in which a duplicate of the run is recognised
 -- returns how many earlier starts of the same call, retries included, have not ended
 --
--- starts  of each start that has not ended, the id of its lease and the call -> when (ms)
+-- starts  id of the lease and call of each start that has not ended -> when (ms)
 local STARTS = unpack(KEYS)
 -- include _lease
 -- include _task_of

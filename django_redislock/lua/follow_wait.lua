@@ -1,5 +1,5 @@
--- follow_wait: whether a wait goes on, who has the lock that it is for, and what that holder waits for.
--- ARGV  id of the waiter, its ticket, 1 to ring it too: nobody hears that if it was killed
+-- follow_wait: whether a wait goes on, which lease the wanted lock has, and what the holder of that waits for.
+-- ARGV  id of the waiter, its ticket, 1 to ring it too: if it was killed, nobody hears the ring
 -- returns {1 if the wait goes on, else 0; value of lock or its beginning, or ''; value of waits, or ''}
 local LOCK, QUEUE, WAITS = unpack(KEYS)
 -- include _lease

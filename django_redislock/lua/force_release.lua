@@ -1,5 +1,5 @@
 -- force_release: end exactly the lease that an operator was shown, held or cooling.
--- ARGV  id of the lease, or of what is not ours, see _sight.lua; id of this request (16 characters);
+-- ARGV  id of the lease, or of a strange value, see _sight.lua; id of this request (16 characters);
 --       retention, see _runs.lua
 -- returns {'released', value}, {'gone', ''} or {'taken', value of the lock now}; of a value, its beginning
 local LOCK, QUEUE, FENCE, FORCED, PAST, HELD = unpack(KEYS)

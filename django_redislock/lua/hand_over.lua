@@ -1,5 +1,5 @@
--- hand_over: end a lease, and grant the lock to whoever takes up the next one by its id; see take_up.lua.
--- It is an unconfirmed grant, so it ends by itself, and the next waiter has the lock then.
+-- hand_over: end a lease, and grant the next one to the bearer of its id; see take_up.lua.
+-- The grant is unconfirmed: if nobody takes it up, it ends by itself, and the next waiter has the lock.
 -- ARGV  token, token and id of the next lease, ms within which it can be taken up, owner, retention (see
 --       _runs.lua)
 -- returns 'given', or why not: 'gone', 'taken', 'forced'

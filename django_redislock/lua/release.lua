@@ -1,5 +1,5 @@
 -- release: end a lease, only for the owner's token, and hand the lock to the next waiter.
---          If something is to stay behind, conclude does this; for an acquire that was given up, leave.
+--          If something is to stay behind, conclude does so instead; if an acquire was given up, leave.
 -- ARGV  token
 -- returns 'released', or why not: 'gone', 'taken', 'forced'
 local LOCK, QUEUE, FENCE, FORCED, HELD = unpack(KEYS)
@@ -9,7 +9,7 @@ local value = call('GET', LOCK)
 local first
 
 if value and string.sub(value, 1, 33) == token .. 'h' then
-  -- The first waiter, see _queue.lua. It may not have any permit but the first, whose key has no number.
+  -- The first waiter, see _queue.lua. Any waiter may have the first permit, whose key has no number; not so the others.
   if string.sub(LOCK, -4) == 'lock' then
     first = call('ZPOPMIN', QUEUE, 2)
   elseif call('EXISTS', QUEUE) == 0 then

@@ -9,13 +9,13 @@ local value = call('GET', LOCK)
 local state = value and string.sub(value, 1, 32) == token and string.sub(value, 33, 33)
 
 if state == 'h' or state == 'c' then
-  -- PEXPIRE first: it is allowed on a server out of memory, and so is what follows it.
+  -- PEXPIRE first: a server out of memory allows it, and then all writes that follow.
   local newest = state == 'c' or renewals > string.sub(value, 35, 39)
   if newest then
     call('PEXPIRE', LOCK, ttl)
     call('SETRANGE', LOCK, 32, 'h' .. count)
   else
-    -- It was sent twice, or a later one has overtaken it, which may have asked for more.
+    -- It was sent twice, or a later renewal has overtaken it, and may have asked for more.
     call('PEXPIRE', LOCK, ttl, 'GT')
   end
   local granted, rest = string.match(value, '^|%d+|%d+|(%d+)(|.*)$', 56)

@@ -14,7 +14,7 @@ end
 if string.match(call('HGET', RUNS, 'queued') or '', '^%d+|(.*)$') ~= id then
   return -1
 end
--- It runs no later than another call would: the lock that keeps it from running keeps all from it.
+-- It runs no later than another call would: the lock that keeps it from running keeps all others, too.
 local its_end = string.match(call('HGET', RUNS, 'terms') or '', '^%d+|(%d*)') or ''
 call('HSET', RUNS, 'terms', '0|' .. its_end)
 local asked = call('HGET', RUNS, 'asked')

@@ -51,13 +51,13 @@ local usual = math.max(length_of_runs() or math.max(lasts, UNKNOWN), tonumber(sp
 local each = usual / permits
 local rest = tonumber(left)
 if state ~= 'cooling' then
-  -- Nobody knows when a run ends that takes longer than usual: come back ever more seldom.
+  -- If a run takes longer than usual, nobody knows when it ends: come back ever more seldom.
   rest = math.min(rest, math.max(usual - lasts, lasts / 10))
   if permits ~= '1' then
     rest = math.min(rest, each)
   end
 end
--- The next ones come back at short intervals, also if runs are long: those before them may be lost.
+-- The next runs come back at short intervals, even if runs are long: those before them may be lost.
 local before = call('ZCOUNT', LINE, '-inf', digits(ticket - 1))
 local turn = rest + before * math.min(each, math.max(1000, each / 10))
 

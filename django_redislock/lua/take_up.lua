@@ -1,5 +1,5 @@
--- take_up: an acquire of nothing but the lease that was handed over under this id; see hand_over.lua.
--- ARGV  as acquire has them; mode, ticket and channel say nothing here
+-- take_up: acquire only the lease that was handed over under this id; see hand_over.lua.
+-- ARGV  as acquire has them; mode, ticket and channel are ignored
 -- returns the fence, if it is granted, and behind it " " permit, if that is not the first; {'done', ...} or {'finished', ...} as acquire does, and the lock goes on to
 --         the next waiter; or {'lost', why}: 'gone', 'taken', 'forced'
 local LOCK, QUEUE, FENCE, FORCED, PAST, HELD, DONE, FINISHED, RUNS, RAN = unpack(KEYS)
@@ -34,7 +34,7 @@ if markers ~= '' then
   started = string.match(markers, '^.([^|]*)|') ~= '' and begin
 end
 if is_mine then
-  call('PEXPIRE', LOCK, ttl, 'GT') -- it may be late, and the lease have been made longer since
+  call('PEXPIRE', LOCK, ttl, 'GT') -- a late resend must not shorten a lease that is longer by now
   redis.pcall('ZADD', HELD, 'GT', ms + ttl, LOCK)
 else
   since = ms

@@ -7,7 +7,7 @@ local LOCK, QUEUE, FENCE, PAST, HELD = unpack(KEYS)
 -- include _queue
 -- include _past
 
--- All permits may be free that are not the first: the look of the first waiter hands them out.
+-- All permits but the first may be free: when the first waiter looks, it hands them out.
 local function tell_of_permits()
   if limit_of(call('ZRANGE', QUEUE, 0, 1)[2]) > 1 then
     tell_waiter(0, 0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from datetime import timedelta
 
-# Seconds. A lease is renewed when a third of its ttl is over, and only if that much is worth a
-# renewal: 1/64 s, see lease_state.WORTH_RENEWING. A shorter one would not be renewed in time.
+# Seconds. The watchdog renews a lease after a third of its ttl, if a renewal lengthens it by 1/64 s
+# or more: see lease_state.WORTH_RENEWING. A lease with a shorter ttl would not be renewed in time.
 SHORTEST_TTL = 0.05
 DEFAULT_DATABASE = "default"  # Of DATABASES.
-LONGEST = 10 * 365 * 24 * 3600.0  # Ten years: more seconds than a lock can be meant to last.
+LONGEST = 10 * 365 * 24 * 3600.0  # Ten years: no lock is meant to last longer.
 
 
 def seconds(value: object, argument: str, *, least: float = 0.0, endless: bool = False) -> float:
@@ -59,7 +59,7 @@ def number(value: object, argument: str, most: int) -> int:
 
 
 def database(value: object, argument: str) -> str | None:
-    """Return the alias of the database that True or a string means; None if it is none."""
+    """Return the alias of a database: True means the default, False and None mean none."""
     if value is None or isinstance(value, bool):
         return DEFAULT_DATABASE if value else None
     if not isinstance(value, str) or not value:

@@ -1,8 +1,8 @@
 """Waits that can never end: each holder waits for a lock that another holder of the circle has.
 
-A waiter notes at each lease that it holds what it waits for, see stored.Wait. So the way leads from
-the lock that somebody wants to its lease, from there to what the holder of that waits for, and on.
-The search knows no server: whoever performs it reads what it yields.
+Each waiter notes its wait at all leases that it holds, see stored.Wait. So a search goes from a
+wanted lock to its lease, from the lease to the lock that its holder waits for, and so on. The
+search knows no server: it yields what it wants to read, and its caller reads that.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ MOST_TOLD = 8  # Leases of a circle that are named in words.
 
 
 class Read(NamedTuple):
-    """What a search wants to know: whether a wait goes on, and who has the lock that it is for."""
+    """What a search wants to know: whether a wait goes on, and who has the wanted lock."""
 
     wait: Wait
     permit: int  # 1, unless the lock has several.
 
 
 class Link(NamedTuple):
-    """One lease of a lock that is waited for, whose holder waits too."""
+    """One lease of a wanted lock, with a holder that waits, too."""
 
     wanted_by: Wait
     permit: int
@@ -44,13 +44,13 @@ class Circle(NamedTuple):
 
     @property
     def youngest(self) -> Wait:
-        """The wait that began last: the one to give up. All who find the circle agree on it."""
+        """The wait that began last, which has to give up. All finders of the circle agree on it."""
         return max((link.wanted_by for link in self.links), key=lambda wait: (wait.ticket, wait.id))
 
     def told(self, me: str) -> str:
-        """The circle in words; *me* is what to call the holder who has found it."""
+        """The circle in words; *me* is what to call the holder that has found it."""
         mine = self.links[0].wanted_by.id
-        # Several may wait for the same lease.
+        # Several waiters may want the same lease.
         leases = {link.lease_id: link for link in self.links}.values()
         clauses = [
             f"{self._lease_of(link)} is held by {me if link.waits.id == mine else link.holder},"
@@ -65,7 +65,7 @@ class Circle(NamedTuple):
     def wanted(self) -> dict[str, int]:
         """The locks that its finder could take together, with their limits, the narrowest first.
 
-        None, if these are several permits of one lock, or under several aliases.
+        Empty if two of them are permits of one lock, or their aliases differ.
         """
         mine = self.links[0].wanted_by
         held = {link.lease_id: link.wanted_by for link in self.links if link.waits.id == mine.id}
@@ -86,12 +86,12 @@ class Circle(NamedTuple):
 def search(start: Wait) -> Generator[Read, WaitReply, Circle | None]:
     """Look, depth first, whether a wait is in a circle.
 
-    It is, if each lease of the lock that it is for has a holder who waits too, and so on with the
-    locks that these wait for; and if the wait of each of these leads back to this one. A wait that
-    only leads to a circle of others ends when they have ended theirs.
+    It is in one under two conditions. Each lease of the wanted lock has a holder that waits, too,
+    and so on with the locks that these holders want. And each of these waits leads back to the
+    first one: a wait that only leads to a circle of others ends when they have ended theirs.
 
-    What is read is not read at one time. If two searches find the same circle, each of its waits
-    and leases was there from the first search to the second: neither comes back once it is over.
+    The search does not read everything at one time. But if two searches find the same circle, all
+    its waits and leases were there from the first to the second: none comes back once it is over.
     """
     links: dict[str, list[Link]] = {}  # By the id of the wait.
     found: list[Link] = []
@@ -115,7 +115,7 @@ def search(start: Wait) -> Generator[Read, WaitReply, Circle | None]:
 
 
 def _link(wait: Wait, permit: int, reply: WaitReply) -> Link | None:
-    """What holds up a wait; None if it is over, or will be: nobody holds the lease, or goes on."""
+    """What holds up a wait; None if it is over, or will be: no holder keeps the lease and waits."""
     holding, noted = reply.holding, reply.noted
     if not reply.goes_on or noted is None or holding.state != "held":
         return None

@@ -1,12 +1,12 @@
 """The rules of the lock, written once, without I/O and without a clock.
 
-A flow is a generator. It yields what it wants done (call a script, wait for the bell, pause), is
-sent the answer, and returns its result. ``drivers.run`` and ``drivers.arun`` perform flows on a
-server, blocking or not; the in-memory backend performs the same ones without a server. Time
-comes in as an argument and with every answer, in seconds of one monotonic clock.
+A flow is a generator. It yields a step (call a script, wait for the bell, pause), is sent the
+answer, and returns its result. ``drivers.run`` performs flows on a server and blocks;
+``drivers.arun`` awaits. The in-memory backend performs the same flows without a server. A flow
+learns the time from an argument and from every answer, in seconds of one monotonic clock.
 
-An exception thrown in at a ``yield`` means that the step was interrupted and that its effect on
-the server is unknown: a flow then undoes it before the exception leaves (rule R4).
+An interrupt thrown in at a ``yield`` leaves the effect of the step on the server unknown. The flow
+then undoes the step before the interrupt leaves it (rule R4).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from django_redislock.rules.steps import Trouble
 
 CONFIRM_WITHIN = 1.0  # Seconds, after a hand-over; the same as in lua/_lease.lua.
-LOOK_EVERY = 2.0  # A waiter who may have missed the bell looks by itself, in seconds.
+LOOK_EVERY = 2.0  # Seconds after which a waiter looks by itself: it may have missed the bell.
 CIRCLE_AFTER = 1.0  # Seconds after which a waiter looks whether it waits in a circle.
 UNDO_WITHIN = 1.0  # Seconds that undoing an interrupted acquire may take.
 
@@ -94,7 +94,7 @@ LONGEST_PAUSE = 0.128
 
 
 class Request(NamedTuple):
-    """One acquire: the same token goes with all that is sent for it (R1)."""
+    """One acquire. Everything that is sent for it carries the same token (R1)."""
 
     name: str
     token: str
@@ -104,18 +104,18 @@ class Request(NamedTuple):
     wait: float
     operation_timeout: float  # Seconds until a server counts as not answering.
     replicas: int = 0
-    markers: DoneMarkers = NO_MARKERS  # What would make it pointless.
+    markers: DoneMarkers = NO_MARKERS  # The done markers that would make it pointless.
     renews: bool = False  # Whether it is to be renewed, see will_renew().
     unavailable_after: float = math.inf  # Seconds without an answer, besides the one resend.
-    takes_up: bool = False  # Whether it is to be the lease of this id, which was handed over.
-    is_hold: bool = False  # Of an operator, who gets it before all waiters, and need not wait.
+    takes_up: bool = False  # Whether it asks only for the handed-over lease with this id.
+    is_hold: bool = False  # Whether it is an operator's: queued before all waiters, unattended.
     queues: bool = True  # Whether it stands in the queue if it waits.
-    limit: int = 1  # How many permits there are, any of which will do.
+    limit: int = 1  # How many permits the lock has; any of them will do.
     permit: int = 1  # Of the lease that it takes up.
 
     @property
     def mode(self) -> str:
-        """How the first try asks: who waits stands in the queue at once."""
+        """How the first try asks: an acquire that may wait joins the queue at once."""
         if self.is_hold:
             return "hold"
         return "queue" if self.wait > 0 and self.queues else "try"
@@ -127,23 +127,23 @@ class Granted(NamedTuple):
     fence: int
     deadline: float  # Until when it is certainly ours.
     at: float  # When, by our clock; max_hold counts from here.
-    ends: float  # The deadline; of an unconfirmed grant, the one if the confirmation arrives.
+    ends: float  # The deadline; of an unconfirmed grant, its deadline once confirmed.
     permit: int = 1
 
 
 class FirstInLine(NamedTuple):
-    """A hold begins when the lease that is in its way is over."""
+    """The hold is first in the queue. It begins when the lease in its way is over."""
 
     ends_in: float  # Seconds until that lease must have ended.
 
 
 class Busy(NamedTuple):
-    """Somebody else's, until the wait ran out."""
+    """The lock was not free before the wait ran out."""
 
     holding: Holding
     expires_in: float
     server_time: float  # When the server said so, in seconds since the epoch.
-    name: str  # Of several locks that were wanted, the one that was not free.
+    name: str  # The lock that was not free, if several were wanted.
 
     def __str__(self) -> str:
         if self.reason is not None:
@@ -152,17 +152,17 @@ class Busy(NamedTuple):
 
     @property
     def holder(self) -> str:
-        """Who holds it, or held it last if it is cooling, as ``host:pid task-id``."""
+        """The owner that holds it, or held it last if it cools, as ``host:pid task-id``."""
         return self.holding.holder
 
     @property
     def cooling(self) -> bool:
-        """Whether nobody holds it: its owner is done, and min_hold keeps it."""
+        """Whether nobody holds it: its owner is done, and min_hold keeps it busy."""
         return self.holding.state == "cooling"
 
     @property
     def reason(self) -> str | None:
-        """Why an operator keeps it from everybody, "" if that was not said; None if none does."""
+        """Why an operator keeps it from everybody; "" without a reason, None without a hold."""
         owner = self.holding.owner
         return owner.reason if owner.operator else None
 
@@ -175,7 +175,7 @@ class Busy(NamedTuple):
 class Done(NamedTuple):
     """A `once` of this name is done."""
 
-    by: str  # Who did it, as ``host:pid task-id``.
+    by: str  # The owner that did it, as ``host:pid task-id``.
     ago: float | None  # Seconds; None if nobody knows.
 
 
@@ -183,17 +183,17 @@ class Finished(NamedTuple):
     """The task run for which the lock was wanted has succeeded already."""
 
     ago: float | None  # Seconds; None if nobody knows.
-    by: str = ""  # As of Done; "" if nobody knows.
+    by: str = ""  # See Done; "" if nobody knows.
 
 
 class Lookout(Protocol):
-    """Looks, now and then while a waiter waits, whether that wait can ever end."""
+    """Checks now and then, while a waiter waits, whether its wait can ever end."""
 
-    due: float  # When to look next; math.inf if never.
+    due: float  # When to check next; math.inf if never.
     blocked_by: bytes | None  # The owner who had the lock when the wait began; None before that.
 
     def look(self, ticket: bytes, now: float) -> Flow[float]:
-        """Look; returns the time after that.
+        """Check, and return the time afterwards.
 
         Args:
             ticket: The place of the waiter in the queue.
@@ -207,12 +207,12 @@ class Lookout(Protocol):
 class RunMarker(NamedTuple):
     """The done marker that a task run leaves when it succeeds."""
 
-    id: str  # That of the run, as in lua/_task_of.lua; "" if the task was called directly.
-    recognised_for: float  # Seconds after its success in which a duplicate of it does not run.
+    id: str  # Of the run, as in lua/_task_of.lua; "" if the task was called directly.
+    recognised_for: float  # Seconds after its success in which no duplicate of it runs.
 
 
 def unavailable(name: str, trouble: Trouble) -> LockUnavailable:
-    """The error that says what *trouble* there was with the lock *name*."""
+    """The error for a *trouble* with the lock *name*."""
     return LockUnavailable(name, trouble.problem, trouble.reason)
 
 
@@ -231,11 +231,11 @@ def acquire(
         request: What to ask for.
         now: When it begins.
         take_over: Called with the grant. An interrupt before it returns undoes the grant.
-        lookout: What looks whether a wait can ever end.
+        lookout: Checks whether a wait can ever end.
 
     Raises:
         LockUnavailable: The server refused, or did not answer for too long.
-        LockLost: It was to be taken up, and is over.
+        LockLost: The handed-over lease that the request takes up is over.
         LockMisuse: The wait would never end.
     """
     try:
@@ -255,7 +255,7 @@ def acquire(
 
 
 def hold(request: Request, now: float) -> Flow[Granted | FirstInLine | Busy]:
-    """Have an operator keep the lock from everybody; the *request* is one of a hold.
+    """Keep the lock from everybody for an operator, by a *request* with ``is_hold``.
 
     Raises:
         LockUnavailable: The server refused, or did not answer.
@@ -270,8 +270,8 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
     mode, left = request.mode, request.wait
     ticket, came_back = b"0", False
     failures, silent_since, pause = 0, now, SHORTEST_PAUSE
-    # Whether something of us may be on the server when it refuses a try. If it is the WAIT behind a
-    # grant that it refuses, it has carried out the grant.
+    # Whether the server may keep something of this acquire when it refuses a try. If it refuses the
+    # WAIT behind a grant, it has carried out the grant.
     traces = request.replicas > 0
     while True:
         try:
@@ -285,9 +285,9 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                 case QueuedReply() as queued if request.is_hold:
                     return FirstInLine(in_seconds(queued.left_ms))  # type: ignore[return-value] # see hold()
                 case QueuedReply() as queued:
-                    # A waiter who was passed over, because it did not answer in time, may go back
-                    # to its old place in the queue once. One who is late each time would cost the
-                    # others that second each time, so it queues up at the end from then on.
+                    # A waiter that confirms too late is passed over. It may go back to its old
+                    # place in the queue once; from then on it joins at the end. Else a waiter that
+                    # is always late would cost the others a second each time.
                     came_back = came_back or bool(queued.newly and ticket != b"0")
                     ticket = b"0" if came_back else queued.ticket
                     failures, traces = 0, True
@@ -327,7 +327,7 @@ def _acquire(  # noqa: PLR0912, PLR0915 - one branch per answer of the server
                 case other:
                     raise Refused(f"the server gave an answer that is not ours: {other!r}")
         except Unanswered as unanswered:
-            # The same token again, at least once, also when there is no time left to wait.
+            # Send the same token again, at least once, even with no time left to wait.
             now, traces = unanswered.now, traces or not isinstance(unanswered, NotDone)
             failures += 1
             if failures == 1:
@@ -356,14 +356,14 @@ def _since(at: float | None, now: float) -> float | None:
 
 
 def as_try(call: Call) -> Call:
-    """The same question, from somebody who does not queue up if the lock is not free."""
+    """The same acquire, but one that does not queue up if the lock is not free."""
     size = len(AcquireArgs._fields)
     args, limit = AcquireArgs(*call.args[:size]), call.args[size:]  # type: ignore[arg-type]
     return call._replace(args=(*args._replace(mode="try"), *limit), listening="")
 
 
 def _granted_by(answer: Answer, request: Request) -> Granted | None:
-    """What an answer to a try grants, if anything; None also if too few replicas have it (R11)."""
+    """The grant in the answer to a try; None without one, or if too few replicas have it (R11)."""
     if answer.replicas < request.replicas:
         return None
     granted = granted_by(answer.value, answer.sent, answer.now, certain_for(request.ttl))
@@ -402,7 +402,7 @@ def _acquire_call(request: Request, mode: str, ticket: bytes, left: float) -> Ca
 
 
 def _renounce(request: Request, answer: Answer) -> Flow[NoReturn]:
-    """Give back what was over before it came (R3), or is not safe on enough servers (R11)."""
+    """Give back a grant that came too late (R3), or is on too few replicas (R11)."""
     problem = "the grant arrived later than the ttl"
     reason: UnavailableReason = "timeout"
     if answer.replicas < request.replicas:
@@ -412,7 +412,7 @@ def _renounce(request: Request, answer: Answer) -> Flow[NoReturn]:
         )
         reason = "replicas"
     if not (yield from _undo(request)):
-        # An undo may still be on its way, and would end whatever this token is granted next.
+        # The undo may still be on its way, and would end the next grant to this token.
         raise LockUnavailable(request.name, problem, reason)
     unanswered = Unanswered(problem, answer.sent, answer.now)
     unanswered.reason = reason
@@ -422,7 +422,7 @@ def _renounce(request: Request, answer: Answer) -> Flow[NoReturn]:
 def listens_until(now: float, left_ms: bytes | str | int, give_up: float) -> float:
     """Until when a waiter listens for the bell, before it looks at the lock by itself.
 
-    That is just after the current lease must have ended, or when the wait is over.
+    It listens until just after the current lease must have ended, or until its wait is over.
     """
     return min(now + min(in_seconds(left_ms) + 0.001, LOOK_EVERY), give_up)
 
@@ -434,14 +434,17 @@ def _await_bell(
     give_up: float,
     lookout: Lookout | None,
 ) -> Flow[Granted | float]:
-    """Sleep until the lock is handed to us, or until it is time to look; returns the time then.
+    """Sleep until the lock is handed over to us, or until it is time to look.
 
     Args:
         request: What is asked for.
-        queued: The answer to the last look.
-        look: The same, with when it was sent and when it came.
+        queued: The reply to the last look.
+        look: The same reply, with the times at which the look was sent and the reply came.
         give_up: When the wait is over.
-        lookout: What looks meanwhile whether the wait can ever end.
+        lookout: Checks meanwhile whether the wait can ever end.
+
+    Returns:
+        The grant, or the time at which to look.
     """
     now = look.now
     until = listens_until(now, queued.left_ms, give_up)
@@ -461,12 +464,12 @@ def _await_bell(
                 until = listens_until(now, left_ms, give_up)
             case GrantedRing() as ring:
                 if request.replicas or request.markers != NO_MARKERS:
-                    return now  # A ring does not say enough.
+                    return now  # A ring tells nothing of replicas and done markers.
                 granted = take_up(ring, queued, look.sent, now, request.ttl)
                 if granted is None:
                     return now
-                # It is confirmed without waiting for the answer, by a renewal, which never
-                # grants: the release may overtake it on another connection.
+                # A renewal confirms the lease, and nobody awaits its answer. A renewal never
+                # grants, so the release may overtake it on another connection.
                 yield confirmation(
                     request.name, request.token, request.ttl, request.renews, granted.permit
                 )
@@ -476,17 +479,17 @@ def _await_bell(
 def take_up(
     ring: GrantedRing, queued: QueuedReply, looked_at: float, now: float, ttl: float
 ) -> Granted | None:
-    """The lease that a ring hands over; None if it is safer to ask.
+    """The lease that a ring hands over; None if it is safer to look.
 
-    The ring and the answer to our last look tell the time of the server's clock: that of the grant,
-    and that of the answer. Their difference, added to when we sent that look, is the earliest time
+    The answer to our last look and the ring tell the server's time: that of the answer, and that of
+    the grant. Their difference, added to the time at which we sent the look, is the earliest time
     of the grant on our clock. So a ring that lay unread while this process was stopped is known to
-    be old. Until the watchdog has had an answer, only CONFIRM_WITHIN is certain; the lease has its
-    whole ttl if the confirmation arrives.
+    be old. Only CONFIRM_WITHIN is certain until the watchdog has an answer. If the confirmation
+    arrives, the lease has its whole ttl.
 
     Args:
-        ring: It.
-        queued: The answer to our last look.
+        ring: What the bell said.
+        queued: The reply to our last look.
         looked_at: When we sent that look.
         now: When the ring was read.
         ttl: Seconds that were asked for.
@@ -496,7 +499,7 @@ def take_up(
     within = min(CONFIRM_WITHIN, ttl)
     if waited < 0 or now >= at + within / 2:
         return None
-    # Two clocks were compared over the whole wait, so they may differ by its drift, too.
+    # Two clocks were compared over the whole wait, so the drift over that time counts, too.
     deadline = at + within - drift(within + waited)
     ends = deadline + (ttl - within) * (1 - DRIFT_RATE)
     return Granted(int(ring.fence), deadline, at, ends, int(ring.permit))
@@ -526,11 +529,11 @@ def undo(
         name: The lock.
         token: That of the acquire.
         operation_timeout: Seconds.
-        permit: Which one it may have, if that is known.
-        limit: How many there are, if that is not known.
+        permit: The permit that it may have, if that is known.
+        limit: How many permits there are, if it may have any of them.
 
-    Returns whether the first try was answered, so that none is still on its way. If no try was,
-    what is left behind ends by itself after one ttl.
+    Returns whether the first try was answered; then none is still on its way. If no try was
+    answered, a lease that is left behind ends by itself after one ttl.
     """
     leave = Call(
         scripts.LEAVE,
@@ -540,8 +543,8 @@ def undo(
         shielded=True,
         permit=permit,
     )
-    # Twice: what was interrupted may have been waiting on a dead connection, which only the first
-    # try gives up.
+    # Twice: the interrupted step may have waited on a dead connection, and then the first try does
+    # no more than give that up.
     for first in (True, False):
         try:
             yield leave
@@ -599,7 +602,7 @@ def release(ending: Ending) -> Flow[LostReason | None]:
     if not in_time or answer.value == FORCED:
         return lost_because(answer.value.decode())
     if ending.leaves_something and answer.now >= ending.deadline:
-        # Or the lease has ended by itself, before any try was carried out.
+        # Perhaps the lease ended by itself, before any try was carried out.
         raise LockUnavailable(
             ending.name,
             "the server did not answer its release before the lease must have ended, and may not"
@@ -633,7 +636,7 @@ def release_call(ending: Ending) -> Call:
 
 
 class HandOver(NamedTuple):
-    """The end of a lease, and the lease that whoever has the baton may take up."""
+    """The end of a lease, and the next lease, which the bearer of the baton may take up."""
 
     name: str
     token: str
@@ -661,13 +664,14 @@ def hand_over(over: HandOver) -> Flow[LostReason | None]:
 
 
 def take_back(over: HandOver) -> Flow[None]:
-    """Undo a hand-over whose baton nobody will have. The lock is free, or the next waiter's."""
-    for token in (over.token, over.next_token):  # In this order: it may pass from one on.
+    """Undo a hand-over whose baton reaches nobody. The lock is then free, or the next waiter's."""
+    # In this order: a late hand-over would pass the lease from the first token to the second.
+    for token in (over.token, over.next_token):
         yield from undo(over.name, token, over.operation_timeout, over.permit)
 
 
 def renewal_call(renewal: Renewal, within: float) -> Call:
-    """The step that renews; the watchdog sends many of them at once."""
+    """The step that renews a lease. The watchdog sends many of these at once."""
     args = _renewal_args(renewal.token, renewal.ttl, renewal.renewals, renewal.renews)
     return Call(scripts.RENEW, renewal.name, args, within, permit=renewal.permit)
 
@@ -677,7 +681,7 @@ def _renewal_args(token: str, ttl: float, count: int, renews: bool) -> tuple[str
 
 
 def result_of(call: Call) -> Flow[Any]:
-    """Run one harmless or repeatable script, with one resend, and return what it returns.
+    """Run one harmless or repeatable script, with one resend, and return its reply.
 
     Raises:
         LockUnavailable: The server refused, or did not answer twice.
@@ -687,7 +691,7 @@ def result_of(call: Call) -> Flow[Any]:
 
 
 def answer_to_renewal(renewal: Renewal, operation_timeout: float) -> Flow[Answer]:
-    """Ask for a renewal; what the answer means is for :meth:`LeaseState.answered`.
+    """Ask for a renewal. :meth:`LeaseState.answered` says what the answer means.
 
     Raises:
         LockUnavailable: The server refused, or did not answer twice.
@@ -696,7 +700,7 @@ def answer_to_renewal(renewal: Renewal, operation_timeout: float) -> Flow[Answer
 
 
 def answer_to(call: Call, until: float = -math.inf) -> Flow[Answer]:
-    """Ask at least twice, and on until *until*.
+    """Ask until the server answers: at least twice, and then until *until*.
 
     Raises:
         LockUnavailable: The server refused, or did not answer.

@@ -1,8 +1,8 @@
 """The first steps of an acquire or a release, as a form that is filled in.
 
-A backend may do them before there is a flow. Their usual answers need no flow: the lock is granted,
-at once or by the bell, or it is released. Any other is told to the flow, which begins with the same
-steps and goes on from there. What an answer means is said by the functions that the flow calls too.
+A backend may do them before there is a flow. The usual answers need no flow: the lock is granted,
+at once or by the bell, or it is released. The flow is told any other answer: it begins with the
+same steps, and goes on from there. Forms and flows call the same functions to read an answer.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ class Form:
     """What the first steps are made of, and what came of them.
 
     Attributes:
-        script: What is run.
+        script: The script of the first step.
         args: How many arguments it takes, the channel included.
         name: The lock.
-        id: Stands for the token in the open.
+        id: The lease id, which is public.
         token: Proves ownership to the server.
         permit: The permit of the lock whose keys the script is given.
-        terms: How it is locked.
+        terms: Options and settings, combined.
         made_in: The process that it belongs to.
         waits: Whether the bell must be able to ring us.
         replicas: How many replicas are asked to acknowledge it.
         reply: What the server said; None if nothing.
-        sent: When it was sent.
+        sent: When the script was sent.
         now: When the reply came.
         bell: What the bell said after that; None if nobody listened.
         granted: The lease that the bell has handed over, as in flows.Granted. It was confirmed.
         trouble: What happened in place of the next answer.
-        left: Seconds that it may still take, if it was refused and is to be done again.
-        connection: Where it was done, kept for the flow; None if that was given back.
+        left: Seconds for one more try, if the server did nothing at the first; else None.
+        connection: The connection of these steps, kept for the flow; None if it was given back.
         server: Of several servers, the one that was asked.
         is_plain: Whether it is one command, which a backend may send before there is a flow.
-        is_told: Whether the flow knows. From then on the flow undoes what is interrupted.
+        is_told: Whether the flow has the answers. From then on the flow undoes what is interrupted.
     """
 
     script: Script
@@ -81,7 +81,7 @@ class Form:
 
     @property
     def answers(self) -> list[Any]:
-        """What the steps that were done were answered, for the flow."""
+        """The answers to the steps so far, for the flow."""
         answers: list[Any] = []
         if self.reply is not None:
             answers.append(Answer(self.reply, self.sent, self.now))
@@ -93,7 +93,7 @@ class Form:
 
 
 class FirstTry(Form):
-    """That of an acquire. The same token goes with all that is sent for it (R1)."""
+    """The form of an acquire. Everything that is sent for it carries the same token (R1)."""
 
     script = scripts.ACQUIRE
     args = len(AcquireArgs._fields) + 1
@@ -108,7 +108,7 @@ class FirstTry(Form):
         replicas: int = 0,
         markers: DoneMarkers = NO_MARKERS,
     ) -> None:
-        digits = urandom(24).hex()  # Nobody can guess the token, and the id tells nothing about it.
+        digits = urandom(24).hex()  # Nobody can guess the token; the id tells nothing about it.
         self.name = name
         self.token, self.id = digits[:32], digits[32:]
         self.owner = owner
@@ -128,7 +128,7 @@ class FirstTry(Form):
         self.made_in = process.current
 
     def request(self) -> Request:
-        """The same, for the flow."""
+        """The same acquire, for the flow."""
         terms = self.terms
         return Request(
             self.name,
@@ -149,27 +149,27 @@ class FirstTry(Form):
         )
 
     def take_up(self, lease_id: str, permit: int = 1) -> None:
-        """Ask for the lease of this id alone, which was handed over."""
+        """Ask only for the handed-over lease with this id."""
         self.id, self.script, self.args = lease_id, scripts.TAKE_UP, FirstTry.args
         self.limit, self.permit = 1, permit
 
     def seconds_to_listen(self) -> float:
-        """How long to listen for the bell after the answer; 0 if that is left to the flow.
+        """Seconds to listen for the bell after the answer; 0 if the flow is to do so.
 
-        With done markers it is: the bell does not say whether one is there.
+        With done markers the flow does: the bell does not say whether one is there.
         """
         queued = read_try(self.reply)
         if queued.__class__ is not QueuedReply or self.markers is not NO_MARKERS:
             return 0.0
         self._queued, self.blocked_by = queued, queued.owner
-        # A longer wait is the flow's, which looks then whether it can ever end.
+        # The flow takes over a longer wait, and checks whether it can ever end.
         until = self.sent + min(self.terms.wait, CIRCLE_AFTER)
         return listens_until(self.now, queued.left_ms, until) - self.now
 
     def heard(self, ring: bytes | None, now: float) -> Granted | None:
-        """Note what the bell said by then. Returns the lease that is to be confirmed, if any."""
+        """Note the ring that has come by *now*, if any. Returns the lease to confirm, if any."""
         words = ring.decode(errors="replace").split() if ring else []
-        if words[1:2] != [self.id]:  # It was for a former waiter, say: it is better to look.
+        if words[1:2] != [self.id]:  # The ring was for a former waiter, say: look instead.
             words = []
         self.bell = Bell(words, now)
         handed_over = read_ring(words)
@@ -179,11 +179,11 @@ class FirstTry(Form):
 
 
 class Release(Form):
-    """That of a release, which is a form if nothing stays behind.
+    """The form of a release.
 
     Attributes:
-        is_plain: Whether that is so, and the lease was not lost. Else its flow has more to do, and
-            does all of it, since what is to be noted must not be lost if it is interrupted.
+        is_plain: Whether nothing stays behind, and the lease was not lost. Else the flow does all
+            steps: an interrupt must not lose what is to be noted.
         min_hold, once, ended: What stays behind; see flows.Ending.
     """
 

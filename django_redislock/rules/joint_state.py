@@ -1,4 +1,4 @@
-"""The state of a joint lease: what the states of its parts come to."""
+"""The state of a joint lease, made of the states of its parts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 class JointState:
     """As a LeaseState, of several leases that are granted and released together.
 
-    It is held while all of them are, and lost with the first one. Nothing here changes a part, but
-    what concerns all of them alike; each is renewed, lost and ended by itself.
+    It is held while all parts are held, and lost with the first part. Each part is renewed, lost
+    and ended by itself. A joint state changes its parts only for transactions.
     """
 
     times_held = 1  # By its own acquire; a reentrant one makes a joint lease of its own.
-    token = ""  # That of each part counts.
+    token = ""  # Each part has its own.
 
     def __init__(self, parts: Sequence[LeaseState]) -> None:
         self._parts = parts
@@ -82,11 +82,11 @@ class JointState:
         return next(lost, self._parts[0]).loss(now)
 
     def lose(self, *_: Any, **__: Any) -> bool:
-        """Nobody is told of its loss but by the part that is lost."""
+        """Returns False: the part that is lost tells of the loss."""
         return False
 
     def unnest(self) -> int:
-        """It is over; its parts are ended by their own releases."""
+        """It is over. The release of each part ends that part."""
         return 0
 
     def hold_for_transactions(self) -> bool:
@@ -96,6 +96,6 @@ class JointState:
         return True
 
     def transactions_are_over(self) -> None:
-        """They are over, and hold no part any more."""
+        """The transactions are over and no longer hold a part."""
         for part in self._parts:
             part.transactions_are_over()

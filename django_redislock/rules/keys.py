@@ -8,16 +8,16 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-# What may stand in a key as it is. Everything else is percent-encoded: braces, so that a name
-# cannot choose its cluster slot or split a lock's keys, and glob characters, so that a name is
-# harmless in a scan.
+# Characters that stand in a key as they are. All others are percent-encoded: braces, so that a name
+# cannot choose its cluster slot or split a lock's keys; glob characters, so that a name is harmless
+# in a scan.
 _PLAIN = " !#$&'()+,-./:;<=>@_`|~\""
 
 # On a cluster the names are spread over so many buckets. All keys of a bucket, its indexes and its
-# mark of fences too, begin with its number as the hash tag, and so are in one slot: a script may
-# touch them together, and a name cannot choose its slot. Neither this number nor how a bucket is
-# found can ever be changed: for the time of a deployment, old and new processes would each give the
-# same lock away, in different buckets.
+# mark of fences too, begin with its number as the hash tag. So they are in one slot: a script may
+# touch them together, and a name cannot choose its slot. Neither this number nor the way to find a
+# bucket can ever change: during a deployment, old and new processes would look for the same lock in
+# different buckets, and grant it twice.
 BUCKETS = 256
 IN_BUCKETS = ":{*}"  # Ends a prefix of which each bucket has its own. To scans it is a pattern.
 
@@ -26,22 +26,22 @@ _OF_ONE_PERMIT = ("lock", "forced", "past", "waits")
 
 
 class Keys(NamedTuple):
-    """The keys of one permit of a lock. Each script is given those that it names, see scripts.py.
+    """The keys of one permit of a lock. Each script gets the keys that it names, see scripts.py.
 
     A lock without a limit has one permit, the first. Each permit has a key `lock`, `forced`,
     `past` and `waits` of its own; all other keys are common to the permits of a name.
     """
 
     lock: str  # String: the current lease, see lua/_lease.lua. Its TTL is the lease's.
-    queue: str  # Sorted set: of each waiter its token and its record -> ticket, see lua/_queue.lua.
+    queue: str  # Sorted set: token and record of each waiter -> its ticket, see lua/_queue.lua.
     done: str  # String: set while a `once` of this name is done.
     forced: str  # String: the lease that an operator released last, and by which request.
     past: str  # List: the last leases that lasted a while, see lua/_past.lua.
     finished: str  # Sorted set: ids of task runs that must not run again -> their end, in ms.
     starts: str  # Sorted set: starts of task runs that have not ended, see lua/count_start.lua.
-    runs: str  # Hash: what became of the last task runs, see lua/_runs.lua; who waits to start.
+    runs: str  # Hash: the last task runs, and the call that waits to start, see lua/_runs.lua.
     line: str  # Sorted set: ids of deferred task runs -> their tickets, see lua/stand_in_line.lua.
-    due: str  # Sorted set: the same ids -> by when they are back, in ms, or else given up.
+    due: str  # Sorted set: the same ids -> when each is given up unless it is back, in ms.
     waits: str  # String: what the holder of the lease waits for, see lua/note_wait.lua.
     fence: str  # Sorted set of one: the greatest fencing token given out under any such prefix.
     held: str  # Sorted set: the index of all held locks (their lock keys) by expiry in ms.
@@ -61,20 +61,20 @@ def bucket_of(name: str) -> int:
 
 
 def hash_tag(bucket: int) -> str:
-    """What a cluster finds the slot of a bucket by."""
+    """The hash tag by which a cluster finds the slot of a bucket."""
     return str(bucket)
 
 
 @lru_cache(maxsize=4096)
 def prefix_of(prefix: str, name: str) -> str:
-    """What the keys and channels of the lock *name* begin with: the prefix, or its bucket's own."""
+    """The prefix of all keys and channels of the lock *name*: *prefix*, or that of its bucket."""
     if not prefix.endswith(IN_BUCKETS):
         return prefix
     return f"{prefix.removesuffix(IN_BUCKETS)}:{{{hash_tag(bucket_of(name))}}}"
 
 
 def fence_key(prefix: str) -> str:
-    """The high-water mark of all fences under *prefix*."""
+    """The key of the greatest fence given out under *prefix*."""
     return f"{prefix}:fence"
 
 
@@ -84,20 +84,20 @@ def index_key(prefix: str) -> str:
 
 
 def ran_index_key(prefix: str) -> str:
-    """The sorted set of all locks under *prefix* that tasks have run under."""
+    """The sorted set of all locks under *prefix* with runs of tasks."""
     return f"{prefix}:ran"
 
 
 def channel(prefix: str, process: str, number: int) -> str:
     """The channel on which the connection *number* of a process is rung.
 
-    With the prefix of a bucket it is one of the bucket's slot, see lua/_queue.lua.
+    With the prefix of a bucket, the channel is in the slot of the bucket, see lua/_queue.lua.
     """
     return f"{prefix}:bell:{process}:{number}"
 
 
 def prefix_in(channel: str) -> str:
-    """The prefix of the locks for which a channel is."""
+    """The prefix of the locks that a channel serves."""
     return channel.rpartition(":bell:")[0]
 
 
@@ -105,14 +105,14 @@ def prefix_in(channel: str) -> str:
 def lock_keys(prefix: str, name: str, permit: int = 1) -> Keys:
     """The keys of a permit of the lock *name*: ``redislock:{report}:lock``, or ``…:lock#2``.
 
-    In buckets, all of them share the hash tag of the bucket; else all but the fence and the
-    indexes share that of the name.
+    In buckets, all keys share the hash tag of the bucket. Else all but the fence and the indexes
+    share the hash tag of the name.
     """
     prefix = prefix_of(prefix, name)
     base = f"{prefix}:{{{quote(name, safe=_PLAIN)}}}:"
     first = Keys(
         lock=base + "lock",
-        queue=base + "waiting",  # Under "queue" stood another form, with a hash beside it.
+        queue=base + "waiting",  # Not "queue": another format stood under that name.
         done=base + "done",
         forced=base + "forced",
         past=base + "past",
@@ -143,6 +143,6 @@ def permit_of(prefix: str, lock_key: str) -> tuple[str, int] | None:
 
 
 def name_of(prefix: str, lock_key: str) -> str | None:
-    """The lock name behind a lock key, whichever permit it is; None if it is not one of ours."""
+    """The lock name behind the lock key of any permit; None if the key is not one of ours."""
     found = permit_of(prefix, lock_key)
     return found and found[0]

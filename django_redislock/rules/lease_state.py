@@ -1,14 +1,13 @@
 """The states of a lease, and all that may change them.
 
-A lease that was handed over is *unconfirmed*: only one second of it is certain, until an answer of
-the server *confirms* it. If none comes, it is *in doubt* from then until the end that it has if the
-confirmation arrived. An answer to a renewal makes it last longer; a renewal that is not answered
-changes nothing yet. It is *lost*, for a reason, when the server says so or its end has passed, and
-stays lost. It is *ended* when its owner relies on it no more.
+A handed-over lease is *unconfirmed* until an answer of the server *confirms* it: only its first
+second is certain. If no answer comes within that second, the lease is *in doubt* until the end that
+a confirmation gives it. An answered renewal makes a lease last longer; an unanswered one changes
+nothing yet. A lease is *lost*, for a reason, when the server says so or when its end has passed,
+and it stays lost. It is *ended* when its owner no longer relies on it.
 
-Everybody may read what is here; only the methods of :class:`LeaseState` change it. They take no
-mutex: a signal handler or a destructor may call them while the thread that it interrupts is in one
-of them.
+Any code may read a state; only the methods of :class:`LeaseState` change it. They take no mutex: a
+signal handler or a destructor may call one while the thread that it interrupts is inside another.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from django_redislock.exceptions import LostReason
     from django_redislock.rules.steps import Answer
 
-# Clocks of two machines run at about the same rate, not at the same: a lease is given up this
-# much before the server does (https://redis.io/docs/latest/develop/use/patterns/distributed-locks/).
+# The clocks of two machines run at nearly the same rate. So the owner gives a lease up this much
+# before the server does (https://redis.io/docs/latest/develop/use/patterns/distributed-locks/).
 DRIFT_RATE = 0.01
 DRIFT_FIXED = 0.002
 # Seconds: a renewal that would lengthen a lease by less than this is not sent.
@@ -47,16 +46,16 @@ class Renewal(NamedTuple):
     ttl: float  # Seconds from now; shorter than the lease's ttl if max_hold is over before.
     renewals: int  # The count of this one, see lua/renew.lua.
     renews: bool = False  # Whether one more is to follow, see will_renew().
-    lease_ttl: float = 0.0  # The ttl that the lease has if it is carried out.
-    permit: int = 1  # Which permit of the lock it is.
+    lease_ttl: float = 0.0  # The ttl of the lease, once the renewal is carried out.
+    permit: int = 1  # The permit of the lock that the lease is.
 
 
 def granted_by(
     value: Any, sent: float, now: float, certain: float
 ) -> tuple[int, float, float, float, int] | None:
-    """What the answer to a try grants, as in flows.Granted.
+    """The grant in the answer to a try, in the order of flows.Granted.
 
-    None if it says anything else, or is late (R3).
+    None if there is no grant, or it came too late (R3).
 
     Args:
         value: What the server said.
@@ -74,36 +73,36 @@ def granted_by(
 
 
 def certain_for(ttl: float) -> float:
-    """Seconds, from its sending, for which a grant or a renewal for *ttl* seconds is certain."""
+    """Seconds for which a grant or renewal for *ttl* seconds is certain, from its sending on."""
     return ttl - drift(ttl)
 
 
 def will_renew(renew: bool, ttl: float, left: float) -> bool:
-    """Whether a lease that is granted or renewed for *ttl* seconds now will be renewed after that.
+    """Whether a lease that is now granted or renewed for *ttl* seconds will be renewed again.
 
-    Others see in the lock whether a renewal is due, and so, when it is missed, that the owner is
-    in trouble.
+    The lock shows this to others. So when a renewal is missed, they see that the owner is in
+    trouble.
 
     Args:
-        renew: Whether the watchdog renews it at all.
-        ttl: Seconds it is granted or renewed for.
+        renew: Whether the watchdog renews the lease at all.
+        ttl: Seconds for which it is granted or renewed.
         left: Seconds until max_hold is over; the last renewal is shortened to end then.
     """
     return renew and left - ttl >= WORTH_RENEWING
 
 
 def lost_because(word: str) -> LostReason:
-    """Why a lease is lost, when a script says so."""
+    """Why a lease is lost, from the word of a script."""
     return {"forced": "forced", "taken": "taken"}.get(word, "expired")  # type: ignore[return-value]
 
 
 class Alarm:
-    """Whom to tell when a lease is endangered."""
+    """When a lease counts as endangered, and the callback to call then."""
 
     __slots__ = ("callback", "left")
 
     def __init__(self, left: float, callback: Callable[[Any], object] | None = None) -> None:
-        self.left = left  # Which part of the ttl may be left then, 0 to 1.
+        self.left = left  # The part of the ttl that is left then, 0 to 1.
         self.callback = callback  # None: the log, and the receivers of a signal.
 
 
@@ -111,7 +110,7 @@ STANDARD_ALARM = Alarm(0.5)
 
 
 class LeaseState:
-    """The state of one lease, from its grant on; programs have a Lease, which asks the server.
+    """The facts of one lease, from its grant on. Programs have a Lease, which asks the server.
 
     Times are seconds of the clock that deadlines are measured with.
 
@@ -124,22 +123,22 @@ class LeaseState:
         hold_until: When max_hold is over.
         deadline: Until when it is certainly ours.
         ends: When it ends at the latest: later than the deadline while it is unconfirmed.
-        renewals: How many were answered.
-        is_unanswered: Whether the last renewal was not.
-        is_ended: Whether its owner relies on it no more.
-        max_silence: Seconds after the last word of its owner at which max_hold is over; 0.0 if that
-            is counted from the grant.
+        renewals: How many renewals were answered.
+        is_unanswered: Whether the last renewal was not answered.
+        is_ended: Whether its owner no longer relies on it.
+        max_silence: Seconds from the owner's last beat() to the end of max_hold; 0.0 if max_hold
+            counts from the grant.
         holder: Weak reference to the thread or asyncio task that it was granted to.
-        caller: Whom that thread served, see holder.py; None if it belongs to a task.
+        caller: The caller that this thread served, see holder.py; None if it belongs to a task.
         times_held: How often it is held, counting reentrant acquires and open transactions.
-        is_of_run: Whether the run of a job has it, whose end is noted with its release.
-        permit: Which permit of the lock it is; that of a lock without a limit is the first.
-        alarms: Whom to tell when it is endangered.
-        is_handed_over: Whether it is ended because whoever has the baton may take it up.
-        transactions: How many of these are open transactions; see holds.Holds._defer().
+        is_of_run: Whether the run of a job has it. Its release then notes the end of the run.
+        permit: The permit of the lock that it is; 1 if the lock has no limit.
+        alarms: The alarms to raise when it is endangered.
+        is_handed_over: Whether it ended by a hand-over to the bearer of a baton.
+        transactions: How many of *times_held* are open transactions; see holds.Holds._defer().
     """
 
-    # Of most leases these never change.
+    # These never change for most leases.
     renewals = 0
     is_unanswered = False
     is_ended = False
@@ -150,7 +149,7 @@ class LeaseState:
     _known_abandoned = False
     lost: LostReason | None = None
     alarms: Sequence[Alarm] = (STANDARD_ALARM,)
-    danger: dict[Alarm, object] | None = None  # While a renewal is unanswered: who was told of it.
+    danger: dict[Alarm, object] | None = None  # While a renewal is unanswered: the raised alarms.
     _longer: Sequence[float] = ()  # The ttls, in seconds, of renewals that asked for more.
 
     def __init__(
@@ -188,7 +187,7 @@ class LeaseState:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it belongs to this process, and not to the one that this was forked from."""
+        """Whether it belongs to this process, and not to a parent that has forked this one."""
         return self._process is process.this()
 
     @property
@@ -211,7 +210,7 @@ class LeaseState:
         return self.is_active and now < self.deadline
 
     def is_in_doubt(self, now: float) -> bool:
-        """Whether the server alone knows if it is held."""
+        """Whether only the server knows if it is held."""
         return self.is_active and self.deadline <= now < self.ends
 
     def may_be_held(self, now: float) -> bool:
@@ -237,7 +236,7 @@ class LeaseState:
         return LockLost(self.name, reason, over)
 
     def _setting_that_was_over(self, now: float) -> str:
-        """The setting by which it was not renewed any more, as a clause; "" if there is none."""
+        """Which setting ended its renewals, as a clause; "" if none did."""
         if now < self.ends:
             return ""  # The server ended it.
         if not self.auto_renew:
@@ -256,7 +255,7 @@ class LeaseState:
         self.times_held += 1
 
     def unnest(self) -> int:
-        """One of its acquires is over. Returns how many are left; with the last one it is ended."""
+        """One of its acquires is over. Returns how many are left; the last one ends the lease."""
         left = self.times_held = self.times_held - 1
         if left <= 0:
             self.is_ended = True
@@ -269,12 +268,12 @@ class LeaseState:
         return True
 
     def hand_over(self) -> None:
-        """It is ended, and its release by its holder does nothing any more."""
+        """It is ended; from now on a release by its holder does nothing."""
         self.is_handed_over = self.is_ended = True
-        self.times_held += 1  # That of the baton: the holder's is never the last one.
+        self.times_held += 1  # One for the baton, so that the holder's is never the last.
 
     def transactions_are_over(self) -> None:
-        """They are over, and hold it no more; unnest() was called."""
+        """The transactions are over and no longer hold it. unnest() was called before."""
         self.transactions -= 1
 
     @property
@@ -283,7 +282,7 @@ class LeaseState:
         return 0 < self.transactions == self.times_held
 
     def newly_abandoned(self) -> bool:
-        """Whether its holder is seen for the first time to have ended without a release."""
+        """Whether its holder ended without a release, and this call is the first to see that."""
         if self._for_block or self._known_abandoned or self.holder() is not None:
             return False
         self._known_abandoned = True
@@ -295,8 +294,8 @@ class LeaseState:
         """Its owner says that it goes on: max_hold is over *max_silence* seconds from now.
 
         Returns:
-            Whether to renew it now. The watchdog may mean to let it end: it has seen the max_hold
-            of before.
+            Whether to renew it now. The watchdog would perhaps let it end, since it knows only the
+            earlier max_hold.
         """
         if not self.may_be_held(now):
             return False
@@ -316,9 +315,9 @@ class LeaseState:
             raise self.loss(now)
         if ttl is not None and ttl > self.ttl:
             vars(self).setdefault("_longer", []).append(ttl)
-        # A server shortens a lease for the renewal with the greatest count. So each renewal asks
-        # for the longest ttl that one with a smaller count has asked for, answered or not: the ttl
-        # is noted before the count is read, and read after it.
+        # On the server, the renewal with the greatest count sets the ttl, even to a shorter one. So
+        # each renewal asks for the longest ttl of all with a smaller count, answered or not: it
+        # notes its own ttl before it reads the count, and reads the longest one after that.
         count = self.renewals + 1
         lease_ttl = max((self.ttl, *self._longer))
         ttl = min(lease_ttl, left)
@@ -337,18 +336,18 @@ class LeaseState:
         if not self.auto_renew:
             if not self.is_unconfirmed:
                 return None
-            # In time it only confirms, see lua/renew.lua. Later it makes the lease last longer than
-            # lists know, so it is a renewal.
+            # Before the deadline it only confirms, see lua/renew.lua. Later the lease lasts longer
+            # than lists know, so it is a renewal, which tells them.
             return renewal if now >= self.deadline else renewal._replace(renewals=CONFIRMS)
         gain = now + renewal.ttl - drift(renewal.ttl) - self.deadline
         return renewal if self.is_unconfirmed or gain >= WORTH_RENEWING else None
 
     def answered(self, renewal: Renewal, answer: Answer, now: float) -> None:
-        """Count on what the server says to a renewal.
+        """Take in the server's answer to a renewal.
 
         Raises:
-            LockLost: The server says that it is over; or it is over all the same, since lost stays
-                lost, though the server may have renewed it.
+            LockLost: The server says that the lease is over, or its end has passed. Lost stays
+                lost, even if the server has renewed it.
         """
         word = answer.value.decode()
         if word != "renewed":
@@ -357,44 +356,44 @@ class LeaseState:
             raise self.loss(now)
         self.is_unanswered, self.danger = False, None
         self.ttl = max(self.ttl, renewal.lease_ttl)  # Another one may have made it longer.
-        # From when it was sent, not from when the answer came (R2); but sending may have come late,
-        # and a renewal that was asked for after this one ends the lease at max_hold. An answer may
-        # be overtaken by that of a later renewal.
+        # The ttl counts from the sending, not from the answer (R2). But sending may have come late,
+        # and a later renewal ends the lease at max_hold: hence min(). The answer to a later renewal
+        # may have come before this one: hence max().
         end = min(answer.sent + renewal.ttl, self.hold_until)
         self.deadline = self.ends = max(self.deadline, end - drift(renewal.ttl))
         self.renewals += renewal.renewals > CONFIRMS
 
     def unanswered(self) -> bool:
-        """A renewal was not answered. Returns whether it is the first one."""
+        """A renewal was not answered. Returns whether it is the first since the last answer."""
         first, self.is_unanswered = not self.is_unanswered, True
         if self.danger is None:
             self.danger = {}
         return first
 
     def warn(self, alarm: Alarm) -> None:
-        """Tell of dangers from now on by one more *alarm*."""
+        """Raise *alarm*, too, when the lease is endangered from now on."""
         alarms: list[Alarm] = vars(self).setdefault("alarms", [STANDARD_ALARM])
         alarms.append(alarm)
 
     def alarm_at(self, alarm: Alarm) -> float:
-        """When it is endangered for *alarm* unless it is renewed before: left * ttl before its end.
+        """When *alarm* is due, unless the lease is renewed before: left * ttl before its end.
 
-        math.inf if no renewal is lacking. Without renewals, its end is no danger.
+        math.inf if no renewal is unanswered. The end of a lease without renewals is no danger.
         """
         if self.danger is None or not self.auto_renew or not self.is_active:
             return math.inf
         return self.ends - alarm.left * self.ttl
 
     def raise_alarm(self, alarm: Alarm, now: float) -> bool:
-        """Whether it is endangered, and the caller is the one to tell *alarm*, once in a danger."""
+        """Whether *alarm* is due, and this caller must raise it: one caller in each danger."""
         danger, told_by = self.danger, object()
         if danger is None or not self.alarm_at(alarm) <= now < self.ends:
             return False
         return danger.setdefault(alarm, told_by) is told_by  # One step of the dict.
 
     def lose(self, reason: LostReason, *, at_release: bool = False) -> bool:
-        """It is lost. Returns True to the one caller who was first to say so."""
-        # The answer to a renewal that was overtaken by the release says nothing.
+        """It is lost. Returns True to the first caller that says so, False to all others."""
+        # If the release overtakes a renewal, the answer to the renewal says nothing.
         if not self.is_ours or (self.is_ended and not at_release):
             return False
         if self.lost is None:

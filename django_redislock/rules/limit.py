@@ -1,4 +1,4 @@
-"""Limits: how many may hold a lock at a time, which several locks are taken with as one."""
+"""Limits: how many may hold a lock at a time. A job may have several, taken as one lock."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Limit:
     """At most so many at a time: ``Limit("export:{tenant}", 2)``.
 
     Attributes:
-        name: That of the lock. Above a function it is a format string over its arguments.
-        number: How many may hold it at a time, 1 to 1,000. Above a function it may be a function
-            of the arguments that it names: ``lambda tenant: plans[tenant].exports``.
+        name: The name of the lock. Above a function it is a format string over its arguments.
+        number: How many may hold the lock at a time, 1 to 1,000. Above a function it may be a
+            function of the arguments that it names: ``lambda tenant: plans[tenant].exports``.
 
     Raises:
         InvalidLockName: The name cannot be a lock's name.
-        ValueError: The number is none, or out of range, or would have to be awaited.
+        ValueError: The number is no integer, is out of range, or would have to be awaited.
     """
 
     name: str
@@ -49,13 +49,12 @@ class Limit:
         """How to make the limit of a call of *function*: (args, kwargs) -> limit.
 
         Args:
-            function: What is called.
-            name_of: What makes the name, if it is not formatted in the usual way.
+            function: The function to be called.
+            name_of: Makes the name, if it is not formatted in the usual way.
 
         Raises:
-            InvalidLockName: The name, or the function that is the number, wants an argument that
-                *function* does not take.
-            ValueError: The function that is the number takes no arguments by name.
+            InvalidLockName: The name or the number wants an argument that *function* does not take.
+            ValueError: The number is a function that takes no arguments by name.
         """
         name_of, own = name_of or formatter(self.name, function), self.number
         if not callable(own):
@@ -75,7 +74,7 @@ class Limit:
 def _named_by(
     counts: Callable[..., int], signature: inspect.Signature, limit: str
 ) -> list[str] | None:
-    """The arguments that the number of a limit is a function of; None if it takes all."""
+    """The arguments that the function *counts* takes; None if it takes all."""
     try:
         parameters = list(inspect.signature(counts).parameters.values())
     except ValueError:  # Python does not know the arguments of int(), and of others written in C.
@@ -117,10 +116,10 @@ def check_limits(limits: Any) -> tuple[Limit, ...]:
 
 
 def each_once(limits: Iterable[Limit]) -> tuple[Limit, ...]:
-    """The same limits, of which no two have one name.
+    """The same limits, as a tuple.
 
     Raises:
-        ValueError: Two have.
+        ValueError: Two have the same name.
     """
     found = tuple(limits)
     names = [limit.name for limit in found]
@@ -138,6 +137,6 @@ def all_makers(
     function: Callable[..., Any],
     naming: Callable[[str], NameOf | None],
 ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[Limit, ...]]:
-    """How to make the limits of a run of *function*, whose names are made by *naming* of each."""
+    """How to make the limits of a run of *function*; *naming* says how to make each name."""
     makers = [limit.maker(function, naming(limit.name)) for limit in limits]
     return lambda args, kwargs: each_once(make(args, kwargs) for make in makers)

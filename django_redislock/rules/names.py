@@ -38,7 +38,7 @@ def check_name(name: object, *, template: bool = False) -> str:
 
 @lru_cache(maxsize=4096)  # Programs use few names, many times.
 def checked_name(name: str, template: bool = False) -> str:
-    """As check_name(), of a string only: for a name that was seen before, no Python code runs."""
+    """As check_name(), for strings only: for a name seen before, no Python code runs."""
     normal = unicodedata.normalize("NFC", name)
     try:
         size = len(normal.encode())
@@ -60,7 +60,7 @@ def several_names(names: tuple[object, ...]) -> tuple[str, ...]:
 
     Raises:
         InvalidLockName: One of them cannot be a lock's name.
-        TypeError: There is none, or something else is among them.
+        TypeError: There is none, or one is no string.
     """
     if not names:
         raise TypeError("distributed_lock() needs the name of the lock, or several.")
@@ -82,10 +82,10 @@ _PERMIT = re.compile(r".*#\d+", re.DOTALL)
 
 
 def check_limited(name: str) -> None:
-    """Refuse the name of a lock with several permits that looks like that of one of them.
+    """Refuse the name of a lock with several permits if it looks like the label of a permit.
 
     Raises:
-        InvalidLockName: It ends like "gpu#2", by which operators know the second permit of "gpu".
+        InvalidLockName: It ends like "gpu#2", which to operators is the second permit of "gpu".
     """
     if _PERMIT.fullmatch(name):
         raise InvalidLockName(
@@ -99,10 +99,10 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
 
 
 def check_shared(name: str) -> str:
-    """Refuse a name that no other process can arrive at, and return any other.
+    """Return *name*, unless no other process could make the same name.
 
     Raises:
-        InvalidLockName: It was made from an object that shows itself by its address.
+        InvalidLockName: It shows the address of an object in memory.
     """
     if _ADDRESS.search(name):
         raise InvalidLockName(
@@ -122,18 +122,18 @@ def formatter(
 ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], str]:
     """How to make a lock's name from a call of *function*: (args, kwargs) -> checked name.
 
-    The fields of *template* are the function's arguments, with their defaults applied; those
-    that arrive in ``**kwargs`` count by their own names.
+    The fields of *template* are the function's arguments, with their defaults applied. An argument
+    that arrives in ``**kwargs`` counts by its own name.
 
     Args:
         template: The name, with fields in braces.
-        function: What is called.
-        see: What to take for the argument of a name, given its value.
-        show: What to write for the value of a field.
+        function: The function to be called.
+        see: Given an argument's name and value, returns the value to take.
+        show: Given the value of a field, returns the value to write.
 
     Raises:
-        InvalidLockName: A field names no argument, now; or the name cannot be made or is not
-            valid, at the call.
+        InvalidLockName: Now: a field names no argument. At the call: the name cannot be made, or is
+            not valid.
     """
     signature = signature_of(function)
     called = f"{function.__qualname__}()" if hasattr(function, "__qualname__") else repr(function)
@@ -187,7 +187,7 @@ def formatter(
 def bound_arguments(
     signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The arguments of a call by name, defaults applied, and each of ``**kwargs`` by its own.
+    """The arguments of a call by name, with defaults; each of ``**kwargs`` has its own name.
 
     Raises:
         TypeError: They cannot be bound, as the call itself would raise it.
@@ -202,10 +202,10 @@ def bound_arguments(
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """How *function* is called, whatever it says that it wraps.
+    """How *function* is called.
 
-    Django's method_decorator hands over a partial of a bound method, and as_view() a view. Both
-    refer to the method in the class, which takes self too.
+    Django's method_decorator passes a partial of a bound method, and as_view() a view. Both say
+    that they wrap the method in the class, which takes self too. That is not followed.
     """
     if isinstance(function, partial):
         return inspect.signature(partial(function.func, *function.args, **function.keywords))
@@ -264,7 +264,7 @@ _LABEL = re.compile(r"(.+)#([2-9]|[1-9][0-9]{1,3})")
 
 
 def meant_by(label: str) -> list[Permit]:
-    """What a label may stand for: "gpu#2" is a permit, and may be the name of a lock.
+    """The permits that a label may stand for: "gpu#2" is a permit, or the name of a lock.
 
     Raises:
         InvalidLockName: It cannot be either.

@@ -1,4 +1,4 @@
-"""How to lock: what a call says, and what it comes to with the settings."""
+"""How to lock: the options of a call, and the terms that they make with the settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Seconds = float | timedelta
 
 DEFAULT_ALIAS = "default"
-# What becomes of a release while a transaction is open.
+# What becomes of a release in an open transaction.
 DEFER = "defer"  # It waits for the end of the transaction: release_on_commit.
 RELEASES_BEFORE_COMMIT = ("warn", "ignore", "error")  # What the settings may say.
 MOST_PERMITS = 1000  # Of a lock with a limit.
@@ -42,7 +42,7 @@ class Options(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What options and settings come to. Durations are seconds."""
+    """Options and settings, combined. Durations are seconds."""
 
     ttl: float
     first_ttl: float  # Of the grant: max_hold may be shorter than ttl.
@@ -51,9 +51,9 @@ class Terms(NamedTuple):
     max_hold: float  # math.inf if there is no bound.
     operation_timeout: float
     unavailable_after: float
-    release_before_commit: str  # What becomes of it: DEFER, or one of RELEASES_BEFORE_COMMIT.
+    release_before_commit: str  # DEFER, or one of RELEASES_BEFORE_COMMIT.
     renews: bool  # Whether the first grant is going to be renewed.
-    certain: float  # How long it is certainly ours.
+    certain: float  # How long the first grant is certainly ours.
     one_try: float  # How long a server may take for one try.
     limit: int = 1  # How many permits the lock has.
 
@@ -85,7 +85,7 @@ def terms_of(
     conf: Defaults,
     operation_timeout: Callable[[float], float] = operation_timeout,
 ) -> Terms:
-    """The only place where an option that was not given becomes what the settings say."""
+    """The terms of a call. Only here do the settings replace an option that was not given."""
     ttl = conf.ttl if options.ttl is None else options.ttl
     max_hold = conf.max_hold if options.max_hold is None else options.max_hold
     timeout = operation_timeout(ttl)
@@ -125,7 +125,7 @@ def options_of(
     """The arguments of distributed_lock(), checked.
 
     Raises:
-        ValueError: An argument is of the wrong type or out of range; it is named.
+        ValueError: An argument is of the wrong type or out of range. The message names it.
     """
     if release_on_commit and atomic:
         raise ValueError(

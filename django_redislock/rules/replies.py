@@ -1,4 +1,4 @@
-"""The arguments of scripts, their replies and their rings, by name; the order is that of lua/*.lua.
+"""The arguments of scripts, their replies and their rings, by name, in the order of lua/*.lua.
 
 A reply of one value needs no name here: the fence that an acquire grants, the word that answers a
 renewal or a release.
@@ -24,17 +24,17 @@ from django_redislock.rules.stored import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# The replies to a renewal or a release; others say why the lease is gone.
+# The replies to a renewal or a release. Any other says why the lease is gone.
 RENEWED = b"renewed"
 RELEASED = b"released"
-GIVEN = b"given"  # To a hand-over to whoever takes it up.
+GIVEN = b"given"  # To a hand-over by a baton.
 FORCED = b"forced"
 
 FREE, ENDLESS = -2, -1  # In place of the ms left: the lock is free, or its key has no expiry.
 
 
 def in_seconds(ms: bytes | str | int) -> float:
-    """Seconds, from a script's milliseconds; of a time, since the epoch."""
+    """Seconds, from a script's milliseconds. A time counts from the epoch."""
     return int(ms) / 1000
 
 
@@ -42,7 +42,7 @@ def in_seconds(ms: bytes | str | int) -> float:
 
 
 class AcquireArgs(NamedTuple):
-    """See lua/acquire.lua; behind them lua/acquire_permit.lua takes how many permits there are."""
+    """See lua/acquire.lua. lua/acquire_permit.lua takes one more: the number of permits."""
 
     token: str
     id: str
@@ -98,7 +98,7 @@ class QueuedReply(NamedTuple):
 
 
 class BusyReply(NamedTuple):
-    """Somebody else has the lock."""
+    """Another owner has the lock."""
 
     word: bytes
     left_ms: int  # Until the current lease must have ended.
@@ -107,18 +107,18 @@ class BusyReply(NamedTuple):
 
     @property
     def token(self) -> bytes:
-        """That of the current lease."""
+        """The token of the current lease."""
         return token_in(self.value)
 
     @property
     def owner(self) -> bytes:
-        """Of the current lease; b"" if that is not ours."""
+        """The owner of the current lease; b"" if the value is not ours."""
         lock = read_lock_value(self.value)
         return lock.owner if lock is not None else b""
 
 
 class OwnReply(BusyReply):
-    """Another delivery of the task run that asks has a permit, so that this one does not wait."""
+    """Another delivery of the asking task run has a permit, so this one does not wait."""
 
 
 class DoneReply(NamedTuple):
@@ -143,7 +143,7 @@ class EndlessReply(NamedTuple):
 
 
 class LostReply(NamedTuple):
-    """The lease that was to be taken up is over, or somebody else has taken it up."""
+    """The handed-over lease is over, or another acquire has taken it up."""
 
     word: bytes
     why: bytes  # As a renewal says it.
@@ -195,14 +195,14 @@ class LookReply(NamedTuple):
 
     @property
     def holding(self) -> Holding | None:
-        """Who has the lock; None if it is free."""
+        """The current lease; None if the lock is free."""
         if self.is_free:
             return None
         return read_holding(self.value, self.id.decode(), self.strange.decode())
 
     @property
     def wait(self) -> Wait | None:
-        """What its holder waits for, with this lease and others; None if for nothing."""
+        """What its holder waits for; None if the holder waits for nothing."""
         noted = read_wait(self.note)
         return noted and noted[1]
 
@@ -231,9 +231,9 @@ class QueueEntry(NamedTuple):
 
     @property
     def since(self) -> float:
-        """When it came: its ticket is the server time then, in seconds since the epoch.
+        """When it came, in seconds since the epoch: its ticket is the server time then.
 
-        That of a hold is negative, so that it is served first.
+        The ticket of a hold is negative, so the hold is served first.
         """
         return abs(int(self.ticket)) / 1e6
 
@@ -282,7 +282,7 @@ class NamesReply(NamedTuple):
 
 
 class WaitReply(NamedTuple):
-    """Whether a waiter stands in a queue, and who has the lock."""
+    """Whether a waiter stands in a queue, and which lease the lock has."""
 
     goes_on: int  # 1 if it stands there.
     value: bytes  # The beginning of what the lock key holds.
@@ -290,12 +290,12 @@ class WaitReply(NamedTuple):
 
     @property
     def holding(self) -> Holding:
-        """Who has the lock."""
+        """The current lease."""
         return read_holding(self.value)
 
     @property
     def noted(self) -> tuple[str, Wait] | None:
-        """The id of that lease, and the wait."""
+        """The id of the lease at which a wait is noted, and that wait."""
         return read_wait(self.note)
 
 
@@ -319,7 +319,7 @@ class RunsReply(NamedTuple):
 
     @property
     def started_by_lease_id(self) -> dict[str, bytes]:
-        """The notes of the runs that have begun."""
+        """The notes of the runs that have begun, by lease id."""
         return {started_lease_id(note): note for note in self.started}
 
 
@@ -341,7 +341,7 @@ class DeferredCall(NamedTuple):
 
     @property
     def since(self) -> float:
-        """When it came: its ticket is the server time then, in seconds since the epoch."""
+        """When it came, in seconds since the epoch: its ticket is the server time then."""
         return int(self.ticket) / 1e6
 
 
@@ -380,7 +380,7 @@ class GrantedRing(NamedTuple):
 
 
 class LookRing(NamedTuple):
-    """The lock cools down: it is free at another time than this waiter was told."""
+    """The lock becomes free at another time than this waiter was told."""
 
     word: str
     id: str  # Of the lease that the waiter wants.
@@ -388,7 +388,7 @@ class LookRing(NamedTuple):
 
 
 class AliveRing(NamedTuple):
-    """Somebody has asked whether this waiter is still there: see lua/follow_wait.lua."""
+    """A search for circles asks whether this waiter is still there: see lua/follow_wait.lua."""
 
     word: str
     id: str  # Of the lease that the waiter wants.
@@ -398,7 +398,7 @@ _RINGS: dict[str, Any] = {"granted": GrantedRing, "look": LookRing, "alive": Ali
 
 
 def read_ring(words: Sequence[str]) -> Any:
-    """A ring, as one of the above; None if it says anything else."""
+    """A ring, as one of the above; None if it is none of them."""
     try:
         return _RINGS[words[0]](*words)
     except (KeyError, IndexError, TypeError):

@@ -1,8 +1,8 @@
 """The operations on a lock: one Lua file each, read once.
 
-What several of them need stands in files that begin with an underscore; a line
-``-- include NAME`` puts one there. The line ``local ... = unpack(KEYS)`` says which keys an
-operation is given, and ``local ... = unpack(ARGV)`` whether it is told the channel, as the last.
+Files that begin with an underscore hold parts that several operations need; a line
+``-- include NAME`` puts one in its place. The line ``local ... = unpack(KEYS)`` says which keys an
+operation is given. If ``local ... = unpack(ARGV)`` ends with the channel, it is told that, too.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Script:
     source: bytes
     sha: str  # What EVALSHA asks for: the SHA-1 of the source.
     keys: tuple[str, ...]  # Which of a lock's keys it may touch.
-    takes_channel: bool = False  # Whether it may note where the asking connection is rung.
+    takes_channel: bool = False  # Whether it is told where the asking connection is rung.
 
     def given(self, keys: Keys) -> list[str]:
         """Its KEYS among those of a lock."""
         return [getattr(keys, key) for key in self.keys]
 
     def told(self, args: tuple[Arg, ...], channel: Arg) -> tuple[Arg, ...]:
-        """Its ARGV: those of a step, and the channel if it takes that."""
+        """Its ARGV: the arguments of a step, and the channel if it takes that."""
         return (*args, channel) if self.takes_channel else args
 
 
@@ -53,11 +53,11 @@ def _load(name: str) -> Script:
     return Script(name, source, sha, tuple(keys.lower().split(", ")), takes_channel)
 
 
-# An acquire with done markers: that of a task run, or of what a `once` may have done.
+# An acquire with done markers: of a task run, or with `once`.
 ACQUIRE_MARKED = _load("acquire")
-# Any other: the same text, without the keys that only done markers need, which come last.
+# Any other acquire: the same text, without the last keys, which only done markers need.
 ACQUIRE = replace(ACQUIRE_MARKED, keys=ACQUIRE_MARKED.keys[:5])
-# The same for one of several permits.
+# Both for one of several permits.
 ACQUIRE_PERMIT_MARKED = _load("acquire_permit")
 ACQUIRE_PERMIT = replace(ACQUIRE_PERMIT_MARKED, keys=ACQUIRE_PERMIT_MARKED.keys[:5])
 ACQUIRES = frozenset({ACQUIRE.name, ACQUIRE_PERMIT.name})

@@ -1,4 +1,4 @@
-"""What a flow may ask for, and what it is answered."""
+"""The steps that a flow may ask for, and their answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Performer(Protocol):
 class Call(NamedTuple):
     """Run a script; the answer is an :class:`Answer`.
 
-    Whoever performs it adds the channel on which its connection is rung, if the script takes that.
+    If the script takes a channel, the performer adds the one on which its connection is rung.
     """
 
     script: Script
@@ -42,7 +42,7 @@ class Call(NamedTuple):
     listening: str = ""  # Lease id for which the bell must be able to ring us.
     replicas: int = 0  # How many replicas are asked to acknowledge it.
     shielded: bool = False  # An undo: a second cancellation must not interrupt it.
-    patience: float = 0.0  # Seconds for which it may wait for a connection, besides *within*.
+    patience: float = 0.0  # Seconds that it may wait for a connection, besides *within*.
     permit: int = 1  # The permit of the lock whose keys the script is given.
 
     def perform(self, by: Performer) -> Any:
@@ -52,14 +52,14 @@ class Call(NamedTuple):
 class Calls(NamedTuple):
     """Run several scripts, sent in one go; the answer is an :data:`Outcome` of each.
 
-    They ask for as many replicas each, and for no bell.
+    All ask for the same number of replicas, and none for the bell.
     """
 
     calls: tuple[Call, ...]
 
     @property
     def shielded(self) -> bool:
-        """Whether some undo what was begun; see Call."""
+        """Whether some of them are undos; see Call."""
         return any(call.shielded for call in self.calls)
 
     def perform(self, by: Performer) -> Any:
@@ -98,7 +98,7 @@ class Pause(NamedTuple):
 
 
 class Notify(NamedTuple):
-    """Send a Django signal to its receivers. What they raise is logged; the answer is nothing."""
+    """Send a Django signal to its receivers, and log what they raise; there is no answer."""
 
     signal: Any
     news: dict[str, Any]
@@ -128,7 +128,7 @@ class Answer(NamedTuple):
 
 
 class Bell(NamedTuple):
-    """What the server said to a waiter, and when we read it; no words if it said nothing."""
+    """What the server said to a waiter, and when we read that; no words if it said nothing."""
 
     words: list[str]
     now: float
@@ -161,7 +161,7 @@ class Refused(Exception):
 
 
 class NotOurs(Refused):
-    """The flow belongs to the parent of this forked child, which goes on with it: hands off."""
+    """The flow belongs to the parent of this forked child: the parent goes on with it."""
 
 
 Trouble = Unanswered | Refused

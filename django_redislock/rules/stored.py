@@ -1,7 +1,7 @@
 """How the values on the server are written and read.
 
-The layout of a lease is that of lua/_lease.lua. Anybody may have written a value, so reading one
-never raises.
+lua/_lease.lua defines the layout of a lease. Anybody may have written a value, so reading one never
+raises.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from urllib.parse import quote, unquote
 from django_redislock.humanize import counted
 from django_redislock.process import cached_property
 
-LONGEST_OWNER = 4096  # Bytes: with the rest of a lease fewer than may be seen, see lua/_lease.lua.
+LONGEST_OWNER = 4096  # Bytes: a lease with it is shorter than SIGHT, see lua/_lease.lua.
 
 LONGEST_FIELD = 200  # Characters of each field of an owner.
-LONGEST_ID = 960  # Bytes of its task id, which is cut in one way however long the others are.
+LONGEST_ID = 960  # Bytes of its task id. How that is cut depends on no other field.
 
 TOKEN_LENGTH = 32
 HOLD = "hold"  # The token of a hold begins with it; see lua/_queue.lua.
-FORCED_VALUE_AT = 16  # In the key "forced", where the value begins; see lua/_absence.lua.
+FORCED_VALUE_AT = 16  # Where the value begins in the key "forced"; see lua/_absence.lua.
 # The states of a lock, as its key holds them.
 HELD, UNCONFIRMED, COOLING = b"h", b"c", b"k"
 _STATES = {HELD: "held", UNCONFIRMED: "unconfirmed", COOLING: "cooling"}
@@ -37,7 +37,7 @@ def renews_flag(renews: bool) -> str:
 
 
 def renewal_count(renews: bool, count: int) -> str:
-    """The same, and after it how often the lease was renewed."""
+    """The same flag, followed by how often the lease was renewed."""
     return f"{_RENEWS[renews]}{min(count, 99_999):05}"
 
 
@@ -49,8 +49,8 @@ def read_renewal_count(count: bytes) -> int:
 class DoneMarkers(NamedTuple):
     """The done markers that make an acquire pointless; see lua/_done_markers.lua."""
 
-    once: bool = False  # That of a `once` of this name.
-    # Those of this task run, and of its task. None if it is no run; "" for a run without an id.
+    once: bool = False  # Whether to look at that of a `once` of this name.
+    # The run whose marker to look at, and its task's. None: it is no run. "": a run without an id.
     run: str | None = None
     retention: str = ""  # For a run, how records are kept: see retention_of().
 
@@ -66,8 +66,8 @@ NO_MARKERS = DoneMarkers()
 
 
 def retention_of(records_for: float, records: int, timeline: int) -> str:
-    """For how many seconds, and of how many locks, the server keeps records, and how many leases of
-    each in its timeline: see lua/_runs.lua.
+    """How the server keeps records: for how many seconds, of how many locks, and how many leases
+    in the timeline of each. See lua/_runs.lua.
     """
     return f"{int(records_for * 1000)}/{records}/{timeline}"
 
@@ -77,13 +77,13 @@ def is_number(text: str, digits: int = 14) -> bool:
 
     Args:
         text: A part of a value.
-        digits: How many it may have at most. A time in ms that a calendar knows has 14.
+        digits: How many it may have at most. A time in ms that fits a calendar has up to 14.
     """
     return len(text) <= digits and text.isascii() and text.isdecimal()
 
 
 _NUMBERS = ("pid", "limit")  # Of an owner.
-LONGEST_WAITED = 366 * 86_400.0  # Seconds: who says more is not ours.
+LONGEST_WAITED = 366 * 86_400.0  # Seconds. A longer wait was not written by us.
 
 
 @dataclass(frozen=True)
@@ -98,14 +98,14 @@ class Owner:
     task: str = ""
     task_id: str = ""
     limit: int = 0  #: How many permits the lock has; 0 if it was taken without a limit.
-    names: str = ""  #: "a, b": it is one of the locks that are held together.
-    operator: str = ""  #: Who keeps the lock from everybody, by a hold; nobody runs under it.
-    reason: str = ""  #: Why.
-    #: How often its run was deferred before, since when (seconds since the epoch), and who was in
-    #: its way last: "4 1795222800 worker-2:311".
+    names: str = ""  #: "a, b" if it is one of several locks that are held together.
+    operator: str = ""  #: The operator of a hold: keeps the lock from everybody, runs nothing.
+    reason: str = ""  #: Why the operator keeps it.
+    #: How often its run was deferred before, since when (seconds since the epoch), and which owner
+    #: was in its way last: "4 1795222800 worker-2:311".
     deferred: str = ""
-    waited: float = 0.0  #: Seconds for which it was queued, if one or more: the server adds this.
-    traceparent: str = ""  #: Of the span in which it asks, as W3C Trace Context writes it.
+    waited: float = 0.0  #: Seconds for which it was queued, if at least one; added by the server.
+    traceparent: str = ""  #: The span in which it asks, as W3C Trace Context writes it.
 
     @cached_property
     def packed(self) -> bytes:
@@ -142,12 +142,12 @@ class Owner:
         return cls(pid=pid, limit=limit or 0, waited=waited, **known)
 
     def is_task(self, task_id: str) -> bool:
-        """Whether it is a run of this task, also if the server has only a part of a long id."""
+        """Whether it is a run of this task, even if the server has only a part of a long id."""
         return _short_id(self.task_id) == _short_id(task_id)
 
     @property
     def place(self) -> str:
-        """Where it is, as "host:pid"; of a hold, whose it is; "" if nobody knows."""
+        """Its process, as "host:pid"; of a hold, its operator; "" if nobody knows."""
         if self.operator:
             return self.operator
         return f"{self.host or 'unknown'}:{self.pid}" if self.pid is not None else self.host
@@ -158,7 +158,7 @@ class Owner:
 
 
 def _short_id(task_id: str) -> str:
-    """A task id as the server keeps it. No two look alike: runs know their duplicates by it."""
+    """A task id as the server keeps it. No two become alike: a run knows its duplicates by it."""
     if len(task_id) <= LONGEST_FIELD and len(json.dumps(task_id)) <= LONGEST_ID:
         return task_id
     digest = hashlib.sha256(task_id.encode(errors="replace")).hexdigest()
@@ -176,14 +176,14 @@ class Holding:
     since: float | None = None  # Server time of the grant, seconds since the epoch.
     ttl: float | None = None  # Seconds it lasts unless renewed.
     renewals: int = 0
-    renews: bool = False  # Whether its owner is going to renew it, a third of the ttl from then.
+    renews: bool = False  # Whether its owner is going to renew it after a third of the ttl.
     strange: str = ""  # If the value is not ours: "a list of 3 elements".
-    is_baton: bool = False  # Whether whoever has the baton may take it up.
-    newer_format: int | None = None  # That of the value, if only a newer version can read it.
+    is_baton: bool = False  # Whether the bearer of a baton may take it up.
+    newer_format: int | None = None  # The format of the value, if only a newer version reads it.
 
     @property
     def holder(self) -> str:
-        """Its owner, as ``host:pid task-id``. If only a newer version can read it, it says so."""
+        """Its owner, as ``host:pid task-id``, and whether only a newer version can read it."""
         if self.newer_format is None:
             return str(self.owner)
         return f"{self.owner}, which runs a newer version of django_redislock (update this one too)"
@@ -225,9 +225,9 @@ def read_lock_value(value: bytes) -> LockValue | None:
 
 
 def read_holding(data: bytes, id: str = "", strange: str = "") -> Holding:  # noqa: A002
-    """Say who has the lock, by what its key holds. Never raises: that may be anything.
+    """The current lease, from the value of the lock key. Never raises: that may be anything.
 
-    A lease of a later format is held, by an owner who is known; the rest of it is not.
+    A lease of a later format counts as held. Only its id and its owner are known.
 
     Args:
         data: The value, or as much of it as the server answers.
@@ -275,18 +275,18 @@ def read_done(value: bytes) -> tuple[float | None, Owner]:
 
 
 def token_in(value: bytes) -> bytes:
-    """The token of the lease that a lock key holds; of a value that is not ours, nobody's."""
+    """The token in the value of a lock key; in a value that is not ours, no owner's token."""
     return value[:TOKEN_LENGTH]
 
 
 def fence_in(value: bytes) -> int:
-    """The fence of the lease that a lock key holds; 0 if that is not ours."""
+    """The fence in the value of a lock key; 0 if the value is not ours."""
     lock = read_lock_value(value)
     return int(lock.fence) if lock is not None else 0
 
 
 def confirmation_of(value: bytes) -> tuple[bytes, bytes, bytes] | None:
-    """The arguments of lua/renew.lua that confirm a lease; None unless a waiter must do so."""
+    """The arguments of lua/renew.lua that confirm a lease; None if no waiter has to confirm it."""
     lock = read_lock_value(value)
     if lock is None or lock.state != UNCONFIRMED or lock.channel == BATON:
         return None
@@ -337,7 +337,7 @@ def read_noted_run(note: bytes) -> NotedRun | None:
 
 
 def noted_at(note: bytes) -> int:
-    """When a run was noted, in ms of server time; 0 if none was, or by somebody else."""
+    """When a run was noted, in ms of server time; 0 without a note that is ours."""
     at = _fields(note, 2)[0]
     return int(at) if is_number(at) else 0
 
@@ -353,14 +353,14 @@ def started_lease_id(note: bytes) -> str:
 
 
 def read_started_run(note: bytes) -> tuple[int, NotedRun] | None:
-    """The permit and the note of a run that has begun, such as "#2|...", or "|..." of the first."""
+    """Read the permit and the note of a run that has begun: "#2|...", or "|..." of permit 1."""
     permit, _, rest = note.decode(errors="replace").removeprefix("#").partition("|")
     run = read_noted_run(rest.encode())
     return run and (int(permit) if is_number(permit, 4) else 1, run)
 
 
 class Wait(NamedTuple):
-    """A waiter in the queue of a lock, as it is noted at its leases: see lua/note_wait.lua."""
+    """A waiter in the queue of a lock, as noted at the leases it holds: see lua/note_wait.lua."""
 
     alias: str  # In the REDISLOCK of the waiter.
     name: str
@@ -375,7 +375,7 @@ class Wait(NamedTuple):
 
 
 def read_wait(note: bytes) -> tuple[str, Wait] | None:
-    """Read the id of the lease at which a wait is noted, and the wait; None if there is none."""
+    """Read a noted wait, behind the id of the lease at which it is noted; None if there is none."""
     lease_id, id, ticket, limit, alias, name = _fields(note, 6)  # noqa: A001
     if not (is_number(ticket, 19) and is_number(limit, 4) and int(limit)):
         return None

@@ -1,4 +1,4 @@
-"""Several flows performed as one: what they ask of servers at the same time is sent in one go."""
+"""Several flows performed as one: scripts that they call at the same time are sent in one go."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def together(flows: Iterable[Flow[Result]]) -> Flow[list[Result]]:
     error: BaseException | None = None
     answers: dict[int, Any] = dict.fromkeys(going)
     try:
-        while going:  # Begun anew after an interrupt only: where a loop turns, one may come.
+        while going:  # Turns again only after an interrupt, which may come where a loop turns.
             try:
                 while going:
                     steps: dict[int, Step] = {}
@@ -40,7 +40,7 @@ def together(flows: Iterable[Flow[Result]]) -> Flow[list[Result]]:
                             steps[number] = _next_step(flow, answer)
                         except BaseException as raised:
                             if getgeneratorstate(flow) != GEN_CLOSED:
-                                raise  # Of a signal handler, which has interrupted this flow.
+                                raise  # A signal handler raised it, outside the flow.
                             del going[number]
                             if isinstance(raised, StopIteration):
                                 results[number] = raised.value
@@ -58,7 +58,7 @@ def together(flows: Iterable[Flow[Result]]) -> Flow[list[Result]]:
             raise error
         return [results[number] for number in sorted(results)]
     finally:
-        # An error refers to the frames that it has passed: that would be a cycle.
+        # An error refers to the frames that it has passed. These would refer to it: a cycle.
         del error, answers
 
 
@@ -67,7 +67,7 @@ def _next_step(flow: Flow[Any], answer: Any) -> Step:
 
 
 def _performed(steps: Mapping[int, Step]) -> Flow[dict[int, Any]]:
-    """What the steps of several flows are answered; calls go out in one go."""
+    """The answers to the steps of several flows; their calls go out in one go."""
     answers: dict[int, Any] = {}
     calls: dict[int, Call] = {}
     for number, step in steps.items():
