@@ -14,15 +14,15 @@ try:
 except ImportError as error:
     if error.name != "hiredis":
         raise
-    # Said again where the backend is named: Django drops what importing an app raises, imports it
-    # once more and stumbles over the half that is there.
+    # Raised again where the backend is named. Django drops the error of importing an app, imports
+    # the app once more, and fails at the half that is there.
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from django_redislock.backends import redis
 
-        return getattr(redis, name)  # It says what is missing, before any other module.
+        return getattr(redis, name)  # This import says what is missing, before any other module.
 
 
 __all__ = [

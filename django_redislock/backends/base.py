@@ -1,4 +1,4 @@
-"""What every backend does the same way: perform flows, keep leases alive, know who holds what."""
+"""What every backend does the same way: perform flows, keep leases alive, know its leases."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ logger = logs.logger("django_redislock")
 Result = TypeVar("Result")
 
 LISTED_AT_ONCE = 10_000  # Names in an index.
-FEWEST_IN_A_BUCKET = 16  # Locks of which the records are kept, however few the settings say.
+FEWEST_IN_A_BUCKET = 16  # Locks whose records are kept, even if the settings say fewer.
 
 
 class Indexed(NamedTuple):
@@ -49,18 +49,18 @@ class Indexed(NamedTuple):
 
     permits: list[Permit]
     total: int  # How many there are.
-    silent: Sequence[str] = ()  # The servers that did not answer, whose locks are missing in both.
+    silent: Sequence[str] = ()  # The servers that did not answer: their locks are missing in both.
 
 
 class TakesCommands(Protocol):
-    """A server that runs plain commands, as the doctor needs it to."""
+    """A server that runs plain commands for the doctor."""
 
     @property
     def scripting(self) -> bool:
         """Whether it allows scripts, as far as this process knows."""
 
     def commands(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]:
-        """Run commands in one round trip; an error reply is returned.
+        """Run commands in one round trip; an error reply is returned, not raised.
 
         Raises:
             LockUnavailable: The server did not answer, or is the wrong one.
@@ -74,13 +74,13 @@ class Backend(ABC):
     _start(). With several watchdogs, it overrides watchdog_of() and retire() instead.
     """
 
-    # What a backend can. The doctor, system checks and tasks look at these, never at its class.
+    # What a backend can do. The doctor, checks and tasks look at these flags, never at its class.
     supports_processes = True  # Its locks keep out other processes, not only other threads.
     supports_failover = False  # If a server fails, a replica takes over.
     supports_majority = False  # A majority of its servers decides, so some may stay away.
 
     supports_queues = True  # Waiters queue up, and so can see whether they wait in a circle.
-    supports_batons = True  # A lease can be handed over to whoever takes it up.
+    supports_batons = True  # A lease can be handed over to the bearer of a baton.
 
     clock: Callable[[], float] = staticmethod(clock.now)
     in_buckets = False  # Whether names are spread over buckets, see rules/keys.py.
@@ -93,50 +93,50 @@ class Backend(ABC):
         self.prefix = conf.key_prefix + (IN_BUCKETS if self.in_buckets else "")
         self.retention = retention_of(
             conf.records_for, self._records_in_an_index, conf.timeline
-        )  # As scripts are told.
-        # What options come to with the settings of this alias.
+        )  # As scripts take it.
+        # Combines options with the settings of this alias.
         self.terms = lru_cache(maxsize=MOST_COMBINATIONS)(self._terms_of)
         self._start()
         tell_after_fork.add(self)
 
     @property
     def _records_in_an_index(self) -> int:
-        """Of how many locks in one index the server keeps records."""
+        """How many locks have records in one index of the server."""
         most = self.conf.records
         # Names are not spread quite evenly.
         return max(math.ceil(most / BUCKETS), FEWEST_IN_A_BUCKET) if self.in_buckets else most
 
     @property
     def most_records(self) -> int:
-        """Of how many locks the server keeps records of task runs; on a cluster about so many."""
+        """How many locks have records of task runs on the server; on a cluster about so many."""
         return self._records_in_an_index * (BUCKETS if self.in_buckets else 1)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.alias!r}>"
 
     def _start(self) -> None:
-        """Make all that belongs to this process alone; once more in a forked child."""
+        """Make all that belongs to this process alone. Called again in a forked child."""
         self.process = secrets.token_hex(8)
         self.leases = Leases()
-        # Of names that were asked for lately, whether with a limit; see Holds._first_try().
+        # Whether each name had a limit when it was asked for last; see Holds._first_try().
         self.has_limit: dict[str, bool] = {}
         self.waiting: set[str] = set()  # The ids of the acquires that wait now.
         self.renewal_failures = 0  # How many tries to renew a lease were not answered, or refused.
 
     def after_fork(self) -> None:
-        """In a forked child: nothing of the parent's connections, threads and leases is ours."""
+        """In a forked child: begin anew, without the parent's connections, threads and leases."""
         self._start()
 
     def retire(self) -> None:
-        """No new locks will come. Those that are held go on being renewed and released here."""
+        """Take no new locks from now on. Held locks are still renewed and released here."""
         self.watchdog.retire()
 
     def watchdog_of(self, name: str) -> Watchdog:
-        """Who looks after the leases of *name* at this time: one for all, unless overridden."""
+        """The watchdog of the leases of *name* at this time: one for all, unless overridden."""
         return self.watchdog
 
     def watch(self, lease: Lease) -> None:
-        """Look after a new lease. Where there is one watchdog, this is its method."""
+        """Have the watchdog look after a new lease. A sole watchdog puts its method in place."""
         self.watchdog_of(lease.name).watch(lease)
 
     def _terms_of(self, options: Options) -> Terms:
@@ -150,18 +150,18 @@ class Backend(ABC):
 
     @abstractmethod
     def session(self, form: Form | None = None) -> Performer:
-        """What performs the steps of one flow, blocking its thread.
+        """A performer of one flow, which blocks its thread.
 
         Args:
-            form: The first step, on whose connection the others are to be performed, if it has one.
+            form: The first step. If it has a connection, that performs the other steps, too.
         """
 
     @abstractmethod
     def async_session(self, form: Form | None = None) -> Performer:
-        """What performs them without blocking the event loop."""
+        """A performer of one flow, which does not block the event loop."""
 
     def begin(self, form: Form, /) -> None:  # noqa: B027 - a flow can do without
-        """Do the first step of a flow, if that can be done in few steps; see forms.py."""
+        """Do the first step of a flow, if it is cheap; see forms.py."""
 
     async def abegin(self, form: Form, /) -> None:  # noqa: B027
         """See begin(), without blocking the event loop."""
@@ -177,14 +177,14 @@ class Backend(ABC):
 
     @abstractmethod
     def call_many(self, calls: Sequence[Call]) -> list[Outcome]:
-        """Run many scripts at once, which are safe to repeat.
+        """Run many scripts at once. They must be safe to repeat.
 
         Raises:
             LockUnavailable: The server did not answer.
         """
 
     def results_of(self, calls: Sequence[Call]) -> list[Any]:
-        """Run many scripts at once, and return what they returned.
+        """Run many scripts at once, and return their replies.
 
         Raises:
             LockUnavailable: The server refused, or did not answer.
@@ -199,7 +199,7 @@ class Backend(ABC):
     # --- losing leases ------------------------------------------------------------------------
 
     def lost(self, lease: Lease, reason: LostReason, *, at_release: bool = False) -> None:
-        """Note that *lease* is lost, and tell everybody who wants to know, in another thread."""
+        """Note that *lease* is lost, and tell its callbacks and receivers, in another thread."""
         if not lease.state.lose(reason, at_release=at_release):
             return
         over = lease.state.loss(self.clock()).over
@@ -224,7 +224,7 @@ class Backend(ABC):
         signals.lock_lost.send_robust(sender=type(lease), template=lease.template, **news)
 
     def look_after(self, lease: Lease) -> None:
-        """Tell of *lease* if it is endangered: of each danger once, in another thread."""
+        """Raise the alarms of *lease* if it is endangered: once in a danger, in another thread."""
         state = lease.state
         now = self.clock()
         raised = [alarm for alarm in tuple(state.alarms) if state.raise_alarm(alarm, now)]
@@ -248,7 +248,7 @@ class Backend(ABC):
     # --- being examined -----------------------------------------------------------------------
 
     def examine(self) -> Iterator[Finding]:
-        """What may endanger the locks here, besides the state of each of servers().
+        """Whatever may endanger the locks here, besides the state of each of servers().
 
         `manage.py locks doctor` prints it; `manage.py check --deploy` reports each with an id.
 
@@ -259,7 +259,7 @@ class Backend(ABC):
 
     @contextmanager
     def servers(self) -> Iterator[Mapping[str, TakesCommands]]:
-        """For the block, the servers of this alias by address; none, unless overridden."""
+        """The servers of this alias by address, for the block; none, unless overridden."""
         yield {}
 
     def keeps(self, server: TakesCommands, name: str) -> bool:
@@ -271,7 +271,7 @@ class Backend(ABC):
     def held_permits(self, limit: int, offset: int = 0, *, latest_first: bool = False) -> Indexed:
         """The held locks by expiry, the next to end first.
 
-        It is a look at an index: one may have become free. Nobody scans the keyspace for it.
+        They are read from an index, without a scan of the keyspace. Some may have become free.
         """
         return self._indexed("held", limit, offset, latest_first=latest_first)
 
@@ -283,7 +283,7 @@ class Backend(ABC):
         permits: list[Permit] = []
         end = offset + limit
         while True:
-            # A part at a time: the server serves nobody else while it lists one.
+            # A part at a time: while the server lists one, it serves no other client.
             part = max(0, min(LISTED_AT_ONCE, end - offset))
             args = which, offset, part, int(latest_first)
             call = Call(scripts.NAMES, index_key(self.prefix), args, self.within)
@@ -294,7 +294,7 @@ class Backend(ABC):
                 return Indexed(permits, page.total)
 
     def permit_in(self, lock_key: bytes) -> Permit | None:
-        """The lock, or the permit, of a key in an index; None if it is not one of ours."""
+        """The lock, or the permit, of a key in an index; None if the key is not one of ours."""
         found = permit_of(self.prefix, lock_key.decode(errors="replace"))
         return found and Permit(*found)
 
@@ -308,7 +308,7 @@ class Backend(ABC):
         return Call(scripts.LOOK, name, (), self.within, permit=permit)
 
     def is_taken(self, wanted: Sequence[tuple[str, int | None]]) -> Flow[bool]:
-        """Whether one of these names has no free permit; all permits are looked at in one go.
+        """Whether one of these names has no free permit. One round trip looks at all permits.
 
         Args:
             wanted: The names, each with its limit if it has one.
@@ -331,7 +331,7 @@ class Backend(ABC):
 
 
 def _in_thread(name: str, tell: Callable[[Any], object], about: object) -> None:
-    """Tell somebody, who may hang: that must stop neither others who are told, nor the exit."""
+    """Call *tell* in a thread. If it hangs, it stops neither the other callbacks nor the exit."""
     thread = threading.Thread(target=tell, args=(about,), name=name, daemon=True)
     try:
         thread.start()

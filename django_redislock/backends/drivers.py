@@ -1,7 +1,7 @@
 """Two loops that perform a flow: one blocks its thread, the other awaits.
 
-Before and after a flow, holds.py has a blocking and an asynchronous text too. Each backend has two
-kinds of sessions, and begin() and abegin().
+Around a flow, holds.py has a blocking and an asynchronous text, too. Each backend has two kinds of
+sessions, begin() and abegin().
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ FORKED = "the process was forked meanwhile, and this is the child"
 
 
 def _seen_in(made_in: Process, trouble: Trouble) -> Trouble:
-    """What trouble means to the process that it is seen in.
+    """What *trouble* means to the process that meets it.
 
     If the process is forked during a step, the step may fail in the parent and in the child. Only
-    the parent tries again or undoes it, and goes on with the flow; in the child the flow ends here.
+    the parent goes on with the flow, and tries again or undoes. In the child the flow ends here.
     """
     return trouble if process.this() is made_in else NotOurs(FORKED)
 
@@ -49,7 +49,7 @@ def run(flow: Flow[Result], by: Performer, form: Form | None = None) -> Result:
 
     Args:
         flow: What to do.
-        by: Who does each step.
+        by: Performs each step.
         form: The first step, if it may be done already.
     """
     try:
@@ -106,7 +106,7 @@ async def _aperform(
     interrupt: BaseException | None = None,
 ) -> Result:
     made_in = process.current if form is None else form.made_in
-    put_off: asyncio.CancelledError | None = None  # Until the flow wants no more undone.
+    put_off: asyncio.CancelledError | None = None  # Until the flow has no more to undo.
     try:
         try:
             step = _first_step(flow, form) if interrupt is None else flow.throw(interrupt)
@@ -144,9 +144,9 @@ async def to_its_end(
     """Await *work*, which is bounded, to its end, however often this task is cancelled meanwhile.
 
     Returns:
-        The work, which is done; and the cancellation that is to be raised now, the last one, or
-        else *put_off*. To raise one is enough: asyncio has counted all of them, and each time limit
-        takes back its own. To cancel the task anew would be one too many.
+        The work, which is done; and the cancellation to raise now: the last one, or else *put_off*.
+        One is enough: asyncio has counted all of them, and each time limit takes back its own. To
+        cancel the task anew would be one too many.
     """
     future = asyncio.ensure_future(work)
     try:
@@ -173,7 +173,7 @@ def _first_step(flow: Flow[Result], form: Form | None) -> Step:
         return step
     form.is_told = True
     if not isinstance(step, Call) or step.shielded:
-        return step  # The flow was interrupted at its first step, and this one undoes that.
+        return step  # The flow was interrupted at its first step, and this step undoes that one.
     if process.current is not form.made_in:
         return flow.throw(NotOurs(FORKED))
     for answer in form.answers:
@@ -183,8 +183,8 @@ def _first_step(flow: Flow[Result], form: Form | None) -> Step:
         if trouble is not None:
             return flow.throw(trouble)
     finally:
-        # An error refers to the frames that it has passed. If one of them referred to the error,
-        # that would be a cycle, and keep a connection that came too late.
+        # An error refers to the frames that it has passed. A frame that refers to the error would
+        # close a cycle, which would keep a connection that came too late.
         del trouble
     if form.left is not None and isinstance(step, Call):
         return step._replace(within=form.left)
@@ -192,7 +192,7 @@ def _first_step(flow: Flow[Result], form: Form | None) -> Step:
 
 
 def _step_after(flow: Flow[Result], error: BaseException, made_in: Process) -> Step:
-    """What the flow wants done after a step has failed: most often to undo what it has begun."""
+    """The next step after one has failed: most often the flow undoes what it has begun."""
     if isinstance(error, Unanswered | Refused):
         return flow.throw(_seen_in(made_in, error))
     if process.this() is made_in:
@@ -202,13 +202,13 @@ def _step_after(flow: Flow[Result], error: BaseException, made_in: Process) -> S
 
 
 class Blocking(ABC):
-    """Of a performer that blocks its thread: what does not depend on where the locks are kept."""
+    """The part of a blocking performer that is the same wherever the locks are kept."""
 
     __slots__ = ()
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what the flow has used; it may go on and use more."""
+        """Give back what the flow has used; the flow may go on and use more."""
 
     def pause(self, step: Pause) -> float:
         """Sleep."""
@@ -227,13 +227,13 @@ class Blocking(ABC):
 
 
 class Awaiting(ABC):
-    """The same of a performer that awaits."""
+    """The same part of an awaiting performer."""
 
     __slots__ = ()
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what the flow has used; it may go on and use more."""
+        """Give back what the flow has used; the flow may go on and use more."""
 
     async def pause(self, step: Pause) -> float:
         """Sleep."""

@@ -1,4 +1,4 @@
-"""A queue between threads that also signal handlers and destructors may use."""
+"""A queue between threads, which signal handlers and destructors may use, too."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Item = TypeVar("Item")
 
 
 class Inbox(Generic[Item]):
-    """A queue into which also a signal handler or a destructor may put, wherever it interrupts.
+    """A queue into which a signal handler or a destructor may put, too, wherever it interrupts.
 
-    queue.SimpleQueue allows that, too. But under Python 3.11 and 3.12 its get() waits for ever if a
-    signal handler runs when the timeout is just over, or outlasts it.
+    queue.SimpleQueue allows that as well. But under Python 3.11 and 3.12 its get() waits for ever
+    if a signal handler runs when the timeout is just over, or outlasts the timeout.
     """
 
     __slots__ = ("__weakref__", "_bell", "_items")
@@ -36,7 +36,7 @@ class Inbox(Generic[Item]):
         """Take the oldest item, as soon as there is one.
 
         Raises:
-            Empty: There was none within *timeout* seconds.
+            Empty: None came within *timeout* seconds.
         """
         until = None if timeout is None else clock.now() + timeout
         while True:

@@ -35,9 +35,9 @@ class Backends(dict[str, Backend]):
 
     @contextmanager
     def made_by(self, source: Callable[[str], Backend]) -> Iterator[None]:
-        """Have *source* make all of them anew during the block; after it those of before are back.
+        """During the block, have *source* make all backends anew; then the former ones are back.
 
-        For tests: it holds whatever the settings say, and whatever they are changed to meanwhile.
+        For tests: the settings do not matter, even if they change meanwhile.
         """
         before = self._source, dict(self)
         self.clear()
@@ -50,7 +50,7 @@ class Backends(dict[str, Backend]):
             self.update(kept)
 
     def reset(self) -> None:
-        """Forget them, as when settings change. Leases keep the backend that granted them."""
+        """Forget all backends, as when settings change. Each lease keeps the one it came from."""
         while self:
             _, backend = self.popitem()
             backend.retire()

@@ -1,7 +1,8 @@
-"""One text for blocking and asynchronous code, where they differ only in how a step is done.
+"""One text for blocking and asynchronous code that differ only in how a step is done.
 
-A text is a generator. It yields each step and is sent the result; what the step raises is raised
-there. In most texts a step is a wait: a function that blocks, or a coroutine function.
+A text is a generator. It yields each step, and is sent the result. If a step raises, the exception
+is raised at the yield. In most texts a step is a wait: a function that blocks, or a coroutine
+function.
 """
 
 from __future__ import annotations

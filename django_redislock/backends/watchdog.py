@@ -1,4 +1,4 @@
-"""Renews every lease of this process each third of its ttl, until it is released or lost."""
+"""Renews each lease of this process every third of its ttl, until it is released or lost."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ GRAIN = 1 / 64  # Seconds: leases due within the same grain are renewed in one b
 SOONEST_RETRY = 0.02  # Seconds after a renewal that was not answered.
 TRIES_TO_CONFIRM = 4  # Each try to confirm a grant gets this part of the time that is left.
 SHORTEST_TRY = 0.05  # Seconds.
-MOST_NEW = 1000  # Leases that the thread lets come before it looks which of them are over.
-# Seconds for which leases are expected to come that are as short as those that have been there.
+MOST_NEW = 1000  # New leases after which the thread wakes, and drops those that are over.
+# Seconds for which the thread expects new leases that are as short as earlier ones.
 EXPECTED_FOR = 60.0
 
 
 class Watched(Protocol):
-    """Whose leases they are: a backend."""
+    """A backend, as its watchdog sees it."""
 
     alias: str
     clock: Callable[[], float]
@@ -53,13 +53,13 @@ class Watched(Protocol):
 
 
 class Renewer(Protocol):
-    """Where they are renewed."""
+    """A server, or several, on which a watchdog renews."""
 
     def renew_many(self, calls: Sequence[Call]) -> list[Outcome]:
-        """Run many scripts at once, on a connection of its own."""
+        """Run many scripts at once, on the watchdog's own connection."""
 
     def prepare_watchdog(self) -> None:
-        """Have that connection soon: an unconfirmed grant leaves little time to make one."""
+        """Begin to dial that connection: an unconfirmed grant leaves little time for it."""
 
     def close_watchdog(self) -> None:
         """Close that connection; no lease is left to renew."""
@@ -75,7 +75,7 @@ class _Due(NamedTuple):
 
 
 class _Queue:
-    """The leases that want about the same time for one try, by when they are due."""
+    """The leases that need about the same time for one try, in the order in which they are due."""
 
     __slots__ = ("entries", "time_for_one_try", "used_at")
 
@@ -88,42 +88,42 @@ class _Queue:
 class Watchdog:
     """One thread for all leases of this process in one backend, sync and async alike.
 
-    It is started by the first lease, holds leases weakly, and sleeps until the next one is due.
-    No exception ends it (R7). On a cluster there is one for each node, so that a node that hangs
-    delays no other; a lease goes to another watchdog with its slot.
+    The first lease starts it. It holds leases weakly, and sleeps until the next one is due. No
+    exception ends it (R7). On a cluster each node has one, so a node that hangs delays no other; a
+    lease goes to another watchdog with its slot.
 
-    Leases come by signal handlers and destructors too, which may interrupt any thread anywhere. So
-    no mutex is taken: an acquire leaves its lease in a list, and the thread takes it in when it
-    wakes. It sees by itself which leases are over; a release has nothing to do here.
+    Signal handlers and destructors acquire, too, and may interrupt any thread anywhere. So nothing
+    here takes a mutex: an acquire leaves its lease in a list, and the thread takes it in when it
+    wakes. A release does nothing here: the thread sees by itself which leases are over.
     """
 
     def __init__(self, backend: Watched, renewer: Renewer) -> None:
         self._backend = backend
         self._renewer = renewer
-        # Left for the thread by others: leases, with when they are due; and a ring to wake it.
+        # Other threads leave these: leases, with the times when they are due; a ring, to wake it.
         self._new: deque[tuple[float, ReferenceType[Lease]]] = deque()
         self._bell: Inbox[None] = Inbox()
-        # When the thread looks at the leases next; only it says so. -inf: it is about to. inf: it
-        # has none to wait for, or there is no thread.
+        # When the thread looks at the leases next; only the thread sets it. -inf: it is about to
+        # look. inf: it has none to wait for, or there is no thread.
         self._wakes_at = math.inf
         self._thread: threading.Thread | None = None
         self._running = threading.Lock()  # Held by the thread; no other thread waits for it.
         self._retired = False
         # The thread's own.
         self._queues: dict[float, _Queue] = {}  # By the time for one try.
-        self._last: dict[str, _Due] = {}  # By token: the entry of each lease that counts.
+        self._last: dict[str, _Due] = {}  # By token: the only entry of a lease that counts.
         self._numbers = count()
-        self._most_entries = 64  # Before those of leases that are over are sorted out.
-        # When the first is due of those that were over when they were taken in. Nothing is to be
-        # done then; but while it sleeps until then, acquires that are as long need not wake it.
+        self._most_entries = 64  # With more, the entries of leases that are over are dropped.
+        # Of the leases that were over when they were taken in: when the first is due. Nothing is
+        # done then. But if the thread sleeps until then, acquires as long as that need not wake it.
         self._first_over = math.inf
 
     def watch(self, lease: Lease, due: float | None = None) -> None:
-        """Leave a lease for the thread, and wake that if it would look too late.
+        """Leave a lease for the thread, and wake the thread if it would look too late.
 
         Args:
             lease: If it was left before, only this time counts.
-            due: When to look after it: at that time, or when it ends. By default, as a new one.
+            due: When to look after it, or earlier if it ends. By default, as for a new lease.
         """
         state = lease.state
         if due is not None:
@@ -160,18 +160,18 @@ class Watchdog:
             target=self._run, name=f"redislock-watchdog-{self._backend.alias}", daemon=True
         )
         try:
-            self._thread = thread  # First: a signal handler may have a lease before it is started.
+            self._thread = thread  # First: a signal handler may leave a lease before the start.
             thread.start()
         except RuntimeError:
             # No more threads, or the interpreter is shutting down. The lease is good until its
-            # deadline, and the next one tries again.
+            # deadline. The next lease tries to start the thread again.
             self._thread = None
             logger.exception(
                 "Cannot start the thread that renews lock %r",
                 name,
                 extra=logs.of(lock=name, alias=self._backend.alias),
             )
-        except BaseException:  # Of a signal handler: it may have been started or not.
+        except BaseException:  # A signal handler raised it: the thread may run or not.
             self._thread = None
             raise
 
@@ -190,10 +190,10 @@ class Watchdog:
                 return
 
     def _round(self) -> bool:
-        """Renew the leases that are due next; False if none ever will be.
+        """Renew the leases that are due next. Returns False if none will ever be due.
 
-        A method of its own, so that no local variable keeps the leases while it sleeps: one that
-        nobody else refers to must not be renewed.
+        A method of its own, so that no local variable keeps leases while the thread sleeps: a lease
+        without any other reference must not be renewed.
         """
         due = self._wait_until_due()
         if due is None:
@@ -225,7 +225,7 @@ class Watchdog:
                 self._sleep(wakes_at - now)
 
     def _sleep(self, seconds: float) -> None:
-        """Sleep so long, or until the bell rings."""
+        """Sleep for so many seconds, or until the bell rings."""
         try:
             self._bell.get(timeout=None if seconds == math.inf else seconds)
         except Empty:
@@ -254,7 +254,7 @@ class Watchdog:
         heapq.heappush(queue.entries, due)
 
     def _sort_out(self) -> None:
-        """Drop entries that do not count; they may be due much later."""
+        """Drop entries that do not count, since they may be due much later."""
         left = 0
         for queue in self._queues.values():
             queue.entries = [one for one in queue.entries if self._counts(one)]
@@ -264,12 +264,12 @@ class Watchdog:
         self._most_entries = 2 * left + 64
 
     def _counts(self, due: _Due) -> bool:
-        """Whether it is not over, and is not due at another time by now."""
+        """Whether its lease is not over, and is not due at another time by now."""
         lease = due.lease()
         return self._last.get(due.token) is due and lease is not None and lease.state.is_active
 
     def _waiting(self, now: float) -> list[_Queue]:
-        """The queues that have any, each with one that counts at its head."""
+        """The queues with entries, each with one that counts at its head."""
         for key, queue in list(self._queues.items()):
             while queue.entries and not self._counts(queue.entries[0]):
                 self._pop(queue)
@@ -349,7 +349,7 @@ class Watchdog:
                 self.watch(lease, self._next_time(state, now, random.uniform(0.9, 1.0)))
 
     def _left_to_another(self, lease: Lease, now: float) -> bool:
-        """Leave a lease to another watchdog, if that has its slot now. Returns whether it has."""
+        """Leave a lease to another watchdog if that has its slot by now. Returns whether it has."""
         watchdog = self._backend.watchdog_of(lease.name)
         if watchdog is not self:
             watchdog.watch(lease, now)
@@ -359,25 +359,25 @@ class Watchdog:
         return now + state.ttl / 3 * jitter if state.auto_renew else state.deadline
 
     def _time_for_one_try(self, state: LeaseState, now: float) -> float:
-        # Short enough for more than one try before the lease ends, whatever operation timeout the
-        # settings ask for. An unconfirmed grant must be confirmed before its deadline.
+        # Short enough for more than one try before the lease ends, with any operation timeout in
+        # the settings. An unconfirmed grant must be confirmed before its deadline.
         if state.is_unconfirmed and now < state.deadline:
             return max((state.deadline - now) / TRIES_TO_CONFIRM, SHORTEST_TRY)
         return min(self._backend.operation_timeout(state.ttl), state.ttl / 3) / 2
 
     def _time_before_others(self, now: float, *, expecting: bool) -> float:
-        """Seconds until another lease needs the thread, or no try for that might be left.
+        """Seconds until another lease needs the thread, or else might have no try left.
 
-        That is its own time for one try after it is due.
+        A lease needs the thread one time for a try after it is due.
 
         Args:
             now: The time.
-            expecting: Whether leases are thought of that may be acquired meanwhile, as short as
-                those of the last time. Not for long: a try must be able to succeed on a slow way.
+            expecting: Whether to think of leases that may be acquired meanwhile, as short as
+                earlier ones. Only for a first try: a later one must succeed on a slow way, too.
         """
         ends = [one.entries[0].when + one.time_for_one_try - now for one in self._waiting(now)]
         if expecting:
-            # One that is acquired now is due after a third of its ttl, that is two such times.
+            # A lease acquired now is due after a third of its ttl, that is two times for a try.
             ends += [3 * queue.time_for_one_try for queue in self._queues.values()]
         return max(min(ends, default=math.inf), SHORTEST_TRY)
 
@@ -398,6 +398,6 @@ class Watchdog:
         self.watch(lease, min([now + pause, *self._alarms_after(now + SOONEST_RETRY, state)]))
 
     def _alarms_after(self, soonest: float, state: LeaseState) -> list[float]:
-        """When it will be endangered, if the renewal at that time is not answered either."""
+        """When its alarms are due, if the renewal at *soonest* is not answered either."""
         times = [state.alarm_at(alarm) for alarm in tuple(state.alarms)]
         return [at for at in times if at >= soonest]

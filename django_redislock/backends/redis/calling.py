@@ -44,21 +44,21 @@ if TYPE_CHECKING:
 
 logger = logs.logger("django_redislock")
 
-LOOK_FOR_SCRIPTS_EVERY = 60.0  # Seconds until rights that were missing may be there again.
+LOOK_FOR_SCRIPTS_EVERY = 60.0  # Seconds after which missing rights may be there again.
 
 Args = tuple[str | bytes | int, ...]
 
 
 class Caller:
-    """Has scripts run on one server, or plain commands in their place where it forbids scripts.
+    """Runs scripts on one server, or plain commands if the server forbids scripts.
 
-    An error of a connection goes through to its lender, also an error reply that says that
-    the server is the wrong one: only a new connection may help. Of a batch, see call(), it is one
-    of the outcomes, which turned_away() finds.
+    An error of a connection is raised to its lender. So is an error reply of a wrong server: only
+    a new connection may help. In a batch, see call(), such a reply is one of the outcomes, and
+    turned_away() finds it.
     """
 
     def __init__(self, alias: str, prefix: str, process: str) -> None:
-        self.scripting = True  # Until the server says that we may not; it is asked now and then.
+        self.scripting = True  # Until the server forbids it; then it is asked now and then.
         self._looks_for_scripts_at = math.inf
         self._alias = alias
         self.prefix = prefix  # Of the locks.
@@ -67,7 +67,7 @@ class Caller:
         self.told: set[Script] = set()  # Since the server was last seen to know no script.
 
     def channel_on(self, connection: Connection | AsyncConnection, name: str) -> str:
-        """Where a connection is rung for the lock *name*; "" if it is not."""
+        """The channel on which a connection is rung for the lock *name*; "" if there is none."""
         return connection.channels.get(prefix_of(self.prefix, name), "")
 
     def new_channel(self, name: str) -> str:
@@ -80,9 +80,9 @@ class Caller:
         Close the connection if one of them was turned_away().
 
         Args:
-            connection: Where.
-            calls: The scripts, which all have the longest time of one of them, and ask for as many
-                replicas.
+            connection: The connection.
+            calls: The scripts. All have the longest time of any of them, and ask for the same
+                number of replicas.
             started: When that time began.
         """
         if self.scripting:
@@ -110,13 +110,13 @@ class Caller:
     def _in_batch(
         self, calls: Sequence[Call], started: float
     ) -> Generator[tuple[list[bytes], float], list[Any], list[Outcome]]:
-        """Run scripts in one go; then those again that the server lacked, now in full.
+        """Run scripts in one go. Then send again, in full, the scripts that the server lacked.
 
         Yields the commands of each try, with the seconds that are left, and is sent the replies.
 
-        A node of a cluster reads the text of a script only with a call for a slot that it keeps.
-        One that it turns away says so at the first try; so the text goes with a call that met
-        NOSCRIPT. If a slot leaves between two tries, one more try is made.
+        A node of a cluster reads the text of a script only from a call for a slot that it keeps. At
+        the first try it turns away all other calls. So the text goes with a call that met NOSCRIPT.
+        If a slot leaves between two tries, one more try is made.
         """
         outcomes: dict[int, Outcome] = {}
         left = list(range(len(calls)))
@@ -141,7 +141,8 @@ class Caller:
     def call_one(self, connection: Connection, call: Call, started: float, channel: str) -> Outcome:
         """As call(), for one script: with as few steps as the usual answer needs.
 
-        It may ask for replicas. On *channel* this connection, or a shared one for it, is rung.
+        The script may ask for replicas. The server rings us on *channel*, on this connection or on
+        a shared one.
         """
         if not self.scripting:
             return self._call_without_scripts(connection, call, started)
@@ -160,9 +161,9 @@ class Caller:
         return _outcome(reply, acknowledged, sent)
 
     def call_asking(self, connection: Connection, call: Call, started: float) -> Outcome:
-        """As call_one(), of a node of a cluster that is about to get the slot: for this one time.
+        """As call_one(), once, on a node of a cluster that is about to get the slot.
 
-        In full, as it may not know the script, and must not be told of a slot that is not its own.
+        In full: the node may not know the script, and a second call would need ASKING again.
         """
         sent, within = clock.now(), rest(call.within, started)
         commands = [packed("ASKING"), self.packed(call, "", in_full=True)]
@@ -193,7 +194,7 @@ class Caller:
     def telling(self, step: Tell, channel: str) -> bytes:
         """The command that tells a script: in full if the server may not know it.
 
-        Nobody reads the reply, which would say so.
+        A reply would say so, but nobody reads it.
         """
         command = self.packed(step, channel, in_full=step.script not in self.told)
         self.told.add(step.script)
@@ -211,7 +212,7 @@ class Caller:
         return head + _bulk(args)
 
     def commands(self, calls: Sequence[Call], *, in_full: bool = False) -> list[bytes]:
-        """What is sent for some calls; *in_full* with the text of each script, but only once."""
+        """The commands of some calls; *in_full*, the first call of each script has its text."""
         if not in_full:
             return [self.packed(call, "") for call in calls]
         first = {call.script: call for call in reversed(calls)}
@@ -220,7 +221,7 @@ class Caller:
     # --- where scripts are forbidden ----------------------------------------------------------
 
     def _forbade(self, outcomes: Sequence[Outcome]) -> bool:
-        """Whether the server forbids the scripts of which these are the outcomes."""
+        """Whether the server forbids the scripts that had these outcomes."""
         causes = (outcome.__cause__ for outcome in outcomes if isinstance(outcome, Refused))
         return self._are_forbidden([one for one in causes if isinstance(one, ReplyError)])
 
@@ -261,7 +262,7 @@ class Caller:
         return _outcome(reply, acknowledged, sent)
 
     def _look_for_scripts(self, execute: without_scripts.Execute) -> None:
-        """Find out now and then whether scripts are allowed again; for what comes next."""
+        """Find out now and then whether scripts are allowed again, for the next calls."""
         now = clock.now()
         if now < self._looks_for_scripts_at:
             return
@@ -283,8 +284,8 @@ class Caller:
 class FirstSteps:
     """Does first steps that are forms, each on one connection of a server.
 
-    What takes more than the usual answer is left to the session of the flow: to dial, to subscribe,
-    to wait for replicas, to send the text of a script.
+    The session of the flow does everything that is not usual: it dials, subscribes, waits for
+    replicas, and sends the text of a script.
     """
 
     def __init__(
@@ -299,9 +300,9 @@ class FirstSteps:
         """Do none yet.
 
         Args:
-            caller: What has scripts run there.
+            caller: Runs scripts there.
             pool: The blocking connections.
-            loops: Those of event loops.
+            loops: The connections of event loops.
             waiting: The ids of the acquires that wait now.
             ring_apart: Whether waiters are rung on other connections than these.
         """
@@ -312,7 +313,7 @@ class FirstSteps:
         self._ring_apart = ring_apart
 
     def begin(self, form: Form) -> None:
-        """Do a first step on an idle connection, if there is one; what comes of it is in *form*."""
+        """Do a first step on an idle connection, if there is one, and note its result in *form*."""
         if not form.is_plain or not self._caller.scripting or (form.waits and self._ring_apart):
             return
         command = self.command(form)
@@ -347,7 +348,7 @@ class FirstSteps:
         self._pool.give(connection)
 
     def _was_rung(self, form: Form, connection: Connection) -> bool:
-        """Listen for the bell, if we are queued. Whether it has handed us the lock."""
+        """Listen for the bell, if we are queued. Returns whether it has handed us the lock."""
         if not isinstance(form, FirstTry) or not (seconds := form.seconds_to_listen()) > 0:
             return False
         try:
@@ -411,7 +412,7 @@ class FirstSteps:
         return True
 
     def command(self, form: Form) -> bytes:
-        """The command of a form, but for the channel: what is the same each time is packed once."""
+        """The command of a form, without the channel. The parts that never change are cached."""
         head = _head(self._caller.prefix, form.name, form.permit, form.script, form.args)
         token = form.token.encode()
         if not isinstance(form, FirstTry):
@@ -435,10 +436,10 @@ def trouble_of(error: BaseException, sent: float, *, was_sent: bool = True) -> T
     """What an error means to a flow.
 
     Args:
-        error: It.
-        sent: When something was sent, or was to be.
-        was_sent: Whether all of it was, as far as is known. An error reply says that it was not
-            carried out; of every other error that is known only if not all was sent.
+        error: The error.
+        sent: When the command was sent, or was to be.
+        was_sent: Whether all of it was sent, as far as is known. An error reply means that the
+            command was not carried out. Any other error means so only if not all of it was sent.
     """
     outcome: Trouble
     if is_transient(error):
@@ -453,7 +454,7 @@ def trouble_of(error: BaseException, sent: float, *, was_sent: bool = True) -> T
 
 
 def _outcome(reply: Any, acknowledged: Any, sent: float) -> Outcome:
-    """What one reply means, with that of the WAIT behind it."""
+    """What one reply means, together with the reply to the WAIT behind it."""
     if reply.__class__ is not ReplyError:
         if acknowledged.__class__ is not ReplyError:
             return Answer(reply, sent, clock.now(), acknowledged)
@@ -464,15 +465,15 @@ def _outcome(reply: Any, acknowledged: Any, sent: float) -> Outcome:
 
 
 def outcome_in_batch(reply: Any, sent: float, acknowledged: Any = 0) -> Outcome:
-    """What one reply of a batch means, which was sent at that time."""
-    # It may concern one call alone, as if no node of a cluster keeps its slot.
+    """What one reply to a batch means that was sent at that time."""
+    # A wrong server may concern one call alone: no node of a cluster keeps its slot, say.
     return (
         trouble_of(reply, sent) if is_wrong_server(reply) else _outcome(reply, acknowledged, sent)
     )
 
 
 def turned_away(outcomes: Sequence[Outcome]) -> BaseException | None:
-    """The first reply that said that the server is the wrong one: a new connection may help."""
+    """The first reply of a wrong server: a new connection may help."""
     causes = (outcome.__cause__ for outcome in outcomes if not isinstance(outcome, Answer))
     return next(filter(is_wrong_server, causes), None)
 
@@ -484,26 +485,26 @@ def _bulk(args: Args) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _of_terms(ttl: float, waits: bool, renews: bool) -> tuple[bytes, bytes]:
-    """What terms say in a first try: ttl, mode and ticket; and after the markers, the flag."""
+    """The terms in a first try: ttl, mode and ticket; and the flag that follows the markers."""
     mode = "queue" if waits else "try"
     return _bulk((milliseconds(ttl), mode, b"0")), _bulk((renews_flag(renews),))
 
 
 @lru_cache(maxsize=1024)
 def _of_limit(limit: int) -> bytes:
-    """What a try for one of several permits says more."""
+    """The one argument more of a try for one of several permits."""
     return _bulk((limit,))
 
 
 @lru_cache(maxsize=1024)
 def _of_confirmation(ttl: float, renews: bool) -> bytes:
-    """What terms say in a confirmation."""
+    """The terms in a confirmation."""
     return _bulk(confirmation("", "", ttl, renews).args[1:])
 
 
 @lru_cache(maxsize=4096)
 def _head(prefix: str, name: str, permit: int, script: Script, args: int) -> bytes:
-    """What a call of *script* with so many arguments begins with, packed once: it has many keys."""
+    """The beginning of a call of *script* with so many arguments, cached: it has many keys."""
     keys = script.given(lock_keys(prefix, name, permit))
     head = packed("EVALSHA", script.sha, len(keys), *keys)
     return b"*%d\r\n" % (3 + len(keys) + args) + head[head.index(b"$") :]
@@ -520,7 +521,7 @@ def lacks_script(error: ReplyError) -> bool:
 
 
 def needs_another_way(error: BaseException | None) -> bool:
-    """Whether a script was not run since the server lacks its text, or forbids scripts."""
+    """Whether a script was not run because the server lacks its text, or forbids scripts."""
     return isinstance(error, ReplyError) and (lacks_script(error) or _forbids_scripts(error))
 
 

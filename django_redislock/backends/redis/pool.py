@@ -1,9 +1,9 @@
 """The blocking connections of one process, lent one by one.
 
-Nothing here takes a mutex. A signal handler may use a lock while its own thread is in the midst of
-a pool, and so may a destructor that the garbage collector runs: either would wait for that mutex
-for ever. Each change is a single step of a list, set or queue that cannot be interrupted, and all
-is consistent after each of them.
+Nothing here takes a mutex. A signal handler may use a lock while its own thread is in the middle of
+this code, and so may a destructor that the garbage collector runs: either would wait for the mutex
+for ever. Each change is one step of a list, set or queue, which nothing can interrupt. The pool is
+consistent after each step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 class Lendable(Protocol):
     """What a pool lends."""
 
-    rings: deque[bytes]  # Those that nobody has heard yet.
+    rings: deque[bytes]  # Rings that no waiter has heard yet.
     room: Any  # See Room.
 
     def close(self) -> None: ...
@@ -44,7 +44,7 @@ Lent = TypeVar("Lent", bound=Lendable)
 
 
 class Room:
-    """Room for one connection in a pool: taken to dial it, and then kept by it."""
+    """Room for one connection in a pool. The dial takes it, and the connection keeps it."""
 
     __slots__ = ("__weakref__", "connection")
 
@@ -55,30 +55,30 @@ class Room:
 class Pool(Generic[Lent]):
     """The blocking connections of one backend: never more than *limit*, each used by one thread.
 
-    The last one returned is the first one lent. If all are in use, threads queue up, and the one
-    that has waited longest gets the next that comes free. A waiter for a lock keeps its connection
-    while it sleeps, so that the server can ring it. A few are kept back from waiters, or sleeping
-    waiters could starve the releases that would wake them.
+    The last connection returned is the first one lent. If all are in use, threads queue up; the
+    next free connection goes to the thread that has waited longest. A waiter for a lock keeps its
+    connection while it sleeps, so that the server can ring it. A few connections are kept back from
+    waiters: else sleeping waiters could starve the releases that would wake them.
     """
 
     KEPT_BACK = 2
     BESIDE = 1  # Connections outside the pool: the watchdog's.
-    LOOK_EVERY = 0.5  # Seconds after which one in the queue makes sure that it was not forgotten.
+    LOOK_EVERY = 0.5  # Seconds after which a thread in the queue checks that it is still there.
 
     def __init__(self, dial: Callable[[float], Lent], limit: int) -> None:
         self._dial = dial
         self._limit = limit
-        self._few = limit - self.KEPT_BACK  # Waiters may have all, if no more exist.
+        self._few = limit - self.KEPT_BACK  # If no more exist, waiters may have all of them.
         self._idle: list[Lent] = []
-        # The room of those that exist or are being dialed. Not a count: a connection that an
-        # exception of a signal handler made us lose makes room again when it is collected.
+        # The room of connections that exist or are being dialed. Not a count: if an exception of a
+        # signal handler makes us lose a connection, its room is free again once it is collected.
         self._taken: set[ReferenceType[Room]] = set()
-        self._waiting: deque[Inbox[Lent | Room]] = deque()  # The first to come is first.
+        self._waiting: deque[Inbox[Lent | Room]] = deque()  # The longest waiting thread is first.
         self._retired = False
         self._abandoned = False  # In a forked child: whether it was the parent's.
 
     def use(self, work: Callable[[Lent], Result], seconds: float) -> Result:
-        """Lend a connection for *work* alone; see take(). It is dropped if anything is raised."""
+        """Lend a connection for *work* alone; see take(). If *work* raises, drop it."""
         connection = None
         try:
             connection = self.take(seconds)
@@ -94,10 +94,9 @@ class Pool(Generic[Lent]):
         """Lend a connection.
 
         Args:
-            seconds: How long a new one may take to connect; half of it, if that had to wait for
-                room.
+            seconds: How long a new one may take to connect; half of that after a wait for room.
             patience: How long to wait for one that comes free; by default *seconds*.
-            to_wait: Whether it may be kept for long, by a waiter.
+            to_wait: Whether a waiter may keep it for long.
 
         Raises:
             Exhausted: All are in use, and it was not this thread's turn in time.
@@ -115,19 +114,19 @@ class Pool(Generic[Lent]):
     def take_idle(self, *, to_wait: bool = False) -> Lent | None:
         """As take(), if that takes no time; else None."""
         if self._waiting:
-            return None  # It is their turn.
+            return None  # It is the turn of waiting threads.
         try:
             connection = self._idle.pop()
         except IndexError:
             return None
-        # After taking it: of several threads that come at the same time, the last ones see it.
+        # Checked after the take: if several threads come at once, the last ones see the crowd.
         if to_wait and len(self._taken) > self._few and self._is_crowded():
             self.give(connection)
             return None
         return connection
 
     def give(self, connection: Lent) -> None:
-        """Return a connection that is in step: all its replies were read, or are known to come."""
+        """Return a connection that is in step: all its replies were read, or will be dropped."""
         if connection.rings:
             connection.rings.clear()  # Their waiter is gone.
         self._idle.append(connection)
@@ -137,15 +136,14 @@ class Pool(Generic[Lent]):
             self._serve()
 
     def drop(self, connection: Lent) -> None:
-        """Close a broken or interrupted connection, and the idle ones, which may be as dead."""
+        """Close a broken or interrupted connection, and the idle ones, which may be dead, too."""
         self._end(connection)
         self.close()
 
     def disown(self, connection: Lent) -> None:
         """End a connection whose return was interrupted, as by an exception of a signal handler.
 
-        It may be idle, or lent to another thread by now. So it is shut down, and not given back
-        twice.
+        It may be idle, or lent to another thread by now. So shut it down; do not return it twice.
         """
         connection.cut()
         self._leave(connection.room)
@@ -155,7 +153,7 @@ class Pool(Generic[Lent]):
         # One by one: a signal handler that comes in between finds the others, or their room. The
         # oldest first: connections that come back meanwhile stay.
         for _ in range(len(self._idle)):
-            with suppress(IndexError):  # Others took them.
+            with suppress(IndexError):  # Other threads took them.
                 self._end(self._idle.pop(0))
 
     def retire(self) -> None:
@@ -164,10 +162,9 @@ class Pool(Generic[Lent]):
         self.close()
 
     def abandon(self) -> None:
-        """In a forked child: close its copies.
+        """In a forked child: close its copies of the connections, even of those that are lent.
 
-        Those that are lent too: while a copy is open, the server does not learn that a waiter of
-        the parent has died.
+        While a copy is open, the server does not learn that a waiter of the parent has died.
         """
         self._abandoned = True
         for reference in list(self._taken):
@@ -206,7 +203,7 @@ class Pool(Generic[Lent]):
             while (left := until - clock.now()) > 0 and not self._abandoned:
                 with suppress(Empty):
                     return turn.get(timeout=min(left, self.LOOK_EVERY))
-                # An exception of a signal handler may have kept another thread from serving it.
+                # An exception of a signal handler may have stopped a thread that was to serve it.
                 if turn not in self._waiting and turn.empty():
                     self._waiting.appendleft(turn)
                 self._serve()
@@ -215,14 +212,14 @@ class Pool(Generic[Lent]):
                 self._waiting.remove(turn)
         with suppress(Empty):
             return turn.get(timeout=0)
-        del turn  # And with it a connection that is put there just now.
+        del turn  # A connection that comes there just now is dropped with it.
         raise Exhausted(
             f"all {self._limit + self.BESIDE} connections are in use, and this process may open no"
             " more; raise OPTIONS['max_connections']"
         )
 
     def _serve(self) -> None:
-        """Give free connections, and room, to the threads that have waited longest."""
+        """Give free connections and room to the threads that have waited longest."""
         while self._waiting and (self._idle or self._has_room()):
             try:
                 found: Lent | Room | None = self._idle.pop()
@@ -246,11 +243,11 @@ class Pool(Generic[Lent]):
             return None
         room = Room()
         self._taken.add(ref(room, self._taken.discard))
-        # If several threads take the last one at the same time, none gets it, and all try again.
+        # If several threads take the last room at once, none of them gets it, and all try again.
         return room if len(self._taken) <= self._limit else None
 
     def _leave(self, room: Room | None) -> None:
-        """Have the room be free again."""
+        """Make the room free again."""
         if room is not None:
             self._taken.discard(ref(room))
             self._serve()
@@ -260,7 +257,7 @@ class Pool(Generic[Lent]):
         self._leave(connection.room)
 
     def _is_crowded(self) -> bool:
-        """Whether less is left than is kept back from waiters."""
+        """Whether fewer connections are left than are kept back from waiters."""
         return len(self._idle) + self._limit - len(self._taken) < self.KEPT_BACK
 
     def _has_room(self) -> bool:
@@ -268,9 +265,9 @@ class Pool(Generic[Lent]):
 
 
 class ConnectionPool(Pool["Connection"]):
-    """The pool of one server's connections; it tells the shared bells of one that was lost."""
+    """The pool of one server's connections. If one is lost, it tells the shared bells."""
 
-    BESIDE = 2  # The watchdog's, and that of a shared bell.
+    BESIDE = 2  # The watchdog's connection, and that of a shared bell.
 
     def __init__(self, dial: Callable[[float], Connection], limit: int, bells: SharedBells) -> None:
         super().__init__(dial, limit)

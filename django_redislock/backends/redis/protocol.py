@@ -1,8 +1,8 @@
-"""RESP, as both kinds of connection speak it: commands, replies, and what a server says unasked.
+"""RESP, as both kinds of connection speak it: commands, replies, and pushes of the server.
 
-Connections speak RESP3, in which the server may ring a waiter on the same connection that carries
-its commands. Or RESP2, for proxies that know no other: there a connection that is subscribed
-carries nothing but rings, so that waiters need a second one.
+Connections speak RESP3: there the server may ring a waiter on the same connection that carries its
+commands. For proxies without RESP3 they speak RESP2: there a connection that is subscribed carries
+nothing but rings, so waiters need a second one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NOTHING = object()  # No whole reply has come yet.
 CHUNK = 8192  # Bytes that are read at once.
 Push = hiredis.PushNotification  # What the server sends unasked.
-# Its first word. A channel of a cluster ends when its slot goes to another node.
+# The first word of a push. A channel of a cluster ends when its slot goes to another node.
 RUNG = {b"message", b"smessage"}
 SUBSCRIBED = {b"subscribe", b"ssubscribe"}
 UNSUBSCRIBED = b"sunsubscribe"
@@ -34,14 +34,14 @@ def new_reader() -> hiredis.Reader:
 
 
 def rings_as(protocol: int | str) -> type[list[Any]]:
-    """What rings come as on a connection that is subscribed, by its version of RESP."""
+    """The type of a ring on a connection that is subscribed, by its version of RESP."""
     return Push if protocol == 3 else list
 
 
 def packed(*command: str | bytes | int) -> bytes:
     """A command as the server reads it."""
-    # No int is handed to hiredis: printing one runs pending signal handlers, and if one of them
-    # raises (Ctrl-C, Celery's soft time limit), hiredis 3.5 reads through a null pointer.
+    # hiredis gets no int: to print one, it runs pending signal handlers. If one of them raises
+    # (Ctrl-C, Celery's soft time limit), hiredis 3.5 reads through a null pointer.
     if int in map(type, command):
         command = tuple([b"%d" % item if item.__class__ is int else item for item in command])
     # The stubs of hiredis speak of a tuple of one.
@@ -51,12 +51,12 @@ def packed(*command: str | bytes | int) -> bytes:
 
 def subscription(channel: str) -> bytes:
     """The command that subscribes to *channel*."""
-    # One with a hash tag is of a cluster, see lua/_queue.lua.
+    # A channel with a hash tag is on a cluster, see lua/_queue.lua.
     return packed("SSUBSCRIBE" if "{" in channel else "SUBSCRIBE", channel)
 
 
 def note(item: list[Any], channels: dict[str, str]) -> None:
-    """Note what a push says about where a connection is rung, in its *channels*."""
+    """Note in *channels* where a connection is rung, as a push says."""
     if item[0] in SUBSCRIBED:
         channel = item[1].decode()
         channels[prefix_in(channel)] = channel
@@ -74,8 +74,8 @@ def id_of(ring: bytes) -> str:
 def free_copy(sock: socket.socket) -> None:
     """In a forked child: free the copy of a socket, but not its number.
 
-    The fork may have been made by a signal handler, in the midst of a write to that number. So no
-    new connection may have it before that write was made.
+    A signal handler may have forked in the middle of a write to that number. No new connection may
+    have the number before that write is over.
     """
     if sock.fileno() >= 0:
         null = os.open(os.devnull, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""What one flow asks for, done on a connection: see rules.steps.Performer."""
+"""Performs the steps of one flow on a connection: see rules.steps.Performer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 class Session(drivers.Blocking):
     """One flow's use of the blocking connections: one, kept from the first step to the last.
 
-    A waiter that finds no connection to keep has one for each command, and shares a bell.
+    If a waiter finds no connection to keep, it borrows one for each command, and shares a bell.
     """
 
     __slots__ = ("_bell", "_caller", "_connection", "_id", "_pool")
@@ -59,11 +59,11 @@ class Session(drivers.Blocking):
         started = sent = clock.now()
         was_sent = False
         if self._bell is not None and step.listening not in ("", self._id):
-            self._leave_bell()  # It was for the lock that the flow waited for before.
+            self._leave_bell()  # It was for the lock that the flow wanted before.
         listens = bool(step.listening) and self._bell is None and self._caller.scripting
         if listens and not self._id and self._pool.bells.lacks_one:
-            # Most locks are free, so try without it: to open it takes several round trips. But a
-            # waiter that has lost its bell opens another at once: the server skips it until then.
+            # Most locks are free, so try without a bell, which takes several round trips to open.
+            # But a waiter that lost its bell opens another at once: until then the server skips it.
             answer = self.call(as_try(step))
             if not (is_busy(answer.value) and self._caller.scripting):
                 return answer
@@ -75,8 +75,8 @@ class Session(drivers.Blocking):
                 within = rest(step.within, started)
                 patience = step.patience + step.within / 2
                 connection = self._connection = self._pool.take(within, patience=patience)
-                # What is left of *within* is for the server: it must not seem to be silent because
-                # it was asked late.
+                # The rest of *within* is for the server, which must not seem to be silent only
+                # because we asked late.
                 started = min(started + step.patience, clock.now())
             channel = (
                 self._bell.channel if self._bell else self._caller.channel_on(connection, step.name)
@@ -87,7 +87,7 @@ class Session(drivers.Blocking):
             # After a mere refusal, as of SUBSCRIBE, the connection is in step.
             if not isinstance(error, ReplyError) or is_wrong_server(error):
                 self._drop()
-            # With replicas, it may be the WAIT alone that was not sent.
+            # With replicas, perhaps only the WAIT was not sent.
             was_sent = was_sent and (step.replicas > 0 or not isinstance(error, NotSent))
             raise trouble_of(error, sent, was_sent=was_sent) from error
         except BaseException:
@@ -137,7 +137,7 @@ class Session(drivers.Blocking):
         until = now + step.seconds
         try:
             if self._bell is not None:
-                self._give()  # Others need it meanwhile.
+                self._give()  # Other threads need the connection meanwhile.
                 return _bell(self._bell.next_ring(step.id, step.seconds))
             if self._connection is None:
                 lost = Unanswered("the connection was lost", now, now)
@@ -161,7 +161,7 @@ class Session(drivers.Blocking):
             self._leave_bell()
 
     def _become_rung(self, step: Call, started: float) -> None:
-        """Have a connection on which the server rings us, our own or that of a shared bell."""
+        """Get a connection on which the server rings us, our own or that of a shared bell."""
         if self._pool.bells.for_all:
             self._share_bell(step, started)
             return
@@ -180,7 +180,7 @@ class Session(drivers.Blocking):
         self._bell.expect(self._id, rest(step.within, started))
 
     def _give(self) -> None:
-        """Use the connection no more; others may."""
+        """Give the connection back to the pool."""
         if self._connection is not None:
             connection = self._connection
             try:
@@ -192,7 +192,7 @@ class Session(drivers.Blocking):
                 raise
 
     def _drop(self) -> None:
-        """Use the connection no more: what was under way on it may still be answered."""
+        """Give the connection up, since a reply may still come on it."""
         if self._connection is not None:
             self._pool.drop(self._connection)
             self._connection = None
@@ -207,7 +207,7 @@ class Session(drivers.Blocking):
 class AsyncSession(drivers.Awaiting):
     """One flow's use of its event loop's connection, and of the one on which it is rung.
 
-    That is the same one, but for RESP2.
+    Both are the same connection, except in RESP2.
     """
 
     __slots__ = ("_bells", "_caller", "_connection", "_id", "_loops", "_pool", "_rung")
@@ -228,7 +228,7 @@ class AsyncSession(drivers.Awaiting):
         self._id = ""
 
     def go_on(self, connection: AsyncConnection, id: str) -> None:  # noqa: A002
-        """The first step was done on this connection, which listens for *id* if there is one."""
+        """Go on with the connection of the first step, which listens for *id*, if any."""
         self._connection, self._id = connection, id
         self._rung = connection if id else None
 
@@ -256,8 +256,8 @@ class AsyncSession(drivers.Awaiting):
                 self._connection.close()
             raise trouble_of(error, sent, was_sent=was_sent) from error
         if outcome is None:
-            # Without scripts an operation is several commands between WATCH and EXEC, which cannot
-            # share a connection with other tasks.
+            # Without scripts an operation takes several commands between WATCH and EXEC. They
+            # cannot share a connection with other tasks.
             return await in_thread(partial(self._call_blocking, step, started))
         if isinstance(outcome, Answer):
             return outcome
@@ -310,13 +310,13 @@ class AsyncSession(drivers.Awaiting):
         return rung is None or not self._caller.channel_on(rung, step.name)
 
     async def _become_rung(self, step: Call, connection: AsyncConnection, started: float) -> None:
-        """Have a connection on which the server rings us: *connection*, or one for rings alone."""
+        """Get a connection on which the server rings us: *connection*, or one for rings alone."""
         rung = connection
         if self._bells is not self._loops:
             rung = await self._bells.connection(rest(step.within, started))
             if rung.opened_at < connection.opened_at:
-                # That for commands was lost meanwhile. After a failover behind one address the new
-                # one may lead to another server.
+                # The one for commands was lost meanwhile. After a failover behind one address, the
+                # new one may lead to another server.
                 rung.close()
                 rung = await self._bells.connection(rest(step.within, started))
         channel = self._caller.channel_on(rung, step.name)
@@ -324,15 +324,15 @@ class AsyncSession(drivers.Awaiting):
             channel = self._caller.new_channel(step.name)
             await rung.subscribe(channel, rest(step.within, started))
         elif rung is self._rung and rung is not connection:
-            # Nobody asks anything on it, so that nobody would notice its end.
+            # Test it: no command is sent on it, so nobody would notice its end.
             rung.subscribe_again(channel, step.within)
         if self._rung is not None and self._id != step.listening:
-            self._rung.rings.pop(self._id, None)  # The flow waited for another lock before.
+            self._rung.rings.pop(self._id, None)  # The flow wanted another lock before.
         self._rung, self._id = rung, step.listening
         rung.rings.setdefault(step.listening, deque())
 
     def _channel(self, step: Call | Tell) -> str:
-        """Where we are rung."""
+        """The channel on which we are rung; "" if there is none."""
         connection = self._connection if self._bells is self._loops else self._rung
         if connection is None or connection.closed:
             return ""
@@ -356,9 +356,9 @@ class AsyncSession(drivers.Awaiting):
 
 
 async def in_thread(work: Callable[[], Result]) -> Result:
-    """What blocks, in a thread. If it is cancelled, its end is awaited, which is bounded.
+    """Do blocking *work* in a thread. Its time is bounded, so a cancellation waits for its end.
 
-    Undoing it must not begin before it has ended.
+    The flow must not begin to undo the work before that.
     """
     call, cancelled = await drivers.to_its_end(asyncio.to_thread(work))
     try:

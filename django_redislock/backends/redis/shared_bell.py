@@ -1,4 +1,4 @@
-"""Waiting threads that have no connection of their own are rung on one that they share.
+"""Waiting threads without connections of their own are rung on one that they share.
 
 Nothing here takes a mutex; see pool.py.
 """
@@ -32,17 +32,17 @@ class SharedBells:
 
         Args:
             dial: Makes a connection within so many seconds.
-            for_all: Whether every waiter shares one, as in RESP2, in which a connection that is
+            for_all: Whether every waiter shares one. In RESP2 all do: there a connection that is
                 subscribed can do nothing else.
         """
         self.for_all = for_all
         self._dial = dial
         self._bells: dict[str, SharedBell] = {}  # By the prefix of the locks they are for.
-        self._lost_at = -math.inf  # Of the connections that are older, more may be lost by now.
+        self._lost_at = -math.inf  # Connections older than this may be lost, too.
 
     @property
     def lacks_one(self) -> bool:
-        """Whether one has to be opened for a waiter that comes now."""
+        """Whether a waiter that comes now has to open one."""
         return self.for_all and all(bell.closed for bell in list(self._bells.values()))
 
     def open(self, channel: str, seconds: float) -> SharedBell:
@@ -56,7 +56,7 @@ class SharedBells:
             bell = self._bells.setdefault(prefix, SharedBell(self._dial, channel, seconds))
         while bell.closed:
             former, new = bell, SharedBell(self._dial, channel, seconds)
-            # Of several threads that see it closed, all come to the same one.
+            # If several threads see it closed, all come to the same new one.
             bell = self._bells[prefix] = former.followed_by(new)
             if bell is new and former.lost:
                 self._lost_at = clock.now()
@@ -64,10 +64,10 @@ class SharedBells:
         return bell
 
     def lost(self, connection: Connection) -> None:
-        """Cut all of them, since a connection was lost.
+        """Cut all bells, since a connection was lost.
 
         After a failover behind one address the next connection may lead to another server. So the
-        waiters come back, and open another bell. Once is enough for all connections that are lost.
+        waiters come back, and open another bell. If more connections are lost, once is enough.
         """
         if connection.opened_at > self._lost_at:
             self._lost_at = clock.now()
@@ -81,12 +81,12 @@ class SharedBells:
 
 
 class SharedBell:
-    """One connection on which all waiters are rung that found none for themselves.
+    """One connection on which all waiters without a connection of their own are rung.
 
-    A thread reads it, hands each ring to the waiter it is for, and ends when none is left.
+    A thread reads it, and hands each ring to its waiter. The thread ends when no waiter is left.
     """
 
-    CHECK_EVERY = 2.0  # Seconds after which a connection on which nothing came is tested.
+    CHECK_EVERY = 2.0  # Seconds without a ring after which the connection is tested.
 
     def __init__(self, dial: Callable[[float], Connection], channel: str, seconds: float) -> None:
         """Make it; open() opens it, within so many seconds for each of the two steps."""
@@ -121,7 +121,7 @@ class SharedBell:
                 raise Exhausted(f"no thread to listen for rings: {error}") from error
 
     def followed_by(self, other: SharedBell) -> SharedBell:
-        """The one in its place once it is closed: *other*, unless there is one already."""
+        """The bell in its place once it is closed: *other*, unless there is one already."""
         return self._next.setdefault("", other)
 
     def expect(self, id: str, seconds: float) -> None:  # noqa: A002
@@ -132,7 +132,7 @@ class SharedBell:
             self._opened.result(seconds)
         except TimeoutError:
             if clock.now() > self._opens_until:
-                # An exception of a signal handler has ended the thread that was to open it.
+                # An exception of a signal handler ended the thread that was to open the bell.
                 self.lost = True
                 self.cut()
             raise
@@ -180,7 +180,7 @@ class SharedBell:
             if not self._opened.done():
                 self._opened.set_exception(error)
         finally:
-            # Before others may open a new one, or for a moment there would be one too many.
+            # Close it before others may open a new one, or there would be one too many.
             if self._connection is not None:
                 self._connection.close()
             self.closed = True
@@ -194,7 +194,7 @@ class SharedBell:
                 # A node of a cluster ends a channel when its slot has moved.
                 if not (self._rings and connection.channels):
                     return
-                # No command is sent on it, so its end would not be noticed.
+                # Test it: no other command is sent on it, so nobody would notice its end.
                 connection.subscribe(self.channel, self.CHECK_EVERY)
             elif ring and (rings := self._rings.get(id_of(ring))) is not None:
                 rings.put(ring)
