@@ -88,6 +88,16 @@ class Account(models.Model):
         return str(self.balance)
 
 
+class Winner(models.Model):
+    """A number that a lottery has drawn."""
+
+    day = models.CharField(max_length=10)
+    number = models.IntegerField()
+
+    def __str__(self) -> str:
+        return f"{self.day}: {self.number}"
+
+
 class Unfenced(models.Model):
     """A row whose field has the name and not the meaning: null compares with nothing."""
 
